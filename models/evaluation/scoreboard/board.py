@@ -9,15 +9,17 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ...published.llmem import LLMEM
 from ...published.xmem import XMEM
 from .answers import Answer, Answers
 from .collect import FORMULAS, OF_MODELS, TRACED_AGAIN, formula_answers
 from .fitted import OURS, SCHEDTUNE
 from .ours import TRACE
-from .protocol import Figures, calibrated, figures
+from .protocol import Figures, calibrated, failures, figures
 from .sets import PublishedTool, RowSet
 
 Array = NDArray[np.float64]
+SAMPLE_TITLE: Final = "the sample, without the run on the CPU"
 FEWEST_ROWS: Final = 8
 """Fewer rows make no table: a median of less says nothing."""
 
@@ -62,16 +64,18 @@ class Table:
 
     Attributes:
         title: which rows they are.
-        rows, out_of_memory: number of rows, and of those that ran out of memory.
+        asked: number of rows that the estimators were asked for.
+        rows, out_of_memory: number of rows that all of them answered, and of those that ran out of memory.
         lines: best median error first, in whichever form it is better.
-        left_out: estimators that have too few rows in common with the others → why.
+        left_out: estimators with too few answers → number of answers.
     """
 
     title: str
+    asked: int
     rows: int
     out_of_memory: int
     lines: tuple[Line, ...]
-    left_out: Mapping[str, str]
+    left_out: Mapping[str, int]
 
 
 def columns(rows: RowSet, answers: Answers) -> list[Column]:
@@ -118,23 +122,54 @@ def tables(rows: RowSet, every: Sequence[Column], answers: Answers) -> list[Tabl
     """The tables of a set: with every estimator that ran the model, with those that need no run, and on all rows."""
     sample = [row for row in rows.order[: rows.recipe.sample] if row in answers.of(rows.recipe.name, rows.sha256, TRACED_AGAIN)]
     run = [row for row in sample if any(column.name == XMEM.name and row in column.answers for column in every)]
-    traced = answers.of(rows.recipe.name, rows.sha256, TRACED_AGAIN)
-    spare = np.full(len(rows), np.nan)
-    for row, answer in traced.items():
-        if answer.bound_bytes is not None:
-            spare[row] = answer.bound_bytes
+    spare = spare_bytes(rows, answers)
+    texts = [row for row in sample if any(column.name == LLMEM.name and row in column.answers for column in every)]
     slow = {XMEM.name, *(estimator.name for estimator in OF_MODELS)}
     cheap = [column for column in every if column.name not in slow]
     choices = [
         ("rows of the sample that were run on the CPU", run, every),
-        ("the sample, without the run on the CPU", sample, [column for column in every if column.name != XMEM.name]),
+        (SAMPLE_TITLE, sample, [column for column in every if column.name != XMEM.name]),
+        ("language models of the sample, without the run on the CPU", texts, [c for c in every if c.name != XMEM.name]),
         ("all rows, without estimators that need the model", list(range(len(rows))), cheap),
     ]
     made: list[Table] = []
     for title, numbers, wanted in choices:
-        if len(numbers) >= FEWEST_ROWS and not (made and made[-1].rows == len(numbers)):
+        if len(numbers) >= FEWEST_ROWS and len(numbers) not in {table.asked for table in made}:
             made.append(_table(rows, title, numbers, wanted, spare))
     return made
+
+
+def spare_bytes(rows: RowSet, answers: Answers) -> Array:
+    """Bytes that each run could have done without, by the simulated allocator; NaN where not traced anew, shape ``[B]``."""
+    spare = np.full(len(rows), np.nan)
+    for row, answer in answers.of(rows.recipe.name, rows.sha256, TRACED_AGAIN).items():
+        if answer.bound_bytes is not None:
+            spare[row] = answer.bound_bytes
+    return spare
+
+
+def agreement(rows: RowSet, every: Sequence[Column], answers: Answers) -> dict[str, tuple[int, float]]:
+    """How the simulated test of a limit compares with the runs that others repeated on the GPU.
+
+    Returns:
+        tool → number of runs that ended well and were repeated, and the share in which both tests say the same.
+    """
+    spare, found = spare_bytes(rows, answers), {}
+    for column in every:
+        numbers = np.array(
+            [
+                row
+                for row in column.run_again
+                if not np.isnan(rows.labels[row] + spare[row]) and column.answers[row].total_bytes <= rows.capacities[row]
+            ],
+            dtype=np.int64,
+        )
+        if len(numbers):
+            given = np.array([column.answers[row].total_bytes for row in numbers.tolist()], dtype=np.float64)
+            simulated = failures(rows.labels[numbers], given, rows.capacities[numbers], spare[numbers])
+            told = np.array([column.run_again[row] for row in numbers.tolist()])
+            found[column.name] = len(numbers), float((simulated == told).mean())
+    return found
 
 
 def _table(rows: RowSet, title: str, numbers: Sequence[int], every: Sequence[Column], spare: Array) -> Table:
@@ -143,19 +178,19 @@ def _table(rows: RowSet, title: str, numbers: Sequence[int], every: Sequence[Col
     An estimator that answers for less than half of the rows is left out, so that one for language models does not take all other
     rows away.
     """
-    left_out: dict[str, str] = {}
+    left_out: dict[str, int] = {}
     taking_part = []
     for column in every:
         answered = sum(row in column.answers for row in numbers)
         if 2 * answered < len(numbers):
-            left_out[column.name] = f"answers for {answered:,} of {len(numbers):,} rows"
+            left_out[column.name] = answered
         else:
             taking_part.append(column)
     common = [row for row in numbers if all(row in column.answers for column in taking_part)]
     lines = [_line(rows, column, np.array(common, dtype=np.int64), spare) for column in taking_part] if common else []
     lines.sort(key=lambda each: min(each.raw.median_error, each.with_line.median_error))
     ran_out = int(np.isnan(rows.labels[common]).sum())
-    return Table(title, len(common), ran_out, tuple(lines), left_out)
+    return Table(title, len(numbers), len(common), ran_out, tuple(lines), left_out)
 
 
 def _line(rows: RowSet, column: Column, numbers: NDArray[np.int64], spare: Array) -> Line:

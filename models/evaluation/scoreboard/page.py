@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -15,8 +15,9 @@ from gpumemnet.data.atomic_files import replace_file
 from ...published.estimator import PublishedEstimator
 from ...published.xmem import XMEM
 from ..report.canvas import png
-from .board import Line, Table
+from .board import SAMPLE_TITLE, Line, Table
 from .collect import FORMULAS, OF_MODELS
+from .ours import TRACE
 from .pictures import bound_picture, error_picture
 from .protocol import Figures
 from .sets import RowSet
@@ -27,10 +28,12 @@ LEARNT: Final = (
     ("gpumemnet, classifier (layers)", "layers", "nothing on purpose", "gpumemnet, MLP-based classifier"),
     ("gpumemnet, classifier (totals)", "totals", "nothing on purpose", "gpumemnet, MLP-based classifier"),
 )
+_NEED_MODEL: Final = frozenset({*(estimator.name for estimator in OF_MODELS), XMEM.name, TRACE.name})
+_MOST_FIRSTS: Final = 3
 _HEADER: Final = (
     "| estimator | error | 90th | failures | saved | under | over | bin | with a line: error | 90th | failures | "
-    "as a bound: under | over | seconds |",
-    "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+    "as a bound: failures | saved | under | over | seconds |",
+    "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
 )
 _WORDS: Final = """\
 * **error**, **90th**: relative error of the estimate, median and 90th percentile, over rows with a reading.
@@ -51,17 +54,23 @@ search of `cudnn.benchmark` are left out. Tables are sorted by the better of the
 """
 
 
-def write_page(out: Path, sets: Mapping[str, tuple[RowSet, Sequence[Table]]], command: str) -> Path:
+def write_page(
+    out: Path,
+    sets: Mapping[str, tuple[RowSet, Sequence[Table]]],
+    agreements: Mapping[str, Mapping[str, tuple[int, float]]],
+    command: str,
+) -> Path:
     """Write ``index.md``, ``results.json`` and two pictures into ``out``; returns the page's path.
 
     Args:
         out: the folder.
         sets: title of a set → its rows and its tables.
+        agreements: title of a set → tool → how the simulated test of a limit agrees with repeated runs.
         command: that makes the page.
     """
     out.mkdir(parents=True, exist_ok=True)
-    shown = {title: made[min(1, len(made) - 1)] for title, (_, made) in sets.items() if made}
-    lines = ["# Scoreboard: published estimators on published runs", "", *_preface(command), ""]
+    shown = {title: _main_table(made) for title, (_, made) in sets.items() if made}
+    lines = ["# Scoreboard: published estimators on published runs", "", *_preface(command), "", *_firsts(shown), ""]
     for name, draw, words in (
         ("error.png", error_picture, "Error against seconds: hollow as it comes, filled with a line"),
         ("bound.png", bound_picture, "Under-rate against over-allocation: hollow as it comes, filled as a bound"),
@@ -75,6 +84,14 @@ def write_page(out: Path, sets: Mapping[str, tuple[RowSet, Sequence[Table]]], co
         document["sets"][rows.recipe.name] = {"title": title, "sha256": rows.sha256, "tables": [asdict(table) for table in made]}
         for table in made:
             lines += _table(table)
+        if agreed := agreements.get(title):
+            words = "; ".join(f"{name}: {share:.0%} of {count}" for name, (count, share) in agreed.items())
+            lines += textwrap.wrap(
+                "How far the simulated test of a limit can be trusted: it says the same as the repeated runs on the GPU for "
+                f"{words} runs (those that ended well and were forecast to).",
+                118,
+            )
+            lines += [""]
     lines += ["## The estimators", "", "| estimator | needs | leaves out | after |", "|---|---|---|---|"]
     lines += [f"| {' | '.join(row)} |" for row in (*_described((*FORMULAS, *OF_MODELS, XMEM)), *LEARNT)]
     lines += ["", *_HOW_TO_ADD]
@@ -95,13 +112,52 @@ def _preface(command: str) -> list[str]:
     ]
 
 
+def _main_table(made: Sequence[Table]) -> Table:
+    """The table of the sample; where too few of its rows are answered, that of all rows."""
+    return next((table for table in made if table.title == SAMPLE_TITLE), made[-1])
+
+
+def _firsts(shown: Mapping[str, Table]) -> list[str]:
+    """Who is first in each set, whoever it is."""
+    lines = [
+        "| first in | rows | error, as it comes | error, with a line | failures, as it comes | failures, with a line | "
+        "failures, as a bound | error with a line, no model needed |",
+        "|---|--:|---|---|---|---|---|---|",
+    ]
+    for title, table in shown.items():
+        cheap = [line for line in table.lines if line.name not in _NEED_MODEL and "as published" not in line.name]
+        cells = [
+            _first(table.lines, lambda line: line.raw.median_error),
+            _first(table.lines, lambda line: line.with_line.median_error),
+            _first(table.lines, lambda line: line.raw.failures),
+            _first(table.lines, lambda line: line.with_line.failures),
+            _first(table.lines, lambda line: line.bound.failures),
+            _first(cheap, lambda line: line.with_line.median_error),
+        ]
+        lines.append(f"| {title} | {table.rows:,} | {' | '.join(cells)} |")
+    return lines
+
+
+def _first(lines: Sequence[Line], figure: Callable[[Line], float]) -> str:
+    """The lowest figure and who has it; those within a rounding share the place."""
+    known = [line for line in lines if not math.isnan(figure(line))]
+    if not known:
+        return "–"
+    lowest = min(map(figure, known))
+    names = [line.name for line in known if _share(figure(line)) == _share(lowest)]
+    return f"{', '.join(names)}: {_share(lowest)}" if len(names) <= _MOST_FIRSTS else f"{len(names)} estimators: {_share(lowest)}"
+
+
 def _table(table: Table) -> list[str]:
     out_of_memory = f", {table.out_of_memory} of them out of memory" if table.out_of_memory else ""
     lines = [f"**{table.title[0].upper()}{table.title[1:]}: {table.rows:,} rows{out_of_memory}**", "", *_HEADER]
     lines += [_line(line) for line in table.lines]
     if table.left_out:
-        reasons = "; ".join(f"{name} {why}" for name, why in table.left_out.items())
-        lines += ["", *textwrap.wrap(f"*Not in this table: {reasons}.*", 118)]
+        counts: dict[int, list[str]] = {}
+        for name, count in table.left_out.items():
+            counts.setdefault(count, []).append(name)
+        reasons = [f"{', '.join(names)} ({count:,} of {table.asked:,} rows)" for count, names in sorted(counts.items())]
+        lines += ["", *textwrap.wrap(f"*Too few answers: {'; '.join(reasons)}.*", 118)]
     return [*lines, ""]
 
 
@@ -110,7 +166,7 @@ def _line(line: Line) -> str:
     cells = [
         *(_share(value) for value in (raw.median_error, raw.p90_error, raw.failures, raw.saved, raw.under, raw.over, raw.bins)),
         *(_share(value) for value in (fitted.median_error, fitted.p90_error, fitted.failures)),
-        *(_share(value) for value in (bound.under, bound.over)),
+        *(_share(value) for value in (bound.failures, bound.saved, bound.under, bound.over)),
         _time(raw.seconds),
     ]
     name = f"**{line.name}**" if line.name.startswith("gpumemnet") else line.name

@@ -30,7 +30,9 @@ def error_picture(chosen: Mapping[str, Table]) -> Figure:
     """
 
     def draw(axes: Any, line: Line, style: Mapping[str, Any]) -> None:
-        seconds = max(line.raw.seconds, _FASTEST_SECONDS) if not math.isnan(line.raw.seconds) else _FASTEST_SECONDS
+        if math.isnan(line.raw.seconds):
+            return  # published without its time
+        seconds = max(line.raw.seconds, _FASTEST_SECONDS)
         axes.plot(seconds, line.raw.median_error, **{**style, "markerfacecolor": "none"})
         axes.plot(seconds, line.with_line.median_error, **style)
 
@@ -74,7 +76,7 @@ def _panels(chosen: Mapping[str, Table], draw: Callable[[Any, Line, Mapping[str,
     for axes, (title, table) in zip(grid, chosen.items(), strict=False):
         for line in table.lines:
             draw(axes, line, styles[line.name])
-        axes.set_title(f"{title} ({table.rows:,} rows)", fontsize=9)
+        axes.set_title(f"{title} ({table.rows:,} rows)", fontsize=8)
         axes.grid(alpha=0.25)
     for axes in grid[len(chosen) :]:
         axes.set_visible(False)

@@ -12,7 +12,7 @@ from typing import Final
 from gpumemnet.errors import InvalidRequestError
 
 from .answers import Answers
-from .board import Table, columns, tables
+from .board import Table, agreement, columns, tables
 from .collect import OF_MODELS, Build, Progress, answer_cpu_runs, answer_sample
 from .fitted import LINE, SCHEDTUNE, Found, real_answers, sampled_answers, schedtune_answers
 from .page import write_page
@@ -67,10 +67,13 @@ def make_scoreboard(
         answer_cpu_runs(rows, answers, build, progress, time.monotonic() + cpu_seconds / len(sets))
     answers.write()
     made: dict[str, tuple[RowSet, Sequence[Table]]] = {}
+    agreements = {}
     for rows in sets:
         progress(f"{rows.recipe.title}: figures", 1.0)
-        made[rows.recipe.title] = (rows, tables(rows, columns(rows, answers), answers))
-    return write_page(out, made, command)
+        every = columns(rows, answers)
+        made[rows.recipe.title] = (rows, tables(rows, every, answers))
+        agreements[rows.recipe.title] = agreement(rows, every, answers)
+    return write_page(out, made, agreements, command)
 
 
 def _answer_ours(sets: Sequence[RowSet], datasets: Path, answers: Answers, progress: Progress) -> None:
