@@ -76,11 +76,16 @@ def serve(compute: Callable[[dict[str, Any]], object]) -> NoReturn:
 
 
 def _give_terminal() -> None:
-    """Let user code find a terminal of the usual size as its standard input, and the end of input where it reads: some ask for
-    the size, with ``stty size`` say."""
-    held, given = os.openpty()  # both stay open until this process ends
-    fcntl.ioctl(given, termios.TIOCSWINSZ, struct.pack("4H", *_TERMINAL_SIZE, 0, 0))
-    os.write(held, _END_OF_INPUT)
+    """Let user code find a terminal of the usual size as its standard input: some ask for the size, with ``stty size`` say.
+
+    Where it reads, it finds the end of input.  Where the system gives no terminal, it finds an empty file.
+    """
+    try:
+        held, given = os.openpty()  # both stay open until this process ends
+        fcntl.ioctl(given, termios.TIOCSWINSZ, struct.pack("4H", *_TERMINAL_SIZE, 0, 0))
+        os.write(held, _END_OF_INPUT)
+    except OSError:
+        given = os.open(os.devnull, os.O_RDONLY)
     os.dup2(given, 0)
 
 
