@@ -370,7 +370,10 @@ def scoreboard(
     seconds: Annotated[
         float | None,
         typer.Option(
-            "--time-budget", min=0, metavar="SECONDS", help="Time for estimators that need the model; no limit unless given."
+            "--time-budget",
+            min=0,
+            metavar="SECONDS",
+            help="Time for estimators that need the model; 0: judge what is kept.",
         ),
     ] = None,
     cpu_seconds: Annotated[
@@ -396,6 +399,7 @@ def scoreboard(
             smoke=smoke,
             command=f"python -m models scoreboard --out {out}",
             progress=progress,
+            warn=lambda text: typer.echo(f"warning: {text}", err=True),
         )
     print_result({"page": page}, f"{page}: written", as_json=False)
 

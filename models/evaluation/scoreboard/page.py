@@ -49,6 +49,16 @@ _WORDS: Final = """\
   moved with the line; else the line times the ratio that covers 99 % of the other folds.
 * **seconds**: median of one estimate on one core, building the model included. Training is not counted.
 
+What a table does not show was not computed yet: the nightly run adds what takes long, such as real runs on the CPU and
+our classifiers on real networks. The sample is the beginning of one random order of the rows (seed 0), and runs on the
+CPU are of its jobs up to 2 GiB. On the A100 all errors *as it comes*, but for the real vision models, hold a constant
+that no estimator can know: the readings contain a CUDA context of 1.4 to 1.9 GiB of an old driver, and the profile says
+0.5; the line takes it up.
+
+Our DNNMem errs less on the GeForce cards than the published one, most of all on ConvNeXt and T5: probably because its
+graph holds every operator below autograd, where `torch.fx` sees modules. Our xMem takes no reading of the run that it
+predicts.
+
 Runs that ran out of memory are censored: they count for failures and savings only. Readings known to have caught the
 search of `cudnn.benchmark` are left out. Tables are sorted by the better of the two median errors.
 """
@@ -103,7 +113,9 @@ def write_page(
 
 def _preface(command: str) -> list[str]:
     return [
-        f"`{command}` makes this page. `--smoke` does a small part of it in a minute.",
+        f"`{command}` makes this page; answers that take time are kept beside",
+        "it and asked for only once. `--time-budget 0 --cpu-budget 0` makes it from the kept ones in half a minute, `--smoke`",
+        "does a small part of it from nothing in a minute. Models need timm 1.0.9, torchvision and transformers 4.51.3.",
         "",
         "Every estimator answers for the same rows by one protocol, that of xMem (arXiv 2510.21048). Re-implementations",
         "follow the papers; what a paper leaves open is said in the docstring of its module in `models/published/`. On",
@@ -224,8 +236,6 @@ _HOW_TO_ADD: Final = (
     '    return {"activations": 2 * activations, "copies": 16 * job.total_parameters, "context": subject.context_bytes}',
     "",
     "",
-    "MINE = PublishedEstimator(",
-    '    name="mine", needs="totals", leaves_out="allocator, workspaces", source="this page", parts=parts',
-    ")",
+    'MINE = PublishedEstimator(name="mine", needs="totals", leaves_out="allocator, workspaces", source="this page", parts=parts)',
     "```",
 )

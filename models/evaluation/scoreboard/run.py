@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from gpumemnet.errors import InvalidRequestError
+from gpumemnet.errors import DatasetError, InvalidRequestError
 
 from .answers import Answers
 from .board import Table, agreement, columns, tables
 from .collect import OF_MODELS, Build, Progress, answer_cpu_runs, answer_sample
-from .fitted import LINE, SCHEDTUNE, Found, real_answers, sampled_answers, schedtune_answers
+from .fitted import OURS, SCHEDTUNE, Found, real_answers, sampled_answers, schedtune_answers
 from .page import write_page
 from .sets import SETS, RowSet, load_set
 
@@ -34,6 +34,7 @@ def make_scoreboard(
     smoke: bool,
     command: str,
     progress: Progress,
+    warn: Callable[[str], None],
 ) -> Path:
     """Make the scoreboard in ``out``; returns the path of its page.
 
@@ -41,11 +42,12 @@ def make_scoreboard(
         out: the folder; answers that were kept there are used again.
         datasets: folder of the datasets.
         networks: ``module:function`` that makes the model of a dataset's row.
-        seconds: time for estimators that need the model; ``None`` for no limit, 0 to ask none.
-        cpu_seconds: time for runs on the CPU.
+        seconds: time for estimators that need the model; ``None`` for no limit, 0 to ask and to train none.
+        cpu_seconds: time for runs on the CPU, in equal parts for the sets.
         smoke: whether to do a small part only: two sets of sampled networks, a few rows, nothing that trains for long.
         command: that makes the page, for the page.
         progress: called with a step and its share.
+        warn: called with a sentence where the models of a set cannot be built.
 
     Raises:
         DatasetError: a dataset cannot be read.
@@ -57,14 +59,18 @@ def make_scoreboard(
     sets = [load_set(recipe, datasets, SMOKE_ROWS if smoke else None) for recipe in recipes]
     end = None if seconds is None else time.monotonic() + seconds
     for rows in sets:
-        answer_sample(rows, rows.order[: rows.recipe.sample], OF_MODELS, answers, build, progress, end)
-    for rows in sets:
-        if not answers.of(rows.recipe.name, rows.sha256, SCHEDTUNE):
-            _keep(answers, rows, schedtune_answers(rows))
-    if not smoke:
-        _answer_ours(sets, datasets, answers, progress)
-    for rows in sets:
-        answer_cpu_runs(rows, answers, build, progress, time.monotonic() + cpu_seconds / len(sets))
+        try:
+            answer_sample(rows, rows.order[: rows.recipe.sample], OF_MODELS, answers, build, progress, end)
+            if cpu_seconds:
+                answer_cpu_runs(rows, answers, build, progress, time.monotonic() + cpu_seconds / len(sets))
+        except DatasetError as error:  # a library of the models is missing, or of another version than what was measured
+            warn(f"{rows.recipe.title}: {error}; the kept answers are used")
+    if seconds != 0:
+        for rows in sets:
+            if not answers.of(rows.recipe.name, rows.sha256, SCHEDTUNE):
+                _keep(answers, rows, schedtune_answers(rows))
+        if not smoke:
+            _answer_ours(sets, datasets, answers, progress)
     answers.write()
     made: dict[str, tuple[RowSet, Sequence[Table]]] = {}
     agreements = {}
@@ -78,7 +84,7 @@ def make_scoreboard(
 
 def _answer_ours(sets: Sequence[RowSet], datasets: Path, answers: Answers, progress: Progress) -> None:
     """Train our estimators on the folds of every set whose answers are not kept."""
-    missing = [rows for rows in sets if not answers.of(rows.recipe.name, rows.sha256, LINE)]
+    missing = [rows for rows in sets if not all(answers.of(rows.recipe.name, rows.sha256, name) for name in OURS)]
     real = [rows for rows in missing if rows.recipe.is_real]
     if real:
         for name, found in real_answers(real, datasets, progress).items():

@@ -131,3 +131,18 @@ def test_a_small_part_from_the_command_line(tmp_path: Path, capsys: pytest.Captu
     assert {"index.md", "results.json", "error.png", "bound.png", ANSWERS} == {path.name for path in tmp_path.iterdir()}
     assert main([*command, "--networks", "nowhere:nothing"]) == 2
     assert "names no function" in capsys.readouterr().err
+
+
+def test_where_models_cannot_be_built_the_page_is_made_from_what_was_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (
+        "from gpumemnet.errors import DatasetError\n\ndef build(row, device):\n    raise DatasetError('timm 1.0.9 is missing')\n"
+    )
+    (tmp_path / "no_library.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("models.evaluation.scoreboard.run.SMOKE_SETS", ("cnn",))
+    out = tmp_path / "board"
+    assert main(["scoreboard", "--smoke", "--cpu-budget", "0", "--networks", "no_library:build", "--out", str(out)]) == 0
+    assert "timm 1.0.9 is missing; the kept answers are used" in capsys.readouterr().err
+    assert "| Horus |" in (out / "index.md").read_text()
