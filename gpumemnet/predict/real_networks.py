@@ -38,16 +38,28 @@ The last has a slope below zero.  Where norms keep much, little of the peak is w
 of which the closed form knows least.  It is at most what the peak exceeds the optimizer's step by, so that it grows only where
 the closed form does.
 """
-GROUPS: Final = ("checkpointed", "partly_trained", "cnn", "half_language_model", "language_model", "transformer", "mlp")
+GROUPS: Final = (
+    "checkpointed",
+    "partly_trained",
+    "normalised_cnn",
+    "cnn",
+    "half_language_model",
+    "language_model",
+    "transformer",
+    "mlp",
+)
 """The first that fits is a job's group.
 
 Attributes:
     checkpointed: blocks are recomputed; a layer list does not say how much of them at a time.
     partly_trained: frozen parameters, or Adafactor, which holds a convolution's update in several forms.
+    normalised_cnn: norms keep at least :data:`NORMS_SHARE` of all outputs, so that workspaces of convolutions, which no layer
+        list shows, are a small part of the peak.
     half_language_model: a language model with weights in half precision; only some convert their logits to fp32.
     language_model: logits of at least :data:`LOGITS_SHARE` of all outputs, in a network that is no CNN.
 """
 LOGITS_SHARE: Final = 0.02
+NORMS_SHARE: Final = 0.04
 TYPICAL_SLACK_BYTES: Final = 256 * MIB
 """Errors are relative to the line and this: those of small jobs are a few segments, whatever their size."""
 _ALL_TRAINED: Final = 0.99
@@ -70,9 +82,8 @@ _FACTORS: Final = np.array(
 ).T
 """For each term the two features that it is the product of; ``has_layers`` is 1."""
 _OF_NORMS: Final = TERMS.index("kept_by_norm_bytes, cnn")
-_CHECKPOINTED, _TRAINED, _FACTORED, _OF_CONVOLUTIONS = (
-    FEATURE_NAMES.index(name) for name in ("is_checkpointed", "trainable_share", "is_factored", "kept_by_conv_bytes")
-)
+_CHECKPOINTED, _TRAINED, _FACTORED = (FEATURE_NAMES.index(name) for name in ("is_checkpointed", "trainable_share", "is_factored"))
+_KEPT_BY_CONVOLUTIONS, _KEPT_BY_NORMS = (FEATURE_NAMES.index(f"kept_by_{group}_bytes") for group in ("conv", "norm"))
 _IS_CNN, _IS_TRANSFORMER, _BENCHMARK = (FEATURE_NAMES.index(f"is_{name}") for name in ("cnn", "transformer", "cudnn_benchmark"))
 
 
@@ -119,12 +130,14 @@ def with_log_errors(line_bytes: Array, errors: Array) -> Array:
 
 def group_codes(features: Array) -> Indices:
     """Returns the position of each job's group in :data:`GROUPS`, shape ``[B]``."""
-    is_factored = (features[:, _FACTORED] > 0) & (features[:, _OF_CONVOLUTIONS] > 0)
+    is_factored = (features[:, _FACTORED] > 0) & (features[:, _KEPT_BY_CONVOLUTIONS] > 0)
     is_language_model = features[:, _LOGITS] >= LOGITS_SHARE * features[:, _OUTPUTS]
+    is_cnn = features[:, _IS_CNN] > 0
     conditions = (
         features[:, _CHECKPOINTED] > 0,
         (features[:, _TRAINED] < _ALL_TRAINED) | is_factored,
-        features[:, _IS_CNN] > 0,
+        is_cnn & (features[:, _KEPT_BY_NORMS] >= NORMS_SHARE * features[:, _OUTPUTS]),
+        is_cnn,
         is_language_model & (features[:, _HALF] > 0),
         is_language_model,
         features[:, _IS_TRANSFORMER] > 0,

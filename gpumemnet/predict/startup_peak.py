@@ -16,7 +16,7 @@ from gpumemnet.job.job_table import Array
 
 SEARCH_COPIES: Final = 3.5
 """What a search holds, in bytes of the input and output of its convolution: both once, their gradients or copies in another
-layout, and a workspace of 1.5 times them.  Fitted to traced jobs with ``cudnn.benchmark`` it is 3.4 to 3.6 in each of five folds
+layout, and a workspace of 1.5 times them.  Fitted to traced jobs with ``cudnn.benchmark`` it is 3.3 to 3.5 in each of five folds
 over architecture families (docs/evaluation/real_networks.md)."""
 _BENCHMARK, _CONVOLUTION, _WEIGHTS = (
     FEATURE_NAMES.index(name) for name in ("is_cudnn_benchmark", "largest_convolution_bytes", "weight_bytes")

@@ -5,9 +5,10 @@ nobody designed it for: published readings, traces of ordinary networks, and tra
 options.  Two kinds of bundles are asked for other jobs, those of published readings and of sampled MLPs; for them it is
 calibrated on such jobs (:func:`rows_like_labels`).
 
-A line over its bytes (:mod:`gpumemnet.predict.real_networks`) is fitted by median regression.  The bounds are split-conformal in
-each group: the error that a share of its rows, plus one row, stays below (Vovk et al., Algorithmic Learning in a Random World,
-2005).  Five folds over architecture families say how well they hold for a family that was in none of the fits.
+A line over its bytes (:mod:`gpumemnet.predict.real_networks`) is fitted by median regression.  The bounds are cross-conformal in
+each group: the error that a share of its rows, plus one row, stays below, where the line of each row was fitted without its
+architecture family (Vovk, Cross-conformal predictors, Annals of Mathematics and Artificial Intelligence 74, 2015).  Five more
+folds say how well they hold for a family that was in none of the fits.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ from ..training.splits import folds
 GPU: Final = "A100-40GB"
 """The GPU of the traced ordinary networks: its cuBLAS workspace is part of the closed form."""
 FOLDS: Final = 5
+INNER_SEED: Final = 1
+"""Of the folds of one fit; those that judge a fit have another."""
 TESTED_OPTIONS: Final[Mapping[str, tuple[object, ...]]] = {
     "checkpointing": ("none", "every_block"),
     "cudnn_benchmark": (False, True),
@@ -168,30 +171,66 @@ def together(parts: Sequence[RealNetworks]) -> RealNetworks:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fit:
-    """The line and its error in each group.
+class Centre:
+    """The line, moved to the median of each group.
 
     Attributes:
         slopes: of the line's terms.
         shifts: median error of each group, without and with ``cudnn.benchmark``, shape ``[G, 2]``.
-        scales: scale of a logistic with the quartiles of the errors less the shift, shape ``[G]``.
-        bounds: conformal bounds of the errors less the shift, shape ``[G, C]`` for ``C`` coverages.
     """
 
     slopes: Array
     shifts: Array
+
+    def log_errors(self, networks: RealNetworks) -> Array:
+        """Returns the errors of ``B`` networks less the shift, shape ``[B]``."""
+        features = networks.features
+        errors = log_errors(networks.above_context_bytes, line_bytes(features, self.slopes))
+        moved: Array = errors - self.shifts[group_codes(features), has_benchmark(features)]
+        return moved
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fit:
+    """The line and its error in each group.
+
+    Attributes:
+        centre: the line.
+        scales: scale of a logistic with the quartiles of the errors, shape ``[G]``.
+        bounds: conformal bounds of the errors, shape ``[G, C]`` for ``C`` coverages.
+    """
+
+    centre: Centre
     scales: Array
     bounds: Array
 
     def amounts(self, features: Array) -> tuple[Array, Array]:
         """Returns expected memory above the context of ``B`` jobs, shape ``[B]``, and its bounds, shape ``[B, C]``."""
-        line, groups = line_bytes(features, self.slopes), group_codes(features)
-        shifts = self.shifts[groups, has_benchmark(features)]
+        line, groups = line_bytes(features, self.centre.slopes), group_codes(features)
+        shifts = self.centre.shifts[groups, has_benchmark(features)]
         return with_log_errors(line, shifts), with_log_errors(line[:, None], shifts[:, None] + self.bounds[groups])
 
 
 def fit(networks: RealNetworks, coverages: Sequence[float]) -> Fit:
     """Fits the line, and the errors of each group; a group of fewer than :data:`FEWEST_SCORES` rows takes those of all.
+
+    The error of a row is that of a line fitted without the fold of its architecture family.
+    """
+    errors = np.empty(len(networks))
+    for training, testing in folds(_family_codes(networks), FOLDS, INNER_SEED):
+        errors[testing] = fit_centre(networks.take(training)).log_errors(networks.take(testing))
+    groups = group_codes(networks.features)
+    parts = [own if len(own := errors[groups == group]) >= FEWEST_SCORES else errors for group in range(len(GROUPS))]
+    quartiles = np.array([np.quantile(own, (0.25, 0.5, 0.75)) for own in parts])
+    return Fit(
+        centre=fit_centre(networks),
+        scales=np.maximum((quartiles[:, 2] - quartiles[:, 0]) / (2.0 * math.log(3.0)), LEAST_LOG_SCALE),
+        bounds=np.array([conformal_bounds(own, coverages) for own in parts]),
+    )
+
+
+def fit_centre(networks: RealNetworks) -> Centre:
+    """Fits the line, and its median error in each group.
 
     A row weighs less in the line the more rows its architecture family has, so that no family decides alone.
     """
@@ -204,15 +243,13 @@ def fit(networks: RealNetworks, coverages: Sequence[float]) -> Fit:
     errors, groups = log_errors(above_context_bytes, line_bytes(features, slopes)), group_codes(features)
     benchmark, numbers = has_benchmark(features), range(len(GROUPS))
     shifts = np.array([[_median(errors, groups == group, benchmark == chosen) for chosen in (0, 1)] for group in numbers])
-    errors = errors - shifts[groups, benchmark]
-    parts = [own if len(own := errors[groups == group]) >= FEWEST_SCORES else errors for group in numbers]
-    quartiles = np.array([np.quantile(own, (0.25, 0.5, 0.75)) for own in parts])
-    return Fit(
-        slopes=slopes,
-        shifts=shifts,
-        scales=np.maximum((quartiles[:, 2] - quartiles[:, 0]) / (2.0 * math.log(3.0)), LEAST_LOG_SCALE),
-        bounds=np.array([conformal_bounds(own, coverages) for own in parts]),
-    )
+    return Centre(slopes, shifts)
+
+
+def _family_codes(networks: RealNetworks) -> NDArray[np.int64]:
+    """Returns the architecture family of each row as a number, shape ``[B]``."""
+    codes: NDArray[np.int64] = np.unique(networks.families, return_inverse=True)[1]
+    return codes
 
 
 def _median_slopes(terms: Array, amounts: Array, weights: Array) -> Array:
@@ -260,8 +297,7 @@ def held_out_coverage(networks: RealNetworks, coverages: Sequence[float]) -> Arr
     It is NaN for a group without rows.
     """
     is_below = np.zeros((len(networks), len(coverages)))
-    _, codes = np.unique(networks.families, return_inverse=True)
-    for training, testing in folds(codes, FOLDS, 0):
+    for training, testing in folds(_family_codes(networks), FOLDS, 0):
         found = fit(networks.take(training), coverages)
         is_below[testing] = networks.above_context_bytes[testing, None] <= found.amounts(networks.features[testing])[1]
     groups = group_codes(networks.features)
@@ -276,7 +312,7 @@ def calibration(networks: RealNetworks, coverages: Sequence[float]) -> dict[str,
     groups = {
         name: {
             "rows": int((codes == group).sum()),
-            "log_shifts": found.shifts[group].tolist(),
+            "log_shifts": found.centre.shifts[group].tolist(),
             "log_scale": float(found.scales[group]),
             "log_bounds": found.bounds[group].tolist(),
             "held_out_coverage": covered[group].round(4).tolist() if (codes == group).any() else [],
@@ -284,11 +320,11 @@ def calibration(networks: RealNetworks, coverages: Sequence[float]) -> dict[str,
         for group, name in enumerate(GROUPS)
     }
     return {
-        "method": "a line over the closed form by median regression; in each group split-conformal bounds over the logarithm of "
+        "method": "a line over the closed form by median regression; in each group cross-conformal bounds over the logarithm of "
         "memory above the context over the line, both with 256 MiB added",
         "rows": len(networks),
         "families": len(set(networks.families.tolist())),
-        "slopes": dict(zip(TERMS, found.slopes.tolist(), strict=True)),
+        "slopes": dict(zip(TERMS, found.centre.slopes.tolist(), strict=True)),
         "groups": groups,
         "held_out_method": f"{FOLDS} folds over architecture families",
         "other_share": max(map(_other_share, networks.jobs)),
