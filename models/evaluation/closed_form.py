@@ -214,10 +214,10 @@ class Fit:
 def fit(networks: RealNetworks, coverages: Sequence[float]) -> Fit:
     """Fits the line, and the errors of each group; a group of fewer than :data:`FEWEST_SCORES` rows takes those of all.
 
-    The error of a row is that of a line fitted without the fold of its architecture family.
+    The error of a row is that of a line fitted without the fold of its architecture family, of which there must be two.
     """
-    errors = np.empty(len(networks))
-    for training, testing in folds(_family_codes(networks), FOLDS, INNER_SEED):
+    errors, codes = np.empty(len(networks)), _family_codes(networks)
+    for training, testing in folds(codes, min(FOLDS, int(codes.max()) + 1), INNER_SEED):
         errors[testing] = fit_centre(networks.take(training)).log_errors(networks.take(testing))
     groups = group_codes(networks.features)
     parts = [own if len(own := errors[groups == group]) >= FEWEST_SCORES else errors for group in range(len(GROUPS))]
