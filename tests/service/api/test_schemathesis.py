@@ -24,7 +24,15 @@ def test_the_service_keeps_to_its_description(start_service: StartService, tmp_p
     report = tmp_path / "report.json"
     with start_service(GPUMEMNET_API_KEYS=keys, GPUMEMNET_REGISTRY=str(tmp_path / "registry")) as running:
         command = ["schemathesis", "--config-file", str(CONFIGURATION), "run", f"{running.url}/openapi.json"]
-        options = ["--max-examples", CASES, "--continue-on-failure", "--header", f"Authorization: Bearer {KEY}"]
+        options = [
+            "--max-examples",
+            CASES,
+            "--continue-on-failure",
+            "--request-timeout",
+            "300",
+            "--header",
+            f"Authorization: Bearer {KEY}",
+        ]
         done = subprocess.run(
             [*command, *options, "--report", "json", "--report-json-path", str(report)],
             capture_output=True,
