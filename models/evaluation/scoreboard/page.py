@@ -53,7 +53,7 @@ What a table does not show was not computed yet: the nightly run adds what takes
 our classifiers on real networks. The sample is the beginning of one random order of the rows (seed 0), and runs on the
 CPU are of its jobs up to 2 GiB. On the A100 all errors *as it comes*, but for the real vision models, hold a constant
 that no estimator can know: the readings contain a CUDA context of 1.4 to 1.9 GiB of an old driver, and the profile says
-0.5; the line takes it up.
+0.5; the line takes it up. SchedTune learns it *as it comes*, from readings of the same set.
 
 Our DNNMem errs less on the GeForce cards than the published one, most of all on ConvNeXt and T5: probably because its
 graph holds every operator below autograd, where `torch.fx` sees modules. Our xMem takes no reading of the run that it

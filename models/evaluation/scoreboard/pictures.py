@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _COLUMNS: Final = 2
 _ROW_HEIGHT: Final = 3.4
-_MARKS: Final = "osD^vP*X<>hpd8"
+_MARKS: Final = "osD^vP*X<>hpd"
 _FASTEST_SECONDS: Final = 1e-5
 _LEAST_OVER: Final = 1e-3
 _OURS: Final = "gpumemnet"
