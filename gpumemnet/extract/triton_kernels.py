@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
 @contextmanager
-def launches_do_nothing() -> Iterator[None]:
-    """Context in which ``kernel[grid](…)`` does nothing; without effect if Triton is not imported."""
+def launches_do_nothing(*, before_import: bool = False) -> Iterator[None]:
+    """Context in which ``kernel[grid](…)`` does nothing.
+
+    Args:
+        before_import: whether code in the context may import Triton first; else it has no effect if Triton is not imported.
+    """
+    if before_import and importlib.util.find_spec("triton") is not None:
+        importlib.import_module("triton.runtime.jit")
     jit = sys.modules.get("triton.runtime.jit")
     if jit is None:
         yield

@@ -17,6 +17,7 @@ from gpumemnet.allocator import EMPTY_CACHE, AllocatorSettings
 from gpumemnet.errors import CodeEndedError, ExtractError, GpumemnetError
 from gpumemnet.extract.factory import compile_file
 from gpumemnet.extract.placement import KnownValues
+from gpumemnet.extract.triton_kernels import launches_do_nothing
 from gpumemnet.sandbox.faults import fault_sentence, user_location
 from gpumemnet.torch_private.dynamo import without_dynamo
 from gpumemnet.torch_private.names import PARALLEL, SCRIPT
@@ -239,6 +240,7 @@ def _run(module: ModuleType, call: ScriptCall, watch: Watch, requests: GpuReques
     values = requests.values
     with ExitStack() as stack:
         stack.enter_context(without_dynamo())
+        stack.enter_context(launches_do_nothing(before_import=True))
         stack.enter_context(requests)
         stack.enter_context(cuda_autocast(platform))
         stack.enter_context(gpu_optimizers())
