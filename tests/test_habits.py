@@ -11,7 +11,10 @@ import yaml
 from tests.changed import changed_files, pick_tests
 
 ROOT = Path(__file__).parents[1]
-NEEDS_MORE = ("nightly", "cuda_code", "several_gpus", "convolution_workspaces", "closed_form_rows", "real_jobs_cuda_code")
+NEEDS_MORE = (
+    *("nightly", "cuda_code", "several_gpus", "convolution_workspaces", "closed_form_rows", "real_jobs_cuda_code"),
+    "replay_spread",
+)
 """Scripts that no nightly run has what they need for: CUDA's code, cuDNN, or published tables."""
 
 
