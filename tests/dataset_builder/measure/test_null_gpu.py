@@ -30,7 +30,6 @@ from tests.dataset_builder.measure.null_gpu.build import (
 )
 
 ROOT = Path(__file__).parents[3]
-CUDNN = Path(torch.__file__).parents[1] / "nvidia" / "cudnn" / "lib" / "libcudnn.so.9"
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +44,14 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("null_gpu")
     build(folder)
     return folder
+
+
+@pytest.fixture
+def cudnn(libraries: Path) -> Path:
+    library = Path(torch.__file__).parents[1] / "nvidia" / "cudnn" / "lib" / "libcudnn.so.9"
+    if not library.is_file():
+        pytest.skip("cuDNN is not installed: its plans cannot be listed")
+    return library
 
 
 def run(libraries: Path, gpu: NullGpu, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -146,22 +153,20 @@ for _ in range(4):
 """
 
 
-@pytest.mark.skipif(not CUDNN.is_file(), reason="cuDNN is not installed with pip")
-def test_the_trace_has_the_workspaces_that_pytorch_s_code_takes_from_cudnn(libraries: Path, tmp_path: Path) -> None:
+def test_the_trace_has_the_workspaces_that_pytorch_s_code_takes_from_cudnn(libraries: Path, cudnn: Path, tmp_path: Path) -> None:
     path = tmp_path / "convolutions.py"
     path.write_text(CONVOLUTIONS.format(search=False))
-    without, real = peaks(libraries, {}, "1", path), peaks(libraries, cudnn_environment(CUDNN), "1", path)
-    answer = trace(path, "--cudnn", CUDNN)
+    without, real = peaks(libraries, {}, "1", path), peaks(libraries, cudnn_environment(cudnn), "1", path)
+    answer = trace(path, "--cudnn", cudnn)
     assert without[2] < real[2]
     assert real == [answer["requested_bytes"], answer["allocated_bytes"], answer["reserved_bytes"]]
 
 
-@pytest.mark.skipif(not CUDNN.is_file(), reason="cuDNN is not installed with pip")
-def test_the_start_up_peak_is_that_of_pytorch_s_search(libraries: Path, tmp_path: Path) -> None:
+def test_the_start_up_peak_is_that_of_pytorch_s_search(libraries: Path, cudnn: Path, tmp_path: Path) -> None:
     path = tmp_path / "convolutions.py"
     path.write_text(CONVOLUTIONS.format(search=True))
-    answer = trace(path, "--cudnn", CUDNN)
-    real = peaks(libraries, cudnn_environment(CUDNN), "1", path)[2]
+    answer = trace(path, "--cudnn", cudnn)
+    real = peaks(libraries, cudnn_environment(cudnn), "1", path)[2]
     # no kernel runs, so the plans that are fastest are others
     assert answer["startup_peak_bytes"] - answer["context_bytes"] == pytest.approx(real, rel=0.01)
 
