@@ -104,6 +104,7 @@ def test_metrics_of_another_dataset_do_not_enter_a_card(published: Path, evaluat
     assert not (tmp_path / "mine").exists()
 
 
+@pytest.mark.nightly
 def test_the_report_runs_from_the_committed_data(tmp_path: Path) -> None:
     done = models("report", "--smoke", "--workers", "1", "--out", tmp_path / "report")
     assert done.returncode == 0, done.stderr

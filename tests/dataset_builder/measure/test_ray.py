@@ -62,6 +62,7 @@ def test_every_job_is_measured_once_on_one_of_two_gpus(campaign: tuple[Path, lis
 
 
 @needs_ray
+@pytest.mark.nightly
 def test_a_lost_gpu_is_one_sentence_and_its_jobs_are_left_for_the_next_run(campaign: tuple[Path, list[str]]) -> None:
     folder, keys = campaign
     (folder / "lose").touch()

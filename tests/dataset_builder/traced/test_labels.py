@@ -92,6 +92,7 @@ def test_measured_and_traced_rows_cannot_be_confused() -> None:
             replace(row, **changes)
 
 
+@pytest.mark.nightly
 def test_a_campaign_writes_a_dataset_and_resumes_where_it_stopped(tmp_path: Path) -> None:
     recipe, out = tmp_path / "tiny.yaml", tmp_path / "out"
     recipe.write_text(RECIPE)

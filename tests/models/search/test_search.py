@@ -120,6 +120,7 @@ def test_a_repeated_search_trains_nothing_and_more_trials_resume_it(
 
 
 @needs_optuna
+@pytest.mark.nightly
 def test_a_killed_search_goes_on_and_finds_the_same(base: Path, searched: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED, *arguments(base, tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)

@@ -115,6 +115,7 @@ def test_a_second_classifier_of_a_shape_is_not_exported_again(
             np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-5, atol=2e-5)
 
 
+@pytest.mark.nightly
 def test_heads_differ(exports: list[nn.Module], synthetic: LabelledJobs) -> None:
     """They show in no shape of the numbers."""
     plans = [SequencePlan(epochs=1, width=8, depth=1, hidden=8, heads=heads) for heads in (2, 4)]
