@@ -8,14 +8,15 @@ models are loaded, so that it shares their memory, and has a lower priority.  It
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-import pickle
 import signal
 import socket
 import struct
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import astuple
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn
@@ -23,10 +24,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn
 import orjson
 from anyio import CapacityLimiter, to_thread
 
-from gpumemnet.errors import BundleError, FieldError
+from gpumemnet.errors import BundleError, FieldError, InvalidJobError, InvalidRequestError, UnsupportedJobError
 from gpumemnet.registry.registry import release_digest
 
-from .api.problems import OVERLOADED, Refusal
+from .api.problems import OVERLOADED, ProblemKind, Refusal
 from .middleware.limits import handle_body
 
 if TYPE_CHECKING:
@@ -40,7 +41,9 @@ MAX_SEARCH_LAYERS: Final = 4_000_000
 SEARCH_LAYERS_PER_SECOND: Final = 1_000_000
 """Lower bound of a search's speed."""
 
-_LENGTH: Final = struct.Struct("<Q")
+_LENGTHS: Final = struct.Struct("<QQ")
+"""A message: the lengths of its two parts, a JSON object, and the body of a request or a response."""
+_FIELD_ERRORS: Final = {each.__name__: each for each in (InvalidJobError, InvalidRequestError, UnsupportedJobError)}
 _STREAM_BYTES: Final = 2**20
 _RETRY: Final = {"Retry-After": "1"}
 
@@ -48,11 +51,10 @@ Kind = Literal["batch_sizes", "smallest_gpu"]
 
 
 class Question(NamedTuple):
-    """One search: its number, what is searched, the body of the request, and the release that answers."""
+    """One search: its number, what is searched, and the release that answers."""
 
     number: int
     kind: Kind
-    body: bytes
     release: str
     sha256: str
 
@@ -89,13 +91,13 @@ class SearchProcess:
         """Carry questions and answers; returns when the process has died."""
         reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=_STREAM_BYTES)
         while (message := await _receive(reader)) is not None:
-            number, answer = message
-            future = self._waiting.pop(number)
+            answer, body = message
+            future = self._waiting.pop(answer["number"])
             if not future.done():  # its request has not been cancelled
-                if isinstance(answer, Exception):
-                    future.set_exception(answer)
+                if "error" in answer:
+                    future.set_exception(_error_from_dict(answer["error"]))
                 else:
-                    future.set_result(answer)
+                    future.set_result(body)
         self._writer = None
         for future in self._waiting.values():
             if not future.done():
@@ -112,10 +114,10 @@ class SearchProcess:
         if self._writer is None:
             raise _died()
         api = self._serving.api
-        question = Question(next(self._numbers), kind, body, api.release, release_digest(api.predictor.bundles))
+        question = Question(next(self._numbers), kind, api.release, release_digest(api.predictor.bundles))
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[question.number] = future
-        _send(self._writer, question)
+        _send(self._writer, question._asdict(), body)
         return await future
 
 
@@ -176,26 +178,30 @@ async def _answer_all(serving: ServedRelease, connection: socket.socket) -> None
     reader, writer = await asyncio.open_connection(sock=connection, limit=_STREAM_BYTES)
     queue = SearchQueue()
     tasks = set()
-    while (question := await _receive(reader)) is not None:
-        task = asyncio.create_task(_answer(serving, queue, Question(*question), writer))
+    while (message := await _receive(reader)) is not None:
+        question, body = message
+        task = asyncio.create_task(_answer(serving, queue, Question(**question), body, writer))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
     os._exit(0)  # at once: a thread may be searching, and nobody waits for it
 
 
-async def _answer(serving: ServedRelease, queue: SearchQueue, question: Question, writer: asyncio.StreamWriter) -> None:
-    answer: bytes | Exception
+async def _answer(
+    serving: ServedRelease, queue: SearchQueue, question: Question, body: bytes, writer: asyncio.StreamWriter
+) -> None:
+    answer: dict[str, Any] = {"number": question.number}
+    content = b""
     try:
         serving.take_over(question.release, question.sha256)
-        search = await handle_body(_READERS[question.kind](serving.api), question.body)
-        answer = await queue.answer(search)
+        search = await handle_body(_READERS[question.kind](serving.api), body)
+        content = await queue.answer(search)
     except (FieldError, Refusal) as error:
-        answer = error
+        answer["error"] = _error_to_dict(error)
     except BundleError as error:
-        answer = Refusal(OVERLOADED, f"searches cannot be answered: {error}", _RETRY)
+        answer["error"] = _error_to_dict(Refusal(OVERLOADED, f"searches cannot be answered: {error}", _RETRY))
     except Exception:
-        answer = SearchFailedError(traceback.format_exc())
-    _send(writer, (question.number, answer))
+        answer["error"] = {"fault": traceback.format_exc()}
+    _send(writer, answer, content)
 
 
 _READERS: Final[dict[Kind, Callable[[PredictionApi], Callable[[bytes], Search]]]] = {
@@ -208,14 +214,29 @@ def _died() -> Refusal:
     return Refusal(OVERLOADED, "the process for searches has ended: try again", _RETRY)
 
 
-def _send(writer: asyncio.StreamWriter, message: tuple[Any, ...]) -> None:
-    content = pickle.dumps(tuple(message), pickle.HIGHEST_PROTOCOL)
-    writer.write(_LENGTH.pack(len(content)) + content)
+def _error_to_dict(error: FieldError | Refusal) -> dict[str, Any]:
+    if isinstance(error, Refusal):
+        return {"kind": astuple(error.kind), "detail": error.detail, "headers": error.headers}
+    return {"type": type(error).__name__, "reason": error.reason, "field": error.field}
 
 
-async def _receive(reader: asyncio.StreamReader) -> Any:
+def _error_from_dict(document: Mapping[str, Any]) -> Exception:
+    if "kind" in document:
+        return Refusal(ProblemKind(*document["kind"]), document["detail"], document["headers"])
+    if "type" in document:
+        return _FIELD_ERRORS[document["type"]](document["reason"], document["field"])
+    return SearchFailedError(document["fault"])
+
+
+def _send(writer: asyncio.StreamWriter, document: Mapping[str, Any], body: bytes) -> None:
+    head = json.dumps(document).encode()
+    writer.write(_LENGTHS.pack(len(head), len(body)) + head + body)
+
+
+async def _receive(reader: asyncio.StreamReader) -> tuple[dict[str, Any], bytes] | None:
     """The next message, or ``None`` when the other process has ended."""
     with suppress(asyncio.IncompleteReadError, ConnectionError):
-        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-        return pickle.loads(await reader.readexactly(length))  # noqa: S301  # from our own process
+        head_bytes, body_bytes = _LENGTHS.unpack(await reader.readexactly(_LENGTHS.size))
+        head = json.loads(await reader.readexactly(head_bytes))
+        return head, await reader.readexactly(body_bytes)
     return None

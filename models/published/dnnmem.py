@@ -4,9 +4,12 @@ A forward pass on meta tensors gives the graph: its operators, in order, with th
 function for each operator says what its backward pass needs.  The schedule is the forward order, then its reverse; reference
 counts give each tensor's end.  The allocator is PyTorch's.
 
-Only the first page of the paper is public; the rest follows how xMem's authors re-implemented it.  Assumed: ReLU runs in place;
-weight gradients live to the end; there is no optimizer state; workspaces, which the paper reads from cuDNN on the GPU, are 0; the
-framework keeps 64 MiB for itself (as LLMem's paper reports of DNNMem); the context is that of the GPU's profile.
+Only the first page of the paper is public; the rest follows how xMem's authors re-implemented it.  Assumptions:
+
+* ReLU runs in place, weight gradients live to the end, and there is no optimizer state.
+* Workspaces, which the paper reads from cuDNN on the GPU, are 0.
+* The framework keeps 64 MiB for itself, as LLMem's paper reports of DNNMem.
+* The context is that of the GPU's profile.
 """
 
 from __future__ import annotations

@@ -91,9 +91,6 @@ class Refusal(HTTPException):
         super().__init__(kind.status, detail, dict(headers or {}))
         self.kind = kind
 
-    def __reduce__(self) -> tuple[type[Refusal], tuple[ProblemKind, str, Mapping[str, str] | None]]:
-        return type(self), (self.kind, self.detail, self.headers)
-
     def document(self) -> dict[str, Any]:
         """The problem document."""
         return _document(self.kind, self.detail)
