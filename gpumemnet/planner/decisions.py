@@ -1,0 +1,177 @@
+"""What a plan decides for each module, and a plan with its predicted figures; a plan is also a JSON object.
+
+A unit is a module that runs once in a forward pass, such as a block of a transformer.  The rules below say what the simulator
+assumes of the executor, so that a plan takes on a GPU what was predicted:
+
+* Recomputing runs the unit inside ``torch.utils.checkpoint`` (non-reentrant, early stop): its inputs stay, what it saved for the
+  backward pass is freed when its forward pass ends.  Its forward pass runs again when its backward pass starts.
+* Swapping copies each storage that the unit saved to pinned host memory once, however many tensors share it; parameters,
+  buffers and weights cast by autocast stay.  The copies start when the unit's forward pass ends.  The GPU memory is released
+  when the forward pass of the unit :data:`COPIES_BEHIND` units later ends, at the latest when the backward pass starts; the
+  computation waits there for the copies.
+* A swapped unit is fetched when the backward pass of the unit :data:`FETCHED_AHEAD` units before it (in backward order) starts.
+* Copies to the host have one queue, copies from the host another one; each is worked off in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
+from typing import Any, Final
+
+from gpumemnet.errors import InvalidRequestError, did_you_mean
+from gpumemnet.job.layers import describe
+
+COPIES_BEHIND: Final = 1
+"""How many units the forward pass may be ahead of a copy to the host that has not ended."""
+FETCHED_AHEAD: Final = 1
+"""How many units before its own backward pass a swapped unit is fetched."""
+PLAN_FORMAT: Final = "gpumemnet-plan"
+PLAN_VERSION: Final = 1
+
+
+class Decision(StrEnum):
+    """What happens to the tensors that a unit saves for its backward pass."""
+
+    KEEP = "keep"
+    RECOMPUTE = "recompute"
+    """They are dropped, and the unit's forward pass runs again before its backward pass."""
+    SWAP = "swap"
+    """They wait in host memory."""
+    RECOMPUTE_AND_SWAP_INPUT = "recompute_and_swap_input"
+    """They are recomputed, and the unit's inputs wait in host memory."""
+    RECOMPUTE_CHEAP = "recompute_cheap"
+    """Results of matrix products, convolutions and attention are kept, everything else is recomputed."""
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether the unit's forward pass, or a part of it, runs twice."""
+        return self in (Decision.RECOMPUTE, Decision.RECOMPUTE_AND_SWAP_INPUT, Decision.RECOMPUTE_CHEAP)
+
+    @property
+    def swaps(self) -> bool:
+        """Whether something waits in host memory."""
+        return self in (Decision.SWAP, Decision.RECOMPUTE_AND_SWAP_INPUT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A plan for one model, with its predicted figures.  All times are modelled from the rates of the machine, not measured.
+
+    Attributes:
+        decisions: decision for each unit that does not keep what it saves, by its name in ``named_modules()``, in the order of
+            the forward pass.
+        optimizer: name of the search that found it.
+        gpu: name of the GPU.
+        budget_bytes: memory of the process that it had to fit into.
+        process_bytes: predicted peak memory of the process, CUDA context included.
+        peak_reserved_bytes, peak_allocated_bytes: maxima of the caching allocator.
+        peak_phase: phase of the training step with the largest allocation: ``forward``, ``backward`` or ``optimizer``.
+        peak_module: module of that allocation; empty outside of the model.
+        keep_process_bytes: predicted peak memory of the process if everything is kept.
+        step_seconds: modelled seconds of a training step.
+        keep_step_seconds: the same if everything is kept.
+        bound_step_seconds: a proven lower bound on the step's seconds within the budget; ``None`` if the search proves none.
+        host_bytes: pinned host memory for swapped tensors.
+        planning_seconds: seconds that the search took, without the trace.
+        units: names of all units in the order of the forward pass.
+        notes: one sentence for each assumption.
+    """
+
+    decisions: Mapping[str, Decision]
+    optimizer: str
+    gpu: str
+    budget_bytes: int
+    process_bytes: int
+    peak_reserved_bytes: int
+    peak_allocated_bytes: int
+    peak_phase: str
+    peak_module: str
+    keep_process_bytes: int
+    step_seconds: float
+    keep_step_seconds: float
+    bound_step_seconds: float | None
+    host_bytes: int
+    planning_seconds: float
+    units: tuple[str, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def slowdown(self) -> float:
+        """Modelled extra time of a step as a share of the step that keeps everything: 0.1 is 10 %."""
+        return self.step_seconds / self.keep_step_seconds - 1
+
+    @property
+    def gap(self) -> float | None:
+        """How far the slow-down may be from the smallest one, as a share of the step that keeps everything."""
+        if self.bound_step_seconds is None:
+            return None
+        return max(self.step_seconds - self.bound_step_seconds, 0.0) / self.keep_step_seconds
+
+    def decision(self, unit: str) -> Decision:
+        """Return the decision for the module called ``unit``."""
+        return self.decisions.get(unit, Decision.KEEP)
+
+
+def plan_to_dict(plan: Plan) -> dict[str, Any]:
+    """Return ``plan`` as a JSON object."""
+    values = asdict(plan)
+    values["decisions"] = {name: str(decision) for name, decision in plan.decisions.items()}
+    for name in ("units", "notes"):
+        values[name] = list(values[name])
+    return {"format": PLAN_FORMAT, "version": PLAN_VERSION, **values}
+
+
+def plan_from_dict(document: object) -> Plan:
+    """Return the plan that :func:`plan_to_dict` turned into a JSON object.
+
+    Raises:
+        InvalidRequestError: names the field that is missing, unknown or wrong.
+    """
+    if not isinstance(document, Mapping) or document.get("format") != PLAN_FORMAT:
+        raise InvalidRequestError(f"is no plan: its 'format' must be '{PLAN_FORMAT}'", "plan")
+    if document.get("version") != PLAN_VERSION:
+        raise InvalidRequestError(
+            f"has version {describe(document.get('version'))}, and this gpumemnet reads {PLAN_VERSION}", "plan"
+        )
+    values = {name: value for name, value in document.items() if name not in ("format", "version")}
+    known = {each.name: str(each.type) for each in fields(Plan)}
+    for name in values:
+        if name not in known:
+            raise InvalidRequestError(f"is not a field of a plan; {did_you_mean(name, known, 'leave it out')}", f"plan.{name}")
+    for name, kind in known.items():
+        if name not in values:
+            raise InvalidRequestError("is missing", f"plan.{name}")
+        if name not in _READERS and type(values[name]) not in _TYPES[kind]:
+            raise InvalidRequestError(f"must be {kind}, not {describe(values[name])}", f"plan.{name}")
+    return Plan(**{name: _READERS[name](value, name) if name in _READERS else value for name, value in values.items()})
+
+
+def decisions_from_dict(document: object, field: str = "decisions") -> dict[str, Decision]:
+    """Return decisions by the name of their module.
+
+    Raises:
+        InvalidRequestError: names the entry that is wrong.
+    """
+    if not isinstance(document, Mapping):
+        raise InvalidRequestError(f"must be an object of decisions by module, not {describe(document)}", field)
+    known = [str(decision) for decision in Decision]
+    for name, value in document.items():
+        if value not in known:
+            raise InvalidRequestError(f"must be one of {', '.join(known)}, not {describe(value)}", f"{field}[{describe(name)}]")
+    return {str(name): Decision(value) for name, value in document.items()}
+
+
+def _names(value: object, name: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+        raise InvalidRequestError(f"must be a list of texts, not {describe(value)}", f"plan.{name}")
+    return tuple(value)
+
+
+_READERS: Final[dict[str, Any]] = {
+    "decisions": lambda value, name: decisions_from_dict(value, f"plan.{name}"),
+    "units": _names,
+    "notes": _names,
+}
+_TYPES: Final = {"str": (str,), "int": (int,), "float": (float, int), "float | None": (float, int, type(None))}

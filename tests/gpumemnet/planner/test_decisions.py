@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from gpumemnet.errors import InvalidRequestError
+from gpumemnet.planner import Decision, Plan, plan_from_dict, plan_to_dict
+from gpumemnet.units import GIB
+
+PLAN = Plan(
+    decisions={"blocks.0": Decision.RECOMPUTE, "blocks.1": Decision.SWAP},
+    optimizer="greedy",
+    gpu="NVIDIA A100-SXM4-80GB",
+    budget_bytes=20 * GIB,
+    process_bytes=19 * GIB,
+    peak_reserved_bytes=18 * GIB,
+    peak_allocated_bytes=17 * GIB,
+    peak_phase="backward",
+    peak_module="blocks.0",
+    keep_process_bytes=30 * GIB,
+    step_seconds=1.25,
+    keep_step_seconds=1.0,
+    bound_step_seconds=1.2,
+    host_bytes=GIB,
+    planning_seconds=0.5,
+    units=("blocks.0", "blocks.1", "blocks.2"),
+    notes=("a note",),
+)
+
+
+def test_a_plan_is_the_same_after_json() -> None:
+    assert plan_from_dict(json.loads(json.dumps(plan_to_dict(PLAN)))) == PLAN
+    assert PLAN.slowdown == pytest.approx(0.25)
+    assert PLAN.gap == pytest.approx(0.05)
+    assert replace(PLAN, bound_step_seconds=None).gap is None
+    assert PLAN.decision("blocks.2") is Decision.KEEP
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"decisions": {"blocks.0": "forget"}}, "plan.decisions"),
+        ({"budget_bytes": "20GiB"}, "plan.budget_bytes"),
+        ({"units": "blocks.0"}, "plan.units"),
+        ({"colour": "red"}, "plan.colour"),
+        ({"version": 2}, "plan"),
+    ],
+)
+def test_a_wrong_plan_is_refused_with_its_field(change: dict[str, object], place: str) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        plan_from_dict({**plan_to_dict(PLAN), **change})
+    assert raised.value.field.startswith(place)
+
+
+def test_a_plan_without_a_field_is_refused() -> None:
+    document = plan_to_dict(PLAN)
+    del document["gpu"]
+    with pytest.raises(InvalidRequestError, match=r"plan\.gpu: is missing"):
+        plan_from_dict(document)
