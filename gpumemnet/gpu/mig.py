@@ -7,7 +7,7 @@ smallest memory and the largest reserve, because a job with too little memory fa
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import Any, Final
@@ -94,6 +94,11 @@ def available_mib(profile: DeviceProfile, mig: MigProfile | None = None) -> int:
     """Memory in whole MiB that one process can use on an empty GPU, or in an empty MIG instance of it."""
     whole = max(0, profile.capacity_bytes // MIB - reserve(profile.name).reserved_mib)
     return whole if mig is None else min(whole, mig.memory_mib - MIG_RESERVED_MIB)
+
+
+def with_available(profile: DeviceProfile, available_bytes: int) -> DeviceProfile:
+    """Returns ``profile`` with this much memory for one process, such as the budget of a plan; whole MiB are used."""
+    return replace(profile, capacity_bytes=available_bytes + reserve(profile.name).reserved_mib * MIB)
 
 
 @cache

@@ -1,0 +1,331 @@
+"""What else makes a job smaller: other settings of the same training, each with its memory from a trace.
+
+A plan recomputes or moves activations.  Often a setting does the same for less: an optimizer that needs no temporaries, autocast,
+smaller microbatches.  Each alternative here is one change to the job as it stands, traced anew; nothing is estimated by a factor.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from math import ceil
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
+
+from gpumemnet.errors import ExtractError, InvalidRequestError
+from gpumemnet.extract.inputs import ModelInputs
+from gpumemnet.gpu.verdict import YES
+from gpumemnet.physics.element_types import AUTOCAST_TYPES
+from gpumemnet.physics.optimizers import LEARNING_RATE, OPTIMIZER_RULES, torch_call
+from gpumemnet.planner.answer import Alternative
+from gpumemnet.tracing.batch_memory import BatchMemory, verdict_of
+from gpumemnet.tracing.batch_sizes import BatchTraces
+from gpumemnet.tracing.checkpointing import blocks
+from gpumemnet.tracing.memory import steady_memory
+from gpumemnet.tracing.options import TraceOptions, TraceRequest
+from gpumemnet.tracing.platform import Platform, with_cudnn
+from gpumemnet.tracing.report.answer import BatchPoint
+from gpumemnet.tracing.step import record
+from gpumemnet.tracing.timeline import Timeline
+
+_LOG: Final = logging.getLogger(__name__)
+_ACCUMULATED: Final = 2
+"""Microbatches that are traced where gradients accumulate: from the second on they exist during forward and backward passes."""
+_BITS: Final = {"adam": "Adam8bit", "adamw": "AdamW8bit", "sgd_momentum": "SGD8bit", "rmsprop": "RMSprop8bit"}
+"""Optimizer → the class of bitsandbytes that keeps its state in 8 bits."""
+
+
+def alternatives(model: nn.Module, inputs: ModelInputs, request: TraceRequest) -> tuple[Alternative, ...]:
+    """Trace every change of settings that this job has not made yet; the model is left as it was.
+
+    Args:
+        model: the model, on any device.
+        inputs: what it is called with.
+        request: how it is trained, and the GPU with the memory that is available, see
+            :func:`~gpumemnet.gpu.mig.with_available`.
+
+    Returns:
+        the alternatives, those that change least of the training first: settings that change no result, then faster number
+        formats, then slower steps, then a number format for the weights themselves.
+    """
+    return tuple(_Alternatives(model, inputs, request).all())
+
+
+class _Alternatives:
+    """The job as it stands, and what its changes take."""
+
+    def __init__(self, model: nn.Module, inputs: ModelInputs, request: TraceRequest) -> None:
+        self._model = model
+        self._inputs = inputs
+        self._request = request
+        self._platform, _ = with_cudnn(Platform.of(request.gpu, request.options), request.cudnn)
+
+    def all(self) -> Iterator[Alternative]:
+        """Yield the alternatives in order; the last one, all together, only if none fits alone."""
+        fits = False
+        for kind in (
+            self._expandable_segments,
+            self._gradients_dropped_early,
+            self._small_optimizer,
+            self._autocast,
+            self._eight_bits,
+            self._microbatches,
+            self._checkpointing,
+            self._all_together,
+            self._bf16,
+        ):
+            if fits and kind == self._all_together:
+                continue
+            try:
+                found = kind()
+            except (ExtractError, InvalidRequestError) as error:
+                _LOG.info("%s: cannot be traced: %s", kind.__name__.strip("_"), error)
+            else:
+                if found is not None:
+                    fits |= found.verdict == YES
+                    yield found
+
+    def _expandable_segments(self) -> Alternative | None:
+        settings = self._request.allocator
+        if settings.expandable_segments:
+            return None
+        request = replace(self._request, allocator=replace(settings, expandable_segments=True))
+        return self._traced(
+            request,
+            name="expandable_segments",
+            change="let the allocator's segments grow",
+            effect="nothing but the addresses of memory",
+            how="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+            trace_options={"allocator_conf": "expandable_segments:True"},
+        )
+
+    def _gradients_dropped_early(self) -> Alternative | None:
+        if self._request.options.zero_grad != "before_backward":
+            return None
+        return self._with_options(
+            {"zero_grad": "before_forward"},
+            name="zero_grad",
+            change="drop the gradients before the forward pass",
+            effect="nothing",
+            how="call optimizer.zero_grad(set_to_none=True) before the forward pass",
+        )
+
+    def _small_optimizer(self) -> Alternative | None:
+        """Return the implementation of the same optimizer that needs fewer temporaries."""
+        options = self._request.options
+        if options.own_optimizer is not None or options.optimizer_implementation not in ("default", "foreach"):
+            return None
+        rule = OPTIMIZER_RULES[options.optimizer]
+        is_foreach = options.optimizer_implementation == "foreach" or rule.is_foreach_by_default
+        if not (is_foreach and rule.foreach_copies):
+            return None
+        implementation = "fused" if rule.has_fused else "for_loop"
+        _, arguments = torch_call(options.optimizer, implementation)
+        switch = next(f"{name}={value}" for name, value in arguments.items() if name in ("fused", "foreach"))
+        return self._with_options(
+            {"optimizer_implementation": implementation},
+            name=f"{implementation}_optimizer",
+            change=f"the {implementation.replace('_', '-')} implementation of {rule.torch_class}",
+            effect="rounding; a shorter optimizer step" if rule.has_fused else "rounding; a longer optimizer step",
+            how=f"torch.optim.{rule.torch_class}(…, {switch})",
+        )
+
+    def _autocast(self) -> Alternative | None:
+        if not self._is_full_precision:
+            return None
+        return self._with_options(
+            {"precision": "amp_bf16"},
+            name="amp_bf16",
+            change="bf16 autocast",
+            effect="matrix products and convolutions in bf16, weights in fp32; faster on tensor cores",
+            how='with torch.autocast("cuda", dtype=torch.bfloat16): forward pass and loss',
+        )
+
+    def _eight_bits(self) -> Alternative | None:
+        options = self._request.options
+        if not self._has_eight_bits:
+            return None
+        return self._traced(
+            replace(self._request, options=_with_eight_bits(options)),
+            name="eight_bit_optimizer",
+            change=f"{options.optimizer} with 8-bit state",
+            effect="the optimizer's state is quantized in blocks",
+            how=f"bitsandbytes.optim.{_BITS[options.optimizer]}(…)",
+        )
+
+    def _microbatches(self) -> Alternative | None:
+        if self._inputs.batch_size < 2:
+            return None
+        point, passes = self._largest_microbatch(self._request)
+        has_statistics = any(isinstance(module, _BatchNorm) for module in self._model.modules())
+        statistics = "; batch norm sees one microbatch" if has_statistics else ""
+        return Alternative(
+            name="microbatches",
+            change=f"{passes:,} microbatches of {point.batch_size:,}, gradients accumulated",
+            expected_bytes=point.expected_bytes,
+            safe_bytes=point.safe_bytes,
+            verdict=point.verdict,
+            effect=f"rounding{statistics}; smaller kernels may use the GPU less",
+            how=f"batch size {point.batch_size:,}, loss / {passes:,}, optimizer.step() after {passes:,} backward passes",
+            trace_options={"batch_size": point.batch_size, "gradient_accumulation": passes},
+        )
+
+    def _checkpointing(self) -> Alternative | None:
+        if self._request.options.checkpointing != "none" or not blocks(self._model):
+            return None
+        return self._with_options(
+            {"checkpointing": "every_block"},
+            name="checkpointing",
+            change="checkpoint every block",
+            effect="no result; each block's forward pass runs twice",
+            how="torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
+        )
+
+    def _bf16(self) -> Alternative | None:
+        if self._request.options.precision == "bf16":
+            return None
+        return self._with_options(
+            {"precision": "bf16"},
+            name="bf16",
+            change="weights, gradients and state in bf16",
+            effect="small updates of weights are rounded away; check that the loss still falls",
+            how="model.to(torch.bfloat16)",
+        )
+
+    @property
+    def _is_full_precision(self) -> bool:
+        precision = self._request.options.precision
+        return precision not in AUTOCAST_TYPES and precision != "bf16"
+
+    def _all_together(self) -> Alternative | None:
+        """Return everything at once that leaves the weights in their number format, at the largest microbatch that fits."""
+        options = self._request.options
+        changed: dict[str, Any] = {}
+        if self._is_full_precision:
+            changed["precision"] = "amp_bf16"
+        if options.checkpointing == "none" and blocks(self._model):
+            changed["checkpointing"] = "every_block"
+        if options.own_optimizer is None and OPTIMIZER_RULES[options.optimizer].has_fused:
+            changed["optimizer_implementation"] = "fused"
+        changed_options = replace(options, **changed)
+        request = replace(
+            self._request,
+            options=_with_eight_bits(changed_options) if self._has_eight_bits else changed_options,
+            allocator=replace(self._request.allocator, expandable_segments=True),
+        )
+        point, passes = self._largest_microbatch(request)
+        return Alternative(
+            name="together",
+            change=f"all of the above, {passes:,} microbatches of {point.batch_size:,}",
+            expected_bytes=point.expected_bytes,
+            safe_bytes=point.safe_bytes,
+            verdict=point.verdict,
+            effect="all of the above",
+            how="all of the above",
+        )
+
+    def _largest_microbatch(self, request: TraceRequest) -> tuple[BatchPoint, int]:
+        """Return the largest microbatch below the job's batch that fits, and how many accumulate to the job's samples per step.
+
+        If none fits, it is that of one sample.
+        """
+        options, whole = request.options, self._inputs.batch_size
+        accumulating = replace(options, gradient_accumulation=max(_ACCUMULATED, options.gradient_accumulation))
+        traces = BatchTraces(lambda batch_size: self._timeline(accumulating, batch_size), whole)
+        memory = BatchMemory(traces, request.gpu, request.allocator)
+        point = memory.point(microbatch_size(whole, min(memory.largest(), whole - 1)))
+        return point, options.gradient_accumulation * ceil(whole / point.batch_size)
+
+    @property
+    def _has_eight_bits(self) -> bool:
+        options = self._request.options
+        return options.own_optimizer is None and options.optimizer in _BITS
+
+    def _with_options(self, changed: dict[str, Any], **texts: Any) -> Alternative:
+        request = replace(self._request, options=replace(self._request.options, **changed))
+        return self._traced(request, trace_options=changed, **texts)
+
+    def _traced(self, request: TraceRequest, **texts: Any) -> Alternative:
+        timeline = self._timeline(request.options, self._inputs.batch_size)
+        memory = steady_memory(timeline, request.gpu, request.allocator)
+        return Alternative(
+            expected_bytes=memory.expected_bytes,
+            safe_bytes=memory.safe_bytes,
+            verdict=verdict_of(memory, request.gpu),
+            **texts,
+        )
+
+    def _timeline(self, options: TraceOptions, batch_size: int) -> Timeline:
+        _LOG.info("tracing an alternative at batch size %d", batch_size)
+        return record(self._model, self._inputs.resized(batch_size), options, self._platform).timeline
+
+
+def _with_eight_bits(options: TraceOptions) -> TraceOptions:
+    """Return the options with an optimizer whose state is in 8 bits, in place of the named one."""
+    states = round(OPTIMIZER_RULES[options.optimizer].state_copies)
+    return replace(
+        options,
+        optimizer_implementation="default",
+        weight_decay=None,
+        nesterov=False,
+        own_optimizer=lambda parameters: _EightBitOptimizer(parameters, states),
+    )
+
+
+def microbatch_size(batch_size: int, largest: int) -> int:
+    """Return the size of microbatches of at most ``largest`` samples, at least 1, that make up ``batch_size`` samples.
+
+    They are of one size if that takes at most twice as many of them; otherwise the last one is smaller.
+    """
+    largest = max(1, largest)
+    divisor = next(size for size in range(largest, 0, -1) if batch_size % size == 0)
+    return divisor if 2 * divisor >= largest else ceil(batch_size / ceil(batch_size / largest))
+
+
+_QUANTIZED_FROM: Final = 4_096
+"""Smaller parameters keep their state in fp32."""
+_BLOCK: Final = 256
+"""Elements that share one scale in fp32."""
+_LEVELS: Final = 256
+
+
+class _EightBitOptimizer(Optimizer):
+    """Allocates what an 8-bit optimizer of bitsandbytes does: its state, in the first step; its step has no temporaries.
+
+    Source: ``bitsandbytes/optim/optimizer.py``, ``init_state``.
+
+    Args:
+        parameters: the parameters.
+        states: tensors of state for each parameter.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], states: int) -> None:
+        super().__init__(parameters, {"lr": LEARNING_RATE})
+        self._states = states
+        self._levels: list[Tensor] = []
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        """Allocate the state of parameters that have a gradient and no state yet."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and not self.state[parameter]:
+                    self.state[parameter] = self._state_of(parameter)
+
+    def _state_of(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        numbers = range(1, self._states + 1)
+        if parameter.numel() < _QUANTIZED_FROM:
+            return {f"state{n}": torch.zeros_like(parameter, dtype=torch.float32) for n in numbers}
+        if not self._levels:
+            self._levels = [torch.empty(_LEVELS, device=parameter.device) for _ in numbers]
+        state = {f"levels{n}": levels for n, levels in zip(numbers, self._levels, strict=True)}
+        scales = ceil(parameter.numel() / _BLOCK)
+        for n in numbers:
+            state[f"state{n}"] = torch.zeros_like(parameter, dtype=torch.uint8)
+            state[f"scale{n}"] = torch.zeros(scales, device=parameter.device)
+        return state
