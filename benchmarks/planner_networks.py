@@ -1,0 +1,67 @@
+"""The six networks of the planner's benchmarks, with the batch sizes and number formats that they are usually trained with.
+
+Each ``make`` of :data:`PLANNER_NETWORKS` returns ``(model, inputs)``; weights are on the meta device where a caller builds under
+``gpumemnet.large_tensors_on_meta``.  Needs torchvision, timm and transformers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from benchmarks.ordinary_networks import Network, UNet, hugging_face, vision
+
+
+def _unet(batch_size: int) -> tuple[nn.Module, Any]:
+    return UNet(), torch.empty(batch_size, 3, 512, 512, device="meta")
+
+
+_AMP: Final = {"precision": "amp_bf16"}
+PLANNER_NETWORKS: Final = {
+    network.name: network
+    for network in (
+        replace(vision("torchvision", "resnet50", "ResNet", 256, optimizer="sgd_momentum", **_AMP), name="ResNet-50"),
+        replace(vision("timm", "vit_large_patch16_224", "ViT", 64, **_AMP), name="ViT-L"),
+        replace(
+            hugging_face(
+                *("GPT2", "LMHeadModel", "GPT", 8),
+                length=1024,
+                options=_AMP,
+                n_embd=1600,
+                n_layer=48,
+                n_head=25,
+            ),
+            name="GPT-2 XL",
+        ),
+        replace(
+            hugging_face(
+                *("Bert", "ForMaskedLM", "BERT", 32),
+                inputs="masked",
+                length=512,
+                options=_AMP,
+                hidden_size=1024,
+                num_hidden_layers=24,
+                num_attention_heads=16,
+                intermediate_size=4096,
+            ),
+            name="BERT-large",
+        ),
+        Network("U-Net", "U-Net", _unet, batch_size=16, precision="amp_bf16"),
+        replace(
+            hugging_face(
+                *("Llama", "ForCausalLM", "Llama", 4),
+                length=2048,
+                options={"precision": "bf16"},
+                hidden_size=4096,
+                num_hidden_layers=32,
+                num_attention_heads=32,
+                intermediate_size=11008,
+            ),
+            name="Llama 7B",
+        ),
+    )
+}
+"""Name → network.  The Llama has 6.7 billion parameters; its weights, gradients and optimizer state are in bf16."""
