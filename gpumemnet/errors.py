@@ -13,6 +13,7 @@
     ├── ExtractError            a model factory that cannot be turned into a job
     │   └── CodeEndedError      code that ended before there was an answer
     ├── UnsupportedTorchError   a PyTorch version that lacks what a trace needs
+    ├── PlanError               a plan that would change what a model computes, or that does not belong to it
     ├── DatasetError            a dataset that is missing, damaged or of another schema
     ├── MeasurementError        a machine on which nothing can be measured
     ├── MissingExtraError       an optional package that is not installed
@@ -85,6 +86,10 @@ class CodeEndedError(ExtractError):
 
 class UnsupportedTorchError(GpumemnetError):
     """The installed PyTorch lacks a private name that a trace needs, or the name no longer does what it did."""
+
+
+class PlanError(GpumemnetError):
+    """A plan cannot be applied: the model would compute something else, or has no such modules."""
 
 
 class DatasetError(GpumemnetError):

@@ -7,13 +7,27 @@ The parts, in the order of use:
 * ``gpumemnet.planner.machine.find_machine(name_or_path) -> Machine`` gives the rates of a GPU and its host;
 * ``gpumemnet.planner.simulator.simulate(step, machine, decisions) -> Simulation`` gives peak memory and step time of a plan;
 * ``gpumemnet.planner.choose.choose_plan(step, machine, budget_bytes, optimizer="greedy") -> Plan`` finds a plan that fits;
-* ``gpumemnet.planner.executor`` applies a plan to a model.
+* ``gpumemnet.planner.applied(model, plan)`` applies a plan to a model, and ``gpumemnet.planner.verification`` checks on real data
+  that the model computes the same.
 
 Importing this package loads neither torch nor scipy.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from gpumemnet.planner.decisions import Decision, Plan, plan_from_dict, plan_to_dict
 
-__all__ = ["Decision", "Plan", "plan_from_dict", "plan_to_dict"]
+if TYPE_CHECKING:
+    from gpumemnet.planner.executor import applied
+
+__all__ = ["Decision", "Plan", "applied", "plan_from_dict", "plan_to_dict"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "applied":  # its module loads torch
+        from gpumemnet.planner.executor import applied
+
+        return applied
+    raise AttributeError(f"module '{__name__}' has no attribute {name!r}")

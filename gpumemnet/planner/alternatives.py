@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from gpumemnet.errors import ExtractError, InvalidRequestError
@@ -23,6 +22,7 @@ from gpumemnet.gpu.verdict import YES
 from gpumemnet.physics.element_types import AUTOCAST_TYPES
 from gpumemnet.physics.optimizers import LEARNING_RATE, OPTIMIZER_RULES, torch_call
 from gpumemnet.planner.answer import Alternative
+from gpumemnet.torch_private.modules import is_batch_norm
 from gpumemnet.tracing.batch_memory import BatchMemory, verdict_of
 from gpumemnet.tracing.batch_sizes import BatchTraces
 from gpumemnet.tracing.checkpointing import blocks
@@ -162,7 +162,7 @@ class _Alternatives:
         if self._inputs.batch_size < 2:
             return None
         point, passes = self._largest_microbatch(self._request)
-        has_statistics = any(isinstance(module, _BatchNorm) for module in self._model.modules())
+        has_statistics = any(is_batch_norm(module) for module in self._model.modules())
         statistics = "; batch norm sees one microbatch" if has_statistics else ""
         return Alternative(
             name="microbatches",

@@ -8,7 +8,7 @@ assumes of the executor, so that a plan takes on a GPU what was predicted:
 * Swapping copies each storage that the unit saved to pinned host memory once, however many tensors share it; parameters,
   buffers and weights cast by autocast stay.  The copies start when the unit's forward pass ends.  The GPU memory is released
   when the forward pass of the unit :data:`COPIES_BEHIND` units later ends, at the latest when the backward pass starts; the
-  computation waits there for the copies.
+  computation waits there for the copies.  Storages of less than :data:`MIN_SWAPPED_BYTES` stay.
 * A swapped unit is fetched when the backward pass of the unit :data:`FETCHED_AHEAD` units before it (in backward order) starts.
 * Copies to the host have one queue, copies from the host another one; each is worked off in order.
 """
@@ -27,6 +27,18 @@ COPIES_BEHIND: Final = 1
 """How many units the forward pass may be ahead of a copy to the host that has not ended."""
 FETCHED_AHEAD: Final = 1
 """How many units before its own backward pass a swapped unit is fetched."""
+MIN_SWAPPED_BYTES: Final = 2**16
+"""Smallest storage that is swapped: a copy of less takes longer to start than to run."""
+EXPENSIVE_OPERATORS: Final = frozenset(
+    {
+        *("mm", "addmm", "_addmm_activation", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "convolution"),
+        *("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu", "_flash_attention_forward"),
+        *("_scaled_dot_product_efficient_attention", "_efficient_attention_forward"),
+        *("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_fused_attention_overrideable"),
+    }
+)
+"""Operators of ``torch.ops.aten`` whose results :attr:`Decision.RECOMPUTE_CHEAP` keeps.  Attention with dropout is recomputed all
+the same: the random numbers of the rest depend on it."""
 PLAN_FORMAT: Final = "gpumemnet-plan"
 PLAN_VERSION: Final = 1
 

@@ -31,6 +31,16 @@ def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
     return module._buffers
 
 
+def forward_hooks(module: nn.Module) -> list[object]:
+    """The hooks that run before and after the forward pass of ``module`` itself."""
+    return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether ``module`` was compiled, by ``torch.compile`` or by its method ``compile``."""
+    return getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
+
+
 def is_torch_loss(value: object) -> TypeGuard[nn.Module]:
     """Whether ``value`` is a loss of ``torch.nn``."""
     return isinstance(value, nn.modules.loss._Loss)
@@ -39,6 +49,17 @@ def is_torch_loss(value: object) -> TypeGuard[nn.Module]:
 def is_batch_norm(module: nn.Module) -> bool:
     """Whether ``module`` is a batch norm of any number of dimensions."""
     return isinstance(module, nn.modules.batchnorm._BatchNorm)
+
+
+def _probe_hooks() -> None:
+    module = nn.Identity()
+    hooks = [lambda *arguments: None, lambda *arguments: None]
+    module.register_forward_pre_hook(hooks[0])
+    module.register_forward_hook(hooks[1])
+    check(forward_hooks(module) == hooks, f"a module's hooks are {forward_hooks(module)}")
+    check(not is_compiled(module), "a plain module looks compiled")
+    module._compiled_call_impl = print
+    check(is_compiled(module), "a compiled module looks plain")
 
 
 def _probe_tables() -> None:
@@ -56,6 +77,7 @@ def _probe_checkpoint() -> None:
 
 
 declare("torch.nn:Module.__init__", "put meta tensors in place of a model's parameters and buffers", probe=_probe_tables)
+declare("torch.nn:Module.register_forward_hook", "find hooks that would run twice", probe=_probe_hooks)
 declare("torch.utils.checkpoint:__file__", "notice that a model recomputes a part of itself", probe=_probe_checkpoint)
 declare("torch.nn.modules.loss:_Loss", "know a loss of torch.nn")
 declare("torch.nn.modules.batchnorm:_BatchNorm", "know a batch norm")

@@ -44,6 +44,11 @@ def is_view(tensor: Tensor) -> bool:
     return bool(tensor._is_view())
 
 
+def version(tensor: Tensor) -> int:
+    """How often ``tensor``, or a tensor that it is a view of, was changed in place."""
+    return int(tensor._version)
+
+
 def part_on_rank(tensor: Tensor) -> Tensor:
     """The part of ``tensor`` that this rank holds: all of it, unless it is sharded (a ``DTensor``)."""
     held: Tensor = getattr(tensor, "_local_tensor", tensor)
@@ -76,9 +81,17 @@ def _probe_view() -> None:
     check(is_view(leaf[:1]) and not is_view(leaf), "a view is not told from its base")
 
 
+def _probe_version() -> None:
+    tensor = torch.zeros(2)
+    before = version(tensor)
+    tensor[:1].add_(1)
+    check(version(tensor) > before, "a change in place does not raise the version")
+
+
 declare("torch:UntypedStorage._cdata", "tell which tensors share memory", probe=_probe_identity)
 declare("torch:Tensor._use_count", "see whether PyTorch would add gradients in place", probe=_probe_counts)
 declare("torch._C:_storage_Use_Count", "see whether PyTorch would add gradients in place")
+declare("torch:Tensor._version", "notice that a tensor was changed in place", probe=_probe_version)
 declare("torch:Tensor._is_view", "cache the casts of weights as autocast does", probe=_probe_view)
 
 STORAGE_RESIZE: Final[TorchName] = declare(

@@ -20,7 +20,7 @@ ROOT = Path(gpumemnet.__file__).parent
 PRIVATE = ROOT / "torch_private"
 FILES = sorted(
     file
-    for package in ("extract", "tracing", "sandbox", "allocator")
+    for package in ("extract", "tracing", "sandbox", "allocator", "planner")
     for file in (ROOT / package).rglob("*.py")
     if PRIVATE not in file.parents
 )

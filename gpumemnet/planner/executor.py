@@ -1,0 +1,136 @@
+"""Applies a plan to a model in eager PyTorch, without a change of its code, its module names or its ``state_dict``.
+
+The forward pass of each unit is replaced on the instance: ``module.forward`` becomes a :class:`UnitForward`, which can be copied
+and pickled with the model.  Recomputation is in :mod:`gpumemnet.planner.recomputing`, swapping in
+:mod:`gpumemnet.planner.swapping`, and what is refused in :mod:`gpumemnet.planner.refusals`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MethodType, TracebackType
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from gpumemnet.errors import PlanError
+from gpumemnet.planner.decisions import Decision, Plan
+from gpumemnet.planner.recomputing import recompute
+from gpumemnet.planner.refusals import StateCheck, check_plan
+from gpumemnet.planner.swapping import Swaps
+
+_FORWARD: Final = "forward"
+
+
+def applied(model: nn.Module, plan: Plan | Mapping[str, str]) -> AppliedPlan:
+    """Let ``model`` keep, recompute and swap as ``plan`` says; losses and gradients stay the same to the last bit.
+
+    The plan is in force from this call on, until the context is left or :meth:`AppliedPlan.undo` is called.
+
+    Args:
+        model: the model, on any device, before ``torch.compile``.
+        plan: the plan, or a decision for each module by its name.
+
+    Raises:
+        PlanError: the plan does not belong to the model, or the model would compute something else under it.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+        >>> with applied(model, {"0": "recompute"}):
+        ...     model(torch.ones(2, 8)).sum().backward()
+    """
+    return AppliedPlan(model, plan)
+
+
+class AppliedPlan:
+    """A plan in force; see :func:`applied`."""
+
+    def __init__(self, model: nn.Module, plan: Plan | Mapping[str, str]) -> None:
+        decisions = plan.decisions if isinstance(plan, Plan) else _checked(plan)
+        self._swaps = Swaps()
+        self._forwards: list[UnitForward] = []
+        units = check_plan(model, decisions)
+        for module, name in units.items():
+            if isinstance(vars(module).get(_FORWARD), UnitForward):
+                raise PlanError(f"a plan is applied to '{name}' already: undo that one first")
+        if any(decision.swaps for decision in decisions.values()):
+            # Memory is released and fetched when other units run, those that keep everything among them.
+            others = {} if not isinstance(plan, Plan) else dict.fromkeys(plan.units, Decision.KEEP)
+            units |= check_plan(model, {name: decision for name, decision in others.items() if name not in decisions})
+        for module, name in units.items():
+            forward = UnitForward(module, name, decisions.get(name, Decision.KEEP), self._swaps)
+            module.forward = forward
+            self._forwards.append(forward)
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory that swapped tensors have taken so far."""
+        return self._swaps.host_bytes
+
+    def undo(self) -> None:
+        """Give the modules back their own forward passes; without effect if that was done."""
+        while self._forwards:
+            self._forwards.pop().remove()
+
+    def __enter__(self) -> AppliedPlan:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.undo()
+
+
+class UnitForward:
+    """The forward pass of a unit under a plan.
+
+    Args:
+        module: the unit.
+        name: its name.
+        decision: the decision.
+        swaps: the table of swapped storages of the model.
+    """
+
+    def __init__(self, module: nn.Module, name: str, decision: Decision, swaps: Swaps) -> None:
+        self._module = module
+        self._name = name
+        self._decision = decision
+        self._swaps = swaps
+        self._replaced: Callable[..., Any] | None = vars(module).get(_FORWARD)
+        self._is_in_force = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward pass as the plan says."""
+        # Without a bound method among the attributes: it would be pickled by its name, which now leads here.
+        own = self._replaced or MethodType(type(self._module).forward, self._module)
+        if not (self._is_in_force and torch.is_grad_enabled()):
+            return own(*args, **kwargs)
+        with self._swaps.running(self._module, self._decision.swaps) as run:
+            output = self._run(own, args, kwargs)
+        run.watch(output)
+        return output
+
+    def remove(self) -> None:
+        """Give the module back its own forward pass."""
+        self._is_in_force = False  # something may have been put around this object, and call it still
+        if vars(self._module).get(_FORWARD) is self:
+            if self._replaced is None:
+                del self._module.forward
+            else:
+                self._module.forward = self._replaced
+
+    def _run(self, own: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self._decision.recomputes:
+            return own(*args, **kwargs)
+        state = StateCheck(self._module, self._name, (args, kwargs))
+        output = recompute(self._module, own, args, kwargs, cheap=self._decision == Decision.RECOMPUTE_CHEAP)
+        state.check()
+        return output
+
+
+def _checked(decisions: Mapping[str, str]) -> dict[str, Decision]:
+    try:
+        return {name: Decision(decision) for name, decision in decisions.items()}
+    except ValueError as error:
+        raise PlanError(f"{error}; the decisions are {', '.join(Decision)}") from None

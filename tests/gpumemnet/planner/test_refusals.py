@@ -1,0 +1,153 @@
+"""What would silently be computed wrong under a plan is refused, with the module, the reason and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from gpumemnet.errors import PlanError
+from gpumemnet.planner import applied
+
+
+class Block(nn.Module):
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x)
+        return out
+
+
+class MovingAverage(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean: Tensor
+        self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        out: Tensor = x - self.mean
+        return out
+
+
+class Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+def checkpointing() -> nn.Module:
+    model = nn.Sequential(Block(nn.Linear(4, 4)))
+    vars(model[0])["gradient_checkpointing"] = True  # as transformers sets it
+    return model
+
+
+def hooked() -> nn.Module:
+    model = nn.Sequential(Block(nn.Linear(4, 4)))
+    model[0].layers[0].register_forward_hook(lambda module, args, output: None)  # type: ignore[union-attr, index]
+    return model
+
+
+def tied() -> nn.Module:
+    block = Block(nn.Linear(4, 4))
+    return nn.Sequential(block, block)
+
+
+def compiled_block() -> nn.Module:
+    model = nn.Sequential(Block(nn.Linear(4, 4)))
+    vars(model[0])["_compiled_call_impl"] = print  # what model[0].compile() sets, which would import the compiler
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "decisions", "sentence"),
+    [
+        (lambda: Block(nn.Linear(4, 4)), {"layer.0": "recompute"}, r"no module 'layer.0'; did you mean 'layers.0'\?"),
+        (
+            lambda: Block(nn.Linear(4, 4)),
+            {"layers.0": "drop"},
+            "'drop' is not a valid Decision; the decisions are keep, recompute",
+        ),
+        (
+            lambda: nn.Sequential(parametrizations.spectral_norm(nn.Linear(4, 4))),
+            {"0": "recompute"},
+            r"'0' has a parametrization with a state \(_SpectralNorm\), .* keep or swap",
+        ),
+        (
+            lambda: nn.Sequential(Block(nn.utils.spectral_norm(nn.Linear(4, 4)))),
+            {"0": "recompute_cheap"},
+            "'0.layers.0' has spectral norm, .* keep or swap",
+        ),
+        (
+            lambda: nn.Sequential(Block(nn.Linear(4, 4))),
+            {"0": "recompute", "0.layers.0": "swap"},
+            "'0.layers.0' is inside of '0', which recomputes as a whole",
+        ),
+        (tied, {"0": "recompute", "1": "swap"}, "'0' and '1' are one module, which cannot both recompute and swap"),
+        (hooked, {"0": "recompute"}, r"'0.layers.0' has the forward hook .*<lambda>, which would run twice"),
+        (checkpointing, {"0": "keep"}, "module '0' is checkpointed already, .*gradient_checkpointing_disable"),
+        (compiled_block, {"0": "recompute"}, "module '0' is compiled, .*activation_memory_budget"),
+        (lambda: torch.jit.script(nn.Sequential(nn.Linear(4, 4))), {"0": "recompute"}, "the model is TorchScript"),
+        (
+            lambda: nn.DataParallel(nn.Linear(4, 4)),
+            {"module": "recompute"},
+            "torch.nn.DataParallel, .* use DistributedDataParallel",
+        ),
+    ],
+    ids=[
+        *("name", "decision", "parametrization", "spectral-norm", "nested", "tied", "hook", "checkpointed", "compiled"),
+        *("torchscript", "replicas"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_refused_when_it_is_applied(build: Callable[[], nn.Module], decisions: Mapping[str, str], sentence: str) -> None:
+    model = build()
+    forwards = [module.forward for module in model.modules()]
+    with pytest.raises(PlanError, match=sentence):
+        applied(model, decisions)
+    assert [module.forward for module in model.modules()] == forwards
+
+
+@pytest.mark.parametrize(
+    ("block", "sentence"),
+    [
+        (Block(MovingAverage()), r"'1' changes its own state in the forward pass \(layers.0.mean\), .* keep or swap"),
+        (Block(Counter()), r"'1' changes its own state in the forward pass \(layers.0.calls\)"),
+        (Block(nn.ReLU(inplace=True), nn.Linear(4, 4)), r"'1' changes its input of shape \[2, 4\] in place"),
+    ],
+)
+def test_refused_in_the_first_step(block: nn.Module, sentence: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), block)
+    with applied(model, {"1": "recompute"}), pytest.raises(PlanError, match=sentence):
+        model(torch.ones(2, 4))
+    with applied(model, {"1": "swap"}):
+        model(torch.ones(2, 4)).sum().backward()
+
+
+def test_weight_norm_keeps_no_state_and_is_recomputed() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 4)), nn.Tanh())
+    model(torch.ones(2, 4)).sum().backward()
+    plain = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    model.zero_grad()
+    with applied(model, {"0": "recompute"}):
+        model(torch.ones(2, 4)).sum().backward()
+    assert len(plain) == 3
+    assert all(torch.equal(a, b.grad) for a, b in zip(plain, model.parameters(), strict=True) if b.grad is not None)
+
+
+def test_a_second_plan_is_refused_while_one_is_applied() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    with applied(model, {"0": "recompute"}), pytest.raises(PlanError, match="a plan is applied to '0' already: undo"):
+        applied(model, {"0": "swap"})
+    with applied(model, {"0": "swap"}):
+        pass
