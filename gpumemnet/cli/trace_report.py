@@ -18,7 +18,7 @@ from gpumemnet.units import GIB, MIB, ceil_mib
 if TYPE_CHECKING:
     from gpumemnet.tracing.report.answer import TraceAnswer
 
-_COLOURS: Final = {YES: "green", UNSURE: "yellow", NO: "red"}
+COLOURS: Final = {YES: "green", UNSURE: "yellow", NO: "red"}
 _WIDE: Final = 110
 """Terminal width from which the report describes each part."""
 
@@ -48,14 +48,15 @@ def show_trace(answer: TraceAnswer, training: Sequence[str], console: Console) -
 
 def _verdict(answer: TraceAnswer) -> Text:
     text = VERDICT_TEXTS[answer.verdict]
-    headline = (f"{text[0].upper()}{text[1:]} {answer.gpu}", f"bold {_COLOURS[answer.verdict]}")
-    amounts = f"{_amount(answer.expected_bytes)} expected, {_amount(answer.safe_bytes)} safe"
-    available = "" if answer.fits else f", {_amount(answer.available_bytes)} available"
+    headline = (f"{text[0].upper()}{text[1:]} {answer.gpu}", f"bold {COLOURS[answer.verdict]}")
+    amounts = f"{amount_text(answer.expected_bytes)} expected, {amount_text(answer.safe_bytes)} safe"
+    available = "" if answer.fits else f", {amount_text(answer.available_bytes)} available"
     each = "" if answer.ranks == 1 else f" on each of {answer.ranks:,} GPUs"
     return Text.assemble(headline, f": {amounts}{available}{each}")
 
 
-def _amount(amount_bytes: int) -> str:
+def amount_text(amount_bytes: int) -> str:
+    """Returns an amount in GiB and in whole MiB."""
     return f"{amount_bytes / GIB:,.2f} GiB ({ceil_mib(amount_bytes):,} MiB)"
 
 
@@ -82,7 +83,10 @@ def _show_peak(answer: TraceAnswer, console: Console) -> None:
     facts = [
         ("peak", f"{where}: {peak.operator}{module}"),
         *([("start-up", _startup(answer))] if answer.startup_peak_bytes > answer.expected_bytes else []),
-        ("least", f"{_amount(answer.smallest_bytes)}: with less it runs out of memory, even if all that is cached is released"),
+        (
+            "least",
+            f"{amount_text(answer.smallest_bytes)}: with less it runs out of memory, even if all that is cached is released",
+        ),
         ("context", answer.context_source),
         ("safe", answer.safe_basis),
     ]
@@ -99,7 +103,7 @@ def _show_peak(answer: TraceAnswer, console: Console) -> None:
 
 
 def _startup(answer: TraceAnswer) -> str:
-    return f"takes up to {_amount(answer.startup_peak_bytes)} and gives it back; cuDNN's search takes less where less is free"
+    return f"takes up to {amount_text(answer.startup_peak_bytes)} and gives it back; cuDNN's search takes less where less is free"
 
 
 def _show_batches(answer: TraceAnswer, console: Console) -> None:
@@ -107,7 +111,7 @@ def _show_batches(answer: TraceAnswer, console: Console) -> None:
         table = _table("batch size", "expected MiB", "safe MiB", answer.gpu)
         for point in answer.batches:
             expected, safe = ceil_mib(point.expected_bytes), ceil_mib(point.safe_bytes)
-            table.add_row(f"{point.batch_size:,}", f"{expected:,}", f"{safe:,}", _verdict_text(point.verdict))
+            table.add_row(f"{point.batch_size:,}", f"{expected:,}", f"{safe:,}", verdict_text(point.verdict))
         console.print(table)
     if answer.max_batch_size is not None:
         largest = (
@@ -120,12 +124,13 @@ def _show_gpus(answer: TraceAnswer, console: Console) -> None:
     table = _table("GPU", "expected MiB", "safe MiB", "available MiB", "")
     for fit in answer.gpus:
         amounts = (fit.expected_bytes, fit.safe_bytes, fit.available_bytes)
-        table.add_row(fit.gpu, *(f"{ceil_mib(amount):,}" for amount in amounts), _verdict_text(fit.verdict))
+        table.add_row(fit.gpu, *(f"{ceil_mib(amount):,}" for amount in amounts), verdict_text(fit.verdict))
     console.print(table)
 
 
-def _verdict_text(verdict: str) -> Text:
-    return Text(VERDICT_TEXTS[verdict], style=_COLOURS[verdict])
+def verdict_text(verdict: str) -> Text:
+    """Returns the words for a verdict, in its colour."""
+    return Text(VERDICT_TEXTS[verdict], style=COLOURS[verdict])
 
 
 def _share(amount: int, whole: int) -> tuple[str, str]:

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpumemnet.planner.decisions import Decision, Plan, plan_from_dict, plan_to_dict
+from gpumemnet.planner.decisions import Decision, Plan, load_plan, plan_from_dict, plan_to_dict
 
 if TYPE_CHECKING:
     from gpumemnet.planner.executor import applied
 
-__all__ = ["Decision", "Plan", "applied", "plan_from_dict", "plan_to_dict"]
+__all__ = ["Decision", "Plan", "applied", "load_plan", "plan_from_dict", "plan_to_dict"]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from typing import Any, Final
+
+from gpumemnet.planner.decisions import Decision, Plan, plan_from_dict, plan_to_dict
+from gpumemnet.tracing.report.answer import TraceAnswer, answer_from_dict, answer_to_dict
+
+FITS: Final = "fits"
+PLANNED: Final = "planned"
+NOTHING_FITS: Final = "nothing_fits"
+OUTCOMES: Final = (FITS, PLANNED, NOTHING_FITS)
+"""The job fits as it is; it fits by the plan; no plan makes it fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,3 +41,107 @@ class Alternative:
     how: str
     slowdown: float | None = None
     trace_options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchPoint:
+    """What one search finds within one budget.
+
+    Attributes:
+        optimizer: name of the search.
+        process_bytes: predicted peak memory of its plan.
+        slowdown: modelled slow-down of its plan.
+    """
+
+    optimizer: str
+    process_bytes: int
+    slowdown: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanAnswer:
+    """How a job can be made to fit a budget.
+
+    Attributes:
+        before: the job as it stands; its available memory is the budget.
+        plan: the plan; ``None`` if the job fits as it is.  If nothing fits, the plan that takes the least memory.
+        after: the job with the plan applied, traced again; ``None`` if the job fits as it is.
+        alternatives: changes of settings, those first that change the training least.
+        searches: what every search finds within several budgets, on request.
+        script: Python code that applies the plan, or the settings that have the same effect.
+    """
+
+    before: TraceAnswer
+    plan: Plan | None = None
+    after: TraceAnswer | None = None
+    alternatives: tuple[Alternative, ...] = ()
+    searches: tuple[SearchPoint, ...] = ()
+    script: str = ""
+
+    @property
+    def budget_bytes(self) -> int:
+        """Memory of the process that the job has to fit into."""
+        return self.before.available_bytes
+
+    @property
+    def outcome(self) -> str:
+        """One of :data:`OUTCOMES`."""
+        if self.before.fits:
+            return FITS
+        return PLANNED if self.after is not None and self.after.fits else NOTHING_FITS
+
+
+def plan_answer_to_dict(answer: PlanAnswer) -> dict[str, Any]:
+    """Return the answer as a JSON object, with its outcome and its budget."""
+    return {
+        "outcome": answer.outcome,
+        "budget_bytes": answer.budget_bytes,
+        "before": answer_to_dict(answer.before),
+        "plan": None if answer.plan is None else plan_to_dict(answer.plan),
+        "after": None if answer.after is None else answer_to_dict(answer.after),
+        "alternatives": [asdict(each) for each in answer.alternatives],
+        "searches": [asdict(point) for point in answer.searches],
+        "script": answer.script,
+    }
+
+
+def plan_answer_from_dict(document: Mapping[str, Any]) -> PlanAnswer:
+    """Return the answer of a JSON object from :func:`plan_answer_to_dict`."""
+    plan, after = document["plan"], document["after"]
+    return PlanAnswer(
+        before=answer_from_dict(document["before"]),
+        plan=None if plan is None else plan_from_dict(plan),
+        after=None if after is None else answer_from_dict(after),
+        alternatives=tuple(Alternative(**each) for each in document["alternatives"]),
+        searches=tuple(SearchPoint(**point) for point in document["searches"]),
+        script=document["script"],
+    )
+
+
+def units_by_decision(plan: Plan) -> dict[Decision, str]:
+    """Return the units of each decision in words, such as ``h.0–27, ln_f``; decisions in the order of their first unit."""
+    texts: dict[Decision, list[str]] = {}
+    for decision, units in groupby(plan.units, plan.decision):
+        texts.setdefault(decision, []).extend(_ranges(list(units)))
+    return {decision: ", ".join(ranges) for decision, ranges in texts.items()}
+
+
+def _ranges(units: list[str]) -> list[str]:
+    """Return names as ranges: those that differ in their last number only, and count up, are joined."""
+    ranges: list[tuple[str, int | None, int | None]] = []
+    for unit in units:
+        stem, _, last = unit.rpartition(".")
+        number = int(last) if last.isdecimal() else None
+        stem = unit if number is None else stem
+        if ranges and number is not None and ranges[-1][0] == stem and ranges[-1][2] == number - 1:
+            ranges[-1] = (stem, ranges[-1][1], number)
+        else:
+            ranges.append((stem, number, number))
+    return [_range(*each) for each in ranges]
+
+
+def _range(stem: str, first: int | None, last: int | None) -> str:
+    if first is None:
+        return stem
+    numbers = f"{first}" if first == last else f"{first}–{last}"
+    return f"{stem}.{numbers}" if stem else numbers

@@ -15,9 +15,11 @@ assumes of the executor, so that a plan takes on a GPU what was predicted:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Final
 
 from gpumemnet.errors import InvalidRequestError, did_you_mean
@@ -158,6 +160,21 @@ def plan_from_dict(document: object) -> Plan:
         if name not in _READERS and type(values[name]) not in _TYPES[kind]:
             raise InvalidRequestError(f"must be {kind}, not {describe(values[name])}", f"plan.{name}")
     return Plan(**{name: _READERS[name](value, name) if name in _READERS else value for name, value in values.items()})
+
+
+def load_plan(path: Path | str) -> Plan:
+    """Return the plan in the file that ``gpumemnet plan --out`` wrote.
+
+    Raises:
+        InvalidRequestError: the file cannot be read, or holds no plan.
+    """
+    try:
+        document = json.loads(Path(path).read_text("utf-8"))
+    except OSError as error:
+        raise InvalidRequestError(f"{path} cannot be read: {error.strerror}", "plan") from None
+    except ValueError:
+        raise InvalidRequestError(f"{path} is no JSON file", "plan") from None
+    return plan_from_dict(document)
 
 
 def decisions_from_dict(document: object, field: str = "decisions") -> dict[str, Decision]:

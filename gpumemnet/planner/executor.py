@@ -8,6 +8,7 @@ and pickled with the model.  Recomputation is in :mod:`gpumemnet.planner.recompu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MethodType, TracebackType
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 
 from gpumemnet.errors import PlanError
-from gpumemnet.planner.decisions import Decision, Plan
+from gpumemnet.planner.decisions import Decision, Plan, load_plan
 from gpumemnet.planner.recomputing import recompute
 from gpumemnet.planner.refusals import StateCheck, check_plan
 from gpumemnet.planner.swapping import Swaps
@@ -23,16 +24,17 @@ from gpumemnet.planner.swapping import Swaps
 _FORWARD: Final = "forward"
 
 
-def applied(model: nn.Module, plan: Plan | Mapping[str, str]) -> AppliedPlan:
+def applied(model: nn.Module, plan: Plan | Mapping[str, str] | Path | str) -> AppliedPlan:
     """Let ``model`` keep, recompute and swap as ``plan`` says; losses and gradients stay the same to the last bit.
 
     The plan is in force from this call on, until the context is left or :meth:`AppliedPlan.undo` is called.
 
     Args:
         model: the model, on any device, before ``torch.compile``.
-        plan: the plan, or a decision for each module by its name.
+        plan: the plan, the path of its file, or a decision for each module by its name.
 
     Raises:
+        InvalidRequestError: the file holds no plan.
         PlanError: the plan does not belong to the model, or the model would compute something else under it.
 
     Example:
@@ -42,7 +44,7 @@ def applied(model: nn.Module, plan: Plan | Mapping[str, str]) -> AppliedPlan:
         >>> with applied(model, {"0": "recompute"}):
         ...     model(torch.ones(2, 8)).sum().backward()
     """
-    return AppliedPlan(model, plan)
+    return AppliedPlan(model, load_plan(plan) if isinstance(plan, Path | str) else plan)
 
 
 class AppliedPlan:

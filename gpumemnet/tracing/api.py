@@ -150,7 +150,7 @@ def trace_request(model: nn.Module, inputs: object, request: TraceRequest, batch
     Raises:
         ExtractError, InvalidJobError, InvalidRequestError, MissingExtraError, UnsupportedTorchError: as in :func:`trace`.
     """
-    notes = _checked_torch(*(() if request.options.parallel == "none" else ("parallel",)))
+    notes = checked_torch(*(() if request.options.parallel == "none" else ("parallel",)))
     from gpumemnet.extract.inputs import ModelInputs, inputs_from_example
     from gpumemnet.tracing.model_tracer import ModelTracer
 
@@ -158,7 +158,7 @@ def trace_request(model: nn.Module, inputs: object, request: TraceRequest, batch
     return ModelTracer(model, model_inputs, request, notes).answer()
 
 
-def _checked_torch(*uses: str) -> tuple[str, ...]:
+def checked_torch(*uses: str) -> tuple[str, ...]:
     """Notes on the installed PyTorch, see :func:`~gpumemnet.torch_private.probes.check_torch`."""
     try:
         from gpumemnet.torch_private.probes import check_torch

@@ -19,9 +19,9 @@ from gpumemnet.tracing.report.parts import PART_NAMES, TOP_MODULES, shown_mib
 from gpumemnet.tracing.report.picture import COLOURS, Picture, peak_lines, title_of
 from gpumemnet.units import GIB, ceil_mib
 
-_WIDTH, _HEIGHT = 1000, 400
+WIDTH, HEIGHT = 1000, 400
 """Size of the SVG in its coordinates."""
-_HEADROOM: Final = 1.06
+HEADROOM: Final = 1.06
 _LABELLED_WIDTH: Final = 0.05
 _NEAR: Final = 0.09
 """Labels of the batch axis overlap if they are closer than this share of its width."""
@@ -29,25 +29,28 @@ _NEAR: Final = 0.09
 
 def page(answer: TraceAnswer, picture: Picture) -> str:
     """Return the HTML page for ``answer`` with the chart ``picture``."""
-    heading = escape(title_of(answer))
-    style, script = (
-        resources.files("gpumemnet.tracing.report").joinpath(f"plot_page.{kind}").read_text("utf-8") for kind in ("css", "js")
-    )
-    colours = "".join(f"--{part.replace('_', '-')}: {colour};" for part, colour in COLOURS.items())
     sections = [
-        f'<div class="together"><div>{_step_chart(answer, picture)}</div><div>{_breakdown(answer, picture)}</div></div>',
+        f'<div class="together"><div>{step_chart(answer, picture, HEADROOM * picture.top_bytes, has_pointer=True)}</div>'
+        f"<div>{_breakdown(answer, picture)}</div></div>",
         _modules(answer),
         _batches(answer) if answer.batches else "",
         _assumptions(answer),
     ]
+    script = resources.files("gpumemnet.tracing.report").joinpath("plot_page.js").read_text("utf-8")
+    data = f'<script type="application/json" id="data">{_data(picture)}</script>\n<script>\n{script}</script>'
+    return html_page(title_of(answer), _verdict(answer), [*filter(None, sections), data])
+
+
+def html_page(title: str, first_line: str, sections: Sequence[str]) -> str:
+    """Return an HTML page that loads nothing: a heading, one line in words, and sections of HTML."""
+    style = resources.files("gpumemnet.tracing.report").joinpath("plot_page.css").read_text("utf-8")
+    colours = "".join(f"--{part.replace('_', '-')}: {colour};" for part, colour in COLOURS.items())
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{heading}</title><style>:root {{ {colours} }}\n{style}</style></head><body>\n"
-        f"<h1>{heading}</h1>\n<p>{escape(_verdict(answer))}</p>\n"
-        f"{chr(10).join(section for section in sections if section)}\n"
-        f'<script type="application/json" id="data">{_data(picture)}</script>\n'
-        f"<script>\n{script}</script></body></html>\n"
+        f"<title>{escape(title)}</title><style>:root {{ {colours} }}\n{style}</style></head><body>\n"
+        f"<h1>{escape(title)}</h1>\n<p>{escape(first_line)}</p>\n"
+        f"{chr(10).join(sections)}</body></html>\n"
     )
 
 
@@ -56,19 +59,27 @@ def _verdict(answer: TraceAnswer) -> str:
     return f"{_mib(answer.expected_bytes)} expected, {_mib(answer.safe_bytes)} safe: {verdict}."
 
 
-def _step_chart(answer: TraceAnswer, picture: Picture) -> str:
-    top = _HEADROOM * picture.top_bytes
-    shapes, words = _grid(top)
+def step_chart(answer: TraceAnswer, picture: Picture, top_bytes: float, *, has_pointer: bool) -> str:
+    """Return the chart of a step as HTML.
+
+    Args:
+        answer: the answer.
+        picture: its chart.
+        top_bytes: height of the chart in bytes.
+        has_pointer: whether the page's script shows the values under the pointer; one chart of a page can have that.
+    """
+    top = top_bytes
+    shapes, words = grid(top)
     # from the top band down, each filled to zero: one edge instead of two, and no gaps between adjacent bands
     for band, edge in reversed(list(zip(picture.bands, picture.edges_bytes, strict=True))):
         shapes.append(
-            f'<path style="fill:var(--{band.part.replace("_", "-")})" d="M0 {_HEIGHT}{_stairs(picture, edge, top)}V{_HEIGHT}Z"/>'
+            f'<path style="fill:var(--{band.part.replace("_", "-")})" d="M0 {HEIGHT}{_stairs(picture, edge, top)}V{HEIGHT}Z"/>'
         )
     reserved = _stairs(picture, picture.reserved_bytes, top)
-    shapes.insert(0, f'<path style="fill:var(--unused)" d="M0 {_HEIGHT}{reserved}V{_HEIGHT}Z"/>')
+    shapes.insert(0, f'<path style="fill:var(--unused)" d="M0 {HEIGHT}{reserved}V{HEIGHT}Z"/>')
     for phase in picture.phases:
         if phase.start > 0:
-            shapes.append(_line("cut", phase.start, phase.start, 0, _HEIGHT))
+            shapes.append(svg_line("cut", phase.start, phase.start, 0, HEIGHT))
         if phase.end - phase.start >= _LABELLED_WIDTH:
             style = f"left:{phase.start:.2%};width:{phase.end - phase.start:.2%}"
             words.append(f'<span class="phase" style="{style}">{escape(phase.name)}</span>')
@@ -77,18 +88,21 @@ def _step_chart(answer: TraceAnswer, picture: Picture) -> str:
     if picture.available_bytes is not None:
         lines.append(("available", picture.available_bytes))
     for name, size in lines:
-        shapes.append(_line(name, 0, 1, _y(size, top), _y(size, top)))
+        shapes.append(svg_line(name, 0, 1, _y(size, top), _y(size, top)))
         words.append(f'<span class="line" style="top:{1 - size / top:.2%}">{name} {_mib(size)}</span>')
     x, used = picture.peak_position, picture.edges_bytes[-1][picture.peak]
     side = f"left:{x:.2%};max-width:{1 - x:.2%}" if x < 0.5 else f"right:{1 - x:.2%};max-width:{x:.2%}"
-    what, source = (escape(line) for line in peak_lines(answer, picture))
+    what, source = (escape(each) for each in peak_lines(answer, picture))
     words.append(f'<span class="callout" style="{side}" title="{source}">{what}<br>{source}</span>')
+    dot = f'<span class="dot" style="left:{x:.2%};top:{1 - used / top:.2%}"></span>'
+    if not has_pointer:
+        return f'<div class="chart" role="img" aria-label="Memory over a training step">{svg(shapes)}{"".join(words)}{dot}</div>'
     words.append('<span id="cursor" class="cursor"></span>')
-    words.append(f'<span class="dot" style="left:{x:.2%};top:{1 - used / top:.2%}"></span>')
+    words.append(dot)
     return (
         f'<div id="plot" class="chart" tabindex="0" role="slider" aria-valuemin="0" aria-valuemax="{len(picture.events) - 1}" '
         f'aria-valuenow="{picture.peak}" aria-label="Memory over a training step; arrow keys move the read-out">'
-        f"{_svg(shapes)}{''.join(words)}</div>"
+        f"{svg(shapes)}{''.join(words)}</div>"
         '<p class="quiet">GiB over the allocations and frees of one training step, in order; each phase to its own scale. '
         "The upper edge is what nvidia-smi shows. Point at the picture, or use the arrow keys.</p>"
     )
@@ -112,7 +126,7 @@ def _breakdown(answer: TraceAnswer, picture: Picture) -> str:
         f'<tr class="sum"><td>in nvidia-smi</td><td>{ceil_mib(answer.expected_bytes):,}</td><td></td>'
         '<td data-row data-name="in nvidia-smi"></td></tr>'
     )
-    table = _table("Memory at the peak, MiB", ("", "peak", "share", "pointer"), rows)
+    table = html_table("Memory at the peak, MiB", ("", "peak", "share", "pointer"), rows)
     return f'{table}<p class="quiet">Pointer: <span id="where"></span></p>'
 
 
@@ -122,21 +136,21 @@ def _modules(answer: TraceAnswer) -> str:
         f"<td>{size / answer.expected_bytes:.1%}</td></tr>"
         for name, size in answer.peak.modules[:TOP_MODULES]
     ]
-    return _table("Modules that hold most at the peak", ("module", "memory", "share"), rows)
+    return html_table("Modules that hold most at the peak", ("module", "memory", "share"), rows)
 
 
 def _batches(answer: TraceAnswer) -> str:
     points = sorted(answer.batches, key=lambda point: point.batch_size)
     most, largest = max(point.safe_bytes for point in points), points[-1].batch_size
     is_available_drawn = answer.available_bytes < 2 * most
-    top = _HEADROOM * max(most, answer.available_bytes if is_available_drawn else 0)
-    shapes, words = _grid(top)
+    top = HEADROOM * max(most, answer.available_bytes if is_available_drawn else 0)
+    shapes, words = grid(top)
     places = [point.batch_size / largest for point in points]
     for name, sizes in (("drawn", [p.expected_bytes for p in points]), ("safe", [p.safe_bytes for p in points])):
-        corners = " ".join(f"{x * _WIDTH:.1f},{_y(size, top)}" for x, size in zip(places, sizes, strict=True))
+        corners = " ".join(f"{x * WIDTH:.1f},{_y(size, top)}" for x, size in zip(places, sizes, strict=True))
         shapes.append(f'<polyline class="{name}" points="{corners}"/>')
     if is_available_drawn:
-        shapes.append(_line("available", 0, 1, _y(answer.available_bytes, top), _y(answer.available_bytes, top)))
+        shapes.append(svg_line("available", 0, 1, _y(answer.available_bytes, top), _y(answer.available_bytes, top)))
         words.append(f'<span class="line" style="top:{1 - answer.available_bytes / top:.2%}">available</span>')
     rows, free = [], 1.0 + _NEAR
     for point, x in reversed(list(zip(points, places, strict=True))):
@@ -150,10 +164,10 @@ def _batches(answer: TraceAnswer) -> str:
             f"<tr><td>{point.batch_size:,}</td><td>{_mib(point.expected_bytes)}</td><td>{_mib(point.safe_bytes)}</td>"
             f"<td>{VERDICT_TEXTS[point.verdict]}</td><td>{source}</td></tr>"
         )
-    table = _table("", ("batch size", "expected", "safe", "verdict", ""), rows[::-1])
+    table = html_table("", ("batch size", "expected", "safe", "verdict", ""), rows[::-1])
     return (
         '<h2>Other batch sizes</h2><div class="together"><div><div class="chart low" role="img" '
-        f'aria-label="Memory over batch size; the table says the same">{_svg(shapes)}{"".join(words)}</div>'
+        f'aria-label="Memory over batch size; the table says the same">{svg(shapes)}{"".join(words)}</div>'
         '<p class="quiet">GiB over batch size: line expected, dashes safe; a full dot was traced, '
         f"a hollow one is interpolated from two others.</p></div><div>{table}</div></div>"
     )
@@ -167,8 +181,8 @@ def _assumptions(answer: TraceAnswer) -> str:
         f"Least memory in which the job still runs: {_mib(answer.smallest_bytes)}",
         *answer.notes,
     ]
-    rest = f"<h2>Not included</h2>{_bullets(answer.not_included)}" if answer.not_included else ""
-    return f"<h2>What this rests on</h2>{_bullets(facts)}{rest}"
+    rest = f"<h2>Not included</h2>{bullets(answer.not_included)}" if answer.not_included else ""
+    return f"<h2>What this rests on</h2>{bullets(facts)}{rest}"
 
 
 def _data(picture: Picture) -> str:
@@ -185,13 +199,13 @@ def _data(picture: Picture) -> str:
     return json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _grid(top_bytes: float) -> tuple[list[str], list[str]]:
+def grid(top_bytes: float) -> tuple[list[str], list[str]]:
     """Return grid lines and labels at round amounts."""
     distance = next(step for step in _round_steps() if top_bytes / step <= 7)
     shapes, words = [], []
     for line in range(int(top_bytes / distance) + 1):
         size = line * distance
-        shapes.append(_line("rule", 0, 1, _y(size, top_bytes), _y(size, top_bytes)))
+        shapes.append(svg_line("rule", 0, 1, _y(size, top_bytes), _y(size, top_bytes)))
         words.append(f'<span class="y" style="top:{1 - size / top_bytes:.2%}">{size / GIB:g}</span>')
     return shapes, words
 
@@ -207,28 +221,32 @@ def _stairs(picture: Picture, sizes: Sequence[int], top_bytes: float) -> str:
     """Return SVG path commands along ``sizes``; consecutive points of equal height share one segment."""
     moments = zip(picture.positions, (_y(size, top_bytes) for size in sizes), strict=False)
     stairs = [(next(group)[0], y) for y, group in groupby(moments, key=lambda moment: moment[1])]
-    return "".join(f"H{x * _WIDTH:.1f}V{y}" for x, y in stairs) + f"H{_WIDTH}"
+    return "".join(f"H{x * WIDTH:.1f}V{y}" for x, y in stairs) + f"H{WIDTH}"
 
 
 def _y(size: float, top_bytes: float) -> str:
-    return f"{_HEIGHT * (1 - size / top_bytes):.1f}"
+    return f"{HEIGHT * (1 - size / top_bytes):.1f}"
 
 
-def _line(kind: str, x1: float, x2: float, y1: float | str, y2: float | str) -> str:
-    return f'<line class="{kind}" x1="{x1 * _WIDTH:.1f}" x2="{x2 * _WIDTH:.1f}" y1="{y1}" y2="{y2}"/>'
+def svg_line(kind: str, x1: float, x2: float, y1: float | str, y2: float | str) -> str:
+    """Return a line of SVG; ``x`` from 0 to 1, ``y`` in the coordinates of the SVG."""
+    return f'<line class="{kind}" x1="{x1 * WIDTH:.1f}" x2="{x2 * WIDTH:.1f}" y1="{y1}" y2="{y2}"/>'
 
 
-def _svg(shapes: Sequence[str]) -> str:
-    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" aria-hidden="true">{"".join(shapes)}</svg>'
+def svg(shapes: Sequence[str]) -> str:
+    """Return shapes as an SVG that fills its box."""
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" aria-hidden="true">{"".join(shapes)}</svg>'
 
 
-def _table(caption: str, headings: Sequence[str], rows: Sequence[str]) -> str:
+def html_table(caption: str, headings: Sequence[str], rows: Sequence[str]) -> str:
+    """Return a table as HTML; ``rows`` are HTML too."""
     head = "".join(f"<th>{heading}</th>" for heading in headings)
     above = f"<h2>{caption}</h2>" if caption else ""
     return f"{above}<table><tr>{head}</tr>{''.join(rows)}</table>"
 
 
-def _bullets(items: Sequence[str]) -> str:
+def bullets(items: Sequence[str]) -> str:
+    """Return texts as a list of HTML."""
     return f"<ul>{''.join(f'<li>{escape(item)}</li>' for item in items)}</ul>"
 
 

@@ -1,0 +1,257 @@
+"""Draws a plan: the memory over a step before and after, and the modelled time against the memory for every search.
+
+The file's suffix selects the format, as for a trace: matplotlib draws PNG, SVG and PDF, and HTML needs no further package.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from itertools import cycle
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING, Final
+
+from gpumemnet.errors import InvalidRequestError
+from gpumemnet.planner.answer import PLANNED, PlanAnswer, SearchPoint, units_by_decision
+from gpumemnet.tracing.report import plot_html
+from gpumemnet.tracing.report.answer import TraceAnswer
+from gpumemnet.tracing.report.parts import PART_NAMES
+from gpumemnet.tracing.report.picture import COLOURS, Picture, picture_of, title_of
+from gpumemnet.tracing.report.plot import AVAILABLE, DASHES, HEADROOM, INK, QUIET, UNUSED, draw_chart, write_picture
+from gpumemnet.tracing.report.plot import plot as plot_trace
+from gpumemnet.tracing.report.plot_html import HEIGHT, WIDTH, html_page, html_table, step_chart, svg, svg_line
+from gpumemnet.units import GIB, ceil_mib
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_SIZE_INCHES: Final = (12.0, 8.0)
+_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999", "#661100", "#332288")
+"""Colours of the searches, of Okabe and Ito and of Tol for colour-blind readers."""
+_MARKERS: Final = "osD^vP*X<>"
+_MARGIN: Final = 0.05
+_MOST_TICKS: Final = 7
+
+
+def plot(answer: PlanAnswer, path: Path) -> None:
+    """Write the picture of ``answer`` to ``path`` atomically; of a job that fits as it is, the memory over its step alone.
+
+    Args:
+        answer: a plan of which the step's memory was requested.
+        path: a file that ends in ``.html``, ``.png``, ``.svg`` or ``.pdf``.
+
+    Raises:
+        InvalidRequestError: another suffix, an answer without curves, or a file that cannot be written.
+        MissingExtraError: matplotlib is needed and not installed.
+    """
+    after = answer.after
+    if after is None:
+        plot_trace(answer.before, path)
+        return
+    if answer.before.curve is None or after.curve is None:
+        raise InvalidRequestError("the answer has no curves; plan with with_searches", "plot")
+    pictures = (picture_of(answer.before), picture_of(after))
+    write_picture(
+        path, lambda: _page(answer, after, pictures), lambda figure: _draw(figure, answer, after, pictures), _SIZE_INCHES
+    )
+
+
+def _title(answer: PlanAnswer) -> tuple[str, str]:
+    before, after, plan = answer.before, answer.after, answer.plan
+    assert after is not None
+    assert plan is not None
+    verb = "fits by a plan" if answer.outcome == PLANNED else "does not fit by any plan"
+    amounts = f"{_mib(after.expected_bytes)} expected, {_mib(after.safe_bytes)} safe instead of {_mib(before.safe_bytes)}"
+    return title_of(before), f"{verb} in {_mib(answer.budget_bytes)}: {amounts}, step {100 * plan.slowdown:+.1f} % (modelled)"
+
+
+def _decisions(answer: PlanAnswer) -> list[tuple[str, str]]:
+    assert answer.plan is not None
+    return [(decision.replace("_", " "), units) for decision, units in units_by_decision(answer.plan).items()]
+
+
+def _by_search(answer: PlanAnswer) -> dict[str, list[SearchPoint]]:
+    found: dict[str, list[SearchPoint]] = {}
+    for point in answer.searches:
+        found.setdefault(point.optimizer, []).append(point)
+    return {name: sorted(points, key=lambda point: point.process_bytes) for name, points in found.items()}
+
+
+def _draw(figure: Figure, answer: PlanAnswer, after: TraceAnswer, pictures: tuple[Picture, Picture]) -> None:
+    top = HEADROOM * max(picture.top_bytes for picture in pictures)
+    title, line = _title(answer)
+    figure.text(0.05, 0.962, title, fontsize=13, fontweight="bold", parse_math=False)
+    figure.text(0.05, 0.932, line, fontsize=10.5, color=QUIET, parse_math=False)
+    for left, heading, trace, picture in (
+        (0.05, "as it is", answer.before, pictures[0]),
+        (0.53, "with the plan", after, pictures[1]),
+    ):
+        axes = figure.add_axes((left, 0.50, 0.42, 0.35))
+        draw_chart(axes, trace, picture, top)
+        axes.set_title(heading, loc="left", fontsize=10.5, fontweight="bold", pad=18)
+        axes.set_xlabel("allocations and frees of one training step, in order", color=QUIET)
+        axes.set_ylabel("GiB")
+    _draw_searches(figure.add_axes((0.05, 0.065, 0.42, 0.335)), answer)
+    _draw_legend(figure.add_axes((0.53, 0.03, 0.45, 0.40)), answer, pictures)
+
+
+def _draw_searches(axes: Axes, answer: PlanAnswer) -> None:
+    plan = answer.plan
+    assert plan is not None
+    for (name, points), colour, marker in zip(_by_search(answer).items(), _COLOURS, _MARKERS, strict=False):
+        memory, extra = [point.process_bytes / GIB for point in points], [100 * point.slowdown for point in points]
+        axes.plot(memory, extra, color=colour, marker=marker, markersize=4.5, linewidth=1.1, label=name, alpha=0.85)
+    axes.plot(
+        plan.process_bytes / GIB,
+        100 * plan.slowdown,
+        "o",
+        markersize=13,
+        markerfacecolor="none",
+        color="black",
+        label="this plan",
+    )
+    axes.axvline(answer.budget_bytes / GIB, color=AVAILABLE, linewidth=1.6)
+    axes.set_xlabel("peak memory of the process, GiB (line: available)", color=QUIET)
+    axes.set_ylabel("longer step, %, modelled")
+    axes.set_title("every search at several budgets", loc="left", fontsize=10.5, fontweight="bold")
+    axes.legend(frameon=False, fontsize=8.5)
+    axes.set_ylim(bottom=-1)
+
+
+def _draw_legend(axes: Axes, answer: PlanAnswer, pictures: tuple[Picture, Picture]) -> None:
+    axes.set_axis_off()
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    shown = {band.part for picture in pictures for band in picture.bands}
+    entries = [
+        (PART_NAMES["fragmentation"][0], UNUSED),
+        *((PART_NAMES[part][0], COLOURS[part]) for part in reversed(COLOURS) if part in shown),
+    ]
+    for index, (name, colour) in enumerate(entries):
+        column, row = divmod(index, (len(entries) + 1) // 2)
+        x, y = 0.5 * column, 0.97 - 0.075 * row
+        axes.fill_between([x, x + 0.05], y - 0.02, y + 0.02, color=colour, linewidth=0)
+        axes.text(x + 0.07, y, name, va="center")
+    y = 0.97 - 0.075 * ((len(entries) + 1) // 2)
+    for x, name, colour, dashes in (
+        (0.0, "nvidia-smi shows", INK, "solid"),
+        (0.37, "safe", INK, DASHES),
+        (0.58, "available", AVAILABLE, "solid"),
+    ):
+        axes.plot([x, x + 0.05], [y, y], color=colour, linewidth=1.6, linestyle=dashes)
+        axes.text(x + 0.07, y, name, va="center")
+    y -= 0.1
+    for name, units in _decisions(answer):
+        axes.text(0, y, name, va="top", fontweight="bold")
+        lines = _wrapped(units, 42, 4)
+        axes.text(0.45, y, "\n".join(lines), va="top", linespacing=1.3, parse_math=False)
+        y -= 0.052 * len(lines) + 0.03
+
+
+def _wrapped(text: str, width: int, most: int) -> list[str]:
+    """Return ``text`` in lines of ``width`` characters, ``most`` of them at most."""
+    lines = wrap(text, width, break_long_words=True)
+    return lines if len(lines) <= most else [*lines[: most - 1], f"{lines[most - 1][: width - 1]}…"]
+
+
+def _page(answer: PlanAnswer, after: TraceAnswer, pictures: tuple[Picture, Picture]) -> str:
+    top = plot_html.HEADROOM * max(picture.top_bytes for picture in pictures)
+    charts = [
+        f"<h2>{heading}</h2>{step_chart(trace, picture, top, has_pointer=False)}"
+        for heading, trace, picture in (("As it is", answer.before, pictures[0]), ("With the plan", after, pictures[1]))
+    ]
+    shown = {band.part for picture in pictures for band in picture.bands}
+    keys = "".join(
+        f'<i class="key" style="background:var(--{part.replace("_", "-")})"></i>{PART_NAMES[part][0]} &ensp; '
+        for part in reversed(COLOURS)
+        if part in shown
+    )
+    rows = [f"<tr><td>{escape(name)}</td><td>{escape(units)}</td></tr>" for name, units in _decisions(answer)]
+    sections = [
+        f'<div class="pair"><div>{charts[0]}</div><div>{charts[1]}</div></div>',
+        f'<p class="quiet">{keys}</p>'
+        '<p class="quiet">GiB over the allocations and frees of one training step, in order; both to one scale. '
+        "The upper edge is what nvidia-smi shows.</p>",
+        f'<div class="words">{html_table("The plan", ("decision", "modules"), rows)}</div>',
+        _searches(answer) if answer.searches else "",
+        _alternatives(answer) if answer.alternatives else "",
+    ]
+    style = (
+        "<style>.pair { display: grid; grid-template-columns: 1fr 1fr; gap: 0 1.5rem; } .pair .chart { height: 20rem; }"
+        " .words td, .words th { text-align: left; white-space: normal; }"
+        " @media (max-width: 56rem) { .pair { display: block; } }</style>"
+    )
+    title, line = _title(answer)
+    return html_page(title, f"{line[0].upper()}{line[1:]}.", [style, *filter(None, sections)])
+
+
+def _searches(answer: PlanAnswer) -> str:
+    """Return the chart of time against memory, and its table."""
+    plan = answer.plan
+    assert plan is not None
+    found = _by_search(answer)
+    memories = [point.process_bytes for point in answer.searches] + [answer.budget_bytes, plan.process_bytes]
+    slowest = max(0.01, plan.slowdown, *(point.slowdown for point in answer.searches))
+    low, high = min(memories), max(memories)
+    room = _MARGIN * (high - low or 1)
+
+    def x(memory: float) -> float:
+        return (memory - low + room) / (high - low + 2 * room)
+
+    def y(slowdown: float) -> float:
+        return 1 - (slowdown / slowest + _MARGIN) / (1 + 2 * _MARGIN)
+
+    shapes, words = [], []
+    for share in _ticks(slowest):
+        shapes.append(svg_line("rule", 0, 1, HEIGHT * y(share), HEIGHT * y(share)))
+        words.append(f'<span class="y" style="top:{y(share):.2%}">{100 * share:g} %</span>')
+    for gib in _ticks(high / GIB, (high - low) / GIB):
+        if low - room <= gib * GIB:
+            words.append(f'<span class="x" style="left:{x(gib * GIB):.2%}">{gib:g}</span>')
+    available = x(answer.budget_bytes)
+    shapes.append(svg_line("available", available, available, 0, HEIGHT))
+    side = f"left:{available:.2%};padding-left:.3rem" if available < 0.7 else f"right:{1 - available:.2%};padding-right:.3rem"
+    words.append(f'<span style="{side};top:.2rem">available</span>')
+    keys, rows = [], []
+    for (name, points), colour in zip(found.items(), _COLOURS, strict=False):
+        corners = " ".join(f"{WIDTH * x(point.process_bytes):.1f},{HEIGHT * y(point.slowdown):.1f}" for point in points)
+        shapes.append(f'<polyline class="drawn" style="stroke:{colour}" points="{corners}"/>')
+        for point in points:
+            place = f"left:{x(point.process_bytes):.2%};top:{y(point.slowdown):.2%};background:{colour}"
+            words.append(f'<span class="dot" style="{place}"></span>')
+        keys.append(f'<i class="key" style="background:{colour}"></i>{escape(name)} &ensp; ')
+        cells = " ".join(f"{point.process_bytes / GIB:.1f} GiB {100 * point.slowdown:+.1f} %," for point in points).rstrip(",")
+        rows.append(f"<tr><td>{escape(name)}</td><td>{cells}</td></tr>")
+    ring = f"left:{x(plan.process_bytes):.2%};top:{y(plan.slowdown):.2%};width:1.2rem;height:1.2rem;margin:-.6rem;background:none"
+    words.append(f'<span class="dot" style="{ring};border:2px solid var(--ink)"></span>')
+    table = html_table("", ("search", "memory and longer step"), rows)
+    return (
+        '<h2>Every search at several budgets</h2><div class="chart low" role="img" '
+        f'aria-label="Modelled slow-down over memory; the table says the same">{svg(shapes)}{"".join(words)}</div>'
+        f'<p class="quiet">{"".join(keys)}</p>'
+        '<p class="quiet">How much longer a step is, modelled, over the peak memory of the process in GiB. '
+        "The ring is this plan.</p>"
+        f'<details class="words"><summary>As a table</summary>{table}</details>'
+    )
+
+
+def _ticks(most: float, width: float | None = None) -> list[float]:
+    """Return round numbers from 0 to ``most``, so far apart that a range of ``width`` has at most seven."""
+    distance, factors = 1e-4, cycle((2, 2.5, 2))
+    while (width or most) / distance > _MOST_TICKS:
+        distance *= next(factors)
+    return [round(tick * distance, 6) for tick in range(int(most / distance + 1e-9) + 1)]
+
+
+def _alternatives(answer: PlanAnswer) -> str:
+    rows = [
+        f"<tr><td>{escape(each.change)}</td><td>{escape(each.how)}</td><td>{_mib(each.expected_bytes)}</td>"
+        f"<td>{_mib(each.safe_bytes)}</td><td>{'fits' if each.safe_bytes <= answer.budget_bytes else ''}</td></tr>"
+        for each in answer.alternatives
+    ]
+    return f'<div class="words">{html_table("Instead of a plan", ("change", "how", "expected", "safe", ""), rows)}</div>'
+
+
+def _mib(size: int) -> str:
+    return f"{ceil_mib(size):,} MiB"

@@ -1,0 +1,124 @@
+"""The answer of a plan: its words, its JSON and its pictures."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import gpumemnet
+from gpumemnet.errors import InvalidRequestError
+from gpumemnet.gpu.catalogue import find_profile
+from gpumemnet.gpu.mig import with_available
+from gpumemnet.planner import applied, load_plan, plan_to_dict
+from gpumemnet.planner.answer import (
+    Alternative,
+    PlanAnswer,
+    SearchPoint,
+    plan_answer_from_dict,
+    plan_answer_to_dict,
+    units_by_decision,
+)
+from gpumemnet.planner.decisions import Decision, Plan
+from gpumemnet.planner.plot import plot
+from gpumemnet.tracing import ExtraResults, TraceAnswer
+from gpumemnet.units import MIB
+
+
+def a_plan(units: tuple[str, ...], **decisions: Decision) -> Plan:
+    return Plan(
+        decisions={name.replace("__", "."): decision for name, decision in decisions.items()},
+        optimizer="greedy",
+        gpu="NVIDIA GeForce RTX 4090",
+        budget_bytes=700 * MIB,
+        process_bytes=600 * MIB,
+        peak_reserved_bytes=200 * MIB,
+        peak_allocated_bytes=200 * MIB,
+        peak_phase="backward",
+        peak_module="3",
+        keep_process_bytes=800 * MIB,
+        step_seconds=0.12,
+        keep_step_seconds=0.1,
+        bound_step_seconds=0.118,
+        host_bytes=0,
+        planning_seconds=0.01,
+        units=units,
+    )
+
+
+def test_units_with_one_decision_are_named_as_ranges() -> None:
+    plan = a_plan(
+        ("stem", "layers.0", "layers.1", "layers.2", "layers.3", "layers.5", "layers.6", "10", "11", "head"),
+        layers__0=Decision.RECOMPUTE,
+        layers__1=Decision.RECOMPUTE,
+        layers__2=Decision.SWAP,
+        layers__5=Decision.RECOMPUTE,
+        **{"10": Decision.RECOMPUTE, "11": Decision.RECOMPUTE},
+    )
+    assert units_by_decision(plan) == {
+        Decision.KEEP: "stem, layers.3, layers.6, head",
+        Decision.RECOMPUTE: "layers.0–1, layers.5, 10–11",
+        Decision.SWAP: "layers.2",
+    }
+
+
+@pytest.fixture(scope="module")
+def traced() -> TraceAnswer:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4)))
+    device = with_available(find_profile("RTX-4090"), 500 * MIB)
+    return gpumemnet.trace(model, torch.empty(8, 64), gpu=device, extras=ExtraResults(curve=True))
+
+
+def planned(traced: TraceAnswer) -> PlanAnswer:
+    after = replace(traced, expected_bytes=traced.expected_bytes - MIB, safe_bytes=400 * MIB)
+    points = tuple(SearchPoint(optimizer=name, process_bytes=600 * MIB, slowdown=0.2) for name in ("greedy", "exact"))
+    alternative = Alternative(
+        name="bf16", change="all in <bf16>", expected_bytes=1, safe_bytes=2, verdict="yes", effect="rounding", how="model.to(…)"
+    )
+    plan = a_plan(("0", "1", "2", "3"), **{"1": Decision.RECOMPUTE})
+    return PlanAnswer(before=traced, plan=plan, after=after, alternatives=(alternative,), searches=points, script="pass\n")
+
+
+def test_the_outcome_is_whether_the_safe_bytes_fit(traced: TraceAnswer) -> None:
+    assert not traced.fits
+    assert planned(traced).outcome == "planned"
+    assert PlanAnswer(before=replace(traced, safe_bytes=400 * MIB)).outcome == "fits"
+    assert replace(planned(traced), after=traced).outcome == "nothing_fits"
+
+
+def test_the_answer_survives_json(traced: TraceAnswer) -> None:
+    answer = planned(traced)
+    document = plan_answer_to_dict(answer)
+    assert plan_answer_from_dict(json.loads(json.dumps(document))) == answer
+    assert document["outcome"] == "planned"
+    assert document["budget_bytes"] == 500 * MIB
+
+
+@pytest.mark.parametrize("suffix", [".html", ".png"])
+def test_the_picture_shows_the_plan(traced: TraceAnswer, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"plan{suffix}"
+    plot(planned(traced), path)
+    content = path.read_bytes()
+    if suffix == ".png":
+        assert content.startswith(b"\x89PNG")
+        return
+    text = content.decode()
+    for words in ("As it is", "With the plan", "recompute", "greedy", "exact", "all in &lt;bf16&gt;", "20 %"):
+        assert words in text
+
+
+def test_a_plan_of_a_file_is_applied(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    plan = a_plan(("0", "1"), **{"0": Decision.RECOMPUTE})
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(plan_to_dict(plan)))
+    assert load_plan(path) == plan
+    with applied(model, str(path)):
+        assert "forward" in vars(model[0])
+    path.write_text("{")
+    with pytest.raises(InvalidRequestError, match="is no JSON file"):
+        load_plan(path)
+    with pytest.raises(InvalidRequestError, match="cannot be read"):
+        applied(model, tmp_path / "none.json")
