@@ -14,6 +14,7 @@
     │   └── CodeEndedError      code that ended before there was an answer
     ├── UnsupportedTorchError   a PyTorch version that lacks what a trace needs
     ├── PlanError               a plan that would change what a model computes, or that does not belong to it
+    │   └── BudgetError         a training step that no plan fits into the budget
     ├── DatasetError            a dataset that is missing, damaged or of another schema
     ├── MeasurementError        a machine on which nothing can be measured
     ├── MissingExtraError       an optional package that is not installed
@@ -90,6 +91,18 @@ class UnsupportedTorchError(GpumemnetError):
 
 class PlanError(GpumemnetError):
     """A plan cannot be applied: the model would compute something else, or has no such modules."""
+
+
+class BudgetError(PlanError):
+    """No plan that was found fits the budget.
+
+    Attributes:
+        smallest_bytes: memory of the process with the smallest plan that was found.
+    """
+
+    def __init__(self, message: str, smallest_bytes: int) -> None:
+        super().__init__(message)
+        self.smallest_bytes = smallest_bytes
 
 
 class DatasetError(GpumemnetError):

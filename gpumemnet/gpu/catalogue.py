@@ -49,6 +49,10 @@ class DeviceProfile:
         compute_capability: major and minor version.
         multiprocessors: number of streaming multiprocessors, from the data sheet or the CUDA runtime; some kernels allocate
             memory for each.
+        fp32_tflops, tf32_tflops, fp16_tflops: peak rates in 10**12 operations a second, without sparsity, from the maker's data
+            sheets and architecture white papers; tf32 and fp16 on tensor cores, fp16 with fp32 sums.  ``None``: not listed.
+        memory_gb_per_second: bandwidth of the GPU's memory in 10**9 bytes a second, from the same.
+        host_link_gb_per_second: bandwidth of the link to the host in one direction, by the number and generation of its lanes.
         context_readings: readings of the context published by others; this project's own measurements are not among them.
         capacity_source, context_source, blas_workspace_source: source of each number.
     """
@@ -63,6 +67,11 @@ class DeviceProfile:
     blas_workspace_source: str
     compute_capability: tuple[int, int]
     multiprocessors: int
+    fp32_tflops: float | None = None
+    tf32_tflops: float | None = None
+    fp16_tflops: float | None = None
+    memory_gb_per_second: float | None = None
+    host_link_gb_per_second: float | None = None
     context_readings: tuple[ContextReading, ...] = ()
 
     @property
@@ -213,6 +222,9 @@ PROFILE_FORMAT: Final = "gpumemnet-device-profile"
 PROFILE_VERSION: Final = 1
 _MAX_FILE_BYTES: Final = 2**20
 _COUNTS: Final = ("capacity_bytes", "blas_workspace_bytes", "multiprocessors")
+_RATES: Final = ("fp32_tflops", "tf32_tflops", "fp16_tflops", "memory_gb_per_second", "host_link_gb_per_second")
+_LARGEST_RATE: Final = 1e6
+"""Above that of any GPU; it catches rates given in operations or bytes a second."""
 
 
 def load_profile(path: Path) -> DeviceProfile:
@@ -278,6 +290,10 @@ def _profile(entry: object, place: str) -> DeviceProfile:
     capability = values["compute_capability"]
     is_version = isinstance(capability, list) and len(capability) == 2 and all(_is_count(number, 0) for number in capability)
     _check(is_version, f"{place}.compute_capability", "two whole numbers such as [9, 0]", capability)
+    for name in _RATES:
+        rate = values.get(name)
+        is_rate = rate is None or (type(rate) in (int, float) and 0 < rate < _LARGEST_RATE)
+        _check(is_rate, f"{place}.{name}", "a number above 0, or null", rate)
     readings = values.get("context_readings", [])
     _check(isinstance(readings, list), f"{place}.context_readings", "a list", readings)
     return DeviceProfile(

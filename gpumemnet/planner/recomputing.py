@@ -7,7 +7,7 @@ activation checkpointing, Korthikanti et al., arXiv 2205.05198).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, Final
@@ -87,12 +87,18 @@ class _Repetition:
 
 
 def _policy(context: object, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Keep the results of expensive operators that draw no random numbers: a repetition must draw all numbers again."""
+    return CheckpointPolicy.MUST_SAVE if keeps_results(operator, args, kwargs) else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def keeps_results(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the results of a call are kept when cheap operators are recomputed.
+
+    They are those of expensive operators that draw no random numbers: a repetition must draw all numbers again.
+    """
     if operator_name(operator) not in EXPENSIVE_OPERATORS:
-        return CheckpointPolicy.PREFER_RECOMPUTE
+        return False
     at = _dropout_argument(operator)
-    share = kwargs.get("dropout_p", args[at] if at is not None and at < len(args) else 0.0)
-    return CheckpointPolicy.PREFER_RECOMPUTE if share else CheckpointPolicy.MUST_SAVE
+    return not kwargs.get("dropout_p", args[at] if at is not None and at < len(args) else 0.0)
 
 
 @cache

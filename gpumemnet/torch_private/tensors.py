@@ -39,6 +39,11 @@ def reference_counts(tensor: Tensor) -> tuple[int, int]:
     return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
 
 
+def storage_owners(number: int) -> int:
+    """How many owners in C++ the storage with this :func:`storage_id` has; it must be alive."""
+    return int(torch._C._storage_Use_Count(number))
+
+
 def is_view(tensor: Tensor) -> bool:
     """Whether autograd knows ``tensor`` as a view of another."""
     return bool(tensor._is_view())

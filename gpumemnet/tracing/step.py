@@ -6,7 +6,7 @@ loss stay alive until the step ends.  Gradients are dropped (``set_to_none``) wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Final
@@ -70,6 +70,7 @@ def record(
     steps: int = 2,
     corrected: bool = True,
     keeps_calls: bool = False,
+    new_recorder: Callable[..., Recorder] = Recorder,
 ) -> Recording:
     """Run ``steps`` optimizer steps of ``model`` on meta tensors and record every storage.
 
@@ -83,6 +84,7 @@ def record(
         steps: at least 2, so that optimizer state and the gradients of the previous step exist.
         corrected: whether to correct the differences between CUDA and meta tensors; ``False`` for a baseline.
         keeps_calls: whether to keep the calls of operators that take scratch memory, for other batch sizes.
+        new_recorder: makes the recorder, which may record more than storages.
 
     Raises:
         ExtractError: names the operator or the line of code that cannot be traced.
@@ -90,7 +92,7 @@ def record(
     """
     modes = {module: module.training for module in model.modules()}
     missing_values = GuessedValues() if options.best_effort else RefusedValues()
-    run = _TrainingRun(model, inputs, options, platform, missing_values, keeps_calls)
+    run = _TrainingRun(model, inputs, options, platform, missing_values, keeps_calls, new_recorder)
     try:
         with torch.enable_grad(), ExitStack() as stack:
             stack.enter_context(placement(missing_values, run.recorder.requested, run.recorder.holds))
@@ -132,6 +134,7 @@ class _TrainingRun:
         platform: Platform,
         missing_values: RefusedValues,
         keeps_calls: bool,
+        new_recorder: Callable[..., Recorder],
     ) -> None:
         self._model = self._model_on_rank = model
         self._missing_values = missing_values
@@ -148,7 +151,7 @@ class _TrainingRun:
         self._gathered_type = gathered_in(model, options.parallel, AUTOCAST.get(options.precision))
         modules = ModulePath(model, self._entered, self._left)
         self._modules = modules
-        self.recorder = Recorder(modules, platform, keeps_calls=keeps_calls)
+        self.recorder = new_recorder(modules, platform, keeps_calls=keeps_calls)
         self.phase = "the model's construction"
         self.loss_text = ""
         self.notes: list[str] = []

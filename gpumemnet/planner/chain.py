@@ -1,0 +1,357 @@
+"""A training step as a chain of units with linear costs: what every search for a plan works on.
+
+The chain follows the rules of :mod:`gpumemnet.planner.decisions`.  Its memory is the sum of live storages by regions of the step,
+bounded from above: a storage counts as gone only where it is gone for a whole region.  Its times are those of one forward and one
+backward pass:
+
+* the forward pass of a unit follows the one before, and waits at its end for the copies of the unit :data:`COPIES_BEHIND` before;
+* copies to the host follow each other, and start when the unit's forward pass has ended;
+* the backward pass starts when they have all ended;
+* copies from the host follow each other, and start when the backward pass reaches the unit :data:`FETCHED_AHEAD` before;
+* the backward pass of a unit waits for them, then recomputes, then runs.
+
+Every maximum is one of a sum that is minimized, so the same model is a mixed-integer linear programme without loss.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpumemnet.allocator import EMPTY_CACHE
+from gpumemnet.planner.costs import Pass, StepCosts, UnitPass
+from gpumemnet.planner.decisions import COPIES_BEHIND, FETCHED_AHEAD, Decision
+from gpumemnet.planner.events import copied_at, fetched_at, swapped_storages
+from gpumemnet.planner.machine import Machine
+from gpumemnet.tracing.timeline import CONVOLUTION
+
+OPTIONS: Final = (
+    *(Decision.KEEP, Decision.RECOMPUTE, Decision.SWAP, Decision.RECOMPUTE_AND_SWAP_INPUT, Decision.RECOMPUTE_CHEAP),
+)
+"""The decisions in the order of the columns of every array below."""
+KEEP: Final = 0
+Floats = NDArray[np.float64]
+_MOST_HOLDERS: Final = 4
+"""A storage that more units hold counts as never gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedStorages:
+    """Storages that several units hold: they are gone only if all of them let go.
+
+    Attributes:
+        units: the units.
+        lets_go: for each of them, whether it lets go with each option, shape ``[units, options]``.
+        amount_bytes: bytes that are then gone.
+        regions: whether they are gone in each region, shape ``[regions]``.
+    """
+
+    units: tuple[int, ...]
+    lets_go: NDArray[np.bool_]
+    amount_bytes: float
+    regions: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chain:
+    """The costs of every decision.  Shapes: ``n`` units, ``o`` options, ``r`` regions.
+
+    Attributes:
+        allowed: whether a unit has an option, ``[n, o]``; it always has the first one, to keep.
+        forward_seconds, backward_seconds: of each unit, with the operators outside of units before it and after it, ``[n]``.
+        turn_forward_seconds, turn_backward_seconds: between the last forward and the first backward pass of a unit.
+        other_seconds: the optimizer's step.
+        recompute_seconds, out_seconds, in_seconds, host_bytes: of each option, ``[n, o]``: recomputation, copies to the host and
+            back, host memory.
+        backward_order: indices of the units in the order of their backward passes.
+        live_bytes: largest sum of live storages in each region if everything is kept, ``[r]``.
+        gone_bytes: what an option takes away from it, below 0 for what it adds, ``[n, o, r]``.
+        shared: storages that several units hold.
+        host_limit_bytes: host memory that a plan may take.
+        passes: number of such passes in a step.
+        convolves: whether each unit has convolutions.
+    """
+
+    allowed: NDArray[np.bool_]
+    forward_seconds: Floats
+    backward_seconds: Floats
+    turn_forward_seconds: float
+    turn_backward_seconds: float
+    other_seconds: float
+    recompute_seconds: Floats
+    out_seconds: Floats
+    in_seconds: Floats
+    host_bytes: Floats
+    backward_order: tuple[int, ...]
+    live_bytes: Floats
+    gone_bytes: Floats
+    shared: tuple[SharedStorages, ...] = ()
+    host_limit_bytes: float = float("inf")
+    passes: int = 1
+    convolves: tuple[bool, ...] = ()
+
+    @property
+    def units(self) -> int:
+        """Number of units."""
+        return len(self.forward_seconds)
+
+    def step_seconds(self, choices: NDArray[np.int64]) -> Floats:
+        """Return the seconds of a step for each row of ``choices``.
+
+        Args:
+            choices: option of each unit, shape ``[plans, n]``.
+        """
+        each = np.arange(self.units)
+        recompute, out, back = (table[each, choices].T for table in (self.recompute_seconds, self.out_seconds, self.in_seconds))
+        time = np.zeros(len(choices))
+        queue = np.zeros(len(choices))
+        copied: list[Floats] = []
+        for unit in range(self.units):
+            time = time + self.forward_seconds[unit]
+            queue = np.where(out[unit] > 0, np.maximum(queue, time) + out[unit], queue)
+            copied.append(queue)
+            if unit >= COPIES_BEHIND:
+                time = np.maximum(time, copied[unit - COPIES_BEHIND])
+        time = np.maximum(time + self.turn_forward_seconds, queue)
+        time = time + self.turn_backward_seconds
+        arrivals = [time] * FETCHED_AHEAD
+        queue = np.zeros(len(choices))
+        for place, unit in enumerate(self.backward_order):
+            arrivals.append(time)
+            queue = np.where(back[unit] > 0, np.maximum(queue, arrivals[place]) + back[unit], queue)
+            time = np.maximum(time, np.where(back[unit] > 0, queue, 0)) + recompute[unit] + self.backward_seconds[unit]
+        return time * self.passes + self.other_seconds
+
+    def region_bytes(self, choices: NDArray[np.int64]) -> Floats:
+        """Return the bytes in each region for each row of ``choices``, shape ``[plans, r]``."""
+        amounts = np.repeat(self.live_bytes[None], len(choices), axis=0)
+        for option in range(1, len(OPTIONS)):
+            amounts -= (choices == option).astype(float) @ self.gone_bytes[:, option]
+        for shared in self.shared:
+            gone = np.ones(len(choices), dtype=bool)
+            for row, unit in enumerate(shared.units):
+                gone &= shared.lets_go[row, choices[:, unit]]
+            amounts[np.ix_(gone, shared.regions)] -= shared.amount_bytes
+        return amounts
+
+    def peak_bytes(self, choices: NDArray[np.int64]) -> Floats:
+        """Return the largest bytes of any region for each row of ``choices``."""
+        return np.asarray(self.region_bytes(choices).max(axis=1))
+
+    def host_bytes_of(self, choices: NDArray[np.int64]) -> Floats:
+        """Return the host memory for each row of ``choices``."""
+        return np.asarray(self.host_bytes[np.arange(self.units), choices].sum(axis=1))
+
+    def fits(self, choices: NDArray[np.int64], limit_bytes: float) -> NDArray[np.bool_]:
+        """Return which rows of ``choices`` fit both budgets."""
+        fits_host = self.host_bytes_of(choices) <= self.host_limit_bytes
+        return np.asarray((self.peak_bytes(choices) <= limit_bytes) & fits_host)
+
+    def keep_all(self) -> NDArray[np.int64]:
+        """Return the choices that keep everything, shape ``[n]``."""
+        return np.zeros(self.units, dtype=np.int64)
+
+
+def chain_of(step: StepCosts, machine: Machine) -> Chain:
+    """Return the chain of the last pass of ``step`` on ``machine``."""
+    each = step.passes[-1]
+    seconds = machine.seconds(step.work)
+
+    def total(operators: Sequence[int]) -> float:
+        return float(seconds[list(operators)].sum())
+
+    units = each.units
+    order = each.backward_order
+    n, o = len(units), len(OPTIONS)
+    recompute, moved = np.zeros((n, o)), np.zeros((n, o))
+    for number, unit in enumerate(units):
+        for column, option in enumerate(OPTIONS):
+            if option.recomputes:
+                recompute[number, column] = total(unit.cheap if option is Decision.RECOMPUTE_CHEAP else unit.rerun)
+            moved[number, column] = sum(step.timeline.storages[s].size_bytes for s in swapped_storages(step, unit, option))
+    memory = _Memory(step, each)
+    live, gone, shared = memory.tables()
+    return Chain(
+        allowed=_allowed(step.evictable, recompute, moved, gone, shared),
+        forward_seconds=np.array(
+            [total(unit.forward) + total(each.between[i - 1] if i else each.before) for i, unit in enumerate(units)]
+        ),
+        backward_seconds=np.array([total(unit.backward) + total(after) for unit, after in zip(units, each.after, strict=True)]),
+        turn_forward_seconds=total(each.between[-1]),
+        turn_backward_seconds=total(each.turn),
+        other_seconds=total(step.optimizer),
+        recompute_seconds=recompute,
+        out_seconds=moved / (machine.to_host_bytes_per_second * machine.efficiency),
+        in_seconds=moved / (machine.from_host_bytes_per_second * machine.efficiency),
+        host_bytes=moved,
+        backward_order=tuple(order),
+        live_bytes=live,
+        gone_bytes=gone,
+        shared=shared,
+        host_limit_bytes=machine.host_memory_bytes,
+        passes=step.microbatches,
+        convolves=tuple(_convolves(step, unit) for unit in units),
+    )
+
+
+def _convolves(step: StepCosts, unit: UnitPass) -> bool:
+    storages = step.timeline.storages
+    return any(e >= 0 and storages[e].operator.startswith(CONVOLUTION) for e in step.timeline.events[unit.start : unit.end])
+
+
+def _allowed(
+    evictable: Sequence[bool], recompute: Floats, moved: Floats, gone: Floats, shared: Sequence[SharedStorages]
+) -> NDArray[np.bool_]:
+    """Return the options that free something and that no other option of the unit beats in everything."""
+    n, o = recompute.shape
+    shares = np.zeros((n, o, len(shared)))
+    for index, each in enumerate(shared):
+        for row, unit in enumerate(each.units):
+            shares[unit, :, index] = each.lets_go[row]
+    frees = np.concatenate([gone, shares], axis=2)
+    allowed = np.zeros((n, o), dtype=bool)
+    for unit in range(n):
+        allowed[unit, KEEP] = True
+        if not evictable[unit]:
+            continue
+        for option in range(1, o):
+            own = frees[unit, option]
+            others = [other for other in range(o) if other != option and (other < option or allowed[unit, other])]
+            is_beaten = any(
+                recompute[unit, other] <= recompute[unit, option]
+                and moved[unit, other] <= moved[unit, option]
+                and (frees[unit, other] >= own).all()
+                for other in others
+                if allowed[unit, other]
+            )
+            allowed[unit, option] = not is_beaten
+    return allowed
+
+
+class _Memory:
+    """Divides the events of a pass into regions, and finds where each decision frees what."""
+
+    def __init__(self, step: StepCosts, each: Pass) -> None:
+        self._step = step
+        self._pass = each
+        self._sizes = step.sizes
+        events = step.timeline.events
+        signed = [0 if e == EMPTY_CACHE else self._sizes[e] if e >= 0 else -self._sizes[~e] for e in events]
+        self._live = np.cumsum(signed)
+        cuts = {each.start, each.forward_end, each.end, len(events)}
+        for unit in each.units:
+            cuts |= {unit.start, unit.end, unit.backward_start}
+        ordered = sorted(cuts)
+        spans = [(a, b) for a, b in pairwise(ordered)]
+        self._starts = np.array([a for a, _ in spans] + [unit.backward_start for unit in each.units])
+        self._ends = np.array([b for _, b in spans] + [unit.backward_start for unit in each.units])
+        at = [unit.backward_start for unit in each.units]
+        self._baseline = np.array(
+            [float(self._live[a:b].max()) for a, b in spans] + [float(self._live[max(a - 1, 0)]) for a in at]
+        )
+        self._first_point = len(spans)
+
+    def tables(self) -> tuple[Floats, Floats, tuple[SharedStorages, ...]]:
+        """Return the live bytes of every region, what each option takes away, and the storages that units share."""
+        units = self._pass.units
+        gone = np.zeros((len(units), len(OPTIONS), len(self._baseline)))
+        for number, unit in enumerate(units):
+            for column, option in enumerate(OPTIONS):
+                if option.recomputes:
+                    gone[number, column, self._first_point + number] -= self._second_pass_bytes(unit, option)
+                    self._add_longer_holds(gone[number, column], unit, option)
+        holders: dict[int, list[int]] = defaultdict(list)
+        for number, unit in enumerate(units):
+            for storage in unit.saved.keys() | set(unit.inputs):
+                if storage in self._step.freed:
+                    holders[storage].append(number)
+        shared: dict[tuple[tuple[int, ...], bytes, bytes], float] = defaultdict(float)
+        for storage, numbers in holders.items():
+            if len(numbers) == 1:
+                for column, option in enumerate(OPTIONS):
+                    start, end = self._absence(storage, numbers[0], option)
+                    gone[numbers[0], column, self._inside(start, end)] += self._sizes[storage]
+            elif len(numbers) <= _MOST_HOLDERS:
+                spans = [[self._absence(storage, number, option) for option in OPTIONS] for number in numbers]
+                lets_go = np.array([[start < end for start, end in row] for row in spans])
+                if not lets_go.any(axis=1).all():
+                    continue
+                used = [span for row, own in zip(spans, lets_go, strict=True) for span, ok in zip(row, own, strict=True) if ok]
+                regions = self._inside(max(start for start, _ in used), min(end for _, end in used))
+                if regions.any():
+                    shared[tuple(numbers), lets_go.tobytes(), regions.tobytes()] += self._sizes[storage]
+        groups = tuple(
+            SharedStorages(
+                numbers,
+                np.frombuffer(lets_go, dtype=bool).reshape(len(numbers), len(OPTIONS)),
+                amount,
+                np.frombuffer(regions, dtype=bool),
+            )
+            for (numbers, lets_go, regions), amount in shared.items()
+        )
+        return self._baseline, gone, groups
+
+    def _inside(self, start: int, end: int) -> NDArray[np.bool_]:
+        """Return the regions within positions ``start`` to ``end``."""
+        return np.asarray((self._starts >= start) & (self._ends <= end))
+
+    def _absence(self, storage: int, number: int, option: Decision) -> tuple[int, int]:
+        """Return the positions between which a unit does not hold a storage that it did; an empty range if it always does.
+
+        A unit that never held it lets go of it everywhere.
+        """
+        step, unit = self._step, self._pass.units[number]
+        outside = step.outside_until(storage)
+        never = (outside, step.freed[storage])
+        is_saved, is_input = storage in unit.saved, storage in unit.inputs
+        born_here = unit.start <= step.allocated[storage] < unit.end
+        if option is Decision.KEEP:
+            return (1, 0) if is_saved else never
+        if storage in swapped_storages(step, unit, option):
+            return max(outside, copied_at(self._pass, number)), fetched_at(self._pass, number)
+        if option is Decision.SWAP:
+            return (1, 0) if is_saved else never
+        if is_input or (is_saved and not born_here) or (option is Decision.RECOMPUTE_CHEAP and storage in unit.results):
+            return 1, 0
+        return outside, unit.backward_start
+
+    def _second_pass_bytes(self, unit: UnitPass, option: Decision) -> float:
+        """Return the largest sum of what a second forward pass allocates."""
+        live = peak = 0
+        copies: set[int] = set()
+        skipped = unit.heavy if option is Decision.RECOMPUTE_CHEAP else frozenset()
+        for event in self._step.timeline.events[unit.start : unit.stop]:
+            if event >= 0 and event in self._step.freed and event not in skipped:
+                copies.add(event)
+                live += self._sizes[event]
+                peak = max(peak, live)
+            elif event < 0 and ~event in copies:
+                live -= self._sizes[~event]
+        return peak
+
+    def _add_longer_holds(self, gone: Floats, unit: UnitPass, option: Decision) -> None:
+        """Subtract what is held for the second forward pass, and was not held before, from one option's row of a table."""
+        step = self._step
+        longer = dict.fromkeys((s for s in unit.inputs if s not in unit.saved), unit.backward_end)
+        if option is Decision.RECOMPUTE_CHEAP:
+            longer |= dict.fromkeys((s for s in unit.results if s not in unit.saved), unit.backward_start)
+        if option is Decision.RECOMPUTE_AND_SWAP_INPUT:
+            for storage in swapped_storages(step, unit, option):
+                longer.pop(storage, None)
+        for storage, end in longer.items():
+            freed = step.freed.get(storage, end)
+            if freed < end:
+                overlap = (self._starts < end) & (self._ends > freed)
+                gone[overlap] -= self._sizes[storage]
+        for storage in unit.saved:
+            if storage in step.freed and unit.start <= step.allocated[storage] < unit.end:
+                outside = step.outside_until(storage)
+                if outside > unit.backward_start:  # the program holds the first copy beside the second one
+                    overlap = (self._starts < unit.saved[storage]) & (self._ends > unit.backward_start)
+                    gone[overlap] -= self._sizes[storage]

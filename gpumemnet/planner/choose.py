@@ -1,0 +1,206 @@
+"""Finds a plan that fits a budget: a search on the chain, checked through the caching allocator, again and again.
+
+The chain adds up live storages; the allocator reserves more, by an amount that depends on the plan.  So the search starts with a
+limit on live bytes below the budget, and the limit moves by what the allocator's replay of each plan found.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpumemnet.errors import BudgetError, InvalidRequestError
+from gpumemnet.planner.chain import KEEP, OPTIONS, Chain, chain_of
+from gpumemnet.planner.costs import StepCosts
+from gpumemnet.planner.decisions import Plan
+from gpumemnet.planner.machine import Machine
+from gpumemnet.planner.searches.exact import TIME_LIMIT_SECONDS, exact
+from gpumemnet.planner.searches.found import Found
+from gpumemnet.planner.searches.greedy import greedy
+from gpumemnet.planner.searches.references import (
+    autoswap,
+    capuchin,
+    every_block,
+    every_sqrt,
+    vdnn_all,
+    vdnn_convolutions,
+)
+from gpumemnet.planner.searches.swarm import swarm
+from gpumemnet.planner.simulator import Simulation, decisions_of, outside_bytes, simulate
+from gpumemnet.units import format_bytes
+
+Search = Callable[[Chain, float], Found]
+SEARCHES: Final[Mapping[str, Search]] = {
+    "greedy": greedy,
+    "exact": exact,
+    "swarm": swarm,
+    "capuchin": capuchin,
+    "autoswap": autoswap,
+    "every_block": every_block,
+    "every_sqrt": every_sqrt,
+    "vdnn_all": vdnn_all,
+    "vdnn_convolutions": vdnn_convolutions,
+}
+"""Name of an optimizer → its search; ``greedy`` is the default, those outside of :data:`PLANNING` are for comparison."""
+FIXED: Final = frozenset({"every_block", "every_sqrt", "vdnn_all", "vdnn_convolutions"})
+"""Optimizers that do not look at the budget: their one plan fits or not."""
+PLANNING: Final = frozenset({"greedy", "exact", "swarm"})
+"""Optimizers to plan with; the others are for comparison."""
+_ROUNDS: Final = 6
+_CLOSE: Final = 0.01
+"""Share of the budget that a plan may leave unused before the search goes on with a higher limit."""
+
+
+def choose_plan(
+    step: StepCosts,
+    machine: Machine,
+    budget_bytes: int,
+    optimizer: str = "greedy",
+    *,
+    chain: Chain | None = None,
+    time_limit_seconds: float = TIME_LIMIT_SECONDS,
+) -> Plan:
+    """Return the fastest plan found whose process stays within ``budget_bytes``.
+
+    Args:
+        step: the traced step, from :func:`~gpumemnet.planner.units.plan_units`.
+        machine: the rates for modelled times, and the host memory that may be taken.
+        budget_bytes: memory of the process, CUDA context included.
+        optimizer: a name of :data:`SEARCHES`.
+        chain: the chain of ``step`` on ``machine``, if it is at hand.
+        time_limit_seconds: for ``exact``, time for one search.
+
+    Raises:
+        InvalidRequestError: there is no such optimizer, or the budget is not positive.
+        MissingExtraError: ``exact`` needs scipy.
+        BudgetError: the search found no plan that fits; says how small a plan can be, and where its peak lies.
+    """
+    started = time.perf_counter()
+    if optimizer not in SEARCHES:
+        raise InvalidRequestError(f"must be one of {', '.join(SEARCHES)}, not {optimizer!r}", "optimizer")
+    if budget_bytes <= 0:
+        raise InvalidRequestError(f"must be above 0 bytes, not {budget_bytes:,}", "budget")
+    chain = chain or chain_of(step, machine)
+    tries = _Tries(step, machine, chain, budget_bytes)
+    keep = tries.simulate(chain.keep_all())
+    if optimizer in FIXED:
+        found = SEARCHES[optimizer](chain, np.inf)
+        if found.choices is not None:
+            tries.simulate(found.choices)
+    elif keep.process_bytes > budget_bytes:
+        _search(tries, chain, optimizer, keep, time_limit_seconds)
+    best = tries.best
+    if best is None:
+        tries.simulate_extremes()
+        best = tries.best if optimizer in PLANNING else None
+    if best is None:
+        raise _too_small(tries, optimizer, budget_bytes)
+    return Plan(
+        decisions=best.decisions,
+        optimizer=optimizer,
+        gpu=step.device.name,
+        budget_bytes=budget_bytes,
+        process_bytes=best.process_bytes,
+        peak_reserved_bytes=best.peak_reserved_bytes,
+        peak_allocated_bytes=best.peak_allocated_bytes,
+        peak_phase=best.peak.phase,
+        peak_module=best.peak.module,
+        keep_process_bytes=keep.process_bytes,
+        step_seconds=best.step_seconds,
+        keep_step_seconds=keep.step_seconds,
+        bound_step_seconds=keep.step_seconds if best is keep else tries.bound_seconds,
+        host_bytes=best.host_bytes,
+        planning_seconds=time.perf_counter() - started,
+        units=step.units,
+        notes=(*step.notes, f"times are modelled, not measured: {machine.source}"),
+    )
+
+
+class _Tries:
+    """Plans that were checked through the allocator."""
+
+    def __init__(self, step: StepCosts, machine: Machine, chain: Chain, budget_bytes: int) -> None:
+        self._step = step
+        self._machine = machine
+        self._chain = chain
+        self._budget_bytes = budget_bytes
+        self.limit_bytes = budget_bytes - outside_bytes(step)
+        self.best: Simulation | None = None
+        self.bound_seconds: float | None = None
+        """Bound that was proven with the limit that gave the best plan."""
+        self.smallest: Simulation | None = None
+        self._seen: dict[bytes, Simulation] = {}
+
+    def simulate(self, choices: NDArray[np.int64], bound_seconds: float | None = None) -> Simulation:
+        """Check a plan, and remember it, with its bound, if it is the best so far."""
+        key = choices.tobytes()
+        if key not in self._seen:
+            self._seen[key] = simulate(self._step, self._machine, decisions_of(self._step, choices), chain=self._chain)
+        result = self._seen[key]
+        fits_host = result.host_bytes <= self._machine.host_memory_bytes
+        is_faster = self.best is None or result.step_seconds < self.best.step_seconds
+        if result.process_bytes <= self._budget_bytes and fits_host and is_faster:
+            self.best, self.bound_seconds = result, bound_seconds
+        if self.smallest is None or result.process_bytes < self.smallest.process_bytes:
+            self.smallest = result
+        return result
+
+    def simulate_extremes(self) -> None:
+        """Check the plans that decide the same for every unit: they show how small a plan can be."""
+        for option in range(1, len(OPTIONS)):
+            self.simulate(np.where(self._chain.allowed[:, option], option, KEEP))
+
+
+def _search(tries: _Tries, chain: Chain, optimizer: str, keep: Simulation, time_limit_seconds: float) -> None:
+    """Search with moving limits on live bytes, between the highest that fitted and the lowest that did not."""
+    keep_peak = float(chain.peak_bytes(chain.keep_all()[None])[0])
+    low, high = -np.inf, float(tries.limit_bytes)
+    limit = high - max(keep.peak_allocated_bytes - keep_peak, 0.0)
+    deadline = time.perf_counter() + time_limit_seconds
+    for _ in range(_ROUNDS):
+        left_seconds = deadline - time.perf_counter()
+        if left_seconds <= 0 and tries.best is not None:
+            break
+        found = _run(chain, optimizer, limit, max(left_seconds, 1.0))
+        if found.choices is None:
+            if tries.best is not None or limit >= high:
+                break
+            low = max(low, limit)
+            limit = high if high - limit < _CLOSE * high else (limit + high) / 2
+            continue
+        result = tries.simulate(found.choices, found.bound_seconds)
+        unused = tries.limit_bytes - result.peak_reserved_bytes
+        if unused >= 0:
+            low = limit
+            if unused < _CLOSE * tries.limit_bytes:
+                break
+            limit = min(limit + unused, (limit + high) / 2)
+        else:
+            high = min(limit, high)
+            limit = max(limit + unused, (limit + low) / 2)
+        if high - limit < _CLOSE / 4 * abs(high) and low > -np.inf:
+            break
+
+
+def _run(chain: Chain, optimizer: str, limit: float, time_limit_seconds: float) -> Found:
+    if optimizer != "exact":
+        return SEARCHES[optimizer](chain, limit)
+    quick = greedy(chain, limit)
+    known = np.inf if quick.choices is None else float(chain.step_seconds(quick.choices[None])[0])
+    found = exact(chain, limit, time_limit_seconds=time_limit_seconds, known_seconds=known)
+    return found if found.choices is not None else Found(quick.choices, found.bound_seconds)
+
+
+def _too_small(tries: _Tries, optimizer: str, budget_bytes: int) -> BudgetError:
+    assert tries.smallest is not None
+    least = tries.smallest
+    place = f" in module '{least.peak.module}'" if least.peak.module else ""
+    return BudgetError(
+        f"no plan of '{optimizer}' fits {format_bytes(budget_bytes)}: the smallest one found takes "
+        f"{format_bytes(least.process_bytes)}, with its peak in the {least.peak.phase} phase{place}",
+        least.process_bytes,
+    )

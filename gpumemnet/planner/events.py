@@ -1,0 +1,196 @@
+"""The allocations of a planned step, made from those of the recorded step.
+
+What a unit saved is freed when nothing else holds it any more.  A second forward pass repeats the events of the first one; it
+stops when everything is saved again, as ``torch.utils.checkpoint`` does.  A swapped storage is freed when its copy has ended, and
+its successor is allocated when it is fetched.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from gpumemnet.allocator import EMPTY_CACHE
+from gpumemnet.planner.costs import Pass, StepCosts, UnitPass
+from gpumemnet.planner.decisions import COPIES_BEHIND, FETCHED_AHEAD, MIN_SWAPPED_BYTES, Decision
+from gpumemnet.tracing.timeline import Storage, Timeline
+
+
+def planned_timeline(step: StepCosts, decisions: Mapping[str, Decision]) -> Timeline:
+    """Return the timeline of the recorded steps with ``decisions``.
+
+    Args:
+        step: the recorded step.
+        decisions: decision for each unit that does not keep, by name.
+    """
+    chosen = [decisions.get(name, Decision.KEEP) for name in step.units]
+    if all(decision is Decision.KEEP for decision in chosen):
+        return step.timeline
+    edit = _Edit(step)
+    for each in step.passes:
+        _PassEdit(edit, each, chosen).apply()
+    return edit.result()
+
+
+def swapped_storages(step: StepCosts, unit: UnitPass, decision: Decision) -> list[int]:
+    """Return the storages that ``unit`` copies to the host."""
+    sizes = step.timeline.storages
+    candidates: Sequence[int] = ()
+    if decision is Decision.SWAP:
+        candidates = [storage for storage in unit.saved if storage not in unit.weights]
+    elif decision is Decision.RECOMPUTE_AND_SWAP_INPUT:
+        candidates = unit.inputs
+    return [storage for storage in candidates if sizes[storage].size_bytes >= MIN_SWAPPED_BYTES]
+
+
+def fetched_at(each: Pass, unit: int) -> int:
+    """Return the position at which the swapped storages of a unit are fetched."""
+    order = each.backward_order
+    return each.units[order[max(order.index(unit) - FETCHED_AHEAD, 0)]].backward_start
+
+
+def copied_at(each: Pass, unit: int) -> int:
+    """Return the position at which the GPU memory of a unit's swapped storages is released."""
+    behind = unit + COPIES_BEHIND
+    return each.units[behind].end if behind < len(each.units) else each.units[each.backward_order[0]].backward_start
+
+
+class _Edit:
+    """Changes to a timeline: frees that are left out, and events that are put in."""
+
+    def __init__(self, step: StepCosts) -> None:
+        self.step = step
+        self.storages: list[Storage] = list(step.timeline.storages)
+        self._left_out: set[int] = set()
+        self._put_in: dict[int, list[tuple[int, int, list[int]]]] = defaultdict(list)
+
+    def new_storage(self, origin: int) -> int:
+        """Return a new storage like ``origin``."""
+        self.storages.append(self.storages[origin])
+        return len(self.storages) - 1
+
+    def put_in(self, position: int, events: list[int], priority: int) -> None:
+        """Put ``events`` in at ``position``, those of the lowest ``priority`` first."""
+        self._put_in[position].append((priority, len(self._put_in[position]), events))
+
+    def free(self, storage: int, position: int) -> None:
+        """Free a recorded storage at ``position`` instead of where it was freed."""
+        self._left_out.add(self.step.freed[storage])
+        self.put_in(position, [~storage], 0)
+
+    def result(self) -> Timeline:
+        """Return the changed timeline."""
+        timeline = self.step.timeline
+        events: list[int] = []
+        moved: list[int] = []
+        put_in, left_out = self._put_in, self._left_out
+        for position, event in enumerate(timeline.events):
+            moved.append(len(events))
+            if position in put_in:
+                for _, _, added in sorted(put_in[position]):
+                    events += added
+            if position not in left_out:
+                events.append(event)
+        moved.append(len(events))
+        for _, _, added in sorted(put_in.get(len(timeline.events), [])):
+            events += added
+        moved[-1] = len(events)
+        return replace(
+            timeline,
+            storages=tuple(self.storages),
+            events=tuple(events),
+            phases=tuple(replace(phase, start=moved[phase.start]) for phase in timeline.phases),
+            step_starts=tuple(moved[start] for start in timeline.step_starts),
+            passes=tuple(moved[start] for start in timeline.passes),
+        )
+
+
+class _PassEdit:
+    """Changes one pass."""
+
+    def __init__(self, edit: _Edit, each: Pass, chosen: Sequence[Decision]) -> None:
+        self._edit = edit
+        self._step = edit.step
+        self._pass = each
+        self._chosen = chosen
+
+    def apply(self) -> None:
+        """Put the changes of this pass in."""
+        step, units = self._step, self._pass.units
+        touched: set[int] = set()
+        for unit, decision in zip(units, self._chosen, strict=True):
+            if decision is not Decision.KEEP:
+                touched |= unit.saved.keys() | set(unit.inputs)
+            if decision is Decision.RECOMPUTE_CHEAP:
+                touched |= unit.results
+        until = {storage: step.outside_until(storage) for storage in touched if storage in step.freed}
+        last = dict(until)
+        """Where the recorded holders of a storage have all let go: an event or a few before it was freed."""
+        for unit in units:
+            for storage in unit.saved.keys() & until.keys():
+                last[storage] = max(last[storage], unit.saved[storage])
+        fetched: dict[int, tuple[int, int]] = {}
+        for number, (unit, decision) in enumerate(zip(units, self._chosen, strict=True)):
+            for storage, end in self._held(unit, decision).items():
+                if storage in until:
+                    until[storage] = max(until[storage], end)
+            for storage in swapped_storages(step, unit, decision):
+                if storage not in until:
+                    continue
+                until[storage] = max(until[storage], copied_at(self._pass, number))
+                start = fetched_at(self._pass, number)
+                end = unit.used_until.get(storage, unit.backward_end) if decision is Decision.SWAP else unit.backward_end
+                before = fetched.get(storage, (start, end))
+                fetched[storage] = (min(before[0], start), max(before[1], end))
+            if decision.recomputes:
+                self._recompute(unit, decision)
+        for storage, (start, end) in list(fetched.items()):
+            if until[storage] >= start:  # it is still there when it would be fetched
+                until[storage] = max(until[storage], end)
+                del fetched[storage]
+        for storage, end in until.items():
+            if end > step.freed[storage] or end < last[storage]:
+                self._edit.free(storage, end)
+        for storage, (start, end) in fetched.items():
+            copy = self._edit.new_storage(storage)
+            self._edit.put_in(start, [copy], 1)
+            self._edit.put_in(end, [~copy], 3)
+
+    def _held(self, unit: UnitPass, decision: Decision) -> dict[int, int]:
+        """Return the storages that a unit holds on the GPU from its forward pass on, and the positions where it lets go."""
+        if decision is Decision.KEEP:
+            return dict(unit.saved)
+        if decision is Decision.SWAP:
+            swapped = set(swapped_storages(self._step, unit, decision))
+            return {storage: end for storage, end in unit.saved.items() if storage not in swapped}
+        held = {storage: end for storage, end in unit.saved.items() if not unit.start <= self._step.allocated[storage] < unit.end}
+        held |= dict.fromkeys(unit.inputs, unit.backward_end)
+        for storage in swapped_storages(self._step, unit, decision):
+            del held[storage]
+        if decision is Decision.RECOMPUTE_CHEAP:
+            for storage in unit.results:
+                held[storage] = max(unit.saved.get(storage, 0), unit.backward_start)
+        return held
+
+    def _recompute(self, unit: UnitPass, decision: Decision) -> None:
+        """Put the second forward pass in."""
+        step = self._step
+        skipped = unit.heavy if decision is Decision.RECOMPUTE_CHEAP else frozenset()
+        copies: dict[int, int] = {}
+        events: list[int] = []
+        for event in step.timeline.events[unit.start : unit.stop]:
+            if event == EMPTY_CACHE:
+                continue
+            if event >= 0:
+                if event in step.freed and event not in skipped:
+                    copies[event] = self._edit.new_storage(event)
+                    events.append(copies[event])
+            elif ~event in copies:
+                events.append(~copies.pop(~event))
+        for storage, copy in list(copies.items()):
+            if storage in unit.saved:
+                self._edit.put_in(unit.used_until.get(storage, unit.backward_end), [~copy], 3)
+            else:
+                events.append(~copy)
+        self._edit.put_in(unit.backward_start, events, 2)

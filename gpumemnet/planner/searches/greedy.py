@@ -1,0 +1,125 @@
+"""Greedy search: evict what frees most per second, then undo and exchange decisions while that makes the step faster.
+
+It starts several times, each time with other options, because options that pay one by one may not pay together.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpumemnet.planner.chain import KEEP, OPTIONS, Chain
+from gpumemnet.planner.decisions import Decision
+from gpumemnet.planner.searches.found import Found
+
+Choices = NDArray[np.int64]
+_NO_TIME: Final = 1e-9
+"""Seconds added to a cost, so that what is free is not divided by zero."""
+_STARTS: Final = (
+    tuple(Decision),
+    (Decision.RECOMPUTE, Decision.RECOMPUTE_CHEAP),
+    (Decision.RECOMPUTE, Decision.RECOMPUTE_AND_SWAP_INPUT),
+    (Decision.SWAP,),
+)
+_ROUNDS: Final = 200
+_EXCHANGES: Final = 4096
+"""Most exchanges of two decisions that one round looks at."""
+
+
+def greedy(chain: Chain, limit_bytes: float) -> Found:
+    """Search ``chain`` for the fastest plan whose regions stay within ``limit_bytes``."""
+    best: Choices | None = None
+    best_seconds = np.inf
+    for options in _STARTS:
+        usable = chain.allowed & np.array([option in options or option is Decision.KEEP for option in OPTIONS])
+        choices = _evict(chain, limit_bytes, usable)
+        if choices is None:
+            continue
+        choices = polished(chain, limit_bytes, choices)
+        seconds = float(chain.step_seconds(choices[None])[0])
+        if seconds < best_seconds:
+            best, best_seconds = choices, seconds
+    return Found(best)
+
+
+def polished(chain: Chain, limit_bytes: float, choices: Choices) -> Choices:
+    """Return ``choices`` after every change of one or two decisions that makes the step faster and fits."""
+    seconds = float(chain.step_seconds(choices[None])[0])
+    for _ in range(_ROUNDS):
+        for neighbours in (_single_changes(chain, choices), _exchanges(chain, choices)):
+            times = chain.step_seconds(neighbours)
+            faster = np.flatnonzero(times < seconds - _NO_TIME)
+            faster = faster[np.argsort(times[faster], kind="stable")]
+            found = _first_fitting(chain, limit_bytes, neighbours, faster)
+            if found is not None:
+                choices, seconds = neighbours[found], float(times[found])
+                break
+        else:
+            break
+    return choices
+
+
+def _first_fitting(chain: Chain, limit_bytes: float, rows: Choices, order: NDArray[np.intp]) -> int | None:
+    for start in range(0, len(order), 64):
+        chunk = order[start : start + 64]
+        fits = np.flatnonzero(chain.fits(rows[chunk], limit_bytes))
+        if len(fits):
+            return int(chunk[fits[0]])
+    return None
+
+
+def _evict(chain: Chain, limit_bytes: float, usable: NDArray[np.bool_]) -> Choices | None:
+    """Change one decision after another, by what it frees above the limit for each second that it costs."""
+    choices = chain.keep_all()
+    excess = _excess(chain, limit_bytes, choices[None])[0]
+    seconds = chain.step_seconds(choices[None])[0]
+    while excess > 0:
+        rows = _single_changes(chain, choices, usable)
+        if not len(rows):
+            return None
+        rows = rows[chain.host_bytes_of(rows) <= chain.host_limit_bytes]
+        after = _excess(chain, limit_bytes, rows)
+        freed = excess - after
+        useful = np.flatnonzero(freed > 0)
+        if not len(useful):
+            return None
+        rows, freed = rows[useful], freed[useful]
+        cost = np.maximum(chain.step_seconds(rows) - seconds, 0) + _NO_TIME
+        best = int(np.argmax(freed / cost))
+        choices, excess = rows[best], after[useful][best]
+        seconds = chain.step_seconds(choices[None])[0]
+    return choices
+
+
+def _excess(chain: Chain, limit_bytes: float, rows: Choices) -> NDArray[np.float64]:
+    """Return the bytes above the limit, summed over the regions."""
+    return np.asarray(np.maximum(chain.region_bytes(rows) - limit_bytes, 0).sum(axis=1))
+
+
+def _single_changes(chain: Chain, choices: Choices, usable: NDArray[np.bool_] | None = None) -> Choices:
+    usable = (chain.allowed if usable is None else usable).copy()
+    usable[np.arange(chain.units), choices] = False
+    units, options = np.nonzero(usable)
+    rows = np.repeat(choices[None], len(units), axis=0)
+    rows[np.arange(len(units)), units] = options
+    return rows
+
+
+def _exchanges(chain: Chain, choices: Choices) -> Choices:
+    """Return rows in which one unit that is evicted keeps, or takes another option, and another unit changes too."""
+    evicted = np.flatnonzero(choices != KEEP)
+    rows = []
+    for first in evicted:
+        for option in np.flatnonzero(chain.allowed[first]):
+            if option == choices[first]:
+                continue
+            changed = choices.copy()
+            changed[first] = option
+            others = _single_changes(chain, changed)
+            rows.append(others[others[:, first] == option])
+    if not rows:
+        return choices[None][:0]
+    every = np.concatenate(rows)
+    return every[:: max(len(every) // _EXCHANGES, 1)]

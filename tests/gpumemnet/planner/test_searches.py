@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpumemnet.planner.chain import KEEP, OPTIONS, Chain
+from gpumemnet.planner.choose import SEARCHES
+from gpumemnet.planner.decisions import Decision
+from gpumemnet.planner.searches.exact import exact
+from gpumemnet.planner.searches.greedy import greedy
+from gpumemnet.planner.searches.swarm import swarm
+from tests.gpumemnet.planner.chains import every_plan, limit_between, random_chain
+
+SEEDS = st.integers(0, 10**6)
+SHARES = st.floats(0, 1)
+
+
+def fastest(chain: Chain, limit: float) -> float:
+    plans = every_plan(chain)
+    plans = plans[chain.fits(plans, limit)]
+    return float(chain.step_seconds(plans).min()) if len(plans) else np.inf
+
+
+@settings(max_examples=40, deadline=None)
+@given(SEEDS, SHARES, st.integers(2, 5))
+def test_the_exact_search_finds_the_fastest_of_all_plans(seed: int, share: float, units: int) -> None:
+    chain = random_chain(seed, units)
+    limit = limit_between(chain, share)
+    best, found = fastest(chain, limit), exact(chain, limit)
+    if np.isinf(best):
+        assert found.choices is None
+        return
+    assert found.choices is not None
+    assert chain.fits(found.choices[None], limit)[0]
+    assert chain.step_seconds(found.choices[None])[0] == pytest.approx(best, rel=2e-4)
+    assert found.bound_seconds is not None
+    assert found.bound_seconds <= best * (1 + 1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(SEEDS, SHARES, st.integers(2, 6))
+def test_the_greedy_search_is_close_to_the_fastest_of_all_plans(seed: int, share: float, units: int) -> None:
+    chain = random_chain(seed, units)
+    limit = limit_between(chain, share)
+    best, found = fastest(chain, limit), greedy(chain, limit)
+    if found.choices is None:
+        return
+    assert chain.fits(found.choices[None], limit)[0]
+    seconds = chain.step_seconds(found.choices[None])[0]
+    keep = chain.step_seconds(chain.keep_all()[None])[0]
+    assert best <= seconds + 1e-9
+    assert seconds - best <= 0.25 * keep  # small random chains are coarse; the benchmark has real ones
+
+
+@settings(max_examples=40, deadline=None)
+@given(SEEDS, SHARES, st.sampled_from(sorted(SEARCHES)))
+def test_no_search_violates_a_budget_or_takes_an_option_that_is_not_allowed(seed: int, share: float, name: str) -> None:
+    chain = random_chain(seed, 6)
+    limit = limit_between(chain, share)
+    found = swarm(chain, limit, iterations=5) if name == "swarm" else SEARCHES[name](chain, limit)
+    if found.choices is None:
+        return
+    assert chain.fits(found.choices[None], limit)[0]
+    assert found.choices[-1] == KEEP
+
+
+@given(SEEDS)
+@settings(max_examples=10, deadline=None)
+def test_every_particle_that_can_fit_decodes_to_a_plan_that_fits(seed: int) -> None:
+    from gpumemnet.planner.searches.swarm import _decode
+
+    chain = random_chain(seed, 6)
+    searched = np.flatnonzero(chain.allowed[:, 1:].any(axis=1))
+    position = np.random.default_rng(seed).random((20, len(searched) * len(OPTIONS)))
+    limit = limit_between(chain, 0.8)
+    choices = _decode(chain, limit, searched, position)
+    full = _decode(chain, -np.inf, searched, position)
+    can_fit = chain.peak_bytes(full) <= limit
+    assert (chain.peak_bytes(choices)[can_fit] <= limit).all()
+
+
+def test_a_swarm_that_starts_with_a_plan_is_no_slower_than_that_plan() -> None:
+    chain = random_chain(3, 6)
+    limit = limit_between(chain, 0.6)
+    start = greedy(chain, limit).choices
+    assert start is not None
+    found = swarm(chain, limit, start=start, iterations=3).choices
+    assert found is not None
+    assert chain.step_seconds(found[None])[0] <= chain.step_seconds(start[None])[0] + 1e-9
+
+
+def chain_of_two(out_seconds: float, in_seconds: float) -> Chain:
+    """Three units of 10 seconds forward and 20 backward; only the first two may swap or recompute."""
+    n, o = 3, len(OPTIONS)
+    swap, recompute = OPTIONS.index(Decision.SWAP), OPTIONS.index(Decision.RECOMPUTE)
+    allowed = np.zeros((n, o), dtype=bool)
+    allowed[:, KEEP] = True
+    allowed[:2, [swap, recompute]] = True
+    seconds = np.zeros((n, o))
+    out, back, again = seconds.copy(), seconds.copy(), seconds.copy()
+    out[:2, swap], back[:2, swap], again[:2, recompute] = out_seconds, in_seconds, 10.0
+    return Chain(
+        allowed=allowed,
+        forward_seconds=np.full(n, 10.0),
+        backward_seconds=np.full(n, 20.0),
+        turn_forward_seconds=1.0,
+        turn_backward_seconds=2.0,
+        other_seconds=7.0,
+        recompute_seconds=again,
+        out_seconds=out,
+        in_seconds=back,
+        host_bytes=np.zeros((n, o)),
+        backward_order=(2, 1, 0),
+        live_bytes=np.zeros(1),
+        gone_bytes=np.zeros((n, o, 1)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "out_seconds", "in_seconds", "expected"),
+    [
+        (Decision.KEEP, Decision.KEEP, 5, 5, 100),  # 30 + 1 + 2 + 60 + 7
+        (Decision.RECOMPUTE, Decision.KEEP, 5, 5, 110),
+        (Decision.SWAP, Decision.KEEP, 10, 20, 100),  # copied during the second unit, fetched during its backward pass
+        (Decision.SWAP, Decision.KEEP, 15, 20, 105),  # the second unit waits 5 seconds at its end
+        (Decision.SWAP, Decision.KEEP, 10, 25, 105),  # fetched 5 seconds too late
+        (Decision.SWAP, Decision.SWAP, 10, 20, 100),
+        (Decision.SWAP, Decision.SWAP, 10, 30, 120),  # second: issued at 31 or 33, there at 63 > 53; first there at 93
+        (Decision.KEEP, Decision.SWAP, 25, 0, 115),  # copied from 20 to 45; the third unit waits for that at its end
+    ],
+)
+def test_step_times_are_those_computed_by_hand(
+    first: Decision, second: Decision, out_seconds: float, in_seconds: float, expected: float
+) -> None:
+    chain = chain_of_two(out_seconds, in_seconds)
+    choices = np.array([[OPTIONS.index(first), OPTIONS.index(second), KEEP]])
+    assert chain.step_seconds(choices)[0] == pytest.approx(expected)

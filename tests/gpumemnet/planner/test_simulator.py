@@ -1,0 +1,229 @@
+"""The simulated step against a trace of the same model with its units really checkpointed, and against sums by hand."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from gpumemnet.errors import BudgetError, ExtractError, InvalidRequestError
+from gpumemnet.extract.inputs import inputs_from_example
+from gpumemnet.planner.chain import chain_of
+from gpumemnet.planner.choose import FIXED, SEARCHES, choose_plan
+from gpumemnet.planner.costs import StepCosts
+from gpumemnet.planner.decisions import Decision, Plan, plan_from_dict, plan_to_dict
+from gpumemnet.planner.machine import Machine, find_machine
+from gpumemnet.planner.simulator import choices_of, peak_memory, simulate
+from gpumemnet.planner.units import plan_units
+from gpumemnet.tracing.options import TraceOptions, checked_request
+from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.step import record
+from gpumemnet.units import GIB, MIB
+
+MACHINE = Machine("test", {"fp32": 1e13, "bf16": 1e14}, 1e12, 2e10, 2e10)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, width = x.shape
+        parts = self.qkv(self.first(x)).view(batch, tokens, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        attention = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.dropout(self.out(attention.transpose(1, 2).reshape(batch, tokens, width)))
+        result: Tensor = x + self.dropout(self.down(nn.functional.gelu(self.up(self.second(x)))))
+        return result
+
+
+class Residual(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2))
+        self.norm, self.other = nn.BatchNorm2d(channels), nn.BatchNorm2d(channels)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.relu(self.other(self.second(self.relu(self.norm(self.first(x))))) + x)
+        return result
+
+
+class Network(nn.Module):
+    def __init__(self, stem: nn.Module, blocks: list[nn.Module], head: nn.Module) -> None:
+        super().__init__()
+        self.stem, self.blocks, self.head = stem, nn.ModuleList(blocks), head
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        result: Tensor = self.head(x)
+        return result
+
+
+def network(name: str) -> tuple[nn.Module, Tensor]:
+    with torch.device("meta"):
+        if name == "transformer":
+            blocks: list[nn.Module] = [Block(128, 4) for _ in range(4)]
+            return Network(nn.Linear(16, 128), blocks, nn.Linear(128, 10)), torch.empty(16, 128, 16)
+        blocks = [Residual(32) for _ in range(4)]
+        head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
+        return Network(nn.Conv2d(3, 32, 3, padding=1), blocks, head), torch.empty(16, 3, 64, 64)
+
+
+def options(precision: str, microbatches: int = 1) -> TraceOptions:
+    return TraceOptions(precision=precision, gradient_accumulation=microbatches)
+
+
+@cache
+def traced(name: str, precision: str, microbatches: int = 1) -> StepCosts:
+    model, example = network(name)
+    return plan_units(model, example, checked_request(options(precision, microbatches), "A100-80GB"))
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "microbatches", "recomputed"),
+    [
+        ("transformer", "fp32", 1, (0, 1, 2, 3)),
+        ("transformer", "amp_bf16", 2, (1, 3)),
+        ("convolutions", "fp32", 1, (0, 1, 2, 3)),
+        ("convolutions", "fp32", 1, (2,)),
+    ],
+)
+def test_the_peak_of_recomputed_units_is_that_of_a_trace_with_checkpoints(
+    name: str, precision: str, microbatches: int, recomputed: tuple[int, ...]
+) -> None:
+    step = traced(name, precision, microbatches)
+    names = [f"blocks.{number}" for number in recomputed]
+    simulated = simulate(step, MACHINE, dict.fromkeys(names, Decision.RECOMPUTE))
+    model, example = network(name)
+    modules = dict(model.named_modules())
+    for each in names:
+        modules[each].forward = partial(checkpoint, modules[each].forward, use_reentrant=False)
+    request = checked_request(options(precision, microbatches), "A100-80GB")
+    platform = Platform.of(request.gpu, request.options)
+    timeline = record(model, inputs_from_example(example, None), request.options, platform).timeline
+    truth = peak_memory(step, timeline)
+    assert simulated.peak_allocated_bytes == pytest.approx(truth.allocated_bytes, rel=0.002)
+    assert simulated.peak_reserved_bytes == pytest.approx(truth.reserved_bytes, rel=0.01)
+
+
+def test_units_are_the_blocks_with_what_they_save() -> None:
+    step = traced("transformer", "fp32")
+    assert step.units == tuple(f"blocks.{number}" for number in range(4))
+    assert step.kinds == ("Block",) * 4
+    unit = step.passes[-1].units[1]
+    rows, width = 16 * 128, 128
+    elements = rows * width * (1 + 3 + 1 + 1 + 1 + 4 + 4)  # two norms' results, qkv, attention, its copy, residual, up, gelu
+    saved = sum(step.timeline.storages[s].size_bytes for s in unit.saved if s not in unit.inputs)
+    norms_and_attention = 4 * rows * 4 + 16 * 4 * 128 * 4
+    masks = 2 * rows * width
+    assert saved == pytest.approx(elements * 4 + rows * width * 4 + norms_and_attention + masks, rel=0.1)
+    assert [step.timeline.storages[s].size_bytes for s in unit.inputs] == [rows * width * 4]
+
+
+def test_swapped_units_take_host_memory_and_no_longer_the_gpus() -> None:
+    step = traced("transformer", "fp32")
+    keep = simulate(step, MACHINE, {})
+    swap = simulate(step, MACHINE, dict.fromkeys(step.units, Decision.SWAP))
+    both = simulate(step, MACHINE, dict.fromkeys(step.units, Decision.RECOMPUTE_AND_SWAP_INPUT))
+    assert keep.host_bytes == 0
+    assert both.host_bytes == 4 * 16 * 128 * 128 * 4
+    saved = {s for unit in step.passes[-1].units for s in unit.saved}
+    assert 0.99 * sum(step.sizes[s] for s in saved) < swap.host_bytes <= sum(step.sizes[s] for s in saved)
+    assert swap.peak_allocated_bytes < 0.8 * keep.peak_allocated_bytes
+    assert both.peak_allocated_bytes < 0.8 * keep.peak_allocated_bytes
+    assert swap.step_seconds > both.step_seconds > keep.step_seconds
+
+
+def test_recomputing_cheap_operators_keeps_some_memory_and_costs_less() -> None:
+    step = traced("transformer", "fp32")
+    by_decision = {
+        decision: simulate(step, MACHINE, dict.fromkeys(step.units, decision))
+        for decision in (Decision.KEEP, Decision.RECOMPUTE_CHEAP, Decision.RECOMPUTE)
+    }
+    keep, cheap, full = by_decision.values()
+    assert full.peak_allocated_bytes < cheap.peak_allocated_bytes < keep.peak_allocated_bytes
+    assert keep.step_seconds < cheap.step_seconds < full.step_seconds
+
+
+@pytest.mark.parametrize("name", ["transformer", "convolutions"])
+def test_live_bytes_of_the_chain_bound_those_of_the_planned_step(name: str) -> None:
+    step = traced(name, "fp32")
+    chain = chain_of(step, MACHINE)
+    for pattern in ("recompute", "swap", "recompute_and_swap_input", "recompute_cheap", "keep"):
+        decisions = {unit: Decision(pattern) for unit in step.units[::2]}
+        simulated = simulate(step, MACHINE, decisions, chain=chain)
+        live = chain.peak_bytes(choices_of(step, decisions)[None])[0]
+        assert live > 0.95 * simulated.peak_allocated_bytes  # the allocator rounds up
+        assert live < 1.25 * simulated.peak_allocated_bytes
+
+
+@pytest.mark.parametrize("optimizer", sorted(SEARCHES))
+def test_a_plan_fits_its_budget(optimizer: str) -> None:
+    step = traced("transformer", "fp32")
+    keep = simulate(step, MACHINE, {})
+    budget = keep.process_bytes - 20 * MIB
+    try:
+        plan = choose_plan(step, MACHINE, budget, optimizer)
+    except BudgetError:
+        assert optimizer in FIXED
+        return
+    assert plan.process_bytes <= budget
+    assert plan.process_bytes == simulate(step, MACHINE, plan.decisions).process_bytes
+    assert plan.host_bytes <= MACHINE.host_memory_bytes
+    assert plan.slowdown >= 0
+    assert plan_from_dict(plan_to_dict(plan)) == plan
+    if optimizer == "exact":
+        assert plan.gap is not None
+
+
+def test_greedy_is_within_a_point_of_the_exact_search() -> None:
+    step = traced("convolutions", "fp32")
+    budget = simulate(step, MACHINE, {}).process_bytes - 10 * MIB
+    found: dict[str, Plan] = {name: choose_plan(step, MACHINE, budget, name) for name in ("greedy", "exact")}
+    assert found["greedy"].slowdown <= found["exact"].slowdown + 0.01
+
+
+def test_a_budget_that_holds_everything_needs_no_plan() -> None:
+    plan = choose_plan(traced("transformer", "fp32"), MACHINE, 100 * GIB)
+    assert not plan.decisions
+    assert plan.slowdown == 0
+
+
+def test_a_budget_that_is_too_small_says_how_small_a_plan_can_be() -> None:
+    step = traced("transformer", "fp32")
+    with pytest.raises(BudgetError, match=r"the smallest one found takes .* with its peak in the") as raised:
+        choose_plan(step, MACHINE, 460 * MIB)
+    assert raised.value.smallest_bytes <= simulate(step, MACHINE, dict.fromkeys(step.units, Decision.RECOMPUTE)).process_bytes
+
+
+def test_host_memory_is_a_budget_too() -> None:
+    step = traced("transformer", "fp32")
+    small = Machine("test", MACHINE.flops_per_second, 1e12, 1e13, 1e13, host_memory_bytes=2 * MIB)
+    budget = simulate(step, small, {}).process_bytes - 20 * MIB
+    assert choose_plan(step, small, budget).host_bytes <= 2 * MIB
+    large = Machine("test", MACHINE.flops_per_second, 1e12, 1e13, 1e13, host_memory_bytes=GIB)
+    assert choose_plan(step, large, budget).host_bytes > 2 * MIB
+
+
+def test_mistakes_are_named() -> None:
+    step = traced("transformer", "fp32")
+    with pytest.raises(InvalidRequestError, match=r"did you mean 'blocks\.1'"):
+        simulate(step, MACHINE, {"block.1": Decision.KEEP})
+    with pytest.raises(InvalidRequestError, match="optimizer"):
+        choose_plan(step, MACHINE, GIB, "fastest")
+    with pytest.raises(ExtractError, match="nothing to plan"):
+        plan_units(nn.Linear(4, 4), torch.empty(2, 4), checked_request(TraceOptions(), "A100-80GB"))
+    with pytest.raises(InvalidRequestError, match="--machine"):
+        find_machine("RTX 3050")
+    assert find_machine("H100").flops_per_second["bf16"] == pytest.approx(989.4e12)
