@@ -12,11 +12,11 @@ serve: $(VENV)/.installed-service  ## answer predictions on http://127.0.0.1:$(P
 	$(VENV)/bin/gpumemnet serve --port $(PORT)
 
 test: $(VENV)/.installed-dev  ## run all tests
-	$(VENV)/bin/pytest -n 2 --dist loadgroup $(PYTEST_OPTIONS)
+	$(VENV)/bin/pytest -n 2 --dist loadfile $(PYTEST_OPTIONS)
 
 check: lint  ## style, types, import rule, and the tests of what changed (tests/changed.py says how it picks them)
 	@tests=$$($(VENV)/bin/python tests/changed.py); \
-	  if [ -n "$$tests" ]; then set -x; $(VENV)/bin/pytest -n 2 --dist loadgroup --maxfail 3 $$tests; else echo "no tests to run"; fi
+	  if [ -n "$$tests" ]; then set -x; $(VENV)/bin/pytest -n 2 --dist loadfile --maxfail 3 $$tests; else echo "no tests to run"; fi
 
 docs: $(VENV)/.installed-dev  ## the documentation site in build/docs; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict

@@ -60,7 +60,7 @@ STEPS = (
     Step("kserve", ("-c", MAKE_KSERVE), "KServe's client in an environment of its own, for the next step"),
     Step(
         "properties",
-        ("-m", "pytest", "-m", "", "-n", "2", "--dist", "loadgroup", "--examples", "10"),
+        ("-m", "pytest", "-m", "", "-n", "2", "--dist", "loadfile", "--examples", "10"),
         "all tests, those that only this run takes too, with ten times the examples of each property",
         {
             "GPUMEMNET_FUZZ_CASES": "500",

@@ -42,9 +42,6 @@ def test_a_family_without_rows_is_refused(published: Path, tmp_path: Path) -> No
     assert "has no measured cnn job" in said
 
 
-one_evaluation = pytest.mark.xdist_group("evaluation")  # made by one of the processes that run tests
-
-
 @pytest.fixture(scope="module")
 def evaluated(published: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("report")
@@ -53,7 +50,6 @@ def evaluated(published: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
     return folder, done.stdout
 
 
-@one_evaluation
 @pytest.mark.nightly
 def test_the_table_holds_every_candidate_and_the_classifier_beats_physics(evaluated: tuple[Path, str]) -> None:
     folder, printed = evaluated
@@ -79,7 +75,6 @@ def test_the_table_holds_every_candidate_and_the_classifier_beats_physics(evalua
     assert (folder / "confusion.png").read_bytes().startswith(b"\x89PNG")
 
 
-@one_evaluation
 @pytest.mark.nightly
 def test_training_gives_a_bundle_that_predicts(published: Path, evaluated: tuple[Path, str], tmp_path: Path) -> None:
     metrics = evaluated[0] / "evaluation.json"
@@ -94,7 +89,6 @@ def test_training_gives_a_bundle_that_predicts(published: Path, evaluated: tuple
     assert card["training_data"]["licence"] == "CC BY 4.0"
 
 
-@one_evaluation
 @pytest.mark.nightly
 def test_metrics_of_another_dataset_do_not_enter_a_card(published: Path, evaluated: tuple[Path, str], tmp_path: Path) -> None:
     document = json.loads((evaluated[0] / "evaluation.json").read_text())

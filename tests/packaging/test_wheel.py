@@ -18,8 +18,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 JOB = ROOT / "examples" / "mlp_job.json"
 
-pytestmark = pytest.mark.xdist_group("wheel")  # it is built once
-
 
 @dataclass(frozen=True)
 class Installed:

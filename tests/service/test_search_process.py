@@ -53,7 +53,7 @@ def test_predictions_do_not_wait_for_a_search(
 ) -> None:
     with start_service() as running:
         process = search_process_of(running.process.pid)
-        assert process.nice() == psutil.Process(running.process.pid).nice() + 10
+        assert process.nice() == min(19, psutil.Process(running.process.pid).nice() + 10)  # 19 is the highest
         assert not [each for each in process.net_connections() if each.status == psutil.CONN_LISTEN]
         process.suspend()
         search = waiting_search(running, job, pool)

@@ -18,7 +18,7 @@ from tests.conftest import StartService
 from tests.mlflow_stores import empty_store, needs_mlflow, store_in
 from tests.registries import add_release
 
-pytestmark = [needs_mlflow, pytest.mark.xdist_group("mlflow")]
+pytestmark = needs_mlflow
 
 Place = tuple[Registry, str, Registry]
 """The registry of those who train, the store, and the registry that a service reads."""

@@ -17,9 +17,6 @@ DATASETS = Path(__file__).resolve().parents[3] / "dataset_builder/datasets"
 RUNS = DATASETS / "real_runs"
 
 
-pytestmark = pytest.mark.xdist_group("real networks")  # reading the published runs takes seconds
-
-
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A hundred sampled transformers, and eight runs of each of six families of real ones."""

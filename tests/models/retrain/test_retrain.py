@@ -25,7 +25,6 @@ from models.retrain.request import Request
 from tests.models.retraining import EPOCHS, dataset, measured, observed, relabelled
 from tests.models.retraining_site import Forks, Promotion, Site, faulty_runs
 
-pytestmark = pytest.mark.xdist_group("retraining")
 FAULTS = ("full disk", "killed after", "killed before", "killed after")
 """One at each step and one after it."""
 

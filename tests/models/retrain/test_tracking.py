@@ -24,7 +24,7 @@ from tests.mlflow_stores import empty_store, needs_mlflow, store_in
 from tests.models.retraining import EPOCHS, dataset, measured, observed
 from tests.registries import other_bundle, shipped
 
-pytestmark = [needs_mlflow, pytest.mark.xdist_group("mlflow")]
+pytestmark = needs_mlflow
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
