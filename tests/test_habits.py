@@ -13,7 +13,7 @@ from tests.changed import changed_files, pick_tests
 ROOT = Path(__file__).parents[1]
 NEEDS_MORE = (
     *("nightly", "cuda_code", "several_gpus", "convolution_workspaces", "closed_form_rows", "real_jobs_cuda_code"),
-    "replay_spread",
+    *("replay_spread", "plan_checks"),
 )
 """Scripts that no nightly run has what they need for: CUDA's code, cuDNN, or published tables."""
 

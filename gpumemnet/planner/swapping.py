@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -74,10 +74,12 @@ class Swaps:
         while len(self._behind) > COPIES_BEHIND:
             self._behind.popleft().release()
 
-    def release_all(self) -> None:
-        """Release the GPU memory of everything that was copied: the backward pass starts."""
+    def release_but(self, needed: Collection[UnitRun]) -> None:
+        """Release the GPU memory of what was copied and is not ``needed`` next: the backward pass starts."""
         while self._behind:
-            self._behind.popleft().release()
+            run = self._behind.popleft()
+            if run not in needed:
+                run.release()
 
     def find(self, tensor: Tensor) -> _Copy | None:
         """Return the copy of the storage of ``tensor``, if there is one with its present content."""
@@ -155,14 +157,13 @@ class UnitRun:
                 tensor.grad_fn.register_prehook(self._on_backward)
 
     def _on_backward(self, gradients: object) -> None:
-        self._swaps.release_all()
-        run: UnitRun | None = self
-        for _ in range(FETCHED_AHEAD + 1):
-            if run is None:
-                return
+        needed: list[UnitRun] = [self]
+        while len(needed) <= FETCHED_AHEAD and (previous := needed[-1].previous()) is not None:
+            needed.append(previous)
+        self._swaps.release_but(needed)
+        for run in needed:
             for copy in reversed(run.copies()):
                 copy.fetch()
-            run = run.previous()
 
     def copies(self) -> list[_Copy]:
         """Return what it saved first and what is still needed."""

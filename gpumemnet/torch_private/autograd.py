@@ -29,13 +29,18 @@ def running_node_number() -> int | None:
     return None if node is None else int(node._sequence_nr())
 
 
+def backward_runs() -> bool:
+    """Whether this thread is in a backward pass, where code runs without the function modes that were entered before."""
+    return torch._C._current_graph_task_id() != _NO_TASK
+
+
 def called_by_engine(own_packages: frozenset[str]) -> bool:
     """Whether a backward pass that records no gradients runs, and no Python code called since it started.
 
     Args:
         own_packages: packages of the kernels that ask; their frames are not looked at.
     """
-    if torch.is_grad_enabled() or torch._C._current_graph_task_id() == _NO_TASK:
+    if torch.is_grad_enabled() or not backward_runs():
         return False
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__package__") in own_packages:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gpumemnet.allocator import EMPTY_CACHE
 from gpumemnet.extract.module_path import ModulePath
-from gpumemnet.torch_private.autograd import next_node_number, running_node_number
+from gpumemnet.torch_private.autograd import backward_runs, next_node_number, running_node_number
 from gpumemnet.torch_private.operators import DispatchMode, aten, operator_name, schema, without_function_modes
 from gpumemnet.torch_private.tensors import dense_parts, id_of_storage, storage_id
 from gpumemnet.tracing.calls import OperatorCall
@@ -282,7 +282,8 @@ class Recorder(DispatchMode):
         if func in _LAST_OUTPUT_FIRST:
             fresh.reverse()
         device = kwargs.get("device")
-        made_there = self._communicates and device is not None and device.type == "meta"
+        is_meta = device is not None and device.type == "meta"
+        made_there = is_meta and (self._communicates or backward_runs())  # hooks run there without what calls ``requested``
         goes_to_host = device is not None and device.type == _HOST.type
         if not goes_to_host and (made_there or self._any_live(args) or self._any_live(kwargs.values())):
             start = len(self._events)

@@ -123,13 +123,24 @@ static void remember(uintptr_t address, const void *content, size_t bytes) {
     memcpy(sent[place].content, content, bytes);
 }
 
+/* Fills with zeros; whole pages take no memory then, which is little beside what a model may swap to the host. */
+static void clear(void *to, size_t bytes) {
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), first = ((uintptr_t)to + page - 1) / page * page;
+    uintptr_t end = (uintptr_t)to + bytes, last = end / page * page;
+    if (bytes > MOST_SENT && last > first && madvise((void *)first, last - first, MADV_DONTNEED) == 0) {
+        memset(to, 0, first - (uintptr_t)to);
+        memset((void *)last, 0, end - last);
+    } else
+        memset(to, 0, bytes);
+}
+
 static void read_back(void *to, uintptr_t address, size_t bytes) {
     for (unsigned each = 0; each < SENT; each++)
         if (sent[each].address == address && sent[each].bytes == bytes) {
             memcpy(to, sent[each].content, bytes);
             return;
         }
-    memset(to, 0, bytes); /* nothing was computed */
+    clear(to, bytes); /* nothing was computed */
 }
 
 static cudaError_t copy(void *to, const void *from, size_t bytes) {

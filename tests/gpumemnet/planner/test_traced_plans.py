@@ -1,0 +1,57 @@
+"""A trace of a model with a plan applied takes what PyTorch's own CUDA code takes, whose allocator ran on a device that computes
+nothing (``tests/dataset_builder/measure/null_gpu``, torch 2.13, H200)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import cycle
+
+import pytest
+import torch
+
+from benchmarks.cuda_code import peaks_of
+from gpumemnet.extract.inputs import inputs_from_example
+from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.planner import Decision, applied
+from gpumemnet.tracing.options import TraceOptions
+from gpumemnet.tracing.platform import Platform
+from tests.gpumemnet.planner.networks import NETWORKS
+
+ON_CUDA: Mapping[str, Mapping[str, tuple[int, int]]] = {
+    "gpt": {
+        "keep": (117080576, 134217728),
+        "recompute": (89142784, 100663296),
+        "swap": (97550848, 102760448),
+        "recompute_and_swap_input": (87152128, 98566144),
+        "recompute_cheap": (103298560, 125829120),
+        "mixed": (98331136, 102760448),
+    },
+    "resnet": {
+        "keep": (103655424, 111149056),
+        "recompute": (88179200, 90177536),
+        "swap": (90288128, 111149056),
+        "recompute_and_swap_input": (86089216, 90177536),
+        "recompute_cheap": (98664960, 111149056),
+        "mixed": (92385792, 111149056),
+    },
+}
+"""Network and decision → peaks of allocated and of reserved bytes; convolutions without workspaces."""
+SHAPES = {"gpt": (64, 128), "resnet": (128, 3, 32, 32)}
+OPTIONS = TraceOptions(optimizer="adamw", precision="amp_bf16")
+SEGMENT_BYTES = 2 * 2**20
+
+
+@pytest.mark.parametrize("decision", ON_CUDA["gpt"])
+@pytest.mark.parametrize("name", ON_CUDA)
+def test_a_traced_plan_takes_what_cuda_code_takes(name: str, decision: str) -> None:
+    network, every = NETWORKS[name], tuple(Decision)
+    turns = cycle(every[1:] + every[:1]) if decision == "mixed" else cycle([Decision(decision)])
+    plan = dict(zip(network.units, turns, strict=False))
+    batch = torch.zeros(SHAPES[name], dtype=torch.long) if network.takes_tokens else torch.empty(SHAPES[name], device="meta")
+    model = network.build()
+    with applied(model, plan):
+        peaks = peaks_of(
+            model, inputs_from_example(batch, None, keep_values=True), OPTIONS, Platform.of(device_profile("H200"), OPTIONS)
+        )
+    assert peaks[1] == ON_CUDA[name][decision][0]
+    assert abs(peaks[2] - ON_CUDA[name][decision][1]) <= SEGMENT_BYTES
