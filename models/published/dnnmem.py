@@ -10,12 +10,17 @@ Only the first page of the paper is public; the rest follows how xMem's authors 
 * Workspaces, which the paper reads from cuDNN on the GPU, are 0.
 * The framework keeps 64 MiB for itself, as LLMem's paper reports of DNNMem.
 * The context is that of the GPU's profile.
+
+:data:`DNNMEM_OF_MODULES` is the same with a coarser graph, in which each call of a module without children is one operator, as
+``torch.fx`` shows it: what a module makes and keeps inside is not in the graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count, groupby
 from typing import Any, Final
 
 import torch
@@ -104,11 +109,18 @@ class Graph:
 
 
 class _GraphRecorder(DispatchMode):
-    """Writes down every operator below autograd."""
+    """Writes down every operator below autograd.
+
+    Attributes:
+        call: number of the call of a module without children that runs; ``None`` outside of such calls.
+        calls: that of each operator.
+    """
 
     def __init__(self, graph: Graph) -> None:
         super().__init__()
         self._graph = graph
+        self.call: int | None = None
+        self.calls: list[int | None] = []
         self._index: dict[int, int] = {}
         self._alive: list[torch.UntypedStorage] = []  # a storage's number is used again once it is gone
         self._differentiable: set[int] = set()
@@ -150,14 +162,20 @@ class _GraphRecorder(DispatchMode):
             if name in KEEPS_OUTPUTS:
                 keeps += results[1:] if name in SECOND_OUTPUTS_ONLY else results
         self._graph.operators.append(Operator(reads, makes, keeps, has_gradient))
+        self.calls.append(self.call)
         return output
 
     def _is_activation(self, index: int) -> bool:
         return index not in self._graph.weights and index not in self._graph.inputs
 
 
-def recorded_graph(subject: Subject) -> Graph:
-    """The graph of one forward pass of a subject and of its loss."""
+def recorded_graph(subject: Subject, of_modules: bool = False) -> Graph:
+    """The graph of one forward pass of a subject and of its loss.
+
+    Args:
+        subject: the job with its model.
+        of_modules: whether each call of a module without children is one operator.
+    """
     training, graph = subject.training(), Graph()
     recorder, model = _GraphRecorder(graph), training.network
     values = GuessedValues() if training.options.best_effort else None
@@ -171,10 +189,49 @@ def recorded_graph(subject: Subject) -> Graph:
                     recorder.train(tensor)
             for tensor in training.inputs.tensors:
                 graph.inputs.append(recorder.known(tensor))
-            with recorder:
+            with recorder, _numbered_calls(model, recorder):
                 output = _called(model, training)
                 loss_function(training.options.loss)(output, lambda shape, dtype: torch.empty(shape, dtype=dtype, device="meta"))
+    if of_modules:
+        graph.operators = _joined(graph, recorder.calls)
     return graph
+
+
+@contextmanager
+def _numbered_calls(model: nn.Module, recorder: _GraphRecorder) -> Iterator[None]:
+    """Tell ``recorder`` which call of a module without children runs."""
+    numbers = count()
+
+    def enter(*_: object) -> None:
+        recorder.call = next(numbers)
+
+    def leave(*_: object) -> None:
+        recorder.call = None
+
+    leaves = [module for module in model.modules() if not any(module.children())]
+    hooks = [module.register_forward_pre_hook(enter) for module in leaves]
+    hooks += [module.register_forward_hook(leave) for module in leaves]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _joined(graph: Graph, calls: Sequence[int | None]) -> list[Operator]:
+    """One operator for each call of a module: it makes its last result, and keeps what it reads of other operators' results."""
+    known = {*graph.weights, *graph.inputs}
+    joined: list[Operator] = []
+    for call, pairs in groupby(zip(calls, graph.operators, strict=True), key=lambda pair: pair[0]):
+        operators = [operator for _, operator in pairs]
+        if call is not None:
+            reads = tuple(dict.fromkeys(tensor for operator in operators for tensor in operator.reads if tensor in known))
+            makes = next((operator.makes[:1] for operator in reversed(operators) if operator.makes), ())
+            has_gradient = any(operator.has_gradient for operator in operators)
+            operators = [Operator(reads, makes, reads if has_gradient else (), has_gradient)]
+        known.update(tensor for operator in operators for tensor in operator.makes)
+        joined += operators
+    return joined
 
 
 def _called(model: nn.Module, training: Any) -> Any:
@@ -235,9 +292,9 @@ def schedule(graph: Graph) -> tuple[list[int], list[int]]:
     return events, sizes
 
 
-def parts(subject: Subject) -> Mapping[str, int]:
-    """Reserved bytes of the replayed schedule, the framework's own, and the context."""
-    events, sizes = schedule(recorded_graph(subject))
+def parts(subject: Subject, of_modules: bool = False) -> Mapping[str, int]:
+    """Reserved bytes of the replayed schedule, the framework's own, and the context; see :func:`recorded_graph`."""
+    events, sizes = schedule(recorded_graph(subject, of_modules))
     reserved = replay(events, sizes).peak_reserved_bytes
     return {"reserved": reserved, "framework": FRAMEWORK_BYTES, "context": subject.context_bytes}
 
@@ -248,4 +305,11 @@ DNNMEM: Final = PublishedEstimator(
     leaves_out="optimizer state and its temporaries, workspaces",
     source="Gao et al., ESEC/FSE 2020, after xMem's re-implementation",
     parts=parts,
+)
+DNNMEM_OF_MODULES: Final = PublishedEstimator(
+    name="DNNMem, graph of modules",
+    needs="module",
+    leaves_out="the same, and what modules make and keep inside",
+    source="the same, at the granularity of torch.fx",
+    parts=lambda subject: parts(subject, of_modules=True),
 )

@@ -1,18 +1,24 @@
-"""The kept answers of the scoreboard: one compact file, by set, estimator and row, so that a run continues where one stopped."""
+"""The kept answers of the scoreboard: one compact file, by set, estimator and row, so that a run continues where one stopped.
+
+Beside the answers of an estimator stands their basis (:mod:`.basis`): what determines them beside the rows.
+"""
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from gpumemnet.data.atomic_files import replace_file
-from gpumemnet.errors import DatasetError
+from gpumemnet.errors import DatasetError, GpumemnetError
 
-VERSION: Final = 1
+from ...published.estimator import NotCoveredError, PublishedEstimator, Subject
+
+VERSION: Final = 2
 _UNIT: Final = 1024
 """Bytes are kept in KiB: readings are in MiB."""
 _SECONDS_DIGITS: Final = 4
@@ -33,6 +39,18 @@ class Answer:
     seconds: float
     bound_bytes: int | None = None
     reason: str = ""
+
+
+def asked(estimator: PublishedEstimator, subject: Subject) -> Answer:
+    """What ``estimator`` answers for ``subject``; a fault of the model's code is no answer."""
+    start = time.perf_counter()
+    try:
+        estimate = estimator.estimate(subject)
+    except (NotCoveredError, GpumemnetError) as error:
+        if isinstance(error, DatasetError):
+            raise
+        return Answer(None, time.perf_counter() - start, reason=str(error)[:160])
+    return Answer(estimate.total_bytes, estimate.seconds)
 
 
 class Answers:
@@ -61,11 +79,18 @@ class Answers:
             for row, (size, seconds, bound, reason) in kept["estimators"].get(estimator, {}).items()
         }
 
-    def keep(self, name: str, sha256: str, estimator: str, answers: Mapping[int, Answer]) -> None:
-        """Add answers; those of a dataset that has changed are dropped first."""
+    def fresh(self, name: str, sha256: str, estimator: str, basis: str) -> dict[int, Answer]:
+        """The same, none if they rest on another basis."""
+        return self.of(name, sha256, estimator) if self._sets.get(name, {}).get("basis", {}).get(estimator) == basis else {}
+
+    def keep(self, name: str, sha256: str, estimator: str, basis: str, answers: Mapping[int, Answer]) -> None:
+        """Add answers; those of a dataset or of a basis that has changed are dropped first."""
         if self._sets.get(name, {}).get("sha256") != sha256:
-            self._sets[name] = {"sha256": sha256, "estimators": {}}
-        kept = self._sets[name]["estimators"].setdefault(estimator, {})
+            self._sets[name] = {"sha256": sha256, "basis": {}, "estimators": {}}
+        of_set = self._sets[name]
+        if of_set["basis"].get(estimator) != basis:
+            of_set["basis"][estimator], of_set["estimators"][estimator] = basis, {}
+        kept = of_set["estimators"][estimator]
         for row, answer in answers.items():
             kept[str(row)] = (
                 None if answer.total_bytes is None else round(answer.total_bytes / _UNIT),
@@ -73,12 +98,6 @@ class Answers:
                 None if answer.bound_bytes is None else round(answer.bound_bytes / _UNIT),
                 answer.reason or None,
             )
-
-    def forget(self, estimators: Iterable[str]) -> None:
-        """Drop the answers of ``estimators`` on all sets."""
-        wanted = set(estimators)
-        for kept in self._sets.values():
-            kept["estimators"] = {name: rows for name, rows in kept["estimators"].items() if name not in wanted}
 
     def write(self) -> None:
         """Write the file, whole or not at all; the same answers give the same bytes."""

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from ...published.llmem import LLMEM
 from ...published.xmem import XMEM
 from .answers import Answer, Answers
-from .collect import FORMULAS, OF_MODELS, TRACED_AGAIN, formula_answers
-from .fitted import OURS, SCHEDTUNE
+from .collect import FORMULAS, OF_MODELS, SPARE, TRACED_AGAIN, formula_answers
+from .fitted import LEARNT, SCHEDTUNE
 from .ours import TRACE
 from .protocol import Figures, calibrated, failures, figures
 from .sets import PublishedTool, RowSet
@@ -48,14 +48,16 @@ class Line:
     Attributes:
         name: of the estimator.
         raw: figures as it comes; with_line: with a line fitted on other architecture families.
-        bound: of its own bound at 99 % where it gives one, else of the line times the ratio that covers 99 % of the other
-            families.
+        bound: of its own bound at 99 %, on the same line, where it gives one; else of the line times the ratio that covers 99 %
+            of the other families.
+        both_failures: probability of failure where the line says whether a run fits, and the bound is its limit.
     """
 
     name: str
     raw: Figures
     with_line: Figures
     bound: Figures
+    both_failures: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,12 +83,11 @@ class Table:
 def columns(rows: RowSet, answers: Answers) -> list[Column]:
     """The answers of every estimator on a set."""
     found = [_column(estimator.name, formula_answers(rows, estimator)) for estimator in FORMULAS]
-    kept = [*(estimator.name for estimator in OF_MODELS), XMEM.name, SCHEDTUNE, *OURS]
+    kept = [*(estimator.name for estimator in OF_MODELS), XMEM.name, SCHEDTUNE, *LEARNT]
     found += [_column(name, answers.of(rows.recipe.name, rows.sha256, name)) for name in kept]
     found += [_published(rows, tool) for tool in rows.recipe.tools]
-    traced = answers.of(rows.recipe.name, rows.sha256, TRACED_AGAIN)
-    timed = [answer.seconds for answer in traced.values() if answer.total_bytes is not None]
-    return [_timed(column, timed) if column.name == TRACE.name and timed else column for column in found]
+    again = answers.of(rows.recipe.name, rows.sha256, TRACED_AGAIN)
+    return [_traced(column, again) if column.name == TRACE.name else column for column in found]
 
 
 def _column(name: str, answers: Mapping[int, Answer]) -> Column:
@@ -94,11 +95,17 @@ def _column(name: str, answers: Mapping[int, Answer]) -> Column:
     return Column(name, given, {}, len(answers) - len(given))
 
 
-def _timed(column: Column, seconds: Sequence[float]) -> Column:
-    """The trace with the seconds of its run: its kept answer takes none."""
-    typical = float(np.median(seconds))
-    timed = {row: Answer(answer.total_bytes, typical) for row, answer in column.answers.items()}
-    return Column(column.name, timed, column.run_again, column.refused)
+def _traced(column: Column, again: Mapping[int, Answer]) -> Column:
+    """The trace with what only its run tells: the seconds, and how far the safe bytes lie above the answer."""
+    seconds = [answer.seconds for answer in again.values() if answer.total_bytes is not None]
+    typical = float(np.median(seconds)) if seconds else np.nan
+    found = {}
+    for row, answer in column.answers.items():
+        run = again.get(row)
+        is_bounded = run is not None and run.total_bytes is not None and run.bound_bytes is not None
+        bound = answer.total_bytes + run.bound_bytes - run.total_bytes if is_bounded else None  # type: ignore[operator, union-attr]
+        found[row] = Answer(answer.total_bytes, typical, bound)
+    return Column(column.name, found, column.run_again, column.refused)
 
 
 def _published(rows: RowSet, tool: PublishedTool) -> Column:
@@ -142,9 +149,9 @@ def tables(rows: RowSet, every: Sequence[Column], answers: Answers) -> list[Tabl
 def spare_bytes(rows: RowSet, answers: Answers) -> Array:
     """Bytes that each run could have done without, by the simulated allocator; NaN where not traced anew, shape ``[B]``."""
     spare = np.full(len(rows), np.nan)
-    for row, answer in answers.of(rows.recipe.name, rows.sha256, TRACED_AGAIN).items():
-        if answer.bound_bytes is not None:
-            spare[row] = answer.bound_bytes
+    for row, answer in answers.of(rows.recipe.name, rows.sha256, SPARE).items():
+        if answer.total_bytes is not None:
+            spare[row] = answer.total_bytes
     return spare
 
 
@@ -200,10 +207,8 @@ def _line(rows: RowSet, column: Column, numbers: NDArray[np.int64], spare: Array
     given = np.array([column.answers[row].total_bytes for row in every.tolist()], dtype=np.float64)
     seconds = np.array([column.answers[row].seconds for row in every.tolist()])
     bounds = np.array([column.answers[row].bound_bytes or np.nan for row in every.tolist()], dtype=np.float64)
-    fitted = calibrated(rows.labels[every], given, rows.groups[every])
-    limit = fitted.bound_bytes
-    if not np.isnan(bounds).any():  # its own bound, moved by what the line changes
-        limit = bounds * fitted.expected_bytes / given
+    has_bounds = not np.isnan(bounds[chosen]).any()
+    fitted = calibrated(rows.labels[every], given, rows.groups[every], bounds if has_bounds else None)
     again = np.array([column.run_again.get(row, np.nan) for row in numbers.tolist()])
 
     def judged(amounts: Array, told: Array | None = None) -> Figures:
@@ -218,4 +223,11 @@ def _line(rows: RowSet, column: Column, numbers: NDArray[np.int64], spare: Array
         )
 
     was_run_again = bool(column.run_again) and not np.isnan(again).any()
-    return Line(column.name, judged(given, again if was_run_again else None), judged(fitted.expected_bytes), judged(limit))
+    raw, with_line, bound = (
+        judged(given, again if was_run_again else None),
+        judged(fitted.expected_bytes),
+        judged(fitted.bound_bytes),
+    )
+    expected, limits = fitted.expected_bytes[chosen], fitted.bound_bytes[chosen]
+    both = failures(rows.labels[numbers], expected, rows.capacities[numbers], spare[numbers], limits)
+    return Line(column.name, raw, with_line, bound, float(both.mean()))

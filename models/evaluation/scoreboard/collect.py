@@ -11,14 +11,15 @@ from gpumemnet.errors import DatasetError, GpumemnetError
 from gpumemnet.gpu.catalogue import DeviceProfile
 from gpumemnet.units import GIB
 
-from ...published.dnnmem import DNNMEM
-from ...published.estimator import NotCoveredError, PublishedEstimator, Subject, Training, subject_of
+from ...published.dnnmem import DNNMEM, DNNMEM_OF_MODULES
+from ...published.estimator import PublishedEstimator, Subject, Training, subject_of
 from ...published.fake_tensor import FAKE_TENSOR, MEM_TRACKER
 from ...published.formulas import ACCELERATE, COPIES, HORUS, NAIVE, ZERO2, ZERO3
 from ...published.llmem import LLMEM
 from ...published.transformer_math import ELEUTHER, KORTHIKANTI
 from ...published.xmem import XMEM
-from .answers import Answer, Answers
+from .answers import Answer, Answers, asked
+from .basis import model_basis, trace_basis
 from .ours import CLOSED_FORM, TRACE, traced_run
 from .sets import RowSet
 
@@ -29,25 +30,15 @@ FORMULAS: Final = (
     *(CLOSED_FORM, TRACE),
 )
 """Estimators that take less than a millisecond: they answer for all rows, and are asked anew each time."""
-OF_MODELS: Final = (FAKE_TENSOR, MEM_TRACKER, DNNMEM)
+OF_MODELS: Final = (FAKE_TENSOR, MEM_TRACKER, DNNMEM, DNNMEM_OF_MODULES)
 """Estimators that need the model: they answer for the sample, and their answers are kept."""
 TRACED_AGAIN: Final = "gpumemnet, trace run again"
-"""Under this name the trace's seconds are kept, and what the job could have spared as its bound."""
+"""Under this name the trace's seconds and its safe bytes are kept."""
+SPARE: Final = "bytes to spare"
+"""Under this name is kept how much less the job would have done with."""
 KEPT_EVERY_SECONDS: Final = 20.0
 CPU_RUN_BYTES: Final = 2 * GIB
 """Largest traced memory of a job that is run on the CPU."""
-
-
-def asked(estimator: PublishedEstimator, subject: Subject) -> Answer:
-    """What ``estimator`` answers for ``subject``; a fault of the model's code is no answer."""
-    start = time.perf_counter()
-    try:
-        estimate = estimator.estimate(subject)
-    except (NotCoveredError, GpumemnetError) as error:
-        if isinstance(error, DatasetError):
-            raise
-        return Answer(None, time.perf_counter() - start, reason=str(error)[:160])
-    return Answer(estimate.total_bytes, estimate.seconds)
 
 
 def formula_answers(rows: RowSet, estimator: PublishedEstimator) -> dict[int, Answer]:
@@ -79,8 +70,9 @@ def answer_sample(
         DatasetError: a library of the models is missing or of another version.
     """
     name = rows.recipe.name
-    kept = {each.name: answers.of(name, rows.sha256, each.name) for each in estimators}
-    traced = answers.of(name, rows.sha256, TRACED_AGAIN)
+    bases = {each.name: model_basis(each) for each in estimators}
+    kept = {each.name: answers.fresh(name, rows.sha256, each.name, bases[each.name]) for each in estimators}
+    traced = answers.fresh(name, rows.sha256, TRACED_AGAIN, trace_basis())
     last = time.monotonic()
     for done, number in enumerate(numbers):
         if end is not None and time.monotonic() >= end:
@@ -88,9 +80,10 @@ def answer_sample(
         subject = _subject(rows, number, build)
         for estimator in estimators:
             if number not in kept[estimator.name]:
-                answers.keep(name, rows.sha256, estimator.name, {number: asked(estimator, subject)})
+                answers.keep(name, rows.sha256, estimator.name, bases[estimator.name], {number: asked(estimator, subject)})
         if number not in traced:
-            answers.keep(name, rows.sha256, TRACED_AGAIN, {number: _traced(subject)})
+            for kept_as, answer in _traced(subject).items():
+                answers.keep(name, rows.sha256, kept_as, trace_basis(), {number: answer})
         progress(f"{rows.recipe.title}: estimators that need the model", (done + 1) / len(numbers))
         if time.monotonic() - last > KEPT_EVERY_SECONDS:
             answers.write()
@@ -103,13 +96,14 @@ def answer_cpu_runs(rows: RowSet, answers: Answers, build: Build, progress: Prog
 
     Jobs above :data:`CPU_RUN_BYTES` are left out: a run on the CPU needs the memory of the job, and minutes.
     """
-    name, kept = rows.recipe.name, answers.of(rows.recipe.name, rows.sha256, XMEM.name)
+    name, basis = rows.recipe.name, model_basis(XMEM)
+    kept = answers.fresh(name, rows.sha256, XMEM.name, basis)
     wanted = [row for row in rows.order[: rows.recipe.sample] if _is_small(rows.rows[row])]
     for done, number in enumerate(wanted):
         if time.monotonic() >= end:
             break
         if number not in kept:
-            answers.keep(name, rows.sha256, XMEM.name, {number: asked(XMEM, _subject(rows, number, build))})
+            answers.keep(name, rows.sha256, XMEM.name, basis, {number: asked(XMEM, _subject(rows, number, build))})
             answers.write()
         progress(f"{rows.recipe.title}: runs on the CPU", (done + 1) / len(wanted))
 
@@ -118,15 +112,17 @@ def _is_small(row: Measurement) -> bool:
     return row.job.traced_peak_bytes is not None and row.job.traced_peak_bytes <= CPU_RUN_BYTES
 
 
-def _traced(subject: Subject) -> Answer:
+def _traced(subject: Subject) -> dict[str, Answer]:
+    """What the trace says, and what the job could have spared, each under the name by which it is kept."""
     start = time.perf_counter()
     try:
-        total, spare = traced_run(subject)
+        run = traced_run(subject)
     except GpumemnetError as error:
         if isinstance(error, DatasetError):
             raise
-        return Answer(None, time.perf_counter() - start, reason=str(error)[:160])
-    return Answer(total, time.perf_counter() - start, bound_bytes=spare)
+        none = Answer(None, time.perf_counter() - start, reason=str(error)[:160])
+        return {TRACED_AGAIN: none, SPARE: none}
+    return {TRACED_AGAIN: Answer(run.expected_bytes, run.seconds, run.safe_bytes), SPARE: Answer(run.spare_bytes, 0.0)}
 
 
 def _subject(rows: RowSet, number: int, build: Build | None) -> Subject:

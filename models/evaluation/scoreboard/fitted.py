@@ -1,8 +1,8 @@
-"""Estimators that learn: SchedTune, our line over the closed form, our classifiers.
+"""Estimators that learn: SchedTune, DNNPerf, our line over the closed form, our classifiers.
 
 All answer by the same folds over architecture families (architectures, for sampled networks), so none has seen the family that it
-answers for.  Our estimators learn what the shipped bundles learn from: for real networks sampled jobs with traced labels and
-runs of other real networks, for the published sampled networks these alone.
+answers for.  DNNPerf and ours learn from what the shipped bundles learn from: for real networks sampled jobs with traced labels
+and runs of other real networks, for the published sampled networks these alone.  SchedTune learns from readings of the same set.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from gpumemnet.job.training_job import totals_only
 from gpumemnet.predict.bundle import GRAPH_OUTPUTS
 
 from ...networks.mlp import float_tensor
-from ...published.estimator import subject_of
+from ...published import dnnperf
+from ...published.estimator import PublishedEstimator, subject_of
 from ...published.schedtune import fit_schedtune
 from ...training.data import LabelledJobs, features_on, labelled_jobs, load_labelled_jobs, with_real_networks
 from ...training.mlp import TrainedClassifier, train_classifier
 from ...training.plans import mlp_plan
 from ...training.splits import folds
 from ..closed_form import Fit, RealNetworks, fit, networks_of_runs
-from .answers import Answer
+from .answers import Answer, asked
 from .protocol import COVERAGE, FOLDS, SEED
 from .sets import RowSet
 
@@ -39,10 +40,13 @@ Found = dict[str, dict[int, Answer]]
 """Estimator → row → answer."""
 
 SCHEDTUNE: Final = "SchedTune"
+DNNPERF: Final = dnnperf.NAME
 LINE: Final = "gpumemnet, line over the closed form"
 CLASSIFIER: Final = "gpumemnet, classifier (layers)"
 TOTALS: Final = "gpumemnet, classifier (totals)"
 OURS: Final = (LINE, CLASSIFIER, TOTALS)
+LEARNT: Final = (*OURS, DNNPERF)
+"""Estimators that are trained together, on the same folds and the same jobs."""
 FAMILIES: Final = ("cnn", "transformer")
 """Families of the real networks."""
 
@@ -64,14 +68,15 @@ def schedtune_answers(rows: RowSet) -> Found:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Learnt:
-    """Our estimators, fitted: a line and a classifier, both with the CUDA context of their labels taken off their answers."""
+    """Estimators of one fold; line and classifier with the CUDA context of their labels taken off their answers."""
 
     line: Fit
     classifier: TrainedClassifier
     context_bytes: float
+    graphs: PublishedEstimator
 
     def answers(self, features: Array, totals: Array) -> dict[str, tuple[Array, Array]]:
-        """Estimator → expectation and bound above the context, shape ``[B]`` each."""
+        """Each of ours → expectation and bound above the context, shape ``[B]`` each."""
         centre, bounds = self.line.amounts(features)
         return {LINE: (centre, bounds[:, 0]), CLASSIFIER: self._classified(features), TOTALS: self._classified(totals)}
 
@@ -83,20 +88,21 @@ class _Learnt:
 
 
 def sampled_answers(rows: RowSet, progress: Callable[[str, float], None]) -> Found:
-    """Our estimators on a set of sampled networks of one family."""
+    """DNNPerf and our estimators on a set of sampled networks of one family."""
     data = labelled_jobs(rows.rows, rows.recipe.file, rows.sha256)
     totals = data.without_layers().features
-    found: Found = {name: {} for name in OURS}
+    found: Found = {name: {} for name in LEARNT}
     pairs = folds(data.groups, FOLDS, SEED)
     for number, (training, testing) in enumerate(pairs):
-        learnt = _learnt(data.take(training), _networks(data.take(training)))
+        known = data.take(training)
+        learnt = _learnt(known, fit(_networks(known), (COVERAGE,)))
         _add(found, rows, testing, learnt, data.features[testing], totals[testing])
-        progress(f"{rows.recipe.title}: our classifiers", (number + 1) / len(pairs))
+        progress(f"{rows.recipe.title}: estimators that learn", (number + 1) / len(pairs))
     return found
 
 
 def real_answers(sets: Sequence[RowSet], datasets: Path, progress: Callable[[str, float], None]) -> dict[str, Found]:
-    """Our estimators on sets of real networks; name of the set → their answers.
+    """DNNPerf and our estimators on sets of real networks; name of the set → their answers.
 
     Args:
         sets: the sets; an architecture family is left out of all of them at once.
@@ -106,7 +112,7 @@ def real_answers(sets: Sequence[RowSet], datasets: Path, progress: Callable[[str
     runs = sorted((datasets / "real_runs").glob("*.parquet"))
     networks = networks_of_runs(runs)
     names = np.unique(networks.families)
-    found: dict[str, Found] = {rows.recipe.name: {name: {} for name in OURS} for rows in sets}
+    found: dict[str, Found] = {rows.recipe.name: {name: {} for name in LEARNT} for rows in sets}
     whole = {
         family: with_real_networks(load_labelled_jobs(datasets / f"traced_{family}_h200.parquet", family), runs)
         for family in FAMILIES
@@ -115,9 +121,9 @@ def real_answers(sets: Sequence[RowSet], datasets: Path, progress: Callable[[str
     pairs = folds(np.arange(len(names)), FOLDS, SEED)
     for number, (_, held) in enumerate(pairs):
         left_out = names[held]
-        others = networks.take(np.flatnonzero(~np.isin(networks.families, left_out)))
+        line = fit(networks.take(np.flatnonzero(~np.isin(networks.families, left_out))), (COVERAGE,))
         for position, family in enumerate(FAMILIES):
-            learnt = _learnt(_without(whole[family], left_out.tolist()), others)
+            learnt = _learnt(_without(whole[family], left_out.tolist()), line)
             for rows, own in zip(sets, families, strict=True):
                 testing = np.flatnonzero(
                     [
@@ -127,7 +133,7 @@ def real_answers(sets: Sequence[RowSet], datasets: Path, progress: Callable[[str
                 )
                 if len(testing):
                     _add(found[rows.recipe.name], rows, testing, learnt, *_features(rows, testing))
-            progress("real networks: our classifiers", (number + (position + 1) / len(FAMILIES)) / len(pairs))
+            progress("real networks: estimators that learn", (number + (position + 1) / len(FAMILIES)) / len(pairs))
     return found
 
 
@@ -136,9 +142,10 @@ def _is_of_fold(family: str, left_out: NDArray[np.str_], number: int) -> bool:
     return family in left_out if family else number == 0
 
 
-def _learnt(data: LabelledJobs, networks: RealNetworks) -> _Learnt:
-    classifier = train_classifier(data, mlp_plan(data, SEED))
-    return _Learnt(fit(networks, (COVERAGE,)), classifier, float(data.context_bytes or 0))
+def _learnt(data: LabelledJobs, line: Fit) -> _Learnt:
+    context_bytes = float(data.context_bytes or 0)
+    graphs = dnnperf.train_dnnperf(data.jobs, data.label_bytes - context_bytes, SEED)
+    return _Learnt(line, train_classifier(data, mlp_plan(data, SEED)), context_bytes, graphs)
 
 
 def _networks(data: LabelledJobs) -> RealNetworks:
@@ -185,6 +192,8 @@ def _add(found: Found, rows: RowSet, testing: Rows, learnt: _Learnt, features: A
     for name, (expected, bound) in learnt.answers(features, totals).items():
         for row, amount, limit in zip(testing.tolist(), (expected + contexts).tolist(), (bound + contexts).tolist(), strict=True):
             found[name][row] = Answer(round(amount), seconds, round(limit))
+    for row in testing.tolist():
+        found[DNNPERF][row] = asked(learnt.graphs, subject_of(rows.rows[row], rows.architecture(row)))
 
 
 def _seconds_each(once: Callable[[], object], times: int = 5) -> float:

@@ -1,18 +1,21 @@
 """Our own estimators in the form of the scoreboard: the closed form, the trace as the datasets keep it, and the trace run anew.
 
-The run gives the trace's seconds, and how much less memory the job would have done with: the difference between what the
-simulated allocator reserves without a limit and its smallest limit, which :mod:`.protocol` needs for failures.
+The run gives the trace's seconds and its safe bytes, and how much less memory the job would have done with: the difference
+between what the simulated allocator reserves without a limit and its smallest limit, which :mod:`.protocol` needs for failures.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.features.vector import FEATURE_NAMES
+from gpumemnet.gpu.catalogue import context
 from gpumemnet.tracing.memory import memory_of, non_allocator_memory, smallest_bytes
 from gpumemnet.tracing.step import record
 from gpumemnet.tracing.timeline import repeated
@@ -36,15 +39,35 @@ def kept_trace_parts(subject: Subject) -> Mapping[str, int]:
     return {"reserved": subject.job.traced_peak_bytes, "context": subject.context_bytes}
 
 
-def traced_run(subject: Subject) -> tuple[int, int]:
-    """Trace ``subject`` anew: its expected bytes, and how much less would have done."""
+@dataclass(frozen=True, slots=True)
+class TracedRun:
+    """What a trace says of a job.
+
+    Attributes:
+        expected_bytes, safe_bytes: its answer and its upper bound.  Where readings start above the context, the profile's
+            context is taken off both.
+        spare_bytes: how much less the job would have done with.
+        seconds: the answer took, without the search for the smallest limit.
+    """
+
+    expected_bytes: int
+    safe_bytes: int
+    spare_bytes: int
+    seconds: float
+
+
+def traced_run(subject: Subject) -> TracedRun:
+    """Trace ``subject`` anew."""
+    start = time.perf_counter()
     training = subject.training()
     timeline = record(training.network, training.inputs, training.options, training.platform).timeline
     run, device, settings = repeated(timeline), training.platform.device, AllocatorSettings()
     memory = memory_of(run, timeline.sizes, timeline.bounds, device, settings)
+    seconds = time.perf_counter() - start
     smallest = smallest_bytes(run, timeline.sizes, device, settings) - non_allocator_memory(device, ()).expected_bytes
     reserved = memory.replayed.reserved_bytes
-    return reserved + subject.context_bytes, max(reserved - smallest, 0)
+    safe = memory.safe_bytes - (0 if subject.context_bytes else context(device).expected_bytes)
+    return TracedRun(reserved + subject.context_bytes, safe, max(reserved - smallest, 0), seconds)
 
 
 CLOSED_FORM: Final = PublishedEstimator(

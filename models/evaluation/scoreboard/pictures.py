@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..report.canvas import COLOURS, GREY, OURS, new_figure
 from .board import Line, Table
@@ -16,9 +17,45 @@ if TYPE_CHECKING:
 
 _COLUMNS: Final = 2
 _ROW_HEIGHT: Final = 3.4
-_MARKS: Final = "osD^vP*X<>hpd"
+_ORANGE, _GREEN, _PINK, _SKY, _RED, _, _BLACK = COLOURS
+_BROWN: Final = "#8C5A2B"
+_PURPLE: Final = "#6A3D9A"
+_STYLES: Final[Mapping[str, tuple[str, str]]] = {
+    "gpumemnet, trace": ("v", OURS),
+    "gpumemnet, line over the closed form": ("^", OURS),
+    "gpumemnet, closed form": ("D", OURS),
+    "gpumemnet, classifier (layers)": ("o", OURS),
+    "gpumemnet, classifier (totals)": ("s", OURS),
+    "DNNMem": ("P", _ORANGE),
+    "DNNMem, graph of modules": ("X", _ORANGE),
+    "DNNMem, as published": ("h", _BROWN),
+    "xMem": ("X", _PURPLE),
+    "xMem, as published": ("*", _BLACK),
+    "MemTracker": ("o", _GREEN),
+    "FakeTensor": (">", _RED),
+    "FakeTensor, as published": ("<", _BROWN),
+    "SchedTune": ("s", _PINK),
+    "SchedTune, as published": ("D", _SKY),
+    "DNNPerf": ("h", _RED),
+    "LLMem": ("d", _GREEN),
+    "LLMem, as published": ("d", _BLACK),
+    "Transformer Math 101": ("^", _ORANGE),
+    "Korthikanti activations": ("v", _PURPLE),
+    "Horus": ("p", GREY),
+    "Horus, as published": ("p", _PINK),
+    "copies and activations": ("P", GREY),
+    "naive": ("<", GREY),
+    "accelerate estimate-memory": ("v", _BLACK),
+    "DeepSpeed ZeRO-2": ("X", _SKY),
+    "DeepSpeed ZeRO-3": ("s", _BLACK),
+}
+"""Estimator → mark and colour, each pair once; ours are blue."""
+_OTHER_MARKS: Final = "8dphXP"
+_OTHER_COLOURS: Final = (_ORANGE, _GREEN, _PINK, _SKY, _RED)
+_UNDER_TICKS: Final = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0)
 _FASTEST_SECONDS: Final = 1e-5
 _LEAST_OVER: Final = 1e-3
+_LEAST_ERROR: Final = 5e-4
 _OURS: Final = "gpumemnet"
 
 
@@ -33,15 +70,15 @@ def error_picture(chosen: Mapping[str, Table]) -> Figure:
         if math.isnan(line.raw.seconds):
             return  # published without its time
         seconds = max(line.raw.seconds, _FASTEST_SECONDS)
-        axes.plot(seconds, line.raw.median_error, **{**style, "markerfacecolor": "none"})
-        axes.plot(seconds, line.with_line.median_error, **style)
+        axes.plot(seconds, max(line.raw.median_error, _LEAST_ERROR), **{**style, "markerfacecolor": "none"})
+        axes.plot(seconds, max(line.with_line.median_error, _LEAST_ERROR), **style)
 
     figure, panels = _panels(chosen, draw)
     for axes in panels:
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.set_xlabel("seconds of an estimate")
-        axes.set_ylabel("median relative error")
+        axes.set_xlabel("seconds of an estimate (0.00001: or less)", fontsize=8)
+        axes.set_ylabel("median relative error (0.05 %: or less)", fontsize=8)
         _shares(axes.yaxis)
     return figure
 
@@ -60,9 +97,11 @@ def bound_picture(chosen: Mapping[str, Table]) -> Figure:
     figure, panels = _panels(chosen, draw)
     for axes in panels:
         axes.set_xscale("log")
-        axes.set_xlabel("mean share above the reading")
-        axes.set_ylabel("readings above the estimate")
-        axes.set_ylim(-0.04, 1.04)
+        axes.set_xlabel("mean share above the reading (0.1 %: or less)", fontsize=8)
+        axes.set_ylabel("readings above the estimate", fontsize=8)
+        axes.set_yscale("function", functions=(_root, _square))  # most bounds lie between 0 and 10 %
+        axes.set_ylim(-0.0025, 1.08)
+        axes.set_yticks(_UNDER_TICKS)
         _shares(axes.xaxis)
         _shares(axes.yaxis)
     return figure
@@ -88,15 +127,12 @@ def _panels(chosen: Mapping[str, Table], draw: Callable[[Any, Line, Mapping[str,
 
 
 def _styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Mark and colour of each estimator, the same in all panels; ours are blue."""
+    """Mark and colour of each estimator, the same in all panels; one that has no place in the table takes a pair that is free."""
     found: dict[str, dict[str, Any]] = {}
-    others = 0
+    free = ((mark, colour) for mark in _OTHER_MARKS for colour in _OTHER_COLOURS if (mark, colour) not in _STYLES.values())
     for name in sorted(set(names), key=lambda name: (not name.startswith(_OURS), name)):
+        mark, colour = _STYLES.get(name) or next(free)
         ours = name.startswith(_OURS)
-        colours = [*COLOURS[:5], COLOURS[6], GREY]
-        colour = OURS if ours else colours[others % len(colours)]
-        mark = _MARKS[len(found) % len(_MARKS)]
-        others += not ours
         found[name] = {
             "marker": mark,
             "color": colour,
@@ -105,6 +141,14 @@ def _styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
             "zorder": 3 if ours else 2,
         }
     return found
+
+
+def _root(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.sign(values) * np.sqrt(np.abs(values))
+
+
+def _square(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.sign(values) * np.square(values)
 
 
 def _shares(axis: Any) -> None:

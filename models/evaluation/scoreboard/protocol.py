@@ -96,11 +96,17 @@ def figures(
     )
 
 
-def failures(labels: Array, estimates: Array, capacities: Array, spare: Array) -> Array:
-    """1 where an estimate fails, 0 where it does not, NaN where it is not known what the run could have spared; ``[B]``."""
+def failures(labels: Array, estimates: Array, capacities: Array, spare: Array, limits: Array | None = None) -> Array:
+    """1 where an estimate fails, 0 where it does not, NaN where it is not known what the run could have spared; ``[B]``.
+
+    Args:
+        labels, estimates, capacities, spare: as in :func:`figures`.
+        limits: bytes that a run may take where the estimate says that it fits, at most the capacity; the estimate by default.
+    """
     ran_out, forecast = np.isnan(labels), estimates > capacities
     wrong = ran_out != forecast
-    too_low = np.where(ran_out, 0.0, (estimates < labels - spare).astype(np.float64))
+    given = estimates if limits is None else np.minimum(limits, capacities)
+    too_low = np.where(ran_out, 0.0, (given < labels - spare).astype(np.float64))
     too_low = np.where(~ran_out & np.isnan(spare), np.nan, too_low)
     failed: Array = np.where(wrong, 1.0, np.where(forecast, 0.0, too_low))
     return failed
@@ -112,25 +118,29 @@ class Calibrated:
 
     Attributes:
         expected_bytes: the line, shape ``[B]``.
-        bound_bytes: the line times the ratio that covers 99 % of the rows it was fitted on, shape ``[B]``.
+        bound_bytes: the estimator's own bound on the same line; without one, the line times the ratio that covers 99 % of the
+            rows it was fitted on, shape ``[B]``.
     """
 
     expected_bytes: Array
     bound_bytes: Array
 
 
-def calibrated(labels: Array, estimates: Array, groups: NDArray[np.int64]) -> Calibrated:
+def calibrated(labels: Array, estimates: Array, groups: NDArray[np.int64], bounds: Array | None = None) -> Calibrated:
     """Fit one line and one ratio for each fold, on the other folds; rows without a reading are answered, never fitted on.
 
     Args:
         labels: measured bytes, NaN where the run ran out of memory, shape ``[B]``.
         estimates: bytes, shape ``[B]``.
         groups: architecture family of each row, shape ``[B]``.
+        bounds: the estimator's own bound, shape ``[B]``; ``None`` where it gives none.
     """
 
     def fit(training: NDArray[np.int64]) -> Callable[[NDArray[np.int64]], tuple[Array, Array]]:
         known = training[~np.isnan(labels[training])]
         slope, offset = fitted_line(estimates[known], labels[known])
+        if bounds is not None:
+            return lambda rows: (line(estimates[rows], slope, offset), line(bounds[rows], slope, offset))
         ratio = covering_ratio(labels[known], line(estimates[known], slope, offset))
         return lambda rows: (line(estimates[rows], slope, offset), line(estimates[rows], slope, offset) * ratio)
 

@@ -11,10 +11,12 @@ from typing import Final
 
 from gpumemnet.errors import DatasetError, InvalidRequestError
 
+from ...published.xmem import XMEM
 from .answers import Answers
+from .basis import learnt_basis, model_basis, trace_basis
 from .board import Table, agreement, columns, tables
-from .collect import OF_MODELS, Build, Progress, answer_cpu_runs, answer_sample
-from .fitted import OURS, SCHEDTUNE, Found, real_answers, sampled_answers, schedtune_answers
+from .collect import OF_MODELS, TRACED_AGAIN, Build, Progress, answer_cpu_runs, answer_sample
+from .fitted import LEARNT, SCHEDTUNE, Found, real_answers, sampled_answers, schedtune_answers
 from .page import write_page
 from .sets import SETS, RowSet, load_set
 
@@ -67,38 +69,53 @@ def make_scoreboard(
             warn(f"{rows.recipe.title}: {error}; the kept answers are used")
     if seconds != 0:
         for rows in sets:
-            if not answers.of(rows.recipe.name, rows.sha256, SCHEDTUNE):
-                _keep(answers, rows, schedtune_answers(rows))
+            if _missing(answers, rows, SCHEDTUNE, datasets):
+                _keep(answers, rows, schedtune_answers(rows), datasets)
         if not smoke:
-            _answer_ours(sets, datasets, answers, progress)
+            _answer_learnt(sets, datasets, answers, progress)
     answers.write()
     made: dict[str, tuple[RowSet, Sequence[Table]]] = {}
-    agreements = {}
+    agreements, stale = {}, {}
     for rows in sets:
         progress(f"{rows.recipe.title}: figures", 1.0)
         every = columns(rows, answers)
         made[rows.recipe.title] = (rows, tables(rows, every, answers))
         agreements[rows.recipe.title] = agreement(rows, every, answers)
-    return write_page(out, made, agreements, command)
+        stale[rows.recipe.title] = _stale(answers, rows, datasets)
+    return write_page(out, made, agreements, stale, command)
 
 
-def _answer_ours(sets: Sequence[RowSet], datasets: Path, answers: Answers, progress: Progress) -> None:
-    """Train our estimators on the folds of every set whose answers are not kept."""
-    missing = [rows for rows in sets if not all(answers.of(rows.recipe.name, rows.sha256, name) for name in OURS)]
+def _answer_learnt(sets: Sequence[RowSet], datasets: Path, answers: Answers, progress: Progress) -> None:
+    """Train estimators on the folds of every set for which an answer is not kept, or rests on another basis."""
+    missing = [rows for rows in sets if any(_missing(answers, rows, name, datasets) for name in LEARNT)]
     real = [rows for rows in missing if rows.recipe.is_real]
     if real:
         for name, found in real_answers(real, datasets, progress).items():
-            _keep(answers, next(rows for rows in real if rows.recipe.name == name), found)
+            _keep(answers, next(rows for rows in real if rows.recipe.name == name), found, datasets)
         answers.write()
     for rows in missing:
         if not rows.recipe.is_real:
-            _keep(answers, rows, sampled_answers(rows, progress))
+            _keep(answers, rows, sampled_answers(rows, progress), datasets)
             answers.write()
 
 
-def _keep(answers: Answers, rows: RowSet, found: Found) -> None:
+def _missing(answers: Answers, rows: RowSet, name: str, datasets: Path) -> bool:
+    return not answers.fresh(rows.recipe.name, rows.sha256, name, learnt_basis(name, rows, datasets))
+
+
+def _keep(answers: Answers, rows: RowSet, found: Found, datasets: Path) -> None:
     for name, given in found.items():
-        answers.keep(rows.recipe.name, rows.sha256, name, given)
+        answers.keep(rows.recipe.name, rows.sha256, name, learnt_basis(name, rows, datasets), given)
+
+
+def _stale(answers: Answers, rows: RowSet, datasets: Path) -> list[str]:
+    """Estimators whose kept answers rest on another basis than that of today."""
+    bases = {each.name: model_basis(each) for each in (*OF_MODELS, XMEM)} | {TRACED_AGAIN: trace_basis()}
+    bases |= {name: learnt_basis(name, rows, datasets) for name in (SCHEDTUNE, *LEARNT)}
+    name, sha256 = rows.recipe.name, rows.sha256
+    return [
+        each for each, basis in bases.items() if answers.of(name, sha256, each) and not answers.fresh(name, sha256, each, basis)
+    ]
 
 
 def _function(path: str) -> Build:

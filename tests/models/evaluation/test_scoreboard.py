@@ -12,8 +12,10 @@ from gpumemnet.predict.bins import PUBLISHED_BINS
 from gpumemnet.units import GIB, MIB
 from models.cli import main
 from models.evaluation.scoreboard.answers import Answer, Answers
+from models.evaluation.scoreboard.basis import learnt_basis
 from models.evaluation.scoreboard.board import Column, agreement, tables
-from models.evaluation.scoreboard.fitted import schedtune_answers
+from models.evaluation.scoreboard.collect import SPARE
+from models.evaluation.scoreboard.fitted import LINE, SCHEDTUNE, schedtune_answers
 from models.evaluation.scoreboard.protocol import calibrated, failures, figures, fitted_line
 from models.evaluation.scoreboard.run import ANSWERS
 from models.evaluation.scoreboard.sets import SETS, load_set
@@ -47,6 +49,20 @@ def test_a_run_fails_by_a_wrong_forecast_or_by_too_low_a_limit() -> None:
     assert np.isnan(failures(labels, estimates, np.full(5, 40.0), np.full(5, NAN))[:2]).all()
 
 
+def test_an_estimate_and_a_bound_are_judged_as_forecast_and_limit() -> None:
+    labels = np.array([10.0, 10.0, 10.0, NAN])
+    estimates = np.array([9.0, 9.0, 39.0, 45.0])
+    limits = np.array([11.0, 9.5, 50.0, 60.0])
+    judged = failures(labels, estimates, np.full(4, 40.0), np.zeros(4), limits)
+    assert judged.tolist() == [0, 1, 0, 0]  # a bound above the GPU's memory is no forecast
+
+
+def test_an_own_bound_takes_the_line_of_the_estimate() -> None:
+    estimates = np.linspace(1.0, 20.0, 40) * GIB
+    found = calibrated(1.5 * estimates + GIB, estimates, np.arange(40) // 4, 2.0 * estimates)
+    np.testing.assert_allclose(found.bound_bytes, 3.0 * estimates + GIB, rtol=1e-3)
+
+
 def test_a_line_is_not_moved_by_one_wrong_reading_and_never_sees_its_own_family() -> None:
     estimates = np.linspace(1.0, 20.0, 40) * GIB
     labels = 1.5 * estimates + GIB
@@ -62,18 +78,21 @@ def test_a_line_is_not_moved_by_one_wrong_reading_and_never_sees_its_own_family(
     assert (before.bound_bytes >= before.expected_bytes).all()
 
 
-def test_answers_are_kept_until_their_dataset_changes(tmp_path: Path) -> None:
+def test_answers_are_kept_until_their_dataset_or_their_basis_changes(tmp_path: Path) -> None:
     path = tmp_path / "kept.json.gz"
     answers = Answers(path)
     given = {3: Answer(5 * MIB, 0.25, 7 * MIB), 8: Answer(None, 1.0, reason="no transformer")}
-    answers.keep("mlp", "one", "xMem", given)
+    answers.keep("mlp", "one", "xMem", "code of today", given)
     answers.write()
     written = path.read_bytes()
     again = Answers(path)
     assert again.of("mlp", "one", "xMem") == given
-    assert again.of("mlp", "another", "xMem") == {}
+    assert again.fresh("mlp", "one", "xMem", "code of today") == given
+    assert again.of("mlp", "another", "xMem") == again.fresh("mlp", "one", "xMem", "code of tomorrow") == {}
     again.write()
     assert path.read_bytes() == written
+    again.keep("mlp", "one", "xMem", "code of tomorrow", {5: Answer(MIB, 0.0)})
+    assert sorted(again.of("mlp", "one", "xMem")) == [5]  # those of today's code went
     path.write_bytes(b"no archive")
     with pytest.raises(DatasetError, match="delete it"):
         Answers(path)
@@ -101,7 +120,7 @@ def test_a_table_compares_all_estimators_on_equal_rows(tmp_path: Path) -> None:
 def test_the_simulated_test_of_a_limit_is_compared_with_runs_that_were_repeated(tmp_path: Path) -> None:
     rows = load_set(SETS[0], DATASETS, 4)
     answers = Answers(tmp_path / "none")
-    answers.keep(rows.recipe.name, rows.sha256, "gpumemnet, trace run again", {row: Answer(1, 0.0, 10 * MIB) for row in range(3)})
+    answers.keep(rows.recipe.name, rows.sha256, SPARE, "", {row: Answer(10 * MIB, 0.0) for row in range(3)})
     near = [rows.labels[0] - 5 * MIB, rows.labels[1] - 20 * MIB, rows.labels[2] - 20 * MIB, rows.labels[3]]
     given = {row: Answer(round(size), 0.0) for row, size in enumerate(near)}
     column = Column("tool", given, {0: 0.0, 1: 1.0, 2: 0.0, 3: 0.0}, 0)
@@ -119,6 +138,18 @@ def test_schedtune_learns_from_other_families_only_and_adds_its_largest_error() 
     assert min(ratios) >= 1.0
     errors = [abs(answer.total_bytes / rows.labels[row] - 1) for row, answer in answers.items()]
     assert np.median(errors) < 0.2
+
+
+def test_answers_that_are_learnt_rest_on_the_data_they_are_learnt_from(tmp_path: Path) -> None:
+    rows = load_set(SETS[-1], DATASETS, 3)
+    for name in ("real_runs/published.parquet", "traced_cnn_h200.parquet", "traced_transformer_h200.parquet"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"rows")
+    before = {name: learnt_basis(name, rows, tmp_path) for name in (LINE, SCHEDTUNE)}
+    (tmp_path / "real_runs/published.parquet").write_bytes(b"other rows")
+    assert learnt_basis(LINE, rows, tmp_path) != before[LINE]
+    assert learnt_basis(SCHEDTUNE, rows, tmp_path) == before[SCHEDTUNE]  # it learns from readings of the set itself
 
 
 def test_a_small_part_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.units import MIB
-from models.published.dnnmem import DNNMEM, FRAMEWORK_BYTES, Graph, Operator, recorded_graph, schedule
+from models.published.dnnmem import DNNMEM, DNNMEM_OF_MODULES, FRAMEWORK_BYTES, Graph, Operator, recorded_graph, schedule
 from models.published.estimator import NotCoveredError, PublishedEstimator, Subject
 from models.published.fake_tensor import FAKE_TENSOR, MEM_TRACKER
 from models.published.formulas import ACCELERATE, COPIES, HORUS, NAIVE, ZERO2, ZERO3, zero2_bytes, zero3_bytes
@@ -150,6 +150,14 @@ def run(optimizer: str = "adam") -> Run:
 MATRIX, BIAS = 4 * MIB, 4 * 1_024
 
 
+def normed() -> Run:
+    """The same with a layer norm between its matrices."""
+    given = run()
+    with torch.device("meta"):
+        network = nn.Sequential(nn.Linear(1_024, 1_024), nn.LayerNorm(1_024), nn.Linear(1_024, 1_024))
+    return replace(given, network=network)
+
+
 def test_fake_tensor_counts_no_optimizer_and_mem_tracker_does() -> None:
     of_adam = MEM_TRACKER.estimate(subject(MLP, run))
     of_sgd = MEM_TRACKER.estimate(subject(MLP, lambda: run("sgd")))
@@ -185,6 +193,16 @@ def test_dnnmem_of_a_small_network() -> None:
     assert 2 * 2 * MATRIX + 4 * MATRIX <= reserved <= 2 * 2 * MATRIX + 6 * MATRIX + 6 * MIB
     assert estimate.total_bytes == reserved + FRAMEWORK_BYTES + 500 * MIB
     assert DNNMEM.estimate(subject(MLP, lambda: run("sgd"))).total_bytes == estimate.total_bytes
+
+
+def test_dnnmem_of_modules_does_not_see_what_a_module_keeps_inside() -> None:
+    whole, of_modules = (recorded_graph(subject(MLP, normed), of_modules=coarse) for coarse in (False, True))
+    sizes = [[graph.sizes[tensor] for operator in graph.operators for tensor in operator.makes] for graph in (whole, of_modules)]
+    statistic = 4 * 1_024
+    assert sizes[0].count(statistic) == 2  # mean and deviation of the layer norm
+    assert sizes[1].count(statistic) == 0
+    assert sizes[1].count(MATRIX) == 4  # results of the three modules, and the targets
+    assert DNNMEM_OF_MODULES.estimate(subject(MLP, normed)).total_bytes > 500 * MIB
 
 
 def test_an_estimator_that_needs_the_model_says_so_where_there_is_only_the_job() -> None:
