@@ -16,7 +16,7 @@ from torch.utils.flop_counter import flop_registry
 
 from gpumemnet.planner.recomputing import keeps_results
 from gpumemnet.torch_private.autograd import next_node_number, running_node_number
-from gpumemnet.torch_private.operators import operator_name, schema, tree_leaves, without_function_modes
+from gpumemnet.torch_private.operators import operator_name, operator_packet, schema, tree_leaves, without_function_modes
 from gpumemnet.torch_private.tensors import storage_id, storage_owners
 from gpumemnet.tracing.recorder import Recorder
 
@@ -214,7 +214,7 @@ class StepRecorder(Recorder):
             return
         flops, dtype = 0, next((t.dtype for t in (*inputs, *outputs) if t.is_floating_point()), torch.float32)
         element_type = _TYPES.get(dtype, "fp32")
-        count = flop_registry.get(func._overloadpacket)
+        count = flop_registry.get(operator_packet(func))
         if count is not None:
             flops = int(count(*args, **kwargs, out_val=result))
             if element_type == "fp32" and "convolution" in operator_name(func):

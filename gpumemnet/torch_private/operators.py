@@ -42,6 +42,7 @@ __all__ = [
     "below_autograd",
     "find_operator",
     "operator_name",
+    "operator_packet",
     "overriding_kernels",
     "schema",
     "tree_leaves",
@@ -70,6 +71,11 @@ def schema(operator: Any) -> Any:
 def operator_name(operator: Any) -> str:
     """The name of an ``OpOverload`` without namespace and overload, such as ``add_``."""
     return str(operator._opname)
+
+
+def operator_packet(operator: Any) -> Any:
+    """The ``OpOverloadPacket`` that has an ``OpOverload``, such as ``aten.add`` for ``aten.add.Tensor``."""
+    return operator._overloadpacket
 
 
 def without_function_modes() -> AbstractContextManager[object]:
@@ -180,6 +186,7 @@ def _probe_schema() -> None:
     check(names == ["self", "other", "alpha"], f"the arguments of aten.add_ are {names}")
     writes = schema(add).arguments[0].alias_info
     check(writes is not None and writes.is_write, "aten.add_ does not say that it writes into its first argument")
+    check(operator_packet(add) is torch.ops.aten.add_, "an operator does not name its packet")
 
 
 def _probe_kernels() -> None:
