@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gpumemnet.job.training_job import TrainingJob
     from gpumemnet.job.training_options import TrainingOptions
     from gpumemnet.packing.ray_shares import RayResources, ray_resources
+    from gpumemnet.planner.api import plan
     from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
     from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
     from gpumemnet.predict.bundle_card import BundleCard
@@ -62,6 +63,7 @@ _MODULE_OF = {
     "TrainingJob": "gpumemnet.job.training_job",
     "TrainingOptions": "gpumemnet.job.training_options",
     "load_ipython_extension": "gpumemnet.cli.notebook",
+    "plan": "gpumemnet.planner.api",
     "trace": "gpumemnet.tracing.api",
 }
 
@@ -99,6 +101,7 @@ __all__ = [
     "layer_sequence",
     "load_bundle",
     "named_bins",
+    "plan",
     "ray_resources",
     "shipped_bundles",
     "trace",

@@ -9,12 +9,13 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
+from gpumemnet.units import GIB, MIB
 
 STANDARD_INPUT = "-"
 AsJson = Annotated[bool, typer.Option("--json", help="For programs: print one JSON document.")]
@@ -74,3 +75,23 @@ def factory_arguments(texts: Sequence[str]) -> dict[str, Any]:
         except ValueError:
             arguments[name] = value
     return arguments
+
+
+_UNITS: Final = {"gib": GIB, "mib": MIB}
+_LARGEST_AMOUNT: Final = 2**20
+
+
+def parse_memory(text: str, field: str) -> int:
+    """Parses an amount of memory such as ``20GiB`` or ``20480 MiB``; returns bytes.
+
+    Raises:
+        InvalidRequestError: when it has another form, or is not above zero.
+    """
+    number, unit = text.strip()[:-3].strip(), text.strip()[-3:].lower()
+    try:
+        amount = float(number)
+    except ValueError:
+        amount = 0.0
+    if unit not in _UNITS or not 0 < amount < _LARGEST_AMOUNT:
+        raise InvalidRequestError(f"must be an amount of memory such as 20GiB or 20480MiB, not {describe(text)}", field)
+    return int(amount * _UNITS[unit])

@@ -41,6 +41,7 @@ class Entry:
 ENTRIES: Final = (
     Entry("predict", "gpumemnet.cli.predict:predict", "Predict how much GPU memory jobs take.", _ASK),
     Entry("trace", "gpumemnet.cli.trace:trace", "Trace one training step of a model, and show what its GPU memory holds.", _ASK),
+    Entry("plan", "gpumemnet.cli.plan:plan", "Plan what a training step recomputes and swaps, so that it fits a GPU.", _ASK),
     Entry("extract", "gpumemnet.cli.extract:extract", "Turn a model into a job, without a GPU.", _ASK),
     Entry("serve", "gpumemnet.cli.serve:serve", "Serve predictions over HTTP until interrupted.", _ASK),
     Entry("models", "gpumemnet.cli.models:models", "List the bundles that answer, and check their checksums.", _ASK),

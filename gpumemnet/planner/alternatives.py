@@ -99,7 +99,7 @@ class _Alternatives:
             request,
             name="expandable_segments",
             change="let the allocator's segments grow",
-            effect="nothing but the addresses of memory",
+            effect="no effect on results",
             how="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
             trace_options={"allocator_conf": "expandable_segments:True"},
         )
@@ -111,7 +111,7 @@ class _Alternatives:
             {"zero_grad": "before_forward"},
             name="zero_grad",
             change="drop the gradients before the forward pass",
-            effect="nothing",
+            effect="no effect on results",
             how="call optimizer.zero_grad(set_to_none=True) before the forward pass",
         )
 
@@ -131,7 +131,7 @@ class _Alternatives:
             {"optimizer_implementation": implementation},
             name=f"{implementation}_optimizer",
             change=f"the {implementation.replace('_', '-')} implementation of {rule.torch_class}",
-            effect="rounding; a shorter optimizer step" if rule.has_fused else "rounding; a longer optimizer step",
+            effect=f"results differ by rounding; a {'shorter' if rule.has_fused else 'longer'} optimizer step",
             how=f"torch.optim.{rule.torch_class}(…, {switch})",
         )
 
@@ -170,7 +170,7 @@ class _Alternatives:
             expected_bytes=point.expected_bytes,
             safe_bytes=point.safe_bytes,
             verdict=point.verdict,
-            effect=f"rounding{statistics}; smaller kernels may use the GPU less",
+            effect=f"results differ by rounding{statistics}; smaller kernels may use the GPU less",
             how=f"batch size {point.batch_size:,}, loss / {passes:,}, optimizer.step() after {passes:,} backward passes",
             trace_options={"batch_size": point.batch_size, "gradient_accumulation": passes},
         )
@@ -182,7 +182,7 @@ class _Alternatives:
             {"checkpointing": "every_block"},
             name="checkpointing",
             change="checkpoint every block",
-            effect="no result; each block's forward pass runs twice",
+            effect="no effect on results; each block's forward pass runs twice",
             how="torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
         )
 
@@ -193,7 +193,7 @@ class _Alternatives:
             {"precision": "bf16"},
             name="bf16",
             change="weights, gradients and state in bf16",
-            effect="small updates of weights are rounded away; check that the loss still falls",
+            effect="small updates of weights are rounded away: check that the loss still falls",
             how="model.to(torch.bfloat16)",
         )
 

@@ -12,8 +12,8 @@ from gpumemnet.tracing.report.answer import TraceAnswer, answer_from_dict, answe
 
 FITS: Final = "fits"
 PLANNED: Final = "planned"
-NOTHING_FITS: Final = "nothing_fits"
-OUTCOMES: Final = (FITS, PLANNED, NOTHING_FITS)
+NO_PLAN: Final = "no_plan_fits"
+OUTCOMES: Final = (FITS, PLANNED, NO_PLAN)
 """The job fits as it is; it fits by the plan; no plan makes it fit."""
 
 
@@ -64,8 +64,9 @@ class PlanAnswer:
 
     Attributes:
         before: the job as it stands; its available memory is the budget.
-        plan: the plan; ``None`` if the job fits as it is.  If nothing fits, the plan that takes the least memory.
-        after: the job with the plan applied, traced again; ``None`` if the job fits as it is.
+        plan: the plan; ``None`` if the job fits as it is, or no plan makes it fit.
+        after: the job with the plan applied, traced again.
+        reason: why no plan fits; empty otherwise.
         alternatives: changes of settings, those first that change the training least.
         searches: what every search finds within several budgets, on request.
         script: Python code that applies the plan, or the settings that have the same effect.
@@ -74,6 +75,7 @@ class PlanAnswer:
     before: TraceAnswer
     plan: Plan | None = None
     after: TraceAnswer | None = None
+    reason: str = ""
     alternatives: tuple[Alternative, ...] = ()
     searches: tuple[SearchPoint, ...] = ()
     script: str = ""
@@ -88,7 +90,7 @@ class PlanAnswer:
         """One of :data:`OUTCOMES`."""
         if self.before.fits:
             return FITS
-        return PLANNED if self.after is not None and self.after.fits else NOTHING_FITS
+        return NO_PLAN if self.plan is None else PLANNED
 
 
 def plan_answer_to_dict(answer: PlanAnswer) -> dict[str, Any]:
@@ -99,6 +101,7 @@ def plan_answer_to_dict(answer: PlanAnswer) -> dict[str, Any]:
         "before": answer_to_dict(answer.before),
         "plan": None if answer.plan is None else plan_to_dict(answer.plan),
         "after": None if answer.after is None else answer_to_dict(answer.after),
+        "reason": answer.reason,
         "alternatives": [asdict(each) for each in answer.alternatives],
         "searches": [asdict(point) for point in answer.searches],
         "script": answer.script,
@@ -112,6 +115,7 @@ def plan_answer_from_dict(document: Mapping[str, Any]) -> PlanAnswer:
         before=answer_from_dict(document["before"]),
         plan=None if plan is None else plan_from_dict(plan),
         after=None if after is None else answer_from_dict(after),
+        reason=document["reason"],
         alternatives=tuple(Alternative(**each) for each in document["alternatives"]),
         searches=tuple(SearchPoint(**point) for point in document["searches"]),
         script=document["script"],

@@ -8,11 +8,16 @@ from typing import Any, Final
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu.mig import available_mib, with_available
+from gpumemnet.job.layers import describe
 from gpumemnet.tracing.options import TraceRequest, request_from_dict
 from gpumemnet.units import MIB
 
 DEFAULT_PLANNER: Final = "greedy"
-PLANNERS: Final = ("greedy", "exact", "swarm")
+PLANNERS: Final = (
+    *("greedy", "exact", "swarm", "capuchin", "autoswap"),
+    *("every_block", "every_sqrt", "vdnn_all", "vdnn_convolutions"),
+)
+"""Names of the searches, see :data:`gpumemnet.planner.choose.SEARCHES`; those from ``capuchin`` on are for comparison."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +31,9 @@ class PlanRequest:
         host_bytes: pinned host memory that may be used; ``None`` for what the machine has.
         with_alternatives: whether to trace other settings of the job too.
         with_searches: whether to run every search for several budgets too, for a picture.
+
+    Raises:
+        InvalidRequestError: there is no such search.
     """
 
     trace: TraceRequest
@@ -34,6 +42,10 @@ class PlanRequest:
     host_bytes: int | None = None
     with_alternatives: bool = True
     with_searches: bool = False
+
+    def __post_init__(self) -> None:
+        if self.planner not in PLANNERS:
+            raise InvalidRequestError(f"must be one of {', '.join(PLANNERS)}, not {describe(self.planner)}", "planner")
 
 
 def within_budget(request: TraceRequest, budget_bytes: int | None) -> TraceRequest:

@@ -12,7 +12,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Final
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.planner.answer import PLANNED, PlanAnswer, SearchPoint, units_by_decision
+from gpumemnet.planner.answer import PlanAnswer, SearchPoint, units_by_decision
 from gpumemnet.tracing.report import plot_html
 from gpumemnet.tracing.report.answer import TraceAnswer
 from gpumemnet.tracing.report.parts import PART_NAMES
@@ -35,7 +35,7 @@ _MOST_TICKS: Final = 7
 
 
 def plot(answer: PlanAnswer, path: Path) -> None:
-    """Write the picture of ``answer`` to ``path`` atomically; of a job that fits as it is, the memory over its step alone.
+    """Write the picture of ``answer`` to ``path`` atomically; of a job without a plan, the memory over its step alone.
 
     Args:
         answer: a plan of which the step's memory was requested.
@@ -61,9 +61,9 @@ def _title(answer: PlanAnswer) -> tuple[str, str]:
     before, after, plan = answer.before, answer.after, answer.plan
     assert after is not None
     assert plan is not None
-    verb = "fits by a plan" if answer.outcome == PLANNED else "does not fit by any plan"
     amounts = f"{_mib(after.expected_bytes)} expected, {_mib(after.safe_bytes)} safe instead of {_mib(before.safe_bytes)}"
-    return title_of(before), f"{verb} in {_mib(answer.budget_bytes)}: {amounts}, step {100 * plan.slowdown:+.1f} % (modelled)"
+    step = f"step {100 * plan.slowdown:+.1f} % (modelled)"
+    return title_of(before), f"fits by a plan in {_mib(answer.budget_bytes)}: {amounts}, {step}"
 
 
 def _decisions(answer: PlanAnswer) -> list[tuple[str, str]]:

@@ -49,6 +49,7 @@ def test_names_are_these() -> None:
         "layer_sequence",
         "load_bundle",
         "named_bins",
+        "plan",
         "ray_resources",
         "shipped_bundles",
         "trace",

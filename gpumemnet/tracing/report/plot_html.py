@@ -23,6 +23,8 @@ WIDTH, HEIGHT = 1000, 400
 """Size of the SVG in its coordinates."""
 HEADROOM: Final = 1.06
 _LABELLED_WIDTH: Final = 0.05
+_LABEL_HEIGHT: Final = 0.06
+"""Share of the chart's height within which the labels of two lines would overlap; the lower line then has its label below."""
 _NEAR: Final = 0.09
 """Labels of the batch axis overlap if they are closer than this share of its width."""
 
@@ -87,9 +89,11 @@ def step_chart(answer: TraceAnswer, picture: Picture, top_bytes: float, *, has_p
     lines = [("safe", answer.safe_bytes)]
     if picture.available_bytes is not None:
         lines.append(("available", picture.available_bytes))
+    is_crowded = len(lines) > 1 and abs(lines[0][1] - lines[1][1]) < _LABEL_HEIGHT * top
     for name, size in lines:
+        side = "line below" if is_crowded and size == min(each for _, each in lines) else "line"
         shapes.append(svg_line(name, 0, 1, _y(size, top), _y(size, top)))
-        words.append(f'<span class="line" style="top:{1 - size / top:.2%}">{name} {_mib(size)}</span>')
+        words.append(f'<span class="{side}" style="top:{1 - size / top:.2%}">{name} {_mib(size)}</span>')
     x, used = picture.peak_position, picture.edges_bytes[-1][picture.peak]
     side = f"left:{x:.2%};max-width:{1 - x:.2%}" if x < 0.5 else f"right:{1 - x:.2%};max-width:{x:.2%}"
     what, source = (escape(each) for each in peak_lines(answer, picture))

@@ -21,7 +21,9 @@ from gpumemnet.planner.answer import (
     plan_answer_to_dict,
     units_by_decision,
 )
+from gpumemnet.planner.choose import SEARCHES
 from gpumemnet.planner.decisions import Decision, Plan
+from gpumemnet.planner.options import PLANNERS
 from gpumemnet.planner.plot import plot
 from gpumemnet.tracing import ExtraResults, TraceAnswer
 from gpumemnet.units import MIB
@@ -85,7 +87,7 @@ def test_the_outcome_is_whether_the_safe_bytes_fit(traced: TraceAnswer) -> None:
     assert not traced.fits
     assert planned(traced).outcome == "planned"
     assert PlanAnswer(before=replace(traced, safe_bytes=400 * MIB)).outcome == "fits"
-    assert replace(planned(traced), after=traced).outcome == "nothing_fits"
+    assert PlanAnswer(before=traced, reason="no plan fits").outcome == "no_plan_fits"
 
 
 def test_the_answer_survives_json(traced: TraceAnswer) -> None:
@@ -122,3 +124,7 @@ def test_a_plan_of_a_file_is_applied(tmp_path: Path) -> None:
         load_plan(path)
     with pytest.raises(InvalidRequestError, match="cannot be read"):
         applied(model, tmp_path / "none.json")
+
+
+def test_the_names_of_the_searches_are_those_that_run() -> None:
+    assert tuple(SEARCHES) == PLANNERS

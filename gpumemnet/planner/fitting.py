@@ -1,0 +1,157 @@
+"""Makes a job fit: the trace as it stands, the plan, the trace with the plan applied, and what else would help."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from torch import nn
+
+from gpumemnet.errors import BudgetError, MissingExtraError, PlanError
+from gpumemnet.extract.inputs import ModelInputs
+from gpumemnet.planner.alternatives import alternatives
+from gpumemnet.planner.answer import PlanAnswer, SearchPoint
+from gpumemnet.planner.chain import chain_of
+from gpumemnet.planner.choose import FIXED, choose_plan
+from gpumemnet.planner.costs import StepCosts
+from gpumemnet.planner.decisions import Decision, Plan
+from gpumemnet.planner.executor import applied
+from gpumemnet.planner.machine import HOST_MEMORY_BYTES, Machine, find_machine, machine_of
+from gpumemnet.planner.options import PLANNERS, PlanRequest
+from gpumemnet.planner.simulator import simulate
+from gpumemnet.planner.units import plan_units
+from gpumemnet.tracing.checkpointing import blocks
+from gpumemnet.tracing.memory import MARGIN
+from gpumemnet.tracing.model_tracer import ModelTracer
+from gpumemnet.tracing.report.answer import TraceAnswer
+from gpumemnet.units import MIB, format_bytes
+
+_LOG: Final = logging.getLogger(__name__)
+_ATTEMPTS: Final = 4
+"""How often a plan is made for a smaller budget because its safe bytes do not fit."""
+_SEARCH_SECONDS: Final = 3.0
+"""Time limit of each search for the picture."""
+_BUDGET_SHARES: Final = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
+"""Budgets of the picture of time against memory, as shares of the memory that keeps everything."""
+
+
+def plan_request(model: nn.Module, inputs: ModelInputs, request: PlanRequest) -> PlanAnswer:
+    """Return how ``model`` fits the memory that is available; the model is left as it was.
+
+    Args:
+        model: the model, on any device.
+        inputs: what it is called with.
+        request: how it is trained, on which GPU, and how to plan.
+
+    Raises:
+        ExtractError, InvalidRequestError, PlanError: as :func:`gpumemnet.plan`.
+    """
+    before = _traced(model, inputs, request)
+    if before.fits:
+        return PlanAnswer(before=before)
+    answer, checkpointing = PlanAnswer(before=before), None
+    try:
+        _LOG.info("splitting the step into units")
+        step, machine = plan_units(model, inputs, request.trace), _machine(request)
+        checkpointing = _slowdown_of_checkpointing(model, step, machine)
+        plan, after = _fitting_plan(model, inputs, request, step, machine, before)
+        answer = replace(answer, plan=plan, after=after, script=_script(plan))
+        if request.with_searches:
+            answer = replace(answer, searches=tuple(_search_points(step, machine)))
+    except PlanError as error:
+        answer = replace(answer, reason=str(error))
+    if request.with_alternatives:
+        found = alternatives(model, inputs, request.trace)
+        slowdowns = {"checkpointing": checkpointing}
+        answer = replace(answer, alternatives=tuple(replace(each, slowdown=slowdowns.get(each.name)) for each in found))
+    return answer
+
+
+def _machine(request: PlanRequest) -> Machine:
+    if request.machine is None:
+        return machine_of(request.trace.gpu, request.host_bytes or HOST_MEMORY_BYTES)
+    return find_machine(request.machine, request.host_bytes)
+
+
+def expected_budget(before: TraceAnswer) -> int:
+    """Return the expected bytes at which the safe bytes of a job take all that is available.
+
+    The bound above the expected bytes is a share of the reserved bytes and a fixed amount, which is taken from ``before``.
+    """
+    fixed = before.safe_bytes - before.expected_bytes - MARGIN * before.reserved_bytes
+    return int((before.available_bytes - fixed + MARGIN * before.context_bytes) / (1 + MARGIN))
+
+
+def _fitting_plan(
+    model: nn.Module, inputs: ModelInputs, request: PlanRequest, step: StepCosts, machine: Machine, before: TraceAnswer
+) -> tuple[Plan, TraceAnswer]:
+    """Return a plan and the job traced with it, whose safe bytes fit.
+
+    A plan is made for expected bytes.  Where the safe bytes of the traced plan do not fit, the next one is made for less.
+
+    Raises:
+        PlanError: no plan fits.
+    """
+    budget, available = expected_budget(before), format_bytes(before.available_bytes)
+    target, is_smallest = budget, False
+    for _ in range(_ATTEMPTS):
+        _LOG.info("planning for %d MiB with %s", target // MIB, request.planner)
+        try:
+            plan = choose_plan(step, machine, max(target, 1), optimizer=request.planner)
+        except BudgetError as error:
+            if is_smallest or error.smallest_bytes > before.available_bytes:
+                raise PlanError(f"for safe bytes of {available}, {format_bytes(budget)} may be expected; {error}") from None
+            target, is_smallest = error.smallest_bytes, True  # the bound is smaller where the allocator must give segments back
+            continue
+        _LOG.info("tracing the plan")
+        with applied(model, plan):
+            after = _traced(model, inputs, request)
+        if after.fits:
+            return plan, after
+        target = min(target, plan.process_bytes) - (after.safe_bytes - before.available_bytes) - MIB
+    raise PlanError(f"no plan of '{request.planner}' was found whose safe bytes fit {available}")
+
+
+def _slowdown_of_checkpointing(model: nn.Module, step: StepCosts, machine: Machine) -> float | None:
+    """Return the modelled slow-down if every block is recomputed; ``None`` if the blocks are no units of the step."""
+    stack = blocks(model)
+    decisions = {name: Decision.RECOMPUTE for name, module in model.named_modules() if any(module is block for block in stack)}
+    if not stack or not decisions.keys() <= set(step.units):
+        return None
+    return simulate(step, machine, decisions).step_seconds / simulate(step, machine, {}).step_seconds - 1
+
+
+def _script(plan: Plan) -> str:
+    """Return code that puts ``plan`` in force for a ``model``."""
+    rows = "".join(f'    "{name}": "{decision}",\n' for name, decision in plan.decisions.items())
+    return (
+        f"# Predicted for {plan.gpu}: {format_bytes(plan.process_bytes)} instead of {format_bytes(plan.keep_process_bytes)}; "
+        f"a step takes {100 * plan.slowdown:+.1f} %, modelled.\n"
+        "from gpumemnet.planner import applied\n\n"
+        f"DECISIONS = {{\n{rows}}}\n"
+        "in_force = applied(model, DECISIONS)  # before the training loop; in_force.undo() ends it\n"
+    )
+
+
+def _traced(model: nn.Module, inputs: ModelInputs, request: PlanRequest) -> TraceAnswer:
+    return ModelTracer(model, inputs, request.trace).answer()
+
+
+def _search_points(step: StepCosts, machine: Machine) -> Iterator[SearchPoint]:
+    """Yield what every search finds within several budgets; a search that finds nothing within one has no point there."""
+    chain = chain_of(step, machine)
+    most = simulate(step, machine, {}, chain=chain).process_bytes
+    for optimizer in PLANNERS:
+        shares = (1.0,) if optimizer in FIXED else (1.0, *_BUDGET_SHARES)
+        seen: set[int] = set()
+        for share in shares:
+            _LOG.info("planning for %.0f %% of the memory with %s", 100 * share, optimizer)
+            try:
+                plan = choose_plan(step, machine, int(share * most), optimizer, chain=chain, time_limit_seconds=_SEARCH_SECONDS)
+            except (PlanError, MissingExtraError):
+                break
+            if plan.process_bytes not in seen:
+                seen.add(plan.process_bytes)
+                yield SearchPoint(optimizer=optimizer, process_bytes=plan.process_bytes, slowdown=plan.slowdown)

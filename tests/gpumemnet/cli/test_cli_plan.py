@@ -1,0 +1,94 @@
+"""``gpumemnet plan`` as people and programs call it."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from gpumemnet.cli import main
+from gpumemnet.cli.plan_report import show_plan
+from gpumemnet.extract.inputs import inputs_from_example
+from gpumemnet.planner import applied, load_plan
+from gpumemnet.planner.answer import PlanAnswer, plan_answer_from_dict
+from gpumemnet.planner.fitting import plan_request
+from gpumemnet.planner.options import PlanRequest
+from tests.gpumemnet.planner.examples import blocks
+
+BLOCKS = [f"{Path(blocks.__file__)}:build", "--batch-size", "64", "--input", "64x256", "--gpu", "RTX-4090"]
+
+
+def test_a_job_that_does_not_fit_gets_a_plan(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out, script = tmp_path / "plan.json", tmp_path / "use_plan.py"
+    options = ["--budget", "0.85GiB", "--no-alternatives", "--json", "--out", str(out), "--script", str(script)]
+    assert main(["plan", *BLOCKS, *options]) == 0
+    shown = capfd.readouterr()
+    assert shown.err == ""
+    document = json.loads(shown.out)
+    assert set(document) == {"outcome", "budget_bytes", "before", "plan", "after", "reason", "alternatives", "searches", "script"}
+    answer = plan_answer_from_dict(document)
+    assert answer.outcome == "planned"
+    assert answer.plan is not None
+    assert answer.after is not None
+    assert answer.after.safe_bytes <= answer.budget_bytes < answer.before.safe_bytes
+    assert answer.after.expected_bytes == pytest.approx(answer.plan.process_bytes, rel=0.01)
+    assert set(answer.plan.decisions) <= set(answer.plan.units)
+    assert answer.plan.slowdown > 0
+
+    model = blocks.build()
+    assert load_plan(out) == answer.plan
+    with applied(model, out):
+        model(torch.ones(2, 64, 256)).sum().backward()
+    exec(compile(script.read_text(), script.name, "exec"), {"model": blocks.build()})
+
+    console = Console(record=True, width=120, file=io.StringIO())
+    show_plan(answer, ("adamw", "fp32"), console)
+    text = console.export_text()
+    for words in ("Does not fit", "A plan fits", "recompute  blocks.", "modelled", "greedy"):
+        assert words in text
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is planned here, without a process of its own, which takes seconds."""
+
+    def plan_file(source: str, request: PlanRequest, **options: object) -> PlanAnswer:
+        return plan_request(blocks.build(), inputs_from_example(torch.empty(64, 64, 256), None), request)
+
+    monkeypatch.setattr("gpumemnet.planner.process.plan_file", plan_file)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_job_that_fits_needs_no_plan(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["plan", *BLOCKS, "--plot", str(tmp_path / "plan.html"), "--out", str(tmp_path / "plan.json")]) == 0
+    shown = capfd.readouterr()
+    assert shown.out.startswith("Fits as it is: ")
+    assert shown.err == "there is no plan to write\n"
+    assert "<html" in (tmp_path / "plan.html").read_text()
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_where_no_plan_fits_the_reason_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *BLOCKS, "--budget", "700 MiB", "--no-alternatives"]) == 1
+    shown = capfd.readouterr()
+    assert shown.err == ""
+    assert "No plan fits: for safe bytes of 700 MiB, " in shown.out
+    assert "instead of a plan" not in shown.out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--budget", "20"], "--budget: must be an amount of memory such as 20GiB or 20480MiB, not '20'"),
+        (["--budget", "0GiB"], "--budget: must be an amount of memory"),
+        (["--budget", "30GiB"], "--budget: must be from 1 MiB to 24,207 MiB, what a process can use on NVIDIA GeForce RTX 4090"),
+        (["--host-memory", "much"], "--host-memory: must be an amount of memory"),
+        (["--planner", "genetic"], "--planner: must be one of greedy, exact, swarm"),
+        (["--plot", "plan.txt"], "--plot: must end in .png or .html"),
+    ],
+)
+def test_a_wrong_option_is_named(capfd: pytest.CaptureFixture[str], options: list[str], message: str) -> None:
+    assert main(["plan", *BLOCKS, *options]) == 2
+    assert message in capfd.readouterr().err
