@@ -108,6 +108,16 @@ class Chain:
             choices: option of each unit, shape ``[plans, n]``.
         """
         each = np.arange(self.units)
+        kept = self.forward_seconds.sum() + self.turn_forward_seconds + self.turn_backward_seconds + self.backward_seconds.sum()
+        seconds = self.recompute_seconds[each, choices].sum(axis=1) + kept
+        swapping = np.flatnonzero((self.out_seconds + self.in_seconds)[each, choices].any(axis=1))
+        if len(swapping):
+            seconds[swapping] = self._seconds_with_copies(choices[swapping])
+        return np.asarray(seconds * self.passes + self.other_seconds)
+
+    def _seconds_with_copies(self, choices: NDArray[np.int64]) -> Floats:
+        """Return the seconds of one pass for each row of ``choices``."""
+        each = np.arange(self.units)
         recompute, out, back = (table[each, choices].T for table in (self.recompute_seconds, self.out_seconds, self.in_seconds))
         time = np.zeros(len(choices))
         queue = np.zeros(len(choices))
@@ -126,7 +136,7 @@ class Chain:
             arrivals.append(time)
             queue = np.where(back[unit] > 0, np.maximum(queue, arrivals[place]) + back[unit], queue)
             time = np.maximum(time, np.where(back[unit] > 0, queue, 0)) + recompute[unit] + self.backward_seconds[unit]
-        return time * self.passes + self.other_seconds
+        return time
 
     def region_bytes(self, choices: NDArray[np.int64]) -> Floats:
         """Return the bytes in each region for each row of ``choices``, shape ``[plans, r]``."""

@@ -50,7 +50,13 @@ FIXED: Final = frozenset({"every_block", "every_sqrt", "vdnn_all", "vdnn_convolu
 """Optimizers that do not look at the budget: their one plan fits or not."""
 PLANNING: Final = frozenset({"greedy", "exact", "swarm"})
 """Optimizers to plan with; the others are for comparison."""
-_ROUNDS: Final = 6
+_ROUNDS: Final = 8
+_OTHERS: Final = 2
+"""How many further plans of one search are checked."""
+_REPAIR_ROUNDS: Final = 3
+_MOST_REPAIRS: Final = 8
+_REPAIR_EVENTS: Final = 30_000
+"""Events that one round of repairs may replay, so that planning stays short for large models."""
 _CLOSE: Final = 0.01
 """Share of the budget that a plan may leave unused before the search goes on with a higher limit."""
 
@@ -133,7 +139,20 @@ class _Tries:
         self.bound_seconds: float | None = None
         """Bound that was proven with the limit that gave the best plan."""
         self.smallest: Simulation | None = None
+        self.best_choices: NDArray[np.int64] | None = None
+        self.nearest_choices: NDArray[np.int64] | None = None
+        """Of the plans that do not fit, the one that is least above the budget."""
+        self._least_excess = np.inf
         self._seen: dict[bytes, Simulation] = {}
+
+    def would_be_best(self, choices: NDArray[np.int64]) -> bool:
+        """Whether a plan is faster than the best one so far."""
+        return self.best is None or float(self._chain.step_seconds(choices[None])[0]) < self.best.step_seconds
+
+    @property
+    def events(self) -> tuple[int, ...]:
+        """The recorded events."""
+        return self._step.timeline.events
 
     def simulate(self, choices: NDArray[np.int64], bound_seconds: float | None = None) -> Simulation:
         """Check a plan, and remember it, with its bound, if it is the best so far."""
@@ -141,10 +160,13 @@ class _Tries:
         if key not in self._seen:
             self._seen[key] = simulate(self._step, self._machine, decisions_of(self._step, choices), chain=self._chain)
         result = self._seen[key]
+        excess = result.process_bytes - self._budget_bytes
+        if 0 < excess < self._least_excess:
+            self._least_excess, self.nearest_choices = excess, choices
         fits_host = result.host_bytes <= self._machine.host_memory_bytes
         is_faster = self.best is None or result.step_seconds < self.best.step_seconds
-        if result.process_bytes <= self._budget_bytes and fits_host and is_faster:
-            self.best, self.bound_seconds = result, bound_seconds
+        if excess <= 0 and fits_host and is_faster:
+            self.best, self.best_choices, self.bound_seconds = result, choices, bound_seconds
         if self.smallest is None or result.process_bytes < self.smallest.process_bytes:
             self.smallest = result
         return result
@@ -158,31 +180,66 @@ class _Tries:
 def _search(tries: _Tries, chain: Chain, optimizer: str, keep: Simulation, time_limit_seconds: float) -> None:
     """Search with moving limits on live bytes, between the highest that fitted and the lowest that did not."""
     keep_peak = float(chain.peak_bytes(chain.keep_all()[None])[0])
-    low, high = -np.inf, float(tries.limit_bytes)
+    uniform = [np.where(chain.allowed[:, option], option, KEEP) for option in range(len(OPTIONS))]
+    least = float(chain.peak_bytes(np.array(uniform)).min())
+    high = float(tries.limit_bytes)
+    low = min(least, high)
     limit = high - max(keep.peak_allocated_bytes - keep_peak, 0.0)
     deadline = time.perf_counter() + time_limit_seconds
     for _ in range(_ROUNDS):
         left_seconds = deadline - time.perf_counter()
-        if left_seconds <= 0 and tries.best is not None:
+        if optimizer == "exact" and left_seconds <= 0 and tries.best is not None:
             break
         found = _run(chain, optimizer, limit, max(left_seconds, 1.0))
         if found.choices is None:
             if tries.best is not None or limit >= high:
                 break
-            low = max(low, limit)
-            limit = high if high - limit < _CLOSE * high else (limit + high) / 2
+            low, limit = limit, high if high - limit < _CLOSE * high else (limit + high) / 2
             continue
-        result = tries.simulate(found.choices, found.bound_seconds)
-        unused = tries.limit_bytes - result.peak_reserved_bytes
+        if not tries.would_be_best(found.choices):
+            break
+        unused = tries.limit_bytes - tries.simulate(found.choices, found.bound_seconds).peak_reserved_bytes
+        if unused < 0:
+            for other in found.others[:_OTHERS]:
+                if tries.would_be_best(other):
+                    tries.simulate(other)
         if unused >= 0:
-            low = limit
+            low = max(low, limit)
             if unused < _CLOSE * tries.limit_bytes:
                 break
             limit = min(limit + unused, (limit + high) / 2)
-        else:
-            high = min(limit, high)
-            limit = max(limit + unused, (limit + low) / 2)
-        if high - limit < _CLOSE / 4 * abs(high) and low > -np.inf:
+        else:  # the same plan would be found down to its own peak
+            high = min(high, float(chain.peak_bytes(found.choices[None])[0]))
+            limit = high + unused if high + unused > low else (high + low) / 2
+        if high - low < _CLOSE / 4 * abs(high):
+            break
+    if optimizer in PLANNING:
+        _repair(tries, chain)
+
+
+def _repair(tries: _Tries, chain: Chain) -> None:
+    """Change single decisions of the plans that fit best, and check each through the allocator.
+
+    Fragmentation depends on the plan, so a neighbour of a plan that just does not fit may fit, and one that keeps more, too.
+    """
+    count = min(max(_REPAIR_EVENTS // len(tries.events), 1), _MOST_REPAIRS)
+    for _ in range(_REPAIR_ROUNDS):
+        before = tries.best
+        starts = [tries.best_choices, tries.nearest_choices]
+        for start in starts:
+            if start is None:
+                continue
+            rows = np.repeat(start[None], int(chain.allowed.sum()), axis=0)
+            units, options = np.nonzero(chain.allowed)
+            rows[np.arange(len(rows)), units] = options
+            seconds = chain.step_seconds(rows)
+            limit = np.inf if tries.best is None else tries.best.step_seconds
+            rows = rows[np.argsort(seconds, kind="stable")][: int((seconds < limit * (1 - 1e-9)).sum())]
+            peaks = chain.peak_bytes(rows)
+            promising = rows[peaks <= max(tries.limit_bytes, 0)]
+            for row in promising[np.linspace(0, len(promising) - 1, min(count, len(promising))).astype(int)]:
+                tries.simulate(row)
+        if tries.best is before:
             break
 
 

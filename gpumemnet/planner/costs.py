@@ -119,7 +119,8 @@ class StepCosts:
         allocated, freed: storage → index of the event that allocates and that frees it.
         work: all recorded operators.
         optimizer: indices of the operators of the optimizer's step.
-        evictable: whether each unit may do anything but keep: the last one may not, if hardly anything runs between its passes.
+        evictable: whether each unit may do anything but keep: the last one may not if it is the head of the model, or if hardly
+            anything runs between its passes.
         device: the GPU.
         settings: settings of the caching allocator.
         microbatches: number of passes in a step.

@@ -193,7 +193,7 @@ class _Reading:
         window = self._timeline.events[unit.end : unit.backward_start]
         between = self._bytes_of(event for event in window if event >= 0)
         is_worthwhile = [name not in keep for name in names]
-        is_worthwhile[-1] &= between >= SMALLEST_SHARE * total
+        is_worthwhile[-1] &= names[-1] in self._blocks and between >= SMALLEST_SHARE * total
         return tuple(is_worthwhile)
 
     # Choice of the units.

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.errors import MissingExtraError
-from gpumemnet.planner.chain import Chain
+from gpumemnet.planner.chain import KEEP, Chain
 from gpumemnet.planner.decisions import COPIES_BEHIND, FETCHED_AHEAD
 from gpumemnet.planner.searches.found import Found
 
@@ -96,6 +96,24 @@ class _Program:
             self._row({column: 1.0 for (u, _), column in self._option_columns.items() if u == unit}, 1, 1)
         self._add_memory(limit_bytes)
         self._add_times()
+        self._add_order()
+
+    def _add_order(self) -> None:
+        """Of two neighbours with equal costs, the later one is evicted only if the earlier one is.
+
+        The earlier one is gone for longer, and its copies have more time.  Without these rows the solver tries every order.
+        """
+        chain = self._chain
+        tables = (chain.allowed, chain.recompute_seconds, chain.out_seconds, chain.in_seconds, chain.host_bytes)
+        held = {unit for shared in chain.shared for unit in shared.units}
+        for unit in range(chain.units - 1):
+            following = unit + 1
+            is_equal = all(np.allclose(table[unit], table[following], rtol=1e-9) for table in tables)
+            frees = [chain.gone_bytes[each].max(axis=1) for each in (unit, following)]
+            seconds = [(chain.forward_seconds[each], chain.backward_seconds[each]) for each in (unit, following)]
+            if is_equal and np.allclose(*frees) and np.allclose(*seconds, rtol=1e-9) and not held & {unit, following}:
+                pair = {self._option_columns[following, KEEP]: -1.0, self._option_columns[unit, KEEP]: 1.0}
+                self._row(pair, -np.inf, 0)
 
     def choices(self, solution: NDArray[np.float64]) -> NDArray[np.int64]:
         """Return the option of each unit."""

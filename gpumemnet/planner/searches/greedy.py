@@ -30,25 +30,27 @@ _EXCHANGES: Final = 4096
 
 def greedy(chain: Chain, limit_bytes: float) -> Found:
     """Search ``chain`` for the fastest plan whose regions stay within ``limit_bytes``."""
-    best: Choices | None = None
-    best_seconds = np.inf
+    found: dict[bytes, tuple[float, Choices]] = {}
     for options in _STARTS:
         usable = chain.allowed & np.array([option in options or option is Decision.KEEP for option in OPTIONS])
         choices = _evict(chain, limit_bytes, usable)
         if choices is None:
             continue
-        choices = polished(chain, limit_bytes, choices)
-        seconds = float(chain.step_seconds(choices[None])[0])
-        if seconds < best_seconds:
-            best, best_seconds = choices, seconds
-    return Found(best)
+        choices = polished(chain, limit_bytes, _without_superfluous(chain, limit_bytes, choices[None])[0])
+        found[choices.tobytes()] = float(chain.step_seconds(choices[None])[0]), choices
+    plans = [choices for _, choices in sorted(found.values(), key=lambda pair: pair[0])]
+    return Found(plans[0], others=tuple(plans[1:])) if plans else Found(None)
 
 
 def polished(chain: Chain, limit_bytes: float, choices: Choices) -> Choices:
-    """Return ``choices`` after every change of one or two decisions that makes the step faster and fits."""
+    """Return ``choices`` after all changes that make the step faster and fit.
+
+    They are: one decision, one decision that makes others superfluous, and two decisions.
+    """
     seconds = float(chain.step_seconds(choices[None])[0])
     for _ in range(_ROUNDS):
-        for neighbours in (_single_changes(chain, choices), _exchanges(chain, choices)):
+        for change in (_single_changes, _replacements, _exchanges):
+            neighbours = change(chain, choices, limit_bytes)
             times = chain.step_seconds(neighbours)
             faster = np.flatnonzero(times < seconds - _NO_TIME)
             faster = faster[np.argsort(times[faster], kind="stable")]
@@ -76,7 +78,7 @@ def _evict(chain: Chain, limit_bytes: float, usable: NDArray[np.bool_]) -> Choic
     excess = _excess(chain, limit_bytes, choices[None])[0]
     seconds = chain.step_seconds(choices[None])[0]
     while excess > 0:
-        rows = _single_changes(chain, choices, usable)
+        rows = _single_changes(chain, choices, usable=usable)
         if not len(rows):
             return None
         rows = rows[chain.host_bytes_of(rows) <= chain.host_limit_bytes]
@@ -98,7 +100,9 @@ def _excess(chain: Chain, limit_bytes: float, rows: Choices) -> NDArray[np.float
     return np.asarray(np.maximum(chain.region_bytes(rows) - limit_bytes, 0).sum(axis=1))
 
 
-def _single_changes(chain: Chain, choices: Choices, usable: NDArray[np.bool_] | None = None) -> Choices:
+def _single_changes(
+    chain: Chain, choices: Choices, limit_bytes: float = np.inf, *, usable: NDArray[np.bool_] | None = None
+) -> Choices:
     usable = (chain.allowed if usable is None else usable).copy()
     usable[np.arange(chain.units), choices] = False
     units, options = np.nonzero(usable)
@@ -107,7 +111,26 @@ def _single_changes(chain: Chain, choices: Choices, usable: NDArray[np.bool_] | 
     return rows
 
 
-def _exchanges(chain: Chain, choices: Choices) -> Choices:
+def _replacements(chain: Chain, choices: Choices, limit_bytes: float) -> Choices:
+    """Return rows in which one unit changes, and what that makes superfluous is kept again."""
+    return _without_superfluous(chain, limit_bytes, _single_changes(chain, choices))
+
+
+def _without_superfluous(chain: Chain, limit_bytes: float, rows: Choices) -> Choices:
+    """Return ``rows`` with units kept again, the most costly ones first, as far as each row still fits."""
+    rows = rows.copy()
+    every = np.arange(chain.units)
+    cost = chain.recompute_seconds + np.maximum(chain.out_seconds, chain.in_seconds)
+    order = (-cost[every, rows]).argsort(axis=1, kind="stable")
+    for place in range(int((rows != KEEP).sum(axis=1).max(initial=0))):
+        tried = rows.copy()
+        tried[np.arange(len(rows)), order[:, place]] = KEEP
+        fits = chain.fits(tried, limit_bytes)
+        rows[fits] = tried[fits]
+    return rows
+
+
+def _exchanges(chain: Chain, choices: Choices, limit_bytes: float) -> Choices:
     """Return rows in which one unit that is evicted keeps, or takes another option, and another unit changes too."""
     evicted = np.flatnonzero(choices != KEEP)
     rows = []

@@ -44,6 +44,8 @@ def swarm(
         return Found(keep if chain.fits(keep[None], limit_bytes)[0] else None)
     width = len(searched) * chain.allowed.shape[1]
     position = random.random((PARTICLES, width))
+    for option in range(1, chain.allowed.shape[1]):  # one particle prefers each option for all units
+        position[option].reshape(len(searched), -1)[:, option] = 1
     if start is not None:
         position[0] = _keys_of(chain, searched, start)
     velocity = random.uniform(-_FASTEST, _FASTEST, (PARTICLES, width))
