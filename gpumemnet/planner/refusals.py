@@ -22,6 +22,8 @@ from gpumemnet.torch_private.tensors import version
 
 _CHECKPOINTING: Final = ("gradient_checkpointing", "grad_checkpointing")
 """Attributes that are true where Hugging Face's and timm's models recompute by themselves."""
+_OF_CACHE: Final = ("update", "get_seq_length")
+"""Methods of the caches of keys and values of Hugging Face's models, which they fill in training, too."""
 _WRAPPERS: Final = ("CheckpointWrapper", "OffloadWrapper")
 """Classes of ``torch.distributed.algorithms._checkpoint`` around a module that is recomputed or offloaded."""
 _STATELESS_HOOKS: Final = ("WeightNorm",)
@@ -116,12 +118,16 @@ class StateCheck:
     Args:
         module: the unit.
         name: its name.
-        arguments: what its forward pass is called with.
+        arguments: what its forward pass is called with: positional and named arguments.
+
+    Raises:
+        PlanError: an argument would be changed a second time.
     """
 
-    def __init__(self, module: nn.Module, name: str, arguments: object) -> None:
+    def __init__(self, module: nn.Module, name: str, arguments: tuple[tuple[object, ...], Mapping[str, object]]) -> None:
         self._module = module
         self._name = name
+        _check_arguments(name, arguments)
         self._inputs = [(tensor, version(tensor)) for tensor in tensors_in(arguments)]
         self._before = _state(module)
 
@@ -143,6 +149,16 @@ class StateCheck:
             raise PlanError(
                 f"'{self._name}' changes its own state in the forward pass ({', '.join(changed[:3])}), which its recomputation "
                 "would change once more: keep or swap this module instead"
+            )
+
+
+def _check_arguments(name: str, arguments: tuple[tuple[object, ...], Mapping[str, object]]) -> None:
+    positional, named = arguments
+    for value in (*positional, *named.values()):
+        if all(callable(getattr(value, method, None)) for method in _OF_CACHE):
+            raise PlanError(
+                f"'{name}' adds keys and values to a {type(value).__name__}, and its recomputation would add them once more: set "
+                "model.config.use_cache = False for training, or keep or swap this module"
             )
 
 

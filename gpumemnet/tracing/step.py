@@ -14,7 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from gpumemnet.errors import ExtractError, InvalidRequestError
+from gpumemnet.errors import ExtractError, InvalidRequestError, PlanError
 from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.extract.module_path import ModulePath
 from gpumemnet.extract.nested_tensors import tensors_in
@@ -89,6 +89,7 @@ def record(
     Raises:
         ExtractError: names the operator or the line of code that cannot be traced.
         InvalidRequestError: an option has no such value.
+        PlanError: a plan is applied to the model that would change what it computes.
     """
     modes = {module: module.training for module in model.modules()}
     missing_values = GuessedValues() if options.best_effort else RefusedValues()
@@ -111,7 +112,7 @@ def record(
                 stack.enter_context(checkpointed(model))
             whole, last = inputs.batch_size, options.last_batch_size
             run.train(meta_tensors, [whole] * steps + ([last, whole] if last else []))
-    except (ExtractError, InvalidRequestError):
+    except (ExtractError, InvalidRequestError, PlanError):
         raise
     except Exception as error:
         within = f" (in module '{run.path}')" if run.path else ""

@@ -133,6 +133,25 @@ def test_refused_in_the_first_step(block: nn.Module, sentence: str) -> None:
         model(torch.ones(2, 4)).sum().backward()
 
 
+def test_a_cache_of_keys_and_values_is_refused_which_a_recomputation_would_extend() -> None:
+    class Cache:
+        def update(self, keys: Tensor) -> Tensor:
+            return keys
+
+        def get_seq_length(self) -> int:
+            return 0
+
+    class Layer(nn.Linear):
+        def forward(self, x: Tensor, past_key_values: Cache | None = None) -> Tensor:
+            return super().forward(x)
+
+    layer = nn.ModuleDict({"h": Layer(4, 4)})
+    with applied(layer, {"h": "recompute"}), pytest.raises(PlanError, match=r"'h' adds keys .* to a Cache, .*use_cache = False"):
+        layer["h"](torch.ones(2, 4), past_key_values=Cache())
+    with applied(layer, {"h": "swap"}):
+        layer["h"](torch.ones(2, 4), past_key_values=Cache()).sum().backward()
+
+
 def test_weight_norm_keeps_no_state_and_is_recomputed() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 4)), nn.Tanh())
