@@ -67,3 +67,9 @@ PLANNER_NETWORKS: Final = {
     )
 }
 """Name → network.  The Llama has 6.7 billion parameters; its weights, gradients and optimizer state are in bf16."""
+
+
+def build(network: str) -> tuple[nn.Module, Any]:
+    """Build one by its name, with its usual batch, for ``gpumemnet plan benchmarks/planner_networks.py:build``."""
+    chosen = PLANNER_NETWORKS[network]
+    return chosen.make(chosen.batch_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -33,7 +34,6 @@ from gpumemnet.cli.model_options import (
     check_plot,
     device_of,
     of_answer,
-    of_machine,
     shown_progress,
 )
 from gpumemnet.cli.output import check_writable, write_atomically
@@ -43,6 +43,7 @@ from gpumemnet.extract.options import DEFAULT_GPU
 from gpumemnet.planner.options import DEFAULT_PLANNER, PLANNERS, PlanRequest, within_budget
 from gpumemnet.tracing.options import DEADLINE_SECONDS, DEFAULT_OPTIONS, LOSSES, ZERO_GRAD, TraceOptions, checked_request
 
+_of_plan: Final = partial(typer.Option, rich_help_panel="The plan")
 NO_PLAN_CODE: Final = 1
 """Exit code where no plan makes the job fit."""
 
@@ -75,18 +76,16 @@ def plan(
     cudnn: Cudnn = OFF,
     budget: Annotated[
         str | None,
-        of_machine(metavar="AMOUNT", help="Memory that the process may use, such as 20GiB; all that the GPU has by default."),
+        _of_plan(metavar="AMOUNT", help="Memory that the process may use, such as 20GiB; the GPU's by default."),
     ] = None,
     host_memory: Annotated[
-        str | None, of_machine(metavar="AMOUNT", help="Pinned host memory that swapped tensors may use, such as 64GiB.")
+        str | None, _of_plan(metavar="AMOUNT", help="Pinned host memory that swapped tensors may use; 64GiB by default.")
     ] = None,
     machine: Annotated[
         str | None,
-        of_machine(
-            metavar="NAME|FILE.json", help="Rates of GPU and host that give the times; those of the GPU's data sheet by default."
-        ),
+        _of_plan(metavar="NAME|FILE.json", help="Rates that give the times; those of the GPU's data sheet by default."),
     ] = None,
-    planner: Annotated[str, typer.Option(metavar="|".join(PLANNERS), help="The search that chooses the plan.")] = DEFAULT_PLANNER,
+    planner: Annotated[str, _of_plan(metavar="|".join(PLANNERS), help="The search that chooses the plan.")] = DEFAULT_PLANNER,
     alternatives: Annotated[
         bool, of_answer("--alternatives/--no-alternatives", help="Trace other settings of the job too, if it does not fit.")
     ] = True,

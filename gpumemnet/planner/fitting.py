@@ -75,13 +75,17 @@ def _machine(request: PlanRequest) -> Machine:
     return find_machine(request.machine, request.host_bytes)
 
 
-def expected_budget(before: TraceAnswer) -> int:
+def expected_budget(available_bytes: int, expected_bytes: int, safe_bytes: int, reserved_bytes: int) -> int:
     """Return the expected bytes at which the safe bytes of a job take all that is available.
 
-    The bound above the expected bytes is a share of the reserved bytes and a fixed amount, which is taken from ``before``.
+    The bound above the expected bytes is a share of the reserved bytes and a fixed amount.
+
+    Args:
+        available_bytes: memory that the process may use.
+        expected_bytes, safe_bytes, reserved_bytes: of the job without a plan.
     """
-    fixed = before.safe_bytes - before.expected_bytes - MARGIN * before.reserved_bytes
-    return int((before.available_bytes - fixed + MARGIN * before.context_bytes) / (1 + MARGIN))
+    fixed, context_bytes = safe_bytes - expected_bytes - MARGIN * reserved_bytes, expected_bytes - reserved_bytes
+    return int((available_bytes - fixed + MARGIN * context_bytes) / (1 + MARGIN))
 
 
 def _fitting_plan(
@@ -94,7 +98,8 @@ def _fitting_plan(
     Raises:
         PlanError: no plan fits.
     """
-    budget, available = expected_budget(before), format_bytes(before.available_bytes)
+    budget = expected_budget(before.available_bytes, before.expected_bytes, before.safe_bytes, before.reserved_bytes)
+    available = format_bytes(before.available_bytes)
     target, is_smallest = budget, False
     for _ in range(_ATTEMPTS):
         _LOG.info("planning for %d MiB with %s", target // MIB, request.planner)
