@@ -18,6 +18,7 @@ from gpumemnet.planner.choose import FIXED, choose_plan
 from gpumemnet.planner.costs import StepCosts
 from gpumemnet.planner.decisions import Decision, Plan
 from gpumemnet.planner.executor import applied
+from gpumemnet.planner.knobs import script_of
 from gpumemnet.planner.machine import HOST_MEMORY_BYTES, Machine, find_machine, machine_of
 from gpumemnet.planner.options import PLANNERS, PlanRequest
 from gpumemnet.planner.simulator import simulate
@@ -57,7 +58,7 @@ def plan_request(model: nn.Module, inputs: ModelInputs, request: PlanRequest) ->
         step, machine = plan_units(model, inputs, request.trace), _machine(request)
         checkpointing = _slowdown_of_checkpointing(model, step, machine)
         plan, after = _fitting_plan(model, inputs, request, step, machine, before)
-        answer = replace(answer, plan=plan, after=after, script=_script(plan))
+        answer = replace(answer, plan=plan, after=after, script=script_of(plan))
         if request.with_searches:
             answer = replace(answer, searches=tuple(_search_points(step, machine)))
     except PlanError as error:
@@ -126,18 +127,6 @@ def _slowdown_of_checkpointing(model: nn.Module, step: StepCosts, machine: Machi
     if not stack or not decisions.keys() <= set(step.units):
         return None
     return simulate(step, machine, decisions).step_seconds / simulate(step, machine, {}).step_seconds - 1
-
-
-def _script(plan: Plan) -> str:
-    """Return code that puts ``plan`` in force for a ``model``."""
-    rows = "".join(f'    "{name}": "{decision}",\n' for name, decision in plan.decisions.items())
-    return (
-        f"# Predicted for {plan.gpu}: {format_bytes(plan.process_bytes)} instead of {format_bytes(plan.keep_process_bytes)}; "
-        f"a step takes {100 * plan.slowdown:+.1f} %, modelled.\n"
-        "from gpumemnet.planner import applied\n\n"
-        f"DECISIONS = {{\n{rows}}}\n"
-        "in_force = applied(model, DECISIONS)  # before the training loop; in_force.undo() ends it\n"
-    )
 
 
 def _traced(model: nn.Module, inputs: ModelInputs, request: PlanRequest) -> TraceAnswer:

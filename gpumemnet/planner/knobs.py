@@ -38,7 +38,7 @@ def knobs_of(plan: Plan) -> tuple[Knob, ...]:
 
 
 def script_of(plan: Plan) -> str:
-    """Return Python that puts ``plan`` in force for a ``model``."""
+    """Return Python that puts ``plan`` in force for a ``model``; comments name settings with the same effect."""
     # A swapped unit's memory is released and fetched when its neighbours run, so the script names those, too.
     units = plan.units if any(decision.swaps for decision in plan.decisions.values()) else tuple(plan.decisions)
     rows = "".join(f'    "{unit}": "{plan.decision(unit)}",\n' for unit in units)
@@ -48,7 +48,14 @@ def script_of(plan: Plan) -> str:
         "from gpumemnet.planner import applied\n\n"
         f"DECISIONS = {{\n{rows}}}\n"
         "in_force = applied(model, DECISIONS)  # before the training loop; in_force.undo() ends it\n"
+        + "".join(map(_comment, knobs_of(plan)))
     )
+
+
+def _comment(knob: Knob) -> str:
+    first = f"Instead, by {knob.library}:" if knob.code else f"Not by {knob.library}: {knob.note}"
+    lines = [first, *([*knob.code.splitlines(), knob.note] if knob.code else [])]
+    return "\n" + "".join(f"# {line}".rstrip() + "\n" for line in lines if line)
 
 
 def _hugging_face(plan: Plan) -> Knob:
@@ -61,7 +68,7 @@ def _hugging_face(plan: Plan) -> Knob:
     if every is None:
         return Knob(library, "", f"It recomputes all blocks or every n-th from the first one on, not these {len(chosen)}.")
     arguments = [*([f"every_n_layers={every}"] if every > 1 else []), *(["offload=True"] if decision.swaps else [])]
-    note = "Versions before 5.23 call it gradient_checkpointing_enable, and most of them know no arguments."
+    note = "Older versions call it gradient_checkpointing_enable, and many of them know no such arguments."
     return Knob(library, f"model.activation_checkpointing_enable({', '.join(arguments)})", note)
 
 

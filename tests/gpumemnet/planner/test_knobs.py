@@ -120,3 +120,5 @@ def test_a_script_names_the_neighbours_of_swapped_units() -> None:
     assert '"embed": "keep",' in script
     assert '"layers.1": "swap",' in script
     assert "+20.0 %, modelled" in script
+    assert "# Not by Hugging Face transformers: It recomputes blocks in one way" in script
+    assert "# Instead, by PyTorch's wrappers for FSDP:" in script
