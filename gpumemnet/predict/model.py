@@ -27,7 +27,7 @@ from gpumemnet.predict.bundle import GRAPH_OUTPUTS, Bundle
 from gpumemnet.predict.bundle_card import COMMON
 from gpumemnet.predict.distribution import MOST_LOG_BYTES, MemoryDistribution
 from gpumemnet.predict.prediction_table import AnsweringModel, ModelAnswer, PredictionTable
-from gpumemnet.predict.real_networks import group_codes, has_benchmark, line_bytes, with_log_errors
+from gpumemnet.predict.real_networks import group_codes, growing_features, has_benchmark, line_bytes, with_log_errors
 from gpumemnet.predict.site_calibration import SiteCalibration
 from gpumemnet.predict.startup_peak import startup_peaks
 from gpumemnet.predict.support import Support, Unseen, option_reasons
@@ -210,13 +210,16 @@ class BundleModel:
             by_closed_form = by_closed_form & (unseen.counts > 0)
         reasons: dict[int, tuple[str, ...]] = {}
         if by_closed_form.all():
-            centre, scale, safe = self._closed_form_amounts(features, level)
+            centre, scale, safe = self._closed_form_amounts(table, features, level, model_gpu)
             distribution, expected = MemoryDistribution.of_logistics(np.log(centre), scale), centre
         else:
             distribution, expected, safe, reasons = self._graph_amounts(table, features, unseen, level, model_gpu.site)
             if by_closed_form.any():
-                centre, scale, bound = self._closed_form_amounts(features, level)
-                distribution = distribution.replaced(by_closed_form, np.log(centre), scale)
+                rows = by_closed_form.nonzero()[0]
+                centre, scale, bound = np.zeros((3, len(table)))
+                amounts = self._closed_form_amounts(table.take(rows), features[rows], level, model_gpu)
+                centre[rows], scale[rows], bound[rows] = amounts
+                distribution = distribution.replaced(by_closed_form, np.log(np.maximum(centre, 1.0)), scale)
                 expected = np.where(by_closed_form, centre, expected)
                 safe = np.where(by_closed_form, bound, safe)
                 reasons = {row: words for row, words in reasons.items() if not by_closed_form[row]}
@@ -276,14 +279,15 @@ class BundleModel:
         return distribution, expected, safe, reasons
 
     def _closed_form_amounts(
-        self, features: NDArray[np.float64], level: int
+        self, table: JobTable, features: NDArray[np.float64], level: int, model_gpu: ModelGpu
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """The closed form's answers for ``B`` jobs, with the context of the labels.
 
         Returns:
             Expected bytes, scale of a logistic in log-bytes, and the bound in bytes for the coverage at ``level``, ``[B]`` each.
         """
-        line, codes = line_bytes(features, self._slopes), group_codes(features)
+        smoothed = growing_features(table, features, model_gpu.answer_gpu.blas_workspace_bytes)
+        line, codes = line_bytes(smoothed, self._slopes), group_codes(features)
         shifts = self._log_shifts[codes, has_benchmark(features)]
         centre, bound = with_log_errors(line, shifts), with_log_errors(line, shifts + self._log_bounds[codes, level])
         return np.maximum(centre + self.card.context_bytes, 1.0), self._log_scales[codes], bound + self.card.context_bytes

@@ -6,8 +6,8 @@ of a language model in fp32 and hold its logits meanwhile, and attention in sing
 group has its own bound, as in Mondrian conformal prediction (Vovk et al., Algorithmic Learning in a Random World, section 4.5),
 so that a rare cause of large errors does not widen every bound.
 
-Request and limit grow with the batch as the closed form does: the terms do, no job changes its group with the batch size, and
-inside a group request and limit are increasing functions of the line.
+Request and limit grow with the batch: the terms do, once :func:`growing_features` has smoothed the one that need not; no job
+changes its group with the batch size; and inside a group request and limit are increasing functions of the line.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Final
 
 import numpy as np
 
-from gpumemnet.features.vector import FEATURE_NAMES
-from gpumemnet.job.job_table import Array, Indices
+from gpumemnet.features.vector import FEATURE_NAMES, feature_matrix
+from gpumemnet.job.job_table import Array, Indices, JobTable
 from gpumemnet.units import MIB
 
 TERMS: Final = (
@@ -63,6 +63,7 @@ NORMS_SHARE: Final = 0.04
 TYPICAL_SLACK_BYTES: Final = 256 * MIB
 """Errors are relative to the line and this: those of small jobs are a few segments, whatever their size."""
 _ALL_TRAINED: Final = 0.99
+_BATCH, _SEGMENT = (FEATURE_NAMES.index(name) for name in ("batch_size", "segment_bytes"))
 _LOGITS, _HALF, _OUTPUTS = (FEATURE_NAMES.index(name) for name in ("logits_bytes", "is_half", "activation_bytes"))
 _UNFRAGMENTED, _STEP = (FEATURE_NAMES.index(name) for name in ("unfragmented_bytes", "step_bytes"))
 _FACTORS: Final = np.array(
@@ -102,8 +103,37 @@ class GroupCalibration:
     log_bounds: tuple[float, ...]
 
 
+def growing_features(table: JobTable, features: Array, blas_workspace_bytes: int) -> Array:
+    """Returns the features for the line: those given, with ``segment_bytes`` smoothed over the batch size.
+
+    When tensors pass into another size class of the allocator and share its segments, the closed form falls at once; real memory
+    rises about as often as it falls there.  So it is taken at powers of two alone, at each the larger of the closed forms of this
+    batch size and of half of it, and interpolated between them.
+
+    Args:
+        table: the ``B`` jobs, with layers.
+        features: their feature vectors, shape ``[B, F]``.
+        blas_workspace_bytes: cuBLAS workspace per handle of the GPU that the features are for.
+    """
+    sizes, own = features[:, _BATCH], features[:, _SEGMENT]
+    lower = np.ldexp(1.0, np.frexp(sizes)[1] - 1)
+    halved, between = (lower > 1.0).nonzero()[0], (sizes > lower).nonzero()[0]
+    rows = np.concatenate((halved, between, between))
+    asked = np.concatenate((lower[halved] / 2.0, lower[between], lower[between] * 2.0))
+    found = feature_matrix(table.take(rows).with_numbers("batch_size", asked), blas_workspace_bytes)[:, _SEGMENT]
+    at_half, at_lower, at_upper = np.split(found, [len(halved), len(halved) + len(between)])
+    start = own.copy()
+    start[between] = at_lower
+    start[halved] = np.maximum(start[halved], at_half)
+    share = (sizes - lower)[between] / lower[between]
+    smoothed = features.copy()
+    smoothed[:, _SEGMENT] = start
+    smoothed[between, _SEGMENT] += share * np.maximum(at_upper - start[between], 0.0)
+    return smoothed
+
+
 def line_terms(features: Array) -> Array:
-    """Returns the :data:`TERMS` of jobs with layers, whose features are of shape ``[B, F]``, in bytes; shape ``[B, 8]``."""
+    """Returns the :data:`TERMS` of jobs with layers, in bytes, shape ``[B, 8]``, from :func:`growing_features`."""
     terms: Array = features[:, _FACTORS[0]] * features[:, _FACTORS[1]]
     beyond_step = (features[:, _UNFRAGMENTED] - features[:, _STEP]) * (features[:, _CHECKPOINTED] == 0)
     terms[:, _OF_NORMS] = np.minimum(terms[:, _OF_NORMS], beyond_step)

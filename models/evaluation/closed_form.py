@@ -28,8 +28,9 @@ from scipy.optimize import linprog
 
 from gpumemnet.data.measurement import PUBLISHED
 from gpumemnet.errors import DatasetError
-from gpumemnet.features.vector import FEATURE_NAMES
-from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.features.vector import FEATURE_NAMES, feature_matrix
+from gpumemnet.gpu.catalogue import blas_workspace_bytes, device_profile
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.layers import GROUP_OF_KIND
 from gpumemnet.job.training_job import FAMILIES, OPTION_FIELDS, TrainingJob
@@ -40,6 +41,7 @@ from gpumemnet.predict.real_networks import (
     GROUPS,
     TERMS,
     group_codes,
+    growing_features,
     has_benchmark,
     line_bytes,
     line_terms,
@@ -48,7 +50,7 @@ from gpumemnet.predict.real_networks import (
 )
 
 from ..training.bounds import FEWEST_SCORES
-from ..training.data import READING_BYTES, above_context_bytes, features_on, load_labelled_jobs, real_rows
+from ..training.data import READING_BYTES, above_context_bytes, load_labelled_jobs, real_rows
 from ..training.export import LIMITS
 from ..training.splits import folds
 
@@ -87,7 +89,7 @@ class RealNetworks:
     Attributes:
         families: architecture family of each, shape ``[B]``.
         jobs: the jobs.
-        features: their feature vectors, each on its own GPU, shape ``[B, F]``.
+        features: their features for the line (:func:`line_features`), each on its own GPU, shape ``[B, F]``.
         above_context_bytes: memory without the CUDA context, as traced or measured, shape ``[B]``.
     """
 
@@ -103,6 +105,12 @@ class RealNetworks:
         """Returns the jobs in ``rows``, shape ``[R]``."""
         jobs = tuple(self.jobs[row] for row in rows.tolist())
         return RealNetworks(self.families[rows], jobs, self.features[rows], self.above_context_bytes[rows])
+
+
+def line_features(gpu: str, jobs: Sequence[TrainingJob]) -> Array:
+    """Returns the features that the line reads of jobs with layers, on the GPU model ``gpu``, shape ``[B, F]``."""
+    table, workspace = JobTable.from_jobs(jobs), blas_workspace_bytes(gpu)
+    return growing_features(table, feature_matrix(table, workspace), workspace)
 
 
 def ordinary_networks(path: Path) -> RealNetworks:
@@ -123,7 +131,7 @@ def ordinary_networks(path: Path) -> RealNetworks:
     return RealNetworks(
         np.array([document["kind"] for document, _, _ in readings]),
         jobs,
-        features_on(device_profile(GPU).name, jobs),
+        line_features(device_profile(GPU).name, jobs),
         np.array([above for _, _, above in readings], dtype=np.float64),
     )
 
@@ -140,7 +148,7 @@ def networks_of_runs(paths: Sequence[Path]) -> RealNetworks:
     return RealNetworks(
         np.array([run.split_group for run in runs]),
         tuple(run.job for run in runs),
-        np.concatenate([features_on(run.gpu, [run.job]) for run in runs]),
+        np.concatenate([line_features(run.gpu, [run.job]) for run in runs]),
         above_context_bytes(runs),
     )
 
@@ -157,7 +165,8 @@ def sampled_networks(path: Path, family: str) -> RealNetworks:
     rows = np.flatnonzero(~np.isnan(data.label_bytes) & (data.features[:, FEATURE_NAMES.index("has_layers")] > 0))
     own = data.take(rows)
     above = np.maximum(own.label_bytes - data.context_bytes, READING_BYTES)
-    return RealNetworks(np.array([f"{path.stem} {group}" for group in own.groups]), own.jobs, own.features, above)
+    families = np.array([f"{path.stem} {group}" for group in own.groups])
+    return RealNetworks(families, own.jobs, line_features(own.gpu, own.jobs), above)
 
 
 def together(parts: Sequence[RealNetworks]) -> RealNetworks:

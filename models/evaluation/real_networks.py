@@ -59,6 +59,7 @@ def held_out_answers(
     """
     first = int(data.calibration_rows[0])
     real = data.take(np.arange(first, len(data)))
+    of_family = np.flatnonzero([job.family == data.family for job in networks.jobs])
     answers: dict[str, list[tuple[NDArray[np.int64], Array, Array]]] = {}
     for number, (training, testing) in enumerate(folds(real.groups, FOLDS, seed)):
         tested = real.take(testing)
@@ -66,7 +67,8 @@ def held_out_answers(
         both = data.take(np.concatenate((np.arange(first), first + training)))
         held_out = np.array(data.real_families)[tested.groups - real.groups.min()]
         others = networks.take(np.flatnonzero(~np.isin(networks.families, held_out)))
-        for name, (expected, bound) in _estimators(own, both, others, tested, seed).items():
+        asked = networks.take(of_family[testing])
+        for name, (expected, bound) in _estimators(own, both, others, tested, asked, seed).items():
             answers.setdefault(name, []).append((testing, expected, bound))
         progress(f"{data.family}: fold {number + 1} of {FOLDS}", (number + 1) / FOLDS)
     found = {}
@@ -77,7 +79,7 @@ def held_out_answers(
 
 
 def _estimators(
-    own: LabelledJobs, both: LabelledJobs, networks: RealNetworks, tested: LabelledJobs, seed: int
+    own: LabelledJobs, both: LabelledJobs, networks: RealNetworks, tested: LabelledJobs, asked: RealNetworks, seed: int
 ) -> Mapping[str, tuple[Array, Array]]:
     """Return name → expectation and bound for the rows of ``tested``.
 
@@ -86,6 +88,7 @@ def _estimators(
         both: these and sampled ones.
         networks: real networks of all families to calibrate the closed form on.
         tested: the rows to answer for.
+        asked: the same, as the closed form's line reads them.
         seed: of the network.
     """
     context = float(both.context_bytes or 0)
@@ -97,10 +100,10 @@ def _estimators(
     answers = {}
     for name, base in bases.items():
         errors = np.log(own.label_bytes / base(own.features))
-        asked = base(tested.features)
+        found = base(tested.features)
         bound = float(np.quantile(errors, COVERAGE, method="higher"))
-        answers[name] = (asked * np.exp(np.median(errors)), asked * np.exp(bound))
-    centre, bounds = fit(networks, (COVERAGE,)).amounts(tested.features)
+        answers[name] = (found * np.exp(np.median(errors)), found * np.exp(bound))
+    centre, bounds = fit(networks, (COVERAGE,)).amounts(asked.features)
     answers[SHIPPED] = (centre + context, bounds[:, 0] + context)
     classifier = train_classifier(both, mlp_plan(both, seed))
     level = min(bisect_left(classifier.coverages, COVERAGE), len(classifier.coverages) - 1)

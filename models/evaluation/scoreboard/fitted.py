@@ -12,12 +12,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gpumemnet.data.measurement import Measurement
 from gpumemnet.job.training_job import totals_only
 from gpumemnet.predict.bundle import GRAPH_OUTPUTS
 
@@ -29,7 +30,7 @@ from ...training.data import LabelledJobs, features_on, labelled_jobs, load_labe
 from ...training.mlp import TrainedClassifier, train_classifier
 from ...training.plans import mlp_plan
 from ...training.splits import folds
-from ..closed_form import Fit, RealNetworks, fit, networks_of_runs
+from ..closed_form import Fit, RealNetworks, fit, line_features, networks_of_runs
 from .answers import Answer, asked
 from .protocol import COVERAGE, FOLDS, SEED
 from .sets import RowSet
@@ -66,6 +67,14 @@ def schedtune_answers(rows: RowSet) -> Found:
     return {SCHEDTUNE: found}
 
 
+class _Features(NamedTuple):
+    """Features of ``R`` rows, each on its own GPU: with layers, as the line reads them, and from totals only; ``[R, F]`` each."""
+
+    layers: Array
+    line: Array
+    totals: Array
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Learnt:
     """Estimators of one fold; line and classifier with the CUDA context of their labels taken off their answers."""
@@ -75,10 +84,11 @@ class _Learnt:
     context_bytes: float
     graphs: PublishedEstimator
 
-    def answers(self, features: Array, totals: Array) -> dict[str, tuple[Array, Array]]:
+    def answers(self, features: _Features) -> dict[str, tuple[Array, Array]]:
         """Each of ours → expectation and bound above the context, shape ``[B]`` each."""
-        centre, bounds = self.line.amounts(features)
-        return {LINE: (centre, bounds[:, 0]), CLASSIFIER: self._classified(features), TOTALS: self._classified(totals)}
+        centre, bounds = self.line.amounts(features.line)
+        classified = {CLASSIFIER: self._classified(features.layers), TOTALS: self._classified(features.totals)}
+        return {LINE: (centre, bounds[:, 0]), **classified}
 
     def _classified(self, features: Array) -> tuple[Array, Array]:
         level = min(bisect_left(self.classifier.coverages, COVERAGE), len(self.classifier.coverages) - 1)
@@ -90,13 +100,12 @@ class _Learnt:
 def sampled_answers(rows: RowSet, progress: Callable[[str, float], None]) -> Found:
     """DNNPerf and our estimators on a set of sampled networks of one family."""
     data = labelled_jobs(rows.rows, rows.recipe.file, rows.sha256)
-    totals = data.without_layers().features
     found: Found = {name: {} for name in LEARNT}
     pairs = folds(data.groups, FOLDS, SEED)
     for number, (training, testing) in enumerate(pairs):
         known = data.take(training)
         learnt = _learnt(known, fit(_networks(known), (COVERAGE,)))
-        _add(found, rows, testing, learnt, data.features[testing], totals[testing])
+        _add(found, rows, testing, learnt)
         progress(f"{rows.recipe.title}: estimators that learn", (number + 1) / len(pairs))
     return found
 
@@ -132,7 +141,7 @@ def real_answers(sets: Sequence[RowSet], datasets: Path, progress: Callable[[str
                     ]
                 )
                 if len(testing):
-                    _add(found[rows.recipe.name], rows, testing, learnt, *_features(rows, testing))
+                    _add(found[rows.recipe.name], rows, testing, learnt)
             progress("real networks: estimators that learn", (number + (position + 1) / len(FAMILIES)) / len(pairs))
     return found
 
@@ -153,7 +162,7 @@ def _networks(data: LabelledJobs) -> RealNetworks:
     rows = np.flatnonzero(~np.isnan(data.label_bytes))
     own = data.take(rows)
     above = np.maximum(own.label_bytes - float(data.context_bytes or 0), 1.0)
-    return RealNetworks(np.array([str(group) for group in own.groups]), own.jobs, own.features, above)
+    return RealNetworks(np.array([str(group) for group in own.groups]), own.jobs, line_features(own.gpu, own.jobs), above)
 
 
 def _without(data: LabelledJobs, families: Sequence[str]) -> LabelledJobs:
@@ -176,20 +185,21 @@ def _families(rows: RowSet, names: Sequence[str]) -> list[str]:
     return found
 
 
-def _features(rows: RowSet, numbers: Rows) -> tuple[Array, Array]:
-    """Feature vectors with layers and from totals only, each on its row's own GPU, shape ``[R, F]``."""
-    chosen = [rows.rows[row] for row in numbers.tolist()]
-    with_layers = np.concatenate([features_on(row.gpu, [row.job]) for row in chosen])
-    return with_layers, np.concatenate([features_on(row.gpu, [totals_only(row.job)]) for row in chosen])
+def _features(chosen: Sequence[Measurement]) -> _Features:
+    parts = [
+        (features_on(row.gpu, [row.job]), line_features(row.gpu, [row.job]), features_on(row.gpu, [totals_only(row.job)]))
+        for row in chosen
+    ]
+    return _Features(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def _add(found: Found, rows: RowSet, testing: Rows, learnt: _Learnt, features: Array, totals: Array) -> None:
+def _add(found: Found, rows: RowSet, testing: Rows, learnt: _Learnt) -> None:
     """Add the answers for the rows ``testing``, each with the context of its row."""
-    contexts = np.array([subject_of(rows.rows[row], {}).context_bytes for row in testing.tolist()], dtype=np.float64)
-    first = rows.rows[int(testing[0])]
-    together = _seconds_each(lambda: (features_on(first.gpu, [first.job]), learnt.answers(features[:1], totals[:1])))
+    chosen = [rows.rows[row] for row in testing.tolist()]
+    contexts = np.array([subject_of(row, {}).context_bytes for row in chosen], dtype=np.float64)
+    together = _seconds_each(lambda: learnt.answers(_features(chosen[:1])))
     seconds = together / len(OURS)
-    for name, (expected, bound) in learnt.answers(features, totals).items():
+    for name, (expected, bound) in learnt.answers(_features(chosen)).items():
         for row, amount, limit in zip(testing.tolist(), (expected + contexts).tolist(), (bound + contexts).tolist(), strict=True):
             found[name][row] = Answer(round(amount), seconds, round(limit))
     for row in testing.tolist():
