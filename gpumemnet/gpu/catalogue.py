@@ -27,7 +27,8 @@ class ContextReading:
 
     Attributes:
         context_bytes: the process's memory outside the allocator.
-        is_typical: whether the reading applies to current training jobs: of one process, with kernels loaded at first use.
+        is_typical: whether the reading applies to current training jobs: of one process, with kernels loaded at
+            first use (the default since CUDA 12.2).
         source: who read it, and for which program.
     """
 
@@ -213,7 +214,8 @@ def context(profile: DeviceProfile) -> ContextEstimate:
         return ContextEstimate(GENERIC_CONTEXT_BYTES, GENERIC_CONTEXT_BOUND_BYTES, source)
     largest = max(typical, key=lambda reading: reading.context_bytes)
     bound = max(GENERIC_CONTEXT_BOUND_BYTES, largest.context_bytes + CONTEXT_GROWTH_BYTES)
-    return ContextEstimate(largest.context_bytes, bound, f"published, not measured here: {largest.source}")
+    source = f"published for drivers since CUDA 12.2, not measured here: {largest.source}"
+    return ContextEstimate(largest.context_bytes, bound, source)
 
 
 # Profiles written by users.

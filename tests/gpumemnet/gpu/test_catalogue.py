@@ -164,7 +164,7 @@ def test_then_what_others_have_read_where_it_is_typical() -> None:
     odd = ContextReading(context_bytes=1500 * MIB, is_typical=False, source="another, eager")
     estimate = context(replace(MEASURED, context_bytes=None, context_readings=(odd, typical)))
     assert estimate.expected_bytes == 700 * MIB < estimate.bound_bytes < 1500 * MIB
-    assert estimate.source == "published, not measured here: somebody"
+    assert estimate.source == "published for drivers since CUDA 12.2, not measured here: somebody"
 
 
 def test_then_what_gpus_take_in_general() -> None:
