@@ -104,6 +104,7 @@ STEPS = (
         ("benchmarks/real_scripts.py", "--checkouts", "nightly/checkouts", "--out", "nightly/real_scripts.jsonl", "--again"),
         "training scripts of others, from clones in nightly/checkouts, and of our own",
     ),
+    Step("plan_optimizers", ("benchmarks/plan_optimizers.py",), "six networks: the planner's optimizers against the optimum"),
     Step("plan_batches", ("benchmarks/plan_batches.py",), "the largest batch of six networks with a plan and without"),
     Step("replicas", ("benchmarks/replicas.py",), "predicted against traced replicas"),
 )

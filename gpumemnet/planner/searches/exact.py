@@ -109,9 +109,10 @@ class _Program:
         for unit in range(chain.units - 1):
             following = unit + 1
             is_equal = all(np.allclose(table[unit], table[following], rtol=1e-9) for table in tables)
-            frees = [chain.gone_bytes[each].max(axis=1) for each in (unit, following)]
-            seconds = [(chain.forward_seconds[each], chain.backward_seconds[each]) for each in (unit, following)]
-            if is_equal and np.allclose(*frees) and np.allclose(*seconds, rtol=1e-9) and not held & {unit, following}:
+            is_equal &= np.allclose(chain.gone_bytes[unit].max(axis=1), chain.gone_bytes[following].max(axis=1))
+            for seconds in (chain.forward_seconds, chain.backward_seconds):
+                is_equal &= np.allclose(seconds[unit], seconds[following], rtol=1e-9)
+            if is_equal and not held & {unit, following}:
                 pair = {self._option_columns[following, KEEP]: -1.0, self._option_columns[unit, KEEP]: 1.0}
                 self._row(pair, -np.inf, 0)
 

@@ -75,29 +75,44 @@ def _first_fitting(chain: Chain, limit_bytes: float, rows: Choices, order: NDArr
 def _evict(chain: Chain, limit_bytes: float, usable: NDArray[np.bool_]) -> Choices | None:
     """Change one decision after another, by what it frees above the limit for each second that it costs."""
     choices = chain.keep_all()
-    excess = _excess(chain, limit_bytes, choices[None])[0]
+    if (_least_bytes(chain, usable) > limit_bytes).any():
+        return None
+    amounts = chain.region_bytes(choices[None])[0]
     seconds = chain.step_seconds(choices[None])[0]
-    while excess > 0:
+    while (amounts > limit_bytes).any():
         rows = _single_changes(chain, choices, usable=usable)
-        if not len(rows):
-            return None
         rows = rows[chain.host_bytes_of(rows) <= chain.host_limit_bytes]
-        after = _excess(chain, limit_bytes, rows)
-        freed = excess - after
+        after = _changed_bytes(chain, choices, amounts, rows)
+        freed = _excess(amounts[None], limit_bytes) - _excess(after, limit_bytes)
         useful = np.flatnonzero(freed > 0)
         if not len(useful):
             return None
-        rows, freed = rows[useful], freed[useful]
-        cost = np.maximum(chain.step_seconds(rows) - seconds, 0) + _NO_TIME
-        best = int(np.argmax(freed / cost))
-        choices, excess = rows[best], after[useful][best]
+        cost = np.maximum(chain.step_seconds(rows[useful]) - seconds, 0) + _NO_TIME
+        best = useful[int(np.argmax(freed[useful] / cost))]
+        choices, amounts = rows[best], after[best]
         seconds = chain.step_seconds(choices[None])[0]
     return choices
 
 
-def _excess(chain: Chain, limit_bytes: float, rows: Choices) -> NDArray[np.float64]:
-    """Return the bytes above the limit, summed over the regions."""
-    return np.asarray(np.maximum(chain.region_bytes(rows) - limit_bytes, 0).sum(axis=1))
+def _least_bytes(chain: Chain, usable: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return the bytes of each region if every unit took the option that frees most there."""
+    gone = np.where(usable[:, :, None], chain.gone_bytes, -np.inf).max(axis=1).sum(axis=0)
+    shared = sum((each.amount_bytes * each.regions for each in chain.shared), start=np.zeros_like(gone))
+    return np.asarray(chain.live_bytes - gone - shared)
+
+
+def _changed_bytes(chain: Chain, choices: Choices, amounts: NDArray[np.float64], rows: Choices) -> NDArray[np.float64]:
+    """Return the bytes of each region for ``rows``, each of which changes one decision of ``choices``."""
+    if chain.shared or not len(rows):
+        return chain.region_bytes(rows)
+    units = (rows != choices).argmax(axis=1)
+    gone = chain.gone_bytes
+    return np.asarray(amounts + gone[units, choices[units]] - gone[units, rows[np.arange(len(rows)), units]])
+
+
+def _excess(amounts: NDArray[np.float64], limit_bytes: float) -> NDArray[np.float64]:
+    """Return the bytes above the limit, summed over the regions, for each row of ``amounts``."""
+    return np.asarray(np.maximum(amounts - limit_bytes, 0).sum(axis=1))
 
 
 def _single_changes(

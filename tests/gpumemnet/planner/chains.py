@@ -11,16 +11,18 @@ from gpumemnet.planner.chain import KEEP, OPTIONS, Chain, SharedStorages
 from gpumemnet.planner.decisions import Decision
 
 
-def random_chain(seed: int, units: int, options: int = len(OPTIONS)) -> Chain:
-    """A chain of ``units``, each with the first ``options`` options but the last unit, which keeps."""
+def random_chain(seed: int, units: int, options: int = len(OPTIONS), *, equal: bool = False) -> Chain:
+    """A chain of ``units``, equal ones if wanted, each with the first ``options`` options but the last unit, which keeps."""
     random = np.random.default_rng(seed)
     n, o = units, len(OPTIONS)
     saved, inputs = random.integers(2, 60, n).astype(float), random.integers(1, 8, n).astype(float)
     forward = random.uniform(1, 10, n)
+    if equal:
+        saved, inputs, forward = (np.full(n, values[0]) for values in (saved, inputs, forward))
     bandwidth = random.choice([0.5, 3.0, 30.0])
     allowed = np.zeros((n, o), dtype=bool)
     allowed[:, KEEP] = True
-    allowed[:-1, 1:options] = random.random((n - 1, options - 1)) < 0.9
+    allowed[:-1, 1:options] = equal | (random.random((n - 1, options - 1)) < 0.9)
     recompute, moved, resident = np.zeros((n, o)), np.zeros((n, o)), np.zeros((n, o))
     for column, option in enumerate(OPTIONS):
         share = 0.3 if option is Decision.RECOMPUTE_CHEAP else 1.0
@@ -35,10 +37,10 @@ def random_chain(seed: int, units: int, options: int = len(OPTIONS)) -> Chain:
         alive = slice(unit, regions - unit)
         live[alive] += saved[unit] + inputs[unit]
         gone[unit, :, unit + 1 : regions - unit - 1] = (saved[unit] + inputs[unit] - resident[unit])[:, None]
-        gone[unit, 1, regions - unit - 1] = -random.uniform(0, 3)
+        gone[unit, 1, regions - unit - 1] = -1.5 if equal else -random.uniform(0, 3)
     shared = tuple(
         SharedStorages((unit, unit + 1), np.array([[False] + [True] * (o - 1)] * 2), 5.0, live > np.median(live))
-        for unit in range(0, n - 2, 3)
+        for unit in range(0, 0 if equal else n - 2, 3)
     )
     return Chain(
         allowed=allowed,

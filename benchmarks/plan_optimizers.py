@@ -1,0 +1,111 @@
+"""Compares the planner's optimizers on six networks: slow-down within four budgets, distance to the optimum, seconds to plan.
+
+    python benchmarks/plan_optimizers.py [--network NAME ...] [--gpu A100-80GB]
+
+A budget is a share of the memory that the process takes if everything is kept; every plan is checked through the simulated
+allocator.  The distance is computed before that check: on the same linear costs and limits, the slow-down beyond the bound that
+the exact programme proves, in points, the largest of the four limits.  Seconds are of one processor, for the slowest budget.
+Nothing runs on a GPU: all times of steps are modelled.  Prints a Markdown table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.planner_networks import PLANNER_NETWORKS
+from gpumemnet.errors import PlanError
+from gpumemnet.extract.placement import large_tensors_on_meta
+from gpumemnet.planner.chain import Chain, chain_of
+from gpumemnet.planner.choose import PLANNING, SEARCHES, choose_plan
+from gpumemnet.planner.machine import find_machine
+from gpumemnet.planner.searches.exact import exact
+from gpumemnet.planner.searches.greedy import greedy
+from gpumemnet.planner.simulator import simulate
+from gpumemnet.planner.units import plan_units
+from gpumemnet.tracing.options import TraceOptions, checked_request
+from gpumemnet.units import GIB
+
+SHARES = (0.9, 0.7, 0.5, 0.3)
+
+
+def optima(chain: Chain) -> dict[float, float]:
+    """Limit on live bytes → the smallest seconds of a step within it, for each share that can be reached."""
+    peak = float(chain.peak_bytes(chain.keep_all()[None])[0])
+    found: dict[float, float] = {}
+    for limit in (share * peak for share in SHARES):
+        quick = greedy(chain, limit)
+        known = np.inf if quick.choices is None else float(chain.step_seconds(quick.choices[None])[0])
+        best = exact(chain, limit, known_seconds=known)
+        if best.choices is not None and best.bound_seconds is not None:
+            found[limit] = best.bound_seconds
+    return found
+
+
+def distance(chain: Chain, name: str, smallest: dict[float, float]) -> str:
+    """The largest distance of one optimizer to the optimum, in points; ``-`` where it finds nothing."""
+    if name == "exact":
+        return "0"
+    keep = float(chain.step_seconds(chain.keep_all()[None])[0])
+    points, missing = [], 0
+    for limit, seconds in smallest.items():
+        choices = SEARCHES[name](chain, limit).choices
+        if choices is None:
+            missing += 1
+        else:
+            points.append(100 * max(float(chain.step_seconds(choices[None])[0]) - seconds, 0.0) / keep)
+    text = f"{max(points):.2f}" if points else "-"
+    return f"{text} ({missing} of {len(smallest)} not found)" if missing and points else text
+
+
+def rows(name: str, gpu: str) -> Iterable[str]:
+    """The rows of one network."""
+    network = PLANNER_NETWORKS[name]
+    with large_tensors_on_meta():
+        model, inputs = network.make(network.batch_size)
+    options = TraceOptions(precision=network.precision, optimizer=network.optimizer)
+    step = plan_units(model, inputs, checked_request(options, gpu))
+    machine = find_machine(gpu)
+    chain = chain_of(step, machine)
+    keep = simulate(step, machine, {}, chain=chain)
+    title = f"{name}, batch {network.batch_size}, {len(step.units)} units, {keep.process_bytes / GIB:.1f} GiB"
+    smallest = optima(chain)
+    for optimizer in SEARCHES:
+        cells, seconds = [], 0.0
+        for share in SHARES:
+            started = time.process_time()
+            try:
+                plan = choose_plan(step, machine, int(share * keep.process_bytes), optimizer, chain=chain)
+                cells.append(f"{plan.slowdown:.1%}")
+            except PlanError:
+                cells.append("-")
+            seconds = max(seconds, time.process_time() - started)
+        shown = f"**{optimizer}**" if optimizer in PLANNING else optimizer
+        yield f"| {title} | {shown} | {' | '.join(cells)} | {distance(chain, optimizer, smallest)} | {seconds:.1f} |"
+        title = ""
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--network", action="append", choices=list(PLANNER_NETWORKS), help="only these; all by default")
+    parser.add_argument("--gpu", default="A100-80GB", help="GPU of the catalogue")
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    print(f"| network | optimizer | {' | '.join(f'{share:.0%}' for share in SHARES)} | points to optimum | seconds |")
+    print("|---|---|" + "---:|" * (len(SHARES) + 2))
+    for name in arguments.network or PLANNER_NETWORKS:
+        for row in rows(name, arguments.gpu):
+            print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()
