@@ -25,6 +25,8 @@ DECISION_TEXTS: Final = {
     Decision.SWAP: "swap",
     Decision.RECOMPUTE_AND_SWAP_INPUT: "recompute, swap inputs",
 }
+_SHORT: Final = 2
+"""Lines of code of a setting that is printed."""
 
 
 def show_plan(answer: PlanAnswer, training: Sequence[str], console: Console) -> None:
@@ -37,6 +39,7 @@ def show_plan(answer: PlanAnswer, training: Sequence[str], console: Console) -> 
     print_facts(console, "", [("peak", _peak(before)), ("safe", before.safe_basis)])
     if answer.plan is not None and answer.after is not None:
         _show_plan(answer.plan, answer.after, console)
+    _show_knobs(answer, console)
     if answer.reason:
         console.print(Text.assemble("\n", ("No plan fits", "bold red"), f": {answer.reason}"))
     if answer.alternatives:
@@ -75,6 +78,14 @@ def _show_plan(plan: Plan, after: TraceAnswer, console: Console) -> None:
     facts.append(("peak", _peak(after)))
     facts.append(("search", _search(plan)))
     print_facts(console, "", facts)
+
+
+def _show_knobs(answer: PlanAnswer, console: Console) -> None:
+    """Prints the settings of libraries with the effect of the plan, those of a line or two; JSON has all of them."""
+    for knob in answer.knobs:
+        if knob.code and len(knob.code.splitlines()) <= _SHORT:
+            head = f"by a setting of {knob.library}" + (f" ({knob.note.rstrip('.')})" if knob.note else "")
+            console.print(Text.assemble(f"{head}:\n", (knob.code.rstrip(), "cyan")))
 
 
 def _search(plan: Plan) -> str:

@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any, Final
 
 from gpumemnet.planner.decisions import Decision, Plan, plan_from_dict, plan_to_dict
+from gpumemnet.planner.knobs import Knob, knobs_of, script_of
 from gpumemnet.tracing.report.answer import TraceAnswer, answer_from_dict, answer_to_dict
 
 FITS: Final = "fits"
@@ -69,7 +70,6 @@ class PlanAnswer:
         reason: why no plan fits; empty otherwise.
         alternatives: changes of settings, those first that change the training least.
         searches: what every search finds within several budgets, on request.
-        script: Python code that applies the plan, or the settings that have the same effect.
     """
 
     before: TraceAnswer
@@ -78,7 +78,16 @@ class PlanAnswer:
     reason: str = ""
     alternatives: tuple[Alternative, ...] = ()
     searches: tuple[SearchPoint, ...] = ()
-    script: str = ""
+
+    @property
+    def script(self) -> str:
+        """Python code that applies the plan; empty without one."""
+        return "" if self.plan is None else script_of(self.plan)
+
+    @property
+    def knobs(self) -> tuple[Knob, ...]:
+        """Settings of libraries with the effect of the plan, or why there are none."""
+        return () if self.plan is None else knobs_of(self.plan)
 
     @property
     def budget_bytes(self) -> int:
@@ -105,6 +114,7 @@ def plan_answer_to_dict(answer: PlanAnswer) -> dict[str, Any]:
         "alternatives": [asdict(each) for each in answer.alternatives],
         "searches": [asdict(point) for point in answer.searches],
         "script": answer.script,
+        "knobs": [asdict(knob) for knob in answer.knobs],
     }
 
 
@@ -118,7 +128,6 @@ def plan_answer_from_dict(document: Mapping[str, Any]) -> PlanAnswer:
         reason=document["reason"],
         alternatives=tuple(Alternative(**each) for each in document["alternatives"]),
         searches=tuple(SearchPoint(**point) for point in document["searches"]),
-        script=document["script"],
     )
 
 

@@ -13,12 +13,11 @@ from gpumemnet.errors import BudgetError, MissingExtraError, PlanError
 from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.planner.alternatives import alternatives
 from gpumemnet.planner.answer import PlanAnswer, SearchPoint
-from gpumemnet.planner.chain import chain_of
+from gpumemnet.planner.chain import Chain, chain_of
 from gpumemnet.planner.choose import FIXED, choose_plan
 from gpumemnet.planner.costs import StepCosts
 from gpumemnet.planner.decisions import Decision, Plan
 from gpumemnet.planner.executor import applied
-from gpumemnet.planner.knobs import script_of
 from gpumemnet.planner.machine import HOST_MEMORY_BYTES, Machine, find_machine, machine_of
 from gpumemnet.planner.options import PLANNERS, PlanRequest
 from gpumemnet.planner.simulator import simulate
@@ -34,8 +33,8 @@ _ATTEMPTS: Final = 4
 """How often a plan is made for a smaller budget because its safe bytes do not fit."""
 _SEARCH_SECONDS: Final = 3.0
 """Time limit of each search for the picture."""
-_BUDGET_SHARES: Final = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
-"""Budgets of the picture of time against memory, as shares of the memory that keeps everything."""
+_BUDGETS: Final = 7
+"""Number of budgets of that picture."""
 
 
 def plan_request(model: nn.Module, inputs: ModelInputs, request: PlanRequest) -> PlanAnswer:
@@ -58,7 +57,7 @@ def plan_request(model: nn.Module, inputs: ModelInputs, request: PlanRequest) ->
         step, machine = plan_units(model, inputs, request.trace), _machine(request)
         checkpointing = _slowdown_of_checkpointing(model, step, machine)
         plan, after = _fitting_plan(model, inputs, request, step, machine, before)
-        answer = replace(answer, plan=plan, after=after, script=script_of(plan))
+        answer = replace(answer, plan=plan, after=after)
         if request.with_searches:
             answer = replace(answer, searches=tuple(_search_points(step, machine)))
     except PlanError as error:
@@ -138,14 +137,22 @@ def _search_points(step: StepCosts, machine: Machine) -> Iterator[SearchPoint]:
     chain = chain_of(step, machine)
     most = simulate(step, machine, {}, chain=chain).process_bytes
     for optimizer in PLANNERS:
-        shares = (1.0,) if optimizer in FIXED else (1.0, *_BUDGET_SHARES)
         seen: set[int] = set()
-        for share in shares:
-            _LOG.info("planning for %.0f %% of the memory with %s", 100 * share, optimizer)
+        for budget_bytes in (most - 1,) if optimizer in FIXED else _budgets(step, machine, chain, most):
+            _LOG.info("planning for %d MiB with %s", budget_bytes // MIB, optimizer)
             try:
-                plan = choose_plan(step, machine, int(share * most), optimizer, chain=chain, time_limit_seconds=_SEARCH_SECONDS)
+                plan = choose_plan(step, machine, budget_bytes, optimizer, chain=chain, time_limit_seconds=_SEARCH_SECONDS)
             except (PlanError, MissingExtraError):
                 break
             if plan.process_bytes not in seen:
                 seen.add(plan.process_bytes)
                 yield SearchPoint(optimizer=optimizer, process_bytes=plan.process_bytes, slowdown=plan.slowdown)
+
+
+def _budgets(step: StepCosts, machine: Machine, chain: Chain, most: int) -> list[int]:
+    """Return budgets from ``most`` down to the memory of the smallest plan."""
+    try:
+        least = choose_plan(step, machine, 1, chain=chain).process_bytes
+    except BudgetError as error:
+        least = error.smallest_bytes
+    return [most - (most - least) * part // (_BUDGETS - 1) for part in range(_BUDGETS)]

@@ -31,6 +31,9 @@ _COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4
 """Colours of the searches, of Okabe and Ito and of Tol for colour-blind readers."""
 _MARKERS: Final = "osD^vP*X<>"
 _MARGIN: Final = 0.05
+_USUAL: Final = ("greedy", "exact", "swarm")
+_HIGHEST: Final = 2.0
+"""Plans slower than so many times the slowest of the usual searches are not drawn."""
 _MOST_TICKS: Final = 7
 
 
@@ -78,6 +81,14 @@ def _by_search(answer: PlanAnswer) -> dict[str, list[SearchPoint]]:
     return {name: sorted(points, key=lambda point: point.process_bytes) for name, points in found.items()}
 
 
+def _highest_slowdown(answer: PlanAnswer) -> float:
+    """Return where the axis of times ends: not far above the plans of the searches that people would use."""
+    plan = answer.plan
+    assert plan is not None
+    usual = [point.slowdown for point in answer.searches if point.optimizer in _USUAL]
+    return min(_HIGHEST * max(plan.slowdown, *usual, 0.02), max(0.02, plan.slowdown, *(p.slowdown for p in answer.searches)))
+
+
 def _draw(figure: Figure, answer: PlanAnswer, after: TraceAnswer, pictures: tuple[Picture, Picture]) -> None:
     top = HEADROOM * max(picture.top_bytes for picture in pictures)
     title, line = _title(answer)
@@ -115,8 +126,8 @@ def _draw_searches(axes: Axes, answer: PlanAnswer) -> None:
     axes.set_xlabel("peak memory of the process, GiB (line: available)", color=QUIET)
     axes.set_ylabel("longer step, %, modelled")
     axes.set_title("every search at several budgets", loc="left", fontsize=10.5, fontweight="bold")
-    axes.legend(frameon=False, fontsize=8.5)
-    axes.set_ylim(bottom=-1)
+    axes.legend(framealpha=0.85, edgecolor="none", fontsize=8.5, ncols=2)
+    axes.set_ylim(-100 * _MARGIN * _highest_slowdown(answer), 105 * _highest_slowdown(answer))
 
 
 def _draw_legend(axes: Axes, answer: PlanAnswer, pictures: tuple[Picture, Picture]) -> None:
@@ -192,7 +203,7 @@ def _searches(answer: PlanAnswer) -> str:
     assert plan is not None
     found = _by_search(answer)
     memories = [point.process_bytes for point in answer.searches] + [answer.budget_bytes, plan.process_bytes]
-    slowest = max(0.01, plan.slowdown, *(point.slowdown for point in answer.searches))
+    slowest = _highest_slowdown(answer)
     low, high = min(memories), max(memories)
     room = _MARGIN * (high - low or 1)
 
@@ -215,9 +226,10 @@ def _searches(answer: PlanAnswer) -> str:
     words.append(f'<span style="{side};top:.2rem">available</span>')
     keys, rows = [], []
     for (name, points), colour in zip(found.items(), _COLOURS, strict=False):
-        corners = " ".join(f"{WIDTH * x(point.process_bytes):.1f},{HEIGHT * y(point.slowdown):.1f}" for point in points)
+        drawn = [point for point in points if point.slowdown <= slowest]
+        corners = " ".join(f"{WIDTH * x(point.process_bytes):.1f},{HEIGHT * y(point.slowdown):.1f}" for point in drawn)
         shapes.append(f'<polyline class="drawn" style="stroke:{colour}" points="{corners}"/>')
-        for point in points:
+        for point in drawn:
             place = f"left:{x(point.process_bytes):.2%};top:{y(point.slowdown):.2%};background:{colour}"
             words.append(f'<span class="dot" style="{place}"></span>')
         keys.append(f'<i class="key" style="background:{colour}"></i>{escape(name)} &ensp; ')
@@ -231,7 +243,7 @@ def _searches(answer: PlanAnswer) -> str:
         f'aria-label="Modelled slow-down over memory; the table says the same">{svg(shapes)}{"".join(words)}</div>'
         f'<p class="quiet">{"".join(keys)}</p>'
         '<p class="quiet">How much longer a step is, modelled, over the peak memory of the process in GiB. '
-        "The ring is this plan.</p>"
+        "The ring is this plan; much slower ones are in the table only.</p>"
         f'<details class="words"><summary>As a table</summary>{table}</details>'
     )
 

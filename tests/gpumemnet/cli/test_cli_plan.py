@@ -27,7 +27,18 @@ def test_a_job_that_does_not_fit_gets_a_plan(capfd: pytest.CaptureFixture[str], 
     shown = capfd.readouterr()
     assert shown.err == ""
     document = json.loads(shown.out)
-    assert set(document) == {"outcome", "budget_bytes", "before", "plan", "after", "reason", "alternatives", "searches", "script"}
+    assert set(document) == {
+        "outcome",
+        "budget_bytes",
+        "before",
+        "plan",
+        "after",
+        "reason",
+        "alternatives",
+        "searches",
+        "script",
+        "knobs",
+    }
     answer = plan_answer_from_dict(document)
     assert answer.outcome == "planned"
     assert answer.plan is not None

@@ -80,7 +80,7 @@ def planned(traced: TraceAnswer) -> PlanAnswer:
         name="bf16", change="all in <bf16>", expected_bytes=1, safe_bytes=2, verdict="yes", effect="rounding", how="model.to(…)"
     )
     plan = a_plan(("0", "1", "2", "3"), **{"1": Decision.RECOMPUTE})
-    return PlanAnswer(before=traced, plan=plan, after=after, alternatives=(alternative,), searches=points, script="pass\n")
+    return PlanAnswer(before=traced, plan=plan, after=after, alternatives=(alternative,), searches=points)
 
 
 def test_the_outcome_is_whether_the_safe_bytes_fit(traced: TraceAnswer) -> None:
