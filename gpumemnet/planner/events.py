@@ -138,7 +138,8 @@ class _PassEdit:
             for storage in swapped_storages(step, unit, decision):
                 if storage not in until:
                     continue
-                until[storage] = max(until[storage], copied_at(self._pass, number))
+                if storage not in fetched:  # of several units, the first one copies it
+                    until[storage] = max(until[storage], copied_at(self._pass, number))
                 start = fetched_at(self._pass, number)
                 end = unit.used_until.get(storage, unit.backward_end) if decision is Decision.SWAP else unit.backward_end
                 before = fetched.get(storage, (start, end))

@@ -118,7 +118,8 @@ def _one_decision(plan: Plan) -> tuple[tuple[str, ...], Decision | None, str]:
         member = _MEMBER.fullmatch(unit)
         if member:
             stacks[member["stack"]].append(unit)
-    stack = tuple(max(list(stacks.values()) or [[]], key=len))
+    largest: list[str] = max([*stacks.values(), []], key=len)
+    stack = tuple(largest)
     chosen = {unit: decision for unit, decision in plan.decisions.items() if decision is not Decision.KEEP}
     others = [unit for unit in chosen if unit not in stack]
     if others:

@@ -115,7 +115,7 @@ class UnitRun:
     def __init__(self, swaps: Swaps, previous: UnitRun | None, module: nn.Module | None) -> None:
         self._swaps = swaps
         self.previous: Callable[[], UnitRun | None] = (lambda: None) if previous is None else weakref.ref(previous)
-        self._copies: list[weakref.ref[_Copy]] = []
+        self._copies: dict[int, weakref.ref[_Copy]] = {}
         tensors = [] if module is None else [*module.parameters(), *module.buffers()]
         self._weights = {storage_id(tensor) for tensor in tensors}
         self._device = tensors[0].device if tensors else None
@@ -127,7 +127,7 @@ class UnitRun:
         copy = self._swaps.find(tensor)
         if copy is None:
             copy = self._swaps.add(tensor)
-            self._copies.append(weakref.ref(copy))
+        self._copies[id(copy)] = weakref.ref(copy)
         return _Saved(copy, tensor)
 
     def _is_swapped(self, tensor: Tensor) -> bool:
@@ -166,8 +166,8 @@ class UnitRun:
                 copy.fetch()
 
     def copies(self) -> list[_Copy]:
-        """Return what it saved first and what is still needed."""
-        return [copy for copy in (reference() for reference in self._copies) if copy is not None]
+        """Return the storages that it saved and that are still needed; other units may have saved them too."""
+        return [copy for copy in (reference() for reference in self._copies.values()) if copy is not None]
 
 
 class _Kept:
@@ -255,8 +255,8 @@ class _Copy:
         return storage is not None and id_of_storage(storage) == storage_id(tensor) and self._version == version(tensor)
 
     def copy_out(self) -> None:
-        """Start the copy to the host."""
-        if self._held is None:
+        """Start the copy to the host, unless another unit that saved the storage has done so."""
+        if self._held is None or self._buffer is not None:
             return
         self._buffer = self._buffers.take(self._size_bytes, self.device)
         self._copied = self._outward.copy(self._buffer.tensor[: self._size_bytes], self._bytes_of(self._held), self._buffer.read)
