@@ -82,7 +82,7 @@ class Table:
 
 def columns(rows: RowSet, answers: Answers) -> list[Column]:
     """The answers of every estimator on a set."""
-    found = [_column(estimator.name, formula_answers(rows, estimator)) for estimator in FORMULAS]
+    found = [_column(estimator.name, formula_answers(rows, estimator, answers)) for estimator in FORMULAS]
     kept = [*(estimator.name for estimator in OF_MODELS), XMEM.name, SCHEDTUNE, *LEARNT]
     found += [_column(name, answers.of(rows.recipe.name, rows.sha256, name)) for name in kept]
     found += [_published(rows, tool) for tool in rows.recipe.tools]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
+
+import numpy as np
 
 from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError, GpumemnetError
@@ -41,9 +44,18 @@ CPU_RUN_BYTES: Final = 2 * GIB
 """Largest traced memory of a job that is run on the CPU."""
 
 
-def formula_answers(rows: RowSet, estimator: PublishedEstimator) -> dict[int, Answer]:
-    """Answers of a formula for all rows."""
-    return {number: asked(estimator, _subject(rows, number, None)) for number in range(len(rows))}
+def formula_answers(rows: RowSet, estimator: PublishedEstimator, answers: Answers) -> dict[int, Answer]:
+    """Answers of a formula for all rows.
+
+    Its typical seconds are kept when it is asked for the first time, so that the page is the same each time.
+    """
+    found = {number: asked(estimator, _subject(rows, number, None)) for number in range(len(rows))}
+    kept_as, basis = f"{estimator.name}, seconds", model_basis(estimator)
+    if not answers.fresh(rows.recipe.name, rows.sha256, kept_as, basis):
+        typical = float(np.median([answer.seconds for answer in found.values()]))
+        answers.keep(rows.recipe.name, rows.sha256, kept_as, basis, {0: Answer(None, typical)})
+    seconds = answers.of(rows.recipe.name, rows.sha256, kept_as)[0].seconds
+    return {number: replace(answer, seconds=seconds) for number, answer in found.items()}
 
 
 def answer_sample(

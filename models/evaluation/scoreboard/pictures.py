@@ -27,7 +27,7 @@ _STYLES: Final[Mapping[str, tuple[str, str]]] = {
     "gpumemnet, classifier (layers)": ("o", OURS),
     "gpumemnet, classifier (totals)": ("s", OURS),
     "DNNMem": ("P", _ORANGE),
-    "DNNMem, graph of modules": ("X", _ORANGE),
+    "DNNMem, graph of modules": ("X", _GREEN),
     "DNNMem, as published": ("h", _BROWN),
     "xMem": ("X", _PURPLE),
     "xMem, as published": ("*", _BLACK),

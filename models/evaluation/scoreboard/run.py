@@ -73,7 +73,6 @@ def make_scoreboard(
                 _keep(answers, rows, schedtune_answers(rows), datasets)
         if not smoke:
             _answer_learnt(sets, datasets, answers, progress)
-    answers.write()
     made: dict[str, tuple[RowSet, Sequence[Table]]] = {}
     agreements, stale = {}, {}
     for rows in sets:
@@ -82,6 +81,7 @@ def make_scoreboard(
         made[rows.recipe.title] = (rows, tables(rows, every, answers))
         agreements[rows.recipe.title] = agreement(rows, every, answers)
         stale[rows.recipe.title] = _stale(answers, rows, datasets)
+    answers.write()
     return write_page(out, made, agreements, stale, command)
 
 

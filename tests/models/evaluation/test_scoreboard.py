@@ -16,6 +16,7 @@ from models.evaluation.scoreboard.basis import learnt_basis
 from models.evaluation.scoreboard.board import Column, agreement, tables
 from models.evaluation.scoreboard.collect import SPARE
 from models.evaluation.scoreboard.fitted import LINE, SCHEDTUNE, schedtune_answers
+from models.evaluation.scoreboard.page import write_page
 from models.evaluation.scoreboard.protocol import calibrated, failures, figures, fitted_line
 from models.evaluation.scoreboard.run import ANSWERS
 from models.evaluation.scoreboard.sets import SETS, load_set
@@ -177,3 +178,20 @@ def test_where_models_cannot_be_built_the_page_is_made_from_what_was_kept(
     assert main(["scoreboard", "--smoke", "--cpu-budget", "0", "--networks", "no_library:build", "--out", str(out)]) == 0
     assert "timm 1.0.9 is missing; the kept answers are used" in capsys.readouterr().err
     assert "| Horus |" in (out / "index.md").read_text()
+
+
+def test_the_page_says_first_who_is_first_and_where_others_are(tmp_path: Path) -> None:
+    rows = load_set(SETS[0], DATASETS, 40)
+
+    def column(name: str, spread: float) -> Column:
+        errors = 1.0 + spread * np.random.default_rng(0).standard_normal(40)
+        return Column(name, {row: Answer(round(rows.labels[row] * errors[row]), 0.1) for row in range(40)}, {}, 0)
+
+    names = {"gpumemnet, trace": 0.01, "gpumemnet, classifier (layers)": 0.04, "Horus": 0.02, "naive": 0.08}
+    made = tables(rows, [column(name, spread) for name, spread in names.items()], Answers(tmp_path / "none"))
+    page = write_page(tmp_path, {"MLPs": (rows, made)}, {}, {"MLPs": ["naive"]}, "make it").read_text()
+    claims = " ".join(page[: page.index("| first in |")].split())
+    assert "our trace has the lowest median error on 1 of 1 sets" in claims
+    assert "one of ours has the lowest error with a line on 0 of 1 sets, and a classifier on 0: * MLPs: first Horus" in claims
+    assert "error with a line, no model needed: MLPs, Horus" in claims
+    assert "earlier data, and to be renewed: naive." in page

@@ -37,7 +37,7 @@ def test_it_learns_a_sum_over_layers_and_answers_for_jobs_it_has_not_seen() -> N
     needed = [sum(16 * each.parameters + 8 * job.batch_size * each.activations for each in job.layers) for job in jobs]
     memory = 64.0 * MIB + np.array(needed)
     learnt = np.append(memory[:60], np.nan)  # a job that ran out of memory is left out
-    estimator = train_dnnperf([*jobs[:60], jobs[0]], learnt, steps=120)
+    estimator = train_dnnperf([*jobs[:60], jobs[0]], learnt, steps=80)
     gpu = device_profile("A100-40GB")
     estimates = [estimator.estimate(Subject(job, gpu, CONTEXT, {})) for job in jobs[60:]]
     errors = [abs(each.parts["learnt"] / size - 1) for each, size in zip(estimates, memory[60:], strict=True)]
