@@ -78,7 +78,7 @@ def choose_plan(
         budget_bytes: memory of the process, CUDA context included.
         optimizer: a name of :data:`SEARCHES`.
         chain: the chain of ``step`` on ``machine``, if it is at hand.
-        time_limit_seconds: for ``exact``, time for one search.
+        time_limit_seconds: for ``exact``, time for its searches; the best plan so far counts when it is over.
 
     Raises:
         InvalidRequestError: there is no such optimizer, or the budget is not positive.
@@ -137,7 +137,7 @@ class _Tries:
         self.limit_bytes = budget_bytes - outside_bytes(step)
         self.best: Simulation | None = None
         self.bound_seconds: float | None = None
-        """Bound that was proven with the limit that gave the best plan."""
+        """The smallest bound that was proven, which is that of the highest limit."""
         self.smallest: Simulation | None = None
         self.best_choices: NDArray[np.int64] | None = None
         self.nearest_choices: NDArray[np.int64] | None = None
@@ -154,8 +154,8 @@ class _Tries:
         """The recorded events."""
         return self._step.timeline.events
 
-    def simulate(self, choices: NDArray[np.int64], bound_seconds: float | None = None) -> Simulation:
-        """Check a plan, and remember it, with its bound, if it is the best so far."""
+    def simulate(self, choices: NDArray[np.int64]) -> Simulation:
+        """Check a plan, and remember it if it is the best so far."""
         key = choices.tobytes()
         if key not in self._seen:
             self._seen[key] = simulate(self._step, self._machine, decisions_of(self._step, choices), chain=self._chain)
@@ -166,7 +166,7 @@ class _Tries:
         fits_host = result.host_bytes <= self._machine.host_memory_bytes
         is_faster = self.best is None or result.step_seconds < self.best.step_seconds
         if excess <= 0 and fits_host and is_faster:
-            self.best, self.best_choices, self.bound_seconds = result, choices, bound_seconds
+            self.best, self.best_choices = result, choices
         if self.smallest is None or result.process_bytes < self.smallest.process_bytes:
             self.smallest = result
         return result
@@ -191,6 +191,8 @@ def _search(tries: _Tries, chain: Chain, optimizer: str, keep: Simulation, time_
         if optimizer == "exact" and left_seconds <= 0 and tries.best is not None:
             break
         found = _run(chain, optimizer, limit, max(left_seconds, 1.0))
+        if found.bound_seconds is not None:
+            tries.bound_seconds = min(found.bound_seconds, tries.bound_seconds or np.inf)
         if found.choices is None:
             if tries.best is not None or limit >= high:
                 break
@@ -198,7 +200,7 @@ def _search(tries: _Tries, chain: Chain, optimizer: str, keep: Simulation, time_
             continue
         if not tries.would_be_best(found.choices):
             break
-        unused = tries.limit_bytes - tries.simulate(found.choices, found.bound_seconds).peak_reserved_bytes
+        unused = tries.limit_bytes - tries.simulate(found.choices).peak_reserved_bytes
         if unused < 0:
             for other in found.others[:_OTHERS]:
                 if tries.would_be_best(other):

@@ -86,7 +86,8 @@ class Plan:
         keep_process_bytes: predicted peak memory of the process if everything is kept.
         step_seconds: modelled seconds of a training step.
         keep_step_seconds: the same if everything is kept.
-        bound_step_seconds: a proven lower bound on the step's seconds within the budget; ``None`` if the search proves none.
+        bound_step_seconds: a proven lower bound on the step's seconds within the budget, before the allocator's fragmentation;
+            ``None`` if the search proves none.
         host_bytes: pinned host memory for swapped tensors.
         planning_seconds: seconds that the search took, without the trace.
         units: names of all units in the order of the forward pass.

@@ -18,7 +18,6 @@ from gpumemnet.planner.searches.found import Found
 
 TIME_LIMIT_SECONDS: Final = 10.0
 RELATIVE_GAP: Final = 1e-4
-_INFEASIBLE: Final = 2
 
 
 def exact(
@@ -52,7 +51,7 @@ def exact(
         options={"time_limit": time_limit_seconds, "mip_rel_gap": RELATIVE_GAP},
     )
     if result.x is None:
-        return Found(None, is_impossible=result.status == _INFEASIBLE)
+        return Found(None)
     bound = result.mip_dual_bound if result.mip_dual_bound is not None else result.fun
     return Found(program.choices(result.x), float(bound) * program.scale_seconds * chain.passes + chain.other_seconds)
 

@@ -15,11 +15,9 @@ class Found:
     Attributes:
         choices: option of each unit, shape ``[n]``; ``None`` if the search found nothing that fits.
         bound_seconds: proven lower bound on the seconds of a step within the limit; ``None`` if the search proves none.
-        is_impossible: whether it is proven that nothing fits.
         others: further plans that fit, the fastest first.
     """
 
     choices: NDArray[np.int64] | None
     bound_seconds: float | None = None
-    is_impossible: bool = False
     others: tuple[NDArray[np.int64], ...] = ()
