@@ -55,13 +55,13 @@ class AppliedPlan:
         self._swaps = Swaps()
         self._forwards: list[UnitForward] = []
         units = check_plan(model, decisions)
-        for module, name in units.items():
-            if isinstance(vars(module).get(_FORWARD), UnitForward):
-                raise PlanError(f"a plan is applied to '{name}' already: undo that one first")
         if any(decision.swaps for decision in decisions.values()):
             # Memory is released and fetched when other units run, those that keep everything among them.
             others = {} if not isinstance(plan, Plan) else dict.fromkeys(plan.units, Decision.KEEP)
             units |= check_plan(model, {name: decision for name, decision in others.items() if name not in decisions})
+        for module, name in units.items():
+            if isinstance(vars(module).get(_FORWARD), UnitForward):
+                raise PlanError(f"a plan is applied to '{name}' already: undo that one first")
         for module, name in units.items():
             forward = UnitForward(module, name, decisions.get(name, Decision.KEEP), self._swaps)
             module.forward = forward

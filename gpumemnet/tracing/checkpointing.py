@@ -57,10 +57,13 @@ def checkpointed(model: nn.Module) -> Iterator[int]:
     stack = blocks(model)
     if not stack:
         raise ExtractError("checkpointing: the model has no stack of blocks; call torch.utils.checkpoint in it, or use 'none'")
+    own = [vars(block).get("forward") for block in stack]
     for block in stack:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     try:
         yield len(stack)
     finally:
-        for block in stack:
+        for block, forward in zip(stack, own, strict=True):
             del block.forward
+            if forward is not None:
+                block.forward = forward
