@@ -1,6 +1,6 @@
 """The largest batch on cards of 16, 24 and 80 GB, with a plan and without, and the slow-down at half of the peak.
 
-    python benchmarks/plan_batches.py [--network NAME ...] [--out FILE.json]
+    python benchmarks/plan_batches.py [--network NAME ...] [--card CARD ...] [--out FILE.json]
 
 The six networks of :mod:`benchmarks.planner_networks` are traced as on an A100.  The budgets are what one process can use on an
 RTX 4080, an RTX 4090 and an A100 of 80 GB.  A batch fits if its safe bytes do, with a plan and without.  All times are modelled.
@@ -147,16 +147,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--network", action="append", choices=list(PLANNER_NETWORKS), help="only these; all by default")
     parser.add_argument("--out", type=Path, help="write the rows as JSON too")
+    parser.add_argument("--card", action="append", choices=list(CARDS), help="only these; all by default")
     arguments = parser.parse_args()
-    header = " | ".join(f"{card}: batch, with a plan, longer step" for card in CARDS)
+    cards = arguments.card or list(CARDS)
+    header = " | ".join(f"{card}: batch, with a plan, longer step" for card in cards)
     print(f"| network | usual batch | half of its peak | {header} |")
-    print("|---|---:|---:|" + "---:|" * len(CARDS))
+    print("|---|---:|---:|" + "---:|" * len(cards))
     rows: list[dict[str, Any]] = []
     for name in arguments.network or PLANNER_NETWORKS:
         started = time.perf_counter()
         job = Job(PLANNER_NETWORKS[name])
         share = half(job)
-        found = [row(job, card) for card in CARDS]
+        found = [row(job, card) for card in cards]
         cells = " | ".join(_cell(each) for each in found)
         print(f"| {name} | {job.network.batch_size} | {_percent(share)} | {cells} |", flush=True)
         print(f"{name}: {time.perf_counter() - started:,.0f} s", file=sys.stderr)

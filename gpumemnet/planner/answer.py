@@ -10,6 +10,7 @@ from typing import Any, Final
 from gpumemnet.planner.decisions import Decision, Plan, plan_from_dict, plan_to_dict
 from gpumemnet.planner.knobs import Knob, knobs_of, script_of
 from gpumemnet.tracing.report.answer import TraceAnswer, answer_from_dict, answer_to_dict
+from gpumemnet.units import GIB
 
 FITS: Final = "fits"
 PLANNED: Final = "planned"
@@ -59,7 +60,7 @@ class SearchPoint:
     slowdown: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PlanAnswer:
     """How a job can be made to fit a budget.
 
@@ -100,6 +101,11 @@ class PlanAnswer:
         if self.before.fits:
             return FITS
         return NO_PLAN if self.plan is None else PLANNED
+
+    def __repr__(self) -> str:
+        smaller = "" if self.after is None else f", with the plan {self.after.safe_bytes / GIB:.2f} GiB"
+        amounts = f"{self.outcome} in {self.budget_bytes / GIB:.2f} GiB, safe {self.before.safe_bytes / GIB:.2f} GiB{smaller}"
+        return f"<PlanAnswer: {self.before.model}, batch size {self.before.batch_size}: {amounts}>"
 
 
 def plan_answer_to_dict(answer: PlanAnswer) -> dict[str, Any]:

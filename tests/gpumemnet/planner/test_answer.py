@@ -27,6 +27,7 @@ from gpumemnet.planner.options import PLANNERS
 from gpumemnet.planner.plot import plot
 from gpumemnet.tracing import ExtraResults, TraceAnswer
 from gpumemnet.units import MIB
+from tests.gpumemnet.planner.examples import blocks
 
 
 def a_plan(units: tuple[str, ...], **decisions: Decision) -> Plan:
@@ -128,3 +129,17 @@ def test_a_plan_of_a_file_is_applied(tmp_path: Path) -> None:
 
 def test_the_names_of_the_searches_are_those_that_run() -> None:
     assert tuple(SEARCHES) == PLANNERS
+
+
+def test_a_model_object_gets_a_plan() -> None:
+    answer = gpumemnet.plan(
+        blocks.build(), torch.empty(64, 64, 256), gpu="RTX-4090", budget_bytes=900 * MIB, with_alternatives=False
+    )
+    assert answer.outcome == "planned"
+    assert answer.after is not None
+    assert answer.after.fits
+    assert "planned in 0.88 GiB" in repr(answer)
+    assert answer.script.startswith("# Predicted for NVIDIA GeForce RTX 4090")
+    assert {knob.library for knob in answer.knobs} >= {"torch.compile"}
+    with pytest.raises(InvalidRequestError, match="must be one of greedy"):
+        gpumemnet.plan(blocks.build(), torch.empty(64, 64, 256), planner="genetic")
