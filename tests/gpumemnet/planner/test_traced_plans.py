@@ -16,6 +16,7 @@ from gpumemnet.planner import Decision, applied
 from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.platform import Platform
 from tests.gpumemnet.planner.networks import NETWORKS
+from tests.nightly import nightly
 
 ON_CUDA: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "gpt": {
@@ -41,7 +42,9 @@ OPTIONS = TraceOptions(optimizer="adamw", precision="amp_bf16")
 SEGMENT_BYTES = 2 * 2**20
 
 
-@pytest.mark.parametrize("decision", ON_CUDA["gpt"])
+@pytest.mark.parametrize(
+    "decision", ["swap", "mixed", *nightly(["keep", "recompute", "recompute_and_swap_input", "recompute_cheap"])]
+)
 @pytest.mark.parametrize("name", ON_CUDA)
 def test_a_traced_plan_takes_what_cuda_code_takes(name: str, decision: str) -> None:
     network, every = NETWORKS[name], tuple(Decision)
