@@ -57,6 +57,11 @@ _REPAIR_ROUNDS: Final = 3
 _MOST_REPAIRS: Final = 8
 _REPAIR_EVENTS: Final = 30_000
 """Events that one round of repairs may replay, so that planning stays short for large models."""
+_RELAX_EVENTS: Final = 120_000
+_FEWEST_RELAXED: Final = 8
+"""As many plans at least are checked where the first plan that fits does too much."""
+_MANY_GAPS: Final = 0.15
+"""Share of the reserved bytes from which on fragmentation is worth a note."""
 _CLOSE: Final = 0.01
 """Share of the budget that a plan may leave unused before the search goes on with a higher limit."""
 
@@ -101,8 +106,15 @@ def choose_plan(
         _search(tries, chain, optimizer, keep, time_limit_seconds)
     best = tries.best
     if best is None:
+        nearest = tries.nearest_choices
         tries.simulate_extremes()
-        best = tries.best if optimizer in PLANNING else None
+        extreme = tries.best_choices
+        if optimizer in PLANNING and extreme is not None:
+            _repair(tries, chain)
+            if nearest is not None:
+                _relax(tries, extreme, nearest)
+                _repair(tries, chain)
+            best = tries.best
     if best is None:
         raise _too_small(tries, optimizer, budget_bytes)
     return Plan(
@@ -122,7 +134,7 @@ def choose_plan(
         host_bytes=best.host_bytes,
         planning_seconds=time.perf_counter() - started,
         units=step.units,
-        notes=(*step.notes, f"times are modelled, not measured: {machine.source}"),
+        notes=(*step.notes, *_fragmentation(step, best), f"times are modelled, not measured: {machine.source}"),
     )
 
 
@@ -154,6 +166,10 @@ class _Tries:
         """The recorded events."""
         return self._step.timeline.events
 
+    def fits(self, result: Simulation) -> bool:
+        """Whether a plan stays within the budget and the host memory."""
+        return result.process_bytes <= self._budget_bytes and result.host_bytes <= self._machine.host_memory_bytes
+
     def simulate(self, choices: NDArray[np.int64]) -> Simulation:
         """Check a plan, and remember it if it is the best so far."""
         key = choices.tobytes()
@@ -163,9 +179,8 @@ class _Tries:
         excess = result.process_bytes - self._budget_bytes
         if 0 < excess < self._least_excess:
             self._least_excess, self.nearest_choices = excess, choices
-        fits_host = result.host_bytes <= self._machine.host_memory_bytes
         is_faster = self.best is None or result.step_seconds < self.best.step_seconds
-        if excess <= 0 and fits_host and is_faster:
+        if self.fits(result) and is_faster:
             self.best, self.best_choices = result, choices
         if self.smallest is None or result.process_bytes < self.smallest.process_bytes:
             self.smallest = result
@@ -243,6 +258,34 @@ def _repair(tries: _Tries, chain: Chain) -> None:
                 tries.simulate(row)
         if tries.best is before:
             break
+
+
+def _fragmentation(step: StepCosts, best: Simulation) -> tuple[str, ...]:
+    gaps = best.peak_reserved_bytes - best.peak_allocated_bytes
+    if step.settings.expandable_segments or gaps < _MANY_GAPS * best.peak_reserved_bytes:
+        return ()
+    return (
+        f"{format_bytes(gaps)} of the plan's memory are gaps between tensors: with PYTORCH_CUDA_ALLOC_CONF="
+        "expandable_segments:True for the job, plan again with the same allocator settings; that plan may be much faster",
+    )
+
+
+def _relax(tries: _Tries, choices: NDArray[np.int64], faster: NDArray[np.int64]) -> None:
+    """Give units of a plan that fits the decisions of a faster one that does not, as many together as still fit.
+
+    Where fragmentation decides, the chain's searches may all exceed the budget, and the only plan that fits does far too much.
+    """
+    left = max(_RELAX_EVENTS // len(tries.events), _FEWEST_RELAXED)
+    parts = [np.flatnonzero(faster != choices)]
+    while parts and left > 0:
+        units = parts.pop()
+        relaxed = choices.copy()
+        relaxed[units] = faster[units]
+        left -= 1
+        if tries.fits(tries.simulate(relaxed)):
+            choices = relaxed
+        elif len(units) > 1:
+            parts += reversed(np.array_split(units, 2))
 
 
 def _run(chain: Chain, optimizer: str, limit: float, time_limit_seconds: float) -> Found:
