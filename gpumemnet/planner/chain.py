@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from gpumemnet.allocator import EMPTY_CACHE
 from gpumemnet.planner.costs import Pass, StepCosts, UnitPass
-from gpumemnet.planner.decisions import COPIES_BEHIND, FETCHED_AHEAD, Decision
+from gpumemnet.planner.decisions import COPIES_BEHIND, FETCHED_AHEAD, Decision, pinned_bytes
 from gpumemnet.planner.events import copied_at, fetched_at, swapped_storages
 from gpumemnet.planner.machine import Machine
 from gpumemnet.tracing.timeline import CONVOLUTION
@@ -179,12 +179,14 @@ def chain_of(step: StepCosts, machine: Machine) -> Chain:
     units = each.units
     order = each.backward_order
     n, o = len(units), len(OPTIONS)
-    recompute, moved = np.zeros((n, o)), np.zeros((n, o))
+    recompute, moved, host = np.zeros((n, o)), np.zeros((n, o)), np.zeros((n, o))
     for number, unit in enumerate(units):
         for column, option in enumerate(OPTIONS):
             if option.recomputes:
                 recompute[number, column] = total(unit.cheap if option is Decision.RECOMPUTE_CHEAP else unit.rerun)
-            moved[number, column] = sum(step.timeline.storages[s].size_bytes for s in swapped_storages(step, unit, option))
+            swapped = [step.timeline.storages[s].size_bytes for s in swapped_storages(step, unit, option)]
+            moved[number, column] = sum(swapped)
+            host[number, column] = sum(map(pinned_bytes, swapped))
     memory = _Memory(step, each)
     live, gone, shared = memory.tables()
     return Chain(
@@ -199,7 +201,7 @@ def chain_of(step: StepCosts, machine: Machine) -> Chain:
         recompute_seconds=recompute,
         out_seconds=moved / (machine.to_host_bytes_per_second * machine.efficiency),
         in_seconds=moved / (machine.from_host_bytes_per_second * machine.efficiency),
-        host_bytes=moved,
+        host_bytes=host,
         backward_order=tuple(order),
         live_bytes=live,
         gone_bytes=gone,

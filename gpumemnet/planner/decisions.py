@@ -45,6 +45,14 @@ PLAN_FORMAT: Final = "gpumemnet-plan"
 PLAN_VERSION: Final = 1
 
 
+def pinned_bytes(size_bytes: int) -> int:
+    """Return the host memory that PyTorch takes for a pinned tensor: it rounds up to a power of two.
+
+    From ``aten/src/ATen/core/CachingHostAllocator.h``.
+    """
+    return 1 << max(size_bytes - 1, 0).bit_length()
+
+
 class Decision(StrEnum):
     """What happens to the tensors that a unit saves for its backward pass."""
 

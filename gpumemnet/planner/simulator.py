@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gpumemnet.errors import InvalidRequestError, did_you_mean
 from gpumemnet.planner.chain import OPTIONS, Chain, chain_of
 from gpumemnet.planner.costs import StepCosts
-from gpumemnet.planner.decisions import Decision
+from gpumemnet.planner.decisions import Decision, pinned_bytes
 from gpumemnet.planner.events import planned_timeline, swapped_storages
 from gpumemnet.planner.machine import Machine
 from gpumemnet.tracing.memory import Replayed, non_allocator_memory, replayed
@@ -77,7 +77,7 @@ def simulate(step: StepCosts, machine: Machine, decisions: Mapping[str, Decision
         peak=memory.peak,
         parts=memory.parts,
         step_seconds=float(chain.step_seconds(choices_of(step, decisions)[None])[0]),
-        host_bytes=sum(step.timeline.storages[storage].size_bytes for storage in host),
+        host_bytes=sum(pinned_bytes(step.timeline.storages[storage].size_bytes) for storage in host),
         timeline=timeline,
     )
 

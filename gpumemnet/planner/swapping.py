@@ -21,19 +21,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from gpumemnet.extract.nested_tensors import tensors_in
-from gpumemnet.planner.decisions import COPIES_BEHIND, FETCHED_AHEAD, MIN_SWAPPED_BYTES
+from gpumemnet.planner.decisions import COPIES_BEHIND, FETCHED_AHEAD, MIN_SWAPPED_BYTES, pinned_bytes
 from gpumemnet.torch_private.tensors import id_of_storage, storage_id, version
 
 _STEPS_FROM_WEIGHT: Final = 4
 """How many operators are looked at between a saved tensor and the weight that it is a cast of."""
-
-
-def pinned_bytes(size_bytes: int) -> int:
-    """Return the host memory that PyTorch takes for a pinned tensor: it rounds up to a power of two.
-
-    From ``aten/src/ATen/core/CachingHostAllocator.h``.
-    """
-    return 1 << max(size_bytes - 1, 0).bit_length()
 
 
 class Swaps:

@@ -90,7 +90,7 @@ def autoswap(chain: Chain, limit_bytes: float) -> Found:
     """
     forward_end, backward_start = _times(chain)
     absence = backward_start - forward_end
-    size = chain.host_bytes[:, _SWAP]
+    size = chain.out_seconds[:, _SWAP]  # in proportion to the bytes that it copies
     weight = (chain.gone_bytes[:, _SWAP] > 0) @ (chain.live_bytes / chain.live_bytes.max())
     may = np.asarray(chain.allowed[:, 1:].any(axis=1))
     best: NDArray[np.int64] | None = None
