@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections import Counter
@@ -126,6 +127,26 @@ def _measure(
             )
         finally:
             line.close(tally)
+
+
+@app.command(rich_help_panel=_LOOK)
+def rates(
+    out: Annotated[Path, typer.Option("--out", help="JSON file to write.")],
+    as_json: AsJson = False,
+) -> None:
+    """Measure the rates of this GPU and its host, for `gpumemnet plan --machine`; takes seconds on an idle GPU."""
+    import torch
+
+    from gpumemnet.data.atomic_files import write_file
+    from gpumemnet.planner.machine import machine_to_dict
+
+    from .measure.machine_rates import measure_machine
+
+    if not torch.cuda.is_available():
+        raise MeasurementError("no rates can be measured here: PyTorch finds no GPU")
+    document = machine_to_dict(measure_machine(torch.device("cuda")))
+    write_file(out, json.dumps(document, indent=2).encode())
+    print_result(document, f"{out} written, for `gpumemnet plan --machine {out}`", as_json=as_json)
 
 
 @app.command(rich_help_panel=_MAKE)

@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 import torch
@@ -18,5 +19,6 @@ def torchvision_operators() -> Iterator[None]:
         return
     operators = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
     for name in ("nms", "qnms"):
-        operators.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")  # type: ignore[no-untyped-call]
+        with suppress(RuntimeError):  # another test of this process has declared it
+            operators.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")  # type: ignore[no-untyped-call]
     yield
