@@ -38,6 +38,7 @@ def run(arguments: list[str], fault: str | None) -> tuple[int, str, str]:
         os.dup2(said_in, 1)
         os.dup2(said_in, 2)
         if fault == FULL_DISK:
+            sys.dont_write_bytecode = True  # Python would leave half a file of bytecode for all later processes
             resource.setrlimit(resource.RLIMIT_FSIZE, (_LITTLE_BYTES, _LITTLE_BYTES))
         elif fault == ANOTHER_CHAMPION:
             Registry.set_champion = _late(Registry.set_champion)  # type: ignore[method-assign]
