@@ -34,6 +34,7 @@ FINDINGS_EXIT_CODE: Final = 3
 
 _MAKE: Final = "Make rows"
 _LOOK: Final = "Look at rows"
+_GPU: Final = "Measure a GPU"
 _PUBLISHED: Final = "Published data"
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -127,26 +128,6 @@ def _measure(
             )
         finally:
             line.close(tally)
-
-
-@app.command(rich_help_panel=_LOOK)
-def rates(
-    out: Annotated[Path, typer.Option("--out", help="JSON file to write.")],
-    as_json: AsJson = False,
-) -> None:
-    """Measure the rates of this GPU and its host, for `gpumemnet plan --machine`; takes seconds on an idle GPU."""
-    import torch
-
-    from gpumemnet.data.atomic_files import write_file
-    from gpumemnet.planner.machine import machine_to_dict
-
-    from .measure.machine_rates import measure_machine
-
-    if not torch.cuda.is_available():
-        raise MeasurementError("no rates can be measured here: PyTorch finds no GPU")
-    document = machine_to_dict(measure_machine(torch.device("cuda")))
-    write_file(out, json.dumps(document, indent=2).encode())
-    print_result(document, f"{out} written, for `gpumemnet plan --machine {out}`", as_json=as_json)
 
 
 @app.command(rich_help_panel=_MAKE)
@@ -318,7 +299,7 @@ def add_traces(
     print_result({"traced": traced, "failed": failed, "dataset": out}, sentence, as_json=as_json)
 
 
-@app.command("probe-device", rich_help_panel=_MAKE)
+@app.command("probe-device", rich_help_panel=_GPU)
 def probe_gpu(
     out: Annotated[Path, typer.Option("--out", help="JSON file to write: a device profile.")] = Path("profile.json"),
     as_json: AsJson = False,
@@ -338,6 +319,26 @@ def probe_gpu(
         f"profile of {meter.gpu.name} written to {out}",
     ]
     print_result(document, "\n".join(lines), as_json=as_json)
+
+
+@app.command(rich_help_panel=_GPU)
+def rates(
+    out: Annotated[Path, typer.Option("--out", help="JSON file to write.")],
+    as_json: AsJson = False,
+) -> None:
+    """Measure the rates of this GPU and its host, for `gpumemnet plan --machine`; takes seconds on an idle GPU."""
+    import torch
+
+    from gpumemnet.data.atomic_files import write_file
+    from gpumemnet.planner.machine import machine_to_dict
+
+    from .measure.machine_rates import measure_machine
+
+    if not torch.cuda.is_available():
+        raise MeasurementError("no rates can be measured here: PyTorch finds no GPU")
+    document = machine_to_dict(measure_machine(torch.device("cuda")))
+    write_file(out, json.dumps(document, indent=2).encode())
+    print_result(document, f"{out} written, for `gpumemnet plan --machine {out}`", as_json=as_json)
 
 
 @app.command("import-published", rich_help_panel=_PUBLISHED)

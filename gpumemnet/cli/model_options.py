@@ -80,10 +80,9 @@ ShowOutput = Annotated[bool, typer.Option("--show-output", help="Show what the f
 
 def device_of(gpu: str, context_mib: int | None) -> DeviceProfile:
     """Returns the profile of a GPU with the context that the user knows, if any."""
-    from gpumemnet.gpu.catalogue import find_profile, with_context
+    from gpumemnet.gpu.catalogue import asked_profile
 
-    profile = find_profile(gpu)
-    return profile if context_mib is None else with_context(profile, context_mib, "--context-mib")
+    return asked_profile(gpu, context_mib, "--context-mib")
 
 
 def check_plot(path: Path | None) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.attention import KernelChoice
 from gpumemnet.extract.derive import activation_function_of, attention_kernel_of, family_of, sequence_length_of
-from gpumemnet.extract.inputs import ModelInputs, inputs_from_example
+from gpumemnet.extract.inputs import ModelInputs, as_model_inputs
 from gpumemnet.extract.options import DEFAULT_OPTIONS, ExtractOptions, check_batch_size
 from gpumemnet.extract.result import Extraction
 from gpumemnet.extract.walk import ForwardError, Walk, walk
@@ -51,7 +51,7 @@ def extract_job(
         InvalidJobError: the batch size is out of range.
     """
     check_batch_size(batch_size)
-    return extract_from(model, inputs_from_example(inputs, batch_size, keep_values=True), options)
+    return extract_from(model, as_model_inputs(inputs, batch_size), options)
 
 
 def extract_from(

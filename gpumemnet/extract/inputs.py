@@ -150,6 +150,18 @@ def inputs_from_specs(specs: Sequence[InputSpec], batch_size: int, keep_values: 
     return ModelInputs(args, kwargs, batch_size)
 
 
+def as_model_inputs(inputs: object, batch_size: int | None) -> ModelInputs:
+    """Return what a user calls a model with, as :class:`ModelInputs`; those that are already stay as they are.
+
+    Args:
+        inputs, batch_size: see :func:`inputs_from_example`.
+
+    Raises:
+        ExtractError, InvalidRequestError: as :func:`inputs_from_example`.
+    """
+    return inputs if isinstance(inputs, ModelInputs) else inputs_from_example(inputs, batch_size, keep_values=True)
+
+
 def inputs_from_example(example: object, batch_size: int | None, keep_values: bool = False) -> ModelInputs:
     """Return meta tensors with the shapes of ``example``.
 

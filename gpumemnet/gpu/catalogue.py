@@ -266,12 +266,20 @@ def find_profile(name_or_path: str) -> DeviceProfile:
     return load_profile(Path(name_or_path)) if name_or_path.endswith(".json") else device_profile(name_or_path)
 
 
-def with_context(profile: DeviceProfile, context_mib: int, option: str) -> DeviceProfile:
-    """Return ``profile`` with a CUDA context of ``context_mib`` MiB, as ``option`` gives it.
+def asked_profile(gpu: str | DeviceProfile, context_mib: int | None, option: str) -> DeviceProfile:
+    """Return the profile of the GPU that a user asks for, with the context that the user knows, if any.
+
+    Args:
+        gpu: a profile, the name of a GPU in the catalogue, or the path of a ``.json`` file.
+        context_mib: CUDA context of a process in MiB; the profile's if ``None``.
+        option: name of the option that gives the context, for errors.
 
     Raises:
-        InvalidRequestError: the context is negative.
+        InvalidRequestError: as :func:`find_profile`, or the context is negative.
     """
+    profile = find_profile(gpu) if isinstance(gpu, str) else gpu
+    if context_mib is None:
+        return profile
     if type(context_mib) is not int or context_mib < 0:
         raise InvalidRequestError(f"must be a whole number of MiB from 0, not {context_mib!r}", option)
     return replace(profile, context_bytes=context_mib * MIB, context_source=f"{context_mib:,} MiB, by {option}")

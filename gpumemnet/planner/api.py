@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpumemnet.cudnn.libraries import OFF
 from gpumemnet.extract.options import DEFAULT_GPU
-from gpumemnet.gpu.catalogue import find_profile, with_context
+from gpumemnet.gpu.catalogue import asked_profile
 from gpumemnet.planner.answer import PlanAnswer
 from gpumemnet.planner.options import DEFAULT_PLANNER, PlanRequest, within_budget
 from gpumemnet.tracing.api import checked_torch
@@ -103,9 +103,7 @@ def plan(
         clip_norm=clip_norm,
         tf32=tf32,
     )
-    device = find_profile(gpu) if isinstance(gpu, str) else gpu
-    if context_mib is not None:
-        device = with_context(device, context_mib, "context_mib")
+    device = asked_profile(gpu, context_mib, "context_mib")
     extras = ExtraResults(curve=with_searches)
     request = PlanRequest(
         trace=within_budget(checked_request(options, device, allocator, extras, batch_size, cudnn), budget_bytes),
@@ -116,9 +114,8 @@ def plan(
         with_searches=with_searches,
     )
     notes = checked_torch()
-    from gpumemnet.extract.inputs import ModelInputs, inputs_from_example
+    from gpumemnet.extract.inputs import as_model_inputs
     from gpumemnet.planner.fitting import plan_request
 
-    model_inputs = inputs if isinstance(inputs, ModelInputs) else inputs_from_example(inputs, batch_size, keep_values=True)
-    answer = plan_request(model, model_inputs, request)
+    answer = plan_request(model, as_model_inputs(inputs, batch_size), request)
     return replace(answer, before=replace(answer.before, notes=(*notes, *answer.before.notes)))

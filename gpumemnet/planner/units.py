@@ -17,7 +17,7 @@ import torch
 
 from gpumemnet.allocator import EMPTY_CACHE
 from gpumemnet.errors import ExtractError, InvalidRequestError, PlanError
-from gpumemnet.extract.inputs import ModelInputs, inputs_from_example
+from gpumemnet.extract.inputs import as_model_inputs
 from gpumemnet.planner.costs import ELEMENT_TYPES, Pass, StepCosts, UnitPass, Work
 from gpumemnet.planner.decisions import Decision
 from gpumemnet.planner.recording import ModuleCall, OperatorCost, SavedTensor, StepRecorder
@@ -71,7 +71,7 @@ def plan_units(
     if options.checkpointing != "none":
         raise InvalidRequestError("the plan decides what is recomputed; use 'none'", "checkpointing")
     torch_notes = checked_torch()
-    model_inputs = inputs if isinstance(inputs, ModelInputs) else inputs_from_example(inputs, batch_size, keep_values=True)
+    model_inputs = as_model_inputs(inputs, batch_size)
     platform, cudnn_notes = with_cudnn(Platform.of(request.gpu, options), request.cudnn)
     recorders: list[StepRecorder] = []
 

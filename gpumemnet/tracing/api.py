@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gpumemnet.cudnn.libraries import OFF
 from gpumemnet.errors import MissingExtraError
 from gpumemnet.extract.options import DEFAULT_GPU
-from gpumemnet.gpu.catalogue import find_profile, with_context
+from gpumemnet.gpu.catalogue import asked_profile
 from gpumemnet.tracing.options import ExtraResults, TraceOptions, TraceRequest, checked_request
 
 if TYPE_CHECKING:
@@ -133,9 +133,7 @@ def trace(
         keeps_names=keeps_names,
         last_batch_size=last_batch_size,
     )
-    device = find_profile(gpu) if isinstance(gpu, str) else gpu
-    if context_mib is not None:
-        device = with_context(device, context_mib, "context_mib")
+    device = asked_profile(gpu, context_mib, "context_mib")
     request = checked_request(options, device, allocator, extras, batch_size, cudnn)
     return trace_request(model, inputs, request, batch_size)
 
@@ -151,11 +149,10 @@ def trace_request(model: nn.Module, inputs: object, request: TraceRequest, batch
         ExtractError, InvalidJobError, InvalidRequestError, MissingExtraError, UnsupportedTorchError: as in :func:`trace`.
     """
     notes = checked_torch(*(() if request.options.parallel == "none" else ("parallel",)))
-    from gpumemnet.extract.inputs import ModelInputs, inputs_from_example
+    from gpumemnet.extract.inputs import as_model_inputs
     from gpumemnet.tracing.model_tracer import ModelTracer
 
-    model_inputs = inputs if isinstance(inputs, ModelInputs) else inputs_from_example(inputs, batch_size, keep_values=True)
-    return ModelTracer(model, model_inputs, request, notes).answer()
+    return ModelTracer(model, as_model_inputs(inputs, batch_size), request, notes).answer()
 
 
 def checked_torch(*uses: str) -> tuple[str, ...]:

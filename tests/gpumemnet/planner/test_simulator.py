@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -12,12 +13,13 @@ from torch import Tensor, nn
 
 from gpumemnet.errors import BudgetError, ExtractError, InvalidRequestError
 from gpumemnet.extract.inputs import inputs_from_example
+from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.planner.chain import chain_of
 from gpumemnet.planner.choose import FIXED, SEARCHES, choose_plan
 from gpumemnet.planner.costs import StepCosts
 from gpumemnet.planner.decisions import Decision, Plan, pinned_bytes, plan_from_dict, plan_to_dict
 from gpumemnet.planner.executor import applied
-from gpumemnet.planner.machine import Machine, find_machine
+from gpumemnet.planner.machine import Machine, find_machine, machine_of
 from gpumemnet.planner.simulator import choices_of, peak_memory, simulate
 from gpumemnet.planner.units import plan_units
 from gpumemnet.tracing.options import TraceOptions, checked_request
@@ -240,5 +242,5 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(ExtractError, match="nothing to plan"):
         plan_units(nn.Linear(4, 4), torch.empty(2, 4), checked_request(TraceOptions(), "A100-80GB"))
     with pytest.raises(InvalidRequestError, match="--machine"):
-        find_machine("RTX 3050")
+        machine_of(replace(device_profile("H100"), fp32_tflops=None))
     assert find_machine("H100").flops_per_second["bf16"] == pytest.approx(989.4e12)
