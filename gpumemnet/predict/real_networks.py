@@ -1,13 +1,13 @@
 """The closed form on real networks: a line over its bytes, and groups of jobs whose errors have one cause.
 
 A closed form needs no training, so it is calibrated on networks that people train: published readings, and traces of real
-architectures (``docs/evaluation/real_networks.md``).  The line adds what a layer list does not say: libraries compute the loss
+architectures (``docs/evaluation/real_networks.md``).  The line adds what a layer list does not say.  Libraries compute the loss
 of a language model in fp32 and hold its logits meanwhile, and attention in single steps keeps copies of its matrices.  Each
-group has its own bound, as in Mondrian conformal prediction (Vovk et al., Algorithmic Learning in a Random World, section 4.5),
-so that a rare cause of large errors does not widen every bound.
+group has its own bound, so that a rare cause of large errors does not widen every bound.  This is Mondrian conformal prediction
+(Vovk et al., Algorithmic Learning in a Random World, section 4.5).
 
-Request and limit grow with the batch: the terms do, once :func:`growing_features` has smoothed the one that need not; no job
-changes its group with the batch size; and inside a group request and limit are increasing functions of the line.
+Request and limit grow with the batch.  The terms do, once :func:`growing_features` has smoothed the one that need not.  No job
+changes its group with the batch size, and inside a group request and limit are increasing functions of the line.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ TERMS: Final = (
     "attention_matrix_bytes",
     "kept_by_norm_bytes, cnn",
 )
-"""What the line multiplies: 1, the closed form with and without fragmentation, the logits, once more under autocast and for
-weights in half precision, attention matrices, and what the norms of CNNs keep unless it is recomputed.
+"""What the line multiplies.
+
+In order: 1; the closed form with and without fragmentation; the logits, once more under autocast, and once more for weights in
+half precision; attention matrices; and what the norms of CNNs keep unless it is recomputed.
 
 The last has a slope below zero.  Where norms keep much, little of the peak is workspaces and temporary tensors of convolutions,
 of which the closed form knows least.  It is at most what the peak exceeds the optimizer's step by, so that it grows only where

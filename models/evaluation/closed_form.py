@@ -6,8 +6,8 @@ options.  Two kinds of bundles are asked for other jobs, those of published read
 calibrated on such jobs (:func:`rows_like_labels`).
 
 A line over its bytes (:mod:`gpumemnet.predict.real_networks`) is fitted by median regression.  The bounds are cross-conformal in
-each group: the error that a share of its rows, plus one row, stays below, where the line of each row was fitted without its
-architecture family (Vovk, Cross-conformal predictors, Annals of Mathematics and Artificial Intelligence 74, 2015).  Five more
+each group (Vovk, Cross-conformal predictors, Annals of Mathematics and Artificial Intelligence 74, 2015).  A bound is the error
+that a share of the rows, plus one row, stays below; the line of each row was fitted without its architecture family.  Five more
 folds say how well they hold for a family that was in none of the fits.
 """
 

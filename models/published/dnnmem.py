@@ -12,7 +12,7 @@ Only the first page of the paper is public; the rest follows how xMem's authors 
 * The context is that of the GPU's profile.
 
 :data:`DNNMEM_OF_MODULES` is the same with a coarser graph, in which each call of a module without children is one operator, as
-``torch.fx`` shows it: what a module makes and keeps inside is not in the graph.
+``torch.fx`` shows it.  What a module makes and keeps inside is not in the graph.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """DNNPerf (Gao et al., ICSE-SEIP 2023): a graph network over a model's operators that learns the memory of its training.
 
-The abstract tells that the model is a directed acyclic graph, that nodes and edges carry features of what they compute and move,
-that an attention-based node-edge encoder (ANEE) encodes both, and that thousands of configurations were measured to learn from.
+The abstract tells this: the model is a directed acyclic graph, whose nodes and edges carry features of what they compute and
+move.  An attention-based node-edge encoder (ANEE) encodes both.  It learned from thousands of measured configurations.
 The network itself is not described there and its code is not public.  Assumptions:
 
 * Nodes are a job's layers, in order: what the datasets keep of thousands of jobs.  They form a chain, and branches are not told.

@@ -1,7 +1,8 @@
 """Our own estimators in the form of the scoreboard: the closed form, the trace as the datasets keep it, and the trace run anew.
 
-The run gives the trace's seconds and its safe bytes, and how much less memory the job would have done with: the difference
-between what the simulated allocator reserves without a limit and its smallest limit, which :mod:`.protocol` needs for failures.
+The run gives the trace's seconds and its safe bytes, and how much less memory the job would have done with.  That is the
+difference between what the simulated allocator reserves without a limit and its smallest limit; :mod:`.protocol` needs it for
+failures.
 """
 
 from __future__ import annotations

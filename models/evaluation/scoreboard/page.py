@@ -39,9 +39,9 @@ _HEADER: Final = (
     "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
 )
 _CONTEXT: Final = (
-    "On the A100 all errors *as it comes*, but for the real vision models, are large for one reason: the readings contain",
-    "a CUDA context of 1.4 to 1.9 GiB, of an old driver, and the profile of today says 0.5. No estimate made beforehand can",
-    "know that. The line takes it up; SchedTune has it *as it comes*, because it learns from readings of the same set.",
+    "On the A100 all errors *as it comes* are large for one reason, but for the real vision models. The readings contain a",
+    "CUDA context of 1.4 to 1.9 GiB, of an old driver; the profile of today says 0.5. No estimate made beforehand can know",
+    "that. The line takes it up. SchedTune has it *as it comes*, because it learns from readings of the same set.",
 )
 _WORDS: Final = """\
 * **error**, **90th**: relative error of the estimate, median and 90th percentile, over rows with a reading.
@@ -68,13 +68,13 @@ workspaces can shrink. A limit needs a margin, which is what the bound is for: s
 
 Our DNNMem errs less on the GeForce cards than the published one: by 14 points in the median, of which the granularity
 of its graph explains 8, as *DNNMem, graph of modules* shows. That graph gives the published answer for VGG, and is as
-far too low for GPT-2. It does not explain ConvNeXt and T5, half of the rows: the published one is 29 % too low on
-ConvNeXt, where both of ours are 8 % too high, and 14 % too high on T5, where ours are 6 and 21 % too low. If GELU ran
-in place, as ReLU does, ours would be 19 % too low on ConvNeXt. On MobileNet and RegNet the published one is nearer, as
-it holds the framework's memory of the very run. Our xMem takes no reading of the run that it predicts.
+far too low for GPT-2. It does not explain ConvNeXt and T5, half of the rows. On ConvNeXt the published one is 29 % too
+low, where both of ours are 8 % too high. On T5 it is 14 % too high, where ours are 6 and 21 % too low. If GELU ran in
+place, as ReLU does, ours would be 19 % too low on ConvNeXt. On MobileNet and RegNet the published one is nearer, as it
+holds the framework's memory of the very run. Our xMem takes no reading of the run that it predicts.
 
-DNNPerf learns on real networks from jobs over all training options, such as kernels of attention and recomputation, of
-which its graph tells nothing; that is where its large errors on language models come from.
+DNNPerf learns on real networks from jobs over all training options, such as kernels of attention and recomputation. Its
+graph tells nothing of these; that is where its large errors on language models come from.
 
 Runs that ran out of memory are censored: they count for failures and savings only. Readings known to have caught the
 search of `cudnn.benchmark` are left out. Tables are sorted by the better of the two median errors.
@@ -152,7 +152,7 @@ def _preface(command: str) -> list[str]:
         "",
         "Every estimator answers for the same rows by one protocol, that of xMem (arXiv 2510.21048). Re-implementations",
         "follow the papers; what a paper leaves open is said in the docstring of its module in `models/published/`. On",
-        "the runs of the GeForce cards the tools' own published estimates stand beside them. xMem and DNNMem had there",
+        "the runs of the GeForce cards, the tools' own published estimates stand beside them. There xMem and DNNMem had",
         "what no estimate made beforehand can know: the framework's memory, read from the very run that is predicted.",
     ]
 

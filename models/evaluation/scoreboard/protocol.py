@@ -3,8 +3,10 @@
 Median relative error, probability of estimation failure and memory saved are those of xMem (Middleware 2025, arXiv 2510.21048).
 A run fails if the estimate says that it fits and it did not, or the other way round, or if it runs out of memory with the
 estimate as its limit.  No GPU is at hand to run it again, so the least limit of a run is its reading less what the simulated
-allocator could spare: the traced reserved bytes less the smallest limit under which the traced run succeeds.  A run that failed
-saves nothing (the paper's own rule is not public).  Rows that ran out of memory are censored: they may fail, and have no error.
+allocator could spare.  That is the traced reserved bytes less the smallest limit under which the traced run succeeds.
+
+A run that failed saves nothing (the paper's own rule is not public).  Rows that ran out of memory are censored: they may fail,
+and have no error.
 """
 
 from __future__ import annotations
