@@ -1,8 +1,9 @@
 """Checks planned peaks without a GPU: the plan's own, a trace of the model with the plan applied, and PyTorch's CUDA code.
 
-``python benchmarks/plan_checks.py [--networks ResNet-50 …] [--shares 0.5 …] [--decisions swap …] [--cuda PYTHON]`` plans each
-of the six networks of ``planner_networks.py`` for shares of the memory that it takes without a plan, or gives all units one
-decision.  It compares the reserved bytes that the plan states with those of a trace under
+    python benchmarks/plan_checks.py [--networks ResNet-50 …] [--shares 0.5 …] [--decisions swap …] [--cuda PYTHON]
+
+Each of the six networks of ``planner_networks.py`` is planned for shares of the memory that it takes without a plan, or all its
+units take one decision.  The program compares the reserved bytes that the plan states with those of a trace under
 :func:`gpumemnet.planner.applied`, and with those of the same step on the null GPU
 (``tests/dataset_builder/measure/null_gpu``).  ``PYTHON`` is one with a CUDA build of PyTorch, torchvision, timm and
 transformers; without it that column stays empty.  Convolutions take no workspaces on any side.

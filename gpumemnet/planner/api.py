@@ -5,9 +5,7 @@ This module loads no torch; the first call does.
 
 from __future__ import annotations
 
-import logging
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from gpumemnet.cudnn.libraries import OFF
 from gpumemnet.extract.options import DEFAULT_GPU
@@ -25,8 +23,6 @@ if TYPE_CHECKING:
 
     from gpumemnet.allocator import AllocatorSettings
     from gpumemnet.gpu.catalogue import DeviceProfile
-
-_LOG: Final = logging.getLogger(__name__)
 
 
 def plan(
@@ -117,5 +113,4 @@ def plan(
     from gpumemnet.extract.inputs import as_model_inputs
     from gpumemnet.planner.fitting import plan_request
 
-    answer = plan_request(model, as_model_inputs(inputs, batch_size), request)
-    return replace(answer, before=replace(answer.before, notes=(*notes, *answer.before.notes)))
+    return plan_request(model, as_model_inputs(inputs, batch_size), request, notes)

@@ -10,6 +10,7 @@ from gpumemnet.extract.source import build, source_code
 from gpumemnet.planner.answer import plan_answer_to_dict
 from gpumemnet.planner.options import plan_request_from_dict
 from gpumemnet.sandbox.child import serve
+from gpumemnet.tracing.api import checked_torch
 
 _LOG: Final = logging.getLogger("gpumemnet.planner")
 
@@ -18,6 +19,7 @@ def _answer(document: dict[str, Any]) -> dict[str, Any]:
     request = plan_request_from_dict(document["request"])
     code = source_code(document)
     _LOG.info("importing torch")
+    torch_notes = checked_torch()
     from gpumemnet.planner.fitting import plan_request
     from gpumemnet.torch_private.dynamo import without_dynamo
     from gpumemnet.tracing.missing_values import GuessedValues, RefusedValues
@@ -29,7 +31,7 @@ def _answer(document: dict[str, Any]) -> dict[str, Any]:
         built, inputs = build(document, code, missing_values=missing_values, with_loss=True, keep_values=True)
         if built.loss is not None:
             options = replace(options, loss=built.loss)
-        answer = plan_request(built.model, inputs, replace(request, trace=replace(request.trace, options=options)))
+        answer = plan_request(built.model, inputs, replace(request, trace=replace(request.trace, options=options)), torch_notes)
     before = replace(answer.before, notes=(*missing_values.notes, *answer.before.notes))
     return plan_answer_to_dict(replace(answer, before=before))
 

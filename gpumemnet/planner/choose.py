@@ -106,15 +106,7 @@ def choose_plan(
         _search(tries, chain, optimizer, keep, time_limit_seconds)
     best = tries.best
     if best is None:
-        nearest = tries.nearest_choices
-        tries.simulate_extremes()
-        extreme = tries.best_choices
-        if optimizer in PLANNING and extreme is not None:
-            _repair(tries, chain)
-            if nearest is not None:
-                _relax(tries, extreme, nearest)
-                _repair(tries, chain)
-            best = tries.best
+        best = _search_from_extremes(tries, chain, optimizer)
     if best is None:
         raise _too_small(tries, optimizer, budget_bytes)
     return Plan(
@@ -232,6 +224,20 @@ def _search(tries: _Tries, chain: Chain, optimizer: str, keep: Simulation, time_
             break
     if optimizer in PLANNING:
         _repair(tries, chain)
+
+
+def _search_from_extremes(tries: _Tries, chain: Chain, optimizer: str) -> Simulation | None:
+    """Search from the plans that decide the same for every unit, where no plan found so far fits."""
+    nearest = tries.nearest_choices
+    tries.simulate_extremes()
+    extreme = tries.best_choices
+    if optimizer not in PLANNING or extreme is None:
+        return None
+    _repair(tries, chain)
+    if nearest is not None:
+        _relax(tries, extreme, nearest)
+        _repair(tries, chain)
+    return tries.best
 
 
 def _repair(tries: _Tries, chain: Chain) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
+import numpy as np
 from torch import nn
 
 from gpumemnet.errors import BudgetError, MissingExtraError, PlanError
@@ -20,7 +21,7 @@ from gpumemnet.planner.decisions import Decision, Plan
 from gpumemnet.planner.executor import applied
 from gpumemnet.planner.machine import HOST_MEMORY_BYTES, Machine, find_machine, machine_of
 from gpumemnet.planner.options import PLANNERS, PlanRequest
-from gpumemnet.planner.simulator import simulate
+from gpumemnet.planner.simulator import choices_of, simulate
 from gpumemnet.planner.units import plan_units
 from gpumemnet.tracing.checkpointing import blocks
 from gpumemnet.tracing.memory import MARGIN
@@ -37,29 +38,31 @@ _BUDGETS: Final = 7
 """Number of budgets of that picture."""
 
 
-def plan_request(model: nn.Module, inputs: ModelInputs, request: PlanRequest) -> PlanAnswer:
+def plan_request(model: nn.Module, inputs: ModelInputs, request: PlanRequest, torch_notes: tuple[str, ...] = ()) -> PlanAnswer:
     """Return how ``model`` fits the memory that is available; the model is left as it was.
 
     Args:
         model: the model, on any device.
         inputs: what it is called with.
         request: how it is trained, on which GPU, and how to plan.
+        torch_notes: notes on the installed PyTorch, from :func:`~gpumemnet.tracing.api.checked_torch`.
 
     Raises:
         ExtractError, InvalidRequestError, PlanError: as :func:`gpumemnet.plan`.
     """
-    before = _traced(model, inputs, request)
+    before = ModelTracer(model, inputs, request.trace, torch_notes).answer()
     if before.fits:
         return PlanAnswer(before=before)
     answer, checkpointing = PlanAnswer(before=before), None
     try:
         _LOG.info("splitting the step into units")
         step, machine = plan_units(model, inputs, request.trace), _machine(request)
-        checkpointing = _slowdown_of_checkpointing(model, step, machine)
-        plan, after = _fitting_plan(model, inputs, request, step, machine, before)
+        chain = chain_of(step, machine)
+        checkpointing = _slowdown_of_checkpointing(model, step, machine, chain)
+        plan, after = _fitting_plan(model, inputs, request, step, machine, chain, before)
         answer = replace(answer, plan=plan, after=after)
         if request.with_searches:
-            answer = replace(answer, searches=tuple(_search_points(step, machine)))
+            answer = replace(answer, searches=tuple(_search_points(step, machine, chain)))
     except PlanError as error:
         answer = replace(answer, reason=str(error))
     if request.with_alternatives:
@@ -89,7 +92,13 @@ def expected_budget(available_bytes: int, expected_bytes: int, safe_bytes: int, 
 
 
 def _fitting_plan(
-    model: nn.Module, inputs: ModelInputs, request: PlanRequest, step: StepCosts, machine: Machine, before: TraceAnswer
+    model: nn.Module,
+    inputs: ModelInputs,
+    request: PlanRequest,
+    step: StepCosts,
+    machine: Machine,
+    chain: Chain,
+    before: TraceAnswer,
 ) -> tuple[Plan, TraceAnswer]:
     """Return a plan and the job traced with it, whose safe bytes fit.
 
@@ -104,7 +113,7 @@ def _fitting_plan(
     for _ in range(_ATTEMPTS):
         _LOG.info("planning for %d MiB with %s", target // MIB, request.planner)
         try:
-            plan = choose_plan(step, machine, max(target, 1), optimizer=request.planner)
+            plan = choose_plan(step, machine, max(target, 1), optimizer=request.planner, chain=chain)
         except BudgetError as error:
             if is_smallest or error.smallest_bytes > before.available_bytes:
                 raise PlanError(f"for safe bytes of {available}, {format_bytes(budget)} may be expected; {error}") from None
@@ -112,29 +121,26 @@ def _fitting_plan(
             continue
         _LOG.info("tracing the plan")
         with applied(model, plan):
-            after = _traced(model, inputs, request)
+            after = ModelTracer(model, inputs, request.trace).answer()
         if after.fits:
             return plan, after
         target = min(target, plan.process_bytes) - (after.safe_bytes - before.available_bytes) - MIB
     raise PlanError(f"no plan of '{request.planner}' was found whose safe bytes fit {available}")
 
 
-def _slowdown_of_checkpointing(model: nn.Module, step: StepCosts, machine: Machine) -> float | None:
+def _slowdown_of_checkpointing(model: nn.Module, step: StepCosts, machine: Machine, chain: Chain) -> float | None:
     """Return the modelled slow-down if every block is recomputed; ``None`` if the blocks are no units of the step."""
     stack = blocks(model)
     decisions = {name: Decision.RECOMPUTE for name, module in model.named_modules() if any(module is block for block in stack)}
     if not stack or not decisions.keys() <= set(step.units):
         return None
-    return simulate(step, machine, decisions).step_seconds / simulate(step, machine, {}).step_seconds - 1
+    choices = np.array([choices_of(step, decisions), chain.keep_all()])
+    every_block, keep = chain.step_seconds(choices)
+    return float(every_block / keep - 1)
 
 
-def _traced(model: nn.Module, inputs: ModelInputs, request: PlanRequest) -> TraceAnswer:
-    return ModelTracer(model, inputs, request.trace).answer()
-
-
-def _search_points(step: StepCosts, machine: Machine) -> Iterator[SearchPoint]:
+def _search_points(step: StepCosts, machine: Machine, chain: Chain) -> Iterator[SearchPoint]:
     """Yield what every search finds within several budgets; a search that finds nothing within one has no point there."""
-    chain = chain_of(step, machine)
     most = simulate(step, machine, {}, chain=chain).process_bytes
     for optimizer in PLANNERS:
         seen: set[int] = set()

@@ -1,16 +1,16 @@
 """The rates of a GPU and its host, from which times are modelled.
 
-An operator takes the longer of two times: its floating-point operations at the peak rate of its element type, and the bytes that
-it reads and writes at the bandwidth of the memory (the roofline model, Williams et al., CACM 2009).  Peak rates come from the
-maker's data sheets.  Programs reach a part of them: one factor, :data:`EFFICIENCY`, applies to all rates, so which plan is best
-does not depend on it.  Nothing here is measured, unless the rates come from a file of the user.
+An operator takes the longer of two times: of its floating-point operations at the peak rate of their element type, and of the
+bytes that it moves at the bandwidth of the memory.  That is the roofline model (Williams et al., CACM 2009).  Peak rates come
+from the maker's data sheets.  Programs reach a part of them: one factor, :data:`EFFICIENCY`, applies to all rates, so which plan
+is best does not depend on it.  Nothing here is measured, unless the rates come from a file of the user.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -104,9 +104,9 @@ def machine_of(gpu: DeviceProfile, host_memory_bytes: int = HOST_MEMORY_BYTES) -
 def find_machine(name_or_path: str | Path, host_memory_bytes: int | None = None) -> Machine:
     """Return the machine of a GPU in the catalogue, or the one in a JSON file.
 
-    The file is an object with ``format`` ``gpumemnet-machine``, ``name``, ``flops_per_second`` (rates by element type, at least
-    that of ``fp32``), ``memory_bytes_per_second``, ``to_host_bytes_per_second``, ``from_host_bytes_per_second``; and, if wanted,
-    ``host_memory_bytes``, ``efficiency`` and ``source``.
+    The file is an object.  Its ``format`` is ``gpumemnet-machine``, and it has ``name``, ``flops_per_second`` (rates by element
+    type, at least that of ``fp32``), ``memory_bytes_per_second``, ``to_host_bytes_per_second`` and
+    ``from_host_bytes_per_second``.  It may have ``host_memory_bytes``, ``efficiency`` and ``source``.
 
     Args:
         name_or_path: name or alias of a GPU, or the path of a file that ends in ``.json``.
@@ -125,9 +125,7 @@ def find_machine(name_or_path: str | Path, host_memory_bytes: int | None = None)
     except ValueError:
         raise InvalidRequestError(f"{path} is no JSON file", "machine") from None
     machine = _machine_from_dict(document)
-    if host_memory_bytes is None:
-        return machine
-    return Machine(**{**machine.__dict__, "host_memory_bytes": host_memory_bytes})
+    return machine if host_memory_bytes is None else replace(machine, host_memory_bytes=host_memory_bytes)
 
 
 def machine_to_dict(machine: Machine) -> dict[str, Any]:

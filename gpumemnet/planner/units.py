@@ -22,7 +22,6 @@ from gpumemnet.planner.costs import ELEMENT_TYPES, Pass, StepCosts, UnitPass, Wo
 from gpumemnet.planner.decisions import Decision
 from gpumemnet.planner.recording import ModuleCall, OperatorCost, SavedTensor, StepRecorder
 from gpumemnet.planner.refusals import check_plan
-from gpumemnet.tracing.api import checked_torch
 from gpumemnet.tracing.checkpointing import blocks
 from gpumemnet.tracing.platform import Platform, with_cudnn
 from gpumemnet.tracing.step import record
@@ -63,14 +62,12 @@ def plan_units(
         ExtractError: the model cannot be traced, or nothing in it is large enough to plan for.
         InvalidRequestError: the job uses several GPUs, or checkpoints already.
         PlanError: the executor would refuse every plan for this model.
-        UnsupportedTorchError: the installed PyTorch lacks what a trace needs.
     """
     options = request.options
     if options.parallel != "none":
         raise InvalidRequestError("a plan is for one GPU; use 'none', and give each rank the same plan", "parallel")
     if options.checkpointing != "none":
         raise InvalidRequestError("the plan decides what is recomputed; use 'none'", "checkpointing")
-    torch_notes = checked_torch()
     model_inputs = as_model_inputs(inputs, batch_size)
     platform, cudnn_notes = with_cudnn(Platform.of(request.gpu, options), request.cudnn)
     recorders: list[StepRecorder] = []
@@ -103,7 +100,6 @@ def plan_units(
         settings=request.allocator,
         microbatches=sum(each.start >= first_of_last_step for each in passes),
         notes=(
-            *torch_notes,
             *cudnn_notes,
             *([model_inputs.note] if model_inputs.note else []),
             *recording.notes,

@@ -1,7 +1,7 @@
 """Exact search: the chain as a mixed-integer linear programme, solved by HiGHS (Huangfu and Hall, 2018) through scipy.
 
-Columns are one binary for each option of a unit, one number from 0 to 1 for each group of shared storages (whether it is gone),
-and the times at which forward passes, copies and backward passes end.
+Each option of a unit has a binary column.  Each group of shared storages has one from 0 to 1: whether it is gone.  Further
+columns are the times at which forward passes, copies and backward passes end.
 """
 
 from __future__ import annotations

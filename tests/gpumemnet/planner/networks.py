@@ -13,8 +13,9 @@ from torch.nn import functional as F
 class Attention(nn.Module):
     """A block of a transformer."""
 
-    def __init__(self, width: int, causal: bool) -> None:
+    def __init__(self, width: int, causal: bool, *, heads: int = 2, attention_dropout: float = 0.1) -> None:
         super().__init__()
+        self.heads, self.attention_dropout = heads, attention_dropout
         self.norm = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
@@ -24,8 +25,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, tokens, width = x.shape
-        query, key, value = self.qkv(self.norm(x)).view(batch, tokens, 3, 2, width // 2).permute(2, 0, 3, 1, 4)
-        share = 0.1 if self.training else 0.0
+        query, key, value = self.qkv(self.norm(x)).view(batch, tokens, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        share = self.attention_dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=share, is_causal=self.causal)
         x = x + self.dropout(self.out(mixed.transpose(1, 2).reshape(batch, tokens, width)))
         out: Tensor = x + self.dropout(self.mlp(x))
@@ -61,12 +62,12 @@ class VisionTransformer(nn.Module):
 
 
 class Residual(nn.Module):
-    """A block of a ResNet, with a momentum of its own for each batch norm."""
+    """A block of a ResNet; the momentum of its second batch norm is given, and ``None`` averages over all steps."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, momentum: float | None = None) -> None:
         super().__init__()
         self.conv1, self.conv2 = (nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2))
-        self.norm1, self.norm2 = nn.BatchNorm2d(channels), nn.BatchNorm2d(channels, momentum=None)
+        self.norm1, self.norm2 = nn.BatchNorm2d(channels), nn.BatchNorm2d(channels, momentum=momentum)
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -85,6 +86,21 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.layers(self.stem(x)))
+        return out
+
+
+class Stack(nn.Module):
+    """Blocks between a stem and a head."""
+
+    def __init__(self, stem: nn.Module, blocks: list[nn.Module], head: nn.Module) -> None:
+        super().__init__()
+        self.stem, self.blocks, self.head = stem, nn.ModuleList(blocks), head
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        out: Tensor = self.head(x)
         return out
 
 

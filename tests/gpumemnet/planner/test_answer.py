@@ -22,43 +22,19 @@ from gpumemnet.planner.answer import (
     units_by_decision,
 )
 from gpumemnet.planner.choose import SEARCHES
-from gpumemnet.planner.decisions import Decision, Plan
+from gpumemnet.planner.decisions import Decision
 from gpumemnet.planner.options import PLANNERS
 from gpumemnet.planner.plot import plot
 from gpumemnet.tracing import ExtraResults, TraceAnswer
 from gpumemnet.units import MIB
 from tests.gpumemnet.planner.examples import blocks
-
-
-def a_plan(units: tuple[str, ...], **decisions: Decision) -> Plan:
-    return Plan(
-        decisions={name.replace("__", "."): decision for name, decision in decisions.items()},
-        optimizer="greedy",
-        gpu="NVIDIA GeForce RTX 4090",
-        budget_bytes=700 * MIB,
-        process_bytes=600 * MIB,
-        peak_reserved_bytes=200 * MIB,
-        peak_allocated_bytes=200 * MIB,
-        peak_phase="backward",
-        peak_module="3",
-        keep_process_bytes=800 * MIB,
-        step_seconds=0.12,
-        keep_step_seconds=0.1,
-        bound_step_seconds=0.118,
-        host_bytes=0,
-        planning_seconds=0.01,
-        units=units,
-    )
+from tests.gpumemnet.planner.plans import a_plan
 
 
 def test_units_with_one_decision_are_named_as_ranges() -> None:
     plan = a_plan(
         ("stem", "layers.0", "layers.1", "layers.2", "layers.3", "layers.5", "layers.6", "10", "11", "head"),
-        layers__0=Decision.RECOMPUTE,
-        layers__1=Decision.RECOMPUTE,
-        layers__2=Decision.SWAP,
-        layers__5=Decision.RECOMPUTE,
-        **{"10": Decision.RECOMPUTE, "11": Decision.RECOMPUTE},
+        {**dict.fromkeys(("layers.0", "layers.1", "layers.5", "10", "11"), "recompute"), "layers.2": "swap"},
     )
     assert units_by_decision(plan) == {
         Decision.KEEP: "stem, layers.3, layers.6, head",
@@ -80,7 +56,7 @@ def planned(traced: TraceAnswer) -> PlanAnswer:
     alternative = Alternative(
         name="bf16", change="all in <bf16>", expected_bytes=1, safe_bytes=2, verdict="yes", effect="rounding", how="model.to(…)"
     )
-    plan = a_plan(("0", "1", "2", "3"), **{"1": Decision.RECOMPUTE})
+    plan = a_plan(("0", "1", "2", "3"), {"1": "recompute"})
     return PlanAnswer(before=traced, plan=plan, after=after, alternatives=(alternative,), searches=points)
 
 
@@ -114,7 +90,7 @@ def test_the_picture_shows_the_plan(traced: TraceAnswer, tmp_path: Path, suffix:
 
 def test_a_plan_of_a_file_is_applied(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    plan = a_plan(("0", "1"), **{"0": Decision.RECOMPUTE})
+    plan = a_plan(("0", "1"), {"0": "recompute"})
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(plan_to_dict(plan)))
     assert load_plan(path) == plan

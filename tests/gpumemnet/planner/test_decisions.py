@@ -6,27 +6,12 @@ from dataclasses import replace
 import pytest
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.planner import Decision, Plan, plan_from_dict, plan_to_dict
+from gpumemnet.planner import Decision, plan_from_dict, plan_to_dict
 from gpumemnet.units import GIB
+from tests.gpumemnet.planner.plans import a_plan
 
-PLAN = Plan(
-    decisions={"blocks.0": Decision.RECOMPUTE, "blocks.1": Decision.SWAP},
-    optimizer="greedy",
-    gpu="NVIDIA A100-SXM4-80GB",
-    budget_bytes=20 * GIB,
-    process_bytes=19 * GIB,
-    peak_reserved_bytes=18 * GIB,
-    peak_allocated_bytes=17 * GIB,
-    peak_phase="backward",
-    peak_module="blocks.0",
-    keep_process_bytes=30 * GIB,
-    step_seconds=1.25,
-    keep_step_seconds=1.0,
-    bound_step_seconds=1.2,
-    host_bytes=GIB,
-    planning_seconds=0.5,
-    units=("blocks.0", "blocks.1", "blocks.2"),
-    notes=("a note",),
+PLAN = a_plan(
+    ("blocks.0", "blocks.1", "blocks.2"), {"blocks.0": "recompute", "blocks.1": "swap"}, host_bytes=GIB, notes=("a note",)
 )
 
 

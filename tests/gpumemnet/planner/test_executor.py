@@ -198,6 +198,7 @@ def test_copies_and_pickles_of_a_planned_model_work_on_their_own(vit: tuple[nn.M
     model, batch = vit
     plain = gradients(model, batch)
     with applied(model, THREE):
+        # torch.save pickles a whole model, and the "spawn" method of multiprocessing sends it to a child process as a pickle.
         copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
     for each in copies:
         assert_same(gradients(each, batch), plain)

@@ -8,31 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from gpumemnet.planner.decisions import Decision, Plan
+from gpumemnet.planner.decisions import Plan
 from gpumemnet.planner.knobs import knobs_of, script_of
+from tests.gpumemnet.planner.plans import a_plan
 
 UNITS = ("embed", *(f"layers.{n}" for n in range(4)))
 
 
 def plan_of(decisions: dict[str, str], units: tuple[str, ...] = UNITS) -> Plan:
-    return Plan(
-        decisions={unit: Decision(decision) for unit, decision in decisions.items()},
-        optimizer="greedy",
-        gpu="H200",
-        budget_bytes=10**9,
-        process_bytes=10**9,
-        peak_reserved_bytes=10**9,
-        peak_allocated_bytes=10**9,
-        peak_phase="backward",
-        peak_module="",
-        keep_process_bytes=2 * 10**9,
-        step_seconds=1.2,
-        keep_step_seconds=1.0,
-        bound_step_seconds=None,
-        host_bytes=0,
-        planning_seconds=0.1,
-        units=units,
-    )
+    return a_plan(units, decisions, step_seconds=1.2, bound_step_seconds=None)
 
 
 def every(decision: str, step: int = 1) -> dict[str, str]:

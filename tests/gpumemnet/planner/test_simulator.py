@@ -26,63 +26,20 @@ from gpumemnet.tracing.options import TraceOptions, checked_request
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.step import record
 from gpumemnet.units import GIB, MIB
+from tests.gpumemnet.planner.networks import Attention, Residual, Stack
 
 RESNET50 = Path(__file__).parents[1] / "extract/examples/resnet50.py"
 MACHINE = Machine("test", {"fp32": 1e13, "bf16": 1e14}, 1e12, 2e10, 2e10)
 
 
-class Block(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.dropout = nn.Dropout(0.1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, tokens, width = x.shape
-        parts = self.qkv(self.first(x)).view(batch, tokens, 3, self.heads, width // self.heads)
-        query, key, value = parts.permute(2, 0, 3, 1, 4)
-        attention = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.dropout(self.out(attention.transpose(1, 2).reshape(batch, tokens, width)))
-        result: Tensor = x + self.dropout(self.down(nn.functional.gelu(self.up(self.second(x)))))
-        return result
-
-
-class Residual(nn.Module):
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.first, self.second = (nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2))
-        self.norm, self.other = nn.BatchNorm2d(channels), nn.BatchNorm2d(channels)
-        self.relu = nn.ReLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.relu(self.other(self.second(self.relu(self.norm(self.first(x))))) + x)
-        return result
-
-
-class Network(nn.Module):
-    def __init__(self, stem: nn.Module, blocks: list[nn.Module], head: nn.Module) -> None:
-        super().__init__()
-        self.stem, self.blocks, self.head = stem, nn.ModuleList(blocks), head
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        for block in self.blocks:
-            x = block(x)
-        result: Tensor = self.head(x)
-        return result
-
-
 def network(name: str) -> tuple[nn.Module, Tensor]:
     with torch.device("meta"):
         if name == "transformer":
-            blocks: list[nn.Module] = [Block(128, 4) for _ in range(4)]
-            return Network(nn.Linear(16, 128), blocks, nn.Linear(128, 10)), torch.empty(16, 128, 16)
-        blocks = [Residual(32) for _ in range(4)]
+            blocks: list[nn.Module] = [Attention(128, causal=True, heads=4, attention_dropout=0.0) for _ in range(4)]
+            return Stack(nn.Linear(16, 128), blocks, nn.Linear(128, 10)), torch.empty(16, 128, 16)
+        blocks = [Residual(32, momentum=0.1) for _ in range(4)]
         head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
-        return Network(nn.Conv2d(3, 32, 3, padding=1), blocks, head), torch.empty(16, 3, 64, 64)
+        return Stack(nn.Conv2d(3, 32, 3, padding=1), blocks, head), torch.empty(16, 3, 64, 64)
 
 
 def options(precision: str, microbatches: int = 1) -> TraceOptions:
@@ -122,7 +79,7 @@ def test_the_peak_of_a_plan_is_that_of_a_trace_with_the_plan_applied(
 def test_units_are_the_blocks_with_what_they_save() -> None:
     step = traced("transformer", "fp32")
     assert step.units == tuple(f"blocks.{number}" for number in range(4))
-    assert step.kinds == ("Block",) * 4
+    assert step.kinds == ("Attention",) * 4
     unit = step.passes[-1].units[1]
     rows, width = 16 * 128, 128
     elements = rows * width * (1 + 3 + 1 + 1 + 1 + 4 + 4)  # two norms' results, qkv, attention, its copy, residual, up, gelu
