@@ -67,6 +67,19 @@ PLANNER_NETWORKS: Final = {
     )
 }
 """Name → network.  The Llama has 6.7 billion parameters; its weights, gradients and optimizer state are in bf16."""
+MANY_UNITS: Final = replace(
+    hugging_face(
+        *("GPT2", "LMHeadModel", "GPT", 8),
+        length=1024,
+        options=_AMP,
+        use_cache=False,
+        n_embd=1024,
+        n_layer=100,
+        n_head=16,
+    ),
+    name="GPT, 100 blocks",
+)
+"""A network of 100 units, to see how long the searches take."""
 
 
 def build(network: str) -> tuple[nn.Module, Any]:

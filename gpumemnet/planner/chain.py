@@ -118,13 +118,17 @@ class Chain:
     def _seconds_with_copies(self, choices: NDArray[np.int64]) -> Floats:
         """Return the seconds of one pass for each row of ``choices``."""
         each = np.arange(self.units)
-        recompute, out, back = (table[each, choices].T for table in (self.recompute_seconds, self.out_seconds, self.in_seconds))
+        recompute, out, back = (
+            np.ascontiguousarray(table[each, choices].T) for table in (self.recompute_seconds, self.out_seconds, self.in_seconds)
+        )
+        never_out, never_back = (np.where(table > 0, 0.0, -np.inf) for table in (out, back))  # nothing waits for no copy
+        backward = recompute + self.backward_seconds[:, None]
         time = np.zeros(len(choices))
         queue = np.zeros(len(choices))
         copied: list[Floats] = []
         for unit in range(self.units):
             time = time + self.forward_seconds[unit]
-            queue = np.where(out[unit] > 0, np.maximum(queue, time) + out[unit], queue)
+            queue = np.maximum(queue, time + never_out[unit]) + out[unit]
             copied.append(queue)
             if unit >= COPIES_BEHIND:
                 time = np.maximum(time, copied[unit - COPIES_BEHIND])
@@ -134,8 +138,8 @@ class Chain:
         queue = np.zeros(len(choices))
         for place, unit in enumerate(self.backward_order):
             arrivals.append(time)
-            queue = np.where(back[unit] > 0, np.maximum(queue, arrivals[place]) + back[unit], queue)
-            time = np.maximum(time, np.where(back[unit] > 0, queue, 0)) + recompute[unit] + self.backward_seconds[unit]
+            queue = np.maximum(queue, arrivals[place] + never_back[unit]) + back[unit]
+            time = np.maximum(time, queue + never_back[unit]) + backward[unit]
         return time
 
     def region_bytes(self, choices: NDArray[np.int64]) -> Floats:

@@ -54,7 +54,6 @@ _ROUNDS: Final = 8
 _OTHERS: Final = 2
 """How many further plans of one search are checked."""
 _REPAIR_ROUNDS: Final = 3
-_MOST_REPAIRS: Final = 8
 _REPAIR_EVENTS: Final = 30_000
 """Events that one round of repairs may replay, so that planning stays short for large models."""
 _RELAX_EVENTS: Final = 120_000
@@ -245,7 +244,7 @@ def _repair(tries: _Tries, chain: Chain) -> None:
 
     Fragmentation depends on the plan, so a neighbour of a plan that just does not fit may fit, and one that keeps more, too.
     """
-    count = min(max(_REPAIR_EVENTS // len(tries.events), 1), _MOST_REPAIRS)
+    count = max(_REPAIR_EVENTS // len(tries.events), 1)
     for _ in range(_REPAIR_ROUNDS):
         before = tries.best
         starts = [tries.best_choices, tries.nearest_choices]

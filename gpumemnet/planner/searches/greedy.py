@@ -23,6 +23,11 @@ _STARTS: Final = (
     (Decision.RECOMPUTE, Decision.RECOMPUTE_AND_SWAP_INPUT),
     (Decision.SWAP,),
 )
+_FEW_UNITS: Final = 32
+"""Up to so many units are evicted one after another, and every start is improved.  So that planning stays short, larger networks
+evict one more at once for each further so many units, and improve only the starts near the fastest one."""
+_NEAR: Final = 0.25
+"""Share by which the step of a near start is longer at most."""
 _ROUNDS: Final = 200
 _EXCHANGES: Final = 4096
 """Most exchanges of two decisions that one round looks at."""
@@ -30,16 +35,17 @@ _EXCHANGES: Final = 4096
 
 def greedy(chain: Chain, limit_bytes: float) -> Found:
     """Search ``chain`` for the fastest plan whose regions stay within ``limit_bytes``."""
-    found: dict[bytes, tuple[float, Choices]] = {}
-    for options in _STARTS:
-        usable = chain.allowed & np.array([option in options or option is Decision.KEEP for option in OPTIONS])
-        choices = _evict(chain, limit_bytes, usable)
-        if choices is None:
-            continue
-        choices = polished(chain, limit_bytes, _without_superfluous(chain, limit_bytes, choices[None])[0])
-        found[choices.tobytes()] = float(chain.step_seconds(choices[None])[0]), choices
-    plans = [choices for _, choices in sorted(found.values(), key=lambda pair: pair[0])]
-    return Found(plans[0], others=tuple(plans[1:])) if plans else Found(None)
+    usable = (chain.allowed & np.array([option in start or option is Decision.KEEP for option in OPTIONS]) for start in _STARTS)
+    evicted = [choices for each in usable if (choices := _evict(chain, limit_bytes, each)) is not None]
+    if not evicted:
+        return Found(None)
+    starts = np.unique(_without_superfluous(chain, limit_bytes, np.array(evicted)), axis=0)
+    seconds = chain.step_seconds(starts)
+    if chain.units > _FEW_UNITS:
+        starts = starts[seconds <= (1 + _NEAR) * seconds.min()]
+    plans = np.unique([polished(chain, limit_bytes, choices) for choices in starts], axis=0)
+    order = chain.step_seconds(plans).argsort(kind="stable")
+    return Found(plans[order[0]], others=tuple(plans[order[1:]]))
 
 
 def polished(chain: Chain, limit_bytes: float, choices: Choices) -> Choices:
@@ -82,15 +88,20 @@ def _evict(chain: Chain, limit_bytes: float, usable: NDArray[np.bool_]) -> Choic
     while (amounts > limit_bytes).any():
         rows = _single_changes(chain, choices, usable=usable)
         rows = rows[chain.host_bytes_of(rows) <= chain.host_limit_bytes]
-        after = _changed_bytes(chain, choices, amounts, rows)
+        units = (rows != choices).argmax(axis=1)
+        after = _changed_bytes(chain, np.repeat(choices[None], len(rows), axis=0), amounts[None], units, rows)
         freed = _excess(amounts[None], limit_bytes) - _excess(after, limit_bytes)
         useful = np.flatnonzero(freed > 0)
         if not len(useful):
             return None
         cost = np.maximum(chain.step_seconds(rows[useful]) - seconds, 0) + _NO_TIME
-        best = useful[int(np.argmax(freed[useful] / cost))]
-        choices, amounts = rows[best], after[best]
-        seconds = chain.step_seconds(choices[None])[0]
+        useful = useful[np.argsort(-freed[useful] / cost, kind="stable")]
+        first_of_unit = np.sort(np.unique(units[useful], return_index=True)[1])
+        best = useful[first_of_unit[: 1 + (chain.units - 1) // _FEW_UNITS]]
+        together = choices.copy()
+        together[units[best]] = rows[best, units[best]]
+        choices = together if chain.host_bytes_of(together[None])[0] <= chain.host_limit_bytes else rows[best[0]]
+        amounts, seconds = chain.region_bytes(choices[None])[0], chain.step_seconds(choices[None])[0]
     return choices
 
 
@@ -101,13 +112,22 @@ def _least_bytes(chain: Chain, usable: NDArray[np.bool_]) -> NDArray[np.float64]
     return np.asarray(chain.live_bytes - gone - shared)
 
 
-def _changed_bytes(chain: Chain, choices: Choices, amounts: NDArray[np.float64], rows: Choices) -> NDArray[np.float64]:
-    """Return the bytes of each region for ``rows``, each of which changes one decision of ``choices``."""
-    if chain.shared or not len(rows):
-        return chain.region_bytes(rows)
-    units = (rows != choices).argmax(axis=1)
-    gone = chain.gone_bytes
-    return np.asarray(amounts + gone[units, choices[units]] - gone[units, rows[np.arange(len(rows)), units]])
+def _changed_bytes(
+    chain: Chain, rows: Choices, amounts: NDArray[np.float64], units: NDArray[np.intp], changed: Choices
+) -> NDArray[np.float64]:
+    """Return the bytes of each region for ``changed``, which differs from ``rows`` in one decision a row.
+
+    Args:
+        chain: the chain.
+        rows: plans, shape ``[plans, n]``, with ``amounts`` in their regions.
+        amounts: shape ``[plans, r]``, or ``[1, r]`` if all rows are equal.
+        units: the unit that changes in each row.
+        changed: the changed plans.
+    """
+    if chain.shared:
+        return chain.region_bytes(changed)
+    each, gone = np.arange(len(rows)), chain.gone_bytes
+    return np.asarray(amounts + gone[units, rows[each, units]] - gone[units, changed[each, units]])
 
 
 def _excess(amounts: NDArray[np.float64], limit_bytes: float) -> NDArray[np.float64]:
@@ -118,12 +138,17 @@ def _excess(amounts: NDArray[np.float64], limit_bytes: float) -> NDArray[np.floa
 def _single_changes(
     chain: Chain, choices: Choices, limit_bytes: float = np.inf, *, usable: NDArray[np.bool_] | None = None
 ) -> Choices:
-    usable = (chain.allowed if usable is None else usable).copy()
-    usable[np.arange(chain.units), choices] = False
-    units, options = np.nonzero(usable)
+    units, options = _other_options(chain.allowed if usable is None else usable, choices)
     rows = np.repeat(choices[None], len(units), axis=0)
     rows[np.arange(len(units)), units] = options
     return rows
+
+
+def _other_options(usable: NDArray[np.bool_], choices: Choices) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the units and the options of all changes of one decision."""
+    units, options = np.nonzero(usable)
+    is_change = options != choices[units]
+    return units[is_change], options[is_change]
 
 
 def _replacements(chain: Chain, choices: Choices, limit_bytes: float) -> Choices:
@@ -133,31 +158,26 @@ def _replacements(chain: Chain, choices: Choices, limit_bytes: float) -> Choices
 
 def _without_superfluous(chain: Chain, limit_bytes: float, rows: Choices) -> Choices:
     """Return ``rows`` with units kept again, the most costly ones first, as far as each row still fits."""
-    rows = rows.copy()
-    every = np.arange(chain.units)
+    rows, each = rows.copy(), np.arange(len(rows))
     cost = chain.recompute_seconds + np.maximum(chain.out_seconds, chain.in_seconds)
-    order = (-cost[every, rows]).argsort(axis=1, kind="stable")
+    order = (-cost[np.arange(chain.units), rows]).argsort(axis=1, kind="stable")
+    amounts = chain.region_bytes(rows)
     for place in range(int((rows != KEEP).sum(axis=1).max(initial=0))):
         tried = rows.copy()
-        tried[np.arange(len(rows)), order[:, place]] = KEEP
-        fits = chain.fits(tried, limit_bytes)
-        rows[fits] = tried[fits]
+        tried[each, order[:, place]] = KEEP
+        after = _changed_bytes(chain, rows, amounts, order[:, place], tried)
+        fits = (after.max(axis=1) <= limit_bytes) & (chain.host_bytes_of(tried) <= chain.host_limit_bytes)
+        rows[fits], amounts[fits] = tried[fits], after[fits]
     return rows
 
 
 def _exchanges(chain: Chain, choices: Choices, limit_bytes: float) -> Choices:
     """Return rows in which one unit that is evicted keeps, or takes another option, and another unit changes too."""
-    evicted = np.flatnonzero(choices != KEEP)
-    rows = []
-    for first in evicted:
-        for option in np.flatnonzero(chain.allowed[first]):
-            if option == choices[first]:
-                continue
-            changed = choices.copy()
-            changed[first] = option
-            others = _single_changes(chain, changed)
-            rows.append(others[others[:, first] == option])
-    if not rows:
-        return choices[None][:0]
-    every = np.concatenate(rows)
-    return every[:: max(len(every) // _EXCHANGES, 1)]
+    units, options = _other_options(chain.allowed, choices)
+    first, second = np.nonzero((choices[units] != KEEP)[:, None] & (units[:, None] != units))
+    some = slice(None, None, max(len(first) // _EXCHANGES, 1))
+    rows = np.repeat(choices[None], len(first[some]), axis=0)
+    each = np.arange(len(rows))
+    for change in (first[some], second[some]):
+        rows[each, units[change]] = options[change]
+    return rows

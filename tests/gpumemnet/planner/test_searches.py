@@ -54,6 +54,17 @@ def test_the_greedy_search_is_close_to_the_fastest_of_all_plans(seed: int, share
     assert seconds - best <= 0.25 * keep  # small random chains are coarse; the benchmark has real ones
 
 
+def test_the_greedy_search_is_within_a_point_of_the_optimum_where_units_are_evicted_together() -> None:
+    chain = random_chain(1, 40)
+    keep = float(chain.step_seconds(chain.keep_all()[None])[0])
+    limit = 0.8 * float(chain.peak_bytes(chain.keep_all()[None])[0])
+    found, bound = greedy(chain, limit).choices, exact(chain, limit).bound_seconds
+    assert found is not None
+    assert bound is not None
+    assert chain.fits(found[None], limit)[0]
+    assert chain.step_seconds(found[None])[0] <= bound + 0.01 * keep
+
+
 @settings(max_examples=25, deadline=None)
 @given(SEEDS, SHARES, st.sampled_from(sorted(SEARCHES)))
 def test_no_search_violates_a_budget_or_takes_an_option_that_is_not_allowed(seed: int, share: float, name: str) -> None:
