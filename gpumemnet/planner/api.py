@@ -72,7 +72,7 @@ def plan(
 
     Raises:
         ExtractError: names the operator or the line of code that cannot be traced.
-        InvalidJobError, InvalidRequestError: an option has no such value, or options exclude each other.
+        InvalidJobError, InvalidRequestError: an option has no such value, options exclude each other, or the GPU has no rates.
         MissingExtraError: torch is not installed.
         UnsupportedTorchError: the installed PyTorch lacks what a trace needs.
 

@@ -53,6 +53,8 @@ PLANNING: Final = frozenset({"greedy", "exact", "swarm"})
 _ROUNDS: Final = 8
 _OTHERS: Final = 2
 """How many further plans of one search are checked."""
+_SEARCH_EVENTS: Final = 200_000
+"""Once so many events were replayed, further plans of a search are not checked, and the lowest limit is the last one tried."""
 _REPAIR_ROUNDS: Final = 3
 _REPAIR_EVENTS: Final = 30_000
 """Events that one round of repairs may replay, so that planning stays short for large models."""
@@ -153,9 +155,14 @@ class _Tries:
         return self.best is None or float(self._chain.step_seconds(choices[None])[0]) < self.best.step_seconds
 
     @property
-    def events(self) -> tuple[int, ...]:
-        """The recorded events."""
-        return self._step.timeline.events
+    def events(self) -> int:
+        """Number of the recorded events."""
+        return len(self._step.timeline.events)
+
+    @property
+    def replayed_events(self) -> int:
+        """Number of the recorded events that the checks so far replayed."""
+        return len(self._seen) * self.events
 
     def fits(self, result: Simulation) -> bool:
         """Whether a plan stays within the budget and the host memory."""
@@ -209,7 +216,7 @@ def _search(tries: _Tries, chain: Chain, optimizer: str, keep: Simulation, time_
         unused = tries.limit_bytes - tries.simulate(found.choices).peak_reserved_bytes
         if unused < 0:
             for other in found.others[:_OTHERS]:
-                if tries.would_be_best(other):
+                if tries.would_be_best(other) and tries.replayed_events < _SEARCH_EVENTS:
                     tries.simulate(other)
         if unused >= 0:
             low = max(low, limit)
@@ -218,7 +225,8 @@ def _search(tries: _Tries, chain: Chain, optimizer: str, keep: Simulation, time_
             limit = min(limit + unused, (limit + high) / 2)
         else:  # the same plan would be found down to its own peak
             high = min(high, float(chain.peak_bytes(found.choices[None])[0]))
-            limit = high + unused if high + unused > low else (high + low) / 2
+            middle = (high + low) / 2 if tries.replayed_events < _SEARCH_EVENTS else low
+            limit = high + unused if high + unused > low else middle
         if high - low < _CLOSE / 4 * abs(high):
             break
     if optimizer in PLANNING:
@@ -244,7 +252,7 @@ def _repair(tries: _Tries, chain: Chain) -> None:
 
     Fragmentation depends on the plan, so a neighbour of a plan that just does not fit may fit, and one that keeps more, too.
     """
-    count = max(_REPAIR_EVENTS // len(tries.events), 1)
+    count = max(_REPAIR_EVENTS // tries.events, 1)
     for _ in range(_REPAIR_ROUNDS):
         before = tries.best
         starts = [tries.best_choices, tries.nearest_choices]
@@ -280,7 +288,7 @@ def _relax(tries: _Tries, choices: NDArray[np.int64], faster: NDArray[np.int64])
 
     Where fragmentation decides, the chain's searches may all exceed the budget, and the only plan that fits does far too much.
     """
-    left = max(_RELAX_EVENTS // len(tries.events), _FEWEST_RELAXED)
+    left = max(_RELAX_EVENTS // tries.events, _FEWEST_RELAXED)
     parts = [np.flatnonzero(faster != choices)]
     while parts and left > 0:
         units = parts.pop()

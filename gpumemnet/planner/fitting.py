@@ -19,7 +19,7 @@ from gpumemnet.planner.choose import FIXED, choose_plan
 from gpumemnet.planner.costs import StepCosts
 from gpumemnet.planner.decisions import Decision, Plan
 from gpumemnet.planner.executor import applied
-from gpumemnet.planner.machine import HOST_MEMORY_BYTES, Machine, find_machine, machine_of
+from gpumemnet.planner.machine import Machine, requested_machine
 from gpumemnet.planner.options import PLANNERS, PlanRequest
 from gpumemnet.planner.simulator import choices_of, simulate
 from gpumemnet.planner.units import plan_units
@@ -50,13 +50,14 @@ def plan_request(model: nn.Module, inputs: ModelInputs, request: PlanRequest, to
     Raises:
         ExtractError, InvalidRequestError, PlanError: as :func:`gpumemnet.plan`.
     """
+    machine = requested_machine(request)
     before = ModelTracer(model, inputs, request.trace, torch_notes).answer()
     if before.fits:
         return PlanAnswer(before=before)
     answer, checkpointing = PlanAnswer(before=before), None
     try:
         _LOG.info("splitting the step into units")
-        step, machine = plan_units(model, inputs, request.trace), _machine(request)
+        step = plan_units(model, inputs, request.trace)
         chain = chain_of(step, machine)
         checkpointing = _slowdown_of_checkpointing(model, step, machine, chain)
         plan, after = _fitting_plan(model, inputs, request, step, machine, chain, before)
@@ -70,12 +71,6 @@ def plan_request(model: nn.Module, inputs: ModelInputs, request: PlanRequest, to
         slowdowns = {"checkpointing": checkpointing}
         answer = replace(answer, alternatives=tuple(replace(each, slowdown=slowdowns.get(each.name)) for each in found))
     return answer
-
-
-def _machine(request: PlanRequest) -> Machine:
-    if request.machine is None:
-        return machine_of(request.trace.gpu, request.host_bytes or HOST_MEMORY_BYTES)
-    return find_machine(request.machine, request.host_bytes)
 
 
 def expected_budget(available_bytes: int, expected_bytes: int, safe_bytes: int, reserved_bytes: int) -> int:

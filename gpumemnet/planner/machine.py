@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ from gpumemnet.gpu.catalogue import DeviceProfile, find_profile
 from gpumemnet.job.layers import describe
 from gpumemnet.planner.costs import ELEMENT_TYPES, Work
 from gpumemnet.units import GIB
+
+if TYPE_CHECKING:
+    from gpumemnet.planner.options import PlanRequest
 
 EFFICIENCY: Final = 0.7
 """Share of every peak rate that programs are assumed to reach."""
@@ -85,7 +88,9 @@ def machine_of(gpu: DeviceProfile, host_memory_bytes: int = HOST_MEMORY_BYTES) -
     fp32, fp16, memory, link = gpu.fp32_tflops, gpu.fp16_tflops, gpu.memory_gb_per_second, gpu.host_link_gb_per_second
     if fp32 is None or fp16 is None or memory is None or link is None:
         raise InvalidRequestError(
-            f"the catalogue has no rates for {gpu.name}; give them in a file with --machine (format '{MACHINE_FORMAT}')", "gpu"
+            f"the catalogue has no rates for {gpu.name}; with --machine name a similar GPU, or a file of rates "
+            f"(format '{MACHINE_FORMAT}')",
+            "gpu",
         )
     flops = {"fp32": fp32, "fp16": fp16, "tf32": gpu.tf32_tflops or fp32}
     if gpu.compute_capability >= (8, 0):
@@ -99,6 +104,17 @@ def machine_of(gpu: DeviceProfile, host_memory_bytes: int = HOST_MEMORY_BYTES) -
         host_memory_bytes=host_memory_bytes,
         source=f"modelled at {EFFICIENCY:.0%} of the data sheet's peak rates",
     )
+
+
+def requested_machine(request: PlanRequest) -> Machine:
+    """Return the machine whose rates give the times of a plan.
+
+    Raises:
+        InvalidRequestError: as :func:`find_machine`.
+    """
+    if request.machine is None:
+        return machine_of(request.trace.gpu, request.host_bytes or HOST_MEMORY_BYTES)
+    return find_machine(request.machine, request.host_bytes)
 
 
 def find_machine(name_or_path: str | Path, host_memory_bytes: int | None = None) -> Machine:

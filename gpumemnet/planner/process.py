@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from gpumemnet.extract.source import factory_request
 from gpumemnet.planner.answer import PlanAnswer, plan_answer_from_dict
+from gpumemnet.planner.machine import requested_machine
 from gpumemnet.planner.options import PlanRequest
 from gpumemnet.sandbox.parent import Child, Progress, ask
 from gpumemnet.tracing.options import DEADLINE_SECONDS
@@ -37,9 +38,10 @@ def plan_file(
 
     Raises:
         ExtractError: names the operator or the line of code that cannot be traced.
-        InvalidJobError, InvalidRequestError: an input has another form, or options exclude each other.
+        InvalidJobError, InvalidRequestError: an input has another form, options exclude each other, or the GPU has no rates.
         MissingExtraError: torch is not installed.
     """
+    requested_machine(request)  # a machine without rates is refused before the child starts
     document = {**factory_request(source, inputs, arguments, batch_size), "request": asdict(request)}
     answer = ask(_CHILD, source, document, deadline_seconds=deadline_seconds, show_output=show_output, progress=progress)
     return plan_answer_from_dict(answer)

@@ -23,9 +23,11 @@ from gpumemnet.planner.answer import (
 )
 from gpumemnet.planner.choose import SEARCHES
 from gpumemnet.planner.decisions import Decision
-from gpumemnet.planner.options import PLANNERS
+from gpumemnet.planner.options import PLANNERS, PlanRequest
 from gpumemnet.planner.plot import plot
+from gpumemnet.planner.process import plan_file
 from gpumemnet.tracing import ExtraResults, TraceAnswer
+from gpumemnet.tracing.options import TraceOptions, checked_request
 from gpumemnet.units import MIB
 from tests.gpumemnet.planner.examples import blocks
 from tests.gpumemnet.planner.plans import a_plan
@@ -119,3 +121,14 @@ def test_a_model_object_gets_a_plan() -> None:
     assert {knob.library for knob in answer.knobs} >= {"torch.compile"}
     with pytest.raises(InvalidRequestError, match="must be one of greedy"):
         gpumemnet.plan(blocks.build(), torch.empty(64, 64, 256), planner="genetic")
+
+
+def test_a_gpu_without_rates_is_refused_before_anything_is_built_or_traced() -> None:
+    gpu = replace(find_profile("H100"), fp32_tflops=None)
+    wrong_inputs = torch.empty(2, 5)
+    with pytest.raises(InvalidRequestError, match="with --machine name a similar GPU"):
+        gpumemnet.plan(nn.Linear(4, 4), wrong_inputs, gpu=gpu)
+    request = PlanRequest(trace=checked_request(TraceOptions(), gpu))
+    with pytest.raises(InvalidRequestError, match="with --machine name a similar GPU"):
+        plan_file("no_such_file.py:build", request)
+    assert gpumemnet.plan(nn.Linear(4, 4), torch.empty(2, 4), gpu=gpu, machine="A100").outcome == "fits"
