@@ -13,18 +13,11 @@ from rich.text import Text
 from gpumemnet.cli.output import print_facts
 from gpumemnet.cli.trace_report import COLOURS, amount_text, verdict_text
 from gpumemnet.gpu.verdict import YES
-from gpumemnet.planner.answer import FITS, Alternative, PlanAnswer, units_by_decision
-from gpumemnet.planner.decisions import Decision, Plan
+from gpumemnet.planner.answer import DECISION_TEXTS, FITS, Alternative, PlanAnswer, units_by_decision
+from gpumemnet.planner.decisions import Plan
 from gpumemnet.tracing.report.answer import TraceAnswer
 from gpumemnet.units import ceil_mib, format_bytes
 
-DECISION_TEXTS: Final = {
-    Decision.KEEP: "keep",
-    Decision.RECOMPUTE: "recompute",
-    Decision.RECOMPUTE_CHEAP: "recompute all but products",
-    Decision.SWAP: "swap",
-    Decision.RECOMPUTE_AND_SWAP_INPUT: "recompute, swap inputs",
-}
 _SHORT: Final = 2
 """Lines of code of a setting that is printed."""
 

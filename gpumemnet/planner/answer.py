@@ -17,6 +17,14 @@ PLANNED: Final = "planned"
 NO_PLAN: Final = "no_plan_fits"
 OUTCOMES: Final = (FITS, PLANNED, NO_PLAN)
 """The job fits as it is; it fits by the plan; no plan makes it fit."""
+DECISION_TEXTS: Final = {
+    Decision.KEEP: "keep",
+    Decision.RECOMPUTE: "recompute",
+    Decision.RECOMPUTE_CHEAP: "recompute all but products",
+    Decision.SWAP: "swap",
+    Decision.RECOMPUTE_AND_SWAP_INPUT: "recompute, swap inputs",
+}
+"""Decision → its words for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

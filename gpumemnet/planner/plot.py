@@ -12,7 +12,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Final
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.planner.answer import PlanAnswer, SearchPoint, units_by_decision
+from gpumemnet.planner.answer import DECISION_TEXTS, PlanAnswer, SearchPoint, units_by_decision
 from gpumemnet.tracing.report import plot_html
 from gpumemnet.tracing.report.answer import TraceAnswer
 from gpumemnet.tracing.report.parts import PART_NAMES
@@ -34,6 +34,8 @@ _MARGIN: Final = 0.05
 _USUAL: Final = ("greedy", "exact", "swarm")
 _HIGHEST: Final = 2.0
 """Plans slower than so many times the slowest of the usual searches are not drawn."""
+_LOWEST_END: Final = 0.02
+"""Share of a step that the axis of times shows at least."""
 _MOST_TICKS: Final = 7
 
 
@@ -71,7 +73,7 @@ def _title(answer: PlanAnswer) -> tuple[str, str]:
 
 def _decisions(answer: PlanAnswer) -> list[tuple[str, str]]:
     assert answer.plan is not None
-    return [(decision.replace("_", " "), units) for decision, units in units_by_decision(answer.plan).items()]
+    return [(DECISION_TEXTS[decision], units) for decision, units in units_by_decision(answer.plan).items()]
 
 
 def _by_search(answer: PlanAnswer) -> dict[str, list[SearchPoint]]:
@@ -82,11 +84,12 @@ def _by_search(answer: PlanAnswer) -> dict[str, list[SearchPoint]]:
 
 
 def _highest_slowdown(answer: PlanAnswer) -> float:
-    """Return where the axis of times ends: not far above the plans of the searches that people would use."""
+    """Return where the axis of times ends: at the slowest plan that is not far above those of the usual searches."""
     plan = answer.plan
     assert plan is not None
-    usual = [point.slowdown for point in answer.searches if point.optimizer in _USUAL]
-    return min(_HIGHEST * max(plan.slowdown, *usual, 0.02), max(0.02, plan.slowdown, *(p.slowdown for p in answer.searches)))
+    usual = [plan.slowdown, *(point.slowdown for point in answer.searches if point.optimizer in _USUAL)]
+    drawn = (point.slowdown for point in answer.searches if point.slowdown <= _HIGHEST * max(usual))
+    return max(_LOWEST_END, *usual, *drawn)
 
 
 def _draw(figure: Figure, answer: PlanAnswer, after: TraceAnswer, pictures: tuple[Picture, Picture]) -> None:
@@ -110,8 +113,12 @@ def _draw(figure: Figure, answer: PlanAnswer, after: TraceAnswer, pictures: tupl
 def _draw_searches(axes: Axes, answer: PlanAnswer) -> None:
     plan = answer.plan
     assert plan is not None
+    slowest = _highest_slowdown(answer)
     for (name, points), colour, marker in zip(_by_search(answer).items(), _COLOURS, _MARKERS, strict=False):
-        memory, extra = [point.process_bytes / GIB for point in points], [100 * point.slowdown for point in points]
+        drawn = [point for point in points if point.slowdown <= slowest]
+        if not drawn:
+            continue
+        memory, extra = [point.process_bytes / GIB for point in drawn], [100 * point.slowdown for point in drawn]
         axes.plot(memory, extra, color=colour, marker=marker, markersize=4.5, linewidth=1.1, label=name, alpha=0.85)
     axes.plot(
         plan.process_bytes / GIB,
@@ -127,7 +134,7 @@ def _draw_searches(axes: Axes, answer: PlanAnswer) -> None:
     axes.set_ylabel("longer step, %, modelled")
     axes.set_title("every search at several budgets", loc="left", fontsize=10.5, fontweight="bold")
     axes.legend(framealpha=0.85, edgecolor="none", fontsize=8.5, ncols=2)
-    axes.set_ylim(-100 * _MARGIN * _highest_slowdown(answer), 105 * _highest_slowdown(answer))
+    axes.set_ylim(-100 * _MARGIN * slowest, 105 * slowest)
 
 
 def _draw_legend(axes: Axes, answer: PlanAnswer, pictures: tuple[Picture, Picture]) -> None:
@@ -232,7 +239,8 @@ def _searches(answer: PlanAnswer) -> str:
         for point in drawn:
             place = f"left:{x(point.process_bytes):.2%};top:{y(point.slowdown):.2%};background:{colour}"
             words.append(f'<span class="dot" style="{place}"></span>')
-        keys.append(f'<i class="key" style="background:{colour}"></i>{escape(name)} &ensp; ')
+        if drawn:
+            keys.append(f'<i class="key" style="background:{colour}"></i>{escape(name)} &ensp; ')
         cells = " ".join(f"{point.process_bytes / GIB:.1f} GiB {100 * point.slowdown:+.1f} %," for point in points).rstrip(",")
         rows.append(f"<tr><td>{escape(name)}</td><td>{cells}</td></tr>")
     ring = f"left:{x(plan.process_bytes):.2%};top:{y(plan.slowdown):.2%};width:1.2rem;height:1.2rem;margin:-.6rem;background:none"
@@ -243,7 +251,7 @@ def _searches(answer: PlanAnswer) -> str:
         f'aria-label="Modelled slow-down over memory; the table says the same">{svg(shapes)}{"".join(words)}</div>'
         f'<p class="quiet">{"".join(keys)}</p>'
         '<p class="quiet">How much longer a step is, modelled, over the peak memory of the process in GiB. '
-        "The ring is this plan; much slower ones are in the table only.</p>"
+        "The ring is this plan; plans that take much longer are in the table only.</p>"
         f'<details class="words"><summary>As a table</summary>{table}</details>'
     )
 
