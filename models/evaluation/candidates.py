@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -32,11 +32,11 @@ from ..answers import COVERAGE, Answers
 from ..networks.mlp import float_tensor
 from ..published.gpumemnet_paper.training import fit_paper_mlp, fit_paper_transformer
 from ..training.bounds import COVERAGES
-from ..training.data import LabelledJobs, features_on, joined
+from ..training.data import LabelledJobs, features_on, joined, with_context
 from ..training.export import save_classifier
-from ..training.mlp import TrainingPlan, fitted_transform, train_classifier
-from ..training.plans import COMMON as COMMON_PLAN
-from ..training.sequence import SequencePlan, train_sequence_classifier
+from ..training.mlp import TrainingPlan, fitted_transforms, train_classifier, train_common_classifiers
+from ..training.plans import Plan
+from ..training.sequence import SequencePlan, train_common_sequence_classifiers, train_sequence_classifier
 from ..training.traced_peak import fit_traced_peak
 from .baselines import (
     calibrated_closed_form,
@@ -51,13 +51,16 @@ ONE_GIB: Final = bins_of_width(GIB, 192 * GIB)
 SCHEMES: Final[tuple[BinScheme, ...]] = (ONE_GIB, *(PUBLISHED_BINS[f"published-{width}mib"] for width in (1000, 2000, 8000)))
 PAPER_SCHEMES: Final = SCHEMES[1:]
 MLP_BASED: Final = "MLP-based classifier"
-TOTALS_ONLY: Final = f"{MLP_BASED}, totals only"
+TOTALS_SUFFIX: Final = ", totals only"
+TOTALS_ONLY: Final = f"{MLP_BASED}{TOTALS_SUFFIX}"
 TRANSFORMER_BASED: Final = "transformer-based classifier"
 TRACED_PEAK: Final = "traced peak, calibrated"
 PAPER_MLP: Final = "GPUMemNet's MLP-based (softmax)"
 TWO_MEMBERS: Final = f"{MLP_BASED}, two members"
 SOFTMAX_HEAD: Final = "softmax head on the same inputs"
-COMMON: Final = f"{MLP_BASED}, one model for all families"
+ALL_FAMILIES_NAME: Final = "one model for all families"
+ALL_SOURCES_NAME: Final = "one model for all families and label sources"
+COMMON: Final = f"{MLP_BASED}, {ALL_FAMILIES_NAME}"
 COMMON_TRANSFERRED: Final = f"{COMMON}, learnt from traces on another GPU"
 TRANSFERRED: Final = f"{MLP_BASED}, learnt from traces on another GPU"
 PAPER_EPOCHS: Final = 120
@@ -70,14 +73,12 @@ class Plans:
 
     Attributes:
         mlp, transformer: plans of the two encoders.
-        common: plan of the common MLP-based encoder.
         paper_epochs: largest number of epochs of the paper's networks.
     """
 
     mlp: TrainingPlan
     transformer: SequencePlan
     paper_epochs: int = PAPER_EPOCHS
-    common: TrainingPlan = COMMON_PLAN
 
 
 Candidate = Callable[[LabelledJobs, LabelledJobs, Plans], dict[str, Answers]]
@@ -132,13 +133,50 @@ def _transformer_based(training: LabelledJobs, test: LabelledJobs, plans: Plans)
     return {TRANSFORMER_BASED: served_answers(bundle, test)}
 
 
-def common_answers(training: Sequence[LabelledJobs], tests: Sequence[LabelledJobs], plan: TrainingPlan) -> list[Answers]:
-    """Train one model on the jobs of all families in ``training``; return its answers for each of ``tests``."""
-    data = joined(training)
+@dataclass(frozen=True, slots=True, eq=False)
+class CommonNetwork:
+    """A network that learns from several datasets together, and is a candidate on each of them.
+
+    Attributes:
+        name: the candidate's name.
+        plan: its training plan, which determines the encoder.
+        sources: the datasets of each label source, one for each family.
+    """
+
+    name: str
+    plan: Plan
+    sources: tuple[tuple[LabelledJobs, ...], ...]
+
+
+def common_answers(
+    plan: Plan, sources: Sequence[Sequence[LabelledJobs]], tests: Sequence[tuple[int, LabelledJobs]]
+) -> list[tuple[Answers, ...]]:
+    """Train one network; return its answers for each of ``tests``, with layers and, where it can, with totals only.
+
+    Several label sources are brought to one CUDA context for training; the answers hold that of the test's source.
+
+    Args:
+        plan: the training plan.
+        sources: the datasets of each label source, one for each family.
+        tests: the number of a source, and jobs of one of its families.
+    """
+    together = [joined(families) for families in sources]
+    contexts = [data.context_bytes for data in together]
+    if len(together) > 1:
+        together = [with_context(data, contexts[0] or 0) for data in together]
+    if isinstance(plan, SequencePlan):
+        trained = train_common_sequence_classifiers(together, plan)
+    else:
+        trained = train_common_classifiers(together, plan)
+    answers = []
     with tempfile.TemporaryDirectory() as folder:
-        trained = train_classifier(data, plan)
-        bundle = save_classifier(Path(folder) / "fold", trained, data, plan, name="fold", version="0")
-    return [served_answers(bundle, test) for test in tests]
+        for number, (source, test) in enumerate(tests):
+            own = together[source].take(together[source].rows_of(test.family))
+            path = Path(folder) / str(number)
+            bundle = save_classifier(path, trained[source], own, plan, name="fold", version="0")
+            asked = [test] if isinstance(plan, SequencePlan) else [test, test.without_layers()]
+            answers.append(tuple(served_answers(bundle, jobs, context_bytes=contexts[source]) for jobs in asked))
+    return answers
 
 
 def _ablations(training: LabelledJobs, test: LabelledJobs, plans: Plans) -> dict[str, Answers]:
@@ -155,7 +193,7 @@ def softmax_answers(training: LabelledJobs, test: LabelledJobs, seed: int) -> An
 
     Expected is the middle of the predicted 1 GiB bin; a job that ran out of memory is of the class that begins at the capacity.
     """
-    transform = fitted_transform(training, training.without_layers())
+    (transform,) = fitted_transforms([training], [training.without_layers()])
     with torch.no_grad():
         inputs, others = (transform(float_tensor(jobs.features))[0].numpy() for jobs in (training, test))
     labels = np.where(np.isnan(training.label_bytes), training.lower_bytes, training.label_bytes)
@@ -208,7 +246,11 @@ MEASURED_CANDIDATES: Final[tuple[Candidate, ...]] = (
         _traced_peak,
     ),
 )
-OWN_CANDIDATES: Final[tuple[Candidate, ...]] = (_mlp_based,)
+OWN_CANDIDATES: Final[Mapping[str, tuple[str, Candidate]]] = {
+    "mlp": (MLP_BASED, _mlp_based),
+    "transformer": (TRANSFORMER_BASED, _transformer_based),
+}
+"""Encoder → name and candidate of a family's own network."""
 TRACED_CANDIDATES: Final[tuple[Candidate, ...]] = (
     _commonest,
     _formulas,

@@ -32,6 +32,8 @@ from ..training.plans import common_plan, mlp_plan, transformer_plan
 from ..training.sequence import train_sequence_classifier
 from .baselines import calibrated_physics
 from .candidates import (
+    ALL_FAMILIES_NAME,
+    ALL_SOURCES_NAME,
     COMMON,
     COMMON_TRANSFERRED,
     MLP_BASED,
@@ -41,20 +43,23 @@ from .candidates import (
     SCHEMES,
     SOFTMAX_HEAD,
     TOTALS_ONLY,
+    TOTALS_SUFFIX,
     TRACED_PEAK,
     TRANSFERRED,
     TRANSFORMER_BASED,
     TWO_MEMBERS,
+    CommonNetwork,
     Plans,
     on_gpu,
     served_answers,
     traced_peak_answers,
 )
+from .comparison import comparison_parts
 from .learning_curves import Learning, learn
 from .report import write_report
 from .report.map_picture import MAX_MAP_ROWS
 from .section import Section
-from .study import MEASURED_FOLDS, Progress, Study, measured_study, run_studies, traced_study
+from .study import MEASURED_FOLDS, TRACED_FOLDS, Progress, Study, measured_study, run_studies, traced_study
 
 SMOKE_ROWS: Final = 200
 SMOKE_EPOCHS: Final = 2
@@ -91,6 +96,7 @@ def write_full_report(
     start = time.monotonic()
     sources = _sources(datasets, is_smoke)
     all_traced = list(sources.traced.values())
+    several = len(all_traced) > 1
     if is_smoke:  # one measured family, and the real models' family
         sources = _Sources(_first(sources.measured), _first(sources.traced), sources.zoo)
     epochs = SMOKE_EPOCHS if is_smoke else None
@@ -103,7 +109,7 @@ def write_full_report(
             bundles[family] = _bundles(data, plans, calibrations[family], Path(scratch))
             studies.append(_shortened(traced_study(data, plans), is_smoke))
         common = None
-        if len(all_traced) > 1:
+        if several:
             progress("learning from traced jobs of all families", 0.0)
             common = _common_bundle(joined(all_traced), seed, epochs, Path(scratch))
         for family, data in sources.measured.items():
@@ -112,7 +118,8 @@ def write_full_report(
                 traced[COMMON_TRANSFERRED] = common
             studies.append(_shortened(measured_study(data, _plans(data, seed, epochs), traced), is_smoke))
         studies.sort(key=lambda study: (study.data.provenance == TRACED, study.slug))
-        sections = run_studies(studies, progress, workers, all_traced)
+        networks = [CommonNetwork(COMMON, common_plan(seed, epochs), (tuple(all_traced),))] if several else []
+        sections = run_studies(studies, progress, workers, networks)
         zoo = [
             _zoo_section(family, *rows, bundles[family], common, sources.measured.get(family))
             for family, rows in sources.zoo.items()
@@ -135,21 +142,61 @@ def write_full_report(
 
 
 def write_common_report(
-    datasets: Path, out: Path, *, seed: int, workers: int | None, progress: Progress = lambda what, share: None
+    datasets: Path,
+    out: Path,
+    *,
+    seed: int,
+    workers: int | None,
+    encoders: Sequence[str] = tuple(OWN_CANDIDATES),
+    progress: Progress = lambda what, share: None,
 ) -> list[Path]:
-    """Write the report on the common model and each family's own, on the traced labels, to ``out``; it takes two minutes.
+    """Write the report on networks that families and label sources have in common, beside each family's own, to ``out``.
+
+    Args:
+        datasets: folder of datasets.
+        out: the report's folder.
+        seed: seed of folds, initialisation and order.
+        workers: processes; one for each core unless given.
+        encoders: of the networks.
+        progress: called with the finished step and the finished share.
 
     Raises:
-        DatasetError: when the folder holds no traced datasets of several families.
+        DatasetError: when the folder does not hold readings and traces of the same families, of several ones.
         ValueError: when a dataset has too few architectures to split.
     """
-    families = list(_sources(datasets, is_smoke=False).traced.values())
-    if len(families) < 2:
-        raise DatasetError(f"{datasets} holds no traced datasets of several families")
+    start = time.monotonic()
+    sources = _sources(datasets, is_smoke=False)
+    if len(sources.traced) < 2 or sources.traced.keys() != sources.measured.keys():
+        raise DatasetError(f"{datasets} does not hold readings and traces of the same families: the networks learn from both")
+    own = [OWN_CANDIDATES[encoder] for encoder in encoders]
     studies = [
-        replace(traced_study(data, _plans(data, seed, None)), candidates=OWN_CANDIDATES, candidate=COMMON) for data in families
+        replace(study, candidates=tuple(candidate for _, candidate in own), fold_count=TRACED_FOLDS, candidate=own[0][0])
+        for study in (
+            *(measured_study(data, _plans(data, seed, None), {}) for data in sources.measured.values()),
+            *(traced_study(data, _plans(data, seed, None)) for data in sources.traced.values()),
+        )
     ]
-    return write_report(run_studies(studies, progress, workers, families), out, notes=[f"Seed {seed}."])
+    measured, traced = tuple(sources.measured.values()), tuple(sources.traced.values())
+    names = {encoder: OWN_CANDIDATES[encoder][0] for encoder in encoders}
+    networks = [
+        CommonNetwork(f"{name}, {suffix}", transformer_plan(seed) if encoder == "transformer" else common_plan(seed), parts)
+        for encoder, name in names.items()
+        for suffix, parts in (
+            (ALL_FAMILIES_NAME, (measured,)),
+            (ALL_FAMILIES_NAME, (traced,)),
+            (ALL_SOURCES_NAME, (traced, measured)),
+        )
+    ]
+    sections = run_studies(studies, progress, workers, networks)
+    compared = [
+        (f"{name}{mode}", {suffix: f"{name}, {suffix}{mode}" for suffix in (ALL_FAMILIES_NAME, ALL_SOURCES_NAME)})
+        for name in names.values()
+        for mode in ("", TOTALS_SUFFIX)
+        if f"{name}{mode}" in sections[0].answers
+    ]
+    minutes = (time.monotonic() - start) / 60
+    notes = [f"Training and judging took {minutes:.1f} minutes with {workers or os.cpu_count()} processes, seed {seed}."]
+    return write_report(sections, out, notes=notes, appendix=comparison_parts(sections, compared))
 
 
 def _sources(folder: Path, is_smoke: bool) -> _Sources:
@@ -178,7 +225,7 @@ def _first(by_family: dict[str, LabelledJobs]) -> dict[str, LabelledJobs]:
 
 
 def _plans(data: LabelledJobs, seed: int, epochs: int | None) -> Plans:
-    plans = Plans(mlp_plan(data, seed, epochs), transformer_plan(seed, epochs), common=common_plan(seed, epochs))
+    plans = Plans(mlp_plan(data, seed, epochs), transformer_plan(seed, epochs))
     return plans if epochs is None else replace(plans, paper_epochs=4 * epochs)
 
 

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -16,13 +16,14 @@ from gpumemnet.sandbox.worker_pool import worker_pool
 
 from ..answers import Answers, concatenated
 from ..training.data import LabelledJobs
-from ..training.splits import folds
+from ..training.splits import Rows, folds
 from .candidates import (
-    COMMON,
     MEASURED_CANDIDATES,
     MLP_BASED,
+    TOTALS_SUFFIX,
     TRACED_CANDIDATES,
     Candidate,
+    CommonNetwork,
     Plans,
     common_answers,
     transferred,
@@ -40,7 +41,7 @@ class Study:
     """One dataset to be split, trained and tested on.
 
     Attributes:
-        slug, title, about: of the study's section.
+        slug, title, about: of the study's section; the section adds a sentence on the folds.
         data: the rows.
         candidates: the candidates to compare.
         fold_count: number of folds, split by architecture.
@@ -75,8 +76,7 @@ def measured_study(data: LabelledJobs, plans: Plans, traced: Mapping[str, Bundle
     oom = int(np.isnan(data.label_bytes).sum())
     about = (
         f"{len(data):,} {family} jobs measured on {data.gpu} ({data.provenance}, {data.label_source}), of which {oom:,} ran out "
-        f"of memory: trained on as censored labels, not judged. {MEASURED_FOLDS} folds split by architecture; every model is "
-        "trained anew in each and judged on the jobs held out."
+        "of memory: trained on as censored labels, not judged."
     )
     return Study(
         slug=f"measured-{family}",
@@ -95,7 +95,7 @@ def traced_study(data: LabelledJobs, plans: Plans) -> Study:
     family = data.jobs[0].family
     about = (
         f"{len(data):,} {family} jobs drawn from the recipe and traced as on {data.gpu}; no GPU has run them, so this says how "
-        f"well a feature vector stands in for a trace, and nothing more. {TRACED_FOLDS} folds split by architecture."
+        "well a feature vector stands in for a trace, and nothing more."
     )
     return Study(
         slug=f"traced-{family}",
@@ -109,7 +109,7 @@ def traced_study(data: LabelledJobs, plans: Plans) -> Study:
 
 
 def run_studies(
-    studies: Sequence[Study], progress: Progress, workers: int | None = None, families: Sequence[LabelledJobs] = ()
+    studies: Sequence[Study], progress: Progress, workers: int | None = None, networks: Sequence[CommonNetwork] = ()
 ) -> list[Section]:
     """The sections of ``studies``, in their order.
 
@@ -117,36 +117,42 @@ def run_studies(
         studies: the studies.
         progress: called with the finished step and the finished share.
         workers: processes; one for each core unless given.
-        families: datasets on which one common model is trained; it is a candidate in the studies of these datasets.
+        networks: networks that several datasets have in common; candidates in the studies of these datasets, which have equally
+            many folds.
 
     Raises:
         ValueError: when a dataset has fewer architectures than folds.
     """
-    workers = workers or min(os.cpu_count() or 1, sum(study.fold_count for study in studies))
     tasks = [(study, fold) for study in studies for fold in range(study.fold_count)]
     for study in studies:
         folds(study.data.groups, study.fold_count, study.plans.mlp.seed)
-    common = [study for study in studies if any(study.data is data for data in families)] if len(families) > 1 else []
-    finished: list[_Fold] = []
+    concerned = [[study for study in studies if _source_of(study, network) is not None] for network in networks]
+    common_tasks = [
+        (network, own, fold) for network, own in zip(networks, concerned, strict=True) for fold in range(own[0].fold_count)
+    ]
+    workers = workers or min(os.cpu_count() or 1, len(tasks) + len(common_tasks))
     # the longest first, so that no core is idle while a long task ends
     tasks.sort(key=lambda task: -len(task[0].data))
     with worker_pool(workers, _use_one_thread) as pool:
-        folds_of_all = range(common[0].fold_count if common else 0)
-        common_results = [pool.submit(_run_common, common, families, fold) for fold in folds_of_all]
-        fold_results = [pool.submit(_run_fold, study, fold) for study, fold in tasks]
-        for future in as_completed(fold_results):
-            finished.append(future.result())
-            progress(f"{finished[-1].slug}, fold {finished[-1].fold + 1}", len(finished) / len(tasks))
-        for fold, result in enumerate(common_results):
-            answers, seconds = result.result()
-            for fold_answers in finished:
-                if fold_answers.fold == fold and fold_answers.slug in answers:
-                    fold_answers.answers[COMMON] = answers[fold_answers.slug]
-                    fold_answers.seconds[COMMON] = seconds
-    return [
-        _section(study, sorted((result for result in finished if result.slug == study.slug), key=lambda result: result.fold))
-        for study in studies
-    ]
+        common_results = [pool.submit(_run_common, *task) for task in common_tasks]
+        results = [*(pool.submit(_run_fold, *task) for task in tasks), *common_results]
+        for done, future in enumerate(as_completed(results), 1):
+            last = future.result()[-1]
+            progress(f"{last.slug}, fold {last.fold + 1}", done / len(results))
+        finished = [part for future in results for part in future.result()]
+    return [_section(study, [_merged(finished, study, fold) for fold in range(study.fold_count)]) for study in studies]
+
+
+def _merged(finished: Sequence[_Fold], study: Study, fold: int) -> _Fold:
+    """Return all candidates of one fold of a study together."""
+    parts = [part for part in finished if (part.slug, part.fold) == (study.slug, fold)]
+    answers = {name: answer for part in parts for name, answer in part.answers.items()}
+    return replace(parts[0], answers=answers, seconds={name: took for part in parts for name, took in part.seconds.items()})
+
+
+def _source_of(study: Study, network: CommonNetwork) -> int | None:
+    """Return the number of the label source whose datasets the study's is among."""
+    return next((n for n, families in enumerate(network.sources) if any(study.data is data for data in families)), None)
 
 
 def _use_one_thread() -> None:
@@ -156,9 +162,14 @@ def _use_one_thread() -> None:
     threadpool_limits(1)
 
 
-def _run_fold(study: Study, fold: int) -> _Fold:
+def _fold_rows(study: Study, fold: int) -> tuple[Rows, Rows]:
+    """Return the rows to train on, and those to test on, which have a label."""
     training_rows, test_rows = folds(study.data.groups, study.fold_count, study.plans.mlp.seed)[fold]
-    test_rows = test_rows[~np.isnan(study.data.label_bytes[test_rows])]
+    return training_rows, test_rows[~np.isnan(study.data.label_bytes[test_rows])]
+
+
+def _run_fold(study: Study, fold: int) -> list[_Fold]:
+    training_rows, test_rows = _fold_rows(study, fold)
     training, test = study.data.take(training_rows), study.data.take(test_rows)
     answers: dict[str, Answers] = {}
     seconds: dict[str, float] = {}
@@ -170,23 +181,26 @@ def _run_fold(study: Study, fold: int) -> _Fold:
             seconds[name] = (time.monotonic() - start) / len(answers_by_name)
     for name, bundle in study.traced.items():
         answers[name] = transferred(bundle, training, test)
-    return _Fold(study.slug, fold, test_rows, answers, seconds)
+    return [_Fold(study.slug, fold, test_rows, answers, seconds)]
 
 
-def _run_common(studies: Sequence[Study], families: Sequence[LabelledJobs], fold: int) -> tuple[dict[str, Answers], float]:
-    """The answers of one model for all ``families`` in each of ``studies``, by slug, and the seconds of each.
+def _run_common(network: CommonNetwork, studies: Sequence[Study], fold: int) -> list[_Fold]:
+    """The answers of a common network in each of ``studies``.
 
-    A family is split as its study splits it, so that the jobs held out there are held out here.
+    A dataset is split as its study splits it, so that the jobs held out there are held out here.
     """
     start = time.monotonic()
-    first = studies[0]
-    parts = [(data, *folds(data.groups, first.fold_count, first.plans.mlp.seed)[fold]) for data in families]
-    tests = {}
-    for study in studies:
-        _, rows = folds(study.data.groups, study.fold_count, study.plans.mlp.seed)[fold]
-        tests[study.slug] = study.data.take(rows[~np.isnan(study.data.label_bytes[rows])])
-    answers = common_answers([data.take(rows) for data, rows, _ in parts], list(tests.values()), first.plans.common)
-    return dict(zip(tests, answers, strict=True)), (time.monotonic() - start) / len(tests)
+    count, seed = studies[0].fold_count, studies[0].plans.mlp.seed
+    training = [[data.take(folds(data.groups, count, seed)[fold][0]) for data in families] for families in network.sources]
+    rows = [_fold_rows(study, fold)[1] for study in studies]
+    tests = [(_source_of(study, network) or 0, study.data.take(own)) for study, own in zip(studies, rows, strict=True)]
+    found = common_answers(network.plan, training, tests)
+    seconds = (time.monotonic() - start) / sum(map(len, found))
+    names = (network.name, f"{network.name}{TOTALS_SUFFIX}")
+    return [
+        _Fold(study.slug, fold, own, dict(zip(names, answers, strict=False)), dict.fromkeys(names[: len(answers)], seconds))
+        for study, own, answers in zip(studies, rows, found, strict=True)
+    ]
 
 
 def _section(study: Study, parts: Sequence[_Fold]) -> Section:
@@ -196,7 +210,8 @@ def _section(study: Study, parts: Sequence[_Fold]) -> Section:
     return Section(
         slug=study.slug,
         title=study.title,
-        about=study.about,
+        about=f"{study.about} {study.fold_count} folds split by architecture; every model is trained anew in each and judged on "
+        "the jobs held out.",
         is_measured=study.data.provenance != "traced",
         jobs=tested.jobs,
         features=tested.features,

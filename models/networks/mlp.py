@@ -7,6 +7,7 @@ order.  The modules take raw feature columns, so the exported graph includes eve
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -219,9 +220,13 @@ class FeatureTransform(nn.Module):
         if families:
             self.register_buffer("flags", _affine([{f"is_{family}": 1.0} for family in families])[0])
 
-    def fit(self, features_BF: Tensor) -> None:
-        """Set mean and deviation from the features of jobs with layers, ``[B, F]``; the last input, the mode, is not scaled."""
+    def raw_inputs(self, features_BF: Tensor) -> Tensor:
+        """Return the inputs before standardisation, ``[B, D]``."""
         raw_BD, _, _, _ = self._raw(features_BF)
+        return raw_BD
+
+    def fit(self, raw_BD: Tensor) -> None:
+        """Set mean and deviation from :meth:`raw_inputs` of jobs with layers; the last input, the mode, is not scaled."""
         self.mean[:-1] = raw_BD.mean(0)[:-1]
         deviation = raw_BD.std(0)[:-1]
         self.deviation[:-1] = torch.where(deviation > CONSTANT, deviation, torch.inf)
@@ -281,6 +286,16 @@ class MemberMLPs(nn.Module):
         outputs_BEK = (hidden_EBH @ self.weights[2] + self.biases[2]).transpose(0, 1)
         logits_BEK, locations_BEK, scales_BEK = torch.split(outputs_BEK, self.components, dim=-1)
         return logits_BEK.softmax(-1), locations_BEK, scales_BEK.exp() + SMALLEST_SCALE
+
+
+def with_constant_inputs(members: MemberMLPs, constants: Tensor) -> MemberMLPs:
+    """Return the members with their last inputs, as many as ``constants`` [N], held at these values."""
+    fixed = copy.deepcopy(members)
+    weights, bias = members.weights[0].detach(), members.biases[0].detach()
+    kept = weights.shape[1] - len(constants)
+    fixed.weights[0] = nn.Parameter(weights[:, :kept].clone())
+    fixed.biases[0] = nn.Parameter(bias + constants.unsqueeze(0) @ weights[:, kept:])
+    return fixed
 
 
 def centre_and_spread(weights: Tensor, locations: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:

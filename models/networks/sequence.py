@@ -93,17 +93,26 @@ class SequenceInputs(nn.Module):
 
 
 class SequenceNetwork(nn.Module):
-    """Transform, encoder and members in training."""
+    """Encoder and members in training."""
 
-    def __init__(self, inputs: SequenceInputs, members: MemberMLPs) -> None:
+    def __init__(self, encoder: LayerEncoder, members: MemberMLPs) -> None:
         super().__init__()
-        self.inputs = inputs
+        self.encoder = encoder
         self.members = members
 
-    def forward(self, features_BF: Tensor, sequences_BLF: Tensor, mask_BL: Tensor) -> tuple[Mixture, Tensor, Tensor]:
-        """Return the members' mixtures, ``[B, E, K]`` each; reference and unit ``[B, 1]``."""
-        inputs_BD, reference_B1, units_B1, _ = self.inputs(features_BF, sequences_BLF, mask_BL)
-        return self.members(inputs_BD.unsqueeze(0)), reference_B1, units_B1
+    def forward(
+        self, inputs_BD: Tensor, reference_B1: Tensor, flags_BS: Tensor, sequences_BLF: Tensor, mask_BL: Tensor
+    ) -> Mixture:
+        """Return the members' mixtures, ``[B, E, K]`` each.
+
+        Args:
+            inputs_BD, reference_B1: the transform's inputs and reference.
+            flags_BS: inputs that tell the label sources apart.
+            sequences_BLF, mask_BL: as for :class:`LayerEncoder`.
+        """
+        pooled = self.encoder(sequences_BLF, mask_BL, reference_B1)
+        mixture: Mixture = self.members(torch.cat((inputs_BD, pooled, flags_BS), dim=1).unsqueeze(0))
+        return mixture
 
 
 def encoder_width(width: int) -> int:

@@ -134,6 +134,7 @@ class MixtureClassifier(nn.Module):
 
     def __init__(self, transform: FeatureTransform, head: MixtureHead) -> None:
         super().__init__()
+        self.families = transform.families
         self.transform = transform
         self.head = head
 
@@ -148,6 +149,7 @@ class SequenceClassifier(nn.Module):
 
     def __init__(self, inputs: SequenceInputs, head: MixtureHead) -> None:
         super().__init__()
+        self.families = inputs.transform.families
         self.inputs = inputs
         self.head = head
 

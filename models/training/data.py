@@ -255,6 +255,24 @@ def above_context_bytes(rows: Sequence[Measurement]) -> NDArray[np.float64]:
     return np.maximum(above, READING_BYTES)
 
 
+def with_context(data: LabelledJobs, context_bytes: int) -> LabelledJobs:
+    """Return the same jobs, labelled with another CUDA context; what lies above it stays.
+
+    Raises:
+        DatasetError: when ``data`` states no context.
+    """
+    if data.context_bytes is None:
+        raise DatasetError("the labels state no CUDA context, so it cannot be replaced")
+    shift = context_bytes - data.context_bytes
+    return replace(
+        data,
+        label_bytes=data.label_bytes + shift,
+        lower_bytes=data.lower_bytes + shift,
+        upper_bytes=data.upper_bytes + shift,
+        context_bytes=context_bytes,
+    )
+
+
 def joined(parts: Sequence[LabelledJobs]) -> LabelledJobs:
     """Concatenate the jobs of several families; architectures of different families stay different groups.
 

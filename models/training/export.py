@@ -103,17 +103,18 @@ def export_onnx(classifier: TrainedClassifier, data: LabelledJobs) -> bytes:
     few = data.take(np.unique(np.linspace(0, len(data) - 1, 16).astype(int)))
     rows = np.concatenate((few.features, few.without_layers().features))
     example: tuple[torch.Tensor, ...] = (float_tensor(rows),)
-    key: tuple[Any, ...] = tuple(classifier.range_log_scales)  # the families
+    network = classifier.network
+    key: tuple[Any, ...] = network.families
     shapes: dict[str, Any] = {"features_BF": {0: torch.export.Dim.DYNAMIC}}
     names = ["features"]
-    if isinstance(classifier.network, SequenceClassifier):
+    if isinstance(network, SequenceClassifier):
         example += batch_of(_any_sequences(len(rows)))
-        key = (*key, classifier.network.inputs.encoder.heads)
+        key = (*key, network.inputs.encoder.heads)
         free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
         shapes |= {"sequences_BLF": free, "mask_BL": free}
         names += ["sequences", "mask"]
     return export_graph(
-        classifier.network,
+        network,
         example,
         inputs=names,
         outputs=GRAPH_OUTPUTS,
@@ -145,7 +146,7 @@ def save_classifier(
     Args:
         folder: the bundle's folder.
         classifier: the trained model.
-        data: the training data, which determines support and provenance.
+        data: the training data, which determines support and provenance; those of one family give a bundle for this family.
         plan: the training plan.
         name: the model's name.
         version: the model's version.
@@ -160,10 +161,11 @@ def save_classifier(
         traces = {traces.family: traces}
     calibration = dict(traces or {})
     by_family: dict[str, Any] = {}
-    for family, scale in classifier.range_log_scales.items():
+    for family, scale in classifier.range_log_scales.items() if data.family == ALL_FAMILIES else ():
         own = data.take(data.rows_of(family))
         counts = {"rows": len(own), "architectures": len(np.unique(own.groups))}
         by_family[family] = counts | _family_parts(own, scale, classifier.coverages, calibration.get(family, own))
+    log_scale = classifier.range_log_scales.get(data.family, classifier.range_log_scale)
     traces_of_all = None if by_family else calibration.get(data.family, data)
     card: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
@@ -200,7 +202,7 @@ def save_classifier(
             "multiples": {mode: list(multiples) for mode, multiples in classifier.multiples.items()},
             "floor": classifier.floor,
         },
-        **_family_parts(data, classifier.range_log_scale, classifier.coverages, traces_of_all),
+        **_family_parts(data, log_scale, classifier.coverages, traces_of_all),
         "training": {
             **asdict(plan),
             "best_epochs": list(classifier.best_epochs),

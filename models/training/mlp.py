@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from gpumemnet.units import MIB
 
@@ -27,9 +28,10 @@ from ..networks.mlp import (
     float_tensor,
     mixture_cdf,
     mode_name,
+    with_constant_inputs,
 )
 from ..networks.physics_line import LAYER_TERMS, TOTALS_TERMS, PhysicsLine, fit_line
-from ..networks.served import MixtureClassifier, MixtureHead
+from ..networks.served import MixtureClassifier, MixtureHead, SequenceClassifier
 from .bounds import COVERAGES, Errors, conformal_scores, errors_of, grouped_multiples, spread_floor
 from .data import LabelledJobs
 from .splits import pieces
@@ -77,7 +79,7 @@ class TrainedClassifier:
         range_log_scales: family → that scale, for a common model.
     """
 
-    network: nn.Module
+    network: MixtureClassifier | SequenceClassifier
     members: MemberMLPs
     coverages: tuple[float, ...]
     multiples: Mapping[str, tuple[float, ...]]
@@ -100,18 +102,58 @@ def train_classifier(
     Raises:
         ValueError: when there are fewer architectures than members.
     """
+    return train_common_classifiers([data], plan, progress)[0]
+
+
+def train_common_classifiers(
+    sources: Sequence[LabelledJobs], plan: TrainingPlan | None = None, progress: Callable[[float], None] = lambda share: None
+) -> list[TrainedClassifier]:
+    """Train one network on jobs of several label sources; return a classifier for each source.
+
+    The network reads the source of a job's label as inputs.  A classifier holds these inputs at its source.  Lines through the
+    closed form, units and bounds are those of its source.
+
+    Args:
+        sources: jobs of each label source, of the same families, labelled with the same CUDA context.
+        plan: sizes and schedule.
+        progress: called with the share of epochs that are finished.
+
+    Raises:
+        ValueError: when a source has fewer architectures than members.
+    """
     plan = plan or TrainingPlan()
-    totals = data.without_layers()
-    transform = fitted_transform(data, totals)
-    members = MemberMLPs(transform.width, plan.members, plan.hidden, plan.components, plan.seed)
-    piece = pieces(data.groups, plan.members, plan.seed)
+    totals = [data.without_layers() for data in sources]
+    transforms = fitted_transforms(sources, totals)
+    flags = source_flags(len(sources))
+    members = MemberMLPs(transforms[0].width + flags.shape[1], plan.members, plan.hidden, plan.components, plan.seed)
+    piece = [pieces(data.groups, plan.members, plan.seed) for data in sources]
 
-    layers_rows, totals_rows = _rows(transform, data), _rows(transform, totals)
-    rows = [torch.cat((a, *[b] * TOTALS_COPIES)) for a, b in zip(layers_rows, totals_rows, strict=True)]
-    best_epochs = _fit(members, rows, np.tile(piece, 1 + TOTALS_COPIES), plan, progress)
+    parts = [
+        _rows(transform, jobs, flag)
+        for copies in (sources, *[totals] * TOTALS_COPIES)
+        for transform, jobs, flag in zip(transforms, copies, flags, strict=True)
+    ]
+    rows = [torch.cat(columns) for columns in zip(*parts, strict=True)]
+    best_epochs = _fit(members, rows, np.tile(np.concatenate(piece), 1 + TOTALS_COPIES), plan, progress)
+    own = [with_constant_inputs(members, flag) for flag in flags]
+    return list(map(partial(_calibrated, best_epochs), transforms, own, sources, totals, piece))
 
+
+def source_flags(count: int) -> Tensor:
+    """Return the inputs that tell label sources apart, one row for each source; a single source needs none."""
+    return torch.eye(count) if count > 1 else torch.zeros(1, 0)
+
+
+def _calibrated(
+    best_epochs: tuple[int, ...],
+    transform: FeatureTransform,
+    members: MemberMLPs,
+    data: LabelledJobs,
+    totals: LabelledJobs,
+    piece: NDArray[np.int64],
+) -> TrainedClassifier:
     calibrated = data.calibration_rows
-    rows_of = _rows_of_families(data.take(calibrated))
+    rows_of = rows_of_families(data.take(calibrated))
     fewest = min(map(len, rows_of.values()))
     coverages = tuple(level for level in COVERAGES if math.ceil((fewest + 1) * level) <= fewest)
     multiples: dict[str, tuple[float, ...]] = {}
@@ -128,26 +170,33 @@ def train_classifier(
     network = MixtureClassifier(transform, MixtureHead(members, transform, multiples, floor)).eval()
     scales = {
         family: max(extrapolation_scale(data.take(some), LAYER_TERMS), extrapolation_scale(totals.take(some), TOTALS_TERMS))
-        for family, some in _rows_of_families(data).items()
+        for family, some in rows_of_families(data).items()
     }
     by_family = scales if len(scales) > 1 else {}
     return TrainedClassifier(network, members, coverages, multiples, floor, max(scales.values()), best_epochs, by_family)
 
 
-def fitted_transform(data: LabelledJobs, totals: LabelledJobs) -> FeatureTransform:
-    """Fit lines and standardisation to ``data`` and to ``totals``, the same jobs with totals only."""
+def fitted_transforms(sources: Sequence[LabelledJobs], totals: Sequence[LabelledJobs]) -> list[FeatureTransform]:
+    """Fit lines to the jobs of each label source and to ``totals``, the same jobs with totals only; standardise all alike."""
+    transforms = list(map(_with_lines, sources, totals))
+    parts = zip(transforms, sources, strict=True)
+    raw_BD = torch.cat([transform.raw_inputs(float_tensor(data.features)) for transform, data in parts])
+    for transform in transforms:
+        transform.fit(raw_BD)
+    return transforms
+
+
+def _with_lines(data: LabelledJobs, totals: LabelledJobs) -> FeatureTransform:
     lines, errors = [], []
-    rows_of = _rows_of_families(data)
+    rows_of = rows_of_families(data)
     for rows in rows_of.values():
         for jobs, terms in ((data.take(rows), LAYER_TERMS), (totals.take(rows), TOTALS_TERMS)):
             lines.append(fit_line(jobs.features, jobs.label_bytes, terms))
             errors.append(_typical_error(lines[-1], jobs))
-    transform = FeatureTransform(lines, errors, data.families if len(rows_of) > 1 else ())
-    transform.fit(float_tensor(data.features))
-    return transform
+    return FeatureTransform(lines, errors, data.families if len(rows_of) > 1 else ())
 
 
-def _rows_of_families(data: LabelledJobs) -> dict[str, NDArray[np.int64]]:
+def rows_of_families(data: LabelledJobs) -> dict[str, NDArray[np.int64]]:
     """Return the rows of each family; with a single family, all rows under the empty name."""
     if len(data.families) == 1:
         return {"": np.arange(len(data))}
@@ -164,11 +213,11 @@ def _typical_error(line: PhysicsLine, data: LabelledJobs) -> float:
     return max(float(np.percentile(_log_errors(line, data), 68)), 1e-4)
 
 
-def _rows(transform: FeatureTransform, data: LabelledJobs) -> tuple[Tensor, Tensor, Tensor]:
+def _rows(transform: FeatureTransform, data: LabelledJobs, flag: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return inputs ``[B, D]`` and the label's interval, lower and upper ``[B]``, in units of the closed form's error."""
     with torch.no_grad():
         inputs_BD, _, _, _ = transform(float_tensor(data.features))
-    return inputs_BD, *label_interval(transform, data)
+    return torch.cat((inputs_BD, flag.expand(len(data), -1)), dim=1), *label_interval(transform, data)
 
 
 def label_interval(transform: FeatureTransform, data: LabelledJobs) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -20,7 +21,16 @@ from torch import Tensor
 from gpumemnet.features.sequence import layer_sequence
 from gpumemnet.job.job_table import JobTable
 
-from ..networks.mlp import MemberMLPs, centre_and_spread, float_tensor, mixture_cdf
+from ..networks.mlp import (
+    FeatureTransform,
+    MemberMLPs,
+    Mixture,
+    centre_and_spread,
+    float_tensor,
+    mixture_cdf,
+    mode_name,
+    with_constant_inputs,
+)
 from ..networks.physics_line import LAYER_TERMS
 from ..networks.sequence import SequenceInputs, SequenceNetwork, encoder_width, initialised
 from ..networks.served import MixtureHead, SequenceClassifier
@@ -30,8 +40,10 @@ from .mlp import (
     SHORTEST_SCHEDULE,
     TrainedClassifier,
     extrapolation_scale,
-    fitted_transform,
+    fitted_transforms,
     label_interval,
+    rows_of_families,
+    source_flags,
 )
 from .splits import pieces
 
@@ -66,9 +78,19 @@ class SequencePlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
-    """Training data of ``B`` jobs: features, unpadded sequences, label intervals in units of the closed form's error."""
+    """Training data of ``B`` jobs.
 
-    features: Tensor
+    Attributes:
+        inputs, reference, units: outputs of the transform, ``[B, D]`` and twice ``[B, 1]``.
+        flags: inputs that tell the label sources apart, ``[B, S]``.
+        sequences: unpadded layer sequences.
+        lower, upper: label intervals in units of the closed form's error, ``[B]``.
+    """
+
+    inputs: Tensor
+    reference: Tensor
+    units: Tensor
+    flags: Tensor
     sequences: list[NDArray[np.float32]]
     lower: Tensor
     upper: Tensor
@@ -83,26 +105,79 @@ def train_sequence_classifier(
         InvalidJobError: when a job has totals only.
         ValueError: when there are too few architectures for a held-out piece.
     """
-    plan = plan or SequencePlan()
-    transform = fitted_transform(data, data.without_layers())
-    piece = pieces(data.groups, HELD_OUT, plan.seed)
-    members = MemberMLPs(transform.width + encoder_width(plan.width), 1, plan.hidden, plan.components, plan.seed)
-    inputs = SequenceInputs(transform, initialised(plan.width, plan.depth, plan.heads, plan.seed))
-    network = SequenceNetwork(inputs, members)
-    lower, upper = label_interval(transform, data)
-    rows = _Rows(float_tensor(data.features), _sequences(data), lower, upper)
-    best_epoch = _fit(network, rows, np.flatnonzero(piece != 0), np.flatnonzero(piece == 0), plan, progress)
+    return train_common_sequence_classifiers([data], plan, progress)[0]
 
-    coverages = tuple(level for level in COVERAGES if math.ceil((len(data) + 1) * level) <= len(data))
+
+def train_common_sequence_classifiers(
+    sources: Sequence[LabelledJobs], plan: SequencePlan | None = None, progress: Callable[[float], None] = lambda share: None
+) -> list[TrainedClassifier]:
+    """Train one network on jobs of several label sources, as :func:`models.training.mlp.train_common_classifiers` does.
+
+    Raises:
+        InvalidJobError: when a job has totals only.
+        ValueError: when there are too few architectures for a held-out piece.
+    """
+    plan = plan or SequencePlan()
+    transforms = fitted_transforms(sources, [data.without_layers() for data in sources])
+    flags = source_flags(len(sources))
+    piece = [pieces(data.groups, HELD_OUT, plan.seed) for data in sources]
+    inputs = transforms[0].width + encoder_width(plan.width) + flags.shape[1]
+    members = MemberMLPs(inputs, 1, plan.hidden, plan.components, plan.seed)
+    network = SequenceNetwork(initialised(plan.width, plan.depth, plan.heads, plan.seed), members)
+    rows = [_rows(*part) for part in zip(transforms, sources, flags, strict=True)]
+    every_piece = np.concatenate(piece)
+    best_epoch = _fit(network, _joined(rows), np.flatnonzero(every_piece != 0), np.flatnonzero(every_piece == 0), plan, progress)
+    own = [with_constant_inputs(members, flag) for flag in flags]
+    return list(map(partial(_calibrated, network, best_epoch), transforms, own, rows, sources, piece))
+
+
+def _calibrated(
+    network: SequenceNetwork,
+    best_epoch: int,
+    transform: FeatureTransform,
+    members: MemberMLPs,
+    rows: _Rows,
+    data: LabelledJobs,
+    piece: NDArray[np.int64],
+) -> TrainedClassifier:
     held_out = np.flatnonzero(piece == 0)
+    tested = data.take(held_out)
+    rows_of = rows_of_families(data)
+    fewest = min(map(len, rows_of.values()))
+    coverages = tuple(level for level in COVERAGES if math.ceil((fewest + 1) * level) <= fewest)
     errors = _errors(network, rows, data, held_out)
     floor = spread_floor([errors])
-    multiples = grouped_multiples("layers", conformal_scores(errors, floor), data.take(held_out), coverages)
+    scores = conformal_scores(errors, floor)
+    multiples: dict[str, tuple[float, ...]] = {}
+    for family in rows_of:
+        own = tested.rows_of(family) if family else np.arange(len(tested))
+        multiples |= grouped_multiples(mode_name("layers", family), scores[own], tested.take(own), coverages)
     # jobs with totals only have no sequence: their groups exist because the graph needs them
     every_group = multiples | {group.replace("layers", "totals"): found for group, found in multiples.items()}
+    inputs = SequenceInputs(transform, network.encoder)
     served = SequenceClassifier(inputs, MixtureHead(members, transform, every_group, floor)).eval()
-    scale = extrapolation_scale(data, LAYER_TERMS)
-    return TrainedClassifier(served, members, coverages, multiples, floor, scale, (best_epoch,))
+    scales = {family: extrapolation_scale(data.take(own), LAYER_TERMS) for family, own in rows_of.items()}
+    by_family = scales if len(scales) > 1 else {}
+    return TrainedClassifier(served, members, coverages, multiples, floor, max(scales.values()), (best_epoch,), by_family)
+
+
+def _rows(transform: FeatureTransform, data: LabelledJobs, flag: Tensor) -> _Rows:
+    with torch.no_grad():
+        inputs_BD, reference_B1, units_B1, _ = transform(float_tensor(data.features))
+    flags_BS = flag.expand(len(data), -1)
+    return _Rows(inputs_BD, reference_B1, units_B1, flags_BS, _sequences(data), *label_interval(transform, data))
+
+
+def _joined(parts: Sequence[_Rows]) -> _Rows:
+    return _Rows(
+        inputs=torch.cat([part.inputs for part in parts]),
+        reference=torch.cat([part.reference for part in parts]),
+        units=torch.cat([part.units for part in parts]),
+        flags=torch.cat([part.flags for part in parts]),
+        sequences=[sequence for part in parts for sequence in part.sequences],
+        lower=torch.cat([part.lower for part in parts]),
+        upper=torch.cat([part.upper for part in parts]),
+    )
 
 
 def _sequences(data: LabelledJobs) -> list[NDArray[np.float32]]:
@@ -180,9 +255,16 @@ def _fit(
 def _loss(network: SequenceNetwork, rows: _Rows, batch: NDArray[np.int64]) -> Tensor:
     """Return the negative log-probability of each label's interval, shape ``[B]``."""
     places = torch.from_numpy(batch)
-    mixture, _, _ = network(rows.features[places], *batch_of([rows.sequences[row] for row in batch.tolist()]))
+    mixture = _mixture(network, rows, batch)
     upper, lower = rows.upper[places, None], rows.lower[places, None]
     return -(mixture_cdf(mixture, upper) - mixture_cdf(mixture, lower)).clamp_min(1e-7).log()[:, 0]
+
+
+def _mixture(network: SequenceNetwork, rows: _Rows, batch: NDArray[np.int64]) -> Mixture:
+    places = torch.from_numpy(batch)
+    sequences = batch_of([rows.sequences[row] for row in batch.tolist()])
+    mixture: Mixture = network(rows.inputs[places], rows.reference[places], rows.flags[places], *sequences)
+    return mixture
 
 
 def _errors(network: SequenceNetwork, rows: _Rows, data: LabelledJobs, held_out: NDArray[np.int64]) -> Errors:
@@ -190,9 +272,8 @@ def _errors(network: SequenceNetwork, rows: _Rows, data: LabelledJobs, held_out:
     parts = []
     for first in range(0, len(held_out), 256):
         part = held_out[first : first + 256]
+        reference_B1, units_B1 = (column[torch.from_numpy(part)] for column in (rows.reference, rows.units))
         with torch.no_grad():
-            sequences = batch_of([rows.sequences[row] for row in part.tolist()])
-            mixture, reference_B1, units_B1 = network(rows.features[torch.from_numpy(part)], *sequences)
-            centre, spread = centre_and_spread(*(amount[:, 0] for amount in mixture))
+            centre, spread = centre_and_spread(*(amount[:, 0] for amount in _mixture(network, rows, part)))
         parts.append(torch.cat((reference_B1 + centre * units_B1, spread * units_B1, units_B1), dim=1))
     return errors_of(data.take(held_out), *torch.cat(parts).double().numpy().T)
