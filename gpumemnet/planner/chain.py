@@ -122,7 +122,6 @@ class Chain:
             np.ascontiguousarray(table[each, choices].T) for table in (self.recompute_seconds, self.out_seconds, self.in_seconds)
         )
         never_out, never_back = (np.where(table > 0, 0.0, -np.inf) for table in (out, back))  # nothing waits for no copy
-        backward = recompute + self.backward_seconds[:, None]
         time = np.zeros(len(choices))
         queue = np.zeros(len(choices))
         copied: list[Floats] = []
@@ -139,7 +138,7 @@ class Chain:
         for place, unit in enumerate(self.backward_order):
             arrivals.append(time)
             queue = np.maximum(queue, arrivals[place] + never_back[unit]) + back[unit]
-            time = np.maximum(time, queue + never_back[unit]) + backward[unit]
+            time = np.maximum(time, queue + never_back[unit]) + recompute[unit] + self.backward_seconds[unit]
         return time
 
     def region_bytes(self, choices: NDArray[np.int64]) -> Floats:

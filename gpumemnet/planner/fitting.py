@@ -104,15 +104,16 @@ def _fitting_plan(
     """
     budget = expected_budget(before.available_bytes, before.expected_bytes, before.safe_bytes, before.reserved_bytes)
     available = format_bytes(before.available_bytes)
-    target, is_smallest = budget, False
+    target, too_small = budget, None
     for _ in range(_ATTEMPTS):
         _LOG.info("planning for %d MiB with %s", target // MIB, request.planner)
         try:
             plan = choose_plan(step, machine, max(target, 1), optimizer=request.planner, chain=chain)
         except BudgetError as error:
-            if is_smallest or error.smallest_bytes > before.available_bytes:
-                raise PlanError(f"for safe bytes of {available}, {format_bytes(budget)} may be expected; {error}") from None
-            target, is_smallest = error.smallest_bytes, True  # the bound is smaller where the allocator must give segments back
+            if too_small or error.smallest_bytes > before.available_bytes:
+                reason = too_small or error
+                raise PlanError(f"for safe bytes of {available}, {format_bytes(budget)} may be expected; {reason}") from None
+            target, too_small = error.smallest_bytes, error  # the bound is smaller where the allocator must give segments back
             continue
         _LOG.info("tracing the plan")
         with applied(model, plan):

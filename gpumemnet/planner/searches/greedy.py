@@ -5,6 +5,7 @@ It starts several times, each time with other options, because options that pay 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -39,13 +40,18 @@ def greedy(chain: Chain, limit_bytes: float) -> Found:
     evicted = [choices for each in usable if (choices := _evict(chain, limit_bytes, each)) is not None]
     if not evicted:
         return Found(None)
-    starts = np.unique(_without_superfluous(chain, limit_bytes, np.array(evicted)), axis=0)
+    starts = _different(_without_superfluous(chain, limit_bytes, np.array(evicted)))
     seconds = chain.step_seconds(starts)
     if chain.units > _FEW_UNITS:
         starts = starts[seconds <= (1 + _NEAR) * seconds.min()]
-    plans = np.unique([polished(chain, limit_bytes, choices) for choices in starts], axis=0)
+    plans = _different([polished(chain, limit_bytes, choices) for choices in starts])
     order = chain.step_seconds(plans).argsort(kind="stable")
     return Found(plans[order[0]], others=tuple(plans[order[1:]]))
+
+
+def _different(rows: Iterable[Choices]) -> Choices:
+    """Return equal rows once, in their order: of plans that take equally long, that of the first start is the most regular."""
+    return np.array(list({row.tobytes(): row for row in rows}.values()))
 
 
 def polished(chain: Chain, limit_bytes: float, choices: Choices) -> Choices:
