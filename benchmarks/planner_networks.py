@@ -14,29 +14,24 @@ from torch import nn
 
 from benchmarks.ordinary_networks import Network, UNet, hugging_face, vision
 
+_AMP: Final = {"precision": "amp_bf16"}
+
+
+def _gpt2(name: str, **sizes: int) -> Network:
+    made = hugging_face("GPT2", "LMHeadModel", "GPT", 8, length=1024, options=_AMP, use_cache=False, **sizes)
+    return replace(made, name=name)
+
 
 def _unet(batch_size: int) -> tuple[nn.Module, Any]:
     return UNet(), torch.empty(batch_size, 3, 512, 512, device="meta")
 
 
-_AMP: Final = {"precision": "amp_bf16"}
 PLANNER_NETWORKS: Final = {
     network.name: network
     for network in (
         replace(vision("torchvision", "resnet50", "ResNet", 256, optimizer="sgd_momentum", **_AMP), name="ResNet-50"),
         replace(vision("timm", "vit_large_patch16_224", "ViT", 64, **_AMP), name="ViT-L"),
-        replace(
-            hugging_face(
-                *("GPT2", "LMHeadModel", "GPT", 8),
-                length=1024,
-                options=_AMP,
-                use_cache=False,
-                n_embd=1600,
-                n_layer=48,
-                n_head=25,
-            ),
-            name="GPT-2 XL",
-        ),
+        _gpt2("GPT-2 XL", n_embd=1600, n_layer=48, n_head=25),
         replace(
             hugging_face(
                 *("Bert", "ForMaskedLM", "BERT", 32),
@@ -67,18 +62,7 @@ PLANNER_NETWORKS: Final = {
     )
 }
 """Name → network.  The Llama has 6.7 billion parameters; its weights, gradients and optimizer state are in bf16."""
-MANY_UNITS: Final = replace(
-    hugging_face(
-        *("GPT2", "LMHeadModel", "GPT", 8),
-        length=1024,
-        options=_AMP,
-        use_cache=False,
-        n_embd=1024,
-        n_layer=100,
-        n_head=16,
-    ),
-    name="GPT, 100 blocks",
-)
+MANY_UNITS: Final = _gpt2("GPT, 100 blocks", n_embd=1024, n_layer=100, n_head=16)
 """A network of 100 units, to see how long the searches take."""
 
 
