@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ..networks.mlp import mode_name
 from .data import LabelledJobs
 
 Array = NDArray[np.float64]
@@ -63,6 +64,27 @@ def conformal_scores(errors: Errors, floor: float) -> Array:
     """Return each job's log-error divided by the sum of spread and floor, shape ``[B]``."""
     scores: Array = errors.log_errors / (errors.spreads + floor * errors.units)
     return scores
+
+
+def calibrated_coverages(data: LabelledJobs) -> tuple[float, ...]:
+    """Return the coverages whose conformal quantile is one of the scores, even in the family with the fewest jobs."""
+    fewest = min(map(len, data.rows_by_family().values()))
+    return tuple(level for level in COVERAGES if math.ceil((fewest + 1) * level) <= fewest)
+
+
+def multiples_by_family(mode: str, scores: Array, data: LabelledJobs, coverages: Sequence[float]) -> dict[str, tuple[float, ...]]:
+    """Return the multiples of ``mode`` for the jobs of each family, without and with ``cudnn.benchmark``.
+
+    Args:
+        mode: ``layers`` or ``totals``: what is known of the jobs.
+        scores: of the jobs of ``data``, shape ``[B]``.
+        data: the jobs, held out from the training.
+        coverages: from :func:`calibrated_coverages`.
+    """
+    multiples: dict[str, tuple[float, ...]] = {}
+    for family, rows in data.rows_by_family().items():
+        multiples |= grouped_multiples(mode_name(mode, family), scores[rows], data.take(rows), coverages)
+    return multiples
 
 
 def grouped_multiples(mode: str, scores: Array, data: LabelledJobs, coverages: Sequence[float]) -> dict[str, tuple[float, ...]]:

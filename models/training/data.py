@@ -110,6 +110,12 @@ class LabelledJobs:
         """Return the rows of one family."""
         return np.flatnonzero([job.family == family for job in self.jobs])
 
+    def rows_by_family(self) -> dict[str, NDArray[np.int64]]:
+        """Return the rows of each family; where there is a single one, all rows under the empty name."""
+        if len(self.families) == 1:
+            return {"": np.arange(len(self))}
+        return {family: self.rows_of(family) for family in self.families}
+
     def without_layers(self) -> LabelledJobs:
         """Return the same jobs with totals only."""
         jobs = tuple(totals_only(job) for job in self.jobs)

@@ -27,12 +27,11 @@ from ..networks.mlp import (
     centre_and_spread,
     float_tensor,
     mixture_cdf,
-    mode_name,
     with_constant_inputs,
 )
 from ..networks.physics_line import LAYER_TERMS, TOTALS_TERMS, PhysicsLine, fit_line
 from ..networks.served import MixtureClassifier, MixtureHead, SequenceClassifier
-from .bounds import COVERAGES, Errors, conformal_scores, errors_of, grouped_multiples, spread_floor
+from .bounds import Errors, calibrated_coverages, conformal_scores, errors_of, multiples_by_family, spread_floor
 from .data import LabelledJobs
 from .splits import pieces
 
@@ -153,24 +152,20 @@ def _calibrated(
     piece: NDArray[np.int64],
 ) -> TrainedClassifier:
     calibrated = data.calibration_rows
-    rows_of = rows_of_families(data.take(calibrated))
-    fewest = min(map(len, rows_of.values()))
-    coverages = tuple(level for level in COVERAGES if math.ceil((fewest + 1) * level) <= fewest)
-    multiples: dict[str, tuple[float, ...]] = {}
+    tested = data.take(calibrated)
+    coverages = calibrated_coverages(tested)
     errors = {
         mode: _errors(transform, members, jobs.take(calibrated), piece[calibrated])
         for mode, jobs in (("layers", data), ("totals", totals))
     }
     floor = spread_floor(list(errors.values()))
+    multiples: dict[str, tuple[float, ...]] = {}
     for mode, mode_errors in errors.items():
-        scores = conformal_scores(mode_errors, floor)
-        for family, family_rows in rows_of.items():
-            name = mode_name(mode, family)
-            multiples |= grouped_multiples(name, scores[family_rows], data.take(calibrated[family_rows]), coverages)
+        multiples |= multiples_by_family(mode, conformal_scores(mode_errors, floor), tested, coverages)
     network = MixtureClassifier(transform, MixtureHead(members, transform, multiples, floor)).eval()
     scales = {
         family: max(extrapolation_scale(data.take(some), LAYER_TERMS), extrapolation_scale(totals.take(some), TOTALS_TERMS))
-        for family, some in rows_of_families(data).items()
+        for family, some in data.rows_by_family().items()
     }
     by_family = scales if len(scales) > 1 else {}
     return TrainedClassifier(network, members, coverages, multiples, floor, max(scales.values()), best_epochs, by_family)
@@ -188,19 +183,12 @@ def fitted_transforms(sources: Sequence[LabelledJobs], totals: Sequence[Labelled
 
 def _with_lines(data: LabelledJobs, totals: LabelledJobs) -> FeatureTransform:
     lines, errors = [], []
-    rows_of = rows_of_families(data)
-    for rows in rows_of.values():
+    rows_by_family = data.rows_by_family()
+    for rows in rows_by_family.values():
         for jobs, terms in ((data.take(rows), LAYER_TERMS), (totals.take(rows), TOTALS_TERMS)):
             lines.append(fit_line(jobs.features, jobs.label_bytes, terms))
             errors.append(_typical_error(lines[-1], jobs))
-    return FeatureTransform(lines, errors, data.families if len(rows_of) > 1 else ())
-
-
-def rows_of_families(data: LabelledJobs) -> dict[str, NDArray[np.int64]]:
-    """Return the rows of each family; with a single family, all rows under the empty name."""
-    if len(data.families) == 1:
-        return {"": np.arange(len(data))}
-    return {family: data.rows_of(family) for family in data.families}
+    return FeatureTransform(lines, errors, data.families if len(rows_by_family) > 1 else ())
 
 
 def _log_errors(line: PhysicsLine, data: LabelledJobs) -> NDArray[np.float64]:

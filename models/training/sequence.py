@@ -28,13 +28,12 @@ from ..networks.mlp import (
     centre_and_spread,
     float_tensor,
     mixture_cdf,
-    mode_name,
     with_constant_inputs,
 )
 from ..networks.physics_line import LAYER_TERMS
 from ..networks.sequence import SequenceInputs, SequenceNetwork, encoder_width, initialised
 from ..networks.served import MixtureHead, SequenceClassifier
-from .bounds import COVERAGES, Errors, conformal_scores, errors_of, grouped_multiples, spread_floor
+from .bounds import Errors, calibrated_coverages, conformal_scores, errors_of, multiples_by_family, spread_floor
 from .data import LabelledJobs
 from .mlp import (
     SHORTEST_SCHEDULE,
@@ -42,7 +41,6 @@ from .mlp import (
     extrapolation_scale,
     fitted_transforms,
     label_interval,
-    rows_of_families,
     source_flags,
 )
 from .splits import pieces
@@ -142,21 +140,15 @@ def _calibrated(
 ) -> TrainedClassifier:
     held_out = np.flatnonzero(piece == 0)
     tested = data.take(held_out)
-    rows_of = rows_of_families(data)
-    fewest = min(map(len, rows_of.values()))
-    coverages = tuple(level for level in COVERAGES if math.ceil((fewest + 1) * level) <= fewest)
+    coverages = calibrated_coverages(data)
     errors = _errors(network, rows, data, held_out)
     floor = spread_floor([errors])
-    scores = conformal_scores(errors, floor)
-    multiples: dict[str, tuple[float, ...]] = {}
-    for family in rows_of:
-        own = tested.rows_of(family) if family else np.arange(len(tested))
-        multiples |= grouped_multiples(mode_name("layers", family), scores[own], tested.take(own), coverages)
+    multiples = multiples_by_family("layers", conformal_scores(errors, floor), tested, coverages)
     # jobs with totals only have no sequence: their groups exist because the graph needs them
     every_group = multiples | {group.replace("layers", "totals"): found for group, found in multiples.items()}
     inputs = SequenceInputs(transform, network.encoder)
     served = SequenceClassifier(inputs, MixtureHead(members, transform, every_group, floor)).eval()
-    scales = {family: extrapolation_scale(data.take(own), LAYER_TERMS) for family, own in rows_of.items()}
+    scales = {family: extrapolation_scale(data.take(own), LAYER_TERMS) for family, own in data.rows_by_family().items()}
     by_family = scales if len(scales) > 1 else {}
     return TrainedClassifier(served, members, coverages, multiples, floor, max(scales.values()), (best_epoch,), by_family)
 
