@@ -370,8 +370,9 @@ def import_real_models(
 ) -> None:
     """Turn the published A100 readings of real vision models into a dataset for testing; needs torchvision and timm."""
     from .published import real_models as published_real_models
+    from .traced.labels import PROTOCOL
 
-    written = published_real_models.import_real_models(out)
+    written = published_real_models.import_real_models(out, PROTOCOL)
     print_result({"rows": written, "dataset": out}, f"{written:,} published readings written to {out}", as_json=as_json)
 
 

@@ -33,6 +33,7 @@ from gpumemnet.tracing.step import record
 from gpumemnet.units import MIB
 
 from .rows import PUBLISHED_CAPACITY_BYTES
+from .timm_models import declare_detection
 
 RECIPE: Final = "zoo"
 """Real models are for testing only: a split puts them into no fold."""
@@ -163,6 +164,7 @@ def build(model: RealModel) -> nn.Module:
     Raises:
         DatasetError: when its library is missing, or cannot be loaded with this torch.
     """
+    declare_detection()
     try:
         home = import_module(model.home)
     except (ImportError, RuntimeError) as error:  # a torchvision of another torch raises the latter
@@ -175,7 +177,11 @@ def build(model: RealModel) -> nn.Module:
 
 
 def traced_memory(model: RealModel, network: nn.Module, batch_size: int) -> Memory:
-    """What the trace finds for ``network``, trained as the published script trained ``model``."""
+    """What the trace finds for ``network``, trained as the published script trained ``model``.
+
+    ``expected_bytes`` is the steady state, which readings once a second see.  Nothing searches for algorithms in these runs
+    (``cudnn.benchmark`` is off), so the start-up takes no more.
+    """
     device = device_profile(PUBLISHED_GPU)
     options = TraceOptions(
         optimizer=model.optimizer,
@@ -187,14 +193,20 @@ def traced_memory(model: RealModel, network: nn.Module, batch_size: int) -> Memo
     return steady_memory(timeline, device)
 
 
-def measurement_of_reading(model: RealModel, network: nn.Module, reading: Reading) -> Measurement:
-    """One row; its ``options`` hold the last batch and the estimates of others, in MiB, where there are any."""
+def measurement_of_reading(model: RealModel, network: nn.Module, reading: Reading, traced_version: str) -> Measurement:
+    """One row; its ``options`` hold the last batch and the estimates of others, in MiB, where there are any.
+
+    Args:
+        model, network: the model, and itself on meta tensors.
+        reading: what was read.
+        traced_version: version of today's trace.
+    """
     extraction = extract_job(
         network,
         _images(model, reading.batch_size),
         ExtractOptions(optimizer=model.optimizer, precision="fp32", family="cnn"),
     )
-    memory = traced_memory(model, network, reading.batch_size)
+    replayed = traced_memory(model, network, reading.batch_size).replayed
     options = {
         "last_batch_size": model.last_batch_size(reading.batch_size),
         "fake_tensor_mib": reading.fake_tensor,
@@ -202,7 +214,7 @@ def measurement_of_reading(model: RealModel, network: nn.Module, reading: Readin
         "gpumemnet_mib": reading.gpumemnet,
     }
     return Measurement(
-        job=replace(extraction.job, traced_peak_bytes=memory.replayed.reserved_bytes),
+        job=replace(extraction.job, traced_peak_bytes=replayed.reserved_bytes),
         status="ok",
         label_source="nvidia_smi_device_1s",
         capacity_bytes=PUBLISHED_CAPACITY_BYTES,
@@ -212,12 +224,18 @@ def measurement_of_reading(model: RealModel, network: nn.Module, reading: Readin
         architecture=json.dumps({"model": model.name, "image_size": model.image_size}, sort_keys=True),
         options=json.dumps({name: value for name, value in options.items() if value is not None}, sort_keys=True),
         peak_device_bytes=reading.measured * MIB,
+        traced={
+            "steady_reserved_bytes": replayed.reserved_bytes,
+            "startup_peak_reserved_bytes": replayed.startup_peak_reserved_bytes,
+            "steady_allocated_bytes": replayed.allocated_bytes,
+        },
+        traced_version=traced_version,
         neighbours=0,
     )
 
 
-def measurements() -> Iterator[Measurement]:
-    """The rows of all readings, model by model.
+def measurements(traced_version: str) -> Iterator[Measurement]:
+    """The rows of all readings, model by model; ``traced_version`` is the version of today's trace.
 
     Raises:
         DatasetError: as :func:`build`.
@@ -225,16 +243,20 @@ def measurements() -> Iterator[Measurement]:
     networks = [build(model) for model in REAL_MODELS]
     for model, network in zip(REAL_MODELS, networks, strict=True):
         for reading in model.readings:
-            yield measurement_of_reading(model, network, reading)
+            yield measurement_of_reading(model, network, reading, traced_version)
 
 
-def import_real_models(out: str | Path) -> int:
+def import_real_models(out: str | Path, traced_version: str) -> int:
     """Write the dataset of the published real models to ``out``; returns the number of rows.
+
+    Args:
+        out: Parquet file.
+        traced_version: version of today's trace, which the rows are marked with.
 
     Raises:
         DatasetError: as :func:`build`, or when ``out`` cannot be written.
     """
-    return write_dataset(out, measurements())
+    return write_dataset(out, measurements(traced_version))
 
 
 def _images(model: RealModel, batch_size: int) -> torch.Tensor:

@@ -20,7 +20,6 @@ from gpumemnet.tracing.platform import Platform
 
 from ..published import real_models, timm_models, xmem_models
 from ..published.real_runs import RealModel
-from ..published.timm_models import declare_detection
 from .subjects import Subject, subject
 
 
@@ -51,7 +50,6 @@ def _of_real_model(row: Measurement, document: dict[str, Any], device: DevicePro
     model = next((model for model in real_models.REAL_MODELS if model.name == document["model"]), None)
     if model is None:
         raise DatasetError(f"no published real model is called '{str(document['model'])[:60]}'")
-    declare_detection()  # timm and torchvision need it beside another torch
     batch_size, side = row.job.batch_size, model.image_size
     options = TraceOptions(
         optimizer=model.optimizer, loss="cross_entropy", keeps_names=True, last_batch_size=model.last_batch_size(batch_size)

@@ -14,6 +14,7 @@ from dataset_builder import cli
 from dataset_builder.published.networks import published_family
 from dataset_builder.published.real_models import REAL_MODELS, Reading, RealModel, import_real_models, measurement_of_reading
 from dataset_builder.split import split_by_architecture
+from dataset_builder.traced.labels import PROTOCOL
 from gpumemnet.data.dataset import read_dataset
 from gpumemnet.data.measurement import Measurement
 from gpumemnet.data.validation import validate
@@ -57,9 +58,11 @@ def test_every_committed_row_can_be_predicted(rows: list[Measurement]) -> None:
         assert (row.job.family, row.job.precision) == ("cnn", "fp32")
         assert row.job.has_layers
         assert any(layer.kind == "conv2d" for layer in row.job.layers)
+        assert row.traced_version == PROTOCOL, "make the file again: gpumemnet build import-real-models"
+        assert row.job.traced_peak_bytes == row.traced["steady_reserved_bytes"]
         assert row.job.traced_peak_bytes is not None
         assert row.label_bytes is not None
-        assert 0.65 < (row.job.traced_peak_bytes + outside) / row.label_bytes < 1.1
+        assert 0.88 < (row.job.traced_peak_bytes + outside) / row.label_bytes < 1.05
 
 
 def test_real_models_are_test_only_and_valid(rows: list[Measurement]) -> None:
@@ -79,10 +82,10 @@ def test_a_reading_becomes_a_row() -> None:
     model = RealModel(name="tiny", home="", factory="", image_size=8, images=10, readings=(reading,))
     with torch.device("meta"):
         network = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(180, 2))
-    row = measurement_of_reading(model, network, reading)
+    row = measurement_of_reading(model, network, reading, PROTOCOL)
     assert [layer.kind for layer in row.job.layers] == ["conv2d", "relu", "linear"]
     assert row.job.total_parameters == 5 * 28 + 181 * 2
-    assert row.job.traced_peak_bytes
+    assert row.job.traced_peak_bytes == row.traced["steady_reserved_bytes"] == row.traced["startup_peak_reserved_bytes"] > 0
     assert row.label_bytes == 700 * MIB
     assert json.loads(row.options) == {"last_batch_size": 2, "horus_mib": 12.5}
 
@@ -90,7 +93,7 @@ def test_a_reading_becomes_a_row() -> None:
 @pytest.mark.usefixtures("no_torchvision")
 def test_a_missing_library_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"need torchvision and timm.*pip install torchvision timm"):
-        import_real_models(tmp_path / "r.parquet")
+        import_real_models(tmp_path / "r.parquet", PROTOCOL)
     assert not list(tmp_path.iterdir())
 
 
