@@ -53,11 +53,11 @@ def heading(evaluation: Evaluation) -> str:
     data = evaluation.data
     return (
         f"{len(evaluation.label_bytes):,} {data.jobs[0].family} jobs on {data.gpu} ({data.provenance}, {data.label_source}), "
-        f"{evaluation.folds} folds split by architecture, seed {evaluation.plan.seed}; every model is trained anew in each fold "
-        "and judged on the jobs held out, pooled. 'Bin too low' is the share of jobs whose bin was under-predicted; 'above safe' "
-        "the share above the safe bytes at 99 % coverage; 'wasted' the mean of safe over measured, less one; 'no safe bytes' the "
-        "share that a candidate refuses to bound because it lies outside its training ranges. Jobs that ran out of memory are "
-        f"trained on but not judged ({int(np.isnan(data.label_bytes).sum()):,} of {len(data):,}).\n"
+        f"{evaluation.folds} folds split by architecture, seed {evaluation.plan.seed}. Every model is trained anew in each fold "
+        "and judged on the jobs held out, pooled. 'Bin too low' is the share of jobs whose bin was under-predicted. 'Above safe' "
+        "is the share above the safe bytes at 99 % coverage. 'Wasted' is the mean of safe over measured, less one. 'No safe "
+        "bytes' is the share that a candidate refuses to bound, because it lies outside its training ranges. Jobs that ran out "
+        f"of memory are trained on but not judged ({int(np.isnan(data.label_bytes).sum()):,} of {len(data):,}).\n"
     )
 
 

@@ -22,7 +22,7 @@ from gpumemnet.data.measurement import TRACED, Measurement
 from gpumemnet.errors import DatasetError
 from gpumemnet.gpu.catalogue import context, device_profile
 from gpumemnet.predict.bundle import Bundle
-from gpumemnet.units import GIB
+from gpumemnet.units import GIB, MIB
 
 from ..answers import Answers
 from ..training.data import ZOO, LabelledJobs, joined, labelled_jobs, load_training_rows
@@ -276,8 +276,9 @@ def _zoo_section(
     return Section(
         slug=f"zoo-{family}",
         title=f"Real {family} models, never trained on",
-        about=f"{len(data)} published readings of real models on {data.gpu}. The classifiers learnt from traces of sampled "
-        f"networks on another GPU; the CUDA context is the profile's: {gpu_context.source}.",
+        about=f"{len(data)} published readings of real models on {data.gpu}. The classifiers learned from traces of sampled "
+        f"networks on another GPU. The CUDA context is that of the GPU's profile, {gpu_context.expected_bytes / MIB:,.0f} MiB: "
+        f"{gpu_context.source.partition(':')[0]}.",
         is_measured=True,
         jobs=data.jobs,
         features=data.features,

@@ -75,8 +75,8 @@ def measured_study(data: LabelledJobs, plans: Plans, traced: Mapping[str, Bundle
     family = data.jobs[0].family
     oom = int(np.isnan(data.label_bytes).sum())
     about = (
-        f"{len(data):,} {family} jobs measured on {data.gpu} ({data.provenance}, {data.label_source}), of which {oom:,} ran out "
-        "of memory: trained on as censored labels, not judged."
+        f"{len(data):,} {family} jobs measured on {data.gpu} ({data.provenance}, {data.label_source}). Of these {oom:,} ran out "
+        "of memory: they are trained on as censored labels, and not judged."
     )
     return Study(
         slug=f"measured-{family}",
@@ -94,7 +94,7 @@ def traced_study(data: LabelledJobs, plans: Plans) -> Study:
     """The study of a dataset whose labels come from the trace."""
     family = data.jobs[0].family
     about = (
-        f"{len(data):,} {family} jobs drawn from the recipe and traced as on {data.gpu}; no GPU has run them, so this says how "
+        f"{len(data):,} {family} jobs drawn from the recipe and traced as on {data.gpu}. No GPU has run them, so this says how "
         "well a feature vector stands in for a trace, and nothing more."
     )
     return Study(
@@ -210,8 +210,8 @@ def _section(study: Study, parts: Sequence[_Fold]) -> Section:
     return Section(
         slug=study.slug,
         title=study.title,
-        about=f"{study.about} {study.fold_count} folds split by architecture; every model is trained anew in each and judged on "
-        "the jobs held out.",
+        about=f"{study.about} {study.fold_count} folds are split by architecture. Every model is trained anew in each, and "
+        "judged on the jobs held out.",
         is_measured=study.data.provenance != "traced",
         jobs=tested.jobs,
         features=tested.features,

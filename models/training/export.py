@@ -195,9 +195,9 @@ def save_classifier(
         },
         "conformal": {
             "method": "cross-conformal: log-errors in units of the predicted spread and a floor, scored on rows that the scored "
-            f"member had not trained on, apart for {'each family and for ' if by_family else ''}jobs with and without "
-            "cudnn.benchmark; meant for jobs like the training jobs; the share above the bound, measured on held-out folds, "
-            "stands in the report",
+            f"member had not trained on. {'Families, and jobs' if by_family else 'Jobs'} with and without cudnn.benchmark, are "
+            "ranked separately. Meant for jobs like the training jobs. The share above the bound, measured on held-out folds, "
+            "stands in the report.",
             "coverages": list(classifier.coverages),
             "multiples": {mode: list(multiples) for mode, multiples in classifier.multiples.items()},
             "floor": classifier.floor,

@@ -62,12 +62,12 @@ What a table does not show was not computed yet: the nightly run adds what takes
 sample is the beginning of one random order of the rows (seed 0), and runs on the CPU are of its jobs up to 2 GiB.
 
 On the GeForce cards MemTracker's line fails less than that of the trace, though its error is larger. Readings lie a few
-MiB above the trace, and language models have nothing to spare: an estimate without a margin that is right within 1 %
+MiB above the trace, and language models have nothing to spare. An estimate without a margin that is right within 1 %
 is then too low for every other run. MemTracker errs upwards on these models, by 5 to 8 %, and downwards on CNNs, whose
 workspaces can shrink. A limit needs a margin, which is what the bound is for: see the column **both**.
 
-Our DNNMem errs less on the GeForce cards than the published one: by 14 points in the median, of which the granularity
-of its graph explains 8, as *DNNMem, graph of modules* shows. That graph gives the published answer for VGG, and is as
+Our DNNMem errs less on the GeForce cards than the published one, by 14 points in the median. The granularity of its
+graph explains 8 of them, as *DNNMem, graph of modules* shows. That graph gives the published answer for VGG, and is as
 far too low for GPT-2. It does not explain ConvNeXt and T5, half of the rows. On ConvNeXt the published one is 29 % too
 low, where both of ours are 8 % too high. On T5 it is 14 % too high, where ours are 6 and 21 % too low. If GELU ran in
 place, as ReLU does, ours would be 19 % too low on ConvNeXt. On MobileNet and RegNet the published one is nearer, as it
@@ -130,8 +130,8 @@ def write_page(
         if agreed := agreements.get(title):
             words = "; ".join(f"{name}: {share:.0%} of {count}" for name, (count, share) in agreed.items())
             lines += textwrap.wrap(
-                "How far the simulated test of a limit can be trusted: it says the same as the repeated runs on the GPU for "
-                f"{words} runs (those that ended well and were forecast to).",
+                "How far the simulated test of a limit can be trusted: the share of runs for which it says the same as the "
+                f"repeated run on the GPU. Counted are runs that ended well and were forecast to. {words}.",
                 118,
             )
             lines += [""]
