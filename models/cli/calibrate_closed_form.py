@@ -26,16 +26,10 @@ def calibrate_closed_form(
     """Calibrate the closed form on real networks, in the cards of bundles, without training anything."""
     from gpumemnet.predict.bundle import load_bundle
 
-    from ..evaluation.closed_form import (
-        calibration,
-        extend_bundle,
-        networks_of_runs,
-        ordinary_networks,
-        rows_like_labels,
-        together,
-    )
+    from ..evaluation.closed_form.card import calibration, extend_bundle
+    from ..evaluation.closed_form.rows import joined_networks, networks_of_runs, ordinary_networks, rows_like_labels
 
-    real = together([ordinary_networks(rows), networks_of_runs(real_runs or default_real_runs())])
+    real = joined_networks([ordinary_networks(rows), networks_of_runs(real_runs or default_real_runs())])
     support = load_bundle(union).card.document["support"]
     entries: dict[tuple[str, tuple[float, ...]], dict[str, Any]] = {}
     for folder in bundles:

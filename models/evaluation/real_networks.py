@@ -26,7 +26,8 @@ from ..training.data import LabelledJobs, load_labelled_jobs, real_rows, with_re
 from ..training.mlp import train_classifier
 from ..training.plans import mlp_plan
 from ..training.splits import folds
-from .closed_form import RealNetworks, fit, networks_of_runs
+from .closed_form.fit import fit
+from .closed_form.rows import RealNetworks, networks_of_runs
 
 FOLDS: Final = 5
 COVERAGE: Final = 0.99
@@ -39,8 +40,8 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answers:
-    """Answers of one estimator for ``B`` rows: expectation, and bound for :data:`COVERAGE` (NaN without one), shape ``[B]``."""
+class Amounts:
+    """What one estimator answers for ``B`` rows: expectation, and bound for :data:`COVERAGE` (NaN without one), shape ``[B]``."""
 
     expected_bytes: Array
     bound_bytes: Array
@@ -48,7 +49,7 @@ class Answers:
 
 def held_out_answers(
     data: LabelledJobs, networks: RealNetworks, seed: int, progress: Callable[[str, float], None]
-) -> dict[str, Answers]:
+) -> dict[str, Amounts]:
     """Answer for the real rows of ``data``, the last ones, each by estimators that have not seen its architecture family.
 
     Args:
@@ -74,7 +75,7 @@ def held_out_answers(
     found = {}
     for name, parts in answers.items():
         rows = np.concatenate([rows for rows, _, _ in parts]).argsort()
-        found[name] = Answers(*(np.concatenate([part[at] for part in parts])[rows] for at in (1, 2)))
+        found[name] = Amounts(*(np.concatenate([part[at] for part in parts])[rows] for at in (1, 2)))
     return found
 
 

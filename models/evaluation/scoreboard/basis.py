@@ -27,7 +27,8 @@ from ...published import dnnperf, schedtune
 from ...published.estimator import PublishedEstimator
 from ...training import bounds, data, mlp, plans
 from ...training.data import features_on
-from .. import closed_form
+from ..closed_form import fit
+from ..closed_form import rows as line_rows
 from . import ours
 from .fitted import CLASSIFIER, DNNPERF, FAMILIES, LINE, SCHEDTUNE, TOTALS
 from .sets import RowSet
@@ -35,7 +36,7 @@ from .sets import RowSet
 _CLASSIFIER_MODULES: Final = (mlp, plans, bounds, data, mlp_network, physics_line)
 _MODULES: Final[dict[str, tuple[ModuleType, ...]]] = {
     SCHEDTUNE: (schedtune,),
-    LINE: (closed_form, gpumemnet.predict.real_networks),
+    LINE: (line_rows, fit, gpumemnet.predict.real_networks),
     CLASSIFIER: _CLASSIFIER_MODULES,
     TOTALS: _CLASSIFIER_MODULES,
     DNNPERF: (dnnperf,),

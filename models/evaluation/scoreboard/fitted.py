@@ -30,7 +30,8 @@ from ...training.data import LabelledJobs, features_on, labelled_jobs, load_labe
 from ...training.mlp import TrainedClassifier, train_classifier
 from ...training.plans import mlp_plan
 from ...training.splits import folds
-from ..closed_form import Fit, RealNetworks, fit, line_features, networks_of_runs
+from ..closed_form.fit import Fit, fit
+from ..closed_form.rows import RealNetworks, line_features, networks_of_runs
 from .answers import Answer, asked
 from .protocol import COVERAGE, FOLDS, SEED
 from .sets import RowSet

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from gpumemnet.data.dataset import read_dataset, write_dataset
-from models.evaluation.closed_form import fit, networks_of_runs
+from models.evaluation.closed_form.fit import fit
+from models.evaluation.closed_form.rows import networks_of_runs
 from models.evaluation.real_networks import write_report
 from models.training.data import load_labelled_jobs, with_real_networks
 
