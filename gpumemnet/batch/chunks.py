@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 _SWITCH_WORDS: Final = {word: word.lower() == "true" for word in ("true", "false", "True", "False", "TRUE", "FALSE")}
 _WHOLE_NUMBER: Final = r"^-?[0-9]{1,18}$"
+_NO_FRACTION: Final = r"\.0*$"
+"""What pandas writes behind a whole number in a column with gaps."""
 _LEAST_BLOCK_BYTES: Final = 2**16
 
 
@@ -221,6 +224,7 @@ def _read_csv(batch: pa.RecordBatch) -> ReadJobs:
             continue
         column = batch.column(name)
         if name in COUNT_FIELDS:
+            column = pc.replace_substring_regex(column, _NO_FRACTION, "")
             column = _cast(column, pa.int64(), lambda texts: pc.match_substring_regex(texts, _WHOLE_NUMBER), is_malformed)
         elif name in SWITCH_FIELDS:
             column = _cast(column, pa.bool_(), lambda texts: pc.is_in(texts, pa.array(list(_SWITCH_WORDS))), is_malformed)
@@ -265,5 +269,6 @@ def _csv_documents(batch: pa.RecordBatch, rows: Indices) -> list[dict[str, Any]]
 
 
 def _whole(text: str) -> int | str:
-    digits = text.removeprefix("-")
-    return int(text) if digits.isascii() and digits.isdigit() and len(digits) <= 18 else text
+    whole = re.sub(_NO_FRACTION, "", text)
+    digits = whole.removeprefix("-")
+    return int(whole) if digits.isascii() and digits.isdigit() and len(digits) <= 18 else text

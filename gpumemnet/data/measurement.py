@@ -19,8 +19,9 @@ from gpumemnet.job.training_job import JOB_FIELDS, TrainingJob
 
 STATUSES: Final = ("ok", "oom", "timeout", "error")
 TRACED: Final = "traced"
+"""Provenance and label source of rows that were not measured: the label is the expectation of a trace."""
 PUBLISHED: Final = "published"
-"""Provenance and label source of rows that were not measured: the label is the expectation of :mod:`gpumemnet.trace`."""
+"""Provenance of readings that others published."""
 PROCESS_SOURCES: Final = ("nvml_accounting", "nvml_process", TRACED)
 """Label sources whose label is ``peak_process_bytes``."""
 DEVICE_SOURCES: Final = ("nvml_device_difference", "nvidia_smi_device_1s")

@@ -1,6 +1,7 @@
 """Reads jobs from Arrow columns into the columns of a :class:`~gpumemnet.job.job_table.JobTable`.
 
-A null means that the job does not state the field, as in a dataset.
+A null means that the job does not state the field, as in a dataset.  Counts may be floating-point numbers without a fraction,
+NaN where the job does not state one: pandas writes an optional count so.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def check_columns(schema: pa.Schema, where: str) -> None:
         if types.is_null(kind):
             continue
         if name in COUNT_FIELDS:
-            fits, expected = types.is_integer(kind), "whole numbers"
+            fits, expected = types.is_integer(kind) or types.is_floating(kind), "whole numbers"
         elif name in SWITCH_FIELDS:
             fits, expected = types.is_boolean(kind), "true or false"
         elif name in WORD_FIELDS:
@@ -106,8 +107,8 @@ def read_arrow_jobs(batch: pa.RecordBatch) -> ReadJobs:
     layers = _read_layers(columns.get("layers"), count, is_invalid)
     numbers = np.empty((len(NUMBER_FIELDS), count))
     for index, name in enumerate(NUMBER_FIELDS):
-        numbers[index] = _read_counts(columns.get(name), name)
-    is_invalid |= _read_counts(columns.get("schema_version"), "schema_version") != SCHEMA_VERSION
+        numbers[index] = _read_counts(columns.get(name), name, is_invalid)
+    is_invalid |= _read_counts(columns.get("schema_version"), "schema_version", is_invalid) != SCHEMA_VERSION
     option_sets, option_codes = _read_options(columns, count, is_invalid)
     is_invalid |= settle_columns(numbers, layers.counts, layers.activations, layers.parameters)
     table = JobTable(
@@ -129,19 +130,31 @@ def read_arrow_jobs(batch: pa.RecordBatch) -> ReadJobs:
 
 
 def row_documents(batch: pa.RecordBatch, rows: Indices) -> list[dict[str, Any]]:
-    """Converts rows to dictionaries for :func:`gpumemnet.job.json_codec.read_jobs`, without the fields that are null."""
+    """Converts rows to dictionaries for :func:`gpumemnet.job.json_codec.read_jobs`, without the fields that are not stated."""
     import pyarrow as pa
 
     names = [name for name in batch.schema.names if name in DEFAULTS]
-    table = batch.select(names).take(pa.array(rows, pa.int64()))
-    return [{name: value for name, value in row.items() if value is not None} for row in table.to_pylist()]
+    rows_as_read = batch.select(names).take(pa.array(rows, pa.int64())).to_pylist()
+    return [{name: _whole(value) for name, value in row.items() if value is not None and value == value} for row in rows_as_read]
 
 
-def _read_counts(column: pa.Array | None, name: str) -> Array | float:
-    """The counts as floats; NaN where a job does not state one."""
+def _whole(value: Any) -> Any:
+    """The value; a floating-point number without a fraction as a whole number."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _read_counts(column: pa.Array | None, name: str, is_invalid: Flags) -> Array | float:
+    """The counts as floats, NaN where a job does not state one; sets ``is_invalid`` for rows with a fraction."""
+    import pyarrow.types as types
+
     default = np.nan if DEFAULTS[name] is None else float(DEFAULTS[name])
     if column is None:
         return default
+    if types.is_floating(column.type):
+        counts: Array = column.to_numpy(zero_copy_only=False).astype(np.float64)
+        is_stated = ~np.isnan(counts)
+        is_invalid |= is_stated & (counts != np.floor(counts))
+        return np.where(is_stated, counts, default)
     values, is_null = _whole_numbers(column)
     if is_null is not None:
         values[is_null] = default

@@ -125,14 +125,14 @@ class MemoryDistribution:
             for at in range(0, len(left), step):
                 rows = left[at : at + step]
                 first = np.clip(near[rows] - reach, 0, len(edges) - 1 - width)
-                best, is_sure = self._take(rows)._outweighing(edges[first + np.arange(width + 1)[:, None]])
+                best, is_sure = self.take(rows)._outweighing(edges[first + np.arange(width + 1)[:, None]])
                 answer[rows] = first + best
                 doubtful.append(rows[~is_sure])
             left = np.concatenate(doubtful)
         step = max(1, _PROBABILITIES_AT_ONCE // len(edges))
         for at in range(0, len(left), step):
             rows = left[at : at + step]
-            answer[rows] = self._take(rows).bin_probabilities(log_inner_edges).argmax(axis=1)
+            answer[rows] = self.take(rows).bin_probabilities(log_inner_edges).argmax(axis=1)
         return answer
 
     def _outweighing(self, log_edges: Array) -> tuple[Indices, Flags]:
@@ -152,7 +152,8 @@ class MemoryDistribution:
         beyond = 2.0 - (doubled[-1] - doubled[0])
         return best, (largest > beyond) & ((shares >= largest).sum(axis=0) == 1)
 
-    def _take(self, rows: Indices) -> MemoryDistribution:
+    def take(self, rows: Indices) -> MemoryDistribution:
+        """The distributions of the given rows."""
         return MemoryDistribution(self.weights[rows], self.locations[rows], self.scales[rows])
 
     def replaced(self, rows: NDArray[np.bool_], location: Array, scale: Array) -> MemoryDistribution:

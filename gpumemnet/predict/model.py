@@ -39,6 +39,8 @@ _ROWS_AT_ONCE: Final = {"mlp": 256, "transformer": 32, COMMON: 256}
 """Encoder → jobs per run of the graph; larger runs do not fit the processor's cache, and onnxruntime keeps their memory."""
 CERTAIN_COLUMNS: Final = slice(FEATURE_NAMES.index("weight_bytes"), FEATURE_NAMES.index("optimizer_state_bytes") + 1)
 """What every training step holds at once, whatever else it does: weights, gradients, optimizer state."""
+LINE_SOURCE: Final = "readings_and_traces"
+"""Label source of answers by the line over the closed form, which is calibrated on published readings and on traced jobs."""
 NO_NUMBER: Final = "the model gives no number for it"
 """Reason given for a job when the graph outputs infinity or NaN."""
 _MOST_BYTES: Final = 2.0**62
@@ -240,20 +242,21 @@ class BundleModel:
         safe = np.ceil(safe)
         answer_gpu = model_gpu.answer_gpu
         startup = startup_peaks(expected, features, answer_gpu.context.expected_bytes, answer_gpu.available_bytes)
-        model = AnsweringModel(
-            self.card.name,
-            self.card.version,
-            self.card.label_source,
-            answer_gpu,
-            bins or _gib_bins(answer_gpu.capacity_bytes),
-        )
+        bins = bins or _gib_bins(answer_gpu.capacity_bytes)
+        edges = _log_edges(bins, model_gpu.shift_bytes)
+        answers = []
+        for source, chosen in ((self.card.label_source, ~by_closed_form), (LINE_SOURCE, by_closed_form)):
+            rows = chosen.nonzero()[0]
+            if len(rows):
+                model = AnsweringModel(self.card.name, self.card.version, source, answer_gpu, bins)
+                answers.append(ModelAnswer(model, rows, distribution.take(rows), edges))
         expected_bytes = _whole_bytes(expected)
         return PredictionTable(
             expected_bytes,
             _whole_bytes(safe),
             reasons,
             coverage,
-            (ModelAnswer(model, np.arange(len(table)), distribution, _log_edges(model.bins, model_gpu.shift_bytes)),),
+            answers,
             expected_bytes if startup is expected else _whole_bytes(startup),
         )
 

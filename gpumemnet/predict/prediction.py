@@ -61,7 +61,8 @@ class Prediction:
         context_source: where that number comes from.
         estimator: name of the estimator.
         version: version of the estimator.
-        label_source: origin of the training labels: readings of a GPU (``nvml_…``, ``nvidia_smi_…``), or ``traced``.
+        label_source: origin of the labels behind the answer: readings of a GPU (``nvml_…``, ``nvidia_smi_…``), ``traced``, or
+            ``readings_and_traces`` where the line over the closed form answers.
     """
 
     expected_bytes: int

@@ -26,7 +26,8 @@ class AnsweringModel(NamedTuple):
     """The model that predicts some rows.
 
     Attributes:
-        name, version, label_source: of the model's bundle.
+        name, version: of the model's bundle.
+        label_source: origin of the labels behind these answers, as in :class:`~gpumemnet.predict.prediction.Prediction`.
         answer_gpu: the GPU that the amounts are for, with the CUDA context in them.
         bins: the bins of the probabilities: the requested ones, else 1 GiB wide up to the capacity of that GPU.
     """

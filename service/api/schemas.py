@@ -234,7 +234,8 @@ class Prediction(Schema):
     context_bytes: int = Field(ge=0, description="the CUDA context in the expected memory: the same whichever model answers")
     context_source: str = Field(description="where that number comes from")
     label_source: str = Field(
-        description="origin of the training labels: readings of a GPU, or traced, where no GPU ran the jobs"
+        description="origin of the labels behind the answer: readings of a GPU; traced, where no GPU ran the jobs; or "
+        "readings_and_traces, where a line over the closed form answers that is calibrated on both"
     )
     release: str = Field(description="the release that the model belongs to")
     feature_schema: str = Field(description="version of the model's features")

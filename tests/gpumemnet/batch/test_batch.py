@@ -136,7 +136,7 @@ def test_bad_lines_of_csv(tmp_path: Path) -> None:
     header = "id,family,batch_size,input_elements,optimizer,precision,total_activations,total_parameters,cudnn_benchmark,colour"
     good = "a,mlp,64,100,adam,fp32,1000,100000,,red"
     lines = [
-        *(header, good, good.replace("64", "64.0"), good + ",more", "", good.replace("adam", "adamn")),
+        *(header, good, good.replace("64", "64.5"), good + ",more", "", good.replace("adam", "adamn")),
         *(
             good.replace(",,", ",maybe,"),
             good.replace("fp32", '"fp32"'),
@@ -149,7 +149,7 @@ def test_bad_lines_of_csv(tmp_path: Path) -> None:
     assert (outcome.tally.rows, outcome.tally.answered, outcome.tally.rejected) == (9, 2, 6)
     assert [row["row"] for row in answers(tmp_path / "out.parquet")] == [1, 7]
     wrong = {row["row"]: (row["field"], row["reason"]) for row in rejected(tmp_path / "out.rejected.jsonl")}
-    assert wrong[2] == ("batch_size", "must be a whole number, not '64.0'")
+    assert wrong[2] == ("batch_size", "must be a whole number, not '64.5'")
     assert wrong[3] == wrong[8] == ("", "is no line of CSV with 10 columns in UTF-8")
     assert wrong[5][0] == "optimizer"
     assert wrong[6] == ("cudnn_benchmark", "must be true or false, not 'maybe'")
@@ -199,6 +199,25 @@ def test_globs_and_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [(row["input"], row["row"]) for row in rows] == [*expected, ("queue.jsonl", 1)]
 
 
+@pytest.mark.parametrize("ending", ["parquet", "csv"])
+def test_counts_with_gaps_as_pandas_writes_them(tmp_path: Path, ending: str) -> None:
+    table = totals(4).append_column("sequence_length", pa.array([128, None, 64, None], pa.int64()))
+    frame = table.to_pandas()
+    assert frame["sequence_length"].dtype == float
+    frame.loc[3, "sequence_length"] = 1.5
+    path, out = tmp_path / f"jobs.{ending}", tmp_path / "out.parquet"
+    frame.to_parquet(path) if ending == "parquet" else frame.to_csv(path, index=False)
+    done = predict_files([str(path)], str(out), BatchOptions())
+    assert (done.tally.rows, done.tally.rejected) == (4, 1)
+    rejected = Path(done.rejected or "").read_text()
+    assert "sequence_length" in rejected
+    assert "1.5" in rejected
+    write(tmp_path / "whole.parquet", table.slice(0, 3))
+    predict_files([str(tmp_path / "whole.parquet")], str(tmp_path / "expected.parquet"), BatchOptions())
+    amounts = [[(row["request_mib"], row["limit_mib"]) for row in answers(file)] for file in (out, tmp_path / "expected.parquet")]
+    assert amounts[0][:3] == amounts[1]
+
+
 def test_ids_come_from_the_column_that_is_named(tmp_path: Path) -> None:
     table = totals(3).append_column("slurm", pa.array([11, None, 13]))
     write(tmp_path / "jobs.parquet", table)
@@ -237,8 +256,8 @@ def test_files_that_cannot_be_read_are_one_sentence(tmp_path: Path) -> None:
     future = totals(3).replace_schema_metadata({VERSION_KEY: b"9"})
     write(tmp_path / "future.parquet", future)
     assert "dataset version 9, and this version of gpumemnet reads 1" in refused(tmp_path / "future.parquet", "--out", out)
-    write(tmp_path / "floats.parquet", totals(3).set_column(2, "batch_size", pa.array([1.0, 2.0, None])))
-    assert "'batch_size' is double, and must hold whole numbers" in refused(tmp_path / "floats.parquet", "--out", out)
+    write(tmp_path / "words.parquet", totals(3).set_column(2, "batch_size", pa.array(["1", "2", None])))
+    assert "'batch_size' is string, and must hold whole numbers" in refused(tmp_path / "words.parquet", "--out", out)
     assert not out.exists()
 
 

@@ -74,7 +74,7 @@ def test_gpu_and_encoder_are_chosen(tmp_path: Path) -> None:
     ]
     assert [answer["gpu"] for answer in answers] == ["NVIDIA A100-SXM4-40GB", "NVIDIA L4", "NVIDIA A100-SXM4-40GB"]
     assert [answer["model"]["name"] for answer in answers] == 2 * ["mlp-a100-published"] + ["mlp-a100-published-layers"]
-    assert {answer["label_source"] for answer in answers} == {"nvidia_smi_device_1s"}
+    assert [answer["label_source"] for answer in answers] == 2 * ["readings_and_traces"] + ["nvidia_smi_device_1s"]
     for option, value, says in (
         ("--gpu", "Voodoo2", "no profile of 'Voodoo2'"),
         ("--encoder", "oracle", "encoder: must be one of mlp"),

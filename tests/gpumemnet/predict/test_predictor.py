@@ -206,10 +206,12 @@ def test_measured_models_answer_first_and_traced_ones_for_what_nobody_measured()
     inside, outside = mlp(2048), replace(mlp(2048), precision="amp_bf16", optimizer="adamw")
     assert (DEFAULT.predict(inside).estimator, DEFAULT.predict(inside).label_source) == (
         "mlp-a100-published",
-        "nvidia_smi_device_1s",
+        "readings_and_traces",
     )
     one = DEFAULT.predict(outside)
-    assert (one.estimator, one.label_source, one.gpu) == ("mlp-h200-traced", "traced", "NVIDIA A100-SXM4-40GB")
+    assert (one.estimator, one.label_source, one.gpu) == ("mlp-h200-traced", "readings_and_traces", "NVIDIA A100-SXM4-40GB")
+    for job, source in ((inside, "nvidia_smi_device_1s"), (outside, "traced")):
+        assert DEFAULT.predict(totals_only(job)).label_source == source
     assert one.in_support
     assert one.safe_bytes is not None
     together = DEFAULT.predict_many([inside, outside, inside])
