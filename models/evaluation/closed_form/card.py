@@ -14,7 +14,7 @@ from gpumemnet.predict.answer_gpu import provenance
 from gpumemnet.predict.bundle import Bundle, load_bundle, save_bundle
 from gpumemnet.predict.real_networks import GROUPS, TERMS, group_codes
 
-from ...training.export import LIMITS
+from ...training.card import LIMITS
 from .fit import FOLDS, fit, held_out_coverage
 from .rows import RealNetworks
 
