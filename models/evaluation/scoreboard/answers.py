@@ -53,7 +53,7 @@ def asked(estimator: PublishedEstimator, subject: Subject) -> Answer:
     return Answer(estimate.total_bytes, estimate.seconds)
 
 
-class Answers:
+class KeptAnswers:
     """All answers, kept in a gzipped JSON file."""
 
     def __init__(self, path: Path) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...published.llmem import LLMEM
 from ...published.xmem import XMEM
-from .answers import Answer, Answers
+from .answers import Answer, KeptAnswers
 from .collect import FORMULAS, OF_MODELS, SPARE, TRACED_AGAIN, formula_answers
 from .fitted import LEARNT, SCHEDTUNE
 from .ours import TRACE
@@ -80,7 +80,7 @@ class Table:
     left_out: Mapping[str, int]
 
 
-def columns(rows: RowSet, answers: Answers) -> list[Column]:
+def columns(rows: RowSet, answers: KeptAnswers) -> list[Column]:
     """The answers of every estimator on a set."""
     found = [_column(estimator.name, formula_answers(rows, estimator, answers)) for estimator in FORMULAS]
     kept = [*(estimator.name for estimator in OF_MODELS), XMEM.name, SCHEDTUNE, *LEARNT]
@@ -125,7 +125,7 @@ def _published(rows: RowSet, tool: PublishedTool) -> Column:
     return Column(tool.name, found, failed, len(rows) - len(found))
 
 
-def tables(rows: RowSet, every: Sequence[Column], answers: Answers) -> list[Table]:
+def tables(rows: RowSet, every: Sequence[Column], answers: KeptAnswers) -> list[Table]:
     """The tables of a set: with every estimator that ran the model, with those that need no run, and on all rows."""
     sample = [row for row in rows.order[: rows.recipe.sample] if row in answers.of(rows.recipe.name, rows.sha256, TRACED_AGAIN)]
     run = [row for row in sample if any(column.name == XMEM.name and row in column.answers for column in every)]
@@ -146,7 +146,7 @@ def tables(rows: RowSet, every: Sequence[Column], answers: Answers) -> list[Tabl
     return made
 
 
-def spare_bytes(rows: RowSet, answers: Answers) -> Array:
+def spare_bytes(rows: RowSet, answers: KeptAnswers) -> Array:
     """Bytes that each run could have done without, by the simulated allocator; NaN where not traced anew, shape ``[B]``."""
     spare = np.full(len(rows), np.nan)
     for row, answer in answers.of(rows.recipe.name, rows.sha256, SPARE).items():
@@ -155,7 +155,7 @@ def spare_bytes(rows: RowSet, answers: Answers) -> Array:
     return spare
 
 
-def agreement(rows: RowSet, every: Sequence[Column], answers: Answers) -> dict[str, tuple[int, float]]:
+def agreement(rows: RowSet, every: Sequence[Column], answers: KeptAnswers) -> dict[str, tuple[int, float]]:
     """How the simulated test of a limit compares with the runs that others repeated on the GPU.
 
     Returns:

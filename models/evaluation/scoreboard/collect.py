@@ -21,7 +21,7 @@ from ...published.formulas import ACCELERATE, COPIES, HORUS, NAIVE, ZERO2, ZERO3
 from ...published.llmem import LLMEM
 from ...published.transformer_math import ELEUTHER, KORTHIKANTI
 from ...published.xmem import XMEM
-from .answers import Answer, Answers, asked
+from .answers import Answer, KeptAnswers, asked
 from .basis import model_basis, trace_basis
 from .ours import CLOSED_FORM, TRACE, traced_run
 from .sets import RowSet
@@ -44,7 +44,7 @@ CPU_RUN_BYTES: Final = 2 * GIB
 """Largest traced memory of a job that is run on the CPU."""
 
 
-def formula_answers(rows: RowSet, estimator: PublishedEstimator, answers: Answers) -> dict[int, Answer]:
+def formula_answers(rows: RowSet, estimator: PublishedEstimator, answers: KeptAnswers) -> dict[int, Answer]:
     """Answers of a formula for all rows.
 
     Its typical seconds are kept when it is asked for the first time, so that the page is the same each time.
@@ -62,7 +62,7 @@ def answer_sample(
     rows: RowSet,
     numbers: Sequence[int],
     estimators: Sequence[PublishedEstimator],
-    answers: Answers,
+    answers: KeptAnswers,
     build: Build,
     progress: Progress,
     end: float | None = None,
@@ -103,7 +103,7 @@ def answer_sample(
     answers.write()
 
 
-def answer_cpu_runs(rows: RowSet, answers: Answers, build: Build, progress: Progress, end: float) -> None:
+def answer_cpu_runs(rows: RowSet, answers: KeptAnswers, build: Build, progress: Progress, end: float) -> None:
     """Run jobs of the sample on the CPU, in its order, until ``end``; what is kept is not run again.
 
     Jobs above :data:`CPU_RUN_BYTES` are left out: a run on the CPU needs the memory of the job, and minutes.

@@ -12,7 +12,7 @@ from typing import Final
 from gpumemnet.errors import DatasetError, InvalidRequestError
 
 from ...published.xmem import XMEM
-from .answers import Answers
+from .answers import KeptAnswers
 from .basis import learnt_basis, model_basis, trace_basis
 from .board import Table, agreement, columns, tables
 from .collect import OF_MODELS, TRACED_AGAIN, Build, Progress, answer_cpu_runs, answer_sample
@@ -56,7 +56,7 @@ def make_scoreboard(
         InvalidRequestError: ``networks`` names no function.
     """
     build = _function(networks)
-    answers = Answers(out / ANSWERS)
+    answers = KeptAnswers(out / ANSWERS)
     recipes = [replace(each, sample=SMOKE_SAMPLE) for each in SETS if each.name in SMOKE_SETS] if smoke else SETS
     sets = [load_set(recipe, datasets, SMOKE_ROWS if smoke else None) for recipe in recipes]
     end = None if seconds is None else time.monotonic() + seconds
@@ -85,7 +85,7 @@ def make_scoreboard(
     return write_page(out, made, agreements, stale, command)
 
 
-def _answer_learnt(sets: Sequence[RowSet], datasets: Path, answers: Answers, progress: Progress) -> None:
+def _answer_learnt(sets: Sequence[RowSet], datasets: Path, answers: KeptAnswers, progress: Progress) -> None:
     """Train estimators on the folds of every set for which an answer is not kept, or rests on another basis."""
     missing = [rows for rows in sets if any(_missing(answers, rows, name, datasets) for name in LEARNT)]
     real = [rows for rows in missing if rows.recipe.is_real]
@@ -99,16 +99,16 @@ def _answer_learnt(sets: Sequence[RowSet], datasets: Path, answers: Answers, pro
             answers.write()
 
 
-def _missing(answers: Answers, rows: RowSet, name: str, datasets: Path) -> bool:
+def _missing(answers: KeptAnswers, rows: RowSet, name: str, datasets: Path) -> bool:
     return not answers.fresh(rows.recipe.name, rows.sha256, name, learnt_basis(name, rows, datasets))
 
 
-def _keep(answers: Answers, rows: RowSet, found: Found, datasets: Path) -> None:
+def _keep(answers: KeptAnswers, rows: RowSet, found: Found, datasets: Path) -> None:
     for name, given in found.items():
         answers.keep(rows.recipe.name, rows.sha256, name, learnt_basis(name, rows, datasets), given)
 
 
-def _stale(answers: Answers, rows: RowSet, datasets: Path) -> list[str]:
+def _stale(answers: KeptAnswers, rows: RowSet, datasets: Path) -> list[str]:
     """Estimators whose kept answers rest on another basis than that of today."""
     bases = {each.name: model_basis(each) for each in (*OF_MODELS, XMEM)} | {TRACED_AGAIN: trace_basis()}
     bases |= {name: learnt_basis(name, rows, datasets) for name in (SCHEDTUNE, *LEARNT)}

@@ -11,7 +11,7 @@ from gpumemnet.errors import DatasetError
 from gpumemnet.predict.bins import PUBLISHED_BINS
 from gpumemnet.units import GIB, MIB
 from models.cli import main
-from models.evaluation.scoreboard.answers import Answer, Answers
+from models.evaluation.scoreboard.answers import Answer, KeptAnswers
 from models.evaluation.scoreboard.basis import learnt_basis
 from models.evaluation.scoreboard.board import Column, agreement, tables
 from models.evaluation.scoreboard.collect import SPARE
@@ -81,12 +81,12 @@ def test_a_line_is_not_moved_by_one_wrong_reading_and_never_sees_its_own_family(
 
 def test_answers_are_kept_until_their_dataset_or_their_basis_changes(tmp_path: Path) -> None:
     path = tmp_path / "kept.json.gz"
-    answers = Answers(path)
+    answers = KeptAnswers(path)
     given = {3: Answer(5 * MIB, 0.25, 7 * MIB), 8: Answer(None, 1.0, reason="no transformer")}
     answers.keep("mlp", "one", "xMem", "code of today", given)
     answers.write()
     written = path.read_bytes()
-    again = Answers(path)
+    again = KeptAnswers(path)
     assert again.of("mlp", "one", "xMem") == given
     assert again.fresh("mlp", "one", "xMem", "code of today") == given
     assert again.of("mlp", "another", "xMem") == again.fresh("mlp", "one", "xMem", "code of tomorrow") == {}
@@ -96,7 +96,7 @@ def test_answers_are_kept_until_their_dataset_or_their_basis_changes(tmp_path: P
     assert sorted(again.of("mlp", "one", "xMem")) == [5]  # those of today's code went
     path.write_bytes(b"no archive")
     with pytest.raises(DatasetError, match="delete it"):
-        Answers(path)
+        KeptAnswers(path)
 
 
 def test_a_table_compares_all_estimators_on_equal_rows(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_table_compares_all_estimators_on_equal_rows(tmp_path: Path) -> None:
     every = dict.fromkeys(range(40))
     most, few = dict.fromkeys(range(30)), dict.fromkeys(range(5))
     (table,) = tables(
-        rows, [column("double", 2.0, every), column("near", 1.01, most), column("rare", 1.0, few)], Answers(tmp_path / "none")
+        rows, [column("double", 2.0, every), column("near", 1.01, most), column("rare", 1.0, few)], KeptAnswers(tmp_path / "none")
     )
     assert [line.name for line in table.lines] == ["double", "near"] or table.lines[0].with_line.median_error < 1e-6
     assert {line.raw.rows for line in table.lines} == {30}
@@ -120,7 +120,7 @@ def test_a_table_compares_all_estimators_on_equal_rows(tmp_path: Path) -> None:
 
 def test_the_simulated_test_of_a_limit_is_compared_with_runs_that_were_repeated(tmp_path: Path) -> None:
     rows = load_set(SETS[0], DATASETS, 4)
-    answers = Answers(tmp_path / "none")
+    answers = KeptAnswers(tmp_path / "none")
     answers.keep(rows.recipe.name, rows.sha256, SPARE, "", {row: Answer(10 * MIB, 0.0) for row in range(3)})
     near = [rows.labels[0] - 5 * MIB, rows.labels[1] - 20 * MIB, rows.labels[2] - 20 * MIB, rows.labels[3]]
     given = {row: Answer(round(size), 0.0) for row, size in enumerate(near)}
@@ -188,7 +188,7 @@ def test_the_page_says_first_who_is_first_and_where_others_are(tmp_path: Path) -
         return Column(name, {row: Answer(round(rows.labels[row] * errors[row]), 0.1) for row in range(40)}, {}, 0)
 
     names = {"gpumemnet, trace": 0.01, "gpumemnet, classifier (layers)": 0.04, "Horus": 0.02, "naive": 0.08}
-    made = tables(rows, [column(name, spread) for name, spread in names.items()], Answers(tmp_path / "none"))
+    made = tables(rows, [column(name, spread) for name, spread in names.items()], KeptAnswers(tmp_path / "none"))
     page = write_page(tmp_path, {"MLPs": (rows, made)}, {}, {"MLPs": ["naive"]}, "make it").read_text()
     claims = " ".join(page[: page.index("| first in |")].split())
     assert "our trace has the lowest median error on 1 of 1 sets" in claims
