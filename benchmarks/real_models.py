@@ -2,8 +2,9 @@
 
     python benchmarks/real_models.py
 
-Needs torchvision and timm in addition to torch; nothing is trained.  The readings, their sources, and the construction and
-trace of each model are in ``dataset_builder/published/real_models.py``.
+Needs torchvision and timm in addition to torch; nothing is trained.  What is compared with a reading is the trace's steady state
+with the CUDA context.  The readings, their sources, and the construction and trace of each model are in
+``dataset_builder/published/real_models.py``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def main() -> None:
     for heading in ("model", "batch", "measured", "traced", "error", "safe", "FakeTensor", "Horus", "GPUMemNet up to", "seconds"):
         table.add_column(heading, justify="left" if heading == "model" else "right")
     errors: dict[str, list[float]] = {"trace": [], "FakeTensor": [], "Horus": []}
-    above, over = 0, []
+    above, over, startups = 0, [], 0
     for model in REAL_MODELS:
         network = build(model)
         for reading in model.readings:
@@ -37,6 +38,7 @@ def main() -> None:
             for name, value in (("trace", expected), ("FakeTensor", reading.fake_tensor), ("Horus", reading.horus)):
                 if value is not None:
                     errors[name].append(value / reading.measured - 1)
+            startups += memory.startup_peak_bytes > memory.expected_bytes
             above += reading.measured > safe
             over.append(safe / reading.measured - 1)
             others = (reading.fake_tensor, reading.horus, reading.gpumemnet)
@@ -52,6 +54,7 @@ def main() -> None:
         absolute = [abs(value) for value in values]
         within = sum(value <= 0.05 for value in absolute)
         console.print(f"{name}: median error {statistics.median(absolute):.1%}, {within} of {len(values)} within 5 %")
+    console.print(f"start-up peak: above the steady state in {startups} of {len(over)}")
     console.print(f"safe: {above} of {len(over)} readings above, median over-allocation {statistics.median(over):.1%}")
 
 

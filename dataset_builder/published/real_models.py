@@ -179,8 +179,8 @@ def build(model: RealModel) -> nn.Module:
 def traced_memory(model: RealModel, network: nn.Module, batch_size: int) -> Memory:
     """What the trace finds for ``network``, trained as the published script trained ``model``.
 
-    ``expected_bytes`` is the steady state, which readings once a second see.  Nothing searches for algorithms in these runs
-    (``cudnn.benchmark`` is off), so the start-up takes no more.
+    ``expected_bytes`` is the steady state, which readings once a second see.  The trace is without ``cudnn.benchmark``, PyTorch's
+    default: nothing is searched for, and the start-up takes no more.
     """
     device = device_profile(PUBLISHED_GPU)
     options = TraceOptions(
