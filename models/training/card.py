@@ -169,7 +169,7 @@ def _real_networks(data: LabelledJobs) -> Mapping[str, Any]:
 def _conformal(classifier: TrainedClassifier, *, is_common: bool) -> dict[str, Any]:
     return {
         "method": "cross-conformal: log-errors in units of the predicted spread and a floor, scored on rows that the scored "
-        f"member had not trained on. {'Families, and jobs' if is_common else 'Jobs'} with and without cudnn.benchmark, are "
+        f"member had not trained on. {'Families, and jobs' if is_common else 'Jobs'} with and without cudnn.benchmark are "
         "ranked separately. Meant for jobs like the training jobs. The share above the bound, measured on held-out folds, "
         "stands in the report.",
         "coverages": list(classifier.coverages),
