@@ -242,7 +242,7 @@ def test_the_published_transformers_calibrate_what_learnt_from_traces(tmp_path: 
     assert model.before is not None
     assert model.after is not None
     # What most of those readings hold beside the traced peak, found from the jobs and the model alone.
-    assert made.context.value == pytest.approx(1429 * MIB, rel=0.015)
+    assert made.context.value == pytest.approx(1429 * MIB, rel=0.02)
     assert model.after.median_error_mib < 0.5 * model.before.median_error_mib
     for coverage in (0.9, 0.95):
         before, after = model.before.coverages[coverage], model.after.coverages[coverage]
