@@ -6,6 +6,7 @@ the whole reading, with the CUDA context: one constant for each GPU and source (
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gpumemnet.data.measurement import Measurement
 from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.predict.bundle import GRAPH_OUTPUTS
 from gpumemnet.units import GIB, MIB
@@ -139,7 +141,6 @@ def write_report(
         constants = readings - (data.label_bytes[len(data) - len(rows) :] - float(data.context_bytes or 0))
         families = np.array([row.split_group for row in rows])
         sources = np.array([row.provenance for row in rows])
-        names = [f"{row.architecture}, batch {row.job.batch_size}" for row in rows]
         for name, answers in held_out_answers(data, networks, seed, progress).items():
             expected, bound = (
                 amounts - float(data.context_bytes or 0) + constants for amounts in (answers.expected_bytes, answers.bound_bytes)
@@ -148,7 +149,7 @@ def write_report(
                 chosen = sources == source
                 lines.append(_line(family, source, name, expected[chosen], bound[chosen], readings[chosen], families[chosen]))
             if name == SHIPPED:
-                worst += _worst(family, names, families, expected, readings)
+                worst += _worst(rows, expected, readings)
     lines += ["", "## The twenty worst rows of each family, in MiB", "", *_WORST_HEADER]
     lines += worst
     out.mkdir(parents=True, exist_ok=True)
@@ -169,7 +170,7 @@ _HEADER: Final = (
     "| below the 99 % bound | bound over answer, median |",
     "|---|---|---|--:|--:|--:|--:|--:|--:|--:|",
 )
-_WORST_HEADER: Final = ("| family | architecture family | row | reading | answer |", "|---|---|---|--:|--:|")
+_WORST_HEADER: Final = ("| family | architecture family | network | options | reading | answer |", "|---|---|---|---|--:|--:|")
 _WORST: Final = 20
 
 
@@ -199,9 +200,32 @@ def _median_interval(errors: Array, families: NDArray[np.str_]) -> tuple[float, 
     return float(np.median(errors)), lowest, highest
 
 
-def _worst(family: str, names: Sequence[str], families: NDArray[np.str_], expected: Array, readings: Array) -> list[str]:
+def _worst(rows: Sequence[Measurement], expected: Array, readings: Array) -> list[str]:
     order = np.argsort(-np.abs(expected / readings - 1.0))[:_WORST]
     return [
-        f"| {family} | {families[row]} | `{names[row]}` | {readings[row] / MIB:,.0f} | {expected[row] / MIB:,.0f} |"
-        for row in order.tolist()
+        f"| {rows[at].job.family} | {rows[at].split_group} | {_network(rows[at])} | {_options(rows[at])} "
+        f"| {readings[at] / MIB:,.0f} | {expected[at] / MIB:,.0f} |"
+        for at in order.tolist()
     ]
+
+
+def _network(row: Measurement) -> str:
+    """Return library, model, size of an input and batch size of a row of real runs."""
+    architecture = json.loads(row.architecture)
+    library = architecture["library"].split()[0]
+    units = {"image_size": "pixels", "length": "tokens"}
+    sizes = [f"{architecture[key]} {unit}" for key, unit in units.items() if key in architecture]
+    return ", ".join((f"{library}/{architecture['model']}", *sizes, f"batch {row.job.batch_size}"))
+
+
+def _options(row: Measurement) -> str:
+    """Return the options of a row that move memory most."""
+    job, frozen = row.job, json.loads(row.options).get("frozen", "none")
+    words = {
+        "recomputed": job.checkpointing != "none",
+        f"frozen {frozen}": frozen != "none",
+        "Adafactor": job.optimizer == "adafactor",
+        job.precision: True,
+        "published": row.provenance == "published",
+    }
+    return ", ".join(word for word, holds in words.items() if holds)
