@@ -193,26 +193,26 @@ def _is_depthwise(parameters: float, channels: float) -> bool:
 def _note_residual_blocks(layers: list[Layer]) -> int:
     """Blocks end with a residual sum; returns the position of the last one, or -1.
 
-    Sections without attention (feed-forward layers) join the section with attention before them, unless there is no attention
-    or nothing else.
+    Sections without attention (feed-forward layers) join the section with attention before them, unless all sections have
+    attention.  Before the first attention each section is a block, as in networks whose first stages are convolutions.
     """
     last = -1
-    has_attention = attends = False
+    attends = False
     all_attend = True
     for at in range(len(layers)):
         layer = layers[at]
         if layer.kind.computes_attention:
-            attends = has_attention = True
+            attends = True
         if layer.kind.is_add and not layer.is_inner_sum:
             last = at
             all_attend = all_attend and attends
             attends = False
     begin = 0
-    attends = attended = False
+    has_attention = attends = attended = False
     for at in range(last + 1):
         layer = layers[at]
         if layer.kind.computes_attention:
-            attends = True
+            attends = has_attention = True
         if layer.kind.is_add and not layer.is_inner_sum:
             if begin == 0 or all_attend or not has_attention or (attends and not attended):
                 first = layers[begin]

@@ -299,6 +299,19 @@ def test_recomputed_blocks_leave_their_last_output() -> None:
     assert peaks["every_block"] < 6 * 16 + 160 + 3 * 64
 
 
+def test_stages_of_convolutions_before_the_first_attention_are_blocks() -> None:
+    block = (Layer("layer_norm", 2**20, 8), Layer("linear", 2**22, 8), Layer("gelu", 2**22), Layer("linear", 2**20, 8))
+    stages = (Layer("linear", 2**20, 8), *(6 * (*block, Layer("add", 2**20))))
+    attention = (Layer("layer_norm", 2**20, 8), Layer("multihead_attention", 2**20, 8), Layer("add", 2**20))
+    without, hybrid = (
+        small_job(batch_size=4, input_elements=8, optimizer="sgd", layers=(*layers, head), checkpointing="every_block")
+        for head in [Layer("linear", 10, 10)]
+        for layers in (stages, (*stages, *attention))
+    )
+    assert column(hybrid, "block_count") == column(without, "block_count") + 1
+    assert by_size(hybrid, "peak") < by_size(without, "peak") + 160 * MIB
+
+
 def test_accumulated_gradients_are_there_before_the_backward_pass() -> None:
     wide = tuple(Layer("linear", 4096, 4096 * 4097) for _ in range(4))
     once, accumulated = (
