@@ -67,7 +67,11 @@ def conformal_scores(errors: Errors, floor: float) -> Array:
 
 
 def calibrated_coverages(data: LabelledJobs) -> tuple[float, ...]:
-    """Return the coverages whose conformal quantile is one of the scores, even in the family with the fewest jobs."""
+    """Return the coverages whose conformal quantile is one of the scores of ``data``, even in the family with the fewest jobs.
+
+    If fewer jobs than ``data`` are scored, as for the transformer-based classifier, the bounds of the highest coverages are
+    twice the largest score instead (:func:`conformal_multiples`).
+    """
     fewest = min(map(len, data.rows_by_family().values()))
     return tuple(level for level in COVERAGES if math.ceil((fewest + 1) * level) <= fewest)
 

@@ -140,6 +140,8 @@ def _calibrated(
 ) -> TrainedClassifier:
     held_out = np.flatnonzero(piece == 0)
     tested = data.take(held_out)
+    # of all jobs, not of the held-out sixth, with which a small dataset would have no bound at 99 % at all; where the sixth is
+    # too small for a coverage, its bound is twice the largest score, and every evaluation measures the coverage that results
     coverages = calibrated_coverages(data)
     errors = _errors(network, rows, data, held_out)
     floor = spread_floor([errors])
