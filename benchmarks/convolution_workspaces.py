@@ -199,7 +199,7 @@ def fit(files: Sequence[Path], write: bool) -> None:
     print("|---|---:|---:|---:|---:|---:|---:|")
     for name in sorted(rows):
         held_out = [row for row in rows[name] if row.is_held_out]
-        tree = learnt([row for row in rows[name] if not row.is_held_out])
+        tree = learned([row for row in rows[name] if not row.is_held_out])
         found = [(answer_of(tree, row), row.bytes) for row in held_out]
         errors = [abs(answer - truth) for answer, truth in found]
         same = sum(error <= max(MIB, 0.05 * truth) for error, (_, truth) in zip(errors, found, strict=True))
@@ -215,12 +215,12 @@ def fit(files: Sequence[Path], write: bool) -> None:
             "rows": count,
             "features": FEATURES,
             "capabilities": sorted(GPUS),
-            "trees": {name: learnt(rows[name]) for name in sorted(rows)},
+            "trees": {name: learned(rows[name]) for name in sorted(rows)},
         }
         TREES.write_text(json.dumps(document, separators=(",", ":")) + "\n", "utf-8")
 
 
-def learnt(rows: Sequence[Row]) -> dict[str, Any]:
+def learned(rows: Sequence[Row]) -> dict[str, Any]:
     """Return a decision tree as nested objects; its leaves say what is copied, and how often the weight."""
     from sklearn.tree import DecisionTreeClassifier
 

@@ -118,7 +118,7 @@ class Client(_ClientCore):
 
         Args:
             job: the job; its own batch size does not matter.
-            gpu: where it is to run, such as ``A100`` or ``A100/3g.20gb``; the GPU that the model learnt from unless given.
+            gpu: where it is to run, such as ``A100`` or ``A100/3g.20gb``; the GPU that the model learned from unless given.
             mig: the MIG profile, unless ``gpu`` names it.
             free_mib: memory free there now; all that an empty one has unless given.
             coverage: share of jobs that stay below a limit.

@@ -1,4 +1,4 @@
-"""Limits of the comparison: what was drawn at random, what was left out, and what a model has learnt from."""
+"""Limits of the comparison: what was drawn at random, what was left out, and what a model has learned from."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def notes(
 
 
 def seen_by(trace: Trace, bundles: Sequence[Bundle]) -> dict[str, list[str]]:
-    """Files of the trace that are, byte for byte, what a model learnt from; each with the models' names."""
+    """Files of the trace that are, byte for byte, what a model learned from; each with the models' names."""
     models: dict[str, list[str]] = {}
     for path, sha256 in trace.sha256_of.items():
         names = [bundle.card.name for bundle in bundles if bundle.card.document["training_data"].get("sha256") == sha256]
@@ -42,7 +42,7 @@ def _seen(trace: Trace, found: Sequence[Amounts], bundles: Sequence[Bundle]) -> 
     answered = {name for outcome in ours for name, _ in outcome.answered_by}
     for path, names in seen_by(trace, bundles).items():
         if answered & set(names):
-            yield f"{', '.join(names)} learnt from {path}: gpumemnet looks better here than on jobs that are new to it"
+            yield f"{', '.join(names)} learned from {path}: gpumemnet looks better here than on jobs that are new to it"
     first = next((outcome for outcome in ours if outcome.key in (LIMIT, REQUEST)), ours[0])
     yield "answered by " + ", ".join(f"{name} ({count:,} rows)" for name, count in first.answered_by)
     if any(outcome.key in (TRACED_LIMIT, TRACED_REQUEST) for outcome in ours):

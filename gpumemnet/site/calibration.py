@@ -1,6 +1,6 @@
 """Calibrates models to a site without retraining: the CUDA context and the bounds, from a few probes or some fifty observations.
 
-A site differs from the machine that a model learnt on mostly by the CUDA context, which no job describes, and by how far its own
+A site differs from the machine that a model learned on mostly by the CUDA context, which no job describes, and by how far its own
 jobs scatter.  A third of a model's jobs give the shift, a weighted median; the others give the bounds, by split conformal
 prediction.  Before and after are judged by cross-validation: on jobs whose architecture the calibration judged has not seen.
 """

@@ -160,7 +160,7 @@ def train_dnnperf(
 
     Args:
         jobs: all with layers.
-        above_context_bytes: their memory without the CUDA context; rows with NaN, of runs out of memory, are not learnt from.
+        above_context_bytes: their memory without the CUDA context; rows with NaN, of runs out of memory, are not learned from.
         seed: of the network and of the order of the jobs.
         steps: of training.
     """
@@ -190,6 +190,6 @@ def _estimator(network: DnnPerfNetwork) -> PublishedEstimator:
             raise NotCoveredError("the job has no layers")
         with torch.no_grad():
             amount = float(torch.exp(network(Graphs.of([subject.job])).double())[0])
-        return {"learnt": round(amount), "context": subject.context_bytes}
+        return {"learned": round(amount), "context": subject.context_bytes}
 
     return PublishedEstimator(name=NAME, needs=NEEDS, leaves_out=LEAVES_OUT, source=SOURCE, parts=parts)

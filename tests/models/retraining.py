@@ -63,7 +63,7 @@ def relabelled(one: Measurement, label_bytes: float) -> Measurement:
 
 
 def champion_of(folder: Path, base: Path) -> Registry:
-    """A registry whose champion learnt from the dataset ``base``, and has no other model."""
+    """A registry whose champion learned from the dataset ``base``, and has no other model."""
     data = load_labelled_jobs(base, "mlp")
     plan = mlp_plan(data, 0, EPOCHS)
     trained = train_classifier(data, plan)

@@ -44,7 +44,7 @@ class Forks:
 
 @dataclass(frozen=True)
 class Site:
-    """A base dataset, the champion that learnt from it, and a folder to work in."""
+    """A base dataset, the champion that learned from it, and a folder to work in."""
 
     forks: Forks
     base: Path

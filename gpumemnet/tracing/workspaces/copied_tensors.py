@@ -1,4 +1,4 @@
-"""Which tensors of a convolution cuDNN copies into its workspace, by decision trees learnt from cuDNN's own answers.
+"""Which tensors of a convolution cuDNN copies into its workspace, by decision trees learned from cuDNN's own answers.
 
 The workspace of the plan that cuDNN ranks first nearly always holds copies of the image, of the result or of both in another
 layout, and some multiple of the weight: a copy, or partial sums of its gradient.  ``copied_tensors.json`` holds one tree for each

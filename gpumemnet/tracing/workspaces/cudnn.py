@@ -5,7 +5,7 @@ frees it after the call.  With ``torch.backends.cudnn.benchmark`` it first alloc
 while it does not fit, times the plans, frees it and empties the allocator's cache.
 
 cuDNN itself can say what it takes, see :mod:`gpumemnet.tracing.workspaces.cudnn_plans`.  The rules here are for machines without
-it.  What is copied is learnt from answers of cuDNN 9.8 and 9.28 (:mod:`gpumemnet.tracing.workspaces.copied_tensors`); in fp32,
+it.  What is copied is learned from answers of cuDNN 9.8 and 9.28 (:mod:`gpumemnet.tracing.workspaces.copied_tensors`); in fp32,
 from published readings too.
 """
 
@@ -90,7 +90,7 @@ def keeps_workspace(convolution: Convolution, operation: str) -> bool:
 
 
 def _is_learnt(convolution: Convolution, platform: Platform) -> bool:
-    """Whether answers for such convolutions were learnt from; the others are expected to need no workspace.
+    """Whether answers for such convolutions were learned from; the others are expected to need no workspace.
 
     fp16 stands for bf16, which older GPUs convert without cuDNN's tensor cores; fp32 was asked for with TF32 allowed.
     """

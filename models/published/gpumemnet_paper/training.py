@@ -128,17 +128,17 @@ def _fit(
 ) -> nn.Module:
     """Train a network for classes 0 to the highest in ``classes``, shape ``[B]``; keep its best epoch on ``held_out``."""
     classes_B = torch.from_numpy(classes)
-    learnt, stopping = torch.from_numpy(np.flatnonzero(~held_out)), torch.from_numpy(np.flatnonzero(held_out))
-    learnt_inputs, stopping_inputs = (tuple(part[rows] for part in inputs) for rows in (learnt, stopping))
+    learned, stopping = torch.from_numpy(np.flatnonzero(~held_out)), torch.from_numpy(np.flatnonzero(held_out))
+    learned_inputs, stopping_inputs = (tuple(part[rows] for part in inputs) for rows in (learned, stopping))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = build(*learnt_inputs, classes=int(classes.max()) + 1)
+        network = build(*learned_inputs, classes=int(classes.max()) + 1)
         optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE)
         best_loss, best_epoch, best_state = float("inf"), 0, copy.deepcopy(network.state_dict())
         for epoch in range(epochs):
             network.train()
             # Batches of nearly equal size, because batch norm cannot train on a last batch of one row.
-            for rows in learnt[torch.randperm(len(learnt))].tensor_split(max(len(learnt) // BATCH_ROWS, 1)):
+            for rows in learned[torch.randperm(len(learned))].tensor_split(max(len(learned) // BATCH_ROWS, 1)):
                 loss = nn.functional.cross_entropy(network(*(part[rows] for part in inputs)), classes_B[rows])
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]

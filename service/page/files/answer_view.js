@@ -16,7 +16,7 @@ export function showAnswer(shown) {
   const { answer, usableMib } = shown;
   byId("no-answer").hidden = true;
   byId("result").hidden = false;
-  byId("expected-word").textContent = answer.in_support ? "Expected on" : "A guess, from outside what the model learnt, for";
+  byId("expected-word").textContent = answer.in_support ? "Expected on" : "A guess, from outside what the model learned, for";
   byId("number").classList.toggle("guess", !answer.in_support);
   byId("answer-gpu").textContent = answer.gpu;
   const card = shown.rows.find((row) => row.kind === "gpu" && row.gpu === answer.gpu);
@@ -94,7 +94,7 @@ function showLimit(answer, usableMib) {
 // Why the limit lies where it does: it is no quantile of the bars.
 function limitBesideBins(answer) {
   const { limit_mib: limit, bins } = answer;
-  if (limit === null) return " The job is unlike those that the model learnt from, so nothing says how far the bars can be trusted.";
+  if (limit === null) return " The job is unlike those that the model learned from, so nothing says how far the bars can be trusted.";
   let below = 0;
   const last = bins.probabilities.findIndex((probability) => (below += probability) >= answer.coverage);
   const upper = last < 0 ? null : edges(bins, last)[1];
@@ -110,5 +110,5 @@ function showOrigin(answer) {
   const release = answer.release ? `, release ${answer.release}` : "";
   const id = answer.prediction_id ? ` Prediction ${answer.prediction_id}.` : "";
   byId("origin").textContent =
-    `Model ${model.name}, version ${model.version}${release}, sha256 ${model.sha256.slice(0, 12)}…; learnt from ${labelWords(answer.label_source)}.${id}`;
+    `Model ${model.name}, version ${model.version}${release}, sha256 ${model.sha256.slice(0, 12)}…; learned from ${labelWords(answer.label_source)}.${id}`;
 }

@@ -98,7 +98,7 @@ function bodyRow(row) {
     element("td", { class: "count" }, gib(row.usableMib)),
     element("td", {}, verdictPill(row.verdict)),
     row.verdict === "unknown"
-      ? element("td", { class: "count", title: "not known: the job is unlike those that the model learnt from" }, "–")
+      ? element("td", { class: "count", title: "not known: the job is unlike those that the model learned from" }, "–")
       : element("td", { class: "count", title: `${count(row.usableMib)} MiB` }, share(row.probability)));
 }
 

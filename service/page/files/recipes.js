@@ -6,7 +6,7 @@ import { addressOf, hasKey } from "./api.js";
 import { element } from "./dom.js";
 import { count } from "./words.js";
 
-const NO_LIMIT = "No number: the job is unlike those that the model learnt from, so there is no limit to vouch for. Ask for a whole GPU, or use the site's default.";
+const NO_LIMIT = "No number: the job is unlike those that the model learned from, so there is no limit to vouch for. Ask for a whole GPU, or use the site's default.";
 
 // {name, title, takes, text, note}; `text` is null where no number may be offered.
 export function recipes(answer, question, shardMib) {

@@ -49,7 +49,7 @@ function curveWords(sizes) {
   }
   if (safe === null) return `A batch of ${named(likely)} may fit ${gpu}, but no batch size stays below its limit.`;
   const next = sizes.curve.find((point) => point.batch_size > safe);
-  const why = next && next.limit_mib === null ? " Above it the job is unlike what the model learnt from, and there is no limit." : "";
+  const why = next && next.limit_mib === null ? " Above it the job is unlike what the model learned from, and there is no limit." : "";
   const more = likely > safe ? `${why} The request would fit up to ${named(likely)}.` : why;
   return `Largest batch on ${gpu}: ${named(safe)}, by the limit.${more}`;
 }

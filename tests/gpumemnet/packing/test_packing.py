@@ -399,7 +399,7 @@ def test_what_a_model_has_seen_is_said(capsys: pytest.CaptureFixture[str]) -> No
     )
     document = json.loads(capsys.readouterr().out)
     assert document["seen_by"][rows][0] == "mlp-a100-published"
-    assert any("learnt from" in note for note in document["notes"])
+    assert any("learned from" in note for note in document["notes"])
 
 
 @pytest.mark.parametrize(

@@ -36,13 +36,13 @@ def test_it_learns_a_sum_over_layers_and_answers_for_jobs_it_has_not_seen() -> N
     jobs = [job_of(int(random.integers(64, 4_096)), *(Layer("linear", width, 1_000 * width) for width in row)) for row in widths]
     needed = [sum(16 * each.parameters + 8 * job.batch_size * each.activations for each in job.layers) for job in jobs]
     memory = 64.0 * MIB + np.array(needed)
-    learnt = np.append(memory[:60], np.nan)  # a job that ran out of memory is left out
-    estimator = train_dnnperf([*jobs[:60], jobs[0]], learnt, steps=80)
+    learned = np.append(memory[:60], np.nan)  # a job that ran out of memory is left out
+    estimator = train_dnnperf([*jobs[:60], jobs[0]], learned, steps=80)
     gpu = device_profile("A100-40GB")
     estimates = [estimator.estimate(Subject(job, gpu, CONTEXT, {})) for job in jobs[60:]]
-    errors = [abs(each.parts["learnt"] / size - 1) for each, size in zip(estimates, memory[60:], strict=True)]
+    errors = [abs(each.parts["learned"] / size - 1) for each, size in zip(estimates, memory[60:], strict=True)]
     constant = np.abs(np.median(memory[:60]) / memory[60:] - 1)
     assert np.median(errors) < 0.3 < np.median(constant)
-    assert all(each.total_bytes == each.parts["learnt"] + CONTEXT for each in estimates)
+    assert all(each.total_bytes == each.parts["learned"] + CONTEXT for each in estimates)
     with pytest.raises(NotCoveredError, match="no layers"):
         estimator.estimate(Subject(totals_only(jobs[0]), gpu, CONTEXT, {}))

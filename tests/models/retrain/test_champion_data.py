@@ -31,8 +31,8 @@ def track(tmp_path: Path) -> Track:
     return found
 
 
-def learnt(tmp_path: Path, provenance: str, origin: str, retraining: dict[str, object] | None = None) -> Bundle:
-    """A bundle for MLP jobs that says to have learnt from the file with the hash ``origin``."""
+def learned(tmp_path: Path, provenance: str, origin: str, retraining: dict[str, object] | None = None) -> Bundle:
+    """A bundle for MLP jobs that says to have learned from the file with the hash ``origin``."""
     bundle = next(one for one in shipped_bundles() if one.card.name == "mlp-a100-published")
     document = {**bundle.card.document, "version": f"{provenance} {origin[:8]} {retraining}"}
     document["training_data"] = {**document["training_data"], "provenance": provenance, "sha256": origin}
@@ -40,7 +40,7 @@ def learnt(tmp_path: Path, provenance: str, origin: str, retraining: dict[str, o
 
 
 def test_the_champion_s_rows_are_available(track: Track, tmp_path: Path) -> None:
-    champion = [learnt(tmp_path, "published", track.origins[0])]
+    champion = [learned(tmp_path, "published", track.origins[0])]
     assert missing_comparison_data(track, champion, [track], track.origins, FEWEST) is None
     assert "not among the files" in str(missing_comparison_data(track, champion, [track], [], FEWEST))
     little = replace(track, held_out=track.held_out[:5])
@@ -48,23 +48,23 @@ def test_the_champion_s_rows_are_available(track: Track, tmp_path: Path) -> None
 
 
 def test_the_data_of_a_less_trusted_model_must_be_available_too(track: Track, tmp_path: Path) -> None:
-    after, before = learnt(tmp_path, "traced", "f" * 64), learnt(tmp_path, "measured", "e" * 64)
+    after, before = learned(tmp_path, "traced", "f" * 64), learned(tmp_path, "measured", "e" * 64)
     assert "(sha256 ffffffffffff" in str(missing_comparison_data(track, [after], [track], track.origins, FEWEST))
     assert missing_comparison_data(track, [before], [track], track.origins, FEWEST) is None
 
 
 def test_a_site_s_observations_may_be_the_only_data(track: Track, tmp_path: Path) -> None:
-    champion = [learnt(tmp_path, "published", "f" * 64)]
+    champion = [learned(tmp_path, "published", "f" * 64)]
     assert missing_comparison_data(replace(track, provenance="observed"), champion, [], [], FEWEST) is None
 
 
 def test_a_model_trained_on_all_rows_was_trained_on_held_out_ones(track: Track, tmp_path: Path) -> None:
-    shipped = learnt(tmp_path, "published", track.origins[0])
+    shipped = learned(tmp_path, "published", track.origins[0])
     assert known_held_out_architectures(shipped, [track]) == {row.measurement.architecture_key for row in track.held_out}
     said = {"held_out": HELD_OUT_RULE, "origins": list(track.origins), "learnt_until": 7.0}
-    retrained = learnt(tmp_path, "observed", "0" * 64, said)
+    retrained = learned(tmp_path, "observed", "0" * 64, said)
     assert known_held_out_architectures(retrained, [track]) == frozenset()
-    assert known_held_out_architectures(learnt(tmp_path, "measured", "0" * 64, said | {"held_out": "another rule"}), [track])
+    assert known_held_out_architectures(learned(tmp_path, "measured", "0" * 64, said | {"held_out": "another rule"}), [track])
     assert newest_training_observation([shipped, retrained]) == {"mlp": 7.0}
 
 

@@ -31,7 +31,7 @@ FAULTS = ("full disk", "killed after", "killed before", "killed after")
 
 @pytest.fixture(scope="module")
 def promotion(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Promotion]:
-    """A site with another context than its champion learnt; the disk was full, or the run was killed, at every step."""
+    """A site with another context than its champion learned; the disk was full, or the run was killed, at every step."""
     folder = tmp_path_factory.mktemp("site")
     forks = Forks(folder)
     before = shutil.copytree(folder / "registry", folder / "before")

@@ -43,10 +43,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = dataset(folder / "base.parquet", measured(119, 1))
     name = "mlp-a100-published"
     origin = hashlib.sha256(base.read_bytes()).hexdigest()
-    learnt = {**shipped(name).card.document["training_data"], "sha256": origin}
+    learned = {**shipped(name).card.document["training_data"], "sha256": origin}
     retrained = {"held_out": HELD_OUT_RULE, "origins": [origin], "learnt_until": None}
     registry = Registry(folder / "registry")
-    bundle = other_bundle(folder / "first", "first", name, training_data=learnt, retraining=retrained)
+    bundle = other_bundle(folder / "first", "first", name, training_data=learned, retraining=retrained)
     registry.create_release("first", [registry.add_bundle(bundle.source).sha256], parent=None)
     registry.set_champion("first", by="test", reason="")
     dataset(folder / "site.parquet", observed(measured(200, 2, context_bytes=700 * MIB)))
@@ -127,7 +127,7 @@ def test_a_promotion_is_a_run_and_a_version_with_the_alias(place: Path, retrain:
 def test_nothing_changed_makes_no_second_version_and_rollback_is_followed(place: Path, retrain: Retrain) -> None:
     retrain()
     release = champion(place)
-    assert retrain() == 10  # the first look at what was learnt of the new champion
+    assert retrain() == 10  # the first look at what was learned of the new champion
     assert retrain() == 10
     assert len(runs(place)) == 2
     store = store_of(place)

@@ -1,4 +1,4 @@
-"""Training: what is learnt, what is exported, and that safe bytes hold on jobs never seen."""
+"""Training: what is learned, what is exported, and that safe bytes hold on jobs never seen."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -152,7 +152,7 @@ def test_coverages_beyond_the_scores_use_twice_the_largest() -> None:
 
 
 def test_the_network_equals_its_members(trained: TrainedClassifier, halves: tuple[LabelledJobs, LabelledJobs]) -> None:
-    """Side by side in the graph the members say what they learnt one by one, and the bounds are what was calibrated."""
+    """Side by side in the graph the members say what they learned one by one, and the bounds are what was calibrated."""
     network: Any = trained.network
     for mode, jobs in (("layers", halves[1]), ("totals", halves[1].without_layers())):
         features = float_tensor(jobs.features)
