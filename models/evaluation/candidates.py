@@ -61,8 +61,8 @@ SOFTMAX_HEAD: Final = "softmax head on the same inputs"
 ALL_FAMILIES_NAME: Final = "one model for all families"
 ALL_SOURCES_NAME: Final = "one model for all families and label sources"
 COMMON: Final = f"{MLP_BASED}, {ALL_FAMILIES_NAME}"
-COMMON_TRANSFERRED: Final = f"{COMMON}, learnt from traces on another GPU"
-TRANSFERRED: Final = f"{MLP_BASED}, learnt from traces on another GPU"
+COMMON_TRANSFERRED: Final = f"{COMMON}, learned from traces on another GPU"
+TRANSFERRED: Final = f"{MLP_BASED}, learned from traces on another GPU"
 PAPER_EPOCHS: Final = 120
 MONOTONE_ITERATIONS: Final = 200
 

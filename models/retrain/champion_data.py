@@ -46,7 +46,7 @@ def newest_training_observation(bundles: Iterable[Bundle]) -> dict[str, float]:
     """Time of the newest observation that the bundles of each family were trained on."""
     until: dict[str, float] = {}
     for bundle in bundles:
-        newest = (_retraining_record(bundle) or {}).get("learnt_until")
+        newest = (_retraining_record(bundle) or {}).get("learned_until")
         if isinstance(newest, int | float):
             until[bundle.card.family] = max(until.get(bundle.card.family, newest), newest)
     return until

@@ -26,7 +26,7 @@ def is_held_out(architecture_key: str) -> bool:
     return int.from_bytes(digest[:8]) < HELD_OUT_SHARE * 2**64
 
 
-def newest_after(rows: Sequence[Row], learnt_until: float | None) -> float | None:
+def newest_after(rows: Sequence[Row], learned_until: float | None) -> float | None:
     """The time after which observations are for judging: the newest share, and none that the champion was trained on.
 
     ``None`` where no row has a time: then all of them may be trained on.
@@ -35,4 +35,4 @@ def newest_after(rows: Sequence[Row], learnt_until: float | None) -> float | Non
     if not times:
         return None
     boundary = times[max(0, round(len(times) * (1.0 - NEWEST_SHARE)) - 1)]
-    return boundary if learnt_until is None else max(boundary, learnt_until)
+    return boundary if learned_until is None else max(boundary, learned_until)

@@ -45,7 +45,7 @@ class Track:
         held_out: rows of held-out architectures.
         newest: the newest observations.
         borrowed: rows of other tracks that are also trained on.
-        learnt_until: time of the newest observation among ``training``.
+        learned_until: time of the newest observation among ``training``.
     """
 
     family: str
@@ -56,7 +56,7 @@ class Track:
     held_out: tuple[Row, ...]
     newest: tuple[Row, ...] = ()
     borrowed: tuple[Row, ...] = ()
-    learnt_until: float | None = None
+    learned_until: float | None = None
 
     @property
     def name(self) -> str:
@@ -109,8 +109,8 @@ def _split(family: str, provenance: str, gpu: str, label_source: str, rows: Sequ
     if provenance == OBSERVED:
         parts = {name: newest_runs(part) for name, part in parts.items()}
     training, held_out, newest = map(tuple, parts.values())
-    learnt_until = max(times, default=None)
-    return Track(family, provenance, gpu, label_source, training, held_out, newest, learnt_until=learnt_until)
+    learned_until = max(times, default=None)
+    return Track(family, provenance, gpu, label_source, training, held_out, newest, learned_until=learned_until)
 
 
 def _with_borrowed(track: Track, tracks: Sequence[Track]) -> Track:

@@ -58,7 +58,7 @@ def train_candidate(
     retraining = {
         "held_out": HELD_OUT_RULE,
         "origins": list(track.origins),
-        "learnt_until": track.learnt_until,
+        "learned_until": track.learned_until,
         "own_rows": len(track.training),
         "borrowed_rows": len(track.borrowed),
         "copies_of_own_rows": data.copies,

@@ -41,7 +41,11 @@ class TracedPeakFit:
 
 
 def fit_traced_peak(data: LabelledJobs, coverages: Sequence[float]) -> TracedPeakFit | None:
-    """Fit the rows of ``data`` that have a label and a traced peak; ``None`` if there are too few for a coverage."""
+    """Fit the rows of ``data`` that have a label and a traced peak.
+
+    Returns:
+        The fit; ``None`` if there is no such row, or the CUDA context of the labels is not known.
+    """
     traced = np.array([job.traced_peak_bytes or 0 for job in data.jobs], dtype=np.float64)
     known = (traced > 0) & ~np.isnan(data.label_bytes)
     if data.context_bytes is None or not known.any():

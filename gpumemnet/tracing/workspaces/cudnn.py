@@ -59,7 +59,7 @@ def _expected_bytes(convolution: Convolution, operation: str, platform: Platform
     channels first.  The patches of a vision transformer take no workspace.  Published readings say so: of an A100, with a search
     and without, and of two GeForce cards (``docs/accuracy/convolution-workspaces.md``).  Answers of cuDNN 9.8 and 9.28 copy more.
     """
-    if not _is_learnt(convolution, platform):
+    if not _is_learned(convolution, platform):
         return 0
     if convolution.dtype == torch.float32:
         if not keeps_workspace(convolution, operation) or _embeds_patches(convolution):
@@ -89,7 +89,7 @@ def keeps_workspace(convolution: Convolution, operation: str) -> bool:
     return operation == BACKWARD_FILTER and max(convolution.filter) > 1
 
 
-def _is_learnt(convolution: Convolution, platform: Platform) -> bool:
+def _is_learned(convolution: Convolution, platform: Platform) -> bool:
     """Whether answers for such convolutions were learned from; the others are expected to need no workspace.
 
     fp16 stands for bf16, which older GPUs convert without cuDNN's tensor cores; fp32 was asked for with TF32 allowed.

@@ -62,7 +62,7 @@ def trace_basis() -> str:
     return _sha256([_code(Path(str(module.__file__))) for module in (ours, gpumemnet.tracing.memory)])
 
 
-def learnt_basis(name: str, rows: RowSet, datasets: Path) -> str:
+def learned_basis(name: str, rows: RowSet, datasets: Path) -> str:
     """The basis of an estimator that learns, on one set.
 
     Args:

@@ -13,7 +13,7 @@ from ...published.llmem import LLMEM
 from ...published.xmem import XMEM
 from .answers import Answer, KeptAnswers
 from .collect import FORMULAS, OF_MODELS, SPARE, TRACED_AGAIN, formula_answers
-from .fitted import LEARNT, SCHEDTUNE
+from .fitted import LEARNED, SCHEDTUNE
 from .ours import TRACE
 from .protocol import Figures, calibrated, failures, figures
 from .sets import PublishedTool, RowSet
@@ -83,7 +83,7 @@ class Table:
 def columns(rows: RowSet, answers: KeptAnswers) -> list[Column]:
     """The answers of every estimator on a set."""
     found = [_column(estimator.name, formula_answers(rows, estimator, answers)) for estimator in FORMULAS]
-    kept = [*(estimator.name for estimator in OF_MODELS), XMEM.name, SCHEDTUNE, *LEARNT]
+    kept = [*(estimator.name for estimator in OF_MODELS), XMEM.name, SCHEDTUNE, *LEARNED]
     found += [_column(name, answers.of(rows.recipe.name, rows.sha256, name)) for name in kept]
     found += [_published(rows, tool) for tool in rows.recipe.tools]
     again = answers.of(rows.recipe.name, rows.sha256, TRACED_AGAIN)

@@ -47,7 +47,7 @@ LINE: Final = "gpumemnet, line over the closed form"
 CLASSIFIER: Final = "gpumemnet, classifier (layers)"
 TOTALS: Final = "gpumemnet, classifier (totals)"
 OURS: Final = (LINE, CLASSIFIER, TOTALS)
-LEARNT: Final = (*OURS, DNNPERF)
+LEARNED: Final = (*OURS, DNNPERF)
 """Estimators that are trained together, on the same folds and the same jobs."""
 FAMILIES: Final = ("cnn", "transformer")
 """Families of the real networks."""
@@ -77,7 +77,7 @@ class _Features(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Learnt:
+class _Learned:
     """Estimators of one fold; line and classifier with the CUDA context of their labels taken off their answers."""
 
     line: Fit
@@ -101,12 +101,12 @@ class _Learnt:
 def sampled_answers(rows: RowSet, progress: Callable[[str, float], None]) -> Found:
     """DNNPerf and our estimators on a set of sampled networks of one family."""
     data = labelled_jobs(rows.rows, rows.recipe.file, rows.sha256)
-    found: Found = {name: {} for name in LEARNT}
+    found: Found = {name: {} for name in LEARNED}
     pairs = folds(data.groups, FOLDS, SEED)
     for number, (training, testing) in enumerate(pairs):
         known = data.take(training)
-        learnt = _learnt(known, fit(_networks(known), (COVERAGE,)))
-        _add(found, rows, testing, learnt)
+        learned = _learned(known, fit(_networks(known), (COVERAGE,)))
+        _add(found, rows, testing, learned)
         progress(f"{rows.recipe.title}: estimators that learn", (number + 1) / len(pairs))
     return found
 
@@ -122,7 +122,7 @@ def real_answers(sets: Sequence[RowSet], datasets: Path, progress: Callable[[str
     runs = sorted((datasets / "real_runs").glob("*.parquet"))
     networks = networks_of_runs(runs)
     names = np.unique(networks.families)
-    found: dict[str, Found] = {rows.recipe.name: {name: {} for name in LEARNT} for rows in sets}
+    found: dict[str, Found] = {rows.recipe.name: {name: {} for name in LEARNED} for rows in sets}
     whole = {
         family: with_real_networks(load_labelled_jobs(datasets / f"traced_{family}_h200.parquet", family), runs)
         for family in FAMILIES
@@ -133,7 +133,7 @@ def real_answers(sets: Sequence[RowSet], datasets: Path, progress: Callable[[str
         left_out = names[held]
         line = fit(networks.take(np.flatnonzero(~np.isin(networks.families, left_out))), (COVERAGE,))
         for position, family in enumerate(FAMILIES):
-            learnt = _learnt(_without(whole[family], left_out.tolist()), line)
+            learned = _learned(_without(whole[family], left_out.tolist()), line)
             for rows, own in zip(sets, families, strict=True):
                 testing = np.flatnonzero(
                     [
@@ -142,7 +142,7 @@ def real_answers(sets: Sequence[RowSet], datasets: Path, progress: Callable[[str
                     ]
                 )
                 if len(testing):
-                    _add(found[rows.recipe.name], rows, testing, learnt)
+                    _add(found[rows.recipe.name], rows, testing, learned)
             progress("real networks: estimators that learn", (number + (position + 1) / len(FAMILIES)) / len(pairs))
     return found
 
@@ -152,10 +152,10 @@ def _is_of_fold(family: str, left_out: NDArray[np.str_], number: int) -> bool:
     return family in left_out if family else number == 0
 
 
-def _learnt(data: LabelledJobs, line: Fit) -> _Learnt:
+def _learned(data: LabelledJobs, line: Fit) -> _Learned:
     context_bytes = float(data.context_bytes or 0)
     graphs = dnnperf.train_dnnperf(data.jobs, data.label_bytes - context_bytes, SEED)
-    return _Learnt(line, train_classifier(data, mlp_plan(data, SEED)), context_bytes, graphs)
+    return _Learned(line, train_classifier(data, mlp_plan(data, SEED)), context_bytes, graphs)
 
 
 def _networks(data: LabelledJobs) -> RealNetworks:
@@ -194,17 +194,17 @@ def _features(chosen: Sequence[Measurement]) -> _Features:
     return _Features(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def _add(found: Found, rows: RowSet, testing: Rows, learnt: _Learnt) -> None:
+def _add(found: Found, rows: RowSet, testing: Rows, learned: _Learned) -> None:
     """Add the answers for the rows ``testing``, each with the context of its row."""
     chosen = [rows.rows[row] for row in testing.tolist()]
     contexts = np.array([subject_of(row, {}).context_bytes for row in chosen], dtype=np.float64)
-    together = _seconds_each(lambda: learnt.answers(_features(chosen[:1])))
+    together = _seconds_each(lambda: learned.answers(_features(chosen[:1])))
     seconds = together / len(OURS)
-    for name, (expected, bound) in learnt.answers(_features(chosen)).items():
+    for name, (expected, bound) in learned.answers(_features(chosen)).items():
         for row, amount, limit in zip(testing.tolist(), (expected + contexts).tolist(), (bound + contexts).tolist(), strict=True):
             found[name][row] = Answer(round(amount), seconds, round(limit))
     for row in testing.tolist():
-        found[DNNPERF][row] = asked(learnt.graphs, subject_of(rows.rows[row], rows.architecture(row)))
+        found[DNNPERF][row] = asked(learned.graphs, subject_of(rows.rows[row], rows.architecture(row)))
 
 
 def _seconds_each(once: Callable[[], object], times: int = 5) -> float:

@@ -13,10 +13,10 @@ from gpumemnet.errors import DatasetError, InvalidRequestError
 
 from ...published.xmem import XMEM
 from .answers import KeptAnswers
-from .basis import learnt_basis, model_basis, trace_basis
+from .basis import learned_basis, model_basis, trace_basis
 from .board import Table, agreement, columns, tables
 from .collect import OF_MODELS, TRACED_AGAIN, Build, Progress, answer_cpu_runs, answer_sample
-from .fitted import LEARNT, SCHEDTUNE, Found, real_answers, sampled_answers, schedtune_answers
+from .fitted import LEARNED, SCHEDTUNE, Found, real_answers, sampled_answers, schedtune_answers
 from .page import write_page
 from .sets import SETS, RowSet, load_set
 
@@ -72,7 +72,7 @@ def make_scoreboard(
             if _missing(answers, rows, SCHEDTUNE, datasets):
                 _keep(answers, rows, schedtune_answers(rows), datasets)
         if not smoke:
-            _answer_learnt(sets, datasets, answers, progress)
+            _answer_learned(sets, datasets, answers, progress)
     made: dict[str, tuple[RowSet, Sequence[Table]]] = {}
     agreements, stale = {}, {}
     for rows in sets:
@@ -85,9 +85,9 @@ def make_scoreboard(
     return write_page(out, made, agreements, stale, command)
 
 
-def _answer_learnt(sets: Sequence[RowSet], datasets: Path, answers: KeptAnswers, progress: Progress) -> None:
+def _answer_learned(sets: Sequence[RowSet], datasets: Path, answers: KeptAnswers, progress: Progress) -> None:
     """Train estimators on the folds of every set for which an answer is not kept, or rests on another basis."""
-    missing = [rows for rows in sets if any(_missing(answers, rows, name, datasets) for name in LEARNT)]
+    missing = [rows for rows in sets if any(_missing(answers, rows, name, datasets) for name in LEARNED)]
     real = [rows for rows in missing if rows.recipe.is_real]
     if real:
         for name, found in real_answers(real, datasets, progress).items():
@@ -100,18 +100,18 @@ def _answer_learnt(sets: Sequence[RowSet], datasets: Path, answers: KeptAnswers,
 
 
 def _missing(answers: KeptAnswers, rows: RowSet, name: str, datasets: Path) -> bool:
-    return not answers.fresh(rows.recipe.name, rows.sha256, name, learnt_basis(name, rows, datasets))
+    return not answers.fresh(rows.recipe.name, rows.sha256, name, learned_basis(name, rows, datasets))
 
 
 def _keep(answers: KeptAnswers, rows: RowSet, found: Found, datasets: Path) -> None:
     for name, given in found.items():
-        answers.keep(rows.recipe.name, rows.sha256, name, learnt_basis(name, rows, datasets), given)
+        answers.keep(rows.recipe.name, rows.sha256, name, learned_basis(name, rows, datasets), given)
 
 
 def _stale(answers: KeptAnswers, rows: RowSet, datasets: Path) -> list[str]:
     """Estimators whose kept answers rest on another basis than that of today."""
     bases = {each.name: model_basis(each) for each in (*OF_MODELS, XMEM)} | {TRACED_AGAIN: trace_basis()}
-    bases |= {name: learnt_basis(name, rows, datasets) for name in (SCHEDTUNE, *LEARNT)}
+    bases |= {name: learned_basis(name, rows, datasets) for name in (SCHEDTUNE, *LEARNED)}
     name, sha256 = rows.recipe.name, rows.sha256
     return [
         each for each, basis in bases.items() if answers.of(name, sha256, each) and not answers.fresh(name, sha256, each, basis)

@@ -256,7 +256,7 @@ def test_an_encoder_that_is_not_there_is_refused() -> None:
 # Other GPUs.
 
 
-def test_on_another_gpu_its_context_takes_the_place_of_the_one_learnt() -> None:
+def test_on_another_gpu_its_context_takes_the_place_of_the_one_learned() -> None:
     job = mlp(4096)
     own, named, other = (PREDICTOR.predict(job, gpu=gpu) for gpu in (None, "A100", "A30"))
     assert (own.expected_bytes, own.bins.count) == (named.expected_bytes, named.bins.count)

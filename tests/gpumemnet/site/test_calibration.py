@@ -236,7 +236,7 @@ def test_a_family_of_a_common_model_has_its_own_calibration(tmp_path: Path) -> N
     assert other.shift_bytes / MIB == pytest.approx(-600, abs=5)
 
 
-def test_the_published_transformers_calibrate_what_learnt_from_traces(tmp_path: Path) -> None:
+def test_the_published_transformers_calibrate_what_learned_from_traces(tmp_path: Path) -> None:
     made = calibrate(read_site_rows([DATASETS / "published_transformer_a100.parquet"]), [shipped("transformer-h200-traced")])
     model = made.models[0]
     assert model.before is not None

@@ -58,7 +58,7 @@ def test_an_aligned_bias_is_used_as_it_is() -> None:
     assert counts["where"] == 0
 
 
-def test_a_learnt_bias_gets_its_gradient() -> None:
+def test_a_learned_bias_gets_its_gradient() -> None:
     bias = meta(1, 3, 40, 40)
     saved(lambda: attention(2, 3, 40, 16, mask=bias))
     assert bias.grad is not None

@@ -12,7 +12,7 @@ from gpumemnet.predict.bins import PUBLISHED_BINS
 from gpumemnet.units import GIB, MIB
 from models.cli import main
 from models.evaluation.scoreboard.answers import Answer, KeptAnswers
-from models.evaluation.scoreboard.basis import learnt_basis
+from models.evaluation.scoreboard.basis import learned_basis
 from models.evaluation.scoreboard.board import Column, agreement, tables
 from models.evaluation.scoreboard.collect import SPARE
 from models.evaluation.scoreboard.fitted import LINE, SCHEDTUNE, schedtune_answers
@@ -141,16 +141,16 @@ def test_schedtune_learns_from_other_families_only_and_adds_its_largest_error() 
     assert np.median(errors) < 0.2
 
 
-def test_answers_that_are_learnt_rest_on_the_data_they_are_learnt_from(tmp_path: Path) -> None:
+def test_answers_that_are_learned_rest_on_the_data_they_are_learned_from(tmp_path: Path) -> None:
     rows = load_set(SETS[-1], DATASETS, 3)
     for name in ("real_runs/published.parquet", "traced_cnn_h200.parquet", "traced_transformer_h200.parquet"):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"rows")
-    before = {name: learnt_basis(name, rows, tmp_path) for name in (LINE, SCHEDTUNE)}
+    before = {name: learned_basis(name, rows, tmp_path) for name in (LINE, SCHEDTUNE)}
     (tmp_path / "real_runs/published.parquet").write_bytes(b"other rows")
-    assert learnt_basis(LINE, rows, tmp_path) != before[LINE]
-    assert learnt_basis(SCHEDTUNE, rows, tmp_path) == before[SCHEDTUNE]  # it learns from readings of the set itself
+    assert learned_basis(LINE, rows, tmp_path) != before[LINE]
+    assert learned_basis(SCHEDTUNE, rows, tmp_path) == before[SCHEDTUNE]  # it learns from readings of the set itself
 
 
 def test_a_small_part_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,7 +61,7 @@ def test_a_site_s_observations_may_be_the_only_data(track: Track, tmp_path: Path
 def test_a_model_trained_on_all_rows_was_trained_on_held_out_ones(track: Track, tmp_path: Path) -> None:
     shipped = learned(tmp_path, "published", track.origins[0])
     assert known_held_out_architectures(shipped, [track]) == {row.measurement.architecture_key for row in track.held_out}
-    said = {"held_out": HELD_OUT_RULE, "origins": list(track.origins), "learnt_until": 7.0}
+    said = {"held_out": HELD_OUT_RULE, "origins": list(track.origins), "learned_until": 7.0}
     retrained = learned(tmp_path, "observed", "0" * 64, said)
     assert known_held_out_architectures(retrained, [track]) == frozenset()
     assert known_held_out_architectures(learned(tmp_path, "measured", "0" * 64, said | {"held_out": "another rule"}), [track])

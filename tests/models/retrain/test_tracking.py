@@ -44,7 +44,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     name = "mlp-a100-published"
     origin = hashlib.sha256(base.read_bytes()).hexdigest()
     learned = {**shipped(name).card.document["training_data"], "sha256": origin}
-    retrained = {"held_out": HELD_OUT_RULE, "origins": [origin], "learnt_until": None}
+    retrained = {"held_out": HELD_OUT_RULE, "origins": [origin], "learned_until": None}
     registry = Registry(folder / "registry")
     bundle = other_bundle(folder / "first", "first", name, training_data=learned, retraining=retrained)
     registry.create_release("first", [registry.add_bundle(bundle.source).sha256], parent=None)
