@@ -1,6 +1,6 @@
 # The types with which Cython compiles totals.py.
 cimport cython
-from gpumemnet.physics.closed_form cimport JobNumbers
+from gpumemnet.physics.step_memory cimport JobNumbers
 
 cdef Py_ssize_t _FIELDS, _TOTALS
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from gpumemnet.job.training_job import FAMILIES, NUMBER_FIELDS
-from gpumemnet.physics.closed_form import JobNumbers
+from gpumemnet.physics.step_memory import JobNumbers
 
 if TYPE_CHECKING:
     from gpumemnet.physics.layer_records import Codes, MutableNumbers, Numbers

@@ -1,37 +1,22 @@
 # The types with which Cython compiles closed_form.py.
 cimport cython
+from gpumemnet.physics.allocator_blocks cimport block_bytes, class_of_block, segment_cost
 from gpumemnet.physics.layer_records cimport Layer, LayerKind
 from gpumemnet.physics.layer_roles cimport note_roles
+from gpumemnet.physics.step_memory cimport JobNumbers, StepMemory
+from gpumemnet.physics.tensor_sizes cimport note_element_types, note_tensor_sizes
 
 cdef enum:  # lengths of arrays; assigning _NO_CLASS and its like checks them against closed_form.py
     CLASSES = 10
-    GROUPS = 11
     SIZES = 4
 
-cdef double _BLOCK, _ROUNDING, _SMALL_SEGMENT, _MEDIUM_SEGMENT, _MEDIUM_LIMIT, _SMALL_TOP, _MEDIUM_TOP, _LARGE_TOP
+cdef double _SMALL_SEGMENT, _MEDIUM_SEGMENT, _MEDIUM_LIMIT
 cdef double _CUBLASLT, _TYPICAL, _FULL, _LOSS, _HANDLES, _PADDED_IMAGE
 cdef bint _TF32_READS_IMAGES
 cdef Py_ssize_t _REACH, _LAYERS_AT_ONCE, _CLASSES, _SIZES, _GROUPS, _COLUMNS
 cdef list _KINDS
 cdef double[CLASSES] _NO_CLASS
-cdef double[GROUPS] _NO_GROUP
 cdef double[SIZES] _NO_SIZE
-
-@cython.final
-cdef class JobNumbers:
-    cdef public double batch_size, positions, input_elements, input_bytes, frozen_parameters, weight_bytes, copy_bytes
-    cdef public double uncast_bytes, state_copies, temporary_copies, loop_copies, filter_copies, new_gradients
-    cdef public bint is_autocast, is_math_attention, is_checkpointed, is_channels_last
-
-@cython.final
-cdef class StepMemory:
-    cdef double[CLASSES] weights, trained, filter_state, kept, standing, recomputed, weight_copies, named_output, moment
-    cdef double[CLASSES] backward_peak, forward_peak, resident, step, peak
-    cdef double[GROUPS] group_counts, kept_by_group
-    cdef double backward_total, forward_total, loss_total, loop_cost, last_parameter_cost, layer_count, block_count
-    cdef double logits_bytes, attention_matrix_bytes, largest_output_bytes, largest_convolution_bytes, largest_parameters
-    cdef Py_ssize_t loop_class
-    cdef void clear(self) noexcept
 
 @cython.locals(row=Py_ssize_t, at=Py_ssize_t, count=Py_ssize_t, layer_count=Py_ssize_t, job_count=Py_ssize_t, left=Py_ssize_t,
                longest=Py_ssize_t, first=Py_ssize_t, records=list, layers=list, batch=Layer, memory=StepMemory, job=JobNumbers)
@@ -43,36 +28,14 @@ cpdef object fill_columns(double[::1] features, Py_ssize_t width, Py_ssize_t beg
 cdef list _stored_layers(list records, const long long[::1] kinds, const double[::1] activations,
                          const double[::1] parameters, Py_ssize_t first, Py_ssize_t count, StepMemory memory)
 
-cdef double _block(double size) noexcept
-
-@cython.locals(top=double, block_class=Py_ssize_t)
-cdef Py_ssize_t _block_class(double block) noexcept
-
-cdef double _cost(double block, Py_ssize_t block_class) noexcept
-
 @cython.locals(block=double, block_class=Py_ssize_t)
-cdef void _add(double *amounts, double size, double copies) noexcept
+cdef void _add_tensors(double *amounts, double size, double copies) noexcept
 
 @cython.locals(at=Py_ssize_t, layer=Layer, following=Layer, source=Layer, projected=Layer, tied=Layer)
-cdef object _walk(JobNumbers job, Layer batch, list layers, StepMemory memory)
+cdef object _walk_layers(JobNumbers job, Layer batch, list layers, StepMemory memory)
 
 @cython.locals(parameters=double, layer=Layer)
-cdef void _note_backward(JobNumbers job, list layers) noexcept
-
-@cython.locals(layer=Layer)
-cdef void _note_element_types(JobNumbers job, list layers) noexcept
-
-@cython.locals(at=Py_ssize_t, layer=Layer, kind=LayerKind, has_embedding=bint, is_weights=bint, element_bytes=double)
-cdef void _note_mixed_types(JobNumbers job, list layers) noexcept
-
-@cython.locals(layer=Layer, following=Layer)
-cdef bint _makes_attention_scores(list layers, Py_ssize_t at) noexcept
-
-@cython.locals(layer=Layer, previous=Layer)
-cdef bint _makes_attention_weights(list layers, Py_ssize_t at) noexcept
-
-@cython.locals(second=double, block=double)
-cdef void _size_tensors(JobNumbers job, Layer layer) noexcept
+cdef void _note_trained_layers(JobNumbers job, list layers) noexcept
 
 @cython.locals(tied=Layer, last=Layer, layer=Layer, largest=double)
 cdef Layer _tied_embedding(list layers)
@@ -80,11 +43,11 @@ cdef Layer _tied_embedding(list layers)
 cdef void _hold_tied_gradient(JobNumbers job, StepMemory memory, Layer tied, double copies) noexcept
 
 @cython.locals(last=Layer)
-cdef void _name_output(StepMemory memory, list layers) noexcept
+cdef void _hold_named_output(StepMemory memory, list layers) noexcept
 
 cdef bint _keeps_output(Layer layer, Layer following) noexcept
 
-cdef void _keep(StepMemory memory, Layer layer, Py_ssize_t block_class, double cost) noexcept
+cdef void _keep_output(StepMemory memory, Layer layer, Py_ssize_t block_class, double cost) noexcept
 
 @cython.locals(block=double, block_class=Py_ssize_t)
 cdef void _keep_bytes(StepMemory memory, Layer layer, double size) noexcept
@@ -100,10 +63,10 @@ cdef void _hold_weights(JobNumbers job, StepMemory memory, Layer layer) noexcept
 cdef void _end_block(StepMemory memory, Layer layer, Layer following) noexcept
 
 @cython.locals(c=Py_ssize_t, total=double)
-cdef void _meet_operator(JobNumbers job, StepMemory memory, Layer layer, Layer source, bint is_first) noexcept
+cdef void _add_operator(JobNumbers job, StepMemory memory, Layer layer, Layer source, bint is_first) noexcept
 
 @cython.locals(c=Py_ssize_t, moment=double, total=double)
-cdef void _meet_backward(JobNumbers job, StepMemory memory, Layer layer) noexcept
+cdef void _add_backward(JobNumbers job, StepMemory memory, Layer layer) noexcept
 
 cdef double _extra_gradients(Layer layer) noexcept
 
@@ -114,10 +77,10 @@ cdef double _layout_copies(JobNumbers job, Layer layer, Layer source, bint is_fi
 cdef void _create_gradients(JobNumbers job, StepMemory memory, Layer layer) noexcept
 
 @cython.locals(c=Py_ssize_t, moment=double, total=double)
-cdef void _meet_softmax(JobNumbers job, StepMemory memory, Layer layer, Layer source) noexcept
+cdef void _add_softmax(JobNumbers job, StepMemory memory, Layer layer, Layer source) noexcept
 
 @cython.locals(c=Py_ssize_t, trained=double, loss=double)
-cdef void _meet_loss(JobNumbers job, StepMemory memory, list layers, Layer last) noexcept
+cdef void _add_loss(JobNumbers job, StepMemory memory, list layers, Layer last) noexcept
 
 @cython.locals(c=Py_ssize_t, from_start=double, resident=double, beyond=double, new=double)
 cdef void _find_peaks(JobNumbers job, StepMemory memory, bint has_layers) noexcept

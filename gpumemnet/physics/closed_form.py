@@ -1,18 +1,26 @@
-"""The peak of a training step in closed form, by size class of the caching allocator, from the layer list alone.
+"""The peak of a training step in closed form: computed from the layer list alone, without replaying events.
 
-No event is replayed.  At the backward pass of layer *i* there are the weights and their optimizer state, the gradients of the
-layers from *i* on, the tensors kept for the layers up to *i*, the gradient that flows in and the one that flows out.  One walk
-over the layers meets every such moment (liveness as in DNNMem, ESEC/FSE '20, section 3.3).
+The closed form walks over the layers once.  For the backward pass of layer *i* it adds up what is in memory then (liveness as in
+DNNMem, ESEC/FSE '20, section 3.3):
 
-Each tensor counts with its cost: its share of the segments that the allocator would fill with tensors like it
-(``c10/cuda/CUDACachingAllocator.cpp``), because ``nvidia-smi`` shows segments.  Segments are never merged: what activations of
-50 MiB leave free cannot hold the gradient of an embedding of 2 GiB, while the other way round they can.  So the peak is taken for
-every class of block sizes apart, what the optimizer's step needs comes out of segments that are as large or larger, and the sum
-over the classes is what the process comes to hold.
+* the weights and their optimizer state;
+* the gradients of layer *i* and of all later ones;
+* the tensors that layer *i* and all earlier ones keep for their backward pass;
+* the gradient that flows into the layer, and the one that flows out.
 
-What the layer list does not say is taken as usual: frozen layers are the first ones, blocks and rotations are where the order of
-layers shows them (:mod:`gpumemnet.physics.layer_roles`), the loss is a cross-entropy of the last layer's output, which has a name
-in the training loop until the step ends, and a last linear layer without parameters shares those of the embedding.
+Each tensor counts with its cost in segments, in the class of its block (:mod:`gpumemnet.physics.allocator_blocks`).  Segments are
+never merged: what activations of 50 MiB leave free cannot hold the gradient of an embedding of 2 GiB.  So each class has its own
+peak.  What the optimizer's step needs comes out of segments that are as large or larger.  The sum over the classes is what the
+process holds in the end.
+
+A layer list leaves some things open.  These are assumed:
+
+* the first layers are the frozen ones;
+* blocks and rotations are where the order of layers shows them (:mod:`gpumemnet.physics.layer_roles`);
+* the loss is a cross-entropy of the last layer's output, to which the training loop holds a reference until the step ends;
+* a last linear layer without parameters shares those of the embedding.
+
+:mod:`gpumemnet.physics.step_memory` has the records, :mod:`gpumemnet.physics.tensor_sizes` the element types and sizes.
 
 Cython compiles this module with the types of ``closed_form.pxd``; a job then takes a thirtieth of the time
 (``benchmarks/in_process.py``).  Without a compiler it runs as it is.  Hence records of numbers, and loops instead of arrays.
@@ -25,11 +33,14 @@ from typing import TYPE_CHECKING, Final
 
 from gpumemnet.allocator import sizes
 from gpumemnet.job.layers import GROUP_NAMES
+from gpumemnet.physics.allocator_blocks import BLOCK_CLASSES, block_bytes, class_of_block, segment_cost
 from gpumemnet.physics.element_types import FULL_BYTES
 from gpumemnet.physics.layer_records import LAYER_KINDS, Layer, LayerKind
 from gpumemnet.physics.layer_roles import note_roles
 from gpumemnet.physics.memory_layouts import IMAGE_CHANNELS, PADDED_IMAGE, TF32_SMALLEST_CHANNELS
 from gpumemnet.physics.saved_tensors import LOSS_TENSORS
+from gpumemnet.physics.step_memory import JobNumbers, StepMemory
+from gpumemnet.physics.tensor_sizes import note_element_types, note_tensor_sizes
 from gpumemnet.units import MIB
 
 if TYPE_CHECKING:
@@ -41,9 +52,8 @@ IS_COMPILED: Final = not __file__.endswith(".py")
 SIZE_CLASSES: Final = ("small", "medium", "large", "huge")
 """Tensors up to 1 MiB (packed into 2 MiB segments), below 10 MiB (20 MiB segments), below 20 MiB, and above (own segments).
 
-Features are by these; the peaks behind them by :data:`BLOCK_CLASSES`.
+Features are by these; the peaks behind them by :data:`~gpumemnet.physics.allocator_blocks.BLOCK_CLASSES`.
 """
-LARGE_LIMIT: Final = 20 * MIB
 CUBLASLT_WORKSPACE: Final = MIB
 """cuBLASLt's default workspace (``CUBLASLT_WORKSPACE_SIZE``, 1,024 KiB below compute capability 9.0)."""
 HANDLES: Final = 2
@@ -52,24 +62,13 @@ TYPICAL_LARGE_TENSOR: Final = 16 * MIB
 """Middle of the large size class, in logarithms."""
 EXCITATION_REACH: Final = 12
 """Largest distance from what squeeze-and-excitation weighs to the product: a pooling and five layers (arXiv 1709.01507)."""
-HUGE_OCTAVES: Final = 7
-"""Tensors of 20 to 40 MiB, and so on, up to those above 1,280 MiB."""
-_LARGER_FROM: Final = (sizes.MINIMUM_LARGE_BYTES, *(LARGE_LIMIT << octave for octave in range(HUGE_OCTAVES)))
-BLOCK_TOPS: Final = (sizes.SMALL_BYTES, *(limit - sizes.MINIMUM_BLOCK_BYTES for limit in _LARGER_FROM))
-"""Largest block of each class of tensors that take over each other's segments, but the last, which has no largest."""
-BLOCK_CLASSES: Final = len(BLOCK_TOPS) + 1
 COLUMNS: Final = 2 + 2 * len(GROUP_NAMES) + 3 * len(SIZE_CLASSES) + 16
 """How many columns :func:`fill_columns` writes: those of :data:`gpumemnet.features.vector.LAYER_COLUMNS`, in their order."""
 
 # The same numbers once more where the compiled form reads them all the time: closed_form.pxd makes C variables of them.
-_BLOCK: Final = float(sizes.MINIMUM_BLOCK_BYTES)
-_ROUNDING: Final = float(sizes.SEGMENT_ROUNDING_BYTES)
 _SMALL_SEGMENT: Final = float(sizes.SMALL_SEGMENT_BYTES)
 _MEDIUM_SEGMENT: Final = float(sizes.LARGE_SEGMENT_BYTES)
 _MEDIUM_LIMIT: Final = float(sizes.MINIMUM_LARGE_BYTES)
-_SMALL_TOP: Final = float(BLOCK_TOPS[0])
-_MEDIUM_TOP: Final = float(BLOCK_TOPS[1])
-_LARGE_TOP: Final = float(BLOCK_TOPS[2])
 _CUBLASLT: Final = float(CUBLASLT_WORKSPACE)
 _TYPICAL: Final = float(TYPICAL_LARGE_TENSOR)
 _FULL: Final = float(FULL_BYTES)
@@ -86,114 +85,7 @@ _GROUPS: Final = len(GROUP_NAMES)
 _COLUMNS: Final = COLUMNS
 _KINDS: Final = LAYER_KINDS
 _NO_CLASS: Final = list((0.0,) * BLOCK_CLASSES)
-_NO_GROUP: Final = list((0.0,) * len(GROUP_NAMES))
 _NO_SIZE: Final = list((0.0,) * len(SIZE_CLASSES))
-
-
-class JobNumbers:
-    """What the closed form needs of a job beside its layers.
-
-    Attributes:
-        batch_size: samples per forward pass.
-        positions: the sequence length, or 1: a linear layer's output elements over its output width.
-        input_elements, input_bytes: of the input batch.
-        frozen_parameters: parameter elements that receive no gradient.
-        weight_bytes, copy_bytes: per element of weights, and of the copies that autocast makes of them (0 without autocast).
-        uncast_bytes: per element of the outputs of layers that autocast has no rule for
-            (:attr:`gpumemnet.physics.element_types.ElementBytes.uncast`).
-        state_copies, temporary_copies, loop_copies: see :class:`gpumemnet.physics.optimizers.OptimizerCopies`.
-        filter_copies: optimizer state of convolutions, beside ``state_copies``.
-        new_gradients: 1 if the backward pass creates the gradients; 0 if it accumulates them in those that exist.
-        is_autocast, is_math_attention, is_checkpointed, is_channels_last: options of the job.
-    """
-
-    __slots__ = (
-        *("batch_size", "positions", "input_elements", "input_bytes", "frozen_parameters", "weight_bytes", "copy_bytes"),
-        *("uncast_bytes", "state_copies", "temporary_copies", "loop_copies", "filter_copies", "new_gradients"),
-        *("is_autocast", "is_math_attention", "is_checkpointed", "is_channels_last"),
-    )
-
-    def __init__(self) -> None:
-        self.batch_size = self.positions = self.input_elements = self.input_bytes = self.frozen_parameters = 0.0
-        self.weight_bytes = self.copy_bytes = self.uncast_bytes = self.new_gradients = 0.0
-        self.state_copies = self.temporary_copies = self.loop_copies = self.filter_copies = 0.0
-        self.is_autocast = self.is_math_attention = self.is_checkpointed = self.is_channels_last = False
-
-
-class StepMemory:
-    """What the walk over the layers of one job has found so far, in bytes of segment (costs) unless stated otherwise.
-
-    Attributes with one number for each of the :data:`BLOCK_CLASSES`:
-        weights: the parameters.
-        trained: the parameters met so far that receive gradients.
-        filter_state: optimizer state of convolutions, beside that which all parameters have.
-        kept: all that the forward pass keeps for the backward pass.
-        standing: the part of it that is there from the forward pass on, with named outputs.
-        recomputed: the part of it that lies in the block met last, which the backward pass recomputes.
-        weight_copies: autocast's copies of weights.
-        named_output: the output of the network, which the training loop has a name for.
-        moment: tensors of one operator, which are freed at once.
-        backward_peak: the most at the backward pass of any layer, less the gradients of all layers.
-        forward_peak: the most in the forward pass of layers for which it can be more than in the backward pass.
-        resident: what stays from step to step.
-        step: what there is during the optimizer's step.
-        peak: the peak of each class.
-
-    Other attributes:
-        group_counts, kept_by_group: layers, and what they keep, by layer group.
-        backward_total, forward_total: as ``backward_peak`` and ``forward_peak``, all classes together.
-        loss_total: what there is at the loss.
-        loop_cost, loop_class: the most temporaries of an optimizer step in a loop over the parameters.
-        last_parameter_cost: of the parameter met last.
-        layer_count, block_count: layers, and blocks that are recomputed.
-        logits_bytes, attention_matrix_bytes, largest_output_bytes, largest_convolution_bytes: plain bytes.
-        largest_parameters: elements of the largest layer's parameters.
-    """
-
-    __slots__ = (
-        *("weights", "trained", "filter_state", "kept", "standing", "recomputed", "weight_copies", "named_output", "moment"),
-        *("backward_peak", "forward_peak", "resident", "step", "peak", "group_counts", "kept_by_group"),
-        *(
-            "backward_total",
-            "forward_total",
-            "loss_total",
-            "loop_cost",
-            "loop_class",
-            "last_parameter_cost",
-            "layer_count",
-            "block_count",
-            "logits_bytes",
-        ),
-        *("attention_matrix_bytes", "largest_output_bytes", "largest_convolution_bytes", "largest_parameters"),
-    )
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Forgets the job."""
-        self.weights = _NO_CLASS[:]
-        self.trained = _NO_CLASS[:]
-        self.filter_state = _NO_CLASS[:]
-        self.kept = _NO_CLASS[:]
-        self.standing = _NO_CLASS[:]
-        self.recomputed = _NO_CLASS[:]
-        self.weight_copies = _NO_CLASS[:]
-        self.named_output = _NO_CLASS[:]
-        self.moment = _NO_CLASS[:]
-        self.backward_peak = _NO_CLASS[:]
-        self.forward_peak = _NO_CLASS[:]
-        self.resident = _NO_CLASS[:]
-        self.step = _NO_CLASS[:]
-        self.peak = _NO_CLASS[:]
-        self.group_counts = _NO_GROUP[:]
-        self.kept_by_group = _NO_GROUP[:]
-        self.backward_total = self.forward_total = self.loss_total = 0.0
-        self.loop_cost = self.last_parameter_cost = 0.0
-        self.loop_class = 0
-        self.layer_count = self.block_count = 0.0
-        self.logits_bytes = self.attention_matrix_bytes = 0.0
-        self.largest_output_bytes = self.largest_convolution_bytes = self.largest_parameters = 0.0
 
 
 def fill_columns(
@@ -251,7 +143,7 @@ def fill_columns(
             job = jobs[row]
             memory.clear()
             layers = _stored_layers(records, kinds, activations, parameters, first, count, memory)
-            _walk(job, batch, layers, memory)
+            _walk_layers(job, batch, layers, memory)
             _find_peaks(job, memory, len(layers) > 0)
             _write_columns(features, row * width + begin, job, memory, blas_workspace_bytes)
         first += count
@@ -273,46 +165,15 @@ def _stored_layers(
     return records[:stored]
 
 
-def _block(size: float) -> float:
-    """Bytes of the allocator's block for a tensor of ``size`` bytes (``round_size``)."""
-    return -(-size // _BLOCK) * _BLOCK
-
-
-def _block_class(block: float) -> int:
-    """Class of a block: blocks of one class take over each other's segments."""
-    if block <= _SMALL_TOP:
-        return 0
-    if block <= _MEDIUM_TOP:
-        return 1
-    block_class = 2
-    top = _LARGE_TOP
-    while block > top and block_class < _CLASSES - 1:
-        block_class += 1
-        top = 2.0 * (top + _BLOCK) - _BLOCK
-    return block_class
-
-
-def _cost(block: float, block_class: int) -> float:
-    """Bytes of segment that a block of this class costs among blocks like it (``get_allocation_size``).
-
-    One of 7 MiB costs 10: two of them fill a segment of 20 MiB.  Costs are whole bytes.
-    """
-    if block_class > 1:
-        return -(-block // _ROUNDING) * _ROUNDING
-    if block_class == 1:
-        return _MEDIUM_SEGMENT // (_MEDIUM_SEGMENT // block)
-    return block
-
-
-def _add(amounts: list[float], size: float, copies: float) -> None:
+def _add_tensors(amounts: list[float], size: float, copies: float) -> None:
     """Adds the cost of a number of tensors of ``size`` bytes to their class."""
-    block = _block(size)
-    block_class = _block_class(block)
-    amounts[block_class] += copies * _cost(block, block_class)
+    block = block_bytes(size)
+    block_class = class_of_block(block)
+    amounts[block_class] += copies * segment_cost(block, block_class)
 
 
-def _walk(job: JobNumbers, batch: Layer, layers: list[Layer], memory: StepMemory) -> None:
-    """Meets every moment of the training step but the optimizer's step.
+def _walk_layers(job: JobNumbers, batch: Layer, layers: list[Layer], memory: StepMemory) -> None:
+    """Adds every moment of the training step but the optimizer's step to ``memory``.
 
     Args:
         job: its numbers.
@@ -321,18 +182,18 @@ def _walk(job: JobNumbers, batch: Layer, layers: list[Layer], memory: StepMemory
         memory: cleared; what is found is noted here.
     """
     note_roles(layers)
-    _note_backward(job, layers)
-    _note_element_types(job, layers)
+    _note_trained_layers(job, layers)
+    note_element_types(job, layers)
     batch.describe(_KINDS[0], 0.0, 0.0)
     batch.element_bytes = job.input_bytes / job.input_elements
     batch.elements = job.input_elements
     batch.output_bytes = job.input_bytes
     for layer in layers:
-        _size_tensors(job, layer)
+        note_tensor_sizes(job, layer)
     tied = _tied_embedding(layers)
     if tied is not None:
         _hold_tied_gradient(job, memory, tied, 1.0)
-    _name_output(memory, layers)
+    _hold_named_output(memory, layers)
     source = projected = batch  # the input of the layer, and that of the last projection that has no sibling before it
     for at in range(len(layers)):
         if at % _LAYERS_AT_ONCE == _LAYERS_AT_ONCE - 1:
@@ -347,114 +208,29 @@ def _walk(job: JobNumbers, batch: Layer, layers: list[Layer], memory: StepMemory
         _keep_tensors(memory, layers, at, source, projected)
         _hold_weights(job, memory, layer)
         if tied is not None and following is None and job.copy_bytes:
-            _add(memory.weight_copies, tied.parameters * job.copy_bytes, 1.0)
+            _add_tensors(memory.weight_copies, tied.parameters * job.copy_bytes, 1.0)
         _end_block(memory, layer, following)
-        _meet_operator(job, memory, layer, source, at == 0)
+        _add_operator(job, memory, layer, source, at == 0)
         if layer.has_backward:
             _create_gradients(job, memory, layer)
         if layer.kind.is_softmax:
-            _meet_softmax(job, memory, layer, source)
+            _add_softmax(job, memory, layer, source)
         if layer.kind.is_convolution:
             memory.largest_convolution_bytes = max(memory.largest_convolution_bytes, layer.output_bytes + source.output_bytes)
         memory.largest_output_bytes = max(memory.largest_output_bytes, layer.output_bytes)
         source = layer
     if tied is not None:
         _hold_tied_gradient(job, memory, tied, -1.0)
-    _meet_loss(job, memory, layers, source)
+    _add_loss(job, memory, layers, source)
 
 
-def _note_backward(job: JobNumbers, layers: list[Layer]) -> None:
-    """The backward pass ends at the first layer that is trained; frozen layers are taken to be the first ones."""
+def _note_trained_layers(job: JobNumbers, layers: list[Layer]) -> None:
+    """Notes which layers the backward pass runs through: all from the first trained one on.  Frozen layers come first."""
     parameters = 0.0
     for layer in layers:
         parameters += layer.parameters
         layer.has_backward = parameters > job.frozen_parameters
         layer.is_recomputed = job.is_checkpointed and layer.is_in_block
-
-
-def _note_element_types(job: JobNumbers, layers: list[Layer]) -> None:
-    """Notes the bytes per element of each layer's output, and of its input as its kernel reads it."""
-    if job.is_autocast or job.is_math_attention:
-        _note_mixed_types(job, layers)
-        return
-    for layer in layers:
-        layer.element_bytes = job.uncast_bytes
-        layer.input_element_bytes = _FULL if layer.is_decomposed_norm else job.uncast_bytes
-
-
-def _note_mixed_types(job: JobNumbers, layers: list[Layer]) -> None:
-    """Element types under autocast, or with attention in single steps.
-
-    Autocast lowers some kinds and raises others (:mod:`gpumemnet.physics.autocast`); the rest hand on what they are given.  A sum
-    with a residual stream that began with an embedding is fp32.  The math kernel computes attention scores and weights in fp32
-    whatever it is given (``aten/src/ATen/native/transformers/attention.cpp``).
-    """
-    has_embedding = False
-    for layer in layers:
-        if layer.kind.is_embedding:
-            has_embedding = True
-    element_bytes = job.input_bytes / job.input_elements
-    is_weights = False  # whether the layer before made attention weights
-    for at in range(len(layers)):
-        layer = layers[at]
-        kind = layer.kind
-        layer.input_element_bytes = element_bytes
-        if job.is_autocast and kind.autocast_input_bytes and not is_weights:
-            layer.input_element_bytes = kind.autocast_input_bytes
-        elif layer.is_decomposed_norm:
-            layer.input_element_bytes = _FULL
-        is_weights = job.is_math_attention and _makes_attention_weights(layers, at)
-        if is_weights or (job.is_math_attention and _makes_attention_scores(layers, at)):
-            element_bytes = _FULL
-        elif not job.is_autocast:
-            element_bytes = job.uncast_bytes
-        elif kind.is_add and has_embedding and not layer.is_inner_sum:
-            element_bytes = _FULL
-        elif kind.autocast_output_bytes:
-            element_bytes = kind.autocast_output_bytes
-        layer.element_bytes = element_bytes
-
-
-def _makes_attention_scores(layers: list[Layer], at: int) -> bool:
-    """A matrix product whose result goes into a softmax."""
-    layer = layers[at]
-    if not layer.kind.is_matmul or at + 1 == len(layers):
-        return False
-    following = layers[at + 1]
-    return following.kind.is_softmax
-
-
-def _makes_attention_weights(layers: list[Layer], at: int) -> bool:
-    """A softmax, or the dropout behind it."""
-    layer = layers[at]
-    if not layer.kind.is_dropout or at == 0:
-        return layer.kind.is_softmax
-    previous = layers[at - 1]
-    return previous.kind.is_softmax
-
-
-def _size_tensors(job: JobNumbers, layer: Layer) -> None:
-    """Sizes of a layer's output, of its weight, and of its bias or the shift of its norm."""
-    layer.elements = layer.activations * job.batch_size
-    layer.output_bytes = layer.elements * layer.element_bytes
-    block = _block(layer.output_bytes)
-    layer.output_class = _block_class(block)
-    layer.output_cost = _cost(block, layer.output_class)
-    if not layer.parameters:
-        return
-    second = layer.kind.second_share * layer.parameters
-    if layer.kind.has_bias:
-        second = layer.activations / job.positions
-        if layer.parameters <= second:
-            second = 0.0
-    block = _block((layer.parameters - second) * job.weight_bytes)
-    layer.weight_class = _block_class(block)
-    layer.weight_cost = _cost(block, layer.weight_class)
-    if second:
-        block = _block(second * job.weight_bytes)
-        layer.second_elements = second
-        layer.second_class = _block_class(block)
-        layer.second_cost = _cost(block, layer.second_class)
 
 
 def _tied_embedding(layers: list[Layer]) -> Layer | None:
@@ -474,10 +250,10 @@ def _tied_embedding(layers: list[Layer]) -> Layer | None:
 def _hold_tied_gradient(job: JobNumbers, memory: StepMemory, tied: Layer, copies: float) -> None:
     """A tied weight has its gradient from the start of the backward pass on, and another for a moment at the end of it."""
     if tied.has_backward:
-        _add(memory.standing, tied.parameters * job.weight_bytes, copies * job.new_gradients)
+        _add_tensors(memory.standing, tied.parameters * job.weight_bytes, copies * job.new_gradients)
 
 
-def _name_output(memory: StepMemory, layers: list[Layer]) -> None:
+def _hold_named_output(memory: StepMemory, layers: list[Layer]) -> None:
     """The training loop has a name for the output of the network, which so lives until the step ends."""
     if len(layers):
         last = layers[len(layers) - 1]
@@ -498,7 +274,7 @@ def _keeps_output(layer: Layer, following: Layer | None) -> bool:
     return following.kind.saves_input and following.input_element_bytes == layer.element_bytes
 
 
-def _keep(memory: StepMemory, layer: Layer, block_class: int, cost: float) -> None:
+def _keep_output(memory: StepMemory, layer: Layer, block_class: int, cost: float) -> None:
     """The layer keeps a tensor for its backward pass; a checkpointed block keeps it while it is recomputed."""
     memory.kept[block_class] += cost
     memory.kept_by_group[layer.kind.group] += cost
@@ -510,9 +286,9 @@ def _keep(memory: StepMemory, layer: Layer, block_class: int, cost: float) -> No
 
 def _keep_bytes(memory: StepMemory, layer: Layer, size: float) -> None:
     """The layer keeps a tensor of ``size`` bytes for its backward pass."""
-    block = _block(size)
-    block_class = _block_class(block)
-    _keep(memory, layer, block_class, _cost(block, block_class))
+    block = block_bytes(size)
+    block_class = class_of_block(block)
+    _keep_output(memory, layer, block_class, segment_cost(block, block_class))
 
 
 def _keep_tensors(memory: StepMemory, layers: list[Layer], at: int, source: Layer, projected: Layer) -> None:
@@ -528,7 +304,7 @@ def _keep_tensors(memory: StepMemory, layers: list[Layer], at: int, source: Laye
     layer = layers[at]
     kind = layer.kind
     if layer.is_output_kept:
-        _keep(memory, layer, layer.output_class, layer.output_cost)
+        _keep_output(memory, layer, layer.output_class, layer.output_cost)
     if not layer.has_backward:
         return
     if kind.saves_input and layer.input_element_bytes != source.element_bytes and not layer.is_constant_product:
@@ -538,9 +314,9 @@ def _keep_tensors(memory: StepMemory, layers: list[Layer], at: int, source: Laye
     if kind.mask_bytes:
         _keep_bytes(memory, layer, layer.elements * kind.mask_bytes)
     if kind.is_multiply and not layer.is_constant_product and _keeps_broadcast_factor(layers, at, source):
-        _keep(memory, layer, layer.output_class, layer.output_cost)
+        _keep_output(memory, layer, layer.output_class, layer.output_cost)
     if kind.statistics and layer.second_elements:
-        _keep(memory, layer, layer.second_class, kind.statistics * layer.second_cost)
+        _keep_output(memory, layer, layer.second_class, kind.statistics * layer.second_cost)
 
 
 def _keeps_broadcast_factor(layers: list[Layer], at: int, source: Layer) -> bool:
@@ -569,7 +345,7 @@ def _hold_weights(job: JobNumbers, memory: StepMemory, layer: Layer) -> None:
         memory.weights[layer.second_class] += layer.second_cost
         memory.largest_parameters = max(memory.largest_parameters, layer.parameters)
         if layer.kind.is_cast and job.copy_bytes:
-            _add(memory.weight_copies, (layer.parameters - layer.second_elements) * job.copy_bytes, 1.0)
+            _add_tensors(memory.weight_copies, (layer.parameters - layer.second_elements) * job.copy_bytes, 1.0)
 
 
 def _end_block(memory: StepMemory, layer: Layer, following: Layer | None) -> None:
@@ -587,7 +363,7 @@ def _end_block(memory: StepMemory, layer: Layer, following: Layer | None) -> Non
             memory.standing[layer.output_class] += layer.output_cost
 
 
-def _meet_operator(job: JobNumbers, memory: StepMemory, layer: Layer, source: Layer, is_first: bool) -> None:
+def _add_operator(job: JobNumbers, memory: StepMemory, layer: Layer, source: Layer, is_first: bool) -> None:
     """The moment of a layer's backward pass, with the gradients of its output and of its input.
 
     A layer that has no backward pass has a moment in the forward pass, with its output and its input.
@@ -596,18 +372,18 @@ def _meet_operator(job: JobNumbers, memory: StepMemory, layer: Layer, source: La
     memory.moment[layer.output_class] += layer.output_cost
     memory.moment[source.output_class] += source.output_cost
     if layer.kind.is_convolution and not layer.is_depthwise:
-        _add(memory.moment, _layout_copies(job, layer, source, is_first), 1.0)
+        _add_tensors(memory.moment, _layout_copies(job, layer, source, is_first), 1.0)
     if layer.has_backward:
         memory.moment[layer.output_class] += _extra_gradients(layer) * layer.output_cost
         if not job.new_gradients:  # the new gradients are added to those that exist, and freed
             memory.moment[layer.weight_class] += layer.weight_cost
             memory.moment[layer.second_class] += layer.second_cost
-        _meet_backward(job, memory, layer)
+        _add_backward(job, memory, layer)
     else:
         if layer.input_element_bytes != source.element_bytes:
-            _add(memory.moment, source.elements * layer.input_element_bytes, 1.0)
+            _add_tensors(memory.moment, source.elements * layer.input_element_bytes, 1.0)
         if layer.kind.mask_bytes:
-            _add(memory.moment, layer.elements * layer.kind.mask_bytes, 1.0)
+            _add_tensors(memory.moment, layer.elements * layer.kind.mask_bytes, 1.0)
         total = 0.0
         for c in range(_CLASSES):
             memory.forward_peak[c] = max(memory.forward_peak[c], memory.moment[c])
@@ -615,7 +391,7 @@ def _meet_operator(job: JobNumbers, memory: StepMemory, layer: Layer, source: La
         memory.forward_total = max(memory.forward_total, total)
 
 
-def _meet_backward(job: JobNumbers, memory: StepMemory, layer: Layer) -> None:
+def _add_backward(job: JobNumbers, memory: StepMemory, layer: Layer) -> None:
     """Adds what is kept for the layers up to this one to the moment of its backward pass.
 
     The gradients of later layers are there as well, unless all are there from the start.  The sum over all layers is not known
@@ -679,7 +455,7 @@ def _create_gradients(job: JobNumbers, memory: StepMemory, layer: Layer) -> None
         memory.last_parameter_cost = layer.second_cost if layer.second_elements else layer.weight_cost
 
 
-def _meet_softmax(job: JobNumbers, memory: StepMemory, layer: Layer, source: Layer) -> None:
+def _add_softmax(job: JobNumbers, memory: StepMemory, layer: Layer, source: Layer) -> None:
     """The forward pass of a softmax: scores, weights, and the math kernel's mask.
 
     Elsewhere the backward pass holds more.  Here it does not if it only runs for later layers, or for no other block.  The mask
@@ -691,7 +467,7 @@ def _meet_softmax(job: JobNumbers, memory: StepMemory, layer: Layer, source: Lay
     if not layer.is_output_kept:
         memory.moment[layer.output_class] += layer.output_cost
     if job.is_math_attention:
-        _add(memory.moment, layer.elements, 1.0)
+        _add_tensors(memory.moment, layer.elements, 1.0)
     total = 0.0
     for c in range(_CLASSES):
         moment = memory.moment[c] + memory.standing[c] + memory.weight_copies[c]
@@ -702,7 +478,7 @@ def _meet_softmax(job: JobNumbers, memory: StepMemory, layer: Layer, source: Lay
     memory.forward_total = max(memory.forward_total, total)
 
 
-def _meet_loss(job: JobNumbers, memory: StepMemory, layers: list[Layer], last: Layer) -> None:
+def _add_loss(job: JobNumbers, memory: StepMemory, layers: list[Layer], last: Layer) -> None:
     """The loss: all that the forward pass keeps, and the tensors of a cross-entropy of the logits.
 
     Autocast keeps log-probabilities in half precision, a copy in fp32, and its gradient.
@@ -711,10 +487,10 @@ def _meet_loss(job: JobNumbers, memory: StepMemory, layers: list[Layer], last: L
     if len(layers):
         memory.logits_bytes = last.elements * (_FULL if job.is_autocast else last.element_bytes)
         if job.is_autocast and last.element_bytes < _FULL:
-            _add(memory.standing, memory.logits_bytes, _LOSS - 1.0)
+            _add_tensors(memory.standing, memory.logits_bytes, _LOSS - 1.0)
             memory.standing[last.output_class] += last.output_cost
         else:
-            _add(memory.standing, memory.logits_bytes, _LOSS)
+            _add_tensors(memory.standing, memory.logits_bytes, _LOSS)
     for c in range(_CLASSES):
         trained += memory.trained[c]
         memory.standing[c] += memory.weight_copies[c]
@@ -732,7 +508,7 @@ def _find_peaks(job: JobNumbers, memory: StepMemory, has_layers: bool) -> None:
     smallest class, which has a pool of its own; the rest is new.
     """
     if has_layers:
-        _add(memory.resident, job.input_bytes, 1.0)
+        _add_tensors(memory.resident, job.input_bytes, 1.0)
     from_start = job.state_copies + 1.0 - job.new_gradients
     for c in range(_CLASSES):
         resident = memory.weights[c] + from_start * memory.trained[c] + memory.filter_state[c] + memory.resident[c]

@@ -28,14 +28,17 @@ from gpumemnet.job import settled_counts
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import KINDS, Layer
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.physics import closed_form, layer_records, layer_roles
+from gpumemnet.physics import allocator_blocks, closed_form, layer_records, layer_roles, step_memory, tensor_sizes
 from gpumemnet.predict import bin_shares
 from gpumemnet.units import GIB
 from tests.jobs import jobs, small_job
 
 PACKAGE = Path(gpumemnet.__file__).parent
 WORKSPACE = 8_519_680
-COMPILED = [closed_form, layer_records, layer_roles, totals, bin_shares, settled_counts]
+COMPILED = [
+    *(allocator_blocks, closed_form, layer_records, layer_roles, step_memory, tensor_sizes),
+    *(totals, bin_shares, settled_counts),
+]
 COLUMNS = closed_form.COLUMNS
 
 compiled = pytest.mark.skipif(
@@ -60,7 +63,8 @@ def uncompiled(name: str, others: Mapping[str, ModuleType] = MappingProxyType({}
 def plain() -> ModuleType:
     """The feature vector with uncompiled modules."""
     modules: dict[str, ModuleType] = {}
-    for name in ("physics/layer_records", "physics/layer_roles", "physics/closed_form", "features/totals"):
+    physics = ("layer_records", "layer_roles", "allocator_blocks", "step_memory", "tensor_sizes", "closed_form")
+    for name in (*(f"physics/{each}" for each in physics), "features/totals"):
         modules[name] = uncompiled(name, modules)
         assert not modules[name].IS_COMPILED
     modules["features/option_numbers"] = uncompiled("features/option_numbers", modules)
@@ -103,10 +107,10 @@ def test_both_forms_agree_on_long_lists_and_many_jobs(plain: ModuleType) -> None
     np.testing.assert_array_equal(feature_matrix(table, WORKSPACE), plain.feature_matrix(table, WORKSPACE))
 
 
-def job_numbers() -> closed_form.JobNumbers:
+def job_numbers() -> step_memory.JobNumbers:
     """Every number and every option is 1."""
-    numbers = closed_form.JobNumbers()
-    for name in closed_form.JobNumbers.__slots__:
+    numbers = step_memory.JobNumbers()
+    for name in step_memory.JobNumbers.__slots__:
         setattr(numbers, name, 1)
     return numbers
 
