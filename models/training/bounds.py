@@ -24,6 +24,8 @@ Array = NDArray[np.float64]
 COVERAGES: Final = (0.5, 0.8, 0.9, 0.95, 0.975, 0.98, 0.99, 0.995, 0.999)
 FEWEST_SCORES: Final = 60
 """Fewest scores with which a group is calibrated separately."""
+LEAST_DOUBLED_SCORE: Final = 1.0
+"""Where all scores are smaller, this is doubled for coverages beyond them; it is one spread plus the typical error."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,10 +72,10 @@ def calibrated_coverages(data: LabelledJobs) -> tuple[float, ...]:
     """Return the coverages whose conformal quantile is one of the scores of ``data``, even in the family with the fewest jobs.
 
     If fewer jobs than ``data`` are scored, as for the transformer-based classifier, the bounds of the highest coverages are
-    twice the largest score instead (:func:`conformal_multiples`).
+    twice the largest score instead (:func:`conformal_bounds`).
     """
     fewest = min(map(len, data.rows_by_family().values()))
-    return tuple(level for level in COVERAGES if math.ceil((fewest + 1) * level) <= fewest)
+    return tuple(level for level in COVERAGES if has_enough_rows(fewest, level))
 
 
 def multiples_by_family(mode: str, scores: Array, data: LabelledJobs, coverages: Sequence[float]) -> dict[str, tuple[float, ...]]:
@@ -101,16 +103,23 @@ def grouped_multiples(mode: str, scores: Array, data: LabelledJobs, coverages: S
     if min(map(len, parts)) < FEWEST_SCORES:
         parts = [scores, scores]
     names = (mode, f"{mode}, cudnn_benchmark")
-    return {name: conformal_multiples(part, coverages) for name, part in zip(names, parts, strict=True)}
+    return {name: conformal_bounds(part, coverages, LEAST_DOUBLED_SCORE) for name, part in zip(names, parts, strict=True)}
 
 
-def conformal_multiples(scores: Array, coverages: Sequence[float]) -> tuple[float, ...]:
-    """Return for each coverage the conformal quantile of ``scores``.
+def conformal_bounds(errors: Array, coverages: Sequence[float], least: float = -math.inf) -> tuple[float, ...]:
+    """Return for each coverage the smallest of ``errors`` that covers that share of future rows.
 
-    If there are too few scores for the highest coverages, their quantile is twice the largest score.
+    If there are too few errors for a coverage, its bound is twice the largest of them.
+
+    Args:
+        errors: of rows that were not fitted to, shape ``[B]``.
+        coverages: shares below 1.
+        least: what is doubled where all errors are below it.
     """
-    ordered = np.sort(scores)
-    ranks = [math.ceil((len(ordered) + 1) * level) - 1 for level in coverages]
-    if ranks[-1] >= len(ordered):
-        ordered = np.append(ordered, [2.0 * max(ordered[-1], 1.0)] * (ranks[-1] - len(ordered) + 1))
-    return tuple(float(ordered[rank]) for rank in ranks)
+    ordered = np.append(np.sort(errors), 2.0 * max(errors.max(), least))
+    return tuple(float(ordered[math.ceil(len(ordered) * level) - 1]) for level in coverages)
+
+
+def has_enough_rows(count: int, coverage: float) -> bool:
+    """Whether the bound of ``count`` errors at ``coverage`` is one of them."""
+    return math.ceil((count + 1) * coverage) <= count

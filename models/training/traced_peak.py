@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from .bounds import conformal_bounds, has_enough_rows
 from .data import LabelledJobs
 
 CENTRAL_WEIGHT: Final = 0.9
@@ -50,11 +51,10 @@ def fit_traced_peak(data: LabelledJobs, coverages: Sequence[float]) -> TracedPea
     known = (traced > 0) & ~np.isnan(data.label_bytes)
     if data.context_bytes is None or not known.any():
         return None
-    errors = np.sort(np.log(data.label_bytes[known] / (traced[known] + data.context_bytes)))
-    ranks = [math.ceil((len(errors) + 1) * level) - 1 for level in coverages]
-    if ranks[-1] >= len(errors):
-        # There are too few rows for the highest coverages, so their bound is twice the largest error.
-        errors = np.append(errors, [2.0 * errors[-1]] * (ranks[-1] - len(errors) + 1))
+    errors = np.log(data.label_bytes[known] / (traced[known] + data.context_bytes))
+    bounds = conformal_bounds(errors, coverages)
+    if not has_enough_rows(len(errors), coverages[-1]):
+        errors = np.append(errors, bounds[-1])  # the mixture is fitted to the doubled error, too
     shift = float(np.median(errors))
     distances = np.abs(errors - shift)
     # a logistic of scale s has half of its mass within s log 3 of the centre, and 95 % within s log 39
@@ -65,7 +65,7 @@ def fit_traced_peak(data: LabelledJobs, coverages: Sequence[float]) -> TracedPea
         weights=(CENTRAL_WEIGHT, 1.0 - CENTRAL_WEIGHT),
         log_scales=(central, 3.0 * tail),
         log_shift=shift,
-        log_bounds=tuple(float(errors[rank]) for rank in ranks),
+        log_bounds=bounds,
         rows=int(known.sum()),
     )
 

@@ -29,7 +29,7 @@ from gpumemnet.predict.real_networks import (
     with_log_errors,
 )
 
-from ...training.bounds import FEWEST_SCORES
+from ...training.bounds import FEWEST_SCORES, conformal_bounds
 from ...training.splits import folds
 from .rows import RealNetworks
 
@@ -110,7 +110,7 @@ def fit(networks: RealNetworks, coverages: Sequence[float]) -> Fit:
     return Fit(
         centre=fit_centre(networks),
         scales=np.maximum((quartiles[:, 2] - quartiles[:, 0]) / (2.0 * math.log(3.0)), LEAST_LOG_SCALE),
-        bounds=np.array([conformal_bounds(own, coverages) for own in parts]),
+        bounds=np.array([conformal_bounds(own, coverages, least=np.abs(own).max()) for own in parts]),
     )
 
 
@@ -165,15 +165,6 @@ def _median(errors: Array, is_own: NDArray[np.bool_], is_chosen: NDArray[np.bool
     """Returns the median of the chosen rows of a group, or of the group, or of all: the first with enough rows."""
     parts = (errors[is_own & is_chosen], errors[is_own], errors)
     return float(np.median(next((part for part in parts if len(part) >= FEWEST_SCORES), errors)))
-
-
-def conformal_bounds(errors: Array, coverages: Sequence[float]) -> list[float]:
-    """Returns for each coverage the smallest error that covers that share of future rows.
-
-    Where there are too few rows, it is twice the largest error.
-    """
-    ordered = np.append(np.sort(errors), 2.0 * np.abs(errors).max())
-    return [float(ordered[min(math.ceil(len(ordered) * coverage), len(ordered)) - 1]) for coverage in coverages]
 
 
 def held_out_coverage(networks: RealNetworks, coverages: Sequence[float]) -> Array:

@@ -15,7 +15,7 @@ from gpumemnet.units import MIB
 from models.evaluation.baselines import REGRESSIONS, commonest_bin, regression_answers
 from models.evaluation.folds import SCHEMES
 from models.networks.mlp import BACKGROUND_SCALE, BACKGROUND_WEIGHT, MemberMLPs, centre_and_spread, float_tensor
-from models.training.bounds import COVERAGES, conformal_multiples, grouped_multiples
+from models.training.bounds import COVERAGES, conformal_bounds, grouped_multiples
 from models.training.data import LabelledJobs, features_on
 from models.training.export import save_classifier
 from models.training.mlp import (
@@ -145,10 +145,11 @@ def test_benchmark_jobs_have_separate_bounds(synthetic: LabelledJobs) -> None:
 
 def test_coverages_beyond_the_scores_use_twice_the_largest() -> None:
     scores = np.linspace(-1.0, 3.0, 50)
-    multiples = conformal_multiples(scores, COVERAGES)
+    multiples = conformal_bounds(scores, COVERAGES)
     assert list(multiples) == sorted(multiples)
     assert multiples[COVERAGES.index(0.98)] == 3.0
     assert multiples[COVERAGES.index(0.99)] == 6.0
+    assert conformal_bounds(scores, COVERAGES, least=4.0) == (*multiples[:6], 8.0, 8.0, 8.0)
 
 
 def test_the_network_equals_its_members(trained: TrainedClassifier, halves: tuple[LabelledJobs, LabelledJobs]) -> None:
