@@ -52,7 +52,7 @@ def fit_traced_peak(data: LabelledJobs, coverages: Sequence[float]) -> TracedPea
     if data.context_bytes is None or not known.any():
         return None
     errors = np.log(data.label_bytes[known] / (traced[known] + data.context_bytes))
-    bounds = conformal_bounds(errors, coverages)
+    bounds = conformal_bounds(errors, coverages, least=0.0)  # twice a negative error would lie below it
     if not has_enough_rows(len(errors), coverages[-1]):
         errors = np.append(errors, bounds[-1])  # the mixture is fitted to the doubled error, too
     shift = float(np.median(errors))

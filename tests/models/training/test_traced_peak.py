@@ -47,6 +47,10 @@ def test_too_few_rows_for_a_coverage_give_a_wider_bound(traced: LabelledJobs) ->
     assert list(few.log_bounds) == sorted(few.log_bounds)
     assert few.log_bounds[-1] > 1.5 * few.log_bounds[COVERAGES.index(0.9)]
     assert fit_traced_peak(replace(traced, context_bytes=None), COVERAGES) is None
+    below = replace(traced, label_bytes=traced.label_bytes * 0.5).take(np.arange(40))
+    too_high = fit_traced_peak(below, COVERAGES)
+    assert too_high is not None
+    assert list(too_high.log_bounds) == sorted(too_high.log_bounds)  # twice an error below zero would be a lower bound
 
 
 @pytest.fixture(scope="module")
