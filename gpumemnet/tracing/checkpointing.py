@@ -19,6 +19,8 @@ from gpumemnet.errors import ExtractError
 
 _MIN_BLOCKS = 2
 _MIN_WEIGHTS = 2
+_MIN_STAGE_SHARE = 1 / 3
+"""Share of a stage's parameters that lie in its blocks; adapters in a block are far fewer."""
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
@@ -47,7 +49,7 @@ def _stage_blocks(stage: nn.Module) -> list[nn.Module]:
     """Return the blocks in the stacks of ``stage``, none if it is not a stage.
 
     The parts of a block are no blocks: a convolution with its norm has a single weight, and experts and attention heads have no
-    norms.  Plain ``Sequential`` modules in a list are branches, which run side by side.
+    norms; adapters have few parameters.  Plain ``Sequential`` modules in a list are branches, which run side by side.
     """
     stacks = [stage] if isinstance(stage, nn.Sequential) else list(stage.children())
     found = []
@@ -56,7 +58,12 @@ def _stage_blocks(stage: nn.Module) -> list[nn.Module]:
         are_branches = isinstance(stack, nn.ModuleList) and type(next(iter(parts), None)) is nn.Sequential
         if len(set(map(type, parts))) == 1 and not are_branches and all(map(_is_block, parts)):
             found += parts
-    return found
+    is_stage = _parameters(*found) >= _MIN_STAGE_SHARE * _parameters(stage)
+    return found if is_stage else []
+
+
+def _parameters(*modules: nn.Module) -> int:
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())
 
 
 def _is_block(module: nn.Module) -> bool:

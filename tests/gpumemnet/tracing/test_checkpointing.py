@@ -51,6 +51,19 @@ class WithBranches(nn.Module):
         )
 
 
+class Adapter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.down, self.up = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 1), nn.Linear(1, WIDTH)
+
+
+class WithAdapters(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(WIDTH), nn.MultiheadAttention(WIDTH, 2)
+        self.adapters = nn.ModuleList(Adapter() for _ in range(2))
+
+
 class Convolution(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.ReLU())
@@ -78,7 +91,7 @@ def test_stages_that_are_sequential() -> None:
     assert blocks(nn.ModuleDict({"features": features})) == [*stages[0], *stages[1]]
 
 
-@pytest.mark.parametrize("kind", [Block, WithExperts, WithBranches, OfConvolutions])
+@pytest.mark.parametrize("kind", [Block, WithExperts, WithAdapters, WithBranches, OfConvolutions])
 def test_parts_of_a_block_are_no_blocks(kind: type[nn.Module]) -> None:
     stack = nn.ModuleList(kind() for _ in range(3))
     assert blocks(nn.ModuleDict({"layers": stack})) == list(stack)
