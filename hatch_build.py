@@ -1,8 +1,9 @@
 """What building the package adds: compiled modules, and the long description.
 
-Every module with a ``.pxd`` file beside it is compiled, where Cython and a C compiler are there.  Without them the package works
-too, but those modules run as Python, far more slowly.  The environment variable ``GPUMEMNET_COMPILE`` says ``0`` to build without
-them, and ``1`` to fail when they cannot be built.
+Every module with a ``.pxd`` file beside it is compiled, where Cython and a C compiler are there.
+Without them the package works too, but those modules run as Python, far more slowly.  The
+environment variable ``GPUMEMNET_COMPILE`` says ``0`` to build without them, and ``1`` to fail when
+they cannot be built.
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ DIRECTIVES = {
 FLAGS = [] if sys.platform == "win32" else ["-O2", "-g0", "-ffp-contract=off"]
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 RECORD = f"compiled_from{SUFFIX}.json"
-"""In the source folder: library → SHA-256 of what it was compiled from; :mod:`gpumemnet.predict.compiled` reads it."""
+"""In the source folder: library → SHA-256 of what it was compiled from;
+:mod:`gpumemnet.predict.compiled` reads it."""
 
 
 class ReadmeHook(MetadataHookInterface):  # type: ignore[misc]  # hatchling is there at build time alone
-    """Makes README.md the long description, without pictures and links whose target lies in the repository."""
+    """Makes README.md the long description, without pictures and links whose target lies in the
+    repository."""
 
     PLUGIN_NAME = "custom"
 
@@ -52,14 +55,17 @@ class ReadmeHook(MetadataHookInterface):  # type: ignore[misc]  # hatchling is t
 
 
 class CompileHook(BuildHookInterface):  # type: ignore[misc]  # hatchling is there at build time alone
-    """Adds the compiled modules to a wheel; for an editable installation it puts them beside their sources instead."""
+    """Adds the compiled modules to a wheel; for an editable installation it puts them beside their
+    sources instead."""
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Called before a wheel is built."""
         package = Path(self.root) / PACKAGE
-        names = sorted(path.relative_to(package).with_suffix("").as_posix() for path in package.rglob("*.pxd"))
+        names = sorted(
+            path.relative_to(package).with_suffix("").as_posix() for path in package.rglob("*.pxd")
+        )
         wanted = os.environ.get("GPUMEMNET_COMPILE", "")
         self.scratch = tempfile.TemporaryDirectory()
         libraries: dict[str, Path] = {}
@@ -70,16 +76,22 @@ class CompileHook(BuildHookInterface):  # type: ignore[misc]  # hatchling is the
                 if version == "editable":
                     put_beside(package, libraries)
                     (package / RECORD).write_text(json.dumps(digests, indent=2) + "\n", "utf-8")
-            except Exception as error:  # compilers fail in many ways, and none of them is a reason not to install
+            except (
+                Exception
+            ) as error:  # compilers fail in many ways, and none of them is a reason not to install
                 if wanted == "1":
                     raise
                 reason = f"{type(error).__name__}: {error}"
-                self.app.display_warning(f"{', '.join(names)} could not be compiled, so predictions take longer: {reason}")
+                self.app.display_warning(
+                    f"{', '.join(names)} could not be compiled, so predictions take longer: {reason}"
+                )
                 libraries = {}
         if version == "editable":
             remove_others(package, libraries)
         else:
-            build_data["force_include"] |= {str(library): f"{PACKAGE}/{place}" for place, library in libraries.items()}
+            build_data["force_include"] |= {
+                str(library): f"{PACKAGE}/{place}" for place, library in libraries.items()
+            }
         if libraries:
             build_data["pure_python"] = False
             build_data["infer_tag"] = True
@@ -91,13 +103,17 @@ class CompileHook(BuildHookInterface):  # type: ignore[misc]  # hatchling is the
 
 def source_digest(package: Path, name: str) -> str:
     """SHA-256 of the text of a module and of its types."""
-    return hashlib.sha256(b"".join((package / f"{name}{ending}").read_bytes() for ending in (".py", ".pxd"))).hexdigest()
+    return hashlib.sha256(
+        b"".join((package / f"{name}{ending}").read_bytes() for ending in (".py", ".pxd"))
+    ).hexdigest()
 
 
 def compile_modules(package: Path, names: list[str], scratch: Path) -> dict[str, Path]:
-    """The compiled modules of ``names`` (``folder/module``): their place in the package, and the file somewhere in ``scratch``.
+    """The compiled modules of ``names`` (``folder/module``): their place in the package, and the
+    file somewhere in ``scratch``.
 
-    Each says in ``SOURCE_SHA256`` what it was made of, so that a test can tell one that is older than its text.
+    Each says in ``SOURCE_SHA256`` what it was made of, so that a test can tell one that is older
+    than its text.
     """
     from Cython.Build import cythonize
     from setuptools import Distribution, Extension
@@ -117,7 +133,11 @@ def compile_modules(package: Path, names: list[str], scratch: Path) -> dict[str,
     try:
         modules = cythonize(
             [
-                Extension(f"{PACKAGE}.{name.replace('/', '.')}", [f"{PACKAGE}/{name}.py"], extra_compile_args=FLAGS)
+                Extension(
+                    f"{PACKAGE}.{name.replace('/', '.')}",
+                    [f"{PACKAGE}/{name}.py"],
+                    extra_compile_args=FLAGS,
+                )
                 for name in names
             ],
             compiler_directives=DIRECTIVES,
@@ -146,7 +166,8 @@ def put_beside(package: Path, libraries: dict[str, Path]) -> None:
 
 
 def remove_others(package: Path, libraries: dict[str, Path]) -> None:
-    """Remove every other library of this Python from the source folder: it would be loaded in place of the text."""
+    """Remove every other library of this Python from the source folder: it would be loaded in place
+    of the text."""
     if not libraries:
         (package / RECORD).unlink(missing_ok=True)
     for path in package.rglob(f"*{SUFFIX}"):

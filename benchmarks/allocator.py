@@ -1,7 +1,9 @@
-"""Measures the replay speed of the simulated caching allocator on one core: ``python benchmarks/allocator.py``.
+"""Measures the replay speed of the simulated caching allocator on one core: ``python
+benchmarks/allocator.py``.
 
-Prints events per second, median and best of five replays, for three random streams of allocations and frees under several
-settings.  Also prints the time of the bisection for the smallest limit on the mixed stream.
+Prints events per second, median and best of five replays, for three random streams of allocations
+and frees under several settings.  Also prints the time of the bisection for the smallest limit on
+the mixed stream.
 """
 
 from __future__ import annotations
@@ -25,11 +27,13 @@ STREAMS: dict[str, tuple[int, Callable[[random.Random], int]]] = {
     "large tensors, 1 to 256 MiB": (300, lambda generator: int(2 ** generator.uniform(20.001, 28))),
     "mixed, 4 bytes to 256 MiB": (500, lambda generator: int(2 ** generator.uniform(2, 28))),
 }
-"""Name of a stream → number of tensors alive at once, and the function that draws a size in bytes."""
+"""Name of a stream → number of tensors alive at once, and the function that draws a size in
+bytes."""
 
 
 def random_stream(alive: int, draw: Callable[[random.Random], int]) -> tuple[list[int], list[int]]:
-    """Return events and sizes, seeded; the number of live tensors is within a factor of two of ``alive``.
+    """Return events and sizes, seeded; the number of live tensors is within a factor of two of
+    ``alive``.
 
     Tensors are freed in random order.
     """
@@ -74,7 +78,9 @@ def main() -> None:
     begin = time.perf_counter()
     limit = smallest_limit(events, sizes)
     seconds = time.perf_counter() - begin
-    print(f"smallest limit of the mixed stream: {limit / MIB:,.0f} MiB of {unlimited / MIB:,.0f} MiB, found in {seconds:.1f} s")
+    print(
+        f"smallest limit of the mixed stream: {limit / MIB:,.0f} MiB of {unlimited / MIB:,.0f} MiB, found in {seconds:.1f} s"
+    )
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
     python benchmarks/batch.py [--rows 10000000] [--layered-rows 500000] [--engines local,ray]
 
-Writes files of random jobs within the shipped models' support, answers them with ``gpumemnet predict --out`` as a user would, and
-prints a Markdown table: rows a second from the start of the command to its end, the same with the start left out, and the largest
+Writes files of random jobs within the shipped models' support, answers them with ``gpumemnet
+predict --out`` as a user would, and
+prints a Markdown table: rows a second from the start of the command to its end, the same with the
+    start left out, and the largest
 resident memory of the command, of its largest worker and of all together.
 """
 
@@ -29,12 +31,14 @@ LAYERS = 50
 ROW_GROUP = 2**20
 POLL_SECONDS = 0.1
 FEW_ROWS = 40_000
-"""Jobs of the run that tells how long the start takes; half of the jobs where there are fewer than twice as many."""
+"""Jobs of the run that tells how long the start takes; half of the jobs where there are fewer than
+twice as many."""
 
 
 @dataclass
 class Run:
-    """Wall-clock and CPU seconds of one command, and its peak memory in MiB: parent, largest worker, all processes."""
+    """Wall-clock and CPU seconds of one command, and its peak memory in MiB: parent, largest
+    worker, all processes."""
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -49,7 +53,11 @@ def random_choice(generator: np.random.Generator, choices: list[str], count: int
 
 def totals(generator: np.random.Generator, first: int, count: int) -> pa.Table:
     """Return random jobs with totals only."""
-    spread = lambda low, high: pa.array(np.exp(generator.uniform(np.log(low), np.log(high), count)).astype(np.int64))  # noqa: E731
+
+    def spread(low: float, high: float) -> pa.Array:
+        drawn = np.exp(generator.uniform(np.log(low), np.log(high), count))
+        return pa.array(drawn.astype(np.int64))
+
     return pa.table(
         {
             "job_id": pa.array(np.arange(first, first + count)),
@@ -74,7 +82,9 @@ def layered(generator: np.random.Generator, first: int, count: int) -> pa.Table:
     columns = [kinds, pa.array(activations.ravel()), pa.array(parameters.ravel())]
     layers = pa.StructArray.from_arrays(columns, ["kind", "activations", "parameters"])
     known = totals(generator, first, count).drop_columns(["total_activations", "total_parameters"])
-    known = known.set_column(known.schema.get_field_index("input_elements"), "input_elements", pa.array(widths[:, 0]))
+    known = known.set_column(
+        known.schema.get_field_index("input_elements"), "input_elements", pa.array(widths[:, 0])
+    )
     starts = pa.array(np.arange(0, count * LAYERS + 1, LAYERS), pa.int32())
     return known.append_column("layers", pa.ListArray.from_arrays(starts, layers))
 
@@ -94,10 +104,24 @@ def write(path: Path, rows: int, *, has_layers: bool) -> None:
 
 def measure(jobs: Path, out: Path, engine: str, workers: int, python: str) -> Run:
     """Run the command and sample its memory."""
-    command = [python, "-m", "gpumemnet", "predict", str(jobs), "--out", str(out), "--engine", engine, "--workers", str(workers)]
+    command = [
+        python,
+        "-m",
+        "gpumemnet",
+        "predict",
+        str(jobs),
+        "--out",
+        str(out),
+        "--engine",
+        engine,
+        "--workers",
+        str(workers),
+    ]
     run = Run()
     begin = time.perf_counter()
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     watcher = threading.Thread(target=watch, args=(process.pid, run))
     watcher.start()
     _, errors = process.communicate()
@@ -124,8 +148,12 @@ def watch(pid: int, run: Run) -> None:
                     continue
             if not parent.is_running() or parent.status() == psutil.STATUS_ZOMBIE:
                 break
-            run.parent_mib = max(run.parent_mib, next((size for process_id, size in sizes if process_id == pid), 0.0))
-            run.worker_mib = max([run.worker_mib, *(size for process_id, size in sizes if process_id != pid)])
+            run.parent_mib = max(
+                run.parent_mib, next((size for process_id, size in sizes if process_id == pid), 0.0)
+            )
+            run.worker_mib = max(
+                [run.worker_mib, *(size for process_id, size in sizes if process_id != pid)]
+            )
             run.all_mib = max(run.all_mib, sum(size for _, size in sizes))
             time.sleep(POLL_SECONDS)
     except psutil.NoSuchProcess:
@@ -134,17 +162,27 @@ def watch(pid: int, run: Run) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=10_000_000, help="jobs with totals only")
-    parser.add_argument("--layered-rows", type=int, default=500_000, help=f"jobs of {LAYERS} layers")
+    parser.add_argument(
+        "--layered-rows", type=int, default=500_000, help=f"jobs of {LAYERS} layers"
+    )
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--engines", default="local,ray" if importlib.util.find_spec("ray") else "local")
-    parser.add_argument("--folder", type=Path, help="where the files go; a temporary folder unless given")
+    parser.add_argument(
+        "--engines", default="local,ray" if importlib.util.find_spec("ray") else "local"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="where the files go; a temporary folder unless given"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         folder = Path(name)
         few = folder / "few.parquet"
-        print(f"{arguments.workers} workers, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start\n")
+        print(
+            f"{arguments.workers} workers, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start\n"
+        )
         print(
             "| jobs | layers | engine | seconds | rows/s | after the start | CPU µs a row | parent MiB | worker MiB | all MiB |"
         )
@@ -158,13 +196,25 @@ def main() -> None:
             write(few, few_rows, has_layers=has_layers)
             outputs = []
             for engine in arguments.engines.split(","):
-                start = measure(few, folder / "few_out.parquet", engine, arguments.workers, sys.executable)
+                start = measure(
+                    few, folder / "few_out.parquet", engine, arguments.workers, sys.executable
+                )
                 outputs.append(folder / f"{engine}.parquet")
                 run = measure(jobs, outputs[-1], engine, arguments.workers, sys.executable)
                 further_seconds, further_rows = run.seconds - start.seconds, rows - few_rows
-                later = f"{further_rows / further_seconds:,.0f}" if further_seconds > 0 else "too few jobs"
+                later = (
+                    f"{further_rows / further_seconds:,.0f}"
+                    if further_seconds > 0
+                    else "too few jobs"
+                )
                 cells = [
-                    *(f"{rows:,}", str(LAYERS if has_layers else 0), engine, f"{run.seconds:.1f}", f"{rows / run.seconds:,.0f}"),
+                    *(
+                        f"{rows:,}",
+                        str(LAYERS if has_layers else 0),
+                        engine,
+                        f"{run.seconds:.1f}",
+                        f"{rows / run.seconds:,.0f}",
+                    ),
                     *(later, f"{(run.cpu_seconds - start.cpu_seconds) / further_rows * 1e6:.2f}"),
                     *(f"{run.parent_mib:,.0f}", f"{run.worker_mib:,.0f}", f"{run.all_mib:,.0f}"),
                 ]

@@ -1,22 +1,28 @@
-"""Mixed load on a service of two workers while models are swapped, workers killed, and clients misbehave.
+"""Mixed load on a service of two workers while models are swapped, workers killed, and clients
+misbehave.
 
     python benchmarks/chaos.py [--seconds 1800] [--seed 0] [--no-attacks] [--nice 10]
 
-For the whole time: predictions by every protocol, batches, bad bodies, floods of observations against a short queue, the champion
-changed every two seconds, and a worker killed with SIGKILL every few seconds.  Attackers at other addresses hold 200 connections
-on which they send one byte a second or nothing, send heads of 32 MiB, and ask for searches over jobs of 20,000 layers.
+For the whole time: predictions by every protocol, batches, bad bodies, floods of observations
+    against a short queue, the champion
+changed every two seconds, and a worker killed with SIGKILL every few seconds.  Attackers at other
+addresses hold 200 connections on which they send one byte a second or nothing, send heads of 32
+MiB, and ask for searches over jobs of 20,000 layers.
 
-Meanwhile one client in a process of its own sends a plain prediction every 50 ms.  Its times are in the summary, as the client
-sees them and as the service's log does; --no-attacks gives the figures to compare with.  All other clients run in one process of
-lower priority, because elsewhere they have machines of their own: here they share the service's processors, and what they take
-from it would count as its latency.  With --nice 0 they send up to twice as much, and it does.  Prints the summary as JSON, and
+Meanwhile one client in a process of its own sends a plain prediction every 50 ms.  Its times are in
+the summary, as the client sees them and as the service's log does; --no-attacks gives the figures
+to compare with.  All other clients run in one process of lower priority, because elsewhere they
+have machines of their own: here they share the service's processors, and what they take from it
+    would count as its latency.  With --nice 0 they send up to twice as much, and it does.  Prints
+    the summary as JSON, and
 ends with 1 when one of these rules is broken:
 
 * The only 5xx are deliberate 503s with Retry-After.
 * Every observation that was accepted with a 201 is in the database after the service has stopped.
 * The only connections that are cut are those of a killed worker.
-* Memory is steady.  From the middle third of the run to the last, the first quartile of the longest-lived worker's memory grows
-  by at most a tenth.  Runs of less than a minute are not checked: they are all start-up.
+* Memory is steady.  From the middle third of the run to the last, the first quartile of the
+  longest-lived worker's memory grows by at most a tenth.  Runs of less than a minute are not
+  checked: they are all start-up.
 """
 
 from __future__ import annotations
@@ -85,8 +91,11 @@ class Run:
         return time.monotonic() > self.ends_at
 
 
-async def ask(run: Run, client: httpx.AsyncClient, kind: str, method: str, path: str, **request: Any) -> httpx.Response | None:
-    """Send one request; return ``None`` if the connection was cut, as after the kill of a worker."""
+async def ask(
+    run: Run, client: httpx.AsyncClient, kind: str, method: str, path: str, **request: Any
+) -> httpx.Response | None:
+    """Send one request; return ``None`` if the connection was cut, as after the kill of a
+    worker."""
     try:
         answer = await client.request(method, path, **request)
     except httpx.TransportError:
@@ -94,7 +103,9 @@ async def ask(run: Run, client: httpx.AsyncClient, kind: str, method: str, path:
         await asyncio.sleep(0.05)
         return None
     run.statuses[f"{kind} {answer.status_code}"] += 1
-    if answer.status_code >= 500 and not (answer.status_code == 503 and "retry-after" in answer.headers):
+    if answer.status_code >= 500 and not (
+        answer.status_code == 503 and "retry-after" in answer.headers
+    ):
         run.broken.append(f"{kind}: {answer.status_code} {answer.text[:300]}")
     if "Traceback" in answer.text:
         run.broken.append(f"{kind}: a traceback reached the client")
@@ -106,24 +117,62 @@ async def predict(run: Run) -> None:
     headers = {"Authorization": f"Bearer {KEYS['predict']}"}
     async with httpx.AsyncClient(base_url=run.url, headers=headers, timeout=30) as client:
         while not run.is_over:
-            job = {**run.random.choice(list(EXAMPLE_JOBS.values())), "batch_size": run.random.randint(1, 512)}
-            kind = run.random.choice(["predict", "predict", "predict", "fits", "text", "batch", "oip", "batch-sizes", "get"])
+            job = {
+                **run.random.choice(list(EXAMPLE_JOBS.values())),
+                "batch_size": run.random.randint(1, 512),
+            }
+            kind = run.random.choice(
+                [
+                    "predict",
+                    "predict",
+                    "predict",
+                    "fits",
+                    "text",
+                    "batch",
+                    "oip",
+                    "batch-sizes",
+                    "get",
+                ]
+            )
             if kind == "batch":
                 answer = await ask(
-                    run, client, kind, "POST", "/v1/predict/batch", json={"jobs": [job] * run.random.randint(1, 300)}
+                    run,
+                    client,
+                    kind,
+                    "POST",
+                    "/v1/predict/batch",
+                    json={"jobs": [job] * run.random.randint(1, 300)},
                 )
             elif kind == "oip":
-                tensor = {"name": "job", "shape": [1], "datatype": "BYTES", "data": [json.dumps(job)]}
-                answer = await ask(run, client, kind, "POST", "/v2/models/gpumemnet/infer", json={"inputs": [tensor]})
+                tensor = {
+                    "name": "job",
+                    "shape": [1],
+                    "datatype": "BYTES",
+                    "data": [json.dumps(job)],
+                }
+                answer = await ask(
+                    run,
+                    client,
+                    kind,
+                    "POST",
+                    "/v2/models/gpumemnet/infer",
+                    json={"inputs": [tensor]},
+                )
             elif kind == "batch-sizes":
-                answer = await ask(run, client, kind, "POST", "/v1/batch-sizes", json={"job": job, "gpu": "A100"})
+                answer = await ask(
+                    run, client, kind, "POST", "/v1/batch-sizes", json={"job": job, "gpu": "A100"}
+                )
             elif kind == "get":
-                path = run.random.choice(["/v1/models", "/v1/gpus", "/readyz", "/metrics", "/", "/openapi.json"])
+                path = run.random.choice(
+                    ["/v1/models", "/v1/gpus", "/readyz", "/metrics", "/", "/openapi.json"]
+                )
                 answer = await ask(run, client, kind, "GET", path)
             else:
                 body = {"job": job, **({"fits": True} if kind == "fits" else {})}
                 accept = {"Accept": "text/plain"} if kind == "text" else {}
-                answer = await ask(run, client, kind, "POST", "/v1/predict", json=body, headers=accept)
+                answer = await ask(
+                    run, client, kind, "POST", "/v1/predict", json=body, headers=accept
+                )
             if answer is not None and answer.status_code not in (200, 503) and kind != "text":
                 run.broken.append(f"{kind}: {answer.status_code} {answer.text[:300]}")
 
@@ -145,17 +194,30 @@ async def misbehave(run: Run) -> None:
         while not run.is_over:
             key = run.random.choice([*KEYS.values(), "wrong"])
             path = run.random.choice(
-                ["/v1/predict", "/v1/predict/batch", "/v1/observations", "/v2/models/gpumemnet/infer", "/nothing"]
+                [
+                    "/v1/predict",
+                    "/v1/predict/batch",
+                    "/v1/observations",
+                    "/v2/models/gpumemnet/infer",
+                    "/nothing",
+                ]
             )
-            headers = {"Authorization": f"Bearer {key}", "Content-Type": run.random.choice(["application/json", "text/plain"])}
-            answer = await ask(run, client, "bad", "POST", path, content=run.random.choice(bodies), headers=headers)
+            headers = {
+                "Authorization": f"Bearer {key}",
+                "Content-Type": run.random.choice(["application/json", "text/plain"]),
+            }
+            answer = await ask(
+                run, client, "bad", "POST", path, content=run.random.choice(bodies), headers=headers
+            )
             if answer is not None and answer.status_code < 400:
                 run.broken.append(f"bad input was answered with {answer.status_code} at {path}")
             if run.random.random() < 0.2:
                 host, port = run.url.removeprefix("http://").split(":")
                 try:
                     _, writer = await asyncio.open_connection(host, int(port))
-                    writer.write(b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{")
+                    writer.write(
+                        b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{"
+                    )
                     await asyncio.sleep(0.02)
                     writer.close()
                 except OSError:
@@ -163,10 +225,13 @@ async def misbehave(run: Run) -> None:
 
 
 async def observe(run: Run) -> None:
-    """Send bursts of observations, each with a different idempotency key; send those without an answer again."""
+    """Send bursts of observations, each with a different idempotency key; send those without an
+    answer again."""
     headers = {"Authorization": f"Bearer {KEYS['observe']}"}
     limits = httpx.Limits(max_connections=60)
-    async with httpx.AsyncClient(base_url=run.url, headers=headers, timeout=30, limits=limits) as client:
+    async with httpx.AsyncClient(
+        base_url=run.url, headers=headers, timeout=30, limits=limits
+    ) as client:
         number = 0
         while not run.is_over:
             burst = [f"chaos-{number + i}" for i in range(run.random.choice([1, 5, 60]))]
@@ -196,11 +261,13 @@ async def observe_one(run: Run, client: httpx.AsyncClient, key: str) -> None:
 
 
 async def hold_slowly(run: Run, address: str) -> None:
-    """Hold a connection as long as the service allows: silent, or with a byte of a head or of a body every second."""
+    """Hold a connection as long as the service allows: silent, or with a byte of a head or of a
+    body every second."""
     host, port = run.url.removeprefix("http://").split(":")
     head = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\n"
     body = (
-        b"Authorization: Bearer %b\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n" % KEYS["predict"].encode()
+        b"Authorization: Bearer %b\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
+        % KEYS["predict"].encode()
     )
     while not run.is_over:
         start, byte = run.random.choice([(b"", b""), (head + b"A: ", b"a"), (head + body, b" ")])
@@ -245,7 +312,9 @@ async def send_giant_heads(run: Run, address: str) -> None:
                 if reading.done():
                     break
             answer = await reading
-        except OSError:  # the service closes after a while, whether or not the client has read the refusal
+        except (
+            OSError
+        ):  # the service closes after a while, whether or not the client has read the refusal
             pass
         finally:
             writer.close()
@@ -260,10 +329,14 @@ async def send_giant_heads(run: Run, address: str) -> None:
 async def ask_for_much(run: Run, address: str) -> None:
     """Ask for the most costly search that the limits allow."""
     layers = [["linear", 4096, 4096], ["relu", 4096, 0]] * 10_000
-    body = json.dumps({"job": {**EXAMPLE_JOBS["mlp"], "layers": layers}, "max_batch": 2**20, "gpu": "A100"}).encode()
+    body = json.dumps(
+        {"job": {**EXAMPLE_JOBS["mlp"], "layers": layers}, "max_batch": 2**20, "gpu": "A100"}
+    ).encode()
     headers = {"Authorization": f"Bearer {KEYS['predict']}", "Content-Type": "application/json"}
     transport = httpx.AsyncHTTPTransport(local_address=address)
-    async with httpx.AsyncClient(base_url=run.url, headers=headers, timeout=300, transport=transport) as client:
+    async with httpx.AsyncClient(
+        base_url=run.url, headers=headers, timeout=300, transport=transport
+    ) as client:
         while not run.is_over:
             answer = await ask(run, client, "costly", "POST", "/v1/batch-sizes", content=body)
             if answer is not None and answer.status_code not in (200, 503):
@@ -273,7 +346,8 @@ async def ask_for_much(run: Run, address: str) -> None:
 
 
 def attacks(run: Run) -> list[Coroutine[Any, Any, None]]:
-    """All attackers, each kind from addresses of its own: the limits of connections count by address."""
+    """All attackers, each kind from addresses of its own: the limits of connections count by
+    address."""
     return [
         *(hold_slowly(run, f"127.0.0.{2 + number % 4}") for number in range(SLOW_CONNECTIONS)),
         *(send_giant_heads(run, "127.0.0.6") for _ in range(2)),
@@ -282,7 +356,8 @@ def attacks(run: Run) -> list[Coroutine[Any, Any, None]]:
 
 
 def time_plain_predictions(url: str, seconds: float) -> list[float]:
-    """Send a plain prediction every 50 ms; return the seconds of each.  Runs in a process of its own."""
+    """Send a plain prediction every 50 ms; return the seconds of each.  Runs in a process of its
+    own."""
     headers = {"Authorization": f"Bearer {KEYS['probe']}"}
     taken = []
     ends_at = time.monotonic() + seconds
@@ -314,7 +389,8 @@ async def swap(run: Run, releases: list[str]) -> None:
 
 
 async def kill(run: Run, supervisor: psutil.Process, every_seconds: float) -> None:
-    """Kill the newest worker with SIGKILL at intervals, but never the first, whose memory is measured over the whole run."""
+    """Kill the newest worker with SIGKILL at intervals, but never the first, whose memory is
+    measured over the whole run."""
     while not run.is_over:
         pause_seconds = every_seconds * run.random.uniform(0.5, 1.5)
         await asyncio.sleep(min(pause_seconds, max(0.0, run.ends_at - time.monotonic())))
@@ -336,7 +412,8 @@ async def follow_memory(run: Run, supervisor: psutil.Process) -> None:
 
 
 def second_release(registry: Path) -> str:
-    """Create a release in the registry whose MLP model differs from the shipped one in its version only."""
+    """Create a release in the registry whose MLP model differs from the shipped one in its version
+    only."""
     shipped = next(bundle for bundle in shipped_bundles() if bundle.card.family == "mlp")
     folder = registry.with_name("second")
     document = {**shipped.card.document, "version": "chaos"}
@@ -350,13 +427,22 @@ def second_release(registry: Path) -> str:
 
 
 async def clients(
-    run: Run, supervisor: psutil.Process, releases: list[str], kill_seconds: float, niceness: int, *, has_attacks: bool
+    run: Run,
+    supervisor: psutil.Process,
+    releases: list[str],
+    kill_seconds: float,
+    niceness: int,
+    *,
+    has_attacks: bool,
 ) -> list[float]:
-    """Run all clients until the time of the run is over; return the seconds of the plain predictions."""
+    """Run all clients until the time of the run is over; return the seconds of the plain
+    predictions."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         pool.submit(os.getpid).result()  # it has started, with the priority of the service
         os.nice(niceness)
-        plain = asyncio.get_running_loop().run_in_executor(pool, time_plain_predictions, run.url, run.ends_at - time.monotonic())
+        plain = asyncio.get_running_loop().run_in_executor(
+            pool, time_plain_predictions, run.url, run.ends_at - time.monotonic()
+        )
         await asyncio.gather(
             *(predict(run) for _ in range(4)),
             misbehave(run),
@@ -370,30 +456,39 @@ async def clients(
 
 
 def growth(run: Run) -> float:
-    """Return the growth of the longest-lived worker from the middle to the last third of its life, without short peaks."""
+    """Return the growth of the longest-lived worker from the middle to the last third of its life,
+    without short peaks."""
     longest = max(run.resident_mib.values(), key=len)
     third = max(1, len(longest) // 3)
     return _low(longest[-third:]) / _low(longest[third : 2 * third] or longest) - 1
 
 
 def _low(amounts: list[float]) -> float:
-    """Return the first quartile, which excludes short peaks: a swap briefly holds two releases, a batch frees its memory."""
+    """Return the first quartile, which excludes short peaks: a swap briefly holds two releases, a
+    batch frees its memory."""
     return sorted(amounts)[len(amounts) // 4]
 
 
 def start(folder: Path, registry: Path) -> tuple[psutil.Process, str]:
     """Start the service and wait until it is ready; return its process and its address."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")} | {
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")
+    } | {
         "GPUMEMNET_WORKERS": "2",
         "GPUMEMNET_REGISTRY": str(registry),
         "GPUMEMNET_DATABASE_URL": f"sqlite:///{folder}/observations.sqlite3",
         "GPUMEMNET_OBSERVATION_QUEUE": str(QUEUE),
         "GPUMEMNET_RELOAD_SECONDS": "0.5",
-        "GPUMEMNET_API_KEYS": ",".join(f"{name}:{SCOPES[name]}:{sha256(key.encode()).hexdigest()}" for name, key in KEYS.items()),
+        "GPUMEMNET_API_KEYS": ",".join(
+            f"{name}:{SCOPES[name]}:{sha256(key.encode()).hexdigest()}"
+            for name, key in KEYS.items()
+        ),
         "OMP_NUM_THREADS": "1",
     }
     with (folder / "log").open("wb") as log:
-        process = psutil.Popen([sys.executable, "-m", "service", "--port", "0"], stderr=log, env=environment, cwd=ROOT)
+        process = psutil.Popen(
+            [sys.executable, "-m", "service", "--port", "0"], stderr=log, env=environment, cwd=ROOT
+        )
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         _, found, rest = (folder / "log").read_text().partition("listening on ")
@@ -410,7 +505,8 @@ def start(folder: Path, registry: Path) -> tuple[psutil.Process, str]:
 
 
 def logged_seconds(log: str, path: str, key: str | None = None) -> list[float]:
-    """Return the time of every successful request of a path, from the arrival of its head, as the service's log has it."""
+    """Return the time of every successful request of a path, from the arrival of its head, as the
+    service's log has it."""
     found = []
     for line in log.splitlines():
         if '"message":"request"' in line:
@@ -426,7 +522,9 @@ def milliseconds(seconds: list[float]) -> dict[str, float]:
         return {"count": 0}
     ordered = sorted(seconds)
     parts = {"median": len(ordered) // 2, "p99": len(ordered) * 99 // 100, "largest": -1}
-    return {"count": len(ordered)} | {name: round(1000 * ordered[at], 2) for name, at in parts.items()}
+    return {"count": len(ordered)} | {
+        name: round(1000 * ordered[at], 2) for name, at in parts.items()
+    }
 
 
 def stored(folder: Path) -> set[str]:
@@ -436,12 +534,23 @@ def stored(folder: Path) -> set[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=1800)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kill-every", type=float, default=10, metavar="SECONDS")
-    parser.add_argument("--nice", type=int, default=10, help="by how much the priority of the clients is lower (%(default)s)")
-    parser.add_argument("--no-attacks", action="store_true", help="no slow connections, giant heads and costly searches")
+    parser.add_argument(
+        "--nice",
+        type=int,
+        default=10,
+        help="by how much the priority of the clients is lower (%(default)s)",
+    )
+    parser.add_argument(
+        "--no-attacks",
+        action="store_true",
+        help="no slow connections, giant heads and costly searches",
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -450,7 +559,16 @@ def main() -> int:
         supervisor, url = start(folder, registry)
         run = Run(url, random.Random(arguments.seed), time.monotonic() + arguments.seconds)
         has_attacks = not arguments.no_attacks
-        plain = asyncio.run(clients(run, supervisor, releases, arguments.kill_every, arguments.nice, has_attacks=has_attacks))
+        plain = asyncio.run(
+            clients(
+                run,
+                supervisor,
+                releases,
+                arguments.kill_every,
+                arguments.nice,
+                has_attacks=has_attacks,
+            )
+        )
         supervisor.terminate()
         code = supervisor.wait(timeout=60)
         lost = run.accepted - stored(folder)
@@ -459,7 +577,10 @@ def main() -> int:
         (f"{len(lost)} accepted observations are not in the database", lost),
         ("the log holds a traceback", "Traceback" in log),
         (f"the service ended with {code}", code != 0),
-        (f"{run.cut_connections} connections were cut by {run.kills} kills", run.cut_connections > 120 * (run.kills + 1)),
+        (
+            f"{run.cut_connections} connections were cut by {run.kills} kills",
+            run.cut_connections > 120 * (run.kills + 1),
+        ),
         (f"memory grew by {growth(run):.1%}", arguments.seconds >= 60 and growth(run) > 0.1),
     ):
         if is_broken:

@@ -2,8 +2,8 @@
 
     python benchmarks/closed_form_rows.py --limits WORK --out real_networks.jsonl.gz
 
-``WORK`` is the folder of a finished ``benchmarks/limits.py --trace``.  Published readings join the rows when the closed form is
-calibrated (``python -m models calibrate-closed-form --real-runs``).
+``WORK`` is the folder of a finished ``benchmarks/limits.py --trace``.  Published readings join the
+rows when the closed form is calibrated (``python -m models calibrate-closed-form --real-runs``).
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def _traced(work: Path) -> list[dict[str, Any]]:
             "kind": network.kind,
             "source": "traced",
             "job": jobs[network.name]["job"],
-            "readings": [[jobs[network.name]["job"]["batch_size"], traces[network.name]["reserved_bytes"]]],
+            "readings": [
+                [jobs[network.name]["job"]["batch_size"], traces[network.name]["reserved_bytes"]]
+            ],
         }
         for network in ordinary_networks.NETWORKS
         if "job" in jobs[network.name] and "reserved_bytes" in traces.get(network.name, {})

@@ -1,13 +1,15 @@
-"""Learns which tensors cuDNN copies for a convolution, from its own answers for the convolutions of real networks.
+"""Learns which tensors cuDNN copies for a convolution, from its own answers for the convolutions of
+real networks.
 
     python benchmarks/convolution_workspaces.py shapes shapes.json
     python benchmarks/convolution_workspaces.py ask shapes.json rows-9.28.jsonl --cudnn PATH
     python benchmarks/convolution_workspaces.py fit rows-*.jsonl [--write]
 
-``shapes`` runs networks of torchvision and timm on meta tensors and collects their convolutions.  ``ask`` asks one cuDNN for the
-first plan of each, at random batch sizes, on five GPUs; it may be stopped at any time, because the order is random.  ``fit``
-learns one tree for each GPU, operation, type and layout, prints its error against cuDNN on architectures that it was not trained
-on, and with ``--write`` stores trees of all rows in ``gpumemnet/tracing/workspaces/copied_tensors.json``.
+``shapes`` runs networks of torchvision and timm on meta tensors and collects their convolutions.
+``ask`` asks one cuDNN for the first plan of each, at random batch sizes, on five GPUs; it may be
+stopped at any time, because the order is random.  ``fit`` learns one tree for each GPU, operation,
+type and layout, prints its error against cuDNN on architectures that it was not trained on, and
+with ``--write`` stores trees of all rows in ``gpumemnet/tracing/workspaces/copied_tensors.json``.
 """
 
 from __future__ import annotations
@@ -81,7 +83,8 @@ def shapes(out: Path) -> None:
 
 
 def _convolutions(model: nn.Module, size: int) -> list[Any]:
-    """Return ``[[channels, height, width], outputs, filter, stride, padding, dilation, groups, result]`` of each convolution."""
+    """Return ``[[channels, height, width], outputs, filter, stride, padding, dilation, groups,
+    result]`` of each convolution."""
     found: list[Any] = []
 
     def note(module: nn.Module, arguments: tuple[Any, ...], result: Any) -> None:
@@ -89,7 +92,15 @@ def _convolutions(model: nn.Module, size: int) -> list[Any]:
         if isinstance(module.padding, tuple):
             sizes = (module.kernel_size, module.stride, module.padding, module.dilation)
             lists = [list(each) for each in sizes]
-            found.append([list(arguments[0].shape[1:]), module.out_channels, *lists, module.groups, list(result.shape[2:])])
+            found.append(
+                [
+                    list(arguments[0].shape[1:]),
+                    module.out_channels,
+                    *lists,
+                    module.groups,
+                    list(result.shape[2:]),
+                ]
+            )
 
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
@@ -97,13 +108,18 @@ def _convolutions(model: nn.Module, size: int) -> list[Any]:
     try:
         with torch.no_grad():
             model.eval()(torch.empty(1, 3, size, size, device="meta"))
-    except (RuntimeError, TypeError, ValueError) as error:  # some networks want other inputs: what they did so far counts
+    except (
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:  # some networks want other inputs: what they did so far counts
         print(f"{type(model).__name__} at {size}: {error}")
     return found
 
 
 def ask(shapes_file: Path, out: Path, cudnn: str) -> None:
-    """Write one row for each answer: GPU, type, layout, operation, batch, the convolution, workspace bytes, networks."""
+    """Write one row for each answer: GPU, type, layout, operation, batch, the convolution,
+    workspace bytes, networks."""
     library = find_library(cudnn)
     if library is None:
         raise SystemExit("error: cudnn: there is none; give --cudnn PATH")
@@ -123,7 +139,10 @@ def ask(shapes_file: Path, out: Path, cudnn: str) -> None:
 def _answers(session: CudnnSession, key: str, with_others: bool) -> Iterator[list[Any]]:
     image, outputs, taps, stride, padding, dilation, groups, result = json.loads(key)
     rng = random.Random(key)
-    kinds = [("float32", False)], [("float32", True), ("float16", False), ("float16", True)] if with_others else []
+    kinds = (
+        [("float32", False)],
+        [("float32", True), ("float16", False), ("float16", True)] if with_others else [],
+    )
     for each in kinds:
         batch = rng.choice(BATCHES)
         for dtype, channels_last in each:
@@ -148,14 +167,24 @@ def _answers(session: CudnnSession, key: str, with_others: bool) -> Iterator[lis
                     usable = plans.for_pytorch(dtype, tf32=True) if plans else ()
                     if usable:
                         place = [image, outputs, taps, stride, padding, dilation, groups, result]
-                        yield [capability, dtype, channels_last, operation, batch, *place, usable[0].workspace_bytes]
+                        yield [
+                            capability,
+                            dtype,
+                            channels_last,
+                            operation,
+                            batch,
+                            *place,
+                            usable[0].workspace_bytes,
+                        ]
 
 
 class Row:
     """One answer of cuDNN, with the features of its convolution and what it copies."""
 
     def __init__(self, line: str) -> None:
-        self.capability, dtype, channels_last, self.operation, batch, image, outputs, *rest = json.loads(line)
+        self.capability, dtype, channels_last, self.operation, batch, image, outputs, *rest = (
+            json.loads(line)
+        )
         taps, stride, padding, dilation, groups, result, self.bytes, self.networks = rest
         self.convolution = Convolution(
             batch=batch,
@@ -171,7 +200,9 @@ class Row:
             dtype=getattr(torch, dtype),
             channels_last=channels_last,
         )
-        self.tree = tree_name(self.capability, self.operation, self.convolution.dtype.itemsize, channels_last)
+        self.tree = tree_name(
+            self.capability, self.operation, self.convolution.dtype.itemsize, channels_last
+        )
         self.features = features(self.convolution)
         first, second, self.weight_bytes = self.convolution.tensor_bytes
         self.copies_bytes = {0: 0, IMAGE: first, RESULT: second, IMAGE | RESULT: first + second}
@@ -181,7 +212,8 @@ class Row:
 
     @property
     def is_held_out(self) -> bool:
-        """Whether all architectures that have this convolution are held out: one family in five, by its letters."""
+        """Whether all architectures that have this convolution are held out: one family in five, by
+        its letters."""
         families = {re.split(r"[^a-z]", name.split("/")[1])[0] for name in self.networks}
         return all(zlib.crc32(family.encode()) % 5 == 0 for family in families)
 
@@ -195,14 +227,18 @@ def fit(files: Sequence[Path], write: bool) -> None:
             row = Row(line)
             rows[row.tree].append(row)
             count += 1
-    print("| GPU, operation, type, layout | rows | held out | same within 1 MiB or 5 % | error in the median | mean | bytes |")
+    print(
+        "| GPU, operation, type, layout | rows | held out | same within 1 MiB or 5 % | error in the median | mean | bytes |"
+    )
     print("|---|---:|---:|---:|---:|---:|---:|")
     for name in sorted(rows):
         held_out = [row for row in rows[name] if row.is_held_out]
         tree = learned([row for row in rows[name] if not row.is_held_out])
         found = [(answer_of(tree, row), row.bytes) for row in held_out]
         errors = [abs(answer - truth) for answer, truth in found]
-        same = sum(error <= max(MIB, 0.05 * truth) for error, (_, truth) in zip(errors, found, strict=True))
+        same = sum(
+            error <= max(MIB, 0.05 * truth) for error, (_, truth) in zip(errors, found, strict=True)
+        )
         total = sum(truth for _, truth in found)
         difference = (sum(answer for answer, _ in found) - total) / max(1, total)
         print(
@@ -221,10 +257,13 @@ def fit(files: Sequence[Path], write: bool) -> None:
 
 
 def learned(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return a decision tree as nested objects; its leaves say what is copied, and how often the weight."""
+    """Return a decision tree as nested objects; its leaves say what is copied, and how often the
+    weight."""
     from sklearn.tree import DecisionTreeClassifier
 
-    learner = DecisionTreeClassifier(max_leaf_nodes=LEAVES, min_samples_leaf=SMALLEST_LEAF, random_state=0)
+    learner = DecisionTreeClassifier(
+        max_leaf_nodes=LEAVES, min_samples_leaf=SMALLEST_LEAF, random_state=0
+    )
     inputs = [row.features for row in rows]
     largest = [row.copies_bytes[IMAGE | RESULT] for row in rows]
     learner.fit(inputs, [row.copies for row in rows], [(1 + size / MIB) ** 0.5 for size in largest])
@@ -258,7 +297,9 @@ def answer_of(tree: Mapping[str, Any], row: Row) -> int:
 
 def main(arguments: Iterable[str] | None = None) -> None:
     """Run one of the three commands."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(required=True)
     command = commands.add_parser("shapes")
     command.add_argument("out", type=Path)

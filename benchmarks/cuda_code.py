@@ -1,12 +1,15 @@
-"""Compares traces with PyTorch's own CUDA code, job by job: requested, allocated and reserved bytes.
+"""Compares traces with PyTorch's own CUDA code, job by job: requested, allocated and reserved
+bytes.
 
-``python benchmarks/cuda_code.py [--jobs 100] [--seed 0] [--cudnn LIBRARY] [--keep FILE.json]`` needs a CUDA build of PyTorch,
-gcc and the toolkit's headers, but no GPU.  A campaign of each family runs on the null GPU of
-``tests/dataset_builder/measure/null_gpu``, which counts memory and runs no kernel, and every job of it is traced.  Libraries
-are left out: cuDNN and cuBLAS allocate no memory there, so the trace omits the workspaces of convolutions.  With ``--cudnn
-LIBRARY`` cuDNN states its plans on both sides, and PyTorch's own code chooses among them and allocates their workspaces.  Jobs
-whose memory depends on computed values are not comparable.  Jobs that call Triton kernels (Adafactor with convolutions, torch
-2.13) end in an error and are left out.
+``python benchmarks/cuda_code.py [--jobs 100] [--seed 0] [--cudnn LIBRARY] [--keep FILE.json]``
+needs a CUDA build of PyTorch, gcc and the toolkit's headers, but no GPU.  A campaign of each family
+runs on the null GPU of ``tests/dataset_builder/measure/null_gpu``, which counts memory and runs no
+kernel, and every job of it is traced.  Libraries
+are left out: cuDNN and cuBLAS allocate no memory there, so the trace omits the workspaces of
+    convolutions.  With ``--cudnn
+LIBRARY`` cuDNN states its plans on both sides, and PyTorch's own code chooses among them and
+allocates their workspaces.  Jobs whose memory depends on computed values are not comparable.  Jobs
+that call Triton kernels (Adafactor with convolutions, torch 2.13) end in an error and are left out.
 """
 
 from __future__ import annotations
@@ -50,18 +53,37 @@ Peaks = tuple[int, int, int]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--jobs", type=int, default=100, help="number of jobs of each family")
     parser.add_argument("--seed", type=int, default=0, help="seed of the campaigns")
     parser.add_argument(
-        "--families", nargs="+", choices=FAMILIES, default=list(FAMILIES[:3]), help="zoo needs torchvision and others"
+        "--families",
+        nargs="+",
+        choices=FAMILIES,
+        default=list(FAMILIES[:3]),
+        help="zoo needs torchvision and others",
     )
-    parser.add_argument("--cudnn", type=Path, help="libcudnn.so.9, from 9.8 on, that states the workspaces of convolutions")
-    parser.add_argument("--keep", type=Path, help="file for the jobs and their peaks on CUDA's code")
+    parser.add_argument(
+        "--cudnn",
+        type=Path,
+        help="libcudnn.so.9, from 9.8 on, that states the workspaces of convolutions",
+    )
+    parser.add_argument(
+        "--keep", type=Path, help="file for the jobs and their peaks on CUDA's code"
+    )
     arguments = parser.parse_args()
     import torch
 
-    table = Table("family", "jobs", *(f"{peak}: equal" for peak in PEAKS), "reserved: within 1 %", "furthest below", "above")
+    table = Table(
+        "family",
+        "jobs",
+        *(f"{peak}: equal" for peak in PEAKS),
+        "reserved: within 1 %",
+        "furthest below",
+        "above",
+    )
     kept: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for family in arguments.families:
@@ -75,26 +97,59 @@ def main() -> None:
         arguments.keep.write_text(f'{{"torch": "{torch.__version__}", "jobs": [\n{lines}\n]}}\n')
 
 
-def campaign(folder: Path, family: str, jobs: int, seed: int, cudnn: Path | None) -> list[Measurement]:
+def campaign(
+    folder: Path, family: str, jobs: int, seed: int, cudnn: Path | None
+) -> list[Measurement]:
     """Run a campaign of ``family`` on the null GPU; return the jobs that finished."""
     from tests.dataset_builder.measure.null_gpu.build import build, cudnn_environment, environment
 
     libraries, out = folder / "libraries", folder / family
     if not libraries.exists():
         build(libraries)
-    command = [sys.executable, "-m", "dataset_builder", "measure", "--recipe", family, "--jobs", str(jobs), "--seed", str(seed)]
+    command = [
+        sys.executable,
+        "-m",
+        "dataset_builder",
+        "measure",
+        "--recipe",
+        family,
+        "--jobs",
+        str(jobs),
+        "--seed",
+        str(seed),
+    ]
     variables = os.environ | environment(libraries) | (cudnn_environment(cudnn) if cudnn else {})
     subprocess.run(
-        [*command, "--workers", "3", "--out", str(out)], cwd=ROOT, env=variables, check=True, stdout=subprocess.DEVNULL
+        [*command, "--workers", "3", "--out", str(out)],
+        cwd=ROOT,
+        env=variables,
+        check=True,
+        stdout=subprocess.DEVNULL,
     )
     return [row for row in read_journal(out) if row.status == "ok"]
 
 
-def compared(rows: list[Measurement], cudnn: Path | None) -> Iterator[tuple[Measurement, Peaks, Peaks]]:
+def compared(
+    rows: list[Measurement], cudnn: Path | None
+) -> Iterator[tuple[Measurement, Peaks, Peaks]]:
     """Yield each row that can be traced, its peaks in CUDA's code, and the peaks of its trace."""
-    for row, found in zip(rows, in_processes(traced, [(row, cudnn) for row in rows], None), strict=True):
-        if found is not None and row.peak_allocated_bytes is not None and row.peak_reserved_bytes is not None:
-            yield row, (row.allocator["peak_requested_bytes"], row.peak_allocated_bytes, row.peak_reserved_bytes), found
+    for row, found in zip(
+        rows, in_processes(traced, [(row, cudnn) for row in rows], None), strict=True
+    ):
+        if (
+            found is not None
+            and row.peak_allocated_bytes is not None
+            and row.peak_reserved_bytes is not None
+        ):
+            yield (
+                row,
+                (
+                    row.allocator["peak_requested_bytes"],
+                    row.peak_allocated_bytes,
+                    row.peak_reserved_bytes,
+                ),
+                found,
+            )
 
 
 def traced(row: Measurement, cudnn: Path | None) -> Peaks | None:
@@ -107,7 +162,11 @@ def traced(row: Measurement, cudnn: Path | None) -> Peaks | None:
 
 
 def peaks_of(
-    network: nn.Module, inputs: ModelInputs, options: TraceOptions, platform: Platform, cudnn: Path | None = None
+    network: nn.Module,
+    inputs: ModelInputs,
+    options: TraceOptions,
+    platform: Platform,
+    cudnn: Path | None = None,
 ) -> Peaks:
     """Return the peaks of requested, allocated and reserved bytes of a trace.
 
@@ -128,9 +187,12 @@ def peaks_of(
 
 @contextmanager
 def without_cudnn() -> Iterator[None]:
-    """Remove the workspaces of convolutions; the benchmark of cuDNN still empties the allocator's cache."""
+    """Remove the workspaces of convolutions; the benchmark of cuDNN still empties the allocator's
+    cache."""
 
-    def nothing(convolution: Any, operation: str, platform: Platform, after: int | None = None) -> tuple[Scratch, ...]:
+    def nothing(
+        convolution: Any, operation: str, platform: Platform, after: int | None = None
+    ) -> tuple[Scratch, ...]:
         if convolution_scratch.is_native(convolution) or not platform.cudnn_benchmark:
             return ()
         return (Scratch(0, 0, "convolution_benchmark", after=after, once=(operation, convolution)),)
@@ -152,7 +214,11 @@ def _figures(pairs: list[tuple[Measurement, Peaks, Peaks]]) -> list[str]:
 
 
 def _job(row: Measurement) -> dict[str, Any]:
-    return {"family": row.job.family, "architecture": json.loads(row.architecture), "options": json.loads(row.options)}
+    return {
+        "family": row.job.family,
+        "architecture": json.loads(row.architecture),
+        "options": json.loads(row.options),
+    }
 
 
 if __name__ == "__main__":

@@ -1,13 +1,17 @@
-"""Measures the REST service over HTTP: latency at one connection, throughput at many, CPU time and memory.
+"""Measures the REST service over HTTP: latency at one connection, throughput at many, CPU time and
+memory.
 
-    python benchmarks/http_latency.py [--connections 32] [--rounds 3] [--mlserver .mlserver/bin/python]
+    python benchmarks/http_latency.py [--connections 32] [--rounds 3] [--mlserver
+    .mlserver/bin/python]
 
-The server has one core and the load comes from another.  The service runs as in production: it checks keys, logs and counts every
-request, and stores every prediction.  The peers serve the same models and do none of this.  They are FastAPI with pydantic models
-for request and answer, once as ``async def`` and once as ``def`` (in a thread pool), and MLServer with a runtime that calls the
+The server has one core and the load comes from another.  The service runs as in production: it
+checks keys, logs and counts every request, and stores every prediction.  The peers serve the same
+models and do none of this.  They are FastAPI with pydantic models for request and answer, once as
+``async def`` and once as ``def`` (in a thread pool), and MLServer with a runtime that calls the
 same predictor.  MLServer needs an environment of its own:
 
-    python -m venv .mlserver && .mlserver/bin/pip install mlserver==1.7.1 onnxruntime==1.31.1 uvloop==0.21.0
+    python -m venv .mlserver && .mlserver/bin/pip install mlserver==1.7.1 onnxruntime==1.31.1
+    uvloop==0.21.0
 
 Each round measures every server once; the table shows the median over the rounds.
 """
@@ -55,7 +59,8 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A server to measure: the command that starts it on a port, its readiness check, and a request for one prediction."""
+    """A server to measure: the command that starts it on a port, its readiness check, and a request
+    for one prediction."""
 
     command: Sequence[str]
     ready_path: str
@@ -64,10 +69,13 @@ class Candidate:
 
 
 def candidates(mlserver: str | None) -> dict[str, Candidate]:
-    """Return the service and its peers by name; ``{port}`` and ``{folder}`` in commands and variables are placeholders."""
+    """Return the service and its peers by name; ``{port}`` and ``{folder}`` in commands and
+    variables are placeholders."""
     job = EXAMPLE_JOBS[FAMILY]
     body = json.dumps({"job": job}).encode()
-    tensor = json.dumps({"inputs": [{"name": "job", "shape": [1], "datatype": "BYTES", "data": [json.dumps(job)]}]}).encode()
+    tensor = json.dumps(
+        {"inputs": [{"name": "job", "shape": [1], "datatype": "BYTES", "data": [json.dumps(job)]}]}
+    ).encode()
     header = f"Authorization: Bearer {KEY}\r\n"
     own = (sys.executable, "-m", "service", "--port", "{port}")
     settings = {
@@ -76,21 +84,34 @@ def candidates(mlserver: str | None) -> dict[str, Candidate]:
     }
     peers = str(ROOT / "benchmarks" / "http_peers.py")
     servers = {
-        "gpumemnet service": Candidate(own, "/readyz", Request("/v1/predict", body, header), settings),
+        "gpumemnet service": Candidate(
+            own, "/readyz", Request("/v1/predict", body, header), settings
+        ),
         "the same, Open Inference Protocol": Candidate(
             own, "/readyz", Request("/v2/models/gpumemnet/infer", tensor, header), settings
         ),
         "FastAPI, async def, pydantic": Candidate(
-            (sys.executable, peers, "async", "{port}"), "/openapi.json", Request("/v1/predict", body)
+            (sys.executable, peers, "async", "{port}"),
+            "/openapi.json",
+            Request("/v1/predict", body),
         ),
         "FastAPI, def, pydantic": Candidate(
             (sys.executable, peers, "def", "{port}"), "/openapi.json", Request("/v1/predict", body)
         ),
     }
     if mlserver is not None:
-        for name, kind in (("MLServer 1.7.1, as it installs itself", "default"), ("MLServer 1.7.1, all extras off", "bare")):
+        for name, kind in (
+            ("MLServer 1.7.1, as it installs itself", "default"),
+            ("MLServer 1.7.1, all extras off", "bare"),
+        ):
             servers[name] = Candidate(
-                (mlserver, str(ROOT / "benchmarks" / "mlserver_peer" / "serve.py"), kind, "{port}", "{folder}"),
+                (
+                    mlserver,
+                    str(ROOT / "benchmarks" / "mlserver_peer" / "serve.py"),
+                    kind,
+                    "{port}",
+                    "{folder}",
+                ),
                 "/v2/models/gpumemnet/ready",
                 Request("/v2/models/gpumemnet/infer", tensor),
                 {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/benchmarks/mlserver_peer"},
@@ -100,12 +121,17 @@ def candidates(mlserver: str | None) -> dict[str, Candidate]:
 
 @contextmanager
 def running(candidate: Candidate, core: int) -> Iterator[tuple[int, psutil.Process, float]]:
-    """Run a server in a child process on one core; yield its port, its process, and the seconds until it was ready."""
+    """Run a server in a child process on one core; yield its port, its process, and the seconds
+    until it was ready."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as log:
         port = _free_port()
         command = [part.format(port=port, folder=folder) for part in candidate.command]
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
-        settings = {name: value.format(folder=folder) for name, value in candidate.environment.items()}
+        clean = {
+            name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")
+        }
+        settings = {
+            name: value.format(folder=folder) for name, value in candidate.environment.items()
+        }
         started = time.perf_counter()
         process = psutil.Popen(command, stdout=log, stderr=log, env=clean | settings, cwd=ROOT)
         try:
@@ -113,7 +139,9 @@ def running(candidate: Candidate, core: int) -> Iterator[tuple[int, psutil.Proce
             while not _answers(f"http://127.0.0.1:{port}{candidate.ready_path}"):
                 if process.poll() is not None or time.perf_counter() - started > START_SECONDS:
                     log.seek(0)
-                    raise SystemExit(f"the server did not start: {' '.join(command)}\n{log.read()[-2000:]}")
+                    raise SystemExit(
+                        f"the server did not start: {' '.join(command)}\n{log.read()[-2000:]}"
+                    )
                 time.sleep(0.02)
             yield port, process, time.perf_counter() - started
         finally:
@@ -122,7 +150,9 @@ def running(candidate: Candidate, core: int) -> Iterator[tuple[int, psutil.Proce
             process.wait(timeout=30)
 
 
-def measure(port: int, process: psutil.Process, request: Request, connections: int, requests: int) -> Figures:
+def measure(
+    port: int, process: psutil.Process, request: Request, connections: int, requests: int
+) -> Figures:
     """Measure one server for one round."""
     run_load(port, request, 1, 300)
     single, _ = run_load(port, request, 1, requests // 4)
@@ -178,27 +208,43 @@ def _answers(url: str) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--connections", type=int, default=32)
-    parser.add_argument("--requests", type=int, default=10_000, help="per server and round at that many connections")
+    parser.add_argument(
+        "--requests", type=int, default=10_000, help="per server and round at that many connections"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--mlserver", help="interpreter of an environment with MLServer")
     parser.add_argument("--only", help="servers whose name matches this regular expression")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    *_, server_core, load_core = [min(os.sched_getaffinity(0)), *sorted(os.sched_getaffinity(0))][-2:]
+    *_, server_core, load_core = [min(os.sched_getaffinity(0)), *sorted(os.sched_getaffinity(0))][
+        -2:
+    ]
     os.sched_setaffinity(0, {load_core})
 
-    servers = {name: server for name, server in candidates(arguments.mlserver).items() if re.search(arguments.only or "", name)}
+    servers = {
+        name: server
+        for name, server in candidates(arguments.mlserver).items()
+        if re.search(arguments.only or "", name)
+    }
     rounds: dict[str, list[Figures]] = {name: [] for name in servers}
     starts, batches = [], []
     for _ in range(arguments.rounds):
         for name, server in servers.items():
             with running(server, server_core) as (port, process, start_seconds):
-                rounds[name].append(measure(port, process, server.request, arguments.connections, arguments.requests))
+                rounds[name].append(
+                    measure(
+                        port, process, server.request, arguments.connections, arguments.requests
+                    )
+                )
                 if name == "gpumemnet service":
                     starts.append(start_seconds)
-                    batch = Request("/v1/predict/batch", batch_of_different_jobs(), server.request.headers)
+                    batch = Request(
+                        "/v1/predict/batch", batch_of_different_jobs(), server.request.headers
+                    )
                     batches += run_load(port, batch, 1, 30)[0]
 
     print(
@@ -206,7 +252,10 @@ def main() -> None:
         "| CPU µs per request | resident MiB |\n|---|---|---|---|---|---|"
     )
     for name, figures in rounds.items():
-        median = {entry: statistics.median(getattr(figure, entry) for figure in figures) for entry in Figures.__slots__}
+        median = {
+            entry: statistics.median(getattr(figure, entry) for figure in figures)
+            for entry in Figures.__slots__
+        }
         print(
             f"| {name} | {median['single_p50']:.2f} / {median['single_p99']:.2f} | {median['per_second']:,.0f} "
             f"| {median['parallel_p50']:.1f} / {median['parallel_p99']:.1f} | {median['cpu_microseconds']:.0f} "
@@ -215,7 +264,9 @@ def main() -> None:
     print(f"\nA job of {len(EXAMPLE_JOBS[FAMILY]['layers'])} layers.")
     if starts:
         print(f"Start until it is ready: {statistics.median(starts):.2f} s.")
-        print(f"A batch of {BATCH_JOBS:,} different jobs: {statistics.median(batches) * 1e3:.1f} ms (median).")
+        print(
+            f"A batch of {BATCH_JOBS:,} different jobs: {statistics.median(batches) * 1e3:.1f} ms (median)."
+        )
     if arguments.mlserver is None:
         print("MLServer was not measured: see --help.")
     if server_core == load_core:

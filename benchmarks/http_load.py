@@ -1,4 +1,5 @@
-"""Generates load on an HTTP server from one core: one request, repeated over any number of connections."""
+"""Generates load on an HTTP server from one core: one request, repeated over any number of
+connections."""
 
 import asyncio
 import re
@@ -25,7 +26,9 @@ class Request:
 class Connection(asyncio.Protocol):
     """Sends one request repeatedly, each time after the previous response is complete."""
 
-    def __init__(self, request: bytes, count: int, seconds: list[float], done: asyncio.Future[None]) -> None:
+    def __init__(
+        self, request: bytes, count: int, seconds: list[float], done: asyncio.Future[None]
+    ) -> None:
         self.request, self.remaining, self.seconds, self.done = request, count, seconds, done
         self.received = bytearray()
         self.whole_bytes = 0  # length of head and body, known after the head has arrived
@@ -47,7 +50,9 @@ class Connection(asyncio.Protocol):
             end = self.received.find(b"\r\n\r\n")
             if end < 0:
                 return
-            self.whole_bytes = end + 4 + int(re.search(rb"(?i)content-length: (\d+)", self.received[:end])[1])
+            self.whole_bytes = (
+                end + 4 + int(re.search(rb"(?i)content-length: (\d+)", self.received[:end])[1])
+            )
         if len(self.received) < self.whole_bytes:
             return
         self.seconds.append(time.perf_counter() - self.started)
@@ -67,8 +72,11 @@ class Connection(asyncio.Protocol):
             self.done.set_exception(error or RuntimeError("the server closed the connection"))
 
 
-def run_load(port: int, request: Request, connections: int, requests: int) -> tuple[list[float], float]:
-    """Return the sorted latencies of all requests and the total time, in seconds, measured with the fastest event loop."""
+def run_load(
+    port: int, request: Request, connections: int, requests: int
+) -> tuple[list[float], float]:
+    """Return the sorted latencies of all requests and the total time, in seconds, measured with the
+    fastest event loop."""
 
     async def load() -> tuple[list[float], float]:
         loop = asyncio.get_running_loop()
@@ -77,7 +85,11 @@ def run_load(port: int, request: Request, connections: int, requests: int) -> tu
         started = time.perf_counter()
         for done in finished:
             await loop.create_connection(
-                lambda done=done: Connection(request.encoded(), requests // connections, seconds, done), "127.0.0.1", port
+                lambda done=done: Connection(
+                    request.encoded(), requests // connections, seconds, done
+                ),
+                "127.0.0.1",
+                port,
             )
         await asyncio.gather(*finished)
         return sorted(seconds), time.perf_counter() - started

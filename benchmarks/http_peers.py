@@ -1,4 +1,5 @@
-"""Serves the same predictions with plain FastAPI, for benchmarks/http_latency.py: ``python http_peers.py async|def PORT``."""
+"""Serves the same predictions with plain FastAPI, for benchmarks/http_latency.py: ``python
+http_peers.py async|def PORT``."""
 
 import sys
 
@@ -102,7 +103,9 @@ def main(kind: str, port: int) -> None:
     else:
         app.post("/v1/predict")(predict)
 
-    uvicorn.run(app, port=port, loop="uvloop", http="httptools", log_level="warning", access_log=False)
+    uvicorn.run(
+        app, port=port, loop="uvloop", http="httptools", log_level="warning", access_log=False
+    )
 
 
 if __name__ == "__main__":

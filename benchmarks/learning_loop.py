@@ -1,19 +1,23 @@
-"""The whole loop of learning at a site, as its operator runs it: ``python benchmarks/learning_loop.py``.
+"""The whole loop of learning at a site, as its operator runs it: ``python
+benchmarks/learning_loop.py``.
 
-A service starts on an empty registry, so it uses the shipped release.  The script requests predictions and reports observations
-over HTTP.  The first observations match the training data.  Later ones simulate a new driver with a different CUDA context.
-``gpumemnet drift`` must find no drift before this change, and drift after it.  ``gpumemnet retrain`` must promote a release, and
-the running service must load it.  Predictions for new jobs, without observations, are compared before and after.  Every step is
-a public command in a child process or an HTTP request.  The exit status is 1 if a step fails.
+A service starts on an empty registry, so it uses the shipped release.  The script requests
+predictions and reports observations over HTTP.  The first observations match the training data.
+Later ones simulate a new driver with a different CUDA context. ``gpumemnet drift`` must find no
+drift before this change, and drift after it.  ``gpumemnet retrain`` must promote a release, and the
+running service must load it.  Predictions for new jobs, without observations, are compared before
+and after.  Every step is a public command in a child process or an HTTP request.  The exit status
+is 1 if a step fails.
 
-Both drivers are simulated.  The observations are readings of the published A100 dataset.  Their own context, of a driver that
-loads all kernels at once, is replaced by the one that the catalogue expects, so the first observations are those of a site with a
-current driver.  The second driver adds a constant to each (``--shift-mib``, in MiB).  The new jobs are architectures that no
-retraining trains on (:mod:`models.retrain.holdout`).  The shipped model was trained on them, so its error before the retraining
-is too low, except for the context.
+Both drivers are simulated.  The observations are readings of the published A100 dataset.  Their own
+context, of a driver that loads all kernels at once, is replaced by the one that the catalogue
+expects, so the first observations are those of a site with a current driver.  The second driver
+adds a constant to each (``--shift-mib``, in MiB).  The new jobs are architectures that no
+retraining trains on (:mod:`models.retrain.holdout`).  The shipped model was trained on them, so its
+error before the retraining is too low, except for the context.
 
-This is a benchmark, not an example, because it needs the repository's datasets and measures the figures in
-``docs/accuracy/learning-loop.md``.
+This is a benchmark, not an example, because it needs the repository's datasets and measures the
+figures in ``docs/accuracy/learning-loop.md``.
 """
 
 from __future__ import annotations
@@ -56,7 +60,8 @@ JOBS_BEFORE_CHANGE = 60
 RETRAINING_DUE = 10
 START_SECONDS = 300.0
 SWAP_SECONDS = 30.0
-"""Most seconds until the service uses a new release; it checks every second and tests a release before using it."""
+"""Most seconds until the service uses a new release; it checks every second and tests a release
+before using it."""
 
 
 class StepFailedError(Exception):
@@ -77,7 +82,8 @@ class Answers:
 
     Attributes:
         release: the release that predicted.
-        expected_mib, limit_mib, used_mib: expected, safe and actual MiB of each job; no limit if the service gave none.
+        expected_mib, limit_mib, used_mib: expected, safe and actual MiB of each job; no limit if
+            the service gave none.
     """
 
     release: str
@@ -88,18 +94,34 @@ class Answers:
     @property
     def median_error_mib(self) -> float:
         """Return the median absolute error in MiB."""
-        return statistics.median(abs(expected - used) for expected, used in zip(self.expected_mib, self.used_mib, strict=True))
+        return statistics.median(
+            abs(expected - used)
+            for expected, used in zip(self.expected_mib, self.used_mib, strict=True)
+        )
 
 
 def main() -> int:
     """Run the loop and print its table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--shift-mib", type=int, default=900, help="added to every reading by the other driver (%(default)s)")
-    parser.add_argument("--jobs", type=int, default=400, help="jobs reported under the other driver (%(default)s)")
+    parser.add_argument(
+        "--shift-mib",
+        type=int,
+        default=900,
+        help="added to every reading by the other driver (%(default)s)",
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=400, help="jobs reported under the other driver (%(default)s)"
+    )
     parser.add_argument("--new", type=int, default=200, help="new jobs for testing (%(default)s)")
-    parser.add_argument("--alone", action="store_true", help="train on the reports alone: faster, but a worse model")
-    parser.add_argument("--epochs", type=int, help="epochs of the training; the plan decides unless given")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the draw and of the training (%(default)s)")
+    parser.add_argument(
+        "--alone", action="store_true", help="train on the reports alone: faster, but a worse model"
+    )
+    parser.add_argument(
+        "--epochs", type=int, help="epochs of the training; the plan decides unless given"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the draw and of the training (%(default)s)"
+    )
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the service is stopped too
     start = time.monotonic()
@@ -124,50 +146,89 @@ def loop(arguments: argparse.Namespace, folder: Path) -> tuple[Answers, Answers]
         report(client, before_change)
         export = exported(database, folder / "familiar.parquet")
         output = command(0, "-m", "gpumemnet", "drift", export, "--registry", registry)
-        print_step(f"{len(before_change)} jobs reported with their original readings; drift: {output.splitlines()[-1]}")
+        print_step(
+            f"{len(before_change)} jobs reported with their original readings; drift: {output.splitlines()[-1]}"
+        )
 
         since = datetime.now(UTC).isoformat()
         within_limit = report(client, after_change)
-        print_step(f"{len(after_change)} jobs reported with {arguments.shift_mib:+,} MiB: {within_limit} within their limit")
+        print_step(
+            f"{len(after_change)} jobs reported with {arguments.shift_mib:+,} MiB: {within_limit} within their limit"
+        )
         export = exported(database, folder / "site.parquet", "--since", since)
-        output = command(RETRAINING_DUE, "-m", "gpumemnet", "drift", export, "--registry", registry, "--json")
-        print_step(f"drift: {'; '.join(cause['sentence'] for cause in json.loads(output)['causes'])}")
+        output = command(
+            RETRAINING_DUE, "-m", "gpumemnet", "drift", export, "--registry", registry, "--json"
+        )
+        print_step(
+            f"drift: {'; '.join(cause['sentence'] for cause in json.loads(output)['causes'])}"
+        )
 
         before = ask(client, new)
-        retrain_command = ["-m", "gpumemnet", "retrain", "--registry", registry, "--work", folder / "work"]
+        retrain_command = [
+            "-m",
+            "gpumemnet",
+            "retrain",
+            "--registry",
+            registry,
+            "--work",
+            folder / "work",
+        ]
         retrain_command += ["--seed", arguments.seed]
-        retrain_command += ["--without-committed", "--observations", export, *([] if arguments.alone else ["--dataset", DATASET])]
+        retrain_command += [
+            "--without-committed",
+            "--observations",
+            export,
+            *([] if arguments.alone else ["--dataset", DATASET]),
+        ]
         retrain_command += ["--epochs", arguments.epochs] if arguments.epochs else []
         started = time.monotonic()
         output, release, seconds = retrain(retrain_command, folder, registry, url)
         print_step(f"retrained in {time.monotonic() - started:.0f} s: {output}")
-        print_step(f"the running service answers from {release}, {seconds:.1f} s after it became champion")
+        print_step(
+            f"the running service answers from {release}, {seconds:.1f} s after it became champion"
+        )
         after = ask(client, new)
     if after.release != release:
-        raise StepFailedError(f"the service should answer from {release}, but answers from {after.release}")
+        raise StepFailedError(
+            f"the service should answer from {release}, but answers from {after.release}"
+        )
     if after.median_error_mib >= before.median_error_mib:
         raise StepFailedError(f"the new release has no smaller error:\n{table(before, after)}")
     return before, after
 
 
 def draw(arguments: argparse.Namespace) -> tuple[list[Job], list[Job], list[Job]]:
-    """Draw jobs with original readings, jobs with the second driver, and new jobs; all architectures differ."""
+    """Draw jobs with original readings, jobs with the second driver, and new jobs; all
+    architectures differ."""
     rows = [row for row in read_dataset(DATASET) if row.label_bytes is not None]
     random.Random(arguments.seed).shuffle(rows)
     new = [row for row in rows if is_held_out(row.architecture_key)][-arguments.new :]
     keys = {row.architecture_key for row in new}
-    others = [row for row in rows if row.architecture_key not in keys][: JOBS_BEFORE_CHANGE + arguments.jobs]
+    others = [row for row in rows if row.architecture_key not in keys][
+        : JOBS_BEFORE_CHANGE + arguments.jobs
+    ]
     if len(new) < arguments.new or len(others) < JOBS_BEFORE_CHANGE + arguments.jobs:
-        raise StepFailedError(f"{DATASET} holds too few jobs: {len(new)} new ones and {len(others)} others")
-    # drop the traced peaks, which a site rarely has: with them the formula would predict instead of the model
-    jobs = [Job(replace(row.job, traced_peak_bytes=None), row.label_bytes or 0) for row in (*others, *new)]
+        raise StepFailedError(
+            f"{DATASET} holds too few jobs: {len(new)} new ones and {len(others)} others"
+        )
+    # drop the traced peaks, which a site rarely has: with them the formula would predict instead of
+    # the model
+    jobs = [
+        Job(replace(row.job, traced_peak_bytes=None), row.label_bytes or 0)
+        for row in (*others, *new)
+    ]
     jobs = [replace(job, used_bytes=job.used_bytes + current_driver_bytes()) for job in jobs]
     changed = [replace(job, used_bytes=job.used_bytes + arguments.shift_mib * MIB) for job in jobs]
-    return jobs[:JOBS_BEFORE_CHANGE], changed[JOBS_BEFORE_CHANGE : -arguments.new], changed[-arguments.new :]
+    return (
+        jobs[:JOBS_BEFORE_CHANGE],
+        changed[JOBS_BEFORE_CHANGE : -arguments.new],
+        changed[-arguments.new :],
+    )
 
 
 def current_driver_bytes() -> int:
-    """Return the difference between the catalogue's CUDA context of the GPU and the one in the published readings."""
+    """Return the difference between the catalogue's CUDA context of the GPU and the one in the
+    published readings."""
     published = next(bundle.card for bundle in shipped_bundles() if bundle.card.name == PUBLISHED)
     return context(device_profile(GPU)).expected_bytes - published.context_bytes
 
@@ -178,7 +239,9 @@ def service(folder: Path, registry: Path, database: str) -> Iterator[str]:
     log = folder / "log"
     where = ["--port", "0", "--registry", str(registry), "--database-url", database]
     with log.open("wb") as stream:
-        process = subprocess.Popen([sys.executable, "-m", "service", *where], stderr=stream, env=environment(), cwd=ROOT)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "service", *where], stderr=stream, env=environment(), cwd=ROOT
+        )
     try:
         deadline = time.monotonic() + START_SECONDS
         while not (found := re.search(r"listening on (http://[0-9.:]+)", log.read_text())):
@@ -199,29 +262,40 @@ def environment() -> dict[str, str]:
 def command(code: int, *arguments: object) -> str:
     """Run a command of the project, which must exit with ``code``; return its standard output."""
     command_line = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command_line, capture_output=True, text=True, check=False, env=environment(), cwd=ROOT)
+    done = subprocess.run(
+        command_line, capture_output=True, text=True, check=False, env=environment(), cwd=ROOT
+    )
     if done.returncode != code:
         shown = " ".join(map(str, arguments))
-        raise StepFailedError(f"'{shown}' ended with {done.returncode} instead of {code}:\n{done.stdout}{done.stderr}")
+        raise StepFailedError(
+            f"'{shown}' ended with {done.returncode} instead of {code}:\n{done.stdout}{done.stderr}"
+        )
     return done.stdout
 
 
-def retrain(arguments: Sequence[object], folder: Path, registry: Path, url: str) -> tuple[str, str, float]:
+def retrain(
+    arguments: Sequence[object], folder: Path, registry: Path, url: str
+) -> tuple[str, str, float]:
     """Retrain, and meanwhile query which release the service uses.
 
     Returns:
-        The output of the command, the release that the service loaded, and the seconds from promotion to that moment.
+        The output of the command, the release that the service loaded, and the seconds from
+        promotion to that moment.
     """
     old, log = release_of(url), folder / "retrain.log"
     ended_at: float | None = None
     with log.open("wb") as stream:
         command_line = [sys.executable, *map(str, arguments)]
-        process = subprocess.Popen(command_line, stdout=stream, stderr=subprocess.STDOUT, env=environment(), cwd=ROOT)
+        process = subprocess.Popen(
+            command_line, stdout=stream, stderr=subprocess.STDOUT, env=environment(), cwd=ROOT
+        )
     try:
         while (release := release_of(url)) == old:
             if ended_at is None and process.poll() is not None:
                 ended_at = time.monotonic()
-            if ended_at is not None and (process.returncode or time.monotonic() - ended_at > SWAP_SECONDS):
+            if ended_at is not None and (
+                process.returncode or time.monotonic() - ended_at > SWAP_SECONDS
+            ):
                 break
             time.sleep(0.05)
         seen = time.time()
@@ -229,23 +303,43 @@ def retrain(arguments: Sequence[object], folder: Path, registry: Path, url: str)
     finally:
         process.kill()
     if process.returncode:
-        report = [line for path in folder.glob("work/runs/*/report.md") for line in path.read_text("utf-8").splitlines()]
+        report = [
+            line
+            for path in folder.glob("work/runs/*/report.md")
+            for line in path.read_text("utf-8").splitlines()
+        ]
         reasons = "\n".join(line for line in report if line.startswith(("## ", "* ")))
-        raise StepFailedError(f"the retraining ended with {process.returncode} instead of 0:\n{log.read_text()}{reasons}")
+        raise StepFailedError(
+            f"the retraining ended with {process.returncode} instead of 0:\n{log.read_text()}{reasons}"
+        )
     if release == old:
-        raise StepFailedError(f"the service still answers from {old} {SWAP_SECONDS:.0f} s after the retraining")
+        raise StepFailedError(
+            f"the service still answers from {old} {SWAP_SECONDS:.0f} s after the retraining"
+        )
     output = next((line for line in log.read_text().splitlines() if release in line), "")
     return output, release, seen - (registry / "aliases.json").stat().st_mtime
 
 
 def exported(database: str, out: Path, *more: str) -> Path:
     """Export the observations so far as a dataset; return its path."""
-    command(0, "-m", "gpumemnet", "observations", "export", "--database-url", database, "--out", out, *more)
+    command(
+        0,
+        "-m",
+        "gpumemnet",
+        "observations",
+        "export",
+        "--database-url",
+        database,
+        "--out",
+        out,
+        *more,
+    )
     return out
 
 
 def report(client: Client, jobs: Sequence[Job]) -> int:
-    """Request a prediction for every job and report its memory; return how many stayed within their limit."""
+    """Request a prediction for every job and report its memory; return how many stayed within their
+    limit."""
     within_limit = 0
     for job in jobs:
         predicted = client.predict(job.job, gpu=GPU)
@@ -255,7 +349,9 @@ def report(client: Client, jobs: Sequence[Job]) -> int:
             source=SOURCE,
             idempotency_key=predicted.prediction_id,
         )
-        within_limit += predicted.limit_mib is not None and job.used_bytes <= predicted.limit_mib * MIB
+        within_limit += (
+            predicted.limit_mib is not None and job.used_bytes <= predicted.limit_mib * MIB
+        )
     return within_limit
 
 

@@ -1,10 +1,12 @@
-"""Which ordinary networks get a limit through ``extract`` as documented, and whether it covers what the trace says.
+"""Which ordinary networks get a limit through ``extract`` as documented, and whether it covers what
+the trace says.
 
     python benchmarks/limits.py --work /tmp/limits [--trace] [--only resnet50] [--gpu A100-40GB]
 
-Every network of ``ordinary_networks.py`` is extracted, written as a job's JSON, read again and predicted.  With ``--trace`` it is
-traced too.  Jobs and traces are kept in the work folder, one line each, so that a second run continues where the first stopped;
-predictions are made anew.  Needs torchvision, timm and transformers in addition to torch.
+Every network of ``ordinary_networks.py`` is extracted, written as a job's JSON, read again and
+predicted.  With ``--trace`` it is traced too.  Jobs and traces are kept in the work folder, one
+line each, so that a second run continues where the first stopped; predictions are made anew.  Needs
+torchvision, timm and transformers in addition to torch.
 """
 
 from __future__ import annotations
@@ -34,14 +36,20 @@ _REASON_WIDTH = 90
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--work", type=Path, required=True, help="folder of the jobs and traces")
-    arguments.add_argument("--trace", action="store_true", help="trace networks that have no trace yet")
+    arguments.add_argument(
+        "--trace", action="store_true", help="trace networks that have no trace yet"
+    )
     arguments.add_argument("--only", default="", help="networks whose name contains this")
     arguments.add_argument("--gpu", default="A100-40GB")
     chosen = arguments.parse_args()
     chosen.work.mkdir(parents=True, exist_ok=True)
     networks = [network for network in NETWORKS if chosen.only in network.name]
     jobs = _kept(chosen.work / "jobs.jsonl", networks, _extracted)
-    traces = _kept(chosen.work / "traces.jsonl", networks if chosen.trace else [], lambda network: _traced(network, chosen.gpu))
+    traces = _kept(
+        chosen.work / "traces.jsonl",
+        networks if chosen.trace else [],
+        lambda network: _traced(network, chosen.gpu),
+    )
     predictor = Predictor.default()
     print("| network | request | limit | traced | limit / traced | extract, s | why no limit |")
     print("|---|--:|--:|--:|--:|--:|---|")
@@ -67,18 +75,24 @@ def main() -> None:
             f"Of {len(ratios)} limits, {len(uncovered)} lie below the trace's answer ({', '.join(uncovered) or 'none'}); "
             f"the median limit is {statistics.median(ratios):.2f} times it."
         )
-        print(f"The request differs from the trace's answer by {statistics.median(errors):.1%} in the median.")
+        print(
+            f"The request differs from the trace's answer by {statistics.median(errors):.1%} in the median."
+        )
 
 
 def _row(network: Network, answer: Prediction, traced: int | None, seconds: float) -> str:
     limit = "" if answer.safe_bytes is None else f"{ceil_mib(answer.safe_bytes):,}"
     truth = "" if traced is None else f"{traced / MIB:,.0f}"
-    ratio = "" if traced is None or answer.safe_bytes is None else f"{answer.safe_bytes / traced:.2f}"
+    ratio = (
+        "" if traced is None or answer.safe_bytes is None else f"{answer.safe_bytes / traced:.2f}"
+    )
     reason = "" if answer.safe_bytes is not None else "; ".join(answer.reasons)[:_REASON_WIDTH]
     return f"| {network.name} | {ceil_mib(answer.expected_bytes):,} | {limit} | {truth} | {ratio} | {seconds:.1f} | {reason} |"
 
 
-def _kept(path: Path, networks: list[Network], make: Callable[[Network], dict[str, Any]]) -> dict[str, Any]:
+def _kept(
+    path: Path, networks: list[Network], make: Callable[[Network], dict[str, Any]]
+) -> dict[str, Any]:
     """The results in ``path`` by name, after those that are missing have been made and written."""
     lines = path.read_text().splitlines() if path.exists() else []
     found = {entry["name"]: entry for entry in map(json.loads, lines)}
@@ -90,7 +104,11 @@ def _kept(path: Path, networks: list[Network], make: Callable[[Network], dict[st
             result = make(network)
         except Exception as error:  # one network that does not build must not end the run
             result = {"error": f"{type(error).__name__}: {error}"}
-        found[network.name] = {"name": network.name, "seconds": time.perf_counter() - start, **result}
+        found[network.name] = {
+            "name": network.name,
+            "seconds": time.perf_counter() - start,
+            **result,
+        }
         with path.open("a") as stream:
             stream.write(json.dumps(found[network.name]) + "\n")
     return found
@@ -107,8 +125,19 @@ def _extracted(network: Network) -> dict[str, Any]:
 def _traced(network: Network, gpu: str) -> dict[str, Any]:
     with placement():
         model, inputs = network.make(network.batch_size)
-    answer = gpumemnet.trace(model, inputs, optimizer=network.optimizer, precision=network.precision, gpu=gpu, best_effort=True)
-    return {"expected_bytes": answer.expected_bytes, "reserved_bytes": answer.reserved_bytes, "gpu": answer.gpu}
+    answer = gpumemnet.trace(
+        model,
+        inputs,
+        optimizer=network.optimizer,
+        precision=network.precision,
+        gpu=gpu,
+        best_effort=True,
+    )
+    return {
+        "expected_bytes": answer.expected_bytes,
+        "reserved_bytes": answer.reserved_bytes,
+        "gpu": answer.gpu,
+    }
 
 
 if __name__ == "__main__":

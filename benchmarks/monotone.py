@@ -2,9 +2,10 @@
 
     python benchmarks/monotone.py [--gpu A100-40GB] [--count 60]
 
-Jobs are sampled ones of every family, published ones, and traced jobs of real architectures, evenly drawn from the committed
-datasets.  Each is asked at the batch sizes 1, 2, 3 … 8, and from there in steps of an eighth up to 1,024.  A step falls where an
-amount is below that of the smaller batch size; steps to or from a job without a limit do not count for the limit.
+Jobs are sampled ones of every family, published ones, and traced jobs of real architectures, evenly
+drawn from the committed datasets.  Each is asked at the batch sizes 1, 2, 3 … 8, and from there in
+steps of an eighth up to 1,024.  A step falls where an amount is below that of the smaller batch
+size; steps to or from a job without a limit do not count for the limit.
 """
 
 from __future__ import annotations
@@ -60,20 +61,37 @@ def main() -> None:
     falls: Counter[tuple[str, str]] = Counter()
     worst = []
     for source, job in jobs(chosen.count):
-        answers = predictor.predict_many([replace(job, batch_size=size) for size in sizes], gpu=chosen.gpu)
+        answers = predictor.predict_many(
+            [replace(job, batch_size=size) for size in sizes], gpu=chosen.gpu
+        )
         for size, smaller, larger in zip(sizes, answers, list(answers)[1:], strict=False):
-            pairs = {"request": (smaller.expected_bytes, larger.expected_bytes), "limit": (smaller.safe_bytes, larger.safe_bytes)}
+            pairs = {
+                "request": (smaller.expected_bytes, larger.expected_bytes),
+                "limit": (smaller.safe_bytes, larger.safe_bytes),
+            }
             for amount, (before, after) in pairs.items():
                 if before is None or after is None:
                     continue
                 steps[source, amount] += 1
                 if after < before * (1.0 - TOLERANCE):
                     falls[source, amount] += 1
-                    worst.append((after / before - 1.0, source, amount, size, job.family, smaller.estimator, larger.estimator))
+                    worst.append(
+                        (
+                            after / before - 1.0,
+                            source,
+                            amount,
+                            size,
+                            job.family,
+                            smaller.estimator,
+                            larger.estimator,
+                        )
+                    )
     print("| jobs | amount | steps | falls |\n|---|---|--:|--:|")
     for source, amount in steps:
         print(f"| {source} | {amount} | {steps[source, amount]:,} | {falls[source, amount]:,} |")
-    print("\n| change | jobs | amount | from batch size | family | from model | to model |\n|--:|---|---|--:|---|---|---|")
+    print(
+        "\n| change | jobs | amount | from batch size | family | from model | to model |\n|--:|---|---|--:|---|---|---|"
+    )
     for change, *rest in sorted(worst)[:10]:
         print(f"| {change:.1%} | {' | '.join(map(str, rest))} |")
 

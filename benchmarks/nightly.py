@@ -2,9 +2,9 @@
 
     python benchmarks/nightly.py [--only NAME ...] [--list]
 
-Each step is a command of its own whose output goes to ``nightly/STEP.log``; the report goes to ``nightly/report``.  Steps run one
-after the other, as most of them measure time, and all of them run even if one fails.  Prints a table and ends with 1 when a step
-failed.
+Each step is a command of its own whose output goes to ``nightly/STEP.log``; the report goes to
+``nightly/report``.  Steps run one after the other, as most of them measure time, and all of them
+run even if one fails.  Prints a table and ends with 1 when a step failed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,11 @@ subprocess.run([*pip, *{MEASURED_VERSIONS!r}], check=True)
 """
 
 STEPS = (
-    Step("kserve", ("-c", MAKE_KSERVE), "KServe's client in an environment of its own, for the next step"),
+    Step(
+        "kserve",
+        ("-c", MAKE_KSERVE),
+        "KServe's client in an environment of its own, for the next step",
+    ),
     Step(
         "properties",
         ("-m", "pytest", "-m", "", "-n", "2", "--dist", "loadfile", "--examples", "10"),
@@ -78,34 +82,91 @@ STEPS = (
         ("-m", "pytest", "-m", "", "tests/docs"),
         "the figures in the documents, including those whose commands take minutes",
     ),
-    Step("chaos", ("benchmarks/chaos.py", "--seconds", "1800"), "half an hour of load while models and workers change"),
-    Step("report", ("-m", "models", "report", "--out", "nightly/report"), "every classifier on every dataset (12 minutes)"),
-    Step("learning_loop", ("benchmarks/learning_loop.py",), "from observation to a new model in service"),
-    Step("retrain_gate", ("benchmarks/retrain_gate.py", "--out", "nightly/retrain_gate.jsonl"), "the gate of retraining"),
-    Step("site_calibration", ("benchmarks/site_calibration.py",), "calibration to a site (2 minutes)"),
+    Step(
+        "chaos",
+        ("benchmarks/chaos.py", "--seconds", "1800"),
+        "half an hour of load while models and workers change",
+    ),
+    Step(
+        "report",
+        ("-m", "models", "report", "--out", "nightly/report"),
+        "every classifier on every dataset (12 minutes)",
+    ),
+    Step(
+        "learning_loop",
+        ("benchmarks/learning_loop.py",),
+        "from observation to a new model in service",
+    ),
+    Step(
+        "retrain_gate",
+        ("benchmarks/retrain_gate.py", "--out", "nightly/retrain_gate.jsonl"),
+        "the gate of retraining",
+    ),
+    Step(
+        "site_calibration", ("benchmarks/site_calibration.py",), "calibration to a site (2 minutes)"
+    ),
     Step("in_process", ("benchmarks/in_process.py",), "cost of a prediction"),
     Step("http_latency", ("benchmarks/http_latency.py",), "cost of a request"),
-    Step("batch", ("benchmarks/batch.py", "--rows", "2000000", "--layered-rows", "100000"), "files of jobs"),
+    Step(
+        "batch",
+        ("benchmarks/batch.py", "--rows", "2000000", "--layered-rows", "100000"),
+        "files of jobs",
+    ),
     Step("allocator", ("benchmarks/allocator.py",), "the simulated allocator"),
     Step("trace", ("benchmarks/trace.py",), "cost of a trace"),
     Step("real_models", ("benchmarks/real_models.py",), "traces against published readings"),
-    Step("limits", ("benchmarks/limits.py", "--work", "nightly/limits", "--trace"), "ordinary networks: limits against traces"),
-    Step("monotone", ("benchmarks/monotone.py",), "steps of the batch size at which request or limit fall"),
+    Step(
+        "limits",
+        ("benchmarks/limits.py", "--work", "nightly/limits", "--trace"),
+        "ordinary networks: limits against traces",
+    ),
+    Step(
+        "monotone",
+        ("benchmarks/monotone.py",),
+        "steps of the batch size at which request or limit fall",
+    ),
     Step("real_runs", ("benchmarks/real_runs.py",), "traced parts against published runs"),
-    Step("measured_models", ("-c", MAKE_MEASURED_MODELS), "the measured versions of model libraries, for the next step"),
+    Step(
+        "measured_models",
+        ("-c", MAKE_MEASURED_MODELS),
+        "the measured versions of model libraries, for the next step",
+    ),
     Step(
         "scoreboard",
-        ("-m", "models", "scoreboard", "--out", "docs/evaluation/scoreboard", "--cpu-budget", "3600"),
+        (
+            "-m",
+            "models",
+            "scoreboard",
+            "--out",
+            "docs/evaluation/scoreboard",
+            "--cpu-budget",
+            "3600",
+        ),
         "published estimators on published runs, with an hour more of runs on the CPU",
         {"PYTHONPATH": str(MEASURED_MODELS)},
     ),
     Step(
         "real_scripts",
-        ("benchmarks/real_scripts.py", "--checkouts", "nightly/checkouts", "--out", "nightly/real_scripts.jsonl", "--again"),
+        (
+            "benchmarks/real_scripts.py",
+            "--checkouts",
+            "nightly/checkouts",
+            "--out",
+            "nightly/real_scripts.jsonl",
+            "--again",
+        ),
         "training scripts of others, from clones in nightly/checkouts, and of our own",
     ),
-    Step("plan_optimizers", ("benchmarks/plan_optimizers.py",), "six networks: the planner's optimizers against the optimum"),
-    Step("plan_batches", ("benchmarks/plan_batches.py",), "the largest batch of six networks with a plan and without"),
+    Step(
+        "plan_optimizers",
+        ("benchmarks/plan_optimizers.py",),
+        "six networks: the planner's optimizers against the optimum",
+    ),
+    Step(
+        "plan_batches",
+        ("benchmarks/plan_batches.py",),
+        "the largest batch of six networks with a plan and without",
+    ),
     Step("replicas", ("benchmarks/replicas.py",), "predicted against traced replicas"),
 )
 
@@ -130,15 +191,27 @@ def table(results: Mapping[str, tuple[int, float]], steps: tuple[Step, ...]) -> 
     result_table = Table("step", "what", "minutes", "outcome")
     for step in steps:
         status, seconds = results.get(step.name, (None, 0.0))
-        outcome = {None: "", 0: "passed"}.get(status, f"failed ({status}): see nightly/{step.name}.log")
-        result_table.add_row(step.name, step.what, "" if status is None else f"{seconds / 60:.1f}", outcome)
+        outcome = {None: "", 0: "passed"}.get(
+            status, f"failed ({status}): see nightly/{step.name}.log"
+        )
+        result_table.add_row(
+            step.name, step.what, "" if status is None else f"{seconds / 60:.1f}", outcome
+        )
     return result_table
 
 
 def main() -> int:
     """Run the selected steps; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=[step.name for step in STEPS], metavar="NAME", help="run only these steps")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=[step.name for step in STEPS],
+        metavar="NAME",
+        help="run only these steps",
+    )
     parser.add_argument("--list", action="store_true", help="show the steps and run none")
     arguments = parser.parse_args()
     steps = tuple(step for step in STEPS if not arguments.only or step.name in arguments.only)

@@ -1,8 +1,10 @@
-"""Ordinary networks that nobody tuned the predictor for: torchvision, timm, Hugging Face configurations, and some by hand.
+"""Ordinary networks that nobody tuned the predictor for: torchvision, timm, Hugging Face
+configurations, and some by hand.
 
-Each function of :data:`NETWORKS` returns ``(model, inputs)``; weights are random, and on the meta device where a caller builds
-under ``gpumemnet.extract.placement.placement``.  The kind of each is its architecture family, so that a split by family keeps all
-ResNets together.  Needs torchvision, timm and transformers in addition to torch.
+Each function of :data:`NETWORKS` returns ``(model, inputs)``; weights are random, and on the meta
+device where a caller builds under ``gpumemnet.extract.placement.placement``.  The kind of each is
+its architecture family, so that a split by family keeps all ResNets together.  Needs torchvision,
+timm and transformers in addition to torch.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ from torch import Tensor, nn
 
 TOKENS: Final = 256
 _OPERATORS: Final = torch.library.Library("torchvision", "FRAGMENT")
-for _operator in ("nms", "qnms"):  # torchvision names both on import; a torchvision for another PyTorch build lacks them
+for _operator in (
+    "nms",
+    "qnms",
+):  # torchvision names both on import; a torchvision for another PyTorch build lacks them
     with suppress(RuntimeError):
         _OPERATORS.define(f"{_operator}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
 
@@ -45,8 +50,11 @@ class Network:
     precision: str = "fp32"
 
 
-def vision(home: str, name: str, kind: str, batch_size: int = 32, size: int = 224, **options: Any) -> Network:
-    """A vision model of ``torchvision`` or ``timm`` by its name there; ``options`` are fields of :class:`Network`."""
+def vision(
+    home: str, name: str, kind: str, batch_size: int = 32, size: int = 224, **options: Any
+) -> Network:
+    """A vision model of ``torchvision`` or ``timm`` by its name there; ``options`` are fields of
+    :class:`Network`."""
 
     def make(batch: int) -> tuple[nn.Module, Any]:
         if home == "torchvision":
@@ -71,7 +79,10 @@ def _segmentation(name: str, kind: str, batch_size: int) -> Network:
             return output
 
     return Network(
-        f"torchvision/{name}", kind, lambda batch: (Output(), torch.empty(batch, 3, 256, 256, device="meta")), batch_size
+        f"torchvision/{name}",
+        kind,
+        lambda batch: (Output(), torch.empty(batch, 3, 256, 256, device="meta")),
+        batch_size,
     )
 
 
@@ -89,14 +100,17 @@ def hugging_face(
     options: Any = None,
     **sizes: Any,
 ) -> Network:
-    """A model class of transformers with a configuration of these sizes; ``inputs`` says what the training loop hands it."""
+    """A model class of transformers with a configuration of these sizes; ``inputs`` says what the
+    training loop hands it."""
 
     def make(batch: int) -> tuple[nn.Module, Any]:
         transformers = import_module("transformers")
         configuration = getattr(transformers, f"{name}Config")(**sizes)
         model = getattr(transformers, f"{name}{head}")(configuration)
         ids = _ids(batch, length)
-        mask = torch.ones(batch, length, dtype=torch.long)  # no sample is padded, and the model may look
+        mask = torch.ones(
+            batch, length, dtype=torch.long
+        )  # no sample is padded, and the model may look
         pixels = torch.empty(batch, 3, 224, 224, device="meta")
         labels = torch.zeros(batch, dtype=torch.long, device="meta")
         feeds: dict[str, Any] = {
@@ -104,7 +118,10 @@ def hugging_face(
             "masked": {"input_ids": ids, "attention_mask": mask, "labels": ids},
             "classes": {"input_ids": ids, "attention_mask": mask, "labels": labels},
             "pixels": {"pixel_values": pixels, "labels": labels},
-            "sound": {"input_features": torch.empty(batch, 80, 3000, device="meta"), "labels": _ids(batch, 128)},
+            "sound": {
+                "input_features": torch.empty(batch, 80, 3000, device="meta"),
+                "labels": _ids(batch, 128),
+            },
             "wave": {"input_values": torch.empty(batch, 80_000, device="meta"), "labels": labels},
             "pair": {"input_ids": ids, "pixel_values": pixels},
         }
@@ -119,7 +136,9 @@ class TextClassifier(nn.Module):
     def __init__(self, kind: type[nn.LSTM | nn.GRU] = nn.LSTM) -> None:
         super().__init__()
         self.embedding = nn.Embedding(30_000, 256)
-        self.recurrent = kind(256, 512, num_layers=2, batch_first=True, bidirectional=True, dropout=0.2)
+        self.recurrent = kind(
+            256, 512, num_layers=2, batch_first=True, bidirectional=True, dropout=0.2
+        )
         self.head = nn.Linear(1024, 10)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -150,12 +169,27 @@ class Recommender(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.tables = nn.ModuleList(nn.Embedding(100_000, 64) for _ in range(26))
-        self.bottom = nn.Sequential(nn.Linear(13, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 64), nn.ReLU())
-        self.top = nn.Sequential(nn.Linear(64 + 27 * 26 // 2, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 1))
+        self.bottom = nn.Sequential(
+            nn.Linear(13, 512),
+            nn.ReLU(),
+            nn.Linear(512, 256),
+            nn.ReLU(),
+            nn.Linear(256, 64),
+            nn.ReLU(),
+        )
+        self.top = nn.Sequential(
+            nn.Linear(64 + 27 * 26 // 2, 512),
+            nn.ReLU(),
+            nn.Linear(512, 256),
+            nn.ReLU(),
+            nn.Linear(256, 1),
+        )
 
     def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
         first = self.bottom(dense)
-        vectors = torch.stack([first, *(table(sparse[:, i]) for i, table in enumerate(self.tables))], dim=1)
+        vectors = torch.stack(
+            [first, *(table(sparse[:, i]) for i, table in enumerate(self.tables))], dim=1
+        )
         products = torch.bmm(vectors, vectors.transpose(1, 2))
         rows, columns = torch.tril_indices(27, 27, offset=-1)
         answer: Tensor = self.top(torch.cat([first, products[:, rows, columns]], dim=1))
@@ -168,8 +202,12 @@ class UNet(nn.Module):
     def __init__(self, width: int = 64) -> None:
         super().__init__()
         widths = [width * 2**level for level in range(5)]
-        self.down = nn.ModuleList(_double(3 if i == 0 else widths[i - 1], widths[i]) for i in range(5))
-        self.rise = nn.ModuleList(nn.ConvTranspose2d(widths[i + 1], widths[i], 2, 2) for i in range(4))
+        self.down = nn.ModuleList(
+            _double(3 if i == 0 else widths[i - 1], widths[i]) for i in range(5)
+        )
+        self.rise = nn.ModuleList(
+            nn.ConvTranspose2d(widths[i + 1], widths[i], 2, 2) for i in range(4)
+        )
         self.up = nn.ModuleList(_double(2 * widths[i], widths[i]) for i in range(4))
         self.pool, self.head = nn.MaxPool2d(2), nn.Conv2d(width, 21, 1)
 
@@ -187,7 +225,11 @@ class UNet(nn.Module):
 def _double(inputs: int, outputs: int) -> nn.Sequential:
     layers: list[nn.Module] = []
     for channels in (inputs, outputs):
-        layers += [nn.Conv2d(channels, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+        layers += [
+            nn.Conv2d(channels, outputs, 3, padding=1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(inplace=True),
+        ]
     return nn.Sequential(*layers)
 
 
@@ -197,8 +239,12 @@ class MixerBlock(nn.Module):
     def __init__(self, tokens: int, width: int) -> None:
         super().__init__()
         self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.tokens = nn.Sequential(nn.Linear(tokens, width // 2), nn.GELU(), nn.Linear(width // 2, tokens))
-        self.channels = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.tokens = nn.Sequential(
+            nn.Linear(tokens, width // 2), nn.GELU(), nn.Linear(width // 2, tokens)
+        )
+        self.channels = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.tokens(self.first(x).transpose(1, 2)).transpose(1, 2)
@@ -216,7 +262,9 @@ class Mixer(nn.Module):
         self.head = nn.Linear(width, 1000)
 
     def forward(self, images: Tensor) -> Tensor:
-        answer: Tensor = self.head(self.blocks(self.patches(images).flatten(2).transpose(1, 2)).mean(dim=1))
+        answer: Tensor = self.head(
+            self.blocks(self.patches(images).flatten(2).transpose(1, 2)).mean(dim=1)
+        )
         return answer
 
 
@@ -224,24 +272,33 @@ class WrittenGelu(nn.Module):
     """The tanh form of GELU in elementary operations, as in GPT-2's first code."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+        return (
+            0.5
+            * x
+            * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+        )
 
 
 class GptBlock(nn.Module):
-    """Attention and an MLP, each behind a norm; the attention is fused, or its products are written out."""
+    """Attention and an MLP, each behind a norm; the attention is fused, or its products are written
+    out."""
 
     def __init__(self, width: int, heads: int, activation: nn.Module, fused: bool) -> None:
         super().__init__()
         self.heads, self.fused = heads, fused
         self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
         self.inward, self.outward = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), activation, nn.Linear(4 * width, width), nn.Dropout(0.1))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), activation, nn.Linear(4 * width, width), nn.Dropout(0.1)
+        )
         self.drop = nn.Dropout(0.1)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
         parts = self.inward(self.first(x)).split(width, dim=2)
-        query, key, value = (part.view(batch, length, self.heads, -1).transpose(1, 2) for part in parts)
+        query, key, value = (
+            part.view(batch, length, self.heads, -1).transpose(1, 2) for part in parts
+        )
         if self.fused:
             y = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         else:
@@ -257,7 +314,12 @@ class Gpt(nn.Module):
     """A small GPT by hand."""
 
     def __init__(
-        self, activation: Callable[[], nn.Module], fused: bool, width: int = 512, depth: int = 8, length: int = 512
+        self,
+        activation: Callable[[], nn.Module],
+        fused: bool,
+        width: int = 512,
+        depth: int = 8,
+        length: int = 512,
     ) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(32_000, width), nn.Embedding(length, width)
@@ -294,7 +356,8 @@ class WaveNet(nn.Module):
         super().__init__()
         self.first = nn.Conv1d(1, channels, 1)
         self.filters = nn.ModuleList(
-            nn.Conv1d(channels, 2 * channels, 3, padding=2 ** (i % 8), dilation=2 ** (i % 8)) for i in range(depth)
+            nn.Conv1d(channels, 2 * channels, 3, padding=2 ** (i % 8), dilation=2 ** (i % 8))
+            for i in range(depth)
         )
         self.mixes = nn.ModuleList(nn.Conv1d(channels, channels, 1) for _ in range(depth))
         self.head = nn.Conv1d(channels, 256, 1)
@@ -317,9 +380,17 @@ class Autoencoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         widths = [3, 64, 128, 256, 512]
-        down = [layer for a, b in pairwise(widths) for layer in (nn.Conv2d(a, b, 4, 2, 1), nn.LeakyReLU(0.2))]
+        down = [
+            layer
+            for a, b in pairwise(widths)
+            for layer in (nn.Conv2d(a, b, 4, 2, 1), nn.LeakyReLU(0.2))
+        ]
         back = widths[::-1]
-        up = [layer for a, b in pairwise(back) for layer in (nn.ConvTranspose2d(a, b, 4, 2, 1), nn.ReLU())]
+        up = [
+            layer
+            for a, b in pairwise(back)
+            for layer in (nn.ConvTranspose2d(a, b, 4, 2, 1), nn.ReLU())
+        ]
         self.layers = nn.Sequential(*down, *up[:-1], nn.Tanh())
 
     def forward(self, images: Tensor) -> Tensor:
@@ -334,8 +405,16 @@ class PointNet(nn.Module):
         super().__init__()
         widths = [3, 64, 128, 1024]
         pairs = list(pairwise(widths))
-        self.points = nn.Sequential(*(m for a, b in pairs for m in (nn.Conv1d(a, b, 1), nn.BatchNorm1d(b), nn.ReLU())))
-        self.head = nn.Sequential(nn.Linear(1024, 512), nn.BatchNorm1d(512), nn.ReLU(), nn.Dropout(0.3), nn.Linear(512, 40))
+        self.points = nn.Sequential(
+            *(m for a, b in pairs for m in (nn.Conv1d(a, b, 1), nn.BatchNorm1d(b), nn.ReLU()))
+        )
+        self.head = nn.Sequential(
+            nn.Linear(1024, 512),
+            nn.BatchNorm1d(512),
+            nn.ReLU(),
+            nn.Dropout(0.3),
+            nn.Linear(512, 40),
+        )
 
     def forward(self, points: Tensor) -> Tensor:
         answer: Tensor = self.head(self.points(points).max(dim=2).values)
@@ -349,7 +428,11 @@ class TabularMlp(nn.Module):
         super().__init__()
         widths = [512, 2048, 2048, 1024]
         pairs = list(pairwise(widths))
-        layers = [m for a, b in pairs for m in (nn.Linear(a, b), nn.BatchNorm1d(b), nn.ReLU(), nn.Dropout(0.2))]
+        layers = [
+            m
+            for a, b in pairs
+            for m in (nn.Linear(a, b), nn.BatchNorm1d(b), nn.ReLU(), nn.Dropout(0.2))
+        ]
         self.layers = nn.Sequential(*layers, nn.Linear(1024, 10))
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -358,9 +441,16 @@ class TabularMlp(nn.Module):
 
 
 def _own(
-    name: str, kind: str, model: Callable[[], nn.Module], inputs: Callable[[int], Any], batch_size: int, **options: Any
+    name: str,
+    kind: str,
+    model: Callable[[], nn.Module],
+    inputs: Callable[[int], Any],
+    batch_size: int,
+    **options: Any,
 ) -> Network:
-    return Network(f"own/{name}", kind, lambda batch: (model(), inputs(batch)), batch_size, **options)
+    return Network(
+        f"own/{name}", kind, lambda batch: (model(), inputs(batch)), batch_size, **options
+    )
 
 
 def _images(batch: int) -> Tensor:
@@ -368,12 +458,19 @@ def _images(batch: int) -> Tensor:
 
 
 def _recommended(batch: int) -> tuple[Tensor, Tensor]:
-    return torch.empty(batch, 13, device="meta"), torch.zeros(batch, 26, dtype=torch.long, device="meta")
+    return torch.empty(batch, 13, device="meta"), torch.zeros(
+        batch, 26, dtype=torch.long, device="meta"
+    )
 
 
 _SGD: Final = {"optimizer": "sgd_momentum"}
 _BF16: Final = {"precision": "amp_bf16"}
-_BERT: Final[dict[str, Any]] = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
+_BERT: Final[dict[str, Any]] = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+}
 _LLAMA: Final[dict[str, Any]] = {
     "hidden_size": 1024,
     "num_hidden_layers": 8,
@@ -439,33 +536,98 @@ NETWORKS: Final = (
     hugging_face("OPT", "ForCausalLM", "gpt", 8, length=512),
     hugging_face("GPTNeoX", "ForCausalLM", "gpt", 4, "causal", 512, _BF16, **_BERT),
     hugging_face(
-        "Bloom", "ForCausalLM", "bloom", 4, "causal", 256, None, hidden_size=768, n_layer=8, n_head=12, vocab_size=50_000
+        "Bloom",
+        "ForCausalLM",
+        "bloom",
+        4,
+        "causal",
+        256,
+        None,
+        hidden_size=768,
+        n_layer=8,
+        n_head=12,
+        vocab_size=50_000,
     ),
     hugging_face("Llama", "ForCausalLM", "llama", 4, "causal", 512, _BF16, **_LLAMA),
     hugging_face("Mistral", "ForCausalLM", "llama", 4, "causal", 512, **_LLAMA),
-    hugging_face("Qwen2", "ForCausalLM", "llama", 4, "causal", 512, {"precision": "bf16"}, **_LLAMA),
+    hugging_face(
+        "Qwen2", "ForCausalLM", "llama", 4, "causal", 512, {"precision": "bf16"}, **_LLAMA
+    ),
     hugging_face("Gemma", "ForCausalLM", "gemma", 4, "causal", 512, _BF16, head_dim=64, **_LLAMA),
     hugging_face("T5", "ForConditionalGeneration", "t5", 8, decoder_start_token_id=0),
-    hugging_face("Bart", "ForConditionalGeneration", "bart", 8, d_model=768, encoder_layers=6, decoder_layers=6),
+    hugging_face(
+        "Bart",
+        "ForConditionalGeneration",
+        "bart",
+        8,
+        d_model=768,
+        encoder_layers=6,
+        decoder_layers=6,
+    ),
     hugging_face("ViT", "ForImageClassification", "vision_transformer", 32, "pixels"),
     hugging_face("Swin", "ForImageClassification", "swin_transformer", 16, "pixels"),
     hugging_face("ConvNext", "ForImageClassification", "convnext", 32, "pixels"),
     hugging_face("CLIP", "Model", "clip", 16, "pair", 77, options=None),
-    hugging_face("Whisper", "ForConditionalGeneration", "whisper", 4, "sound", d_model=384, encoder_layers=4, decoder_layers=4),
+    hugging_face(
+        "Whisper",
+        "ForConditionalGeneration",
+        "whisper",
+        4,
+        "sound",
+        d_model=384,
+        encoder_layers=4,
+        decoder_layers=4,
+    ),
     hugging_face("Wav2Vec2", "ForSequenceClassification", "wav2vec", 4, "wave"),
     _own("lstm_classifier", "lstm", TextClassifier, _ids, 64, optimizer="adam"),
     _own("gru_classifier", "lstm", lambda: TextClassifier(nn.GRU), _ids, 64, optimizer="adam"),
     _own("lstm_language", "lstm", LanguageLstm, lambda batch: _ids(batch, 64), 32, optimizer="sgd"),
     _own("dlrm", "dlrm", Recommender, _recommended, 2048, optimizer="adagrad"),
-    _own("unet", "unet", UNet, lambda batch: torch.empty(batch, 3, 256, 256, device="meta"), 8, optimizer="adam"),
+    _own(
+        "unet",
+        "unet",
+        UNet,
+        lambda batch: torch.empty(batch, 3, 256, 256, device="meta"),
+        8,
+        optimizer="adam",
+    ),
     _own("mixer", "mlp_mixer", Mixer, _images, 32),
-    _own("gpt_written_gelu", "gpt", lambda: Gpt(WrittenGelu, False), lambda batch: _ids(batch, 512), 8),
-    _own("gpt_fused", "gpt", lambda: Gpt(nn.GELU, True), lambda batch: _ids(batch, 512), 8, **_BF16),
+    _own(
+        "gpt_written_gelu",
+        "gpt",
+        lambda: Gpt(WrittenGelu, False),
+        lambda batch: _ids(batch, 512),
+        8,
+    ),
+    _own(
+        "gpt_fused", "gpt", lambda: Gpt(nn.GELU, True), lambda batch: _ids(batch, 512), 8, **_BF16
+    ),
     _own("encoder", "bert", Encoder, _ids, 32),
-    _own("wavenet", "wavenet", WaveNet, lambda batch: torch.empty(batch, 1, 16_000, device="meta"), 4),
-    _own("autoencoder", "autoencoder", Autoencoder, lambda batch: torch.empty(batch, 3, 128, 128, device="meta"), 64),
-    _own("pointnet", "pointnet", PointNet, lambda batch: torch.empty(batch, 3, 1024, device="meta"), 32),
-    _own("tabular_mlp", "mlp", TabularMlp, lambda batch: torch.empty(batch, 512, device="meta"), 4096, optimizer="adam"),
+    _own(
+        "wavenet", "wavenet", WaveNet, lambda batch: torch.empty(batch, 1, 16_000, device="meta"), 4
+    ),
+    _own(
+        "autoencoder",
+        "autoencoder",
+        Autoencoder,
+        lambda batch: torch.empty(batch, 3, 128, 128, device="meta"),
+        64,
+    ),
+    _own(
+        "pointnet",
+        "pointnet",
+        PointNet,
+        lambda batch: torch.empty(batch, 3, 1024, device="meta"),
+        32,
+    ),
+    _own(
+        "tabular_mlp",
+        "mlp",
+        TabularMlp,
+        lambda batch: torch.empty(batch, 512, device="meta"),
+        4096,
+        optimizer="adam",
+    ),
 )
 """The networks, each with one usual training job."""
 

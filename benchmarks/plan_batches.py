@@ -1,10 +1,12 @@
-"""The largest batch on cards of 16, 24 and 80 GB, with a plan and without, and the slow-down at half of the peak.
+"""The largest batch on cards of 16, 24 and 80 GB, with a plan and without, and the slow-down at
+half of the peak.
 
     python benchmarks/plan_batches.py [--network NAME ...] [--card CARD ...] [--out FILE.json]
 
-The six networks of :mod:`benchmarks.planner_networks` are traced as on an A100.  The budgets are what one process can use on an
-RTX 4080, an RTX 4090 and an A100 of 80 GB.  A batch fits if its safe bytes do, with a plan and without.  All times are modelled.
-The batch with a plan is searched in steps of at most 10 %.  One network takes a few minutes; there is no GPU.
+The six networks of :mod:`benchmarks.planner_networks` are traced as on an A100.  The budgets are
+what one process can use on an RTX 4080, an RTX 4090 and an A100 of 80 GB.  A batch fits if its safe
+bytes do, with a plan and without.  All times are modelled. The batch with a plan is searched in
+steps of at most 10 %.  One network takes a few minutes; there is no GPU.
 """
 
 from __future__ import annotations
@@ -64,7 +66,8 @@ class Row:
 
 
 def largest(fits: Callable[[int], bool], smallest: int) -> int:
-    """Return a batch size that fits, at least ``smallest`` and within :data:`_STEP` of one that does not; 0 if none does."""
+    """Return a batch size that fits, at least ``smallest`` and within :data:`_STEP` of one that
+    does not; 0 if none does."""
     low, high = smallest, max(1, 2 * smallest)
     for _ in range(_MOST_DOUBLINGS):
         if not fits(high):
@@ -89,12 +92,19 @@ class Job:
         self.step = cache(self._step)
 
     def _step(self, batch_size: int) -> StepCosts:
-        return plan_units(self._model, self._at(batch_size), checked_request(self._options, self._device))
+        return plan_units(
+            self._model, self._at(batch_size), checked_request(self._options, self._device)
+        )
 
     def _budget(self, batch_size: int, available_bytes: int) -> int:
         timeline = self.step(batch_size).timeline
         memory = steady_memory(timeline, with_available(self._device, available_bytes))
-        return expected_budget(available_bytes, memory.expected_bytes, memory.safe_bytes, memory.replayed.reserved_bytes)
+        return expected_budget(
+            available_bytes,
+            memory.expected_bytes,
+            memory.safe_bytes,
+            memory.replayed.reserved_bytes,
+        )
 
     def _at(self, batch_size: int) -> ModelInputs:
         return inputs_from_example(self._inputs, None, keep_values=True).resized(batch_size)
@@ -102,9 +112,13 @@ class Job:
     def largest_batch(self, available_bytes: int) -> int:
         """Return the largest batch that fits without a plan."""
         request = checked_request(
-            self._options, with_available(self._device, available_bytes), extras=ExtraResults(max_batch=True)
+            self._options,
+            with_available(self._device, available_bytes),
+            extras=ExtraResults(max_batch=True),
         )
-        found = trace_request(self._model, self._at(self.network.batch_size), request).max_batch_size
+        found = trace_request(
+            self._model, self._at(self.network.batch_size), request
+        ).max_batch_size
         assert found is not None
         return found
 
@@ -133,7 +147,8 @@ def row(job: Job, card: str) -> Row:
 
 
 def half(job: Job) -> float | None:
-    """Return the modelled slow-down of the usual batch at half of its peak; ``None`` if no plan gets there."""
+    """Return the modelled slow-down of the usual batch at half of its peak; ``None`` if no plan
+    gets there."""
     step = job.step(job.network.batch_size)
     most = choose_plan(step, job.machine, 2**50).process_bytes
     try:
@@ -144,10 +159,19 @@ def half(job: Job) -> float | None:
 
 def main() -> None:
     """Compute the rows, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--network", action="append", choices=list(PLANNER_NETWORKS), help="only these; all by default")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--network",
+        action="append",
+        choices=list(PLANNER_NETWORKS),
+        help="only these; all by default",
+    )
     parser.add_argument("--out", type=Path, help="write the rows as JSON too")
-    parser.add_argument("--card", action="append", choices=list(CARDS), help="only these; all by default")
+    parser.add_argument(
+        "--card", action="append", choices=list(CARDS), help="only these; all by default"
+    )
     arguments = parser.parse_args()
     cards = arguments.card or list(CARDS)
     header = " | ".join(f"{card}: batch, with a plan, longer step" for card in cards)

@@ -1,12 +1,15 @@
-"""Checks planned peaks without a GPU: the plan's own, a trace of the model with the plan applied, and PyTorch's CUDA code.
+"""Checks planned peaks without a GPU: the plan's own, a trace of the model with the plan applied,
+and PyTorch's CUDA code.
 
-    python benchmarks/plan_checks.py [--networks ResNet-50 …] [--shares 0.5 …] [--decisions swap …] [--cuda PYTHON]
+    python benchmarks/plan_checks.py [--networks ResNet-50 …] [--shares 0.5 …] [--decisions swap …]
+    [--cuda PYTHON]
 
-Each of the six networks of ``planner_networks.py`` is planned for shares of the memory that it takes without a plan, or all its
-units take one decision.  The program compares the reserved bytes that the plan states with those of a trace under
-:func:`gpumemnet.planner.applied`, and with those of the same step on the null GPU
-(``tests/dataset_builder/measure/null_gpu``).  ``PYTHON`` is one with a CUDA build of PyTorch, torchvision, timm and
-transformers; without it that column stays empty.  Convolutions take no workspaces on any side.
+Each of the six networks of ``planner_networks.py`` is planned for shares of the memory that it
+takes without a plan, or all its units take one decision.  The program compares the reserved bytes
+that the plan states with those of a trace under :func:`gpumemnet.planner.applied`, and with those
+of the same step on the null GPU (``tests/dataset_builder/measure/null_gpu``).  ``PYTHON`` is one
+with a CUDA build of PyTorch, torchvision, timm and transformers; without it that column stays
+empty.  Convolutions take no workspaces on any side.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
 
-with suppress(Exception):  # before planner_networks: that defines operators of a torchvision that cannot define its own
+with suppress(
+    Exception
+):  # before planner_networks: that defines operators of a torchvision that cannot define its own
     import torchvision  # noqa: F401
 from cuda_code import PEAKS, Peaks, peaks_of, without_cudnn  # noqa: E402
 from planner_networks import PLANNER_NETWORKS  # noqa: E402
@@ -57,30 +62,53 @@ STEPS = 4
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--networks", nargs="*", default=list(PLANNER_NETWORKS), help="names of planner_networks.py")
-    parser.add_argument("--shares", nargs="*", type=float, default=[0.9, 0.7, 0.5, 0.3], help="budgets to plan for")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--networks", nargs="*", default=list(PLANNER_NETWORKS), help="names of planner_networks.py"
+    )
+    parser.add_argument(
+        "--shares", nargs="*", type=float, default=[0.9, 0.7, 0.5, 0.3], help="budgets to plan for"
+    )
     parser.add_argument("--decisions", nargs="*", default=[], help="decisions that all units take")
-    parser.add_argument("--cuda", type=Path, help="Python with a CUDA build of PyTorch, for the null GPU")
+    parser.add_argument(
+        "--cuda", type=Path, help="Python with a CUDA build of PyTorch, for the null GPU"
+    )
     parser.add_argument("--run", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.run:
         warnings.filterwarnings("ignore")
         print(json.dumps(run_job(**json.load(sys.stdin))))
         return
-    print("| network | plan | units | planned GiB | traced GiB | error | null GPU GiB | error of the plan | of the trace |")
+    print(
+        "| network | plan | units | planned GiB | traced GiB | error | null GPU GiB | error of the plan | of the trace |"
+    )
     print("|---|---|---|--:|--:|--:|--:|--:|--:|")
     for name in arguments.networks:
         for words, decisions, planned in plans(name, arguments.shares, arguments.decisions):
             found = traced(name, decisions)[2]
-            cells = [name, words, summary(decisions), f"{planned / GIB:.2f}", f"{found / GIB:.2f}", f"{planned / found - 1:+.2%}"]
+            cells = [
+                name,
+                words,
+                summary(decisions),
+                f"{planned / GIB:.2f}",
+                f"{found / GIB:.2f}",
+                f"{planned / found - 1:+.2%}",
+            ]
             if arguments.cuda:
                 real = on_null_gpu(arguments.cuda, name, decisions)[2]
-                cells += [f"{real / GIB:.2f}", f"{planned / real - 1:+.2%}", f"{found / real - 1:+.2%}"]
+                cells += [
+                    f"{real / GIB:.2f}",
+                    f"{planned / real - 1:+.2%}",
+                    f"{found / real - 1:+.2%}",
+                ]
             print(f"| {' | '.join([*cells, *[''] * (9 - len(cells))])} |", flush=True)
 
 
-def plans(name: str, shares: list[float], decisions: list[str]) -> Iterator[tuple[str, dict[str, str], int]]:
+def plans(
+    name: str, shares: list[float], decisions: list[str]
+) -> Iterator[tuple[str, dict[str, str], int]]:
     """Yield each plan's name, its decisions and the reserved bytes that it states."""
     model, inputs = build(name)
     options = options_of(name)
@@ -103,12 +131,20 @@ def plans(name: str, shares: list[float], decisions: list[str]) -> Iterator[tupl
         except BudgetError as error:
             print(f"{name}, {share:.0%}: {error}", file=sys.stderr)
             continue
-        yield f"{share:.0%}", {unit: str(plan.decision(unit)) for unit in plan.units}, plan.peak_reserved_bytes
+        yield (
+            f"{share:.0%}",
+            {unit: str(plan.decision(unit)) for unit in plan.units},
+            plan.peak_reserved_bytes,
+        )
 
 
 def summary(decisions: dict[str, str]) -> str:
     """Return how many units take each decision."""
-    return ", ".join(f"{count} {decision}" for decision, count in Counter(decisions.values()).items() if decision != "keep")
+    return ", ".join(
+        f"{count} {decision}"
+        for decision, count in Counter(decisions.values()).items()
+        if decision != "keep"
+    )
 
 
 def build(name: str) -> tuple[nn.Module, ModelInputs]:
@@ -126,7 +162,8 @@ def options_of(name: str) -> TraceOptions:
 
 
 def traced(name: str, plan: dict[str, str]) -> Peaks:
-    """Return the peaks of requested, allocated and reserved bytes of a trace with the plan applied."""
+    """Return the peaks of requested, allocated and reserved bytes of a trace with the plan
+    applied."""
     model, inputs = build(name)
     options = options_of(name)
     with applied(model, plan):
@@ -139,8 +176,14 @@ def on_null_gpu(python: Path, name: str, plan: dict[str, str]) -> Peaks:
         module = "tests.dataset_builder.measure.null_gpu.build"
         paths = os.environ | {"PYTHONPATH": str(ROOT)}
         statement = f"from pathlib import Path; import {module} as null; p = Path({folder!r}); null.build(p)"
-        command = [python, "-c", f"{statement}; import json; print(json.dumps(null.environment(p)))"]
-        listed = subprocess.run(command, env=paths, capture_output=True, text=True, check=True).stdout
+        command = [
+            python,
+            "-c",
+            f"{statement}; import json; print(json.dumps(null.environment(p)))",
+        ]
+        listed = subprocess.run(
+            command, env=paths, capture_output=True, text=True, check=True
+        ).stdout
         done = subprocess.run(
             [python, __file__, "--run"],
             env=paths | json.loads(listed.splitlines()[-1]),
@@ -156,14 +199,17 @@ def on_null_gpu(python: Path, name: str, plan: dict[str, str]) -> Peaks:
 
 
 def run_job(name: str, plan: dict[str, str]) -> Peaks:
-    """Train for a few steps on the GPU as the trace's loop does, with the plan applied; return the peaks."""
+    """Train for a few steps on the GPU as the trace's loop does, with the plan applied; return the
+    peaks."""
     model, inputs = build(name)
     options = options_of(name)
     moved: dict[int, Tensor] = {}
     _move(model, options, moved)
     model.train()
     class_name, arguments = torch_call(options.optimizer, options.optimizer_implementation)
-    optimizer = getattr(torch.optim, class_name)([p for p in model.parameters() if p.requires_grad], **arguments)
+    optimizer = getattr(torch.optim, class_name)(
+        [p for p in model.parameters() if p.requires_grad], **arguments
+    )
     loss = loss_function("auto")
     shapes: list[tuple[Any, Any]] = []
     autocast = AUTOCAST_TYPES.get(options.precision)
@@ -197,7 +243,9 @@ def _step(
         targets.append(torch.empty(shape, dtype=dtype, device="cuda"))
         return targets[-1]
 
-    with torch.autocast("cuda", dtype=getattr(torch, autocast or "bfloat16"), enabled=autocast is not None):
+    with torch.autocast(
+        "cuda", dtype=getattr(torch, autocast or "bfloat16"), enabled=autocast is not None
+    ):
         output = model(*batch.args, **batch.kwargs)
         loss = loss_of(output, target)
     loss.backward()

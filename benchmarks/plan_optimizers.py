@@ -1,11 +1,13 @@
-"""Compares the planner's optimizers on seven networks: slow-down in four budgets, distance to the optimum, seconds to plan.
+"""Compares the planner's optimizers on seven networks: slow-down in four budgets, distance to the
+optimum, seconds to plan.
 
     python benchmarks/plan_optimizers.py [--network NAME ...] [--gpu A100-80GB]
 
-A budget is a share of the memory that the process takes if everything is kept; every plan is checked through the simulated
-allocator.  The distance is computed before that check: on the same linear costs and limits, the slow-down beyond the bound that
-the exact programme proves, in points, the largest of the four limits.  Seconds are those of the processor and those of the
-clock, each for its slowest budget; the second ones are longer where other programs run, too.
+A budget is a share of the memory that the process takes if everything is kept; every plan is
+checked through the simulated allocator.  The distance is computed before that check: on the same
+linear costs and limits, the slow-down beyond the bound that the exact programme proves, in points,
+the largest of the four limits.  Seconds are those of the processor and those of the clock, each for
+its slowest budget; the second ones are longer where other programs run, too.
 Nothing runs on a GPU: all times of steps are modelled.  Prints a Markdown table.
 """
 
@@ -40,12 +42,15 @@ NETWORKS = {**PLANNER_NETWORKS, MANY_UNITS.name: MANY_UNITS}
 
 
 def optima(chain: Chain) -> dict[float, float]:
-    """Limit on live bytes → the smallest seconds of a step within it, for each share that can be reached."""
+    """Limit on live bytes → the smallest seconds of a step within it, for each share that can be
+    reached."""
     peak = float(chain.peak_bytes(chain.keep_all()[None])[0])
     found: dict[float, float] = {}
     for limit in (share * peak for share in SHARES):
         quick = greedy(chain, limit)
-        known = np.inf if quick.choices is None else float(chain.step_seconds(quick.choices[None])[0])
+        known = (
+            np.inf if quick.choices is None else float(chain.step_seconds(quick.choices[None])[0])
+        )
         best = exact(chain, limit, known_seconds=known)
         if best.choices is not None and best.bound_seconds is not None:
             found[limit] = best.bound_seconds
@@ -53,7 +58,8 @@ def optima(chain: Chain) -> dict[float, float]:
 
 
 def distance(chain: Chain, name: str, smallest: dict[float, float]) -> str:
-    """The largest distance of one optimizer to the optimum, in points; ``-`` where it finds nothing."""
+    """The largest distance of one optimizer to the optimum, in points; ``-`` where it finds
+    nothing."""
     if name == "exact":
         return "0"
     keep = float(chain.step_seconds(chain.keep_all()[None])[0])
@@ -63,7 +69,9 @@ def distance(chain: Chain, name: str, smallest: dict[float, float]) -> str:
         if choices is None:
             missing += 1
         else:
-            points.append(100 * max(float(chain.step_seconds(choices[None])[0]) - seconds, 0.0) / keep)
+            points.append(
+                100 * max(float(chain.step_seconds(choices[None])[0]) - seconds, 0.0) / keep
+            )
     text = f"{max(points):.2f}" if points else "-"
     return f"{text} ({missing} of {len(smallest)} not found)" if missing and points else text
 
@@ -85,7 +93,9 @@ def rows(name: str, gpu: str) -> Iterable[str]:
         for share in SHARES:
             processor_started, clock_started = time.process_time(), time.perf_counter()
             try:
-                plan = choose_plan(step, machine, int(share * keep.process_bytes), optimizer, chain=chain)
+                plan = choose_plan(
+                    step, machine, int(share * keep.process_bytes), optimizer, chain=chain
+                )
                 cells.append(f"{plan.slowdown:.1%}")
             except PlanError:
                 cells.append("-")
@@ -99,12 +109,18 @@ def rows(name: str, gpu: str) -> Iterable[str]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--network", action="append", choices=list(NETWORKS), help="only these; all by default")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--network", action="append", choices=list(NETWORKS), help="only these; all by default"
+    )
     parser.add_argument("--gpu", default="A100-80GB", help="GPU of the catalogue")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
-    print(f"| network | optimizer | {' | '.join(f'{share:.0%}' for share in SHARES)} | points to optimum | CPU s | s |")
+    print(
+        f"| network | optimizer | {' | '.join(f'{share:.0%}' for share in SHARES)} | points to optimum | CPU s | s |"
+    )
     print("|---|---|" + "---:|" * (len(SHARES) + 3))
     for name in arguments.network or NETWORKS:
         for row in rows(name, arguments.gpu):

@@ -1,10 +1,13 @@
-"""Compares rows of ``traced_real_jobs`` with PyTorch's own CUDA code, job by job: requested, allocated and reserved bytes.
+"""Compares rows of ``traced_real_jobs`` with PyTorch's own CUDA code, job by job: requested,
+allocated and reserved bytes.
 
-``python benchmarks/real_jobs_cuda_code.py [--jobs 100] [--seed 0] [--cudnn LIBRARY] [--out FILE.jsonl]`` needs what
-``cuda_code.py`` needs, and timm 1.0.9, torchvision and transformers, but no GPU.  Rows of the dataset run on the null GPU, each
-in a process of its own, with their architecture, options and batch size; the null GPU is an H200, so the trace is for one too.
-As in ``cuda_code.py``, the workspaces of cuDNN are left out on both sides, or cuDNN states them on both sides (``--cudnn``).
-Recurrent layers, whose memory cuDNN states too, are left out.  With ``--out`` a second run continues.
+``python benchmarks/real_jobs_cuda_code.py [--jobs 100] [--seed 0] [--cudnn LIBRARY] [--out
+FILE.jsonl]`` needs what ``cuda_code.py`` needs, and timm 1.0.9, torchvision and transformers, but
+no GPU.  Rows of the dataset run on the null GPU, each in a process of its own, with their
+architecture, options and batch size; the null GPU is an H200, so the trace is for one too. As in
+``cuda_code.py``, the workspaces of cuDNN are left out on both sides, or cuDNN states them on both
+sides (``--cudnn``). Recurrent layers, whose memory cuDNN states too, are left out.  With ``--out``
+a second run continues.
 """
 
 from __future__ import annotations
@@ -53,11 +56,19 @@ STEPS = 4
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=100, help="number of rows, each of another trace")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=100, help="number of rows, each of another trace"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the choice of rows")
     parser.add_argument("--out", type=Path, help="file that keeps the results")
-    parser.add_argument("--cudnn", type=Path, help="libcudnn.so.9, from 9.8 on, that states the workspaces of convolutions")
+    parser.add_argument(
+        "--cudnn",
+        type=Path,
+        help="libcudnn.so.9, from 9.8 on, that states the workspaces of convolutions",
+    )
     parser.add_argument("--run", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.run:
@@ -69,7 +80,11 @@ def main() -> None:
     found = {each["trace"]: each for each in map(json.loads, _lines(arguments.out))}
     left = [row for row in rows if _trace_key(row) not in found]
     for row, real in zip(left, on_null_gpu(left, arguments.cudnn), strict=True):
-        result: dict[str, Any] = {"trace": _trace_key(row), "library": json.loads(row.architecture)["library"], **real}
+        result: dict[str, Any] = {
+            "trace": _trace_key(row),
+            "library": json.loads(row.architecture)["library"],
+            **real,
+        }
         if "peaks" in real:
             result["traced"] = traced(row, arguments.cudnn)
             if arguments.cudnn and row.traced[WORKSPACE]:
@@ -91,7 +106,10 @@ def chosen(count: int, seed: int) -> list[Measurement]:
             traces.setdefault(_trace_key(row), []).append(row)
     queues = [list(draw.permutation(sorted(traces))) for traces in by_library.values()]
     keys = [
-        (traces, queue.pop()) for _ in range(count) for traces, queue in zip(by_library.values(), queues, strict=True) if queue
+        (traces, queue.pop())
+        for _ in range(count)
+        for traces, queue in zip(by_library.values(), queues, strict=True)
+        if queue
     ]
     return [traces[key][int(draw.integers(len(traces[key])))] for traces, key in keys[:count]]
 
@@ -114,16 +132,28 @@ def on_null_gpu(rows: list[Measurement], cudnn: Path | None) -> Iterator[dict[st
         return
     with tempfile.TemporaryDirectory() as folder:
         build_libraries(Path(folder))
-        variables = os.environ | environment(Path(folder)) | (cudnn_environment(cudnn) if cudnn else {})
+        variables = (
+            os.environ | environment(Path(folder)) | (cudnn_environment(cudnn) if cudnn else {})
+        )
         command = [sys.executable, __file__, "--run"]
         with subprocess.Popen(
-            command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+            command,
+            env=variables,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
         ) as child:
             assert child.stdin is not None
             assert child.stdout is not None
             for row in rows:
                 frozen = json.loads(row.options)["frozen"]
-                job = [json.loads(row.architecture), frozen, row.job.options.job_fields(), row.job.batch_size]
+                job = [
+                    json.loads(row.architecture),
+                    frozen,
+                    row.job.options.job_fields(),
+                    row.job.batch_size,
+                ]
                 child.stdin.write(json.dumps(job) + "\n")
                 child.stdin.flush()
                 yield json.loads(child.stdout.readline())
@@ -151,8 +181,11 @@ def run_jobs() -> None:
         print(text or json.dumps({"error": "the process died"}), flush=True)
 
 
-def run_job(document: dict[str, Any], frozen: str, fields: dict[str, Any], batch_size: int) -> Peaks:
-    """Train for a few steps as the trace's loop does; return the peaks of requested, allocated and reserved bytes."""
+def run_job(
+    document: dict[str, Any], frozen: str, fields: dict[str, Any], batch_size: int
+) -> Peaks:
+    """Train for a few steps as the trace's loop does; return the peaks of requested, allocated and
+    reserved bytes."""
     options = TrainingOptions(**fields)
     torch.backends.cuda.matmul.allow_tf32 = options.precision == "tf32"
     torch.backends.cudnn.benchmark = options.cudnn_benchmark
@@ -185,15 +218,23 @@ def _step(
     name = AUTOCAST_TYPES.get(options.precision)
     for _ in range(options.gradient_accumulation):
         inputs = targets = None
-        inputs = inputs_from_example(sample(document, batch_size), None).mapped(lambda tensor: _like(tensor, options))
+        inputs = inputs_from_example(sample(document, batch_size), None).mapped(
+            lambda tensor: _like(tensor, options)
+        )
         targets = (
-            [torch.empty(batch_size, dtype=torch.long, device="cuda")] if document["library"] in ("timm", "torchvision") else []
+            [torch.empty(batch_size, dtype=torch.long, device="cuda")]
+            if document["library"] in ("timm", "torchvision")
+            else []
         )
 
-        def target(shape: torch.Size, dtype: torch.dtype, targets: list[Tensor] = targets) -> Tensor:
+        def target(
+            shape: torch.Size, dtype: torch.dtype, targets: list[Tensor] = targets
+        ) -> Tensor:
             return targets[0]
 
-        with torch.autocast("cuda", dtype=getattr(torch, name or "bfloat16"), enabled=name is not None):
+        with torch.autocast(
+            "cuda", dtype=getattr(torch, name or "bfloat16"), enabled=name is not None
+        ):
             output = network(*inputs.args, **inputs.kwargs)
             loss = loss_function("auto")(output, target)
             if options.gradient_accumulation > 1:
@@ -204,15 +245,27 @@ def _step(
 
 
 def _like(tensor: Tensor, options: TrainingOptions) -> Tensor:
-    """A tensor on the GPU in the precision and memory format of the model, as ``module.to`` makes it."""
-    dtype = getattr(torch, MODEL_TYPES[options.precision]) if options.precision in MODEL_TYPES else tensor.dtype
-    layout = torch.channels_last if options.channels_last and tensor.ndim == IMAGE_DIMENSIONS else torch.preserve_format
+    """A tensor on the GPU in the precision and memory format of the model, as ``module.to`` makes
+    it."""
+    dtype = (
+        getattr(torch, MODEL_TYPES[options.precision])
+        if options.precision in MODEL_TYPES
+        else tensor.dtype
+    )
+    layout = (
+        torch.channels_last
+        if options.channels_last and tensor.ndim == IMAGE_DIMENSIONS
+        else torch.preserve_format
+    )
     typed = dtype if tensor.is_floating_point() else tensor.dtype
-    return torch.empty_like(tensor, dtype=typed, device="cuda", memory_format=layout, requires_grad=False)
+    return torch.empty_like(
+        tensor, dtype=typed, device="cuda", memory_format=layout, requires_grad=False
+    )
 
 
 def _move(module: nn.Module, options: TrainingOptions, moved: dict[int, Tensor]) -> None:
-    """Move every tensor of ``module`` to the GPU, children first as ``module.to`` does; tied weights stay tied."""
+    """Move every tensor of ``module`` to the GPU, children first as ``module.to`` does; tied
+    weights stay tied."""
     for child in module.children():
         _move(child, options, moved)
     for own in (module._parameters, module._buffers):
@@ -222,7 +275,11 @@ def _move(module: nn.Module, options: TrainingOptions, moved: dict[int, Tensor])
             if id(tensor) not in moved:
                 fresh = _like(tensor.detach(), options)
                 is_parameter = isinstance(tensor, nn.Parameter)
-                moved[id(tensor)] = nn.Parameter(fresh, requires_grad=tensor.requires_grad) if is_parameter else fresh
+                moved[id(tensor)] = (
+                    nn.Parameter(fresh, requires_grad=tensor.requires_grad)
+                    if is_parameter
+                    else fresh
+                )
             own[name] = moved[id(tensor)]  # type: ignore[assignment]
 
 
@@ -249,15 +306,26 @@ def print_table(results: list[dict[str, Any]]) -> None:
     )
     print("|---|--:|--:|--:|--:|--:|--:|--:|")
     for library in [*sorted({result["library"] for result in results}), "all"]:
-        pairs = [(r["peaks"], r["traced"]) for r in results if "peaks" in r and library in (r["library"], "all")]
+        pairs = [
+            (r["peaks"], r["traced"])
+            for r in results
+            if "peaks" in r and library in (r["library"], "all")
+        ]
         if not pairs:
             continue
         real, found = (np.array([pair[column] for pair in pairs], dtype=float) for column in (0, 1))
         error = (found - real)[:, 2] / real[:, 2]
-        shares = [f"{share:.1%}" for share in (*(real == found).mean(axis=0), np.mean(abs(error) <= 0.01))]
-        print(f"| {library} | {len(pairs)} | {' | '.join(shares)} | {min(0.0, error.min()):.1%} | {max(0.0, error.max()):.1%} |")
+        shares = [
+            f"{share:.1%}" for share in (*(real == found).mean(axis=0), np.mean(abs(error) <= 0.01))
+        ]
+        print(
+            f"| {library} | {len(pairs)} | {' | '.join(shares)} | {min(0.0, error.min()):.1%} | {max(0.0, error.max()):.1%} |"
+        )
     both = [r for r in results if "reserved_by_rules" in r]
-    for name, peaks in (("cuDNN", [r["traced"][2] for r in both]), ("rules", [r["reserved_by_rules"] for r in both])):
+    for name, peaks in (
+        ("cuDNN", [r["traced"][2] for r in both]),
+        ("rules", [r["reserved_by_rules"] for r in both]),
+    ):
         if both:
             errors = abs(np.array(peaks) / [r["peaks"][2] for r in both] - 1)
             print(

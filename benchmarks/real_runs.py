@@ -1,7 +1,9 @@
-"""Published runs of real models against their traced parts, on architecture families that the context constant has not seen.
+"""Published runs of real models against their traced parts, on architecture families that the
+context constant has not seen.
 
-``python benchmarks/real_runs.py`` prints Markdown tables for ``docs/evaluation/real_runs.md``.  What a reading holds beside the
-traced bytes is one constant for each GPU: the median over the families of four folds, used on the fifth.
+``python benchmarks/real_runs.py`` prints Markdown tables for ``docs/evaluation/real_runs.md``.
+What a reading holds beside the traced bytes is one constant for each GPU: the median over the
+families of four folds, used on the fifth.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ PART: Final = {"steady": "steady_reserved_bytes", "startup": "startup_peak_reser
 
 
 def estimates(rows: Sequence[Measurement]) -> np.ndarray:
-    """Expected label of each row, in bytes: the traced part of its state, and the constant of the other folds."""
+    """Expected label of each row, in bytes: the traced part of its state, and the constant of the
+    other folds."""
     traced = np.array([row.traced[PART[row.label_state or "steady"]] for row in rows], dtype=float)
     labels = np.array([row.label_bytes for row in rows], dtype=float)
     folds = np.array([fold_of(row.split_group, FOLDS, 0) for row in rows])
@@ -51,10 +54,13 @@ def estimates(rows: Sequence[Measurement]) -> np.ndarray:
 
 
 def first_reading_bytes(row: Measurement) -> int:
-    """What lay on the GPU at the first reading of a CNN that was read above its context: parameters, and Adagrad's state.
+    """What lay on the GPU at the first reading of a CNN that was read above its context:
+    parameters, and Adagrad's state.
 
-    Published readings on an RTX 3060 suggest that the first reading, which is subtracted, was taken with the model and its
-    optimizer in place: those of ConvNeXt lie one copy of the parameters lower than the trace, and two with Adagrad, the one
+    Published readings on an RTX 3060 suggest that the first reading, which is subtracted, was taken
+    with the model and its
+    optimizer in place: those of ConvNeXt lie one copy of the parameters lower than the trace, and
+        two with Adagrad, the one
     optimizer whose state exists before the first step.  Readings of texts show no such difference.
     """
     if row.protocol != ABOVE_CONTEXT or json.loads(row.architecture)["library"] != "torchvision":
@@ -63,8 +69,12 @@ def first_reading_bytes(row: Measurement) -> int:
 
 
 def above_context_table(rows: Sequence[Measurement]) -> None:
-    """Print errors by GPU and kind of network, of the readings as they are and with :func:`first_reading_bytes` added."""
-    added = [replace(row, peak_device_bytes=(row.label_bytes or 0) + first_reading_bytes(row)) for row in rows]
+    """Print errors by GPU and kind of network, of the readings as they are and with
+    :func:`first_reading_bytes` added."""
+    added = [
+        replace(row, peak_device_bytes=(row.label_bytes or 0) + first_reading_bytes(row))
+        for row in rows
+    ]
     errors = []
     for variant in (rows, added):
         labels = np.array([row.label_bytes for row in variant], dtype=float)
@@ -77,19 +87,28 @@ def above_context_table(rows: Sequence[Measurement]) -> None:
     )
     for kind in sorted(set(kinds)):
         own = [index for index, each in enumerate(kinds) if each == kind]
-        cells = [f"{np.median(each[own]):.1%} / {np.quantile(each[own], 0.9):.1%}" for each in errors]
+        cells = [
+            f"{np.median(each[own]):.1%} / {np.quantile(each[own], 0.9):.1%}" for each in errors
+        ]
         print(f"| {', '.join(kind)} | {len(own)} | {cells[0]} | {cells[1]} |")
     print()
 
 
-def table(title: str, rows: Sequence[Measurement], expected: np.ndarray, group: Callable[[Measurement], str]) -> None:
+def table(
+    title: str,
+    rows: Sequence[Measurement],
+    expected: np.ndarray,
+    group: Callable[[Measurement], str],
+) -> None:
     """Print one line for each group, most rows first."""
     labels = np.array([row.label_bytes for row in rows], dtype=float)
     errors = (expected - labels) / labels
     groups: dict[str, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         groups[group(row)].append(index)
-    print(f"| {title} | rows | median error | 90th percentile | median, signed | reading above |\n|---|---:|---:|---:|---:|---:|")
+    print(
+        f"| {title} | rows | median error | 90th percentile | median, signed | reading above |\n|---|---:|---:|---:|---:|---:|"
+    )
     for name, indices in sorted(groups.items(), key=lambda pair: (-len(pair[1]), pair[0])):
         own = errors[indices]
         sizes = f"{np.median(abs(own)):.1%} | {np.quantile(abs(own), 0.9):.1%} | {np.median(own):+.1%} | {np.mean(own < 0):.0%}"
@@ -98,13 +117,16 @@ def table(title: str, rows: Sequence[Measurement], expected: np.ndarray, group: 
 
 
 def bounds(rows: Sequence[Measurement], expected: np.ndarray) -> np.ndarray:
-    """Upper bound of each row in bytes: the margin of the trace's safe bytes, its size from the other folds.
+    """Upper bound of each row in bytes: the margin of the trace's safe bytes, its size from the
+    other folds.
 
-    The margin is a multiple of the largest convolution workspace and a fiftieth of the reserved bytes; the multiple is that below
-    which 99 % of the readings of the other folds lie.
+    The margin is a multiple of the largest convolution workspace and a fiftieth of the reserved
+    bytes; the multiple is that below which 99 % of the readings of the other folds lie.
     """
     reserved = np.array([row.traced[PART["steady"]] for row in rows], dtype=float)
-    scale = RESERVED_SHARE * reserved + np.array([row.traced[WORKSPACE] for row in rows], dtype=float)
+    scale = RESERVED_SHARE * reserved + np.array(
+        [row.traced[WORKSPACE] for row in rows], dtype=float
+    )
     needed = (np.array([row.label_bytes for row in rows], dtype=float) - expected) / scale
     folds = np.array([fold_of(row.split_group, FOLDS, 0) for row in rows])
     multiples = np.array([np.quantile(needed[folds != fold], COVERAGE) for fold in range(FOLDS)])
@@ -113,7 +135,8 @@ def bounds(rows: Sequence[Measurement], expected: np.ndarray) -> np.ndarray:
 
 
 def bound_table(rows: Sequence[Measurement], expected: np.ndarray) -> None:
-    """Print how often readings of each GPU lie above the bound, and how far the bound lies above them."""
+    """Print how often readings of each GPU lie above the bound, and how far the bound lies above
+    them."""
     labels = np.array([row.label_bytes for row in rows], dtype=float)
     steady = np.array([row.label_state == "steady" for row in rows])
     gpus = np.array([row.gpu for row in rows])
@@ -126,7 +149,9 @@ def bound_table(rows: Sequence[Measurement], expected: np.ndarray) -> None:
         own = np.flatnonzero(steady & (gpus == gpu))
         upper = bounds([rows[index] for index in own.tolist()], expected[own])
         over = upper / labels[own] - 1
-        print(f"| {gpu} | {len(own):,} | {np.mean(over < 0):.2%} | {np.median(over):.1%} | {np.quantile(over, 0.9):.1%} |")
+        print(
+            f"| {gpu} | {len(own):,} | {np.mean(over < 0):.2%} | {np.median(over):.1%} | {np.quantile(over, 0.9):.1%} |"
+        )
     print()
 
 
@@ -137,7 +162,9 @@ def worst(rows: Sequence[Measurement], expected: np.ndarray, count: int) -> None
     steady = [index for index, row in enumerate(rows) if row.label_state == "steady"]
     for index in sorted(steady, key=lambda index: -abs(errors[index]))[:count]:
         row = rows[index]
-        reading, estimate, peak = (x / MIB for x in (labels[index], expected[index], row.traced[PART["startup"]]))
+        reading, estimate, peak = (
+            x / MIB for x in (labels[index], expected[index], row.traced[PART["startup"]])
+        )
         print(
             f"* {json.loads(row.architecture)['model']}, batch {row.job.batch_size}: read {reading:,.0f} MiB, "
             f"estimated {estimate:,.0f} ({errors[index]:+.0%}); peak of the start-up {peak:,.0f} above the context"
@@ -151,9 +178,15 @@ def main() -> None:
         rows = read_dataset(DATASETS / name)
         used = [row for row in rows if row.label_bytes is not None and row.traced]
         expected = estimates(used)
-        kinds = ", ".join(f"{sum(row.status == kind for row in rows):,} {kind}" for kind in ("ok", "oom", "error"))
-        print(f"`{name}`: {len(rows):,} rows ({kinds}), {len(used):,} of them ok and with traced parts\n")
-        table("GPU, state of the reading", used, expected, lambda row: f"{row.gpu}, {row.label_state}")
+        kinds = ", ".join(
+            f"{sum(row.status == kind for row in rows):,} {kind}" for kind in ("ok", "oom", "error")
+        )
+        print(
+            f"`{name}`: {len(rows):,} rows ({kinds}), {len(used):,} of them ok and with traced parts\n"
+        )
+        table(
+            "GPU, state of the reading", used, expected, lambda row: f"{row.gpu}, {row.label_state}"
+        )
         bound_table(used, expected)
         if any(row.protocol == ABOVE_CONTEXT for row in used):
             above_context_table(used)

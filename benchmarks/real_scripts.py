@@ -1,15 +1,19 @@
 """Traces real training scripts as their users would, and prints which of them work.
 
-    python benchmarks/real_scripts.py [--checkouts FOLDER] [--out FILE.jsonl] [--only TEXT ...] [--document FILE.md]
+    python benchmarks/real_scripts.py [--checkouts FOLDER] [--out FILE.jsonl] [--only TEXT ...]
+    [--document FILE.md]
 
-``tests/real_scripts/cases.toml`` names the scripts.  Those of others are not part of this repository: ``--checkouts`` is a folder
-of clones named ``OWNER+NAME``, work trees or git directories.  A script whose repository or packages are missing is listed as not
-at hand, which is no failure.  Data are made up (``real_scripts_data.py``) in a temporary folder, so nothing is downloaded.  Each
-case runs in a child process with a time limit; a second run with the same ``--out`` runs only what is not in it.
+``tests/real_scripts/cases.toml`` names the scripts.  Those of others are not part of this
+repository: ``--checkouts`` is a folder of clones named ``OWNER+NAME``, work trees or git
+    directories.  A script whose repository or packages are missing is listed as not
+at hand, which is no failure.  Data are made up (``real_scripts_data.py``) in a temporary folder, so
+nothing is downloaded.  Each case runs in a child process with a time limit; a second run with the
+same ``--out`` runs only what is not in it.
 
-``--null-gpu PYTHON --null-gpu-libraries FOLDER --out FILE`` runs each script on a GPU that counts memory and computes nothing
-(``tests/dataset_builder/measure/null_gpu``), for an independent count: ``PYTHON`` has a CUDA build of PyTorch and the same
-packages.  ``--counts FILE`` is what that wrote.  cuDNN allocates nothing there, so convolutions have no workspaces.
+``--null-gpu PYTHON --null-gpu-libraries FOLDER --out FILE`` runs each script on a GPU that counts
+memory and computes nothing (``tests/dataset_builder/measure/null_gpu``), for an independent count:
+``PYTHON`` has a CUDA build of PyTorch and the same packages.  ``--counts FILE`` is what that wrote.
+cuDNN allocates nothing there, so convolutions have no workspaces.
 
 Ends with 1 if fewer than 95 % of the scripts at hand are answered.
 """
@@ -55,7 +59,8 @@ class Case:
 
     Attributes:
         name: unique, for people.
-        repository: ``owner/name``, or ``own`` for ``tests/real_scripts`` and its folder ``libraries``.
+        repository: ``owner/name``, or ``own`` for ``tests/real_scripts`` and its folder
+            ``libraries``.
         path: the script in its repository.
         commit: the commit that it was tried with.
         arguments: the script's own.
@@ -97,38 +102,72 @@ def read_cases(path: Path = CASES) -> list[Case]:
     commits = document["commits"]
     cases = []
     for fields in document["case"]:
-        lists = {key: tuple(fields[key]) for key in ("arguments", "needs", "options") if key in fields}
+        lists = {
+            key: tuple(fields[key]) for key in ("arguments", "needs", "options") if key in fields
+        }
         cases.append(Case(**{**fields, **lists}, commit=commits.get(fields["repository"], "")))
     names = [case.name for case in cases]
     if len(set(names)) < len(names):
-        raise ValueError(f"{path}: two cases have one name: {sorted({name for name in names if names.count(name) > 1})}")
+        raise ValueError(
+            f"{path}: two cases have one name: {sorted({name for name in names if names.count(name) > 1})}"
+        )
     return cases
 
 
 def main() -> int:
     """Run the cases; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkouts", type=Path, help="folder of clones, OWNER+NAME")
-    parser.add_argument("--out", type=Path, help="file that keeps the results, one JSON object a line")
-    parser.add_argument("--only", nargs="+", metavar="TEXT", help="cases whose name contains one of these")
-    parser.add_argument("--again", action="store_true", help="run the selected cases again, although --out has them")
-    parser.add_argument("--seconds", type=float, default=300, help="time limit of a case (default: 300)")
-    parser.add_argument("--gpu", default="H200", help="the simulated GPU (default: H200)")
-    parser.add_argument("--python", default=sys.executable, help="interpreter with gpumemnet and the scripts' packages")
-    parser.add_argument(
-        "--null-gpu", metavar="PYTHON", help="interpreter with a CUDA build of PyTorch, for the independent count"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--null-gpu-libraries", type=Path, metavar="FOLDER", help="where build.py of the null GPU wrote them")
-    parser.add_argument("--counts", type=Path, metavar="FILE", help="results of --null-gpu to compare with")
+    parser.add_argument("--checkouts", type=Path, help="folder of clones, OWNER+NAME")
+    parser.add_argument(
+        "--out", type=Path, help="file that keeps the results, one JSON object a line"
+    )
+    parser.add_argument(
+        "--only", nargs="+", metavar="TEXT", help="cases whose name contains one of these"
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="run the selected cases again, although --out has them"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=300, help="time limit of a case (default: 300)"
+    )
+    parser.add_argument("--gpu", default="H200", help="the simulated GPU (default: H200)")
+    parser.add_argument(
+        "--python",
+        default=sys.executable,
+        help="interpreter with gpumemnet and the scripts' packages",
+    )
+    parser.add_argument(
+        "--null-gpu",
+        metavar="PYTHON",
+        help="interpreter with a CUDA build of PyTorch, for the independent count",
+    )
+    parser.add_argument(
+        "--null-gpu-libraries",
+        type=Path,
+        metavar="FOLDER",
+        help="where build.py of the null GPU wrote them",
+    )
+    parser.add_argument(
+        "--counts", type=Path, metavar="FILE", help="results of --null-gpu to compare with"
+    )
     parser.add_argument("--document", type=Path, help="Markdown file whose table is written anew")
     parser.add_argument("--stored", action="store_true", help="run nothing: show what --out has")
     parser.add_argument("--list", action="store_true", help="show the cases and run none")
     arguments = parser.parse_args()
-    cases = [case for case in read_cases() if not arguments.only or any(text in case.name for text in arguments.only)]
+    cases = [
+        case
+        for case in read_cases()
+        if not arguments.only or any(text in case.name for text in arguments.only)
+    ]
     console = Console(width=None if sys.stdout.isatty() else 200)
     if arguments.list:
         for case in cases:
-            console.print(f"{case.name}: {case.repository} {case.path} {' '.join(case.arguments)}", highlight=False)
+            console.print(
+                f"{case.name}: {case.repository} {case.path} {' '.join(case.arguments)}",
+                highlight=False,
+            )
         return 0
     runpy.run_path(str(STARTUP / "sitecustomize.py"))  # makers of data may import torchvision, too
     kept, counts = _kept(arguments.out), _kept(arguments.counts)
@@ -141,9 +180,13 @@ def main() -> int:
             row = run(case, arguments)
             _keep(arguments.out, row)
             console.print(
-                f"{case.name}: {row['outcome']} ({row['seconds']:.0f} s) {row['sentence'][:300]}", highlight=False, soft_wrap=True
+                f"{case.name}: {row['outcome']} ({row['seconds']:.0f} s) {row['sentence'][:300]}",
+                highlight=False,
+                soft_wrap=True,
             )
-        rows.append(row | {"count": independent_count(row, case.count, counts.get(case.version, {}))})
+        rows.append(
+            row | {"count": independent_count(row, case.count, counts.get(case.version, {}))}
+        )
     console.print(table(rows))
     console.print(summary(rows), highlight=False)
     if arguments.document:
@@ -154,7 +197,13 @@ def main() -> int:
 
 def not_run(case: Case) -> dict[str, Any]:
     """Return the row of a case that has not been run."""
-    return {"name": case.name, "version": case.version, "outcome": "not at hand", "seconds": 0.0, "sentence": "not run"}
+    return {
+        "name": case.name,
+        "version": case.version,
+        "outcome": "not at hand",
+        "seconds": 0.0,
+        "sentence": "not run",
+    }
 
 
 def run(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -174,7 +223,17 @@ def run(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
         for maker, path in case.data.items():
             MAKERS[maker](folder / path)
         command = [
-            *(arguments.python, "-m", "gpumemnet", "trace", "--script", str(script), "--gpu", arguments.gpu, "--json"),
+            *(
+                arguments.python,
+                "-m",
+                "gpumemnet",
+                "trace",
+                "--script",
+                str(script),
+                "--gpu",
+                arguments.gpu,
+                "--json",
+            ),
             *("--deadline", str(arguments.seconds), *case.options, "--", *case.arguments),
         ]
         environment = {"PYTHONPATH": str(STARTUP), **case.environment}
@@ -182,15 +241,23 @@ def run(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
             environment["PYTHONPATH"] = f"{STARTUP}:{folder / case.environment['PYTHONPATH']}"
         if arguments.null_gpu:
             return row | null_gpu_peaks(arguments, case, script, folder, environment)
-        status, seconds, output, errors = _timed(command, folder, environment, arguments.seconds + 60)
+        status, seconds, output, errors = _timed(
+            command, folder, environment, arguments.seconds + 60
+        )
     row |= {"seconds": round(seconds, 1), "sentence": ""}
     if status is None:
-        return row | {"outcome": "too slow", "sentence": f"no answer within {arguments.seconds:.0f} s"}
+        return row | {
+            "outcome": "too slow",
+            "sentence": f"no answer within {arguments.seconds:.0f} s",
+        }
     if status != 0 or not output.strip().startswith("{"):
         sentence = _one_line(errors).replace(str(tree), "…")
         if case.refusal and case.refusal in sentence:
             return row | {"outcome": "works", "sentence": sentence}
-        return row | {"outcome": "too slow" if "was not done after" in sentence else "refused", "sentence": sentence}
+        return row | {
+            "outcome": "too slow" if "was not done after" in sentence else "refused",
+            "sentence": sentence,
+        }
     answer = json.loads(output)
     fields = (
         "expected_bytes",
@@ -207,9 +274,14 @@ def run(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def null_gpu_peaks(
-    arguments: argparse.Namespace, case: Case, script: Path, folder: Path, environment: Mapping[str, str]
+    arguments: argparse.Namespace,
+    case: Case,
+    script: Path,
+    folder: Path,
+    environment: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Run a case on the null GPU; return the peaks in bytes as ``null_gpu``, or the last line of its error."""
+    """Run a case on the null GPU; return the peaks in bytes as ``null_gpu``, or the last line of
+    its error."""
     sys.path.insert(0, str(ROOT))
     from tests.dataset_builder.measure.null_gpu.build import environment as null_gpu
 
@@ -222,16 +294,29 @@ def null_gpu_peaks(
         str(script),
         *case.arguments,
     ]
-    status, seconds, _, errors = _timed(command, folder, {**null_gpu(libraries), **environment}, arguments.seconds)
+    status, seconds, _, errors = _timed(
+        command, folder, {**null_gpu(libraries), **environment}, arguments.seconds
+    )
     if out.exists():
-        return {"outcome": "works", "seconds": round(seconds, 1), "null_gpu": json.loads(out.read_text())}
+        return {
+            "outcome": "works",
+            "seconds": round(seconds, 1),
+            "null_gpu": json.loads(out.read_text()),
+        }
     lines = errors.strip().splitlines()
     sentence = lines[-1][:500] if lines else f"ended with {status}"
-    return {"outcome": "too slow" if status is None else "refused", "seconds": round(seconds, 1), "sentence": sentence}
+    return {
+        "outcome": "too slow" if status is None else "refused",
+        "seconds": round(seconds, 1),
+        "sentence": sentence,
+    }
 
 
-def independent_count(row: Mapping[str, Any], count: Mapping[str, Any], on_null_gpu: Mapping[str, Any]) -> str:
-    """Compare an answer with what is known without it: parts by hand, and the reserved bytes of the null GPU."""
+def independent_count(
+    row: Mapping[str, Any], count: Mapping[str, Any], on_null_gpu: Mapping[str, Any]
+) -> str:
+    """Compare an answer with what is known without it: parts by hand, and the reserved bytes of the
+    null GPU."""
     if "parts" not in row:
         return ""
     said = []
@@ -243,14 +328,20 @@ def independent_count(row: Mapping[str, Any], count: Mapping[str, Any], on_null_
         said = [f"{', '.join(said)} ({count['by']})"]
     if "null_gpu" in on_null_gpu:
         reserved = on_null_gpu["null_gpu"]["reserved"]
-        said.append(f"null GPU {reserved / MIB:,.0f} MiB, {row['reserved_bytes'] / reserved - 1:+.1%}")
+        said.append(
+            f"null GPU {reserved / MIB:,.0f} MiB, {row['reserved_bytes'] / reserved - 1:+.1%}"
+        )
     return "; ".join(said)
 
 
 def missing_packages(python: str, needs: Iterable[str]) -> list[str]:
     """Return the packages among ``needs`` that the interpreter cannot import."""
     code = "import importlib.util, sys; print(*(n for n in sys.argv[1:] if importlib.util.find_spec(n) is None))"
-    found = subprocess.run([python, "-c", code, *needs], capture_output=True, text=True, check=True) if needs else None
+    found = (
+        subprocess.run([python, "-c", code, *needs], capture_output=True, text=True, check=True)
+        if needs
+        else None
+    )
     return found.stdout.split() if found else []
 
 
@@ -291,7 +382,11 @@ def _extract(git: Path, commit: str, tree: Path) -> bool:
         head, _, path = line.partition("\t")
         if head.split()[1:2] == ["blob"] and head[:6] != "120000":
             entries.append((head.split()[2], path))
-    sizes = ask("cat-file", "--batch-check", given="".join(f"{blob}\n" for blob, _ in entries).encode()).decode().splitlines()
+    sizes = (
+        ask("cat-file", "--batch-check", given="".join(f"{blob}\n" for blob, _ in entries).encode())
+        .decode()
+        .splitlines()
+    )
     wanted = [
         (blob, path)
         for (blob, path), size in zip(entries, sizes, strict=True)
@@ -311,7 +406,8 @@ def _extract(git: Path, commit: str, tree: Path) -> bool:
 def _timed(
     command: list[str], folder: Path, environment: Mapping[str, str], limit_seconds: float
 ) -> tuple[int | None, float, str, str]:
-    """Run a command; return its status (``None`` if it was ended), its seconds, output and errors."""
+    """Run a command; return its status (``None`` if it was ended), its seconds, output and
+    errors."""
     variables = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -322,14 +418,18 @@ def _timed(
     }
     started = time.monotonic()
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command, cwd=folder, env=variables, stdout=output, stderr=errors, start_new_session=True)
+        process = subprocess.Popen(
+            command, cwd=folder, env=variables, stdout=output, stderr=errors, start_new_session=True
+        )
         try:
             status: int | None = process.wait(limit_seconds)
         except subprocess.TimeoutExpired:
             status = None
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # data loaders and other children of the script
+                os.killpg(
+                    process.pid, signal.SIGKILL
+                )  # data loaders and other children of the script
             process.wait()
         output.seek(0)
         errors.seek(0)
@@ -358,7 +458,14 @@ def table(rows: list[dict[str, Any]]) -> Table:
     result = Table("script", "outcome", "seconds", "MiB", "independent count", "sentence")
     for row in rows:
         mib = f"{row['expected_bytes'] / MIB:,.0f}" if "expected_bytes" in row else ""
-        result.add_row(row["name"], row["outcome"], f"{row['seconds']:.0f}", mib, row.get("count", ""), row["sentence"][:300])
+        result.add_row(
+            row["name"],
+            row["outcome"],
+            f"{row['seconds']:.0f}",
+            mib,
+            row.get("count", ""),
+            row["sentence"][:300],
+        )
     return result
 
 
@@ -379,10 +486,15 @@ def write_document(path: Path, rows: list[dict[str, Any]]) -> None:
     head, marker, _ = path.read_text().partition(MARKER)
     if not marker:
         raise SystemExit(f"{path}: the line {MARKER} is missing; the table goes below it")
-    lines = ["| script | outcome | seconds | MiB | independent count, or why not |", "| --- | --- | ---: | ---: | --- |"]
+    lines = [
+        "| script | outcome | seconds | MiB | independent count, or why not |",
+        "| --- | --- | ---: | ---: | --- |",
+    ]
     for row in rows:
         mib = f"{row['expected_bytes'] / MIB:,.0f}" if "expected_bytes" in row else ""
-        why = row["count"] or row["sentence"][:160].replace("|", " ").replace("`", "'").replace("<", "&lt;")
+        why = row["count"] or row["sentence"][:160].replace("|", " ").replace("`", "'").replace(
+            "<", "&lt;"
+        )
         lines.append(f"| {row['name']} | {row['outcome']} | {row['seconds']:.0f} | {mib} | {why} |")
     path.write_text(f"{head}{marker}\n\n{summary(rows)}.\n\n" + "\n".join(lines) + "\n")
 

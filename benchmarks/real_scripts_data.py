@@ -1,4 +1,5 @@
-"""Made-up data for ``real_scripts.py``: small, random, and in the form in which the scripts expect them."""
+"""Made-up data for ``real_scripts.py``: small, random, and in the form in which the scripts expect
+them."""
 
 from __future__ import annotations
 
@@ -17,7 +18,22 @@ from PIL import Image
 
 SAMPLES: Final = 1024
 _RANDOM: Final = np.random.default_rng(0)
-WORDS: Final = ["the", "of", "and", "memory", "graph", "tensor", "layer", "model", "train", "step", "<unk>", "a", "is", "it"]
+WORDS: Final = [
+    "the",
+    "of",
+    "and",
+    "memory",
+    "graph",
+    "tensor",
+    "layer",
+    "model",
+    "train",
+    "step",
+    "<unk>",
+    "a",
+    "is",
+    "it",
+]
 
 
 def mnist(folder: Path, samples: int = SAMPLES) -> None:
@@ -26,7 +42,10 @@ def mnist(folder: Path, samples: int = SAMPLES) -> None:
     raw.mkdir(parents=True)
     for part in ("train", "t10k"):
         images, labels = _pixels(samples, 28, 28), _labels(samples)
-        for name, shape, values in (("images-idx3", images.shape, images), ("labels-idx1", labels.shape, labels)):
+        for name, shape, values in (
+            ("images-idx3", images.shape, images),
+            ("labels-idx1", labels.shape, labels),
+        ):
             head = struct.pack(f">I{len(shape)}I", 0x800 + len(shape), *shape)
             (raw / f"{part}-{name}-ubyte").write_bytes(head + values.tobytes())
             (raw / f"{part}-{name}-ubyte.gz").write_bytes(gzip.compress(head + values.tobytes()))
@@ -42,9 +61,14 @@ def cifar10(folder: Path) -> None:
     target = folder / "cifar-10-batches-py"
     target.mkdir(parents=True)
     for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
-        batch = {"data": _pixels(SAMPLES, 3072), "labels": [int(label) for label in _labels(SAMPLES)]}
+        batch = {
+            "data": _pixels(SAMPLES, 3072),
+            "labels": [int(label) for label in _labels(SAMPLES)],
+        }
         (target / name).write_bytes(pickle.dumps(batch))
-    (target / "batches.meta").write_bytes(pickle.dumps({"label_names": [str(i) for i in range(10)]}))
+    (target / "batches.meta").write_bytes(
+        pickle.dumps({"label_names": [str(i) for i in range(10)]})
+    )
 
 
 def image_folder(folder: Path) -> None:
@@ -75,7 +99,9 @@ def segmentation_images(folder: Path) -> None:
         (folder / name).mkdir(parents=True, exist_ok=True)
     for i in range(24):
         _image(320, 480).save(folder / "imgs" / f"{i}.jpg")
-        Image.fromarray(np.tile([[0, 255]], (320, 240)).astype(np.uint8)).save(folder / "masks" / f"{i}_mask.gif")
+        Image.fromarray(np.tile([[0, 255]], (320, 240)).astype(np.uint8)).save(
+            folder / "masks" / f"{i}_mask.gif"
+        )
 
 
 def bsd300(folder: Path) -> None:
@@ -91,14 +117,18 @@ def words(folder: Path) -> None:
     """Three files of words, as WikiText-2 is stored."""
     folder.mkdir(parents=True, exist_ok=True)
     for part in ("train", "valid", "test"):
-        lines = (" ".join(WORDS[i % len(WORDS)] + str(j % 200) for i in range(40)) for j in range(400))
+        lines = (
+            " ".join(WORDS[i % len(WORDS)] + str(j % 200) for i in range(40)) for j in range(400)
+        )
         (folder / f"{part}.txt").write_text("".join(f" {line} \n" for line in lines))
 
 
 def text(path: Path) -> None:
     """One file of text."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{chr(65 + i % 26)}, {' '.join(WORDS)} {i % 10}!\n" for i in range(4000)))
+    path.write_text(
+        "".join(f"{chr(65 + i % 26)}, {' '.join(WORDS)} {i % 10}!\n" for i in range(4000))
+    )
 
 
 def tokens(folder: Path) -> None:
@@ -114,7 +144,9 @@ def characters(folder: Path) -> None:
     for part in ("train", "val"):
         _RANDOM.integers(0, 65, 200_000).astype(np.uint16).tofile(folder / f"{part}.bin")
     names = {i: chr(40 + i) for i in range(65)}
-    (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 65, "itos": names, "stoi": {v: k for k, v in names.items()}}))
+    (folder / "meta.pkl").write_bytes(
+        pickle.dumps({"vocab_size": 65, "itos": names, "stoi": {v: k for k, v in names.items()}})
+    )
 
 
 def tiny_stories(folder: Path) -> None:
@@ -170,13 +202,26 @@ def planetoid_cora(folder: Path) -> None:
 
 def glue(folder: Path) -> None:
     """MRPC of the GLUE benchmark, as the hub stores it."""
-    lines = ({"sentence1": " ".join(WORDS), "sentence2": " ".join(WORDS[i % 5 :]), "label": i % 2, "idx": i} for i in range(400))
+    lines = (
+        {
+            "sentence1": " ".join(WORDS),
+            "sentence2": " ".join(WORDS[i % 5 :]),
+            "label": i % 2,
+            "idx": i,
+        }
+        for i in range(400)
+    )
     content = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "mrpc").mkdir(parents=True)
     for part in ("train", "validation", "test"):
         (folder / "mrpc" / f"{part}.jsonl").write_text(content)
-    files = "".join(f"  - split: {part}\n    path: mrpc/{part}.jsonl\n" for part in ("train", "validation", "test"))
-    (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: mrpc\n  data_files:\n{files}---\n")
+    files = "".join(
+        f"  - split: {part}\n    path: mrpc/{part}.jsonl\n"
+        for part in ("train", "validation", "test")
+    )
+    (folder / "README.md").write_text(
+        f"---\nconfigs:\n- config_name: mrpc\n  data_files:\n{files}---\n"
+    )
 
 
 def glue_metric(path: Path) -> None:
@@ -197,7 +242,10 @@ def glue_metric(path: Path) -> None:
 def hf_chats(path: Path) -> None:
     """Prompts and completions, as JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = ({"prompt": " ".join(WORDS), "completion": " ".join(WORDS[::-1]) + f" {i}"} for i in range(400))
+    lines = (
+        {"prompt": " ".join(WORDS), "completion": " ".join(WORDS[::-1]) + f" {i}"}
+        for i in range(400)
+    )
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -205,7 +253,11 @@ def hf_preferences(path: Path) -> None:
     """A chosen and a rejected answer to each prompt, as JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = (
-        {"prompt": " ".join(WORDS), "chosen": " ".join(WORDS[::-1]) + f" {i}", "rejected": " ".join(WORDS[2:])}
+        {
+            "prompt": " ".join(WORDS),
+            "chosen": " ".join(WORDS[::-1]) + f" {i}",
+            "rejected": " ".join(WORDS[2:]),
+        }
         for i in range(400)
     )
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -226,7 +278,12 @@ def llama_model(folder: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     _tokenizer(folder)
-    sizes = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 8}
+    sizes = {
+        "hidden_size": 256,
+        "intermediate_size": 688,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+    }
     LlamaForCausalLM(LlamaConfig(vocab_size=32_000, **sizes)).save_pretrained(folder)
 
 
@@ -235,7 +292,12 @@ def bert_model(folder: Path) -> None:
     from transformers import BertConfig, BertForSequenceClassification
 
     _tokenizer(folder)
-    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4}
+    sizes = {
+        "hidden_size": 256,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+    }
     BertForSequenceClassification(BertConfig(**sizes)).save_pretrained(folder)
 
 
@@ -245,12 +307,20 @@ def _tokenizer(folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = {
-        word: i for i, word in enumerate(["<unk>", "<pad>", "</s>", "<s>", *sorted({*WORDS, *map(str, range(1000))} - {"<unk>"})])
+        word: i
+        for i, word in enumerate(
+            ["<unk>", "<pad>", "</s>", "<s>", *sorted({*WORDS, *map(str, range(1000))} - {"<unk>"})]
+        )
     }
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="<unk>", pad_token="<pad>", eos_token="</s>", bos_token="<s>", model_max_length=512
+        tokenizer_object=tokenizer,
+        unk_token="<unk>",
+        pad_token="<pad>",
+        eos_token="</s>",
+        bos_token="<s>",
+        model_max_length=512,
     )
     fast.save_pretrained(folder)
 
@@ -278,7 +348,11 @@ def coco(folder: Path) -> None:
                     }
                 )
         (folder / "annotations").mkdir(exist_ok=True)
-        document = {"images": pictures, "annotations": boxes, "categories": [{"id": i, "name": str(i)} for i in range(1, 91)]}
+        document = {
+            "images": pictures,
+            "annotations": boxes,
+            "categories": [{"id": i, "name": str(i)} for i in range(1, 91)],
+        }
         (folder / "annotations" / f"instances_{part}.json").write_text(json.dumps(document))
 
 
@@ -298,7 +372,9 @@ def vgg16_weights(folder: Path) -> None:
 
     with torch.device("meta"):
         network = vgg16(init_weights=False)
-    zeros = {name: torch.zeros(1).expand(tensor.shape) for name, tensor in network.state_dict().items()}
+    zeros = {
+        name: torch.zeros(1).expand(tensor.shape) for name, tensor in network.state_dict().items()
+    }
     (folder / "hub" / "checkpoints").mkdir(parents=True)
     torch.save(zeros, folder / "hub" / "checkpoints" / "vgg16-397923af.pth")
 
@@ -338,7 +414,16 @@ MAKERS: Final[Mapping[str, Callable[[Path], None]]] = {
             tokens,
             characters,
         ),
-        *(tiny_stories, sine_waves, cora, planetoid_cora, hf_chats, hf_preferences, gpt2_model, llama_model),
+        *(
+            tiny_stories,
+            sine_waves,
+            cora,
+            planetoid_cora,
+            hf_chats,
+            hf_preferences,
+            gpt2_model,
+            llama_model,
+        ),
         *(bert_model, glue, glue_metric, coco, vgg16_weights, cora_archive, empty_folder),
     )
 }

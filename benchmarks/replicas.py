@@ -1,8 +1,9 @@
 """Compares predictions for one of several replicas with traces of that replica, job by job.
 
-``python benchmarks/replicas.py [--jobs 60] [--seed 11]``: jobs of the builder's recipes, of architectures that the traced
-models were not trained on, are traced alone and as one of eight ranks of PyTorch's ``DistributedDataParallel``. The models
-predict both.  NCCL's buffers are left out, because the trace does not see them.
+``python benchmarks/replicas.py [--jobs 60] [--seed 11]``: jobs of the builder's recipes, of
+architectures that the traced models were not trained on, are traced alone and as one of eight ranks
+of PyTorch's ``DistributedDataParallel``. The models predict both.  NCCL's buffers are left out,
+because the trace does not see them.
 """
 
 from __future__ import annotations
@@ -40,20 +41,39 @@ DATASETS = ROOT / "dataset_builder" / "datasets"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--jobs", type=int, default=60, help="number of jobs of each family")
     parser.add_argument("--seed", type=int, default=11, help="seed of the recipes' samples")
     arguments = parser.parse_args()
-    predictor = Predictor(bundle for bundle in shipped_bundles() if bundle.card.document["training_data"]["provenance"] == TRACED)
-    table = Table("family", "jobs", "answer", "median error", "95th percentile", "too low by > 1 %", "above the limit")
+    predictor = Predictor(
+        bundle
+        for bundle in shipped_bundles()
+        if bundle.card.document["training_data"]["provenance"] == TRACED
+    )
+    table = Table(
+        "family",
+        "jobs",
+        "answer",
+        "median error",
+        "95th percentile",
+        "too low by > 1 %",
+        "above the limit",
+    )
     for family in FAMILIES:
-        trained_on = {architecture_key(row.job) for row in read_dataset(DATASETS / f"traced_{family}_h200.parquet")}
+        trained_on = {
+            architecture_key(row.job)
+            for row in read_dataset(DATASETS / f"traced_{family}_h200.parquet")
+        }
         rows = [
             trace_alone_and_as_replica(job, planned)
             for job, planned in jobs_of(family, arguments.jobs, arguments.seed, trained_on)
         ]
         jobs, alone, rank = zip(*(row for row in rows if row is not None), strict=True)
-        of_alone, of_rank = (amounts(predictor, [replace(job, ranks=ranks) for job in jobs]) for ranks in (1, RANKS))
+        of_alone, of_rank = (
+            amounts(predictor, [replace(job, ranks=ranks) for job in jobs]) for ranks in (1, RANKS)
+        )
         of_rank -= [[communicator_bytes((RANKS,))], [communicator_bound_bytes((RANKS,))]]
         inside = ~np.isnan(of_alone[1])  # the other jobs have no safe bytes
         for name, labels, (expected, safe) in (
@@ -61,11 +81,18 @@ def main() -> None:
             ("alone, of a replica", rank, of_alone),
             ("with ranks, of a replica", rank, of_rank),
         ):
-            table.add_row(family, str(inside.sum()), name, *figures(np.array(labels)[inside], expected[inside], safe[inside]))
+            table.add_row(
+                family,
+                str(inside.sum()),
+                name,
+                *figures(np.array(labels)[inside], expected[inside], safe[inside]),
+            )
     Console(width=140).print(table)
 
 
-def jobs_of(family: str, count: int, seed: int, trained_on: set[str]) -> Iterator[tuple[TrainingJob, PlannedJob]]:
+def jobs_of(
+    family: str, count: int, seed: int, trained_on: set[str]
+) -> Iterator[tuple[TrainingJob, PlannedJob]]:
     """Yield jobs of the recipe whose architectures are not in ``trained_on``."""
     for planned in sample_jobs(load_recipe(family), count, seed, MOST_BYTES):
         job = training_job(planned)
@@ -73,14 +100,18 @@ def jobs_of(family: str, count: int, seed: int, trained_on: set[str]) -> Iterato
             yield job, planned
 
 
-def trace_alone_and_as_replica(job: TrainingJob, planned: PlannedJob) -> tuple[TrainingJob, int, int] | None:
+def trace_alone_and_as_replica(
+    job: TrainingJob, planned: PlannedJob
+) -> tuple[TrainingJob, int, int] | None:
     """Return the job with its bytes alone and as a replica; ``None`` if it cannot be traced."""
     device = device_profile(GPU)
     labels = []
     for parallel, ranks in (("none", 1), ("ddp", RANKS)):
         try:
             network, inputs, options, platform = traceable(planned, job.attention_kernel, device)
-            run = traced_run(network, inputs, replace(options, parallel=parallel, ranks=ranks), platform)
+            run = traced_run(
+                network, inputs, replace(options, parallel=parallel, ranks=ranks), platform
+            )
         except GpumemnetError as error:
             print(f"{job.family}: {error}", file=sys.stderr)
             return None
@@ -92,7 +123,10 @@ def amounts(predictor: Predictor, jobs: list[TrainingJob]) -> np.ndarray:
     """Return expected and safe bytes, shape ``[2, B]``; NaN where there are none."""
     estimates = predictor.predict_many(jobs, gpu=GPU)
     return np.array(
-        [[estimate.expected_bytes for estimate in estimates], [estimate.safe_bytes or np.nan for estimate in estimates]]
+        [
+            [estimate.expected_bytes for estimate in estimates],
+            [estimate.safe_bytes or np.nan for estimate in estimates],
+        ]
     )
 
 

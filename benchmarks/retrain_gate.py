@@ -1,10 +1,13 @@
 """Measures how often the gate of retraining errs: ``python benchmarks/retrain_gate.py``.
 
-Each run is seeded.  It has a champion that was trained on few of the published MLP readings, a file of further readings, and 600
-held-out readings.  Twenty runs corrupt the further readings: a wrong unit, swapped columns, a missing family, a shifted context.
-Twenty runs have valid new data: more readings, or observations of a site whose driver has a smaller context.  A promoted model is
-worse in two cases.  Its mean error on the held-out readings is larger than the champion's, or significantly more of them exceed
-its safe bytes.  Each run appends its figures to a file, and finished runs in that file are skipped.
+Each run is seeded.  It has a champion that was trained on few of the published MLP readings, a file
+of further readings, and 600 held-out readings.  Twenty runs corrupt the further readings: a wrong
+unit, swapped columns, a missing family, a shifted context.
+Twenty runs have valid new data: more readings, or observations of a site whose driver has a smaller
+    context.  A promoted model is
+worse in two cases.  Its mean error on the held-out readings is larger than the champion's, or
+significantly more of them exceed its safe bytes.  Each run appends its figures to a file, and
+finished runs in that file are skipped.
 """
 
 from __future__ import annotations
@@ -55,11 +58,14 @@ def relabelled(one: Measurement, label_bytes: float) -> Measurement:
 
 
 def corrupted(kind: str, rows: Sequence[Measurement], seed: int) -> list[Measurement]:
-    """Return the further readings of one run, with all rows or every second row corrupted, depending on the seed."""
+    """Return the further readings of one run, with all rows or every second row corrupted,
+    depending on the seed."""
     variant = seed % 5
     step = 1 if variant in (0, 3) else 2
     if kind == "family missing":
-        return read_dataset(DATASETS / "published_transformer_a100.parquet") + list(rows[: 3 * (variant % 2)])
+        return read_dataset(DATASETS / "published_transformer_a100.parquet") + list(
+            rows[: 3 * (variant % 2)]
+        )
     out = list(rows)
     for index in range(0, len(rows), step):
         one, label = rows[index], float(rows[index].label_bytes or 0)
@@ -74,13 +80,18 @@ def corrupted(kind: str, rows: Sequence[Measurement], seed: int) -> list[Measure
 
 
 def swapped(one: Measurement, other: Measurement, variant: int) -> Measurement:
-    """Return a row with swapped values: batch and input, activations and parameters, or its label and another row's."""
+    """Return a row with swapped values: batch and input, activations and parameters, or its label
+    and another row's."""
     job = one.job
     if variant in (0, 1):
-        return replace(one, job=replace(job, batch_size=job.input_elements, input_elements=job.batch_size))
+        return replace(
+            one, job=replace(job, batch_size=job.input_elements, input_elements=job.batch_size)
+        )
     if variant in (2, 3):
         return relabelled(one, float(other.label_bytes or 0))
-    layers = tuple(Layer(layer.kind, max(1, layer.parameters), layer.activations) for layer in job.layers)
+    layers = tuple(
+        Layer(layer.kind, max(1, layer.parameters), layer.activations) for layer in job.layers
+    )
     totals = dict.fromkeys(("total_activations", "total_parameters", "trainable_parameters"))
     return replace(one, job=replace(job, layers=layers, **totals), architecture_key="")
 
@@ -91,17 +102,26 @@ def observed(rows: Sequence[Measurement], shift_bytes: int) -> list[Measurement]
     for index, one in enumerate(rows):
         options = json.dumps({"observation": str(index), "observed_at": 1.76e9 + 3600.0 * index})
         label = float(one.label_bytes or 0) + shift_bytes
-        row = replace(relabelled(one, label), provenance=OBSERVED, recipe="observations", architecture="{}", options=options)
+        row = replace(
+            relabelled(one, label),
+            provenance=OBSERVED,
+            recipe="observations",
+            architecture="{}",
+            options=options,
+        )
         found.append(replace(row, job=replace(row.job, traced_peak_bytes=None)))
     return found
 
 
 def first_champion(folder: Path, base: Path, seed: int) -> Registry:
-    """Create a registry whose champion was trained on all of ``base``, with the shipped models for the other families."""
+    """Create a registry whose champion was trained on all of ``base``, with the shipped models for
+    the other families."""
     data = load_labelled_jobs(base, "mlp")
     plan = mlp_plan(data, seed, EPOCHS)
     trained = train_classifier(data, plan)
-    first = save_classifier(folder / "first", trained, data, plan, name="mlp-a100-published", version="first")
+    first = save_classifier(
+        folder / "first", trained, data, plan, name="mlp-a100-published", version="first"
+    )
     registry = Registry(folder / "registry")
     others = [bundle for bundle in shipped_bundles() if bundle.card.family != "mlp"]
     hashes = [registry.add_bundle(bundle.source).sha256 for bundle in (first, *others)]
@@ -114,13 +134,17 @@ def mlps(registry: Registry, release: str) -> list[Bundle]:
     return [bundle for bundle in registry.load(release) if bundle.card.family == "mlp"]
 
 
-def figures(bundles: Sequence[Bundle], rows: Sequence[Measurement], *, keeps_label_context: bool) -> tuple[float, int, float]:
-    """Return mean error in log-bytes, number of jobs above their safe bytes, and mean waste, as the gate computes them.
+def figures(
+    bundles: Sequence[Bundle], rows: Sequence[Measurement], *, keeps_label_context: bool
+) -> tuple[float, int, float]:
+    """Return mean error in log-bytes, number of jobs above their safe bytes, and mean waste, as the
+    gate computes them.
 
     Args:
         bundles: the models.
         rows: the readings.
-        keeps_label_context: whether the readings hold the CUDA context of the models' labels; readings of a site hold the site's.
+        keeps_label_context: whether the readings hold the CUDA context of the models' labels;
+            readings of a site hold the site's.
     """
     jobs = [replace(one.job, traced_peak_bytes=None) for one in rows]
     labels = np.array([one.label_bytes for one in rows], dtype=np.float64)
@@ -128,15 +152,21 @@ def figures(bundles: Sequence[Bundle], rows: Sequence[Measurement], *, keeps_lab
         predictor = Predictor(bundles, keeps_label_context=keeps_label_context)
         predictions = predictor.predict_many(jobs, gpu="A100", encoder="mlp")
     answers = np.stack(
-        (predictions.expected_bytes.astype(np.float64), np.ma.filled(predictions.safe_bytes.astype(np.float64), 2.0**60))
+        (
+            predictions.expected_bytes.astype(np.float64),
+            np.ma.filled(predictions.safe_bytes.astype(np.float64), 2.0**60),
+        )
     )
     loss = losses(labels, answers)
     return float(loss["error"].mean()), int(loss["above safe"].sum()), float(loss["waste"].mean())
 
 
 def is_worse(before: tuple[float, int, float], after: tuple[float, int, float], count: int) -> bool:
-    """Whether the mean error is larger, or significantly more jobs than before exceed their safe bytes."""
-    return after[0] > before[0] or (after[1] > before[1] and binomial_tail(after[1], count, 0.01) < 0.01)
+    """Whether the mean error is larger, or significantly more jobs than before exceed their safe
+    bytes."""
+    return after[0] > before[0] or (
+        after[1] > before[1] and binomial_tail(after[1], count, 0.01) < 0.01
+    )
 
 
 def run(folder: Path, kind: str, seed: int, published: Sequence[Measurement]) -> Run:
@@ -169,14 +199,20 @@ def run(folder: Path, kind: str, seed: int, published: Sequence[Measurement]) ->
     outcome = retrain(request)
     first, champion_bundles = mlps(registry, "first"), mlps(registry, registry.aliases().champion)
     # the bundles that the gate judged: the candidate replaces the champion, whether promoted or not
-    trained = [track for track in outcome.document["tracks"] if track["bundle"] and track["family"] == "mlp"]
+    trained = [
+        track
+        for track in outcome.document["tracks"]
+        if track["bundle"] and track["family"] == "mlp"
+    ]
     candidates = [load_bundle(request.work / track["folder"]) for track in trained]
     before, after, offered = (
         figures(bundles, unseen, keeps_label_context=not observations)
         for bundles in (first, champion_bundles, [*first, *candidates[-1:]])
     )
     tracks = outcome.document["tracks"]
-    reasons = [f"{track['track']}: {reason}" for track in reversed(tracks) for reason in track["reasons"]]
+    reasons = [
+        f"{track['track']}: {reason}" for track in reversed(tracks) for reason in track["reasons"]
+    ]
     reasons += [refused["reason"] for refused in outcome.document["refused"]]
     return {
         "kind": kind,
@@ -185,7 +221,9 @@ def run(folder: Path, kind: str, seed: int, published: Sequence[Measurement]) ->
         "promotions": [track["track"] for track in tracks if track["promote"]],
         "exit_code": outcome.exit_code,
         "worse": is_worse(before, after, UNSEEN),
-        "offered_better": bool(candidates) and offered != before and not is_worse(before, offered, UNSEEN),
+        "offered_better": bool(candidates)
+        and offered != before
+        and not is_worse(before, offered, UNSEEN),
         "offered": offered,
         "error": [before[0], after[0]],
         "above safe": [before[1] / UNSEEN, after[1] / UNSEEN],
@@ -199,14 +237,16 @@ def run(folder: Path, kind: str, seed: int, published: Sequence[Measurement]) ->
 
 
 def settings() -> dict[str, object]:
-    """Return the settings of a run besides kind and seed; a finished run is reused only if all of them are equal."""
+    """Return the settings of a run besides kind and seed; a finished run is reused only if all of
+    them are equal."""
     code = code_hash((*TRAINING_CODE, *JUDGING_CODE, "benchmarks/retrain_gate.py"))
     data = hashlib.sha256(PUBLISHED.read_bytes()).hexdigest()
     return {"rows": [BASE, NEW, UNSEEN], "epochs": EPOCHS, "data": data[:12], "code": code[:12]}
 
 
 def read_finished_runs(path: Path, current: dict[str, object]) -> dict[tuple[str, int], Run]:
-    """Return the runs in ``path`` with these settings; incomplete lines of a killed run are skipped."""
+    """Return the runs in ``path`` with these settings; incomplete lines of a killed run are
+    skipped."""
     runs: dict[tuple[str, int], Run] = {}
     for line in path.read_text("utf-8").splitlines() if path.is_file() else ():
         try:
@@ -243,18 +283,35 @@ def table(runs: Iterable[Run]) -> str:
     for kind, group in by_kind.items():
         promoted = sum(bool(result["promoted"]) for result in group)
         worse = sum(bool(result["promoted"] and result["worse"]) for result in group)
-        means = [" → ".join(f"{np.mean([result[name][side] for result in group]):.2%}" for side in (0, 1)) for name in FIGURES]
+        means = [
+            " → ".join(
+                f"{np.mean([result[name][side] for result in group]):.2%}" for side in (0, 1)
+            )
+            for name in FIGURES
+        ]
         better = sum(bool(result["offered_better"]) for result in group)
-        lines.append(f"| {kind} | {len(group)} | {better} | {promoted} | {worse} | {' | '.join(means)} |")
+        lines.append(
+            f"| {kind} | {len(group)} | {better} | {promoted} | {worse} | {' | '.join(means)} |"
+        )
     return "\n".join(lines)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seeds", type=int, default=5, help="runs of each corruption; twice as many of each valid kind")
-    parser.add_argument("--kinds", nargs="*", default=[*CORRUPTIONS, *VALID], choices=[*CORRUPTIONS, *VALID])
     parser.add_argument(
-        "--out", type=Path, default=Path("runs/retrain_gate.jsonl"), help="file to which each run appends its figures"
+        "--seeds",
+        type=int,
+        default=5,
+        help="runs of each corruption; twice as many of each valid kind",
+    )
+    parser.add_argument(
+        "--kinds", nargs="*", default=[*CORRUPTIONS, *VALID], choices=[*CORRUPTIONS, *VALID]
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/retrain_gate.jsonl"),
+        help="file to which each run appends its figures",
     )
     arguments = parser.parse_args()
     published = [one for one in read_dataset(PUBLISHED) if one.status == "ok"]
@@ -271,11 +328,21 @@ def main() -> int:
     for index, (kind, seed) in enumerate(planned, start=1):
         if (kind, seed) not in results:
             with tempfile.TemporaryDirectory() as folder:
-                results[kind, seed] = run(Path(folder), kind, seed, published) | {"settings": current}
+                results[kind, seed] = run(Path(folder), kind, seed, published) | {
+                    "settings": current
+                }
             with arguments.out.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(results[kind, seed]) + "\n")
-        print(f"{index} of {len(planned)}: {describe_run(results[kind, seed])}", file=sys.stderr, flush=True)
-    print(table(results[one] for one in sorted(planned, key=lambda one: arguments.kinds.index(one[0]))))
+        print(
+            f"{index} of {len(planned)}: {describe_run(results[kind, seed])}",
+            file=sys.stderr,
+            flush=True,
+        )
+    print(
+        table(
+            results[one] for one in sorted(planned, key=lambda one: arguments.kinds.index(one[0]))
+        )
+    )
     return 0
 
 

@@ -1,9 +1,10 @@
 """Compares traces of one of several GPUs with PyTorch's own data parallelism, job by job.
 
-``python benchmarks/several_gpus.py [--jobs 30] [--seed 0] [--keep FILE.json]`` needs what ``benchmarks/cuda_code.py`` needs.
-Jobs of the builder's recipes train on the null GPU as one rank; the other ranks do not exist. ``DistributedDataParallel`` and
-``fully_shard`` run unmodified on PyTorch's fake process group, whose collectives finish at once (DDP on gloo with one rank,
-because the fake group returns no results). NCCL's own buffers are left out.
+``python benchmarks/several_gpus.py [--jobs 30] [--seed 0] [--keep FILE.json]`` needs what
+``benchmarks/cuda_code.py`` needs. Jobs of the builder's recipes train on the null GPU as one rank;
+the other ranks do not exist. ``DistributedDataParallel`` and ``fully_shard`` run unmodified on
+PyTorch's fake process group, whose collectives finish at once (DDP on gloo with one rank, because
+the fake group returns no results). NCCL's own buffers are left out.
 """
 
 from __future__ import annotations
@@ -50,30 +51,48 @@ MOST_BYTES = 40 * 2**30
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--jobs", type=int, default=30, help="number of jobs of each family")
     parser.add_argument("--seed", type=int, default=0, help="seed of the recipes' samples")
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
-    parser.add_argument("--keep", type=Path, help="file for the jobs and their peaks on CUDA's code")
+    parser.add_argument(
+        "--keep", type=Path, help="file for the jobs and their peaks on CUDA's code"
+    )
     parser.add_argument("--train", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.train:
         print(json.dumps(trained(json.loads(arguments.train))), flush=True)
         os._exit(0)  # threads of the process group may still be running
     shares = (*(f"{peak}: equal" for peak in PEAKS), "reserved: within 1 %")
-    table = Table("way", "family", "jobs", "refused by both", "by one", *shares, "furthest below", "above")
-    jobs = [job for family in arguments.families for job in sampled(family, arguments.jobs, arguments.seed)]
+    table = Table(
+        "way", "family", "jobs", "refused by both", "by one", *shares, "furthest below", "above"
+    )
+    jobs = [
+        job
+        for family in arguments.families
+        for job in sampled(family, arguments.jobs, arguments.seed)
+    ]
     results = list(compared(jobs))
     for form in ("ddp", "fsdp", "fsdp_zero2"):
         for family in arguments.families:
-            pairs = [(real, peaks) for job, real, peaks in results if (job["parallel"], job["family"]) == (form, family)]
+            pairs = [
+                (real, peaks)
+                for job, real, peaks in results
+                if (job["parallel"], job["family"]) == (form, family)
+            ]
             table.add_row(form, family, *figures(pairs))
     Console(width=140).print(table)
     if arguments.keep:
         kept = [
-            json.dumps({**job, **dict(zip(PEAKS, real, strict=True))}, separators=(",", ":")) for job, real, _ in results if real
+            json.dumps({**job, **dict(zip(PEAKS, real, strict=True))}, separators=(",", ":"))
+            for job, real, _ in results
+            if real
         ]
-        arguments.keep.write_text(f'{{"torch": "{torch.__version__}", "jobs": [\n' + ",\n".join(kept) + "\n]}\n")
+        arguments.keep.write_text(
+            f'{{"torch": "{torch.__version__}", "jobs": [\n' + ",\n".join(kept) + "\n]}\n"
+        )
 
 
 def sampled(family: str, jobs: int, seed: int) -> Iterator[dict[str, Any]]:
@@ -81,15 +100,20 @@ def sampled(family: str, jobs: int, seed: int) -> Iterator[dict[str, Any]]:
     planned = sample_jobs(load_recipe(family), jobs, seed, MOST_BYTES)
     for job, (parallel, ranks) in zip(planned, cycle(PARALLEL_FORMS), strict=False):
         options = job.options
-        if parallel != "ddp":  # sharding supports neither a gradient scaler nor weights in the NHWC format
+        if (
+            parallel != "ddp"
+        ):  # sharding supports neither a gradient scaler nor weights in the NHWC format
             precision = "amp_bf16" if options.precision == "amp_fp16" else options.precision
             options = replace(options, precision=precision, channels_last=False)
         job = replace(job, options=options)
         yield {**job.to_dict(), "parallel": parallel, "ranks": ranks}
 
 
-def compared(jobs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Peaks | None, Peaks | None]]:
-    """Yield each job with its peaks in CUDA's code and in its trace; ``None`` where PyTorch or the trace rejects it."""
+def compared(
+    jobs: list[dict[str, Any]],
+) -> Iterator[tuple[dict[str, Any], Peaks | None, Peaks | None]]:
+    """Yield each job with its peaks in CUDA's code and in its trace; ``None`` where PyTorch or the
+    trace rejects it."""
     from tests.dataset_builder.measure.null_gpu.build import build, environment
 
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
@@ -98,10 +122,16 @@ def compared(jobs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Peaks
         def run(job: dict[str, Any]) -> Peaks | None:
             command = [sys.executable, __file__, "--train", json.dumps(job)]
             done = subprocess.run(
-                command, env=os.environ | environment(Path(folder), card=f"card{id(job)}"), capture_output=True, text=True
+                command,
+                env=os.environ | environment(Path(folder), card=f"card{id(job)}"),
+                capture_output=True,
+                text=True,
             )
             if done.returncode:
-                log(job, f"PyTorch: {(done.stderr.strip().splitlines() or [f'ended with {done.returncode}'])[-1]}")
+                log(
+                    job,
+                    f"PyTorch: {(done.stderr.strip().splitlines() or [f'ended with {done.returncode}'])[-1]}",
+                )
                 return None
             requested, allocated, reserved = json.loads(done.stdout.splitlines()[-1])
             return requested, allocated, reserved
@@ -113,13 +143,26 @@ def compared(jobs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Peaks
             except GpumemnetError as error:
                 log(job, f"trace: {error}")
             if real and peaks and peaks != real:
-                log(job, ", ".join(f"{peak} {a:,} {b:,}" for peak, a, b in zip(PEAKS, real, peaks, strict=True)))
+                log(
+                    job,
+                    ", ".join(
+                        f"{peak} {a:,} {b:,}" for peak, a, b in zip(PEAKS, real, peaks, strict=True)
+                    ),
+                )
             yield job, real, peaks
 
 
 def log(job: dict[str, Any], what: str) -> None:
-    options = {name: value for name, value in job["options"].items() if value not in ("none", "default", False, 0.0)}
-    print(f"{job['family']} {job['parallel']} {job['ranks']} {options}: {what[:300]}", file=sys.stderr, flush=True)
+    options = {
+        name: value
+        for name, value in job["options"].items()
+        if value not in ("none", "default", False, 0.0)
+    }
+    print(
+        f"{job['family']} {job['parallel']} {job['ranks']} {options}: {what[:300]}",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def traced(job: dict[str, Any]) -> Peaks:
@@ -129,8 +172,12 @@ def traced(job: dict[str, Any]) -> Peaks:
         ExtractError: when the job cannot be traced.
     """
     planned = planned_of(job)
-    network, inputs, options, platform = traceable(planned, training_job(planned).attention_kernel, device_profile(GPU))
-    return peaks_of(network, inputs, replace(options, parallel=job["parallel"], ranks=job["ranks"]), platform)
+    network, inputs, options, platform = traceable(
+        planned, training_job(planned).attention_kernel, device_profile(GPU)
+    )
+    return peaks_of(
+        network, inputs, replace(options, parallel=job["parallel"], ranks=job["ranks"]), platform
+    )
 
 
 def planned_of(job: dict[str, Any]) -> PlannedJob:
@@ -153,20 +200,30 @@ def trained(job: dict[str, Any]) -> Peaks:
         gathered[0] = gathered_in(network, parallel, AUTOCAST.get(planned.options.precision))
         return sharded(network, gathered[0], None if parallel == "fsdp" else False)
 
-    def autocast_unless_sharded(options: Any, device: torch.device) -> AbstractContextManager[object]:
+    def autocast_unless_sharded(
+        options: Any, device: torch.device
+    ) -> AbstractContextManager[object]:
         return autocast(options, device) if gathered[0] is None else nullcontext()
 
-    with patch.object(training, "build_network", spread), patch.object(training, "_autocast", autocast_unless_sharded):
-        training.train(planned, torch.device("cuda", 0), 0, lambda phase: torch.cuda.memory_reserved())
+    with (
+        patch.object(training, "build_network", spread),
+        patch.object(training, "_autocast", autocast_unless_sharded),
+    ):
+        training.train(
+            planned, torch.device("cuda", 0), 0, lambda phase: torch.cuda.memory_reserved()
+        )
     requested, allocated, reserved = peaks()
     return requested, allocated, reserved
 
 
 def sharded(network: nn.Module, gathered: torch.dtype | None, reshard: bool | None) -> nn.Module:
-    """Shard ``network`` as PyTorch's documentation recommends: each block, then the remaining parameters."""
+    """Shard ``network`` as PyTorch's documentation recommends: each block, then the remaining
+    parameters."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    policy = MixedPrecisionPolicy(param_dtype=gathered, reduce_dtype=None if gathered is None else torch.float32)
+    policy = MixedPrecisionPolicy(
+        param_dtype=gathered, reduce_dtype=None if gathered is None else torch.float32
+    )
     for each in (*blocks(network), network):
         fully_shard(each, mp_policy=policy, reshard_after_forward=reshard)
     return network
@@ -178,9 +235,14 @@ def figures(results: list[tuple[Peaks | None, Peaks | None]]) -> list[str]:
     counts = [str(len(pairs)), str(both), str(len(results) - len(pairs) - both)]
     if not pairs:
         return counts
-    real, traced_bytes = (np.array([pair[column] for pair in pairs], dtype=float) for column in (0, 1))
+    real, traced_bytes = (
+        np.array([pair[column] for pair in pairs], dtype=float) for column in (0, 1)
+    )
     error = (traced_bytes - real)[:, 2] / real[:, 2]
-    shares = [f"{share:.1%}" for share in (*(real == traced_bytes).mean(axis=0), np.mean(abs(error) <= 0.01))]
+    shares = [
+        f"{share:.1%}"
+        for share in (*(real == traced_bytes).mean(axis=0), np.mean(abs(error) <= 0.01))
+    ]
     return [*counts, *shares, f"{min(0.0, error.min()):.1%}", f"{max(0.0, error.max()):.1%}"]
 
 

@@ -1,9 +1,11 @@
-"""Measures the cost of a trace from a cold start, compared with PyTorch's MemTracker on the same jobs.
+"""Measures the cost of a trace from a cold start, compared with PyTorch's MemTracker on the same
+jobs.
 
     python benchmarks/trace.py
 
-The time includes the import of torch.  The models are those of tests/gpumemnet/extract/examples.  MemTracker counts only the
-allocated bytes of a CPU run; it is the most similar tool that needs no GPU.
+The time includes the import of torch.  The models are those of tests/gpumemnet/extract/examples.
+MemTracker counts only the allocated bytes of a CPU run; it is the most similar tool that needs no
+GPU.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ with FakeTensorMode():
 def cold(command: list[str]) -> tuple[float, float, str]:
     """Run a command; return seconds, host memory in MiB of the largest process, and the output."""
     start = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         assert process.stdout is not None
         output = process.stdout.read()
         _, status, usage = os.wait4(process.pid, 0)
@@ -81,10 +85,15 @@ def further_batch_seconds(file: str, batch: int) -> float:
     sys.path.insert(0, str(EXAMPLES))
     with torch.device("meta"):
         model = __import__(file).build()
-    example = torch.empty(batch, 1024, dtype=torch.long) if file == "gpt2" else torch.empty(batch, 3, 224, 224, device="meta")
+    example = (
+        torch.empty(batch, 1024, dtype=torch.long)
+        if file == "gpt2"
+        else torch.empty(batch, 3, 224, 224, device="meta")
+    )
     inputs, device = inputs_from_example(example, None), device_profile("H200")
     first, second = (
-        record(model, inputs.resized(size), TraceOptions(), Platform(device=device)).timeline for size in (batch, batch + 1)
+        record(model, inputs.resized(size), TraceOptions(), Platform(device=device)).timeline
+        for size in (batch, batch + 1)
     )
     lines = affine_sizes((batch, first), (batch + 1, second))
     assert lines is not None
@@ -99,22 +108,48 @@ def further_batch_seconds(file: str, batch: int) -> float:
 
 def main() -> None:
     table = Table(title=f"Median of {RUNS} cold runs", title_justify="left")
-    for heading in ("job", "trace s", "host MiB", "traced peak GiB", "further batch ms", "MemTracker s", "host MiB"):
+    for heading in (
+        "job",
+        "trace s",
+        "host MiB",
+        "traced peak GiB",
+        "further batch ms",
+        "MemTracker s",
+        "host MiB",
+    ):
         table.add_column(heading, justify="left" if heading == "job" else "right")
     for name, source, batch, shape, precision in JOBS:
-        command = [sys.executable, "-m", "gpumemnet", "trace", str(EXAMPLES / source), "--batch-size", str(batch)]
+        command = [
+            sys.executable,
+            "-m",
+            "gpumemnet",
+            "trace",
+            str(EXAMPLES / source),
+            "--batch-size",
+            str(batch),
+        ]
         command += ["--input", shape, "--precision", precision, "--gpu", "H200", "--json"]
         traces = [cold(command) for _ in range(RUNS)]
         file = source.partition(".")[0]
         answer = json.loads(traces[0][2])
-        row = [name, f"{statistics.median(t[0] for t in traces):.1f}", f"{max(t[1] for t in traces):,.0f}"]
+        row = [
+            name,
+            f"{statistics.median(t[0] for t in traces):.1f}",
+            f"{max(t[1] for t in traces):,.0f}",
+        ]
         row.append(f"{answer['expected_bytes'] / 2**30:.1f}")
         if source.endswith("7b"):
             row += ["-", "-", "-"]
         else:
             row.append(f"{1000 * further_batch_seconds(file, batch):.0f}")
-            peers = [cold([sys.executable, "-c", MEM_TRACKER, str(EXAMPLES), file, str(batch)]) for _ in range(RUNS)]
-            row += [f"{statistics.median(p[0] for p in peers):.1f}", f"{max(p[1] for p in peers):,.0f}"]
+            peers = [
+                cold([sys.executable, "-c", MEM_TRACKER, str(EXAMPLES), file, str(batch)])
+                for _ in range(RUNS)
+            ]
+            row += [
+                f"{statistics.median(p[0] for p in peers):.1f}",
+                f"{max(p[1] for p in peers):,.0f}",
+            ]
         table.add_row(*row)
     Console(width=130).print(table)
 

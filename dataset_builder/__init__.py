@@ -1,1 +1,2 @@
-"""Generates training jobs, measures the true GPU memory of each with NVML, and writes the dataset."""
+"""Generates training jobs, measures the true GPU memory of each with NVML, and writes the
+dataset."""

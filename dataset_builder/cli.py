@@ -1,4 +1,5 @@
-"""The command line of the dataset builder; an error that the user can correct is one sentence and exit code 2."""
+"""The command line of the dataset builder; an error that the user can correct is one sentence and
+exit code 2."""
 
 from __future__ import annotations
 
@@ -39,16 +40,29 @@ _PUBLISHED: Final = "Published data"
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
-Folder = Annotated[Path, typer.Option("--out", help="Folder of the campaign; a campaign continues in its folder.")]
-Workers = Annotated[int, typer.Option(min=1, max=256, help="Largest number of jobs side by side on one GPU.")]
-Budget = Annotated[float | None, typer.Option("--time-budget", min=10, help="Seconds after which the campaign stops.")]
+Folder = Annotated[
+    Path, typer.Option("--out", help="Folder of the campaign; a campaign continues in its folder.")
+]
+Workers = Annotated[
+    int, typer.Option(min=1, max=256, help="Largest number of jobs side by side on one GPU.")
+]
+Budget = Annotated[
+    float | None,
+    typer.Option("--time-budget", min=10, help="Seconds after which the campaign stops."),
+]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the sample, the weights and the inputs.")]
 Deadline = Annotated[float, typer.Option(min=1, help="Seconds after which a single job is killed.")]
-History = Annotated[int, typer.Option("--record-history", min=0, help="Record the allocator's events of this many jobs.")]
+History = Annotated[
+    int,
+    typer.Option(
+        "--record-history", min=0, help="Record the allocator's events of this many jobs."
+    ),
+]
 Accounting = Annotated[
     bool,
     typer.Option(
-        "--enable-accounting", help="Switch on the driver's accounting, which gives exact peaks, for the campaign; needs root."
+        "--enable-accounting",
+        help="Switch on the driver's accounting, which gives exact peaks, for the campaign; needs root.",
     ),
 ]
 
@@ -61,7 +75,9 @@ def _root() -> None:
 @app.command(rich_help_panel=_MAKE)
 def measure(
     out: Folder,
-    recipe: Annotated[str, typer.Option(help="Name of a shipped recipe, or path of a YAML file.")] = "mlp",
+    recipe: Annotated[
+        str, typer.Option(help="Name of a shipped recipe, or path of a YAML file.")
+    ] = "mlp",
     jobs: Annotated[int, typer.Option(min=1, help="How many jobs to draw.")] = 100,
     workers: Workers = 8,
     time_budget: Budget = None,
@@ -80,18 +96,26 @@ def measure(
 
 @app.command(rich_help_panel=_MAKE)
 def campaign(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Path of a YAML file, or name of a shipped recipe.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(metavar="RECIPE", help="Path of a YAML file, or name of a shipped recipe."),
+    ],
     out: Folder,
     time_budget: Budget = 540.0,
     jobs: Annotated[
-        int, typer.Option(min=1, help="Jobs of the plan; the time budget usually ends the campaign earlier.")
+        int,
+        typer.Option(
+            min=1, help="Jobs of the plan; the time budget usually ends the campaign earlier."
+        ),
     ] = 5_000,
     workers: Workers = 12,
     seed: Seed = 0,
     deadline: Deadline = 60.0,
     record_history: History = 0,
     enable_accounting: Accounting = False,
-    engine: Annotated[EngineName, typer.Option(help="The GPUs of this machine, or those of a Ray cluster.")] = EngineName.LOCAL,
+    engine: Annotated[
+        EngineName, typer.Option(help="The GPUs of this machine, or those of a Ray cluster.")
+    ] = EngineName.LOCAL,
     as_json: AsJson = False,
 ) -> None:
     """Measure as much of a recipe as a time budget allows; run it again to continue."""
@@ -124,7 +148,11 @@ def _measure(
         line = ProgressLine()
         try:
             gpus.measure(
-                left, lambda job, one: journal.append(job.key, one), with_history(run, planned, record_history), tally, line
+                left,
+                lambda job, one: journal.append(job.key, one),
+                with_history(run, planned, record_history),
+                tally,
+                line,
             )
         finally:
             line.close(tally)
@@ -132,7 +160,9 @@ def _measure(
 
 @app.command(rich_help_panel=_MAKE)
 def collect(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a campaign, running or not.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder of a campaign, running or not.")
+    ],
     out: Annotated[Path, typer.Option("--out", help="Parquet file to write.")],
     as_json: AsJson = False,
 ) -> None:
@@ -149,17 +179,29 @@ def _collect(folder: Path, out: Path, *, as_json: bool = False) -> None:
         print_result({"rows": len(rows), "dataset": None}, sentence, as_json=as_json)
         return
     written = write_dataset(out, rows)
-    print_result({"rows": written, "dataset": out}, f"{written:,} measurements written to {out}", as_json=as_json)
+    print_result(
+        {"rows": written, "dataset": out},
+        f"{written:,} measurements written to {out}",
+        as_json=as_json,
+    )
 
 
 @app.command(rich_help_panel=_MAKE)
 def merge(
-    sources: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Parquet files of datasets.")],
-    out: Annotated[Path, typer.Option("--out", help="Parquet file to write; it may be one of the sources.")],
-    keep: Annotated[Keep | None, typer.Option(help="Which of contradicting rows to keep; without it they are an error.")] = None,
+    sources: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Parquet files of datasets.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", help="Parquet file to write; it may be one of the sources.")
+    ],
+    keep: Annotated[
+        Keep | None,
+        typer.Option(help="Which of contradicting rows to keep; without it they are an error."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Join datasets of several GPUs, hosts and campaigns; each job on one GPU and software occurs once in the result."""
+    """Join datasets of several GPUs, hosts and campaigns; each job on one GPU and software occurs
+    once in the result."""
     try:
         merged = merge_datasets(sources, out, keep)
     except ConflictError as error:
@@ -179,9 +221,11 @@ def merge(
 
 @app.command(rich_help_panel=_LOOK)
 def validate(
-    dataset: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet file of a dataset.")], as_json: AsJson = False
+    dataset: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet file of a dataset.")],
+    as_json: AsJson = False,
 ) -> None:
-    """List impossible rows, one a line. Exit code 0 without findings, 3 with findings, 2 when the dataset cannot be read."""
+    """List impossible rows, one a line. Exit code 0 without findings, 3 with findings, 2 when the
+    dataset cannot be read."""
     from gpumemnet.data import validation
     from gpumemnet.data.dataset import read_dataset
 
@@ -201,7 +245,8 @@ def split(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the split.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Assign every architecture to a fold; added rows do not change folds, and real models belong to none."""
+    """Assign every architecture to a fold; added rows do not change folds, and real models belong
+    to none."""
     from gpumemnet.data.dataset import read_dataset
 
     from .split import split_by_architecture, write_split
@@ -232,14 +277,25 @@ def card(
 
 @app.command(rich_help_panel=_LOOK)
 def compare(
-    datasets: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Parquet files of datasets, all of one GPU.")],
-    rows: Annotated[int | None, typer.Option(min=10, help="Rows of each family, drawn at random; all unless given.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for the table and the traced rows.")] = None,
+    datasets: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="Parquet files of datasets, all of one GPU."),
+    ],
+    rows: Annotated[
+        int | None,
+        typer.Option(min=10, help="Rows of each family, drawn at random; all unless given."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the table and the traced rows.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draw.")] = 0,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core unless given.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes; one for each core unless given.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Trace measured jobs, and compare the traces with the measurements and with FakeTensor alone."""
+    """Trace measured jobs, and compare the traces with the measurements and with FakeTensor
+    alone."""
     from .compare.run import compare as run
 
     run(datasets, rows, seed, workers, out, as_json=as_json)
@@ -247,12 +303,17 @@ def compare(
 
 @app.command("trace-recipe", rich_help_panel=_MAKE)
 def trace_recipe(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Path of a YAML file, or name of a shipped recipe.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(metavar="RECIPE", help="Path of a YAML file, or name of a shipped recipe."),
+    ],
     out: Folder,
     gpu: Annotated[str, typer.Option(help="GPU to trace for.")] = "H200",
     jobs: Annotated[int, typer.Option(min=1, help="How many jobs to draw.")] = 1_000,
     seed: Seed = 0,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core unless given.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes; one for each core unless given.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Label the jobs of a recipe by tracing them, without a GPU; the rows are marked as traced."""
@@ -266,17 +327,26 @@ def trace_recipe(
 def trace_real_jobs(
     out: Folder,
     architectures: Annotated[int, typer.Option(min=1, help="Real architectures to draw.")] = 600,
-    options_each: Annotated[int, typer.Option(min=1, help="Ways in which each is trained: traces of it.")] = 3,
+    options_each: Annotated[
+        int, typer.Option(min=1, help="Ways in which each is trained: traces of it.")
+    ] = 3,
     rows_each: Annotated[int, typer.Option(min=1, help="Batch sizes of each trace.")] = 4,
     time_budget: Budget = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Trace jobs of real architectures (timm 1.0.9, torchvision, transformers); the rows are marked as traced."""
+    """Trace jobs of real architectures (timm 1.0.9, torchvision, transformers); the rows are marked
+    as traced."""
     from .traced.real_jobs.campaign import trace_real_jobs
 
     progress = trace_real_jobs(
-        out, architectures, options_each, rows_each, seed, time_budget, lambda line: print(line, file=sys.stderr)
+        out,
+        architectures,
+        options_each,
+        rows_each,
+        seed,
+        time_budget,
+        lambda line: print(line, file=sys.stderr),
     )
     statuses = ", ".join(f"{count:,} {status}" for status, count in progress.rows.most_common())
     made = f"{progress.traced:,} traces made, {progress.left_out:,} left out (see left_out.jsonl); rows: {statuses or 'none'}"
@@ -287,8 +357,12 @@ def trace_real_jobs(
 @app.command("add-traces", rich_help_panel=_MAKE)
 def add_traces(
     dataset: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet file of a dataset.")],
-    out: Annotated[Path, typer.Option("--out", help="Parquet file to write; it may be the dataset itself.")],
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core unless given.")] = None,
+    out: Annotated[
+        Path, typer.Option("--out", help="Parquet file to write; it may be the dataset itself.")
+    ],
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes; one for each core unless given.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Add the traced peak to each job of a dataset."""
@@ -301,7 +375,9 @@ def add_traces(
 
 @app.command("probe-device", rich_help_panel=_GPU)
 def probe_gpu(
-    out: Annotated[Path, typer.Option("--out", help="JSON file to write: a device profile.")] = Path("profile.json"),
+    out: Annotated[
+        Path, typer.Option("--out", help="JSON file to write: a device profile.")
+    ] = Path("profile.json"),
     as_json: AsJson = False,
 ) -> None:
     """Measure the CUDA context and the workspaces of cuBLAS and cuDNN on the first visible GPU."""
@@ -314,7 +390,10 @@ def probe_gpu(
         document = probe_device(server, meter)
     write_profile(document, out)
     lines = [
-        *(f"context after {reading['stage']}: {format_bytes(reading['context_bytes'])}" for reading in document["contexts"]),
+        *(
+            f"context after {reading['stage']}: {format_bytes(reading['context_bytes'])}"
+            for reading in document["contexts"]
+        ),
         f"cuBLAS workspace: {document['blas_workspaces']['forward_bytes']:,} bytes",
         f"profile of {meter.gpu.name} written to {out}",
     ]
@@ -326,7 +405,8 @@ def rates(
     out: Annotated[Path, typer.Option("--out", help="JSON file to write.")],
     as_json: AsJson = False,
 ) -> None:
-    """Measure the rates of this GPU and its host, for `gpumemnet plan --machine`; takes seconds on an idle GPU."""
+    """Measure the rates of this GPU and its host, for `gpumemnet plan --machine`; takes seconds on
+    an idle GPU."""
     import torch
 
     from gpumemnet.data.atomic_files import write_file
@@ -346,10 +426,13 @@ def import_published(
     source: Annotated[
         Path,
         typer.Argument(
-            metavar="FILE.csv", help="mlp_data_step2.csv, cnn_data_step1.csv or transformer_data.csv of GPUMemNet (CC BY 4.0)."
+            metavar="FILE.csv",
+            help="mlp_data_step2.csv, cnn_data_step1.csv or transformer_data.csv of GPUMemNet (CC BY 4.0).",
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", help="Parquet file to write.")] = Path("published.parquet"),
+    out: Annotated[Path, typer.Option("--out", help="Parquet file to write.")] = Path(
+        "published.parquet"
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Turn the published A100 measurements into a dataset."""
@@ -360,42 +443,66 @@ def import_published(
     reasons = dict(left_out.most_common())
     lines = [f"{written:,} published measurements written to {out}"]
     lines += [f"{count:,} rows were left out: {reason}" for reason, count in reasons.items()]
-    print_result({"rows": written, "left_out": reasons, "dataset": out}, "\n".join(lines), as_json=as_json)
+    print_result(
+        {"rows": written, "left_out": reasons, "dataset": out}, "\n".join(lines), as_json=as_json
+    )
 
 
 @app.command("import-real-models", rich_help_panel=_PUBLISHED)
 def import_real_models(
-    out: Annotated[Path, typer.Option("--out", help="Parquet file to write.")] = Path("published_real_models.parquet"),
+    out: Annotated[Path, typer.Option("--out", help="Parquet file to write.")] = Path(
+        "published_real_models.parquet"
+    ),
     as_json: AsJson = False,
 ) -> None:
-    """Turn the published A100 readings of real vision models into a dataset for testing; needs torchvision and timm."""
+    """Turn the published A100 readings of real vision models into a dataset for testing; needs
+    torchvision and timm."""
     from .published import real_models as published_real_models
     from .traced.labels import PROTOCOL
 
     written = published_real_models.import_real_models(out, PROTOCOL)
-    print_result({"rows": written, "dataset": out}, f"{written:,} published readings written to {out}", as_json=as_json)
+    print_result(
+        {"rows": written, "dataset": out},
+        f"{written:,} published readings written to {out}",
+        as_json=as_json,
+    )
 
 
 @app.command("import-real-runs")
 def import_real_runs(
     source: Annotated[
         Path,
-        typer.Argument(metavar="FILE.csv", help="published_timm_a100.csv (needs timm 1.0.9) or published_xmem_runs.csv."),
+        typer.Argument(
+            metavar="FILE.csv",
+            help="published_timm_a100.csv (needs timm 1.0.9) or published_xmem_runs.csv.",
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", help="Parquet file to write.")],
-    runs: Annotated[Path, typer.Option("--runs", help="Folder of the traced runs; the command continues in its folder.")],
+    runs: Annotated[
+        Path,
+        typer.Option(
+            "--runs", help="Folder of the traced runs; the command continues in its folder."
+        ),
+    ],
     time_budget: Annotated[
         float | None,
-        typer.Option("--time-budget", min=0, help="Seconds for tracing; models that it does not reach are left out."),
+        typer.Option(
+            "--time-budget",
+            min=0,
+            help="Seconds for tracing; models that it does not reach are left out.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Turn published runs of real models into a dataset, with layers and traced parts; run it again to continue."""
+    """Turn published runs of real models into a dataset, with layers and traced parts; run it again
+    to continue."""
     from gpumemnet.data.dataset import write_dataset
 
     from .traced.real_runs import build_real_runs
 
-    rows, progress = build_real_runs(source, runs, time_budget, lambda line: print(line, file=sys.stderr))
+    rows, progress = build_real_runs(
+        source, runs, time_budget, lambda line: print(line, file=sys.stderr)
+    )
     written = write_dataset(out, rows)
     outcomes = dict(progress.rows.most_common())
     lines = [f"{written:,} published runs written to {out}; {progress.traced:,} models traced"]

@@ -1,7 +1,8 @@
-"""Joins datasets of several GPUs, hosts and campaigns into one, so that each job occurs once.  Nothing is averaged.
+"""Joins datasets of several GPUs, hosts and campaigns into one, so that each job occurs once.
+Nothing is averaged.
 
-Equal rows are taken once.  Of a job that was measured again with the same outcome, the most informative row is kept.
-Contradicting rows are an error unless the caller states which to keep.
+Equal rows are taken once.  Of a job that was measured again with the same outcome, the most
+informative row is kept. Contradicting rows are an error unless the caller states which to keep.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from gpumemnet.errors import DatasetError
 from gpumemnet.units import MIB, format_bytes
 
 LABEL_TOLERANCE_BYTES: Final = 2 * MIB
-"""Labels of the same job on the same GPU and software agree within this: one small segment of the caching allocator."""
+"""Labels of the same job on the same GPU and software agree within this: one small segment of the
+caching allocator."""
 HISTORY_FOLDER: Final = "history"
 
 
@@ -64,7 +66,8 @@ class Merged:
         repeats: rows left out because the same job was measured again and they add nothing.
         conflicts: contradictions that ``keep`` settled.
         histories: recorded allocator histories that were copied.
-        lost_histories: rows whose recorded history was not found beside their dataset; they no longer name one.
+        lost_histories: rows whose recorded history was not found beside their dataset; they no
+            longer name one.
     """
 
     read: int
@@ -77,7 +80,8 @@ class Merged:
 
 
 class ConflictError(DatasetError):
-    """Rows contradict each other, and the caller does not state which to keep; ``conflicts`` lists them."""
+    """Rows contradict each other, and the caller does not state which to keep; ``conflicts`` lists
+    them."""
 
     def __init__(self, conflicts: Sequence[Conflict]) -> None:
         self.conflicts = tuple(conflicts)
@@ -88,22 +92,29 @@ class ConflictError(DatasetError):
 
 
 def merge_datasets(sources: Sequence[Path], out: Path, keep: Keep | None = None) -> Merged:
-    """Write the rows of ``sources`` to ``out``, in their order; ``out`` may be one of them, and holds the old file or the new.
+    """Write the rows of ``sources`` to ``out``, in their order; ``out`` may be one of them, and
+    holds the old file or the new.
 
-    Rows of the same job, GPU model and software (:func:`~gpumemnet.data.measurement.identity`) contradict each other when their
-    labels are more than 2 MiB apart, or when one ran out of memory where another needed less.
+    Rows of the same job, GPU model and software (:func:`~gpumemnet.data.measurement.identity`)
+    contradict each other when their labels are more than 2 MiB apart, or when one ran out of memory
+    where another needed less.
 
     Args:
         sources: datasets; all are read before anything is written.
-        out: Parquet file to write; recorded histories go to ``history/`` beside it, named by their content.
-        keep: ``None`` refuses contradictions; :attr:`Keep.FIRST` takes the row that comes first; :attr:`Keep.ALL` keeps
-            these and also repeats that agree.
+        out: Parquet file to write; recorded histories go to ``history/`` beside it, named by their
+            content.
+        keep: ``None`` refuses contradictions; :attr:`Keep.FIRST` takes the row that comes first;
+            :attr:`Keep.ALL` keeps these and also repeats that agree.
 
     Raises:
         ConflictError: on contradictions, when ``keep`` is ``None``.
         DatasetError: when a source cannot be read, or the result cannot be written.
     """
-    rows = [Row(path, number, one) for path in sources for number, one in enumerate(read_dataset(path), start=1)]
+    rows = [
+        Row(path, number, one)
+        for path in sources
+        for number, one in enumerate(read_dataset(path), start=1)
+    ]
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(identity(row.measurement), []).append(row)
@@ -123,11 +134,14 @@ def merge_datasets(sources: Sequence[Path], out: Path, keep: Keep | None = None)
     histories = _Histories(out.parent)
     written = write_dataset(out, (histories.copy(row) for row in rows if id(row) in kept))
     repeats = len(rows) - exact - written - (len(conflicts) if keep is Keep.FIRST else 0)
-    return Merged(len(rows), written, exact, repeats, tuple(conflicts), histories.carried, histories.lost)
+    return Merged(
+        len(rows), written, exact, repeats, tuple(conflicts), histories.carried, histories.lost
+    )
 
 
 def _distinct(group: Iterable[Row]) -> list[Row]:
-    """The rows, without those that differ from an earlier one in their history only; a row with a history is preferred."""
+    """The rows, without those that differ from an earlier one in their history only; a row with a
+    history is preferred."""
     distinct: list[Row] = []
     seen: list[Measurement] = []
     for row in group:
@@ -141,7 +155,8 @@ def _distinct(group: Iterable[Row]) -> list[Row]:
 
 
 def _rank(row: Row) -> tuple[int, int]:
-    """Sort key, smallest for the most informative row: a label, then the highest bound that a job was seen to break."""
+    """Sort key, smallest for the most informative row: a label, then the highest bound that a job
+    was seen to break."""
     one = row.measurement
     return STATUSES.index(one.status), -one.capacity_bytes if one.status == "oom" else 0
 
@@ -160,7 +175,11 @@ def _outcome(row: Row) -> str:
     one = row.measurement
     if one.label_bytes is not None:
         return format_bytes(one.label_bytes)
-    return f"out of memory with {format_bytes(one.capacity_bytes)} free" if one.status == "oom" else one.status
+    return (
+        f"out of memory with {format_bytes(one.capacity_bytes)} free"
+        if one.status == "oom"
+        else one.status
+    )
 
 
 class _Histories:

@@ -1,9 +1,11 @@
-"""Splits a dataset by architecture, never by row: rows of one network that differ only in batch size would leak the label.
+"""Splits a dataset by architecture, never by row: rows of one network that differ only in batch
+size would leak the label.
 
 Rows of real models are split by architecture family: a ResNet-50 tells much of a ResNet-101.
 
-A fold is a hash of the architecture's key and a seed, so it never changes when rows are added, on whatever host they were
-measured.  Real models (recipe ``zoo``) test how estimators generalise and belong to no fold.
+A fold is a hash of the architecture's key and a seed, so it never changes when rows are added, on
+whatever host they were measured.  Real models (recipe ``zoo``) test how estimators generalise and
+belong to no fold.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class Split:
         folds: number of folds.
         seed: seed of the hash.
         fold_of: :attr:`~gpumemnet.data.measurement.Measurement.split_group` → fold, from 0.
-        test_only: groups of architectures that occur in :data:`TEST_ONLY_RECIPES`; they are in no fold.
+        test_only: groups of architectures that occur in :data:`TEST_ONLY_RECIPES`; they are in no
+            fold.
     """
 
     folds: int
@@ -66,8 +69,15 @@ def split_by_architecture(measurements: Iterable[Measurement], folds: int, seed:
     keys: set[str] = set()
     test_only: set[str] = set()
     for measurement in measurements:
-        (test_only if measurement.recipe in TEST_ONLY_RECIPES else keys).add(measurement.split_group)
-    return Split(folds, seed, {key: fold_of(key, folds, seed) for key in keys - test_only}, frozenset(test_only))
+        (test_only if measurement.recipe in TEST_ONLY_RECIPES else keys).add(
+            measurement.split_group
+        )
+    return Split(
+        folds,
+        seed,
+        {key: fold_of(key, folds, seed) for key in keys - test_only},
+        frozenset(test_only),
+    )
 
 
 def fold_of(split_group: str, folds: int, seed: int) -> int:

@@ -1,8 +1,10 @@
-"""Builds the parts of the documentation that have a source elsewhere, so that no copy of them can become outdated.
+"""Builds the parts of the documentation that have a source elsewhere, so that no copy of them can
+become outdated.
 
-MkDocs calls this file as a hook (``mkdocs.yml``).  The reference of the command line comes from the commands themselves, that of
-REST from the service's OpenAPI document, the settings and the feature columns from their Python tables.  The guides of the
-schedulers come from the README files beside their code, and the page for contributors from ``CONTRIBUTING.md``.
+MkDocs calls this file as a hook (``mkdocs.yml``).  The reference of the command line comes from the
+commands themselves, that of REST from the service's OpenAPI document, the settings and the feature
+columns from their Python tables.  The guides of the schedulers come from the README files beside
+their code, and the page for contributors from ``CONTRIBUTING.md``.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let links that leave ``docs/`` lead to the page that shows the file; where no page does, keep their text alone.
+    """Let links that leave ``docs/`` lead to the page that shows the file; where no page does, keep
+    their text alone.
 
     In the repository the same links work as they are.
 
@@ -78,20 +81,27 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             raise PluginError(f"{source}: the link to {target} leads to no file")
         else:
             shown = page_of.get(path) or page_of.get(f"{path}/README.md") or ""
-        return f"[{text}]({posixpath.relpath(shown, posixpath.dirname(page_path))}{anchor})" if shown else text
+        return (
+            f"[{text}]({posixpath.relpath(shown, posixpath.dirname(page_path))}{anchor})"
+            if shown
+            else text
+        )
 
     return _outside_of_code(markdown, lambda part: _LINK.sub(replace, part))
 
 
 class PlainDocstrings(griffe.Extension):
-    """Shows Sphinx's roles and double backticks as plain code, and gives each name of ``a, b: text`` an entry of its own."""
+    """Shows Sphinx's roles and double backticks as plain code, and gives each name of ``a, b:
+    text`` an entry of its own."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Rewrite the docstring of one object."""
         if obj.docstring:
             text = re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`", r"`\1`", obj.docstring.value)
             text = re.sub(r"``(.+?)``", r"`\1`", text)
-            obj.docstring.value = re.sub(r"^( +)(\w+(?:, \w+)+): ", _apart, text, flags=re.MULTILINE)
+            obj.docstring.value = re.sub(
+                r"^( +)(\w+(?:, \w+)+): ", _apart, text, flags=re.MULTILINE
+            )
 
 
 def _apart(entry: re.Match[str]) -> str:
@@ -104,11 +114,13 @@ def _outside_of_code(markdown: str, change: Any) -> str:
     return "".join(part if part.startswith("```") else change(part) for part in parts)
 
 
-# ---- command line -----------------------------------------------------------------------------------------------------------
+# ---- command line
+# -----------------------------------------------------------------------------------------------------------
 
 
 def command_line() -> str:
-    """Reference of ``gpumemnet``: every command with its arguments and options, from the commands themselves."""
+    """Reference of ``gpumemnet``: every command with its arguments and options, from the commands
+    themselves."""
     from gpumemnet.cli.commands import application
 
     group = application()
@@ -139,16 +151,25 @@ def _sentences(text: str) -> str:
 
 def _parameters(path: str, command: Any) -> Iterator[str]:
     arguments = [parameter for parameter in command.params if not parameter.opts[0].startswith("-")]
-    options = [parameter for parameter in command.params if parameter.opts[0].startswith("-") and not parameter.hidden]
+    options = [
+        parameter
+        for parameter in command.params
+        if parameter.opts[0].startswith("-") and not parameter.hidden
+    ]
     if not getattr(command, "commands", None):
         names = " ".join(_argument(parameter) for parameter in arguments)
         yield f"```text\n{path}{' [OPTIONS]' if options else ''}{f' {names}' if names else ''}\n```\n"
     rows = [(_argument(parameter), "", _help(parameter)) for parameter in arguments]
     for option in options:
-        names = ", ".join(option.opts) + (f" / {', '.join(option.secondary_opts)}" if option.secondary_opts else "")
+        names = ", ".join(option.opts) + (
+            f" / {', '.join(option.secondary_opts)}" if option.secondary_opts else ""
+        )
         rows.append((f"{names} {_value(option)}".rstrip(), _default(option), _help(option)))
     if rows:
-        yield _table(("argument or option", "default", "meaning"), [(f"`{name}`", default, text) for name, default, text in rows])
+        yield _table(
+            ("argument or option", "default", "meaning"),
+            [(f"`{name}`", default, text) for name, default, text in rows],
+        )
 
 
 def _argument(parameter: Any) -> str:
@@ -161,7 +182,10 @@ def _value(option: Any) -> str:
         return ""
     annotation = getattr(getattr(option, "type_descriptor", None), "annotation", None)
     kind = getattr(annotation, "__name__", "value")
-    return str(option.metavar or {"int": "N", "float": "NUMBER", "Path": "PATH", "list": "VALUE"}.get(kind, "TEXT"))
+    return str(
+        option.metavar
+        or {"int": "N", "float": "NUMBER", "Path": "PATH", "list": "VALUE"}.get(kind, "TEXT")
+    )
 
 
 def _default(option: Any) -> str:
@@ -176,7 +200,8 @@ def _help(parameter: Any) -> str:
     return text + (" May be given several times." if getattr(parameter, "multiple", False) else "")
 
 
-# ---- REST -------------------------------------------------------------------------------------------------------------------
+# ---- REST
+# -------------------------------------------------------------------------------------------------------------------
 
 
 def rest(document: Mapping[str, Any]) -> str:
@@ -193,7 +218,9 @@ def rest(document: Mapping[str, Any]) -> str:
         for method, operation in methods.items():
             if method != "parameters":
                 operation = {**operation, "parameters": [*shared, *operation.get("parameters", [])]}
-                tags.setdefault(operation.get("tags", ["other"])[0], []).append((method.upper(), path, operation))
+                tags.setdefault(operation.get("tags", ["other"])[0], []).append(
+                    (method.upper(), path, operation)
+                )
     order = ["predict", "models", "observations", "admin", "open inference protocol", "health"]
     for tag in sorted(tags, key=lambda name: order.index(name) if name in order else len(order)):
         lines.append(f"## {tag[:1].upper()}{tag[1:]}\n")
@@ -219,11 +246,21 @@ def _operation(method: str, path: str, operation: Mapping[str, Any]) -> Iterator
         yield _table(("parameter", "in", "type", "meaning"), rows)
     body = operation.get("requestBody", {}).get("content", {})
     if body:
-        yield "Body: " + ", ".join(f"{_type(each['schema'])} as `{kind}`" for kind, each in body.items()) + ".\n"
+        yield (
+            "Body: "
+            + ", ".join(f"{_type(each['schema'])} as `{kind}`" for kind, each in body.items())
+            + ".\n"
+        )
     rows = []
     for status, answer in operation["responses"].items():
         kinds = [f"{_type(each.get('schema', {}))}" for each in answer.get("content", {}).values()]
-        rows.append((status, " or ".join(dict.fromkeys(kind for kind in kinds if kind)), _cell(answer["description"])))
+        rows.append(
+            (
+                status,
+                " or ".join(dict.fromkeys(kind for kind in kinds if kind)),
+                _cell(answer["description"]),
+            )
+        )
     yield _table(("status", "answer", "meaning"), rows)
 
 
@@ -239,7 +276,10 @@ def _schema(name: str, schema: Mapping[str, Any]) -> Iterator[str]:
     if rows:
         yield _table(("field", "type", "required", "meaning"), rows)
     elif not schema.get("properties"):
-        yield (_type({key: value for key, value in schema.items() if key != "description"}) or "Any JSON object.") + "\n"
+        yield (
+            _type({key: value for key, value in schema.items() if key != "description"})
+            or "Any JSON object."
+        ) + "\n"
 
 
 def _meaning(schema: Mapping[str, Any]) -> str:
@@ -247,7 +287,9 @@ def _meaning(schema: Mapping[str, Any]) -> str:
     if "default" in schema and schema["default"] is not None:
         parts.append(f"Default `{json.dumps(schema['default'])}`.")
     limits = [
-        (sign, schema[key]) for sign, key in ((">", "exclusiveMinimum"), ("≥", "minimum"), ("≤", "maximum")) if key in schema
+        (sign, schema[key])
+        for sign, key in ((">", "exclusiveMinimum"), ("≥", "minimum"), ("≤", "maximum"))
+        if key in schema
     ]
     if limits:
         parts.append(", ".join(f"{sign} {value:,}" for sign, value in limits) + ".")
@@ -273,7 +315,8 @@ def _type(schema: Any) -> str:
     return " or ".join(kinds) if isinstance(kinds, list) else str(kinds)
 
 
-# ---- settings and features --------------------------------------------------------------------------------------------------
+# ---- settings and features
+# --------------------------------------------------------------------------------------------------
 
 
 def settings() -> str:
@@ -284,7 +327,13 @@ def settings() -> str:
     for name, field in Settings.model_fields.items():
         default = "" if field.default in ((), None, "") else str(field.default)
         shown = {"True": "true", "False": "false"}.get(default, default)
-        rows.append((f"`{PREFIX}{name.upper()}`", f"`{shown}`" if shown else "", _cell(field.description or "")))
+        rows.append(
+            (
+                f"`{PREFIX}{name.upper()}`",
+                f"`{shown}`" if shown else "",
+                _cell(field.description or ""),
+            )
+        )
     return "\n".join(
         (
             "# Settings\n",
@@ -301,7 +350,10 @@ def feature_columns() -> str:
     from gpumemnet.features.vector import FEATURE_COLUMNS, FEATURE_SCHEMA, TOTAL_COLUMNS
 
     head = ("#", "column", "meaning")
-    rows = [(str(place), f"`{column.name}`", _cell(column.meaning)) for place, column in enumerate(FEATURE_COLUMNS)]
+    rows = [
+        (str(place), f"`{column.name}`", _cell(column.meaning))
+        for place, column in enumerate(FEATURE_COLUMNS)
+    ]
     return "\n".join(
         (
             "# Feature columns\n",
@@ -328,4 +380,6 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _without_pipes(cell: str) -> str:
     """Escape pipes, but not within code, where Markdown reads them as they are."""
     parts = cell.split("`")
-    return "`".join(part if place % 2 else re.sub(r"(?<!\\)\|", r"\|", part) for place, part in enumerate(parts))
+    return "`".join(
+        part if place % 2 else re.sub(r"(?<!\\)\|", r"\|", part) for place, part in enumerate(parts)
+    )

@@ -4,7 +4,8 @@
     python -m service &
     python examples/oip_client.py examples/mlp_job.json
 
-Prints for every job what it requests, what it stays below, and why there is no such limit where there is none.
+Prints for every job what it requests, what it stays below, and why there is no such limit where
+there is none.
 """
 
 from __future__ import annotations
@@ -26,16 +27,30 @@ MIB = 2**20
 
 def main() -> None:
     """Ask for the jobs in the files named on the command line."""
-    parser = argparse.ArgumentParser(description="Ask gpumemnet through the Open Inference Protocol.")
+    parser = argparse.ArgumentParser(
+        description="Ask gpumemnet through the Open Inference Protocol."
+    )
     parser.add_argument("files", nargs="+", type=Path, help="JSON documents of jobs, one a file")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the service (%(default)s)")
-    parser.add_argument("--client", choices=sorted(CLIENTS), default="kserve", help="whose client asks (%(default)s)")
+    parser.add_argument(
+        "--client",
+        choices=sorted(CLIENTS),
+        default="kserve",
+        help="whose client asks (%(default)s)",
+    )
     parser.add_argument("--key", help="API key, where the service wants one")
-    parser.add_argument("--coverage", type=float, default=0.99, help="share of jobs that stay below the limit (%(default)s)")
+    parser.add_argument(
+        "--coverage",
+        type=float,
+        default=0.99,
+        help="share of jobs that stay below the limit (%(default)s)",
+    )
     arguments = parser.parse_args()
     jobs = np.array([path.read_bytes() for path in arguments.files], dtype=object)
     headers = {"Authorization": f"Bearer {arguments.key}"} if arguments.key else {}
-    columns = CLIENTS[arguments.client](arguments.url, headers, jobs, {"coverage": arguments.coverage})
+    columns = CLIENTS[arguments.client](
+        arguments.url, headers, jobs, {"coverage": arguments.coverage}
+    )
     for path, *row in zip(arguments.files, *(columns[name] for name in OUTPUTS), strict=True):
         expected_bytes, safe_bytes, reasons, gpu, model = map(_plain, row)
         document = {
@@ -49,7 +64,9 @@ def main() -> None:
         sys.stdout.write(json.dumps(document) + "\n")
 
 
-def ask_with_kserve(url: str, headers: Mapping[str, str], jobs: Any, parameters: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
+def ask_with_kserve(
+    url: str, headers: Mapping[str, str], jobs: Any, parameters: Mapping[str, Any]
+) -> dict[str, Sequence[Any]]:
     """The outputs by name; the jobs travel as JSON."""
     from kserve import InferenceRESTClient, InferInput, InferRequest, RESTConfig
     from kserve.protocol.infer_type import RequestedOutput
@@ -61,13 +78,17 @@ def ask_with_kserve(url: str, headers: Mapping[str, str], jobs: Any, parameters:
         async with InferenceRESTClient(RESTConfig(protocol="v2")) as client:
             if not await client.is_model_ready(url, MODEL, headers=headers):
                 raise SystemExit(f"{url} is not ready")
-            request = InferRequest(MODEL, [tensor], request_outputs=outputs, parameters=dict(parameters))
+            request = InferRequest(
+                MODEL, [tensor], request_outputs=outputs, parameters=dict(parameters)
+            )
             return await client.infer(url, request, headers=dict(headers), model_name=MODEL)
 
     return {output.name: output.as_numpy() for output in asyncio.run(ask()).outputs}
 
 
-def ask_with_triton(url: str, headers: Mapping[str, str], jobs: Any, parameters: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
+def ask_with_triton(
+    url: str, headers: Mapping[str, str], jobs: Any, parameters: Mapping[str, Any]
+) -> dict[str, Sequence[Any]]:
     """The outputs by name; jobs and outputs travel as raw bytes."""
     from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 
@@ -77,7 +98,9 @@ def ask_with_triton(url: str, headers: Mapping[str, str], jobs: Any, parameters:
         tensor = InferInput("job", list(jobs.shape), "BYTES")
         tensor.set_data_from_numpy(jobs, binary_data=True)
         outputs = [InferRequestedOutput(name, binary_data=True) for name in OUTPUTS]
-        answer = client.infer(MODEL, [tensor], outputs=outputs, headers=dict(headers), parameters=dict(parameters))
+        answer = client.infer(
+            MODEL, [tensor], outputs=outputs, headers=dict(headers), parameters=dict(parameters)
+        )
         return {name: answer.as_numpy(name) for name in OUTPUTS}
 
 

@@ -1,6 +1,8 @@
-"""Trains a small language model, to be traced or run: a GPT of 124 million parameters on random tokens.
+"""Trains a small language model, to be traced or run: a GPT of 124 million parameters on random
+tokens.
 
-``gpumemnet trace --script examples/train.py`` says what memory it takes; ``python examples/train.py`` needs a GPU.
+``gpumemnet trace --script examples/train.py`` says what memory it takes; ``python
+examples/train.py`` needs a GPU.
 """
 
 import argparse
@@ -12,14 +14,19 @@ VOCABULARY, WIDTH, HEADS, BLOCKS, TOKENS = 50257, 768, 12, 12, 1024
 
 
 class LanguageModel(nn.Module):
-    """Token and position embeddings, causal transformer blocks, and an output layer that shares the embedding's weights."""
+    """Token and position embeddings, causal transformer blocks, and an output layer that shares the
+    embedding's weights."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, WIDTH)
         self.positions = nn.Embedding(TOKENS, WIDTH)
-        block = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, activation="gelu", batch_first=True, norm_first=True)
-        self.blocks = nn.TransformerEncoder(block, BLOCKS, norm=nn.LayerNorm(WIDTH), enable_nested_tensor=False)
+        block = nn.TransformerEncoderLayer(
+            WIDTH, HEADS, 4 * WIDTH, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.blocks = nn.TransformerEncoder(
+            block, BLOCKS, norm=nn.LayerNorm(WIDTH), enable_nested_tensor=False
+        )
         self.output = nn.Linear(WIDTH, VOCABULARY, bias=False)
         self.output.weight = self.tokens.weight
 

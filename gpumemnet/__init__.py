@@ -1,7 +1,7 @@
 """Tells, before a deep-learning training job starts, how much GPU memory it will take.
 
-The names below are the public interface; each is loaded when it is first used, so that ``import gpumemnet`` costs nothing and
-loads neither torch nor onnxruntime::
+The names below are the public interface; each is loaded when it is first used, so that ``import
+gpumemnet`` costs nothing and loads neither torch nor onnxruntime::
 
     from gpumemnet import Predictor, job_from_json
 
@@ -42,13 +42,19 @@ if TYPE_CHECKING:
     from gpumemnet.tracing.report.answer import TraceAnswer
 
 _MODULE_OF = {
-    **dict.fromkeys(("PUBLISHED_BINS", "BinScheme", "bins_of_width", "named_bins"), "gpumemnet.predict.bins"),
+    **dict.fromkeys(
+        ("PUBLISHED_BINS", "BinScheme", "bins_of_width", "named_bins"), "gpumemnet.predict.bins"
+    ),
     **dict.fromkeys(("Bundle", "load_bundle", "shipped_bundles"), "gpumemnet.predict.bundle"),
     **dict.fromkeys(("AsyncClient", "Client"), "gpumemnet.client.client"),
-    **dict.fromkeys(("DeviceProfile", "device_profile", "device_profiles"), "gpumemnet.gpu.catalogue"),
+    **dict.fromkeys(
+        ("DeviceProfile", "device_profile", "device_profiles"), "gpumemnet.gpu.catalogue"
+    ),
     **dict.fromkeys(("Prediction", "PredictionOptions"), "gpumemnet.predict.prediction"),
     **dict.fromkeys(("FEATURE_COLUMNS", "feature_matrix"), "gpumemnet.features.vector"),
-    **dict.fromkeys(("job_from_dict", "job_from_json", "job_to_dict", "job_to_json"), "gpumemnet.job.json_codec"),
+    **dict.fromkeys(
+        ("job_from_dict", "job_from_json", "job_to_dict", "job_to_json"), "gpumemnet.job.json_codec"
+    ),
     **dict.fromkeys(("RayResources", "ray_resources"), "gpumemnet.packing.ray_shares"),
     **dict.fromkeys(("SEQUENCE_COLUMNS", "layer_sequence"), "gpumemnet.features.sequence"),
     "BundleCard": "gpumemnet.predict.bundle_card",

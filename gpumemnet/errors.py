@@ -4,8 +4,8 @@
 
     GpumemnetError              one clear sentence; exit code 2 on the command line
     ├── InvalidJobError         a job that cannot be read or cannot exist     (HTTP 422)
-    ├── InvalidRequestError     a question that cannot be asked (bin width, coverage, GPU …)   (HTTP 422)
-    ├── UnsupportedJobError     a valid job for which no bundle is loaded     (HTTP 422)
+    ├── InvalidRequestError     a question that cannot be asked (bin width, coverage, GPU …)   (HTTP
+    422) ├── UnsupportedJobError     a valid job for which no bundle is loaded     (HTTP 422)
     ├── BundleError             a bundle that is damaged, foreign or from another version
     │   └── RegistryError       a registry of bundles that is damaged, or a change that it refuses
     │       ├── UnknownReleaseError   a release that is not there         (HTTP 404)
@@ -13,8 +13,8 @@
     ├── ExtractError            a model factory that cannot be turned into a job
     │   └── CodeEndedError      code that ended before there was an answer
     ├── UnsupportedTorchError   a PyTorch version that lacks what a trace needs
-    ├── PlanError               a plan that would change what a model computes, or that does not belong to it
-    │   └── BudgetError         a training step that no plan fits into the budget
+    ├── PlanError               a plan that would change what a model computes, or that does not
+    belong to it │   └── BudgetError         a training step that no plan fits into the budget
     ├── DatasetError            a dataset that is missing, damaged or of another schema
     ├── MeasurementError        a machine on which nothing can be measured
     ├── MissingExtraError       an optional package that is not installed
@@ -36,7 +36,8 @@ class FieldError(GpumemnetError, ValueError):
     """A wrong value at a known place.
 
     Attributes:
-        field: dotted path to the value, such as ``layers[3].parameters``; empty for the whole document.
+        field: dotted path to the value, such as ``layers[3].parameters``; empty for the whole
+            document.
         reason: what is wrong and what to do, without the path.
     """
 
@@ -78,7 +79,8 @@ class RegistryBusyError(RegistryError):
 
 
 class ExtractError(GpumemnetError):
-    """A model factory raised, returned something else than a model, or cannot run on meta tensors."""
+    """A model factory raised, returned something else than a model, or cannot run on meta
+    tensors."""
 
 
 class CodeEndedError(ExtractError):
@@ -86,7 +88,8 @@ class CodeEndedError(ExtractError):
 
 
 class UnsupportedTorchError(GpumemnetError):
-    """The installed PyTorch lacks a private name that a trace needs, or the name no longer does what it did."""
+    """The installed PyTorch lacks a private name that a trace needs, or the name no longer does
+    what it did."""
 
 
 class PlanError(GpumemnetError):
@@ -121,14 +124,17 @@ class ServiceError(GpumemnetError):
         problem: the RFC 9457 problem document, or an empty dict.
     """
 
-    def __init__(self, message: str, status: int | None = None, problem: dict[str, object] | None = None) -> None:
+    def __init__(
+        self, message: str, status: int | None = None, problem: dict[str, object] | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.problem = problem or {}
 
 
 class StaleModulesError(GpumemnetError):
-    """The compiled modules of a checkout were made from other sources than those that are there now."""
+    """The compiled modules of a checkout were made from other sources than those that are there
+    now."""
 
 
 class TrackingError(GpumemnetError):
@@ -139,13 +145,16 @@ class MissingExtraError(GpumemnetError):
     """An optional package is needed for what was asked."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs the package '{package}': install it with  pip install 'gpumemnet[{extra}]'")
+        super().__init__(
+            f"{purpose} needs the package '{package}': install it with  pip install 'gpumemnet[{extra}]'"
+        )
         self.package = package
         self.extra = extra
 
 
 def first_line(error: BaseException, max_characters: int = 200) -> str:
-    """Return the first line of a foreign error's text, shortened; the name of its class if it has no text."""
+    """Return the first line of a foreign error's text, shortened; the name of its class if it has
+    no text."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0][:max_characters]
 

@@ -1,1 +1,2 @@
-"""The classifiers: baselines, networks, training, calibration, evaluation and the export of bundles."""
+"""The classifiers: baselines, networks, training, calibration, evaluation and the export of
+bundles."""

@@ -1,6 +1,7 @@
 """What an estimator answers for many jobs: expected bytes, bounds and bins.
 
-The published estimators and the evaluation both use this one type, so neither imports the other for it.
+The published estimators and the evaluation both use this one type, so neither imports the other for
+it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class Answers:
         expected_bytes: shape ``[B]``.
         safe_bytes: bound at 99 % coverage, NaN where the candidate gives none, shape ``[B]``.
         bins: bin scheme's name → predicted bins, shape ``[B]``.
-        probabilities: of the bins of 1 GiB, shape ``[B, n_bins]``; ``None`` where the candidate has none.
+        probabilities: of the bins of 1 GiB, shape ``[B, n_bins]``; ``None`` where the candidate has
+            none.
         bounds_bytes: coverage → bound, shape ``[B]``, where the candidate gives more than the one.
     """
 
@@ -38,13 +40,19 @@ class Answers:
 
 
 def concatenated(parts: Sequence[Answers]) -> Answers:
-    """Concatenate the answers of several folds; coverages and probabilities that some folds lack are left out."""
+    """Concatenate the answers of several folds; coverages and probabilities that some folds lack
+    are left out."""
     levels = set.intersection(*(set(part.bounds_bytes) for part in parts))
     probabilities = [part.probabilities for part in parts]
     return Answers(
         np.concatenate([part.expected_bytes for part in parts]),
         np.concatenate([part.safe_bytes for part in parts]),
         {name: np.concatenate([part.bins[name] for part in parts]) for name in parts[0].bins},
-        None if any(part is None for part in probabilities) else np.concatenate([p for p in probabilities if p is not None]),
-        {level: np.concatenate([part.bounds_bytes[level] for part in parts]) for level in sorted(levels)},
+        None
+        if any(part is None for part in probabilities)
+        else np.concatenate([p for p in probabilities if p is not None]),
+        {
+            level: np.concatenate([part.bounds_bytes[level] for part in parts])
+            for level in sorted(levels)
+        },
     )

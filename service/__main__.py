@@ -1,4 +1,5 @@
-"""``python -m service``: starts the REST service; with several workers, it starts the supervisor."""
+"""``python -m service``: starts the REST service; with several workers, it starts the
+supervisor."""
 
 from __future__ import annotations
 
@@ -51,10 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _announce(address: str, workers: int, is_for_a_person: bool) -> None:
     """Log that the service is ready."""
     if is_for_a_person:
-        sys.stderr.write(f"gpumemnet answers at {address}: a page to try it in a browser, its API at {address}/docs\n")
+        sys.stderr.write(
+            f"gpumemnet answers at {address}: a page to try it in a browser, its API at {address}/docs\n"
+        )
         sys.stderr.write("Press Ctrl-C to stop.\n")
     else:
-        logger.info("listening on %s with %d worker%s", address, workers, "" if workers == 1 else "s")
+        logger.info(
+            "listening on %s with %d worker%s", address, workers, "" if workers == 1 else "s"
+        )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -79,7 +84,9 @@ def _parser() -> argparse.ArgumentParser:
         field = fields[name]
         default = "" if field.default in (None, (), "") else f"; {field.default}"
         about = f"{field.description} (GPUMEMNET_{name.upper()}{default})"
-        parser.add_argument(f"--{name.replace('_', '-')}", help=about.replace("`", "'").replace("%", "%%"))
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", help=about.replace("`", "'").replace("%", "%%")
+        )
     return parser
 
 

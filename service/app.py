@@ -1,4 +1,5 @@
-"""Makes the ASGI application from the settings, and starts and stops everything that lives as long as the service."""
+"""Makes the ASGI application from the settings, and starts and stops everything that lives as long
+as the service."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def create_app(settings: Settings) -> FastAPI:
 
     Raises:
         BundleError: when a bundle cannot be loaded or fails its test.
-        SettingsError: when keys cannot be read, or the default folder of observations cannot be created.
+        SettingsError: when keys cannot be read, or the default folder of observations cannot be
+            created.
         DatabaseError: when the database cannot be used, now or later.
     """
     store = _store(settings)
@@ -87,7 +89,12 @@ def create_app(settings: Settings) -> FastAPI:
             *metrics_routes(),
             *page_routes(),
             *docs_routes(),
-            Route("/openapi.json", DescriptionEndpoint(lambda: app.openapi()), methods=["GET"], name="openapi"),
+            Route(
+                "/openapi.json",
+                DescriptionEndpoint(lambda: app.openapi()),
+                methods=["GET"],
+                name="openapi",
+            ),
         ],
         title="gpumemnet",
         version=version("gpumemnet"),
@@ -103,14 +110,24 @@ def create_app(settings: Settings) -> FastAPI:
         license_info={"name": "Apache License 2.0", "identifier": "Apache-2.0"},
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
-        telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},  # checked in every request
+        telemetry={
+            "tracing": False,
+            "metrics": False,
+            "logs": False,
+            "operation_spans": False,
+        },  # checked in every request
         lifespan=lambda app: _lifespan(store, shadow, Watcher(serving, settings.reload_seconds)),
     )
     described = [*operations, *oip.operations]
 
     def description() -> dict[str, Any]:
         if app.openapi_schema is None:
-            info = {"title": app.title, "version": app.version, "summary": app.summary, "description": app.description}
+            info = {
+                "title": app.title,
+                "version": app.version,
+                "summary": app.summary,
+                "description": app.description,
+            }
             app.openapi_schema = openapi_document(
                 {**info, "license": app.license_info},
                 described,
@@ -123,9 +140,11 @@ def create_app(settings: Settings) -> FastAPI:
     app.openapi = description  # type: ignore[method-assign]  # FastAPI documents this as the way to extend the description
 
     def gated() -> Gate:
-        # The default layers of Starlette and FastAPI (errors, exit stacks of dependencies) cost 30 µs a request, a tenth of a
-        # response.  The gate handles the errors instead.
-        limited = ProblemDocuments(BodyLimit(app.router, settings.max_body_bytes, settings.body_seconds))
+        # The default layers of Starlette and FastAPI (errors, exit stacks of dependencies) cost 30
+        # µs a request, a tenth of a response.  The gate handles the errors instead.
+        limited = ProblemDocuments(
+            BodyLimit(app.router, settings.max_body_bytes, settings.body_seconds)
+        )
         return Gate(
             limited,
             keys=app.state.keys,
@@ -137,7 +156,9 @@ def create_app(settings: Settings) -> FastAPI:
         )
 
     app.state.searches = searches
-    app.state.keys = read_keys(settings)  # here: an invalid key must fail the start, not the first request
+    app.state.keys = read_keys(
+        settings
+    )  # here: an invalid key must fail the start, not the first request
     app.build_middleware_stack = gated  # type: ignore[method-assign]
     return app
 
@@ -155,7 +176,9 @@ def read_keys(settings: Settings) -> KeyRing | None:
         try:
             texts[f"{PREFIX}API_KEYS_FILE"] = settings.api_keys_file.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise SettingsError(f"{PREFIX}API_KEYS_FILE {settings.api_keys_file} cannot be read: {error}") from None
+            raise SettingsError(
+                f"{PREFIX}API_KEYS_FILE {settings.api_keys_file} cannot be read: {error}"
+            ) from None
     for variable, text in texts.items():
         try:
             if not parse_keys(text):
@@ -195,7 +218,9 @@ def _default_database_url() -> str:
     return f"sqlite:///{folder / DATABASE_FILE}"
 
 
-def _lifespan(store: ObservationStore | None, shadow: Shadow, watcher: Watcher) -> AbstractAsyncContextManager[None]:
+def _lifespan(
+    store: ObservationStore | None, shadow: Shadow, watcher: Watcher
+) -> AbstractAsyncContextManager[None]:
     @asynccontextmanager
     async def alive() -> AsyncIterator[None]:
         if store is not None:

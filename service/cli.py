@@ -26,7 +26,9 @@ def _keys() -> None:
 @keys.command("new")
 def make_key(
     name: Annotated[str, typer.Option(help="Whose key it is: letters, digits, '.', '_' and '-'.")],
-    scopes: Annotated[str, typer.Option(help=f"Some of {', '.join(SCOPES)}, joined by '+'.")] = "predict",
+    scopes: Annotated[
+        str, typer.Option(help=f"Some of {', '.join(SCOPES)}, joined by '+'.")
+    ] = "predict",
     as_json: AsJson = False,
 ) -> None:
     """Make a key: prints it this once, and the entry for the settings."""
@@ -49,10 +51,16 @@ def _observations() -> None:
 def export_observations(
     out: Annotated[Path, typer.Option(help="Parquet file to write.")],
     database_url: Annotated[
-        str, typer.Option(envvar="GPUMEMNET_DATABASE_URL", help="The service's database.", show_default=False)
+        str,
+        typer.Option(
+            envvar="GPUMEMNET_DATABASE_URL", help="The service's database.", show_default=False
+        ),
     ],
     since: Annotated[
-        str | None, typer.Option(help="Leave out what was received before, such as 2026-01-31 or 2026-01-31T12:00:00+01:00.")
+        str | None,
+        typer.Option(
+            help="Leave out what was received before, such as 2026-01-31 or 2026-01-31T12:00:00+01:00."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -63,7 +71,9 @@ def export_observations(
     if as_json:
         typer.echo(json.dumps({"written": written, "left_out": left_out, "file": str(out)}))
         return
-    typer.echo(f"{written} observations in {out}; {left_out} left out that say nothing of the memory")
+    typer.echo(
+        f"{written} observations in {out}; {left_out} left out that say nothing of the memory"
+    )
 
 
 def _seconds(text: str | None) -> float | None:
@@ -73,5 +83,7 @@ def _seconds(text: str | None) -> float | None:
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidRequestError(f"must be a date or a time such as 2026-01-31T12:00:00Z, not '{text[:40]}'", "since") from None
+        raise InvalidRequestError(
+            f"must be a date or a time such as 2026-01-31T12:00:00Z, not '{text[:40]}'", "since"
+        ) from None
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()

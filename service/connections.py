@@ -1,7 +1,9 @@
-"""One connection of a client: limits on its request heads and its waiting, and answers that never get out of step.
+"""One connection of a client: limits on its request heads and its waiting, and answers that never
+get out of step.
 
-It extends uvicorn's protocol, which bounds neither the size of a head nor the time before it is complete, loses the body of a
-request that offers to upgrade the connection, and answers an invalid request before the valid ones that came first.
+It extends uvicorn's protocol, which bounds neither the size of a head nor the time before it is
+complete, loses the body of a request that offers to upgrade the connection, and answers an invalid
+request before the valid ones that came first.
 """
 
 from __future__ import annotations
@@ -19,7 +21,15 @@ import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from .api.problems import INVALID_HTTP, LARGE_HEAD, MEDIA_TYPE, OVERLOADED, REQUEST_TIMEOUT, ProblemKind, Refusal
+from .api.problems import (
+    INVALID_HTTP,
+    LARGE_HEAD,
+    MEDIA_TYPE,
+    OVERLOADED,
+    REQUEST_TIMEOUT,
+    ProblemKind,
+    Refusal,
+)
 from .middleware.metrics import REFUSED
 from .middleware.rate import client_of_address
 
@@ -28,7 +38,8 @@ RESERVED_DESCRIPTORS: Final = 64
 LOOK_SECONDS: Final = 0.5
 """Greatest delay of a time limit."""
 LINGER_SECONDS: Final = 1.0
-"""How long a refused client may go on sending: closing at once would take the error away from it (RFC 9112, section 9.6)."""
+"""How long a refused client may go on sending: closing at once would take the error away from it
+(RFC 9112, section 9.6)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +48,8 @@ class ConnectionLimits:
 
     Attributes:
         head_bytes, head_fields: largest request head, and most fields in it.
-        head_seconds: longest time until the first byte of a connection, and from the first byte of a head to its last.
+        head_seconds: longest time until the first byte of a connection, and from the first byte of
+            a head to its last.
         body_seconds: longest time from the end of a head to the end of the body.
         idle_seconds: longest time between a response and the next request.
         connections, connections_per_address: most open connections; 0 for any number.
@@ -74,7 +86,11 @@ class Connections:
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        room = descriptors - RESERVED_DESCRIPTORS if descriptors != resource.RLIM_INFINITY else limits.connections
+        room = (
+            descriptors - RESERVED_DESCRIPTORS
+            if descriptors != resource.RLIM_INFINITY
+            else limits.connections
+        )
         self.most = max(1, min(limits.connections, room))
         self._open: set[Connection] = set()
         self._of_address: dict[str, set[Connection]] = defaultdict(set)
@@ -84,7 +100,8 @@ class Connections:
         return len(self._open)
 
     def admit(self, connection: Connection) -> bool:
-        """Add a connection; where there is no room, one that waits for a request is closed.  Returns whether there is room."""
+        """Add a connection; where there is no room, one that waits for a request is closed.
+        Returns whether there is room."""
         own, most_own = self._of_address[connection.address], self.limits.connections_per_address
         is_room = (not most_own or len(own) < most_own or self._close_one(own)) and (
             len(self._open) < self.most or self._close_one(self._open)
@@ -105,7 +122,8 @@ class Connections:
             self._of_address.pop(connection.address, None)
 
     def _close_one(self, connections: set[Connection]) -> bool:
-        """Close the one of ``connections`` that has waited longest for a request; returns whether there was one."""
+        """Close the one of ``connections`` that has waited longest for a request; returns whether
+        there was one."""
         waiting = [one for one in connections if one.gives_way]
         if waiting:
             longest = min(waiting, key=lambda one: one.since_seconds)
@@ -138,7 +156,9 @@ class Connection(HttpToolsProtocol):
         self._wait(Waiting.FIRST_BYTE)
         if not self.others.admit(self):
             REFUSED["connections"].inc()
-            self._refuse(OVERLOADED, "too many connections are open: try again later", b"retry-after: 1\r\n")
+            self._refuse(
+                OVERLOADED, "too many connections are open: try again later", b"retry-after: 1\r\n"
+            )
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -161,7 +181,10 @@ class Connection(HttpToolsProtocol):
                 if not self._is_over:
                     self.send_400_response("")
                 return
-        if not self._is_over and self._head_bytes + self._unfinished_bytes > self.others.limits.head_bytes:
+        if (
+            not self._is_over
+            and self._head_bytes + self._unfinished_bytes > self.others.limits.head_bytes
+        ):
             self._refuse_head()
 
     def on_message_begin(self) -> None:
@@ -182,7 +205,8 @@ class Connection(HttpToolsProtocol):
         self._count_head(len(name) + len(value) + 4)
 
     def on_headers_complete(self) -> None:
-        """The head is complete: the application begins, unless the head must be read again without its upgrade."""
+        """The head is complete: the application begins, unless the head must be read again without
+        its upgrade."""
         self._head_bytes = self._unfinished_bytes = 0
         if not self.parser.should_upgrade():
             super().on_headers_complete()
@@ -203,7 +227,8 @@ class Connection(HttpToolsProtocol):
         self._wait(Waiting.NEXT_REQUEST if self.cycle.response_complete else Waiting.RESPONSE)
 
     def on_response_complete(self) -> None:
-        """A response is complete: the next request begins, or a refusal is sent that waited for its turn."""
+        """A response is complete: the next request begins, or a refusal is sent that waited for its
+        turn."""
         self._unanswered -= 1
         super().on_response_complete()
         if self._refusal and not self._unanswered:
@@ -227,7 +252,8 @@ class Connection(HttpToolsProtocol):
         most_seconds = {
             Waiting.FIRST_BYTE: limits.head_seconds,
             Waiting.HEAD: limits.head_seconds,
-            Waiting.BODY: limits.body_seconds + 2 * LOOK_SECONDS,  # the application refuses it first, with a response
+            Waiting.BODY: limits.body_seconds
+            + 2 * LOOK_SECONDS,  # the application refuses it first, with a response
             Waiting.NEXT_REQUEST: limits.idle_seconds,
             Waiting.END: LINGER_SECONDS,
         }.get(self.waits_for)
@@ -237,13 +263,18 @@ class Connection(HttpToolsProtocol):
             return  # the client waits for the service, and not the other way round
         if self.waits_for is Waiting.HEAD:
             REFUSED["slow_head"].inc()
-            self._refuse(REQUEST_TIMEOUT, f"the head of the request has not arrived within {most_seconds:g} s")
+            self._refuse(
+                REQUEST_TIMEOUT,
+                f"the head of the request has not arrived within {most_seconds:g} s",
+            )
         else:
             self.transport.close()
 
     def _wait(self, waits_for: Waiting) -> None:
         self.waits_for = waits_for
-        self.since_seconds = monotonic()  # finer than the loop's clock: the order of connections must be known
+        self.since_seconds = (
+            monotonic()
+        )  # finer than the loop's clock: the order of connections must be known
 
     def _count_head(self, count: int) -> None:
         limits = self.others.limits
@@ -262,19 +293,26 @@ class Connection(HttpToolsProtocol):
         )
 
     def _ignore_upgrade(self) -> None:
-        """Read the head again without its ``Upgrade`` field, because the parser does not read the body of such a request."""
+        """Read the head again without its ``Upgrade`` field, because the parser does not read the
+        body of such a request."""
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         fields = [(name, value) for name, value in self.headers if name != b"upgrade"]
         if method == b"CONNECT":
             self.send_400_response("")
             return
-        lines = [b"%s %s HTTP/%s" % (method, self.url, version), *(b"%s: %s" % field for field in fields), b"", b""]
+        lines = [
+            b"%s %s HTTP/%s" % (method, self.url, version),
+            *(b"%s: %s" % field for field in fields),
+            b"",
+            b"",
+        ]
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
         self.parser.feed_data(b"\r\n".join(lines))
 
     def _refuse(self, kind: ProblemKind, detail: str, fields: bytes = b"") -> None:
-        """Send an error, after the responses to the requests that came before, and close the connection."""
+        """Send an error, after the responses to the requests that came before, and close the
+        connection."""
         self._is_over = True
         body = orjson.dumps(Refusal(kind, detail).document())
         head = (

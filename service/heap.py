@@ -1,7 +1,8 @@
-"""Keeps the C library's heap small: memory of a large batch or a former model returns to the system.
+"""Keeps the C library's heap small: memory of a large batch or a former model returns to the
+system.
 
-glibc keeps freed memory for later, in a heap for every thread.  A worker that once predicted a batch of a thousand jobs would
-hold 50 MiB more until it ends.
+glibc keeps freed memory for later, in a heap for every thread.  A worker that once predicted a
+batch of a thousand jobs would hold 50 MiB more until it ends.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ _M_ARENA_MAX: Final = -8
 
 
 def use_one_heap() -> None:
-    """Use one heap for all threads; one for each costs 25 MiB and, under Python's lock, saves no time."""
+    """Use one heap for all threads; one for each costs 25 MiB and, under Python's lock, saves no
+    time."""
     with suppress(OSError, AttributeError):  # musl and macOS have no mallopt
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 def give_memory_back() -> None:
-    """Return free heap memory to the system; takes milliseconds, and releases Python's lock meanwhile."""
+    """Return free heap memory to the system; takes milliseconds, and releases Python's lock
+    meanwhile."""
     if os.name == "posix":
         with suppress(OSError, AttributeError):  # musl and macOS have no malloc_trim
             ctypes.CDLL(None).malloc_trim(0)

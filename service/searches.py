@@ -1,8 +1,9 @@
 """Searches over many batch sizes, in a process of their own beside each worker.
 
-A search computes for up to some seconds.  In a thread of the worker, every prediction would wait again and again for Python's
-lock, and on a busy machine for a thread that holds the lock and does not run.  The process is forked from the worker once its
-models are loaded, so that it shares their memory, and has a lower priority.  It ends with its worker.
+A search computes for up to some seconds.  In a thread of the worker, every prediction would wait
+again and again for Python's lock, and on a busy machine for a thread that holds the lock and does
+not run.  The process is forked from the worker once its models are loaded, so that it shares their
+memory, and has a lower priority.  It ends with its worker.
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn
 import orjson
 from anyio import CapacityLimiter, to_thread
 
-from gpumemnet.errors import BundleError, FieldError, InvalidJobError, InvalidRequestError, UnsupportedJobError
+from gpumemnet.errors import (
+    BundleError,
+    FieldError,
+    InvalidJobError,
+    InvalidRequestError,
+    UnsupportedJobError,
+)
 from gpumemnet.registry.registry import release_digest
 
 from .api.problems import OVERLOADED, ProblemKind, Refusal
@@ -35,15 +42,20 @@ if TYPE_CHECKING:
     from .serving.served_release import ServedRelease
 
 NICENESS: Final = 10
-"""Added to the worker's: at ten, a busy worker gets nine tenths of a core that it shares with its searches."""
+"""Added to the worker's: at ten, a busy worker gets nine tenths of a core that it shares with its
+searches."""
 MAX_SEARCH_LAYERS: Final = 4_000_000
-"""Most layers that the searches at work and waiting compute in all: some four seconds of one core."""
+"""Most layers that the searches at work and waiting compute in all: some four seconds of one
+core."""
 SEARCH_LAYERS_PER_SECOND: Final = 1_000_000
 """Lower bound of a search's speed."""
 
 _LENGTHS: Final = struct.Struct("<QQ")
-"""A message: the lengths of its two parts, a JSON object, and the body of a request or a response."""
-_FIELD_ERRORS: Final = {each.__name__: each for each in (InvalidJobError, InvalidRequestError, UnsupportedJobError)}
+"""A message: the lengths of its two parts, a JSON object, and the body of a request or a
+response."""
+_FIELD_ERRORS: Final = {
+    each.__name__: each for each in (InvalidJobError, InvalidRequestError, UnsupportedJobError)
+}
 _STREAM_BYTES: Final = 2**20
 _RETRY: Final = {"Retry-After": "1"}
 
@@ -75,7 +87,8 @@ class SearchProcess:
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
 
     def start(self) -> None:
-        """Fork the process; call it before this process has threads, connections and an event loop."""
+        """Fork the process; call it before this process has threads, connections and an event
+        loop."""
         self._socket, theirs = socket.socketpair()
         self._pid = os.fork()
         if self._pid == 0:
@@ -114,7 +127,9 @@ class SearchProcess:
         if self._writer is None:
             raise _died()
         api = self._serving.api
-        question = Question(next(self._numbers), kind, api.release, release_digest(api.predictor.bundles))
+        question = Question(
+            next(self._numbers), kind, api.release, release_digest(api.predictor.bundles)
+        )
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[question.number] = future
         _send(self._writer, question._asdict(), body)
@@ -125,7 +140,8 @@ class SearchQueue:
     """Searches wait for each other, and too many are refused.
 
     Args:
-        max_layers: most layers that the searches at work and waiting may compute in all; a search beyond that is refused.
+        max_layers: most layers that the searches at work and waiting may compute in all; a search
+            beyond that is refused.
     """
 
     def __init__(self, max_layers: int = MAX_SEARCH_LAYERS) -> None:
@@ -141,11 +157,17 @@ class SearchQueue:
         """
         if self._layers and self._layers + search.layers > self._max_layers:
             retry_seconds = max(1, self._layers // SEARCH_LAYERS_PER_SECOND)
-            raise Refusal(OVERLOADED, "too many searches are waiting: try again later", {"Retry-After": str(retry_seconds)})
+            raise Refusal(
+                OVERLOADED,
+                "too many searches are waiting: try again later",
+                {"Retry-After": str(retry_seconds)},
+            )
         self._limiter = self._limiter or CapacityLimiter(1)
         self._layers += search.layers
         try:
-            return await to_thread.run_sync(lambda: orjson.dumps(search.answer()), limiter=self._limiter)
+            return await to_thread.run_sync(
+                lambda: orjson.dumps(search.answer()), limiter=self._limiter
+            )
         finally:
             self._layers -= search.layers
 
@@ -158,7 +180,9 @@ def _search(serving: ServedRelease, connection: socket.socket) -> NoReturn:
     """Answer questions in the forked process until its worker ends; never returns."""
     try:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # sent to the group too; the worker may still wait for answers
+            signal.signal(
+                number, signal.SIG_IGN
+            )  # sent to the group too; the worker may still wait for answers
         os.nice(NICENESS)
         _close_all_but(connection.fileno())
         asyncio.run(_answer_all(serving, connection))
@@ -167,7 +191,8 @@ def _search(serving: ServedRelease, connection: socket.socket) -> NoReturn:
 
 
 def _close_all_but(descriptor: int) -> None:
-    """Close the worker's files; above all the listening socket, which would accept connections after the worker's end."""
+    """Close the worker's files; above all the listening socket, which would accept connections
+    after the worker's end."""
     for each in [int(path.name) for path in Path("/dev/fd").iterdir()]:
         if each > 2 and each != descriptor:
             with suppress(OSError):  # that of the listing
@@ -187,7 +212,11 @@ async def _answer_all(serving: ServedRelease, connection: socket.socket) -> None
 
 
 async def _answer(
-    serving: ServedRelease, queue: SearchQueue, question: Question, body: bytes, writer: asyncio.StreamWriter
+    serving: ServedRelease,
+    queue: SearchQueue,
+    question: Question,
+    body: bytes,
+    writer: asyncio.StreamWriter,
 ) -> None:
     answer: dict[str, Any] = {"number": question.number}
     content = b""
@@ -198,7 +227,9 @@ async def _answer(
     except (FieldError, Refusal) as error:
         answer["error"] = _error_to_dict(error)
     except BundleError as error:
-        answer["error"] = _error_to_dict(Refusal(OVERLOADED, f"searches cannot be answered: {error}", _RETRY))
+        answer["error"] = _error_to_dict(
+            Refusal(OVERLOADED, f"searches cannot be answered: {error}", _RETRY)
+        )
     except Exception:
         answer["error"] = {"fault": traceback.format_exc()}
     _send(writer, answer, content)

@@ -21,37 +21,47 @@ from .listening import BACKLOG
 from .settings import Settings, SettingsError
 
 DRAIN_SECONDS: Final = 0.5
-"""How long a connection without a request stays open when the service ends, so that a request on its way is still answered."""
+"""How long a connection without a request stays open when the service ends, so that a request on
+its way is still answered."""
 FIRST_REQUEST_SECONDS: Final = 3.0
-"""The same for a connection on which no byte has arrived: its client has just connected, and is busy if its request is late."""
+"""The same for a connection on which no byte has arrived: its client has just connected, and is
+busy if its request is late."""
 
 VITALS_SECONDS: Final = 1.0
 """Greatest age of a worker's figures in ``/metrics``."""
 SWITCH_SECONDS: Final = 0.001
-"""How long a prediction waits for Python's lock while a search computes; Python's own 5 ms add up over each of its steps."""
+"""How long a prediction waits for Python's lock while a search computes; Python's own 5 ms add up
+over each of its steps."""
 
 
 logger = logging.getLogger("gpumemnet.service")
 
 
 def serve(
-    settings: Settings, listener: socket.socket, on_ready: Callable[[], None], lifeline: socket.socket | None = None
+    settings: Settings,
+    listener: socket.socket,
+    on_ready: Callable[[], None],
+    lifeline: socket.socket | None = None,
 ) -> int:
     """Serve requests at ``listener`` until SIGTERM or SIGINT; returns the exit code.
 
-    SIGHUP reads the file of keys again.  Without one it ends the service as SIGTERM does, unless a supervisor decides that.
+    SIGHUP reads the file of keys again.  Without one it ends the service as SIGTERM does, unless a
+    supervisor decides that.
 
     Args:
         settings: of the service.
         listener: the socket.
         on_ready: called once, when the service is ready.
-        lifeline: the service also ends when its other end is closed, that is, when the supervisor has died.
+        lifeline: the service also ends when its other end is closed, that is, when the supervisor
+            has died.
 
     Raises:
         GpumemnetError: when the service cannot start.
     """
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ.setdefault(variable, "1")  # before numpy is loaded: more threads slow down such small matrix products
+        os.environ.setdefault(
+            variable, "1"
+        )  # before numpy is loaded: more threads slow down such small matrix products
     use_one_heap()
     sys.setswitchinterval(SWITCH_SECONDS)
     signal.signal(signal.SIGTERM, _leave)
@@ -75,7 +85,8 @@ def serve(
     from .middleware.metrics import Vitals, resident_memory_bytes
 
     class Server(uvicorn.Server):
-        """A uvicorn server that does not raise the signal again after a clean shutdown, which is no failure."""
+        """A uvicorn server that does not raise the signal again after a clean shutdown, which is no
+        failure."""
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
@@ -100,7 +111,8 @@ def serve(
             await super().shutdown(sockets)
 
         def _waits_for_requests(self, passed_seconds: float) -> bool:
-            """Whether a request may still be on its way, this long after the service began to end."""
+            """Whether a request may still be on its way, this long after the service began to
+            end."""
             connections = cast("set[Connection]", self.server_state.connections)
             if passed_seconds < DRAIN_SECONDS:
                 return bool(connections)
@@ -108,7 +120,8 @@ def serve(
             return is_new and passed_seconds < min(FIRST_REQUEST_SECONDS, settings.shutdown_seconds)
 
         async def _accept_waiting(self) -> None:
-            """Stop listening, but accept the connections that the system has: closing the socket would reset them."""
+            """Stop listening, but accept the connections that the system has: closing the socket
+            would reset them."""
             waiting: list[socket.socket] = []
             with listener.dup() as queue, suppress(OSError):  # none waits any more
                 queue.setblocking(False)
@@ -121,7 +134,9 @@ def serve(
 
         def _protocol(self) -> asyncio.Protocol:
             protocol: type = config.http_protocol_class
-            made: asyncio.Protocol = protocol(config=config, server_state=self.server_state, app_state=self.lifespan.state)
+            made: asyncio.Protocol = protocol(
+                config=config, server_state=self.server_state, app_state=self.lifespan.state
+            )
             return made
 
     app = create_app(settings)
@@ -173,7 +188,9 @@ def serve(
         kept_bytes: int | None = None
         while True:
             resident_bytes = vitals.update(LOAD.in_work, 0 if log is None else log.sink.dropped)
-            if resident_bytes is not None and (kept_bytes is None or resident_bytes > kept_bytes + GROWTH_BYTES):
+            if resident_bytes is not None and (
+                kept_bytes is None or resident_bytes > kept_bytes + GROWTH_BYTES
+            ):
                 await asyncio.to_thread(give_memory_back)
                 kept_bytes = min(resident_bytes, resident_memory_bytes() or resident_bytes)
             await asyncio.sleep(VITALS_SECONDS)
@@ -181,7 +198,9 @@ def serve(
     async def search() -> None:
         nonlocal code
         await app.state.searches.run()
-        logger.error("the process for searches has died, and this one ends after the requests in progress")
+        logger.error(
+            "the process for searches has died, and this one ends after the requests in progress"
+        )
         code = 1
         server.should_exit = True
 
@@ -210,8 +229,10 @@ def serve(
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    """End on a SIGTERM before the first request: nothing was accepted, and a running migration ends with its parent process.
+    """End on a SIGTERM before the first request: nothing was accepted, and a running migration ends
+    with its parent process.
 
-    An exception would be lost, and the signal with it, when the signal arrives while Python frees an object.
+    An exception would be lost, and the signal with it, when the signal arrives while Python frees
+    an object.
     """
     os._exit(0)

@@ -1,7 +1,8 @@
 """The service's settings: read once from the environment, validated, and then immutable.
 
-Every setting is a variable with the prefix ``GPUMEMNET_``, as container platforms expect (twelve-factor app, III).  A
-command-line argument takes precedence, and its variable is then not read.  The documentation lists all settings.
+Every setting is a variable with the prefix ``GPUMEMNET_``, as container platforms expect
+(twelve-factor app, III).  A command-line argument takes precedence, and its variable is then not
+read.  The documentation lists all settings.
 """
 
 from __future__ import annotations
@@ -53,7 +54,11 @@ def _number(minimum: float, maximum: float, *, whole: bool = True) -> BeforeVali
             )
         number = value
         if isinstance(value, str):
-            plain = value.isascii() and len(value) <= 20 and value.replace(".", "", 0 if whole else 1).isdigit()
+            plain = (
+                value.isascii()
+                and len(value) <= 20
+                and value.replace(".", "", 0 if whole else 1).isdigit()
+            )
             number = (int(value) if whole else float(value)) if plain else None
         if number is None or isinstance(number, bool) or not minimum <= number <= maximum:
             raise ValueError(f"{expected}, not {describe(value)}")
@@ -72,7 +77,16 @@ def _choice(choices: tuple[str, ...]) -> BeforeValidator:
 
 
 def _switch(value: Any) -> bool:
-    names = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+    names = {
+        "true": True,
+        "1": True,
+        "yes": True,
+        "on": True,
+        "false": False,
+        "0": False,
+        "no": False,
+        "off": False,
+    }
     if isinstance(value, bool):
         return value
     if str(value).lower() not in names:
@@ -81,7 +95,11 @@ def _switch(value: Any) -> bool:
 
 
 def _folders(value: Any) -> Any:
-    return tuple(Path(part) for part in value.split(os.pathsep) if part) if isinstance(value, str) else value
+    return (
+        tuple(Path(part) for part in value.split(os.pathsep) if part)
+        if isinstance(value, str)
+        else value
+    )
 
 
 def _hosts(value: Any) -> Any:
@@ -92,12 +110,20 @@ Switch = Annotated[bool, BeforeValidator(_switch)]
 
 
 class Settings(BaseSettings):
-    """The settings of the service; a field's variable is its name in capitals after ``GPUMEMNET_``."""
+    """The settings of the service; a field's variable is its name in capitals after
+    ``GPUMEMNET_``."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True
+    )
 
-    host: str = Field(default="127.0.0.1", description="address to listen on; anything but a loopback address needs API keys")
-    port: Annotated[int, _number(0, 65535)] = Field(default=8000, description="TCP port; 0 takes a free one")
+    host: str = Field(
+        default="127.0.0.1",
+        description="address to listen on; anything but a loopback address needs API keys",
+    )
+    port: Annotated[int, _number(0, 65535)] = Field(
+        default=8000, description="TCP port; 0 takes a free one"
+    )
     workers: Annotated[int, _number(1, 64)] = Field(
         default=1, description="processes that answer; one per core that is to be used"
     )
@@ -106,14 +132,16 @@ class Settings(BaseSettings):
         description="folders of bundles to answer from, or folders of such, separated by `:`; those of the package when empty",
     )
     gpu: str | None = Field(
-        default=None, description="GPU that answers are for where none is asked for; that of the most trusted labels when empty"
+        default=None,
+        description="GPU that answers are for where none is asked for; that of the most trusted labels when empty",
     )
     context_mib: Annotated[int, _number(1, MAX_CONTEXT_MIB)] | None = Field(
         default=None,
         description="CUDA context of the site's processes, on any GPU that is not calibrated; the catalogue's when empty",
     )
     registry: Path | None = Field(
-        default=None, description="folder of the model registry; the shipped release answers without one"
+        default=None,
+        description="folder of the model registry; the shipped release answers without one",
     )
     require_champion: Switch = Field(
         default=False,
@@ -121,10 +149,12 @@ class Settings(BaseSettings):
         "release before, or the shipped one, and says so in the header `Gpumemnet-Fallback` of every answer",
     )
     reload_seconds: Annotated[float, _number(0.05, 3600, whole=False)] = Field(
-        default=1.0, description="how often each worker looks whether the registry has another champion"
+        default=1.0,
+        description="how often each worker looks whether the registry has another champion",
     )
     shadow_share: Annotated[float, _number(0, 1, whole=False)] = Field(
-        default=0.1, description="share of the predictions that the challenger answers in the background"
+        default=0.1,
+        description="share of the predictions that the challenger answers in the background",
     )
     max_body_bytes: Annotated[int, _number(1024, 1024 * MIB)] = Field(
         default=4 * MIB,
@@ -134,9 +164,12 @@ class Settings(BaseSettings):
         default=10.0, description="how long a request's body may take to arrive"
     )
     max_head_bytes: Annotated[int, _number(1024, MIB)] = Field(
-        default=32 * 1024, description="largest head of a request: its first line and its header fields"
+        default=32 * 1024,
+        description="largest head of a request: its first line and its header fields",
     )
-    max_head_fields: Annotated[int, _number(10, 10_000)] = Field(default=100, description="most header fields of a request")
+    max_head_fields: Annotated[int, _number(10, 10_000)] = Field(
+        default=100, description="most header fields of a request"
+    )
     head_seconds: Annotated[float, _number(0.1, 3600, whole=False)] = Field(
         default=10.0,
         description="how long a new connection may stay silent, and how long the head of a request may take to arrive",
@@ -150,12 +183,18 @@ class Settings(BaseSettings):
         description="most open connections of a worker, within its limit of open files; the longest idle one gives way",
     )
     max_connections_per_address: Annotated[int, _number(0, 100_000)] = Field(
-        default=256, description="most open connections of a worker from one address, for IPv6 from one /64; 0 for any number"
+        default=256,
+        description="most open connections of a worker from one address, for IPv6 from one /64; 0 for any number",
     )
-    max_jobs: Annotated[int, _number(1, 100_000)] = Field(default=1000, description="most jobs in one batch")
-    max_layers: Annotated[int, _number(1, MAX_LAYERS)] = Field(default=MAX_LAYERS, description="most layers of one job")
+    max_jobs: Annotated[int, _number(1, 100_000)] = Field(
+        default=1000, description="most jobs in one batch"
+    )
+    max_layers: Annotated[int, _number(1, MAX_LAYERS)] = Field(
+        default=MAX_LAYERS, description="most layers of one job"
+    )
     max_concurrency: Annotated[int, _number(1, 100_000)] = Field(
-        default=256, description="most requests at work in a worker; more get 503 at once instead of waiting"
+        default=256,
+        description="most requests at work in a worker; more get 503 at once instead of waiting",
     )
     rate_limit_per_second: Annotated[float, _number(0, 1e6, whole=False)] = Field(
         default=0.0,
@@ -168,7 +207,9 @@ class Settings(BaseSettings):
         default="",
         description="`name:scopes:sha256` of each key, separated by commas; scopes are predict, observe, admin, joined by `+`",
     )
-    api_keys_file: Path | None = Field(default=None, description="a file with one such key a line, `#` begins a comment")
+    api_keys_file: Path | None = Field(
+        default=None, description="a file with one such key a line, `#` begins a comment"
+    )
     allowed_hosts: Annotated[frozenset[str] | None, NoDecode, BeforeValidator(_hosts)] = Field(
         default=None,
         description="hosts that requests may name in `Host` and `Origin`, separated by commas; `loopback` for the names of this "
@@ -180,10 +221,12 @@ class Settings(BaseSettings):
         description="where observations are kept: a SQLAlchemy URL, `off`, or when empty a SQLite file in the state folder",
     )
     observation_queue: Annotated[int, _number(1, 1_000_000)] = Field(
-        default=1000, description="observations that may wait in a worker to be stored; more get 503"
+        default=1000,
+        description="observations that may wait in a worker to be stored; more get 503",
     )
     record_predictions: Switch = Field(
-        default=True, description="whether predictions are kept, so that observations can name them by id"
+        default=True,
+        description="whether predictions are kept, so that observations can name them by id",
     )
     prediction_retention_days: Annotated[float, _number(0.01, 36_500, whole=False)] = Field(
         default=30.0, description="how long a prediction is kept that nobody reports on"
@@ -194,9 +237,12 @@ class Settings(BaseSettings):
     log_level: Annotated[str, _choice(LOG_LEVELS)] = Field(
         default="info", description="`critical`, `error`, `warning`, `info` or `debug`"
     )
-    log_format: Annotated[str, _choice(LOG_FORMATS)] = Field(default="json", description="`json` for machines, `text` for people")
+    log_format: Annotated[str, _choice(LOG_FORMATS)] = Field(
+        default="json", description="`json` for machines, `text` for people"
+    )
     metrics_dir: Path | None = Field(
-        default=None, description="folder where several workers gather their metrics; a temporary one unless given"
+        default=None,
+        description="folder where several workers gather their metrics; a temporary one unless given",
     )
     shutdown_seconds: Annotated[int, _number(1, 3600)] = Field(
         default=20, description="how long accepted requests may take to finish after SIGTERM"
@@ -233,7 +279,8 @@ def read_settings(**arguments: Any) -> Settings:
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """A warning for each variable that has the prefix but is no setting: otherwise a typing error would stay unnoticed."""
+    """A warning for each variable that has the prefix but is no setting: otherwise a typing error
+    would stay unnoticed."""
     known = [PREFIX + name.upper() for name in Settings.model_fields]
     warnings = []
     for name in sorted(environment):

@@ -1,7 +1,9 @@
-"""Runs several workers: this process binds the socket, starts the workers, and replaces those that die.  It serves no request.
+"""Runs several workers: this process binds the socket, starts the workers, and replaces those that
+die.  It serves no request.
 
-Workers are forked before anything heavy is loaded, and share the listening socket: the others accept the waiting connections of
-a dead worker.  A worker that dies before it is ready is restarted after a pause; five such failures in a row end the service.
+Workers are forked before anything heavy is loaded, and share the listening socket: the others
+accept the waiting connections of a dead worker.  A worker that dies before it is ready is restarted
+after a pause; five such failures in a row end the service.
 """
 
 from __future__ import annotations
@@ -22,7 +24,12 @@ from typing import Final, NoReturn
 from gpumemnet.errors import GpumemnetError
 
 from .middleware.logs import configure_logs
-from .middleware.worker_metrics import count_in, forget_worker, make_metrics_folder, remove_metrics_folder
+from .middleware.worker_metrics import (
+    count_in,
+    forget_worker,
+    make_metrics_folder,
+    remove_metrics_folder,
+)
 from .settings import Settings, SettingsError
 
 MAX_FAILED_STARTS: Final = 5
@@ -47,7 +54,8 @@ class Worker:
     Attributes:
         number: its number, from 0; its replacement has the same.
         pid: its process id.
-        channel: through it the worker reports that it is ready, or why it failed; closing it ends the worker.
+        channel: through it the worker reports that it is ready, or why it failed; closing it ends
+            the worker.
         is_ready: whether it serves requests.
         received: the messages received from the channel.
     """
@@ -70,7 +78,11 @@ class Supervisor:
     """
 
     def __init__(
-        self, settings: Settings, listener: socket.socket, serve: Callable[..., int], announce: Callable[[], None]
+        self,
+        settings: Settings,
+        listener: socket.socket,
+        serve: Callable[..., int],
+        announce: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._listener = listener
@@ -86,7 +98,8 @@ class Supervisor:
         """Run until SIGTERM or SIGINT; returns the exit code.
 
         Raises:
-            SettingsError: when a worker reports that it cannot start, or too many in a row die before they are ready.
+            SettingsError: when a worker reports that it cannot start, or too many in a row die
+                before they are ready.
         """
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_read, False)
@@ -112,7 +125,10 @@ class Supervisor:
 
     def _handled_signals(self) -> list[signal.Signals]:
         """All but a SIGHUP that is ignored, as under nohup, and would end the service."""
-        ignores_hangup = self._settings.api_keys_file is None and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        ignores_hangup = (
+            self._settings.api_keys_file is None
+            and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        )
         return [number for number in _SIGNALS if number != signal.SIGHUP or not ignores_hangup]
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -125,14 +141,18 @@ class Supervisor:
 
     def _start_due(self, folder: Path) -> None:
         now_seconds = time.monotonic()
-        for number in [number for number, at_seconds in self._starts_at.items() if at_seconds <= now_seconds]:
+        for number in [
+            number for number, at_seconds in self._starts_at.items() if at_seconds <= now_seconds
+        ]:
             del self._starts_at[number]
             self._start(number, folder)
 
     def _start(self, number: int, folder: Path) -> None:
         ours, theirs = socket.socketpair()
         forget_worker(folder, number)
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # or the child could run the parent's handler and lose a signal
+        signal.pthread_sigmask(
+            signal.SIG_BLOCK, _SIGNALS
+        )  # or the child could run the parent's handler and lose a signal
         pid = os.fork()
         if pid == 0:
             ours.close()
@@ -150,14 +170,18 @@ class Supervisor:
             for each in _SIGNALS:
                 signal.signal(each, signal.SIG_DFL)
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the worker has read its keys
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the supervisor stops the workers
+            signal.signal(
+                signal.SIGINT, signal.SIG_IGN
+            )  # Ctrl-C reaches all; the supervisor stops the workers
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             for other in self._workers.values():
                 other.channel.close()
             writer = configure_logs(self._settings.log_format, self._settings.log_level, number)
             count_in(folder, number)
             try:
-                code = self._serve(self._settings, self._listener, lambda: channel.sendall(_READY), channel)
+                code = self._serve(
+                    self._settings, self._listener, lambda: channel.sendall(_READY), channel
+                )
             except GpumemnetError as error:
                 channel.sendall(str(error).encode("utf-8", "replace")[:4000])
                 code = _USER_ERROR
@@ -174,7 +198,9 @@ class Supervisor:
         timeout_seconds = None
         if self._starts_at:
             timeout_seconds = max(0.0, min(self._starts_at.values()) - time.monotonic())
-        waiting = [worker.channel.fileno() for worker in self._workers.values() if not worker.is_ready]
+        waiting = [
+            worker.channel.fileno() for worker in self._workers.values() if not worker.is_ready
+        ]
         with suppress(InterruptedError):
             select.select([wake_read, *waiting], [], [], timeout_seconds)
         with suppress(BlockingIOError):
@@ -189,7 +215,11 @@ class Supervisor:
             if worker.received == _READY:
                 worker.is_ready = True
                 self._failed_starts = 0
-        if not self._is_announced and not self._starts_at and all(worker.is_ready for worker in self._workers.values()):
+        if (
+            not self._is_announced
+            and not self._starts_at
+            and all(worker.is_ready for worker in self._workers.values())
+        ):
             self._is_announced = True
             self._announce()
 
@@ -206,7 +236,11 @@ class Supervisor:
             if self._received:
                 continue
             code = os.waitstatus_to_exitcode(status)
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            how = (
+                f"was killed by {signal.Signals(-code).name}"
+                if code < 0
+                else f"ended with exit code {code}"
+            )
             if not worker.is_ready:
                 is_last = not any(other.is_ready for other in self._workers.values())
                 if code == _USER_ERROR and worker.received:
@@ -223,7 +257,9 @@ class Supervisor:
             if not self._failed_starts:
                 pause_seconds = 0.0
             self._starts_at[worker.number] = time.monotonic() + pause_seconds
-            logger.error("worker %d (process %d) %s and is replaced", worker.number, worker.pid, how)
+            logger.error(
+                "worker %d (process %d) %s and is replaced", worker.number, worker.pid, how
+            )
 
     def _stop(self) -> None:
         """Stop all workers, and wait until they have finished their accepted requests."""
@@ -235,7 +271,11 @@ class Supervisor:
         for worker in self._workers.values():
             while os.waitpid(worker.pid, os.WNOHANG)[0] == 0:
                 if time.monotonic() > deadline_seconds:
-                    logger.error("worker %d (process %d) does not end and is killed", worker.number, worker.pid)
+                    logger.error(
+                        "worker %d (process %d) does not end and is killed",
+                        worker.number,
+                        worker.pid,
+                    )
                     os.kill(worker.pid, signal.SIGKILL)
                     os.waitpid(worker.pid, 0)
                     break

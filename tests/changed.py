@@ -1,8 +1,11 @@
-"""Prints the tests that a change is likely to break: ``python tests/changed.py`` is what ``make check`` hands to pytest.
+"""Prints the tests that a change is likely to break: ``python tests/changed.py`` is what ``make
+check`` hands to pytest.
 
-A change is what differs from the point where this branch left ``main`` and what is not committed yet, or the last commit where
-there is neither.  ``tests/`` mirrors the packages, so a module's tests are found by its path; a test that names a changed file is
-taken too.  This is a quick look: a change can break tests far from it, and ``make test`` runs them all.
+A change is what differs from the point where this branch left ``main`` and what is not committed
+yet, or the last commit where there is neither.  ``tests/`` mirrors the packages, so a module's
+tests are found by its path; a test that names a changed file is
+taken too.  This is a quick look: a change can break tests far from it, and ``make test`` runs them
+    all.
 """
 
 from __future__ import annotations
@@ -25,25 +28,34 @@ def changed_files(root: Path) -> list[str]:
     """Paths of this change, relative to the repository."""
 
     def git(*arguments: str) -> list[str]:
-        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["git", *arguments], cwd=root, capture_output=True, text=True, check=False
+        )
         return done.stdout.splitlines() if done.returncode == 0 else []
 
     fork = git("merge-base", "HEAD", "main") or git("merge-base", "HEAD", "origin/main") or ["HEAD"]
-    changed = {*git("diff", "--name-only", fork[0]), *git("ls-files", "--others", "--exclude-standard")}
+    changed = {
+        *git("diff", "--name-only", fork[0]),
+        *git("ls-files", "--others", "--exclude-standard"),
+    }
     return sorted(changed or git("diff", "--name-only", "HEAD~1"))
 
 
 def pick_tests(files: Iterable[str], root: Path) -> list[str]:
     """Test files and folders for the changed files, none of them inside another."""
     found = {PurePosixPath(place) for file in files for place in _places(PurePosixPath(file), root)}
-    return sorted(str(place) for place in found if not any(other in found for other in place.parents))
+    return sorted(
+        str(place) for place in found if not any(other in found for other in place.parents)
+    )
 
 
 def _places(file: PurePosixPath, root: Path) -> Iterator[str]:
     if file.parts[0] == "tests":
         if (root / file).is_file() and file.suffix == ".py":
             yield from (
-                [str(file)] if file.name.startswith("test_") else _matching(rf"\b(import|tests[.\w]*\.)\s*{file.stem}\b", root)
+                [str(file)]
+                if file.name.startswith("test_")
+                else _matching(rf"\b(import|tests[.\w]*\.)\s*{file.stem}\b", root)
             )
         return
     if file.parts[0] in PACKAGES:
@@ -53,10 +65,14 @@ def _places(file: PurePosixPath, root: Path) -> Iterator[str]:
 
 
 def _mirrors(file: PurePosixPath, root: Path) -> Iterator[str]:
-    """The folder that mirrors a module's, and the tests beside it that are called like the folder."""
+    """The folder that mirrors a module's, and the tests beside it that are called like the
+    folder."""
     folder = PurePosixPath("tests", *file.parent.parts)
     if len(file.parts) == 2:  # a module at the root of its package: not everything below it
-        yield from (str(path.relative_to(root)) for path in sorted((root / folder).glob(f"test_{file.stem}*.py")))
+        yield from (
+            str(path.relative_to(root))
+            for path in sorted((root / folder).glob(f"test_{file.stem}*.py"))
+        )
     elif (root / folder).is_dir():
         yield str(folder)
     else:

@@ -1,4 +1,5 @@
-"""What all tests share: their settings, and a real service in a child process for every test that asks one."""
+"""What all tests share: their settings, and a real service in a child process for every test that
+asks one."""
 
 import re
 import signal
@@ -17,7 +18,8 @@ from tests import skips, watchdog
 from tests.environments import environment_without_settings
 
 START_SECONDS = 300
-"""Long enough for a machine that is busy with other work: a service usually starts in two seconds."""
+"""Long enough for a machine that is busy with other work: a service usually starts in two
+seconds."""
 
 # A busy machine is no reason to fail, so examples have no deadline and may be slow to make.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -41,7 +43,13 @@ def pytest_configure() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     skips.add_option(parser)
-    parser.addoption("--examples", type=int, default=1, metavar="FACTOR", help="so many times the examples of each property test")
+    parser.addoption(
+        "--examples",
+        type=int,
+        default=1,
+        metavar="FACTOR",
+        help="so many times the examples of each property test",
+    )
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -52,9 +60,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     factor = config.getoption("examples")
     for item in items if factor != 1 else ():
         test = getattr(item, "obj", None)
-        chosen = getattr(test, "_hypothesis_internal_use_settings", None)  # Hypothesis has no public way to change them later
-        if chosen is not None:
-            test._hypothesis_internal_use_settings = settings(chosen, max_examples=factor * chosen.max_examples)  # type: ignore[union-attr]
+        # Hypothesis has no public way to change them later
+        chosen = getattr(test, "_hypothesis_internal_use_settings", None)
+        if test is not None and chosen is not None:
+            more = settings(chosen, max_examples=factor * chosen.max_examples)
+            test._hypothesis_internal_use_settings = more
 
 
 StartService = Callable[..., AbstractContextManager[RunningService]]
@@ -62,7 +72,10 @@ StartService = Callable[..., AbstractContextManager[RunningService]]
 
 @contextmanager
 def running_service(log: Path, *arguments: str, **environment: str) -> Iterator[RunningService]:
-    variables = {"GPUMEMNET_DATABASE_URL": f"sqlite:///{log.parent / 'observations.sqlite3'}", **environment}
+    variables = {
+        "GPUMEMNET_DATABASE_URL": f"sqlite:///{log.parent / 'observations.sqlite3'}",
+        **environment,
+    }
     with log.open("wb") as stream:
         process = subprocess.Popen(
             [sys.executable, "-m", "service", "--port", "0", *arguments],
@@ -93,13 +106,16 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
 
 @pytest.fixture(scope="session")
 def start_service(tmp_path_factory: pytest.TempPathFactory) -> StartService:
-    """Starts a service on a free port, with the arguments and the environment given, for a ``with`` statement.
+    """Starts a service on a free port, with the arguments and the environment given, for a ``with``
+    statement.
 
     Each has a database of its own unless the environment names one.
     """
 
     def start(*arguments: str, **environment: str) -> AbstractContextManager[RunningService]:
-        return running_service(tmp_path_factory.mktemp("service") / "log", *arguments, **environment)
+        return running_service(
+            tmp_path_factory.mktemp("service") / "log", *arguments, **environment
+        )
 
     return start
 

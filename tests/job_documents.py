@@ -14,18 +14,46 @@ oddities = st.one_of(
     st.booleans(),
     st.integers(-(10**400), 10**400),
     st.integers(-2, 2**51),
-    st.sampled_from([2**50, 2**50 + 1, 2**31 - 1, 2**31, 0, -1, 1.0, "mlp", "adam", "relu", "none", "", [], {}, [[]], [{}], [7]]),
+    st.sampled_from(
+        [
+            2**50,
+            2**50 + 1,
+            2**31 - 1,
+            2**31,
+            0,
+            -1,
+            1.0,
+            "mlp",
+            "adam",
+            "relu",
+            "none",
+            "",
+            [],
+            {},
+            [[]],
+            [{}],
+            [7],
+        ]
+    ),
     st.floats(),
     st.text(max_size=5),
     st.lists(
-        st.fixed_dictionaries({}, optional={"kind": st.text(max_size=3), "activations": st.integers(-1, 3), "x": st.none()})
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "kind": st.text(max_size=3),
+                "activations": st.integers(-1, 3),
+                "x": st.none(),
+            },
+        )
     ),
 )
 
 
 @st.composite
 def documents(draw: st.DrawFn) -> dict[str, Any]:
-    """What clients send: a job with all or some of its fields, its layers as objects or lists, and now and then nonsense."""
+    """What clients send: a job with all or some of its fields, its layers as objects or lists, and
+    now and then nonsense."""
     document = job_to_dict(draw(jobs()))
     form = draw(st.sampled_from(["objects", "short", "lists", "mixed"]))
     if form != "objects":
@@ -39,11 +67,17 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
         document.pop(name, None)
     if draw(st.integers(0, 3)) == 0:
         document[draw(st.sampled_from([*JOB_FIELDS, "batchsize"]))] = draw(oddities)
-    if document.get("layers") and isinstance(document["layers"], list) and draw(st.integers(0, 5)) == 0:
+    if (
+        document.get("layers")
+        and isinstance(document["layers"], list)
+        and draw(st.integers(0, 5)) == 0
+    ):
         place = draw(st.integers(0, len(document["layers"]) - 1))
         layer = document["layers"][place]
         if isinstance(layer, dict):
-            layer[draw(st.sampled_from(["kind", "activations", "parameters", "width"]))] = draw(oddities)
+            layer[draw(st.sampled_from(["kind", "activations", "parameters", "width"]))] = draw(
+                oddities
+            )
         else:
             document["layers"][place] = draw(oddities)
     return document

@@ -1,4 +1,5 @@
-"""Jobs for tests: hypothesis strategies of any valid job, one small job written out, and plain MLPs of any width."""
+"""Jobs for tests: hypothesis strategies of any valid job, one small job written out, and plain MLPs
+of any width."""
 
 from __future__ import annotations
 
@@ -8,7 +9,13 @@ from hypothesis import strategies as st
 
 from gpumemnet.job.layers import KINDS, Layer
 from gpumemnet.job.training_job import ACTIVATION_FUNCTIONS, FAMILIES, TrainingJob
-from gpumemnet.job.training_options import ATTENTION_KERNELS, CHECKPOINTING, OPTIMIZER_IMPLEMENTATIONS, OPTIMIZERS, PRECISIONS
+from gpumemnet.job.training_options import (
+    ATTENTION_KERNELS,
+    CHECKPOINTING,
+    OPTIMIZER_IMPLEMENTATIONS,
+    OPTIMIZERS,
+    PRECISIONS,
+)
 
 SMALL_LAYERS = (
     Layer("linear", 512, 100 * 512 + 512),
@@ -37,7 +44,11 @@ def mlp(width: int, batch_size: int = 512, depth: int = 3) -> TrainingJob:
     """A plain MLP for 100 classes."""
     layers = [Layer("linear", width, (1024 + 1) * width), Layer("relu", width)]
     layers += [Layer("linear", width, (width + 1) * width), Layer("relu", width)] * (depth - 1)
-    return small_job(batch_size=batch_size, input_elements=1024, layers=(*layers, Layer("linear", 100, (width + 1) * 100)))
+    return small_job(
+        batch_size=batch_size,
+        input_elements=1024,
+        layers=(*layers, Layer("linear", 100, (width + 1) * 100)),
+    )
 
 
 def layers(maximum: int = 10**7) -> st.SearchStrategy[Layer]:

@@ -1,4 +1,5 @@
-"""MLflow stores in a folder, for tests that ask a real one; they skip where MLflow is not installed."""
+"""MLflow stores in a folder, for tests that ask a real one; they skip where MLflow is not
+installed."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ import pytest
 from gpumemnet.registry.mlflow_store import MlflowStore
 
 needs_mlflow = pytest.mark.skipif(
-    importlib.util.find_spec("mlflow") is None, reason="MLflow is not installed: pip install 'gpumemnet[mlflow]'"
+    importlib.util.find_spec("mlflow") is None,
+    reason="MLflow is not installed: pip install 'gpumemnet[mlflow]'",
 )
 
 

@@ -15,4 +15,6 @@ from gpumemnet.job.training_job import TrainingJob
 
 def write_jobs(path: Path, jobs: Iterable[TrainingJob]) -> None:
     """Write ``jobs`` to ``path``."""
-    pq.write_table(pa.Table.from_pylist([job_to_dict(job) for job in jobs], schema=job_schema()), path)
+    pq.write_table(
+        pa.Table.from_pylist([job_to_dict(job) for job in jobs], schema=job_schema()), path
+    )

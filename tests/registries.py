@@ -1,4 +1,5 @@
-"""Bundles that differ from the shipped ones, for tests of registries and of what serves from them."""
+"""Bundles that differ from the shipped ones, for tests of registries and of what serves from
+them."""
 
 from __future__ import annotations
 
@@ -13,14 +14,20 @@ def shipped(name: str = "cnn-h200-traced") -> Bundle:
     return next(bundle for bundle in shipped_bundles() if bundle.card.name == name)
 
 
-def other_bundle(folder: Path, version: str, name: str = "cnn-h200-traced", **changes: Any) -> Bundle:
-    """A valid bundle with the graph of the shipped one called ``name``; ``changes`` replace fields of its card."""
+def other_bundle(
+    folder: Path, version: str, name: str = "cnn-h200-traced", **changes: Any
+) -> Bundle:
+    """A valid bundle with the graph of the shipped one called ``name``; ``changes`` replace fields
+    of its card."""
     bundle = shipped(name)
-    return save_bundle(folder, bundle.model, {**bundle.card.document, "version": version, **changes})
+    return save_bundle(
+        folder, bundle.model, {**bundle.card.document, "version": version, **changes}
+    )
 
 
 def add_release(registry: Registry, work: Path, release: str, **changes: Any) -> str:
-    """Add the release ``release`` whose CNN bundle has it as its version; returns that bundle's hash."""
+    """Add the release ``release`` whose CNN bundle has it as its version; returns that bundle's
+    hash."""
     sha256 = registry.add_bundle(other_bundle(work / release, release, **changes).source).sha256
     registry.create_release(release, [sha256])
     return sha256

@@ -1,4 +1,5 @@
-"""Simulated sites: the published readings of MLPs as if another driver, of another context, had taken them."""
+"""Simulated sites: the published readings of MLPs as if another driver, of another context, had
+taken them."""
 
 from __future__ import annotations
 
@@ -22,23 +23,37 @@ def published(family: str = "mlp") -> tuple[Measurement, ...]:
     return tuple(read_dataset(DATASETS / f"published_{family}_a100.parquet"))
 
 
-def site_rows(count: int, *, shift_mib: int = -600, seed: int = 0, family: str = "mlp", **changes: Any) -> list[Measurement]:
-    """``count`` published rows whose labels are moved by ``shift_mib``; ``changes`` replace fields."""
+def site_rows(
+    count: int, *, shift_mib: int = -600, seed: int = 0, family: str = "mlp", **changes: Any
+) -> list[Measurement]:
+    """``count`` published rows whose labels are moved by ``shift_mib``; ``changes`` replace
+    fields."""
     drawn = random.Random(seed).sample(published(family), count)
     return [moved(row, shift_mib, **changes) for row in drawn]
 
 
 def moved(row: Measurement, shift_mib: int, **changes: Any) -> Measurement:
     peak = row.peak_device_bytes
-    return replace(row, **{"peak_device_bytes": None if peak is None else peak + shift_mib * MIB, **changes})
+    return replace(
+        row, **{"peak_device_bytes": None if peak is None else peak + shift_mib * MIB, **changes}
+    )
 
 
 def probes(count: int, context_mib: int = 824) -> list[Measurement]:
     """Rows as ``dataset_builder`` measures them on a GPU: with the context read."""
     rows = site_rows(count, shift_mib=context_mib - 1429)
-    changes: dict[str, Any] = {"provenance": "measured", "label_source": "nvml_process", "peak_device_bytes": None}
+    changes: dict[str, Any] = {
+        "provenance": "measured",
+        "label_source": "nvml_process",
+        "peak_device_bytes": None,
+    }
     return [
-        replace(row, **changes, peak_process_bytes=row.peak_device_bytes, context_bytes=(context_mib + number % 3) * MIB)
+        replace(
+            row,
+            **changes,
+            peak_process_bytes=row.peak_device_bytes,
+            context_bytes=(context_mib + number % 3) * MIB,
+        )
         for number, row in enumerate(rows)
     ]
 

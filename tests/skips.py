@@ -1,7 +1,8 @@
 """Fails a test session in which a test was skipped for a reason that nobody agreed to.
 
-A skipped test checks nothing.  ``tests/allowed_skips.txt`` lists the reasons that are accepted; with ``--strict-skips`` (which CI
-gives) any other reason fails the session, so that a library that CI no longer installs is noticed.
+A skipped test checks nothing.  ``tests/allowed_skips.txt`` lists the reasons that are accepted;
+with ``--strict-skips`` (which CI gives) any other reason fails the session, so that a library that
+CI no longer installs is noticed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ def allowed_patterns(text: str) -> list[str]:
 
 def refused(reasons: Iterable[str], patterns: Iterable[str]) -> Counter[str]:
     """How often each reason occurs that no pattern accepts."""
-    accepted = re.compile("|".join(re.escape(pattern).replace(r"\*", ".*") for pattern in patterns) or "(?!)", re.DOTALL)
+    accepted = re.compile(
+        "|".join(re.escape(pattern).replace(r"\*", ".*") for pattern in patterns) or "(?!)",
+        re.DOTALL,
+    )
     return Counter(reason for reason in reasons if not accepted.fullmatch(reason))
 
 
@@ -39,14 +43,19 @@ def add_option(parser: pytest.Parser) -> None:
 
 
 def check(session: pytest.Session) -> None:
-    """Change the exit status where a skip is refused; the process that distributes tests to others sees all their reports."""
+    """Change the exit status where a skip is refused; the process that distributes tests to others
+    sees all their reports."""
     if not session.config.getoption("strict_skips") or hasattr(session.config, "workerinput"):
         return
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None:
         return
     reports = reporter.stats.get("skipped", [])
-    reasons = (report.longrepr[2].removeprefix("Skipped: ") for report in reports if isinstance(report.longrepr, tuple))
+    reasons = (
+        report.longrepr[2].removeprefix("Skipped: ")
+        for report in reports
+        if isinstance(report.longrepr, tuple)
+    )
     found = refused(reasons, allowed_patterns(LIST.read_text("utf-8")))
     if not found:
         return

@@ -12,7 +12,14 @@ from tests.changed import changed_files, pick_tests
 
 ROOT = Path(__file__).parents[1]
 NEEDS_MORE = (
-    *("nightly", "cuda_code", "several_gpus", "convolution_workspaces", "closed_form_rows", "real_jobs_cuda_code"),
+    *(
+        "nightly",
+        "cuda_code",
+        "several_gpus",
+        "convolution_workspaces",
+        "closed_form_rows",
+        "real_jobs_cuda_code",
+    ),
     *("replay_spread", "plan_checks"),
 )
 """Scripts that no nightly run has what they need for: CUDA's code, cuDNN, or published tables."""
@@ -38,7 +45,10 @@ def test_the_tests_of_a_changed_file_are_found(changed: str, picked: str) -> Non
 
 
 def test_no_test_is_picked_twice_and_a_deleted_one_is_left_out() -> None:
-    found = pick_tests(["gpumemnet/site/drift.py", "tests/gpumemnet/site/test_drift.py", "tests/test_gone.py"], ROOT)
+    found = pick_tests(
+        ["gpumemnet/site/drift.py", "tests/gpumemnet/site/test_drift.py", "tests/test_gone.py"],
+        ROOT,
+    )
     assert "tests/gpumemnet/site" in found
     assert not {"tests/gpumemnet/site/test_drift.py", "tests/test_gone.py"} & set(found)
 
@@ -46,7 +56,9 @@ def test_no_test_is_picked_twice_and_a_deleted_one_is_left_out() -> None:
 def test_a_change_is_what_is_not_on_main_or_else_the_last_commit(tmp_path: Path) -> None:
     def git(*arguments: str) -> None:
         settings = ("-c", "user.name=me", "-c", "user.email=me@example.org")
-        subprocess.run(["git", *settings, *arguments], cwd=tmp_path, check=True, capture_output=True)
+        subprocess.run(
+            ["git", *settings, *arguments], cwd=tmp_path, check=True, capture_output=True
+        )
 
     git("init", "--initial-branch", "main")
     for name in ("first", "second"):
@@ -73,7 +85,9 @@ def test_every_nightly_step_is_a_command_that_exists() -> None:
 
 def test_pre_commit_runs_the_projects_own_tools() -> None:
     configuration = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
-    entries = [hook["entry"] for repository in configuration["repos"] for hook in repository["hooks"]]
+    entries = [
+        hook["entry"] for repository in configuration["repos"] for hook in repository["hooks"]
+    ]
     assert all(repository["repo"] == "local" for repository in configuration["repos"])
     tools = Path(sys.executable).parent
     for entry in entries:

@@ -1,4 +1,5 @@
-"""The examples of the README and the guides give their answers; ``tests/docs`` checks everything else in the documents."""
+"""The examples of the README and the guides give their answers; ``tests/docs`` checks everything
+else in the documents."""
 
 import json
 import re
@@ -14,7 +15,11 @@ ROOT = Path(__file__).parents[1]
 
 
 def block(page: str, marker: str) -> str:
-    found = re.search(rf"<!-- {re.escape(marker)} -->\n```\w+\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
+    found = re.search(
+        rf"<!-- {re.escape(marker)} -->\n```\w+\n(.*?)```",
+        (ROOT / page).read_text("utf-8"),
+        re.DOTALL,
+    )
     assert found, marker
     return found[1]
 
@@ -30,7 +35,8 @@ def ask(service: RunningService, command: str) -> httpx.Response:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Equal, but for the last digits of probabilities, which differ between processors; ``left`` may leave fields out."""
+    """Equal, but for the last digits of probabilities, which differ between processors; ``left``
+    may leave fields out."""
     if isinstance(left, dict):
         return left.keys() <= right.keys() and all(same(left[name], right[name]) for name in left)
     if isinstance(left, list):
@@ -40,8 +46,12 @@ def same(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-@pytest.mark.parametrize(("page", "prefix"), [("README.md", "example"), ("docs/how-to/scheduler.md", "example: plain")])
-def test_the_example_in_text_gives_the_answer(service: RunningService, page: str, prefix: str) -> None:
+@pytest.mark.parametrize(
+    ("page", "prefix"), [("README.md", "example"), ("docs/how-to/scheduler.md", "example: plain")]
+)
+def test_the_example_in_text_gives_the_answer(
+    service: RunningService, page: str, prefix: str
+) -> None:
     separator = " " if ":" in prefix else ": "
     answer = ask(service, block(page, f"{prefix}{separator}request"))
     assert answer.status_code == 200
@@ -58,6 +68,8 @@ def test_the_example_in_json_gives_the_answer(service: RunningService) -> None:
 
 def test_the_shipped_card_carries_the_table() -> None:
     card = json.loads((ROOT / "gpumemnet/bundles/mlp-a100-published/card.json").read_text("utf-8"))
-    evaluation = json.loads((ROOT / "docs/evaluation/published_mlp_a100/evaluation.json").read_text("utf-8"))
+    evaluation = json.loads(
+        (ROOT / "docs/evaluation/published_mlp_a100/evaluation.json").read_text("utf-8")
+    )
     assert card["metrics"] == evaluation["candidates"]
     assert card["training_data"]["sha256"] == evaluation["data_sha256"]

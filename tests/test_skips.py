@@ -20,7 +20,10 @@ def test_a_reason_is_accepted_by_its_pattern_alone() -> None:
     patterns = allowed_patterns("# GPUs\nno GPU: *\n\nneeds gpumemnet[ray]\n")
     assert patterns == ["no GPU: *", "needs gpumemnet[ray]"]
     assert refused(["no GPU: none", "needs gpumemnet[ray]"], patterns) == {}
-    assert refused(["no GPU", "needs gpumemnetr", "no GPU"], patterns) == {"no GPU": 2, "needs gpumemnetr": 1}
+    assert refused(["no GPU", "needs gpumemnetr", "no GPU"], patterns) == {
+        "no GPU": 2,
+        "needs gpumemnetr": 1,
+    }
     assert refused(["anything"], []) == {"anything": 1}
 
 
@@ -31,18 +34,36 @@ def test_a_reason_is_accepted_by_its_pattern_alone() -> None:
 def test_a_session_fails_on_a_reason_that_is_not_listed(
     tmp_path: Path, reason: str, strict: bool, processes: int, status: int
 ) -> None:
-    said = reason if reason == "new" else allowed_patterns(LIST.read_text("utf-8"))[0].replace("*", "something")
+    said = (
+        reason
+        if reason == "new"
+        else allowed_patterns(LIST.read_text("utf-8"))[0].replace("*", "something")
+    )
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_skipping.py").write_text(SKIPPING.format(said))
-    command = [sys.executable, "-m", "pytest", "-p", "xdist", "-n", str(processes), *["--strict-skips"] * strict, str(tmp_path)]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "xdist",
+        "-n",
+        str(processes),
+        *["--strict-skips"] * strict,
+        str(tmp_path),
+    ]
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTEST")
+    }
     environment |= {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == status, done.stdout + done.stderr
     assert ("1 x new" in done.stdout) == (status == 1)
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc, which only Linux has")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="reads /proc, which only Linux has"
+)
 def test_a_session_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
     psutil = pytest.importorskip("psutil")
     script = tmp_path / "session.py"
@@ -52,7 +73,9 @@ def test_a_session_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> No
         "print(child.pid, flush=True)\ntime.sleep(600)\n"
     )
     command = [sys.executable, str(script)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}) as session:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    ) as session:
         assert session.stdout is not None
         child = int(session.stdout.readline())
         assert psutil.pid_exists(child)

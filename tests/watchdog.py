@@ -1,7 +1,9 @@
-"""Ends the processes that a test session left behind, however the session itself ended: ``python tests/watchdog.py PID MARK``.
+"""Ends the processes that a test session left behind, however the session itself ended: ``python
+tests/watchdog.py PID MARK``.
 
-A test that fails, or a session that is killed, must not leave a service or a database running.  Every process that a session
-starts inherits an environment variable whose value belongs to this session, so that a process beside the session finds them all.
+A test that fails, or a session that is killed, must not leave a service or a database running.
+Every process that a session starts inherits an environment variable whose value belongs to this
+session, so that a process beside the session finds them all.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ _LOOK_SECONDS: Final = 0.5
 
 
 def start() -> None:
-    """Start a watchdog for this process.  Only Linux lists the environment of other processes; elsewhere nothing happens."""
+    """Start a watchdog for this process.  Only Linux lists the environment of other processes;
+    elsewhere nothing happens."""
     if not sys.platform.startswith("linux"):
         return
     mark = uuid.uuid4().hex

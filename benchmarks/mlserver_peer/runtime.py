@@ -1,4 +1,5 @@
-"""Serves the shipped models with MLServer, for benchmarks/http_latency.py.  It runs in an environment of its own."""
+"""Serves the shipped models with MLServer, for benchmarks/http_latency.py.  It runs in an
+environment of its own."""
 
 import numpy as np
 from mlserver import MLModel
@@ -10,7 +11,8 @@ from gpumemnet.predict.predictor import Predictor
 
 
 class Runtime(MLModel):
-    """Answers jobs from the same predictor, with fewer fields than the service: three numbers and the probabilities."""
+    """Answers jobs from the same predictor, with fewer fields than the service: three numbers and
+    the probabilities."""
 
     async def load(self) -> bool:
         """Load the bundles of the package."""
@@ -21,12 +23,18 @@ class Runtime(MLModel):
         """One Open Inference request, a BYTES tensor of jobs as JSON."""
         jobs = [job_from_json(text) for text in StringCodec.decode_input(payload.inputs[0])]
         estimates = self.predictor.predict_many(jobs)
-        safe_bytes = [-1 if estimate.safe_bytes is None else estimate.safe_bytes for estimate in estimates]
+        safe_bytes = [
+            -1 if estimate.safe_bytes is None else estimate.safe_bytes for estimate in estimates
+        ]
         return InferenceResponse(
             model_name=self.name,
             outputs=[
-                NumpyCodec.encode_output("expected_bytes", np.array([estimate.expected_bytes for estimate in estimates])),
+                NumpyCodec.encode_output(
+                    "expected_bytes", np.array([estimate.expected_bytes for estimate in estimates])
+                ),
                 NumpyCodec.encode_output("safe_bytes", np.array(safe_bytes)),
-                NumpyCodec.encode_output("probabilities", np.stack([estimate.probabilities for estimate in estimates])),
+                NumpyCodec.encode_output(
+                    "probabilities", np.stack([estimate.probabilities for estimate in estimates])
+                ),
             ],
         )

@@ -1,6 +1,8 @@
-"""Starts MLServer with the runtime beside this file: ``python serve.py default|bare PORT FOLDER``.  FOLDER takes its settings.
+"""Starts MLServer with the runtime beside this file: ``python serve.py default|bare PORT FOLDER``.
+FOLDER takes its settings.
 
-``default`` is MLServer as it installs itself; ``bare`` the quickest that it can be: no pool of workers, no metrics, no log.
+``default`` is MLServer as it installs itself; ``bare`` the quickest that it can be: no pool of
+workers, no metrics, no log.
 """
 
 import json
@@ -22,7 +24,12 @@ def write_settings(kind: str, port: int, folder: Path) -> None:
     }
     if kind == "bare":
         quiet = {"version": 1, "root": {"level": "WARNING"}}
-        settings |= {"parallel_workers": 0, "metrics_endpoint": None, "debug": False, "logging_settings": quiet}
+        settings |= {
+            "parallel_workers": 0,
+            "metrics_endpoint": None,
+            "debug": False,
+            "logging_settings": quiet,
+        }
     (folder / "settings.json").write_text(json.dumps(settings))
     (folder / "gpumemnet").mkdir()
     model = {"name": "gpumemnet", "implementation": "runtime.Runtime"}

@@ -1,8 +1,11 @@
-"""Lets scripts of others run on made-up data, and with a torchvision that was built for another PyTorch.
+"""Lets scripts of others run on made-up data, and with a torchvision that was built for another
+PyTorch.
 
-Python imports this file at its start from ``PYTHONPATH``.  Some modules are changed when a script imports them: torchvision
-names two operators on import, which a build for another PyTorch lacks; its data sets compare checksums, which made-up data do not
-have; ``requests.get`` answers with the file that ``REAL_SCRIPTS_DOWNLOAD`` names; ``torch.hub.list`` finds nothing.
+Python imports this file at its start from ``PYTHONPATH``.  Some modules are changed when a script
+imports them: torchvision names two operators on import, which a build for another PyTorch lacks;
+    its data sets compare checksums, which made-up data do not
+have; ``requests.get`` answers with the file that ``REAL_SCRIPTS_DOWNLOAD`` names;
+``torch.hub.list`` finds nothing.
 """
 
 from __future__ import annotations
@@ -58,7 +61,9 @@ _CHANGES = {
 class _Changed(MetaPathFinder):
     """Finds the modules that are changed."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name == "torchvision":
             _name_operators()
         change = _CHANGES.get(name)

@@ -1,7 +1,8 @@
 """Checks how evenly a dataset covers its features and its memory.
 
-No tenth of a number's range, in logarithms, should hold more than a fifth of the rows.  No choice should hold more than one and
-a half times its even share.  Up to three quarters of the GPU's memory, no octave should be without labels.
+No tenth of a number's range, in logarithms, should hold more than a fifth of the rows.  No choice
+should hold more than one and a half times its even share.  Up to three quarters of the GPU's
+memory, no octave should be without labels.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ class Spread:
         """Both ends of the range as text; empty for choices."""
         if self.low is None or self.high is None:
             return ""
-        return " – ".join(f"{end:,.0f}" if end >= 100 else f"{end:.3g}" for end in (self.low, self.high))
+        return " – ".join(
+            f"{end:,.0f}" if end >= 100 else f"{end:.3g}" for end in (self.low, self.high)
+        )
 
     @property
     def crowding(self) -> float:
@@ -81,14 +84,18 @@ class Spread:
 
 
 def feature_values(measurement: Measurement) -> dict[str, Any]:
-    """The declared features of one row: its options, and every number and string of its architecture.
+    """The declared features of one row: its options, and every number and string of its
+    architecture.
 
-    A list counts as its length and its largest number; a feature that is ``None`` does not apply to the row.
+    A list counts as its length and its largest number; a feature that is ``None`` does not apply to
+    the row.
     """
     job = measurement.job
     values = {name: getattr(job, name) for name in OPTIONS if hasattr(job, name)}
     values["attention_kernel"] = job.attention_kernel
-    values |= {name: value for name, value in _object(measurement.options).items() if name in OPTIONS}
+    values |= {
+        name: value for name, value in _object(measurement.options).items() if name in OPTIONS
+    }
     flat: dict[str, Any] = {}
     _flatten("", _object(measurement.architecture), flat)
     values |= flat
@@ -125,18 +132,24 @@ def _leaves(value: Any) -> Iterable[Any]:
 
 
 def spreads(measurements: Iterable[Measurement]) -> list[Spread]:
-    """The spread of every feature that takes more than one value, ranges first, each kind in alphabetical order."""
+    """The spread of every feature that takes more than one value, ranges first, each kind in
+    alphabetical order."""
     columns: dict[str, list[Any]] = {}
     for measurement in measurements:
         for name, value in feature_values(measurement).items():
             columns.setdefault(name, []).append(value)
-    found = [spread(name, values) for name, values in sorted(columns.items()) if len(set(values)) > 1]
+    found = [
+        spread(name, values) for name, values in sorted(columns.items()) if len(set(values)) > 1
+    ]
     return sorted(found, key=lambda spread: not spread.is_range)
 
 
 def spread(feature: str, values: Sequence[Any]) -> Spread:
-    """The spread of one feature; a number with few values counts as a range or as choices, whichever fits better."""
-    numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    """The spread of one feature; a number with few values counts as a range or as choices,
+    whichever fits better."""
+    numeric = all(
+        isinstance(value, int | float) and not isinstance(value, bool) for value in values
+    )
     choices = _choices(feature, values)
     if not numeric:
         return choices
@@ -149,18 +162,34 @@ def spread(feature: str, values: Sequence[Any]) -> Spread:
 def _choices(feature: str, values: Sequence[Any]) -> Spread:
     common = Counter(map(_value_text, values)).most_common()
     shares = tuple(count / len(values) for _, count in common)
-    return Spread(feature, len(values), None, None, shares, tuple(name for name, _ in common), CHOICE_LIMIT / len(common))
+    return Spread(
+        feature,
+        len(values),
+        None,
+        None,
+        shares,
+        tuple(name for name, _ in common),
+        CHOICE_LIMIT / len(common),
+    )
 
 
 def _value_text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
+    return (
+        f"{value:g}"
+        if isinstance(value, float)
+        else str(value).lower()
+        if isinstance(value, bool)
+        else str(value)
+    )
 
 
 def _range(feature: str, values: Sequence[float]) -> Spread:
-    """Shares of the rows in tenths of the range, logarithmic unless the range contains zero or negative values.
+    """Shares of the rows in tenths of the range, logarithmic unless the range contains zero or
+    negative values.
 
-    A whole number k represents the interval from k to k + 1, and its rows are distributed evenly over it.  Otherwise the few
-    whole numbers in the lower tenths of a logarithmic range would look like an uneven sample.
+    A whole number k represents the interval from k to k + 1, and its rows are distributed evenly
+    over it.  Otherwise the few whole numbers in the lower tenths of a logarithmic range would look
+    like an uneven sample.
     """
     column = np.asarray(values, dtype=np.float64)
     low, high = float(column.min()), float(column.max())
@@ -174,12 +203,21 @@ def _range(feature: str, values: Sequence[float]) -> Spread:
     else:
         counts_by_tenth = np.histogram(scale(column), bins=TENTHS)[0].astype(np.float64)
     names = tuple(f"tenth {tenth}" for tenth in range(1, TENTHS + 1))
-    return Spread(feature, len(values), low, high, tuple((counts_by_tenth / len(values)).tolist()), names, TENTH_LIMIT)
+    return Spread(
+        feature,
+        len(values),
+        low,
+        high,
+        tuple((counts_by_tenth / len(values)).tolist()),
+        names,
+        TENTH_LIMIT,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Octave:
-    """Number of rows with a label between ``low_bytes`` and twice that; the lowest octave begins at zero."""
+    """Number of rows with a label between ``low_bytes`` and twice that; the lowest octave begins at
+    zero."""
 
     low_bytes: int
     high_bytes: int
@@ -200,12 +238,21 @@ def octave_name(edge_bytes: int) -> str:
 
 def label_octaves(label_bytes: NDArray[np.int64], capacity_bytes: int) -> list[Octave]:
     """Counts labels per octave, from 0.5 GiB up to the octave that contains ``capacity_bytes``."""
-    top = max(1, math.ceil(math.log2(max(capacity_bytes, *label_bytes.tolist(), 1) / LOWEST_LABEL_BYTES)))
+    top = max(
+        1, math.ceil(math.log2(max(capacity_bytes, *label_bytes.tolist(), 1) / LOWEST_LABEL_BYTES))
+    )
     edges = [0, *(LOWEST_LABEL_BYTES << exponent for exponent in range(top + 1))]
     counts, _ = np.histogram(label_bytes, bins=edges)
-    return [Octave(low, high, int(count)) for low, high, count in zip(edges, edges[1:], counts, strict=False)]
+    return [
+        Octave(low, high, int(count))
+        for low, high, count in zip(edges, edges[1:], counts, strict=False)
+    ]
 
 
 def empty_octaves(octaves: Iterable[Octave], capacity_bytes: int) -> list[Octave]:
     """Octaves without labels between 0.5 GiB and three quarters of the GPU's memory."""
-    return [octave for octave in octaves if 0 < octave.low_bytes < CARD_SHARE * capacity_bytes and not octave.rows]
+    return [
+        octave
+        for octave in octaves
+        if 0 < octave.low_bytes < CARD_SHARE * capacity_bytes and not octave.rows
+    ]

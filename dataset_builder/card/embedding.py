@@ -1,7 +1,8 @@
-"""Two-dimensional projections of a dataset's jobs: principal components, and t-SNE (van der Maaten & Hinton, JMLR 9, 2008).
+"""Two-dimensional projections of a dataset's jobs: principal components, and t-SNE (van der Maaten
+& Hinton, JMLR 9, 2008).
 
-Both are implemented in numpy, because measuring hosts have no scikit-learn.  t-SNE is exact, quadratic in the number of points,
-and intended for about a thousand points.
+Both are implemented in numpy, because measuring hosts have no scikit-learn.  t-SNE is exact,
+quadratic in the number of points, and intended for about a thousand points.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _ENTROPY_ROUNDS: Final = 60
 
 
 def standardised_features(jobs: Sequence[TrainingJob]) -> Matrix:
-    """Feature vectors in logarithms, each column with mean zero and variance one; constant columns are left out.
+    """Feature vectors in logarithms, each column with mean zero and variance one; constant columns
+    are left out.
 
     Shape ``[B, F]`` with ``F`` at least one.
     """
@@ -42,7 +44,8 @@ def standardised_features(jobs: Sequence[TrainingJob]) -> Matrix:
 
 
 def principal_components(points: Matrix) -> tuple[Matrix, Matrix]:
-    """The first two principal components of centred ``points``, shape ``[B, 2]``, and the share of variance of each."""
+    """The first two principal components of centred ``points``, shape ``[B, 2]``, and the share of
+    variance of each."""
     rotated, strengths, _ = np.linalg.svd(points, full_matrices=False)
     components = np.zeros((len(points), 2))
     shares = np.zeros(2)
@@ -53,7 +56,8 @@ def principal_components(points: Matrix) -> tuple[Matrix, Matrix]:
 
 
 def tsne(points: Matrix, seed: int, perplexity: float = PERPLEXITY) -> Matrix:
-    """Exact t-SNE of ``points``, shape ``[B, 2]``: initialised by principal components, the same for the same seed.
+    """Exact t-SNE of ``points``, shape ``[B, 2]``: initialised by principal components, the same
+    for the same seed.
 
     Args:
         points: shape ``[B, F]``; fewer than four points keep their principal components.
@@ -85,16 +89,23 @@ def tsne(points: Matrix, seed: int, perplexity: float = PERPLEXITY) -> Matrix:
 
 def _squared_distances(points: Matrix) -> Matrix:
     lengths = (points**2).sum(axis=1)
-    distances: Matrix = np.maximum(lengths[:, None] + lengths[None, :] - 2.0 * points @ points.T, 0.0)
+    distances: Matrix = np.maximum(
+        lengths[:, None] + lengths[None, :] - 2.0 * points @ points.T, 0.0
+    )
     return distances
 
 
 def _affinities(distances: Matrix, perplexity: float) -> Matrix:
-    """Symmetric neighbour probabilities; every point's bandwidth is bisected until its entropy is ``log(perplexity)``."""
+    """Symmetric neighbour probabilities; every point's bandwidth is bisected until its entropy is
+    ``log(perplexity)``."""
     count = len(distances)
     others = ~np.eye(count, dtype=bool)
     shifted = distances - np.where(others, distances, np.inf).min(axis=1, keepdims=True)
-    low, high, precision = np.zeros(count), np.full(count, np.inf), np.full(count, 1.0 / max(float(distances.mean()), 1e-12))
+    low, high, precision = (
+        np.zeros(count),
+        np.full(count, np.inf),
+        np.full(count, 1.0 / max(float(distances.mean()), 1e-12)),
+    )
     for _ in range(_ENTROPY_ROUNDS):
         weights = np.where(others, np.exp(-np.maximum(shifted, 0.0) * precision[:, None]), 0.0)
         total = weights.sum(axis=1)

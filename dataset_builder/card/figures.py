@@ -1,6 +1,8 @@
-"""Draws the figures of a data card: labels, coverage, growth, contexts and maps, in colours for colour-blind readers.
+"""Draws the figures of a data card: labels, coverage, growth, contexts and maps, in colours for
+colour-blind readers.
 
-Figures are made without pyplot, so they share no state.  The colours are those of Okabe & Ito and of cividis.
+Figures are made without pyplot, so they share no state.  The colours are those of Okabe & Ito and
+of cividis.
 """
 
 from __future__ import annotations
@@ -36,14 +38,25 @@ _MOST_BARS: Final = 12
 
 
 def label_figure(families: Families) -> Figure:
-    """Labels of every family by quarter octaves; jobs that ran out of memory are at the memory that they had."""
+    """Labels of every family by quarter octaves; jobs that ran out of memory are at the memory that
+    they had."""
     figure, panels = _stack(families, 2.3)
-    amounts = [amount for rows in families.values() for row in rows if (amount := row.label_bytes or _bound(row))]
-    bins = np.arange(np.floor(np.log2(min(amounts))), np.ceil(np.log2(max(amounts)) + 0.01) + 0.125, 0.25)
+    amounts = [
+        amount
+        for rows in families.values()
+        for row in rows
+        if (amount := row.label_bytes or _bound(row))
+    ]
+    bins = np.arange(
+        np.floor(np.log2(min(amounts))), np.ceil(np.log2(max(amounts)) + 0.01) + 0.125, 0.25
+    )
     for axes, (family, rows) in zip(panels, families.items(), strict=True):
         labels = [np.log2(row.label_bytes) for row in rows if row.label_bytes]
         bounds = [np.log2(_bound(row)) for row in rows if _bound(row)]
-        kinds = [(labels, COLOURS[family], "", "label"), (bounds, OOM_COLOUR, "////", "out of memory: more than this")]
+        kinds = [
+            (labels, COLOURS[family], "", "label"),
+            (bounds, OOM_COLOUR, "////", "out of memory: more than this"),
+        ]
         below = np.zeros(len(bins) - 1)
         for values, colour, hatch, name in kinds:
             counts, _ = np.histogram(values, bins)
@@ -53,7 +66,16 @@ def label_figure(families: Families) -> Figure:
                 else {"facecolor": colour, "edgecolor": "white"}
             )
             if values:
-                axes.bar(bins[:-1], counts, 0.25, below, align="edge", label=f"{name} ({len(values):,})", linewidth=0.5, **style)
+                axes.bar(
+                    bins[:-1],
+                    counts,
+                    0.25,
+                    below,
+                    align="edge",
+                    label=f"{name} ({len(values):,})",
+                    linewidth=0.5,
+                    **style,
+                )
             below += counts
         axes.set(title=family, ylabel="rows", ylim=(0, 1.05 * max(1.0, below.max())))
         axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
@@ -63,17 +85,29 @@ def label_figure(families: Families) -> Figure:
 
 
 def coverage_figure(family: str, spreads: Sequence[Spread]) -> Figure:
-    """Left: share of the rows in each tenth of each number's range.  Right: the most frequent choice against its even share."""
+    """Left: share of the rows in each tenth of each number's range.  Right: the most frequent
+    choice against its even share."""
     ranges = [spread for spread in spreads if spread.is_range]
     choices = [spread for spread in spreads if not spread.is_range]
-    columns = [choices] if len(choices) <= _MOST_BARS else [choices[: -(-len(choices) // 2)], choices[-(-len(choices) // 2) :]]
-    figure = _figure(13.0 + 3.0 * (len(columns) - 1), max(2.4, 1.3 + 0.36 * max(len(ranges), *map(len, columns))))
+    columns = (
+        [choices]
+        if len(choices) <= _MOST_BARS
+        else [choices[: -(-len(choices) // 2)], choices[-(-len(choices) // 2) :]]
+    )
+    figure = _figure(
+        13.0 + 3.0 * (len(columns) - 1), max(2.4, 1.3 + 0.36 * max(len(ranges), *map(len, columns)))
+    )
     left, *others = figure.subplots(
-        1, 1 + len(columns), width_ratios=(1.25, *[1.0 if len(columns) == 1 else 0.55] * len(columns))
+        1,
+        1 + len(columns),
+        width_ratios=(1.25, *[1.0 if len(columns) == 1 else 0.55] * len(columns)),
     )
     if ranges:
         _draw_tenths(left, ranges)
-    left.set(title=f"{family}: % of the rows in each tenth of the range (white: above {100 * TENTH_LIMIT:g})", xlabel="tenth")
+    left.set(
+        title=f"{family}: % of the rows in each tenth of the range (white: above {100 * TENTH_LIMIT:g})",
+        xlabel="tenth",
+    )
     longest = 1.1 * max([CHOICE_LIMIT, *(CHOICE_LIMIT * spread.crowding for spread in choices)])
     for axes, column_choices in zip(others, columns, strict=True):
         _draw_choices(axes, column_choices, COLOURS[family], longest)
@@ -87,45 +121,92 @@ def _draw_tenths(axes: Axes, ranges: Sequence[Spread]) -> None:
     for (row, tenth), share in np.ndenumerate(shares):
         over = share > 100 * TENTH_LIMIT
         colour, weight = ("white", "bold") if over else ("black", "normal")
-        axes.text(tenth, row, f"{share:.0f}", ha="center", va="center", fontsize=9, color=colour, weight=weight)
+        axes.text(
+            tenth,
+            row,
+            f"{share:.0f}",
+            ha="center",
+            va="center",
+            fontsize=9,
+            color=colour,
+            weight=weight,
+        )
     axes.set_xticks(range(10), [str(tenth) for tenth in range(1, 11)])
-    axes.set_yticks(range(len(ranges)), [f"{spread.feature}\n{spread.ends}" for spread in ranges], fontsize=8)
+    axes.set_yticks(
+        range(len(ranges)), [f"{spread.feature}\n{spread.ends}" for spread in ranges], fontsize=8
+    )
 
 
 def _draw_choices(axes: Axes, choices: Sequence[Spread], colour: str, longest: float) -> None:
     colours = [colour if spread.within else OOM_COLOUR for spread in choices]
     hatches = ["" if spread.within else "////" for spread in choices]
-    axes.barh(range(len(choices)), [CHOICE_LIMIT * spread.crowding for spread in choices], color=colours, hatch=hatches)
+    axes.barh(
+        range(len(choices)),
+        [CHOICE_LIMIT * spread.crowding for spread in choices],
+        color=colours,
+        hatch=hatches,
+    )
     axes.axvline(CHOICE_LIMIT, color="black", linestyle="--", linewidth=1)
-    names = [f"{spread.feature}\n{spread.fullest}: {max(spread.cells):.0%}, {len(spread.cells)} values" for spread in choices]
+    names = [
+        f"{spread.feature}\n{spread.fullest}: {max(spread.cells):.0%}, {len(spread.cells)} values"
+        for spread in choices
+    ]
     axes.set_yticks(range(len(choices)), names, fontsize=8)
     axes.set(ylim=(len(choices) - 0.4, -0.6), xlim=(0, longest))
-    axes.set(title=f"most frequent choice (limit {CHOICE_LIMIT:g}, dashed)", xlabel="times its even share")
+    axes.set(
+        title=f"most frequent choice (limit {CHOICE_LIMIT:g}, dashed)",
+        xlabel="times its even share",
+    )
 
 
 def growth_figure(families: Families) -> Figure:
-    """Left: labels against the weights' bytes.  Right: the smallest jobs, whose labels rise in steps of allocator segments."""
+    """Left: labels against the weights' bytes.  Right: the smallest jobs, whose labels rise in
+    steps of allocator segments."""
     figure = _figure(13.0, 3.6 * len(families))
     grid = figure.subplots(len(families), 2, squeeze=False)
     for (left, right), (family, family_rows) in zip(grid, families.items(), strict=True):
         rows = [row for row in _thinned(family_rows) if row.label_bytes]
         weights = [training_state_bytes(row)[0] for row in rows]
         left.scatter(
-            weights, [row.label_bytes for row in rows], s=6, alpha=0.5, color=COLOURS[family], linewidth=0, rasterized=True
+            weights,
+            [row.label_bytes for row in rows],
+            s=6,
+            alpha=0.5,
+            color=COLOURS[family],
+            linewidth=0,
+            rasterized=True,
         )
         left.set_xscale("log", base=2)
         left.set_yscale("log", base=2)
-        left.set(title=f"{family}: label against weights", xlabel="bytes of the weights", ylabel="label")
+        left.set(
+            title=f"{family}: label against weights", xlabel="bytes of the weights", ylabel="label"
+        )
         _log_memory(left.xaxis, left.get_xlim())
         _log_memory(left.yaxis, left.get_ylim())
         reserved = all(row.peak_reserved_bytes is not None for row in rows)
         sizes = np.array([_tensor_bytes(row) for row in rows]) / MIB
         limit = max(
-            _ZOOM_BYTES / MIB, float(np.partition(sizes, min(_ZOOM_ROWS, len(sizes)) - 1)[min(_ZOOM_ROWS, len(sizes)) - 1])
+            _ZOOM_BYTES / MIB,
+            float(
+                np.partition(sizes, min(_ZOOM_ROWS, len(sizes)) - 1)[
+                    min(_ZOOM_ROWS, len(sizes)) - 1
+                ]
+            ),
         )
         near = [(size, row) for size, row in zip(sizes, rows, strict=True) if size <= limit]
-        amounts = [((row.peak_reserved_bytes if reserved else row.label_bytes) or 0) / MIB for _, row in near]
-        right.scatter([size for size, _ in near], amounts, s=6, alpha=0.6, color=COLOURS[family], linewidth=0, rasterized=True)
+        amounts = [
+            ((row.peak_reserved_bytes if reserved else row.label_bytes) or 0) / MIB
+            for _, row in near
+        ]
+        right.scatter(
+            [size for size, _ in near],
+            amounts,
+            s=6,
+            alpha=0.6,
+            color=COLOURS[family],
+            linewidth=0,
+            rasterized=True,
+        )
         if amounts:
             low, high = min(amounts), float(np.quantile(amounts, 0.95))
             right.set_ylim(low - 0.05 * (high - low) - 1, high + 0.1 * (high - low) + 1)
@@ -138,12 +219,17 @@ def growth_figure(families: Families) -> Figure:
 
 def context_figure(families: Families) -> Figure | None:
     """Context bytes of every family, or ``None`` when no row states them."""
-    known = {family: [row.context_bytes / MIB for row in rows if row.context_bytes] for family, rows in families.items()}
+    known = {
+        family: [row.context_bytes / MIB for row in rows if row.context_bytes]
+        for family, rows in families.items()
+    }
     known = {family: values for family, values in known.items() if values}
     if not known:
         return None
     figure, panels = _stack(known, 1.9)
-    edges = np.histogram_bin_edges(np.concatenate([np.asarray(amounts) for amounts in known.values()]), bins=60)
+    edges = np.histogram_bin_edges(
+        np.concatenate([np.asarray(amounts) for amounts in known.values()]), bins=60
+    )
     for axes, (family, values) in zip(panels, known.items(), strict=True):
         axes.hist(values, bins=edges, color=COLOURS[family])
         axes.axvline(float(np.median(values)), color="black", linestyle="--", linewidth=1)
@@ -153,7 +239,8 @@ def context_figure(families: Families) -> Figure | None:
 
 
 def map_figure(family: str, rows: Sequence[Measurement], seed: int = 0) -> Figure:
-    """Principal components and t-SNE of the feature vectors of at most 1,000 rows, coloured by bin; out of memory are crosses."""
+    """Principal components and t-SNE of the feature vectors of at most 1,000 rows, coloured by bin;
+    out of memory are crosses."""
     from matplotlib import colormaps
     from matplotlib.lines import Line2D
 
@@ -168,10 +255,17 @@ def map_figure(family: str, rows: Sequence[Measurement], seed: int = 0) -> Figur
     points = standardised_features([row.job for row in chosen])
     components, shares = principal_components(points)
     figure = _figure(13.0, 5.4)
-    titles = (f"{family}: principal components ({shares.sum():.0%} of the variance)", f"{family}: t-SNE")
+    titles = (
+        f"{family}: principal components ({shares.sum():.0%} of the variance)",
+        f"{family}: t-SNE",
+    )
     top = len(edges) - 2
-    for axes, places, title in zip(figure.subplots(1, 2), (components, tsne(points, seed)), titles, strict=True):
-        axes.scatter(*places[fits].T, c=bins, cmap="cividis", vmin=0, vmax=max(1, top), s=10, linewidth=0)
+    for axes, places, title in zip(
+        figure.subplots(1, 2), (components, tsne(points, seed)), titles, strict=True
+    ):
+        axes.scatter(
+            *places[fits].T, c=bins, cmap="cividis", vmin=0, vmax=max(1, top), s=10, linewidth=0
+        )
         axes.scatter(*places[~fits].T, marker="x", color=OOM_COLOUR, s=14, linewidth=0.9)
         axes.set(title=title, xticks=[], yticks=[])
     colour = colormaps["cividis"]
@@ -187,13 +281,16 @@ def map_figure(family: str, rows: Sequence[Measurement], seed: int = 0) -> Figur
         for bin_index in sorted(set(bins.tolist()))
     ]
     if not fits.all():
-        keys.append(Line2D([], [], marker="x", linestyle="", color=OOM_COLOUR, label="out of memory"))
+        keys.append(
+            Line2D([], [], marker="x", linestyle="", color=OOM_COLOUR, label="out of memory")
+        )
     figure.legend(handles=keys, loc="outside right upper", frameon=False, title="label")
     return figure
 
 
 def map_edges(label_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Edges of bins that double in width, or grow by the square root of two where that gives fewer than four."""
+    """Edges of bins that double in width, or grow by the square root of two where that gives fewer
+    than four."""
     low, high = np.floor(np.log2(label_bytes.min())), np.log2(label_bytes.max())
     step = 1.0 if high - low > _FEW_OCTAVES else 0.5
     edges: NDArray[np.float64] = 2.0 ** np.arange(low, high + step, step)
@@ -208,7 +305,10 @@ def _bound(row: Measurement) -> int:
 def _tensor_bytes(row: Measurement) -> int:
     job = row.job
     assert job.total_activations is not None
-    return training_state_bytes(row)[1] + job.total_activations * job.batch_size * ELEMENT_BYTES[job.precision].activation
+    return (
+        training_state_bytes(row)[1]
+        + job.total_activations * job.batch_size * ELEMENT_BYTES[job.precision].activation
+    )
 
 
 def _thinned(rows: Sequence[Measurement]) -> Sequence[Measurement]:

@@ -35,7 +35,13 @@ _SOURCES: Final[Mapping[str, str]] = {
 _MARKS: Final = {True: "", False: "**above**"}
 
 
-def card_text(name: str, digest: str, families: Families, spreads: Mapping[str, Sequence[Spread]], pictures: Set[str]) -> str:
+def card_text(
+    name: str,
+    digest: str,
+    families: Families,
+    spreads: Mapping[str, Sequence[Spread]],
+    pictures: Set[str],
+) -> str:
     """The whole card.
 
     Args:
@@ -76,14 +82,17 @@ def card_text(name: str, digest: str, families: Families, spreads: Mapping[str, 
 
 
 def sampled_rows(rows: Iterable[Measurement]) -> list[Measurement]:
-    """Rows whose features were chosen by a sampler: all except the real models of test-only recipes."""
+    """Rows whose features were chosen by a sampler: all except the real models of test-only
+    recipes."""
     return [row for row in rows if row.recipe not in TEST_ONLY_RECIPES]
 
 
 def table(heading: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Formats a Markdown table; columns after the first are right-aligned."""
     lines = [heading, ["---", *["---:"] * (len(heading) - 1)], *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join(
+        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines
+    )
 
 
 def _contents(rows: Sequence[Measurement], families: Families) -> str:
@@ -104,10 +113,18 @@ def _counts(families: Families) -> str:
             statuses = Counter(row.status for row in rows)
             architectures = len({row.architecture_key for row in rows})
             lines.append(
-                [family, recipe, *(f"{statuses[status]:,}" for status in STATUSES), f"{len(rows):,}", f"{architectures:,}"]
+                [
+                    family,
+                    recipe,
+                    *(f"{statuses[status]:,}" for status in STATUSES),
+                    f"{len(rows):,}",
+                    f"{architectures:,}",
+                ]
             )
     total = Counter(row.status for row in chain.from_iterable(families.values()))
-    lines.append(["all", "", *(f"{total[status]:,}" for status in STATUSES), f"{total.total():,}", ""])
+    lines.append(
+        ["all", "", *(f"{total[status]:,}" for status in STATUSES), f"{total.total():,}", ""]
+    )
     return table(["family", "recipe", *STATUSES, "rows", "architectures"], lines)
 
 
@@ -137,7 +154,16 @@ def _stacks(rows: Sequence[Measurement]) -> str:
         )
         for row in rows
     )
-    heading = ["GPU", "driver", "CUDA", "cuDNN", "torch", "allocator settings", "provenance", "rows"]
+    heading = [
+        "GPU",
+        "driver",
+        "CUDA",
+        "cuDNN",
+        "torch",
+        "allocator settings",
+        "provenance",
+        "rows",
+    ]
     return table(heading, [[*stack, f"{count:,}"] for stack, count in sorted(stacks.items())])
 
 
@@ -152,11 +178,18 @@ def _labels(families: Families, pictures: Set[str]) -> str:
             capacity = max(row.capacity_bytes for row in rows)
             octaves = label_octaves(labels, capacity)
             empty = empty_octaves(octaves, capacity)
-            low, median, high = (format_bytes(quantile) for quantile in np.quantile(labels, (0.0, 0.5, 1.0)))
+            low, median, high = (
+                format_bytes(quantile) for quantile in np.quantile(labels, (0.0, 0.5, 1.0))
+            )
             sentence = f"**{family} on {gpu}** ({format_bytes(capacity)} free when idle): {low} to {high}, median {median}. "
             sentence += f"The largest label is {labels.max() / capacity:.0%} of that; "
-            sentence += f"empty octaves below 75 %: {', '.join(octave.name for octave in empty) or 'none'}."
-            parts += [sentence, table(["label", "rows", "share"], _octave_lines(octaves, len(labels)))]
+            sentence += (
+                f"empty octaves below 75 %: {', '.join(octave.name for octave in empty) or 'none'}."
+            )
+            parts += [
+                sentence,
+                table(["label", "rows", "share"], _octave_lines(octaves, len(labels))),
+            ]
     return "\n\n".join([*parts, _picture("labels", "labels of every family", pictures)])
 
 
@@ -187,7 +220,9 @@ def _coverage(spreads: Mapping[str, Sequence[Spread]], pictures: Set[str]) -> st
         above = sum(not spread.within for spread in family_spreads)
         parts.append(f"**{family}**: {len(family_spreads)} features, {above} above their limit.")
         parts.append(table(["feature", "rows", "values", "fullest", "share", "limit", ""], lines))
-        parts.append(_picture(f"coverage_{family}", f"coverage of every feature of {family}", pictures))
+        parts.append(
+            _picture(f"coverage_{family}", f"coverage of every feature of {family}", pictures)
+        )
     return "\n\n".join(parts)
 
 
@@ -209,10 +244,17 @@ def _context(families: Families, pictures: Set[str]) -> str:
         for gpu in sorted({row.gpu for row in rows}):
             known = [row.context_bytes for row in rows if row.gpu == gpu and row.context_bytes]
             if known:
-                quantiles = (format_bytes(quantile) for quantile in np.quantile(known, (0.0, 0.05, 0.5, 0.95, 1.0)))
+                quantiles = (
+                    format_bytes(quantile)
+                    for quantile in np.quantile(known, (0.0, 0.05, 0.5, 0.95, 1.0))
+                )
                 lines.append([family, gpu, f"{len(known):,}", *quantiles])
     heading = ["family", "GPU", "rows", "least", "5 %", "median", "95 %", "most"]
-    return table(heading, lines) + "\n\n" + _picture("context", "context bytes of every family", pictures)
+    return (
+        table(heading, lines)
+        + "\n\n"
+        + _picture("context", "context bytes of every family", pictures)
+    )
 
 
 def _maps(families: Families, pictures: Set[str]) -> str:
@@ -228,14 +270,18 @@ def _findings(rows: Sequence[Measurement]) -> str:
     findings = Counter(finding.rule for finding in validate(rows))
     if not findings:
         return "None."
-    return table(["rule", "rows"], [[rule, f"{count:,}"] for rule, count in sorted(findings.items())])
+    return table(
+        ["rule", "rows"], [[rule, f"{count:,}"] for rule, count in sorted(findings.items())]
+    )
 
 
 def _credit(rows: Sequence[Measurement]) -> str:
     provenances = Counter(row.provenance for row in rows)
     parts = []
     if provenances["measured"]:
-        parts.append(f"* {provenances['measured']:,} measured rows: the licence of the project that ships this file.")
+        parts.append(
+            f"* {provenances['measured']:,} measured rows: the licence of the project that ships this file."
+        )
     if provenances["published"]:
         parts.append(
             f"* {provenances['published']:,} published rows: GPUMemNet, IT University of Copenhagen "
@@ -246,7 +292,9 @@ def _credit(rows: Sequence[Measurement]) -> str:
     return "\n".join(parts)
 
 
-def _limits(rows: Sequence[Measurement], families: Families, spreads: Mapping[str, Sequence[Spread]]) -> str:
+def _limits(
+    rows: Sequence[Measurement], families: Families, spreads: Mapping[str, Sequence[Spread]]
+) -> str:
     gpus = sorted({row.gpu for row in rows})
     limits = []
     if len(gpus) == 1:
@@ -255,14 +303,18 @@ def _limits(rows: Sequence[Measurement], families: Families, spreads: Mapping[st
     if (None, None, None) in stacks:
         limits.append("The software stack of some rows is not known.")
     elif len(stacks) == 1:
-        limits.append("One software stack: another driver or torch moves the context, and sometimes the allocator.")
+        limits.append(
+            "One software stack: another driver or torch moves the context, and sometimes the allocator."
+        )
     if any(row.label_source == "nvidia_smi_device_1s" for row in rows):
         limits.append(
             "Labels read once a second from the whole device miss short peaks, hold everything else on that device, "
             "and do not separate context from tensors."
         )
     if not any(row.status == "oom" for row in rows):
-        limits.append("No job ran out of memory: nothing is known about jobs above the largest label.")
+        limits.append(
+            "No job ran out of memory: nothing is known about jobs above the largest label."
+        )
     for family, members in families.items():
         for field in ("optimizer", "precision"):
             used = {getattr(row.job, field) for row in members}
@@ -275,7 +327,9 @@ def _limits(rows: Sequence[Measurement], families: Families, spreads: Mapping[st
     failed = sum(row.status in ("timeout", "error") for row in rows)
     if failed:
         limits.append(f"{failed:,} jobs timed out or failed: these rows say nothing about memory.")
-    limits.append("One process on one GPU: no data, tensor or pipeline parallelism, no `torch.compile`, no data loader.")
+    limits.append(
+        "One process on one GPU: no data, tensor or pipeline parallelism, no `torch.compile`, no data loader."
+    )
     return "\n".join(f"* {limit}" for limit in limits)
 
 

@@ -1,1 +1,2 @@
-"""Compares the trace with measured rows, and with what tracing alone gives: ``gpumemnet build compare DATASET``."""
+"""Compares the trace with measured rows, and with what tracing alone gives: ``gpumemnet build
+compare DATASET``."""

@@ -1,8 +1,8 @@
 """The estimates for each row: the trace, a trace without corrections, and lines through them.
 
-A line is fitted on the other folds by least squares.  Its bound is the ratio that covers 99 % of their rows.  A fold holds whole
-architectures.  "Raw FakeTensor" is the allocated peak of a run on meta tensors, which equals that of PyTorch's MemTracker under
-FakeTensorMode byte for byte.
+A line is fitted on the other folds by least squares.  Its bound is the ratio that covers 99 % of
+their rows.  A fold holds whole architectures.  "Raw FakeTensor" is the allocated peak of a run on
+meta tensors, which equals that of PyTorch's MemTracker under FakeTensorMode byte for byte.
 """
 
 from __future__ import annotations
@@ -97,8 +97,13 @@ def traced_row(subject: Subject, clock: Callable[[], float]) -> TracedRow:
         last_batch_size=None,
         forward_passes_first=0,
     )
-    uncorrected = record(subject.network, subject.inputs, plain_options, subject.platform, corrected=False).timeline
-    tensors = [0 if storage.memory_class == "workspace" else storage.size_bytes for storage in uncorrected.storages]
+    uncorrected = record(
+        subject.network, subject.inputs, plain_options, subject.platform, corrected=False
+    ).timeline
+    tensors = [
+        0 if storage.memory_class == "workspace" else storage.size_bytes
+        for storage in uncorrected.storages
+    ]
     measurement, job = subject.measurement, subject.measurement.job
     assert measurement.label_bytes is not None
     element = ELEMENT_BYTES[job.precision]
@@ -120,14 +125,22 @@ def traced_row(subject: Subject, clock: Callable[[], float]) -> TracedRow:
 
 
 def estimates(rows: Sequence[TracedRow], device: DeviceProfile) -> list[Estimates]:
-    """Every estimator on ``rows`` of one family and one GPU; what is fitted is fitted on the other folds."""
-    columns = {name: np.array([getattr(row, name) for row in rows], dtype=np.float64) for name in _COLUMNS}
+    """Every estimator on ``rows`` of one family and one GPU; what is fitted is fitted on the other
+    folds."""
+    columns = {
+        name: np.array([getattr(row, name) for row in rows], dtype=np.float64) for name in _COLUMNS
+    }
     folds = np.array([row.fold for row in rows])
     labels, ones = columns["label_bytes"], np.ones(len(rows))
     gpu_context = context(device)
     reserved = columns["reserved_bytes"]
     return [
-        _fitted("median of the other folds", labels, folds, lambda train: np.full(len(rows), np.median(labels[train]))),
+        _fitted(
+            "median of the other folds",
+            labels,
+            folds,
+            lambda train: np.full(len(rows), np.median(labels[train])),
+        ),
         _line(
             "calibrated physics: line in two numbers",
             labels,
@@ -138,12 +151,24 @@ def estimates(rows: Sequence[TracedRow], device: DeviceProfile) -> list[Estimate
         _line("FakeTensor, affine", labels, folds, [columns["fake_tensor_bytes"], ones]),
         Estimates("trace", reserved + gpu_context.expected_bytes, columns["bound_bytes"]),
         _fitted(
-            "trace, context of the other folds", labels, folds, lambda train: reserved + np.median((labels - reserved)[train])
+            "trace, context of the other folds",
+            labels,
+            folds,
+            lambda train: reserved + np.median((labels - reserved)[train]),
         ),
     ]
 
 
-_COLUMNS: Final = (*("label_bytes", "reserved_bytes", "bound_bytes", "fake_tensor_bytes", "parameter_bytes", "activation_bytes"),)
+_COLUMNS: Final = (
+    *(
+        "label_bytes",
+        "reserved_bytes",
+        "bound_bytes",
+        "fake_tensor_bytes",
+        "parameter_bytes",
+        "activation_bytes",
+    ),
+)
 
 
 def _line(name: str, labels: Array, folds: NDArray[np.int64], terms: list[Array]) -> Estimates:
@@ -157,8 +182,14 @@ def _line(name: str, labels: Array, folds: NDArray[np.int64], terms: list[Array]
     return _fitted(name, labels, folds, predict)
 
 
-def _fitted(name: str, labels: Array, folds: NDArray[np.int64], predict: Callable[[NDArray[np.bool_]], Array]) -> Estimates:
-    """Answers for each fold from a fit on the others, with the ratio that covers 99 % of those others as the bound."""
+def _fitted(
+    name: str,
+    labels: Array,
+    folds: NDArray[np.int64],
+    predict: Callable[[NDArray[np.bool_]], Array],
+) -> Estimates:
+    """Answers for each fold from a fit on the others, with the ratio that covers 99 % of those
+    others as the bound."""
     expected, safe = np.empty(len(labels)), np.empty(len(labels))
     for fold in range(FOLDS):
         train, held_out = folds != fold, folds == fold

@@ -1,4 +1,5 @@
-"""The figures of a comparison: error in percent, under-prediction, waste, and accuracy of the bins."""
+"""The figures of a comparison: error in percent, under-prediction, waste, and accuracy of the
+bins."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from .estimates import Array, Estimates, TracedRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Errors of one estimator on one group of rows; shares are of rows, errors relative to the label.
+    """Errors of one estimator on one group of rows; shares are of rows, errors relative to the
+    label.
 
     Attributes:
         estimator, group, rows: the estimator, the group and its number of rows.
@@ -48,7 +50,11 @@ UNDER_PREDICTED_BY = 0.01
 
 def figures(group: str, labels: Array, estimator: Estimates, chosen: NDArray[np.bool_]) -> Figures:
     """Figures of ``estimator`` on the rows ``chosen`` (boolean, shape ``[B]``)."""
-    label, expected, safe = labels[chosen], estimator.expected_bytes[chosen], estimator.safe_bytes[chosen]
+    label, expected, safe = (
+        labels[chosen],
+        estimator.expected_bytes[chosen],
+        estimator.safe_bytes[chosen],
+    )
     errors = np.abs(expected - label)
     bounded = not np.isnan(safe).any()
     return Figures(
@@ -68,11 +74,17 @@ def figures(group: str, labels: Array, estimator: Estimates, chosen: NDArray[np.
 
 
 def reserved_figures(group: str, rows: Sequence[TracedRow]) -> Figures | None:
-    """Figures of the trace's reserved bytes against the measured ones, of the rows that have them."""
+    """Figures of the trace's reserved bytes against the measured ones, of the rows that have
+    them."""
     known = [row for row in rows if row.measured_reserved_bytes is not None]
     if not known:
         return None
     labels = np.array([row.measured_reserved_bytes for row in known], dtype=np.float64)
     traced = np.array([row.reserved_bytes for row in known], dtype=np.float64)
     every = np.ones(len(known), dtype=bool)
-    return figures(group, labels, Estimates("trace, reserved bytes", traced, np.full(len(known), np.nan)), every)
+    return figures(
+        group,
+        labels,
+        Estimates("trace, reserved bytes", traced, np.full(len(known), np.nan)),
+        every,
+    )

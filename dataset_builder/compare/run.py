@@ -1,4 +1,5 @@
-"""Traces the rows of datasets, one process per core, and tabulates the figures of every estimator."""
+"""Traces the rows of datasets, one process per core, and tabulates the figures of every
+estimator."""
 
 from __future__ import annotations
 
@@ -40,10 +41,14 @@ def chosen_rows(paths: Sequence[Path], count: int | None, seed: int) -> list[Mea
     """
     rows = [row for path in paths for row in read_dataset(path) if row.label_bytes is not None]
     if not rows:
-        raise DatasetError(f"{', '.join(map(str, paths))}: there is no row with status 'ok' to compare with")
+        raise DatasetError(
+            f"{', '.join(map(str, paths))}: there is no row with status 'ok' to compare with"
+        )
     gpus = sorted({row.gpu for row in rows})
     if len(gpus) > 1:
-        raise DatasetError(f"the rows are of several GPUs ({', '.join(gpus)}): compare one GPU at a time")
+        raise DatasetError(
+            f"the rows are of several GPUs ({', '.join(gpus)}): compare one GPU at a time"
+        )
     if count is None:
         return rows
     drawn: list[Measurement] = []
@@ -73,9 +78,16 @@ def _trace_document(document: dict[str, object]) -> Outcome:
 
 
 def compare(
-    paths: Sequence[Path], count: int | None, seed: int, workers: int | None, out: Path | None, *, as_json: bool = False
+    paths: Sequence[Path],
+    count: int | None,
+    seed: int,
+    workers: int | None,
+    out: Path | None,
+    *,
+    as_json: bool = False,
 ) -> None:
-    """Print the table of every estimator against the measured rows, or its JSON; write it and the rows to ``out``.
+    """Print the table of every estimator against the measured rows, or its JSON; write it and the
+    rows to ``out``.
 
     Raises:
         DatasetError: as :func:`chosen_rows`, or when no row could be traced.
@@ -106,17 +118,22 @@ def compare(
 
 
 def all_figures(rows: Sequence[TracedRow], device: DeviceProfile) -> list[Figures]:
-    """Figures of every estimator by family and by precision; lines are fitted within a family, and real models are a group."""
+    """Figures of every estimator by family and by precision; lines are fitted within a family, and
+    real models are a group."""
     found: list[Figures] = []
     for group in sorted({_group(row) for row in rows}):
         members = [row for row in rows if _group(row) == group]
         labels = np.array([row.label_bytes for row in members], dtype=np.float64)
         answers = estimates(members, device)
-        found += [figures(group, labels, answer, np.ones(len(members), dtype=bool)) for answer in answers]
+        found += [
+            figures(group, labels, answer, np.ones(len(members), dtype=bool)) for answer in answers
+        ]
         precisions = sorted({row.precision for row in members})
         for precision in precisions if len(precisions) > 1 else ():
             chosen = np.array([row.precision == precision for row in members])
-            found += [figures(f"{group}, {precision}", labels, answer, chosen) for answer in answers]
+            found += [
+                figures(f"{group}, {precision}", labels, answer, chosen) for answer in answers
+            ]
         reserved = reserved_figures(group, members)
         found += [reserved] if reserved else []
     return found
@@ -127,13 +144,20 @@ def _group(row: TracedRow) -> str:
 
 
 def show(
-    table: Sequence[Figures], rows: Sequence[TracedRow], refused: Sequence[str], device: DeviceProfile, console: Console
+    table: Sequence[Figures],
+    rows: Sequence[TracedRow],
+    refused: Sequence[str],
+    device: DeviceProfile,
+    console: Console,
 ) -> None:
     """The table as text."""
     seconds = np.array([row.seconds for row in rows])
     for group in dict.fromkeys(entry.group for entry in table):
         entries = [entry for entry in table if entry.group == group]
-        text_table = Table(title=f"{group}: {entries[0].rows:,} measured rows on {device.name}", title_justify="left")
+        text_table = Table(
+            title=f"{group}: {entries[0].rows:,} measured rows on {device.name}",
+            title_justify="left",
+        )
         for heading in _HEADINGS:
             text_table.add_column(heading, justify="left" if heading == "estimator" else "right")
         for entry in entries:
@@ -141,11 +165,24 @@ def show(
         console.print(text_table)
     console.print(f"one trace: median {np.median(seconds):.2f} s, slowest {seconds.max():.2f} s")
     if refused:
-        console.print(f"{len(refused):,} rows could not be traced; the first: {refused[0]}", soft_wrap=True)
+        console.print(
+            f"{len(refused):,} rows could not be traced; the first: {refused[0]}", soft_wrap=True
+        )
 
 
 _HEADINGS: Final = (
-    *("estimator", "median error", "p95", "MiB", "within 5 %", "too low", "above safe", "over-allocation", "1 GiB", "8,000 MiB"),
+    *(
+        "estimator",
+        "median error",
+        "p95",
+        "MiB",
+        "within 5 %",
+        "too low",
+        "above safe",
+        "over-allocation",
+        "1 GiB",
+        "8,000 MiB",
+    ),
 )
 
 
@@ -165,7 +202,10 @@ def _cells(entry: Figures) -> tuple[str, ...]:
 
 
 def report_document(
-    table: Sequence[Figures], rows: Sequence[TracedRow], refused: Sequence[str], device: DeviceProfile
+    table: Sequence[Figures],
+    rows: Sequence[TracedRow],
+    refused: Sequence[str],
+    device: DeviceProfile,
 ) -> dict[str, Any]:
     """The table and the traced rows as a JSON object."""
     return {
@@ -177,11 +217,18 @@ def report_document(
 
 
 def write_report(
-    folder: Path, table: Sequence[Figures], rows: Sequence[TracedRow], refused: Sequence[str], device: DeviceProfile
+    folder: Path,
+    table: Sequence[Figures],
+    rows: Sequence[TracedRow],
+    refused: Sequence[str],
+    device: DeviceProfile,
 ) -> None:
     """``comparison.json``, ``comparison.md`` and the traced rows under ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / "comparison.json", json.dumps(report_document(table, rows, refused, device), indent=1).encode())
+    replace_file(
+        folder / "comparison.json",
+        json.dumps(report_document(table, rows, refused, device), indent=1).encode(),
+    )
     lines = [f"# Trace against measurement, {device.name}", ""]
     for group in dict.fromkeys(entry.group for entry in table):
         entries = [entry for entry in table if entry.group == group]

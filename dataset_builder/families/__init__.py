@@ -1,7 +1,8 @@
 """The families of networks that the builder measures, and the functions that each family provides.
 
-A family is one module with the functions that :class:`Family` lists.  A new family is a new module here, its entry in
-:func:`family`, and a recipe: no other module of the builder depends on the kind of network.
+A family is one module with the functions that :class:`Family` lists.  A new family is a new module
+here, its entry in :func:`family`, and a recipe: no other module of the builder depends on the kind
+of network.
 """
 
 from __future__ import annotations
@@ -137,6 +138,8 @@ def rebuild(family_name: str, architecture: str) -> nn.Module:
         document = json.loads(architecture)
     except ValueError:
         raise DatasetError(f"architecture is not JSON: {describe(architecture)}") from None
-    in_zoo = isinstance(document, dict) and "model" in document  # whose rows have the family that a scheduler would see
+    in_zoo = (
+        isinstance(document, dict) and "model" in document
+    )  # whose rows have the family that a scheduler would see
     members = family("zoo" if in_zoo else family_name)
     return members.build(members.parse(document))

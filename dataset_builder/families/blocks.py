@@ -1,7 +1,7 @@
 """Building blocks of the networks of every family: checkpointable stacks and residual branches.
 
-Activation checkpointing recomputes a block in the backward pass (Chen et al., arXiv 1604.06174).  It is an option of the run,
-not a property of the network.
+Activation checkpointing recomputes a block in the backward pass (Chen et al., arXiv 1604.06174).
+It is an option of the run, not a property of the network.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Blocks(nn.Sequential):
-    """Blocks run one after the other, each recomputed in the backward pass when ``checkpointing`` is on."""
+    """Blocks run one after the other, each recomputed in the backward pass when ``checkpointing``
+    is on."""
 
     checkpointing = False
 
@@ -42,10 +43,13 @@ def checkpoint_blocks(network: nn.Module) -> None:
     """Makes every block of ``network`` recompute in the backward pass.
 
     Raises:
-        RuntimeError: when the network has no blocks, such as networks of other libraries; ``every_block`` would have no effect.
+        RuntimeError: when the network has no blocks, such as networks of other libraries;
+            ``every_block`` would have no effect.
     """
     stacks = [module for module in network.modules() if isinstance(module, Blocks)]
     if not stacks:
-        raise RuntimeError("this network has no blocks to checkpoint: leave checkpointing 'none' in its recipe")
+        raise RuntimeError(
+            "this network has no blocks to checkpoint: leave checkpointing 'none' in its recipe"
+        )
     for stack in stacks:
         stack.checkpointing = True

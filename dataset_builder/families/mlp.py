@@ -1,7 +1,8 @@
 """Multilayer perceptrons: pyramid, uniform, bottleneck, gradual and residual.
 
-The first four shapes, the activation functions and the block (linear, norm, activation, dropout) are those that GPUMemNet
-measured (arXiv 2602.17817, section 4); the residual shape is the tabular ResNet of Gorishniy et al. (arXiv 2106.11959).
+The first four shapes, the activation functions and the block (linear, norm, activation, dropout)
+are those that GPUMemNet measured (arXiv 2602.17817, section 4); the residual shape is the tabular
+ResNet of Gorishniy et al. (arXiv 2106.11959).
 """
 
 from __future__ import annotations
@@ -20,7 +21,19 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 SHAPES: Final = ("pyramid", "uniform", "bottleneck", "gradual", "residual")
-ACTIVATIONS: Final = ("identity", "relu", "leaky_relu", "prelu", "elu", "selu", "gelu", "silu", "mish", "softplus", "tanh")
+ACTIVATIONS: Final = (
+    "identity",
+    "relu",
+    "leaky_relu",
+    "prelu",
+    "elu",
+    "selu",
+    "gelu",
+    "silu",
+    "mish",
+    "softplus",
+    "tanh",
+)
 NORMS: Final = ("none", "batch_norm", "layer_norm")
 OUTPUT_ACTIVATIONS: Final = ("none", "softmax", "sigmoid", "identity")
 MIN_WIDTH: Final = 4
@@ -65,15 +78,24 @@ class MlpArchitecture:
     output_activation: str = "none"
 
     def __post_init__(self) -> None:
-        choices = {"shape": SHAPES, "activation": ACTIVATIONS, "norm": NORMS, "output_activation": OUTPUT_ACTIVATIONS}
+        choices = {
+            "shape": SHAPES,
+            "activation": ACTIVATIONS,
+            "norm": NORMS,
+            "output_activation": OUTPUT_ACTIVATIONS,
+        }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
-                raise DatasetError(f"an MLP's {name} must be one of {', '.join(allowed)}, not {describe(getattr(self, name))}")
+                raise DatasetError(
+                    f"an MLP's {name} must be one of {', '.join(allowed)}, not {describe(getattr(self, name))}"
+                )
         if not self.hidden_widths:
             raise DatasetError("an MLP needs at least one hidden block")
         for width in (self.input_width, self.output_width, *self.hidden_widths):
             if type(width) is not int or width < 1:
-                raise DatasetError(f"an MLP's widths must be positive whole numbers, not {describe(width)}")
+                raise DatasetError(
+                    f"an MLP's widths must be positive whole numbers, not {describe(width)}"
+                )
         if not 0.0 <= self.dropout < 1.0:
             raise DatasetError(f"an MLP's dropout must lie in [0, 1), not {describe(self.dropout)}")
         if self.shape == "residual" and len(set(self.hidden_widths)) != 1:
@@ -81,20 +103,26 @@ class MlpArchitecture:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; :func:`parse` is the inverse."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {"hidden_widths": list(self.hidden_widths)}
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {
+            "hidden_widths": list(self.hidden_widths)
+        }
 
 
 def hidden_widths(shape: str, depth: int, width: int, output_width: int) -> tuple[int, ...]:
     """Widths of the hidden blocks: the first is ``width``, none is below 4.
 
-    ``pyramid`` halves, ``bottleneck`` narrows to an eighth in the middle and widens again (geometrically), ``gradual`` goes
-    to the output width in equal steps, ``uniform`` and ``residual`` stay.
+    ``pyramid`` halves, ``bottleneck`` narrows to an eighth in the middle and widens again
+    (geometrically), ``gradual`` goes to the output width in equal steps, ``uniform`` and
+    ``residual`` stay.
     """
     if shape == "pyramid":
         widths = [width // 2**index for index in range(depth)]
     elif shape == "bottleneck":
         half = (depth - 1) / 2
-        widths = [round(width * 8 ** (abs(index - half) / half - 1)) if half else width for index in range(depth)]
+        widths = [
+            round(width * 8 ** (abs(index - half) / half - 1)) if half else width
+            for index in range(depth)
+        ]
     elif shape == "gradual":
         widths = [width + (output_width - width) * index // depth for index in range(depth)]
     else:
@@ -105,7 +133,9 @@ def hidden_widths(shape: str, depth: int, width: int, output_width: int) -> tupl
 def compose(values: Mapping[str, Any]) -> MlpArchitecture:
     """The architecture for one value of every feature in :data:`FEATURES`."""
     rest = {name: value for name, value in values.items() if name not in ("depth", "width")}
-    widths = hidden_widths(values["shape"], values["depth"], values["width"], values["output_width"])
+    widths = hidden_widths(
+        values["shape"], values["depth"], values["width"], values["output_width"]
+    )
     return MlpArchitecture(hidden_widths=widths, **rest)
 
 
@@ -122,7 +152,8 @@ def parse(document: Mapping[str, Any]) -> MlpArchitecture:
 
 
 def describe_network(architecture: MlpArchitecture) -> Network:
-    """Layers in execution order, the same as in :func:`build`; an identity stores nothing and does not count as a layer."""
+    """Layers in execution order, the same as in :func:`build`; an identity stores nothing and does
+    not count as a layer."""
     layers: list[Layer] = []
     width = architecture.input_width
     residual = architecture.shape == "residual"
@@ -131,7 +162,12 @@ def describe_network(architecture: MlpArchitecture) -> Network:
         layers.append(_linear(architecture.input_width, width))
     for each in architecture.hidden_widths:
         if residual:
-            layers += [*_norm(architecture, each), _linear(each, each), *_activation(architecture, each), _linear(each, each)]
+            layers += [
+                *_norm(architecture, each),
+                _linear(each, each),
+                *_activation(architecture, each),
+                _linear(each, each),
+            ]
             layers += [*_dropout(architecture, each), Layer("add", each)]
         else:
             layers += [_linear(width, each), *_norm(architecture, each)]
@@ -143,13 +179,16 @@ def describe_network(architecture: MlpArchitecture) -> Network:
     return Network(
         layers=tuple(layer for layer in layers if layer.kind != "identity"),
         input_elements=architecture.input_width,
-        activation_function=None if architecture.activation == "identity" else architecture.activation,
+        activation_function=None
+        if architecture.activation == "identity"
+        else architecture.activation,
         multiply_adds=sum(layer.parameters for layer in layers if layer.kind == "linear"),
     )
 
 
 def obstacle(architecture: MlpArchitecture, batch_size: int) -> str | None:
-    """Why the network cannot train: batch norm needs more than one sample, and the loss needs at least two classes."""
+    """Why the network cannot train: batch norm needs more than one sample, and the loss needs at
+    least two classes."""
     if architecture.norm == "batch_norm" and batch_size < 2:
         return "batch norm cannot train on batches of one sample"
     if architecture.output_width < 2:
@@ -158,7 +197,8 @@ def obstacle(architecture: MlpArchitecture, batch_size: int) -> str | None:
 
 
 def build(architecture: MlpArchitecture) -> nn.Module:
-    """The network on torch's current default device; logits ``[batch, output_width]`` from ``[batch, input_width]``."""
+    """The network on torch's current default device; logits ``[batch, output_width]`` from
+    ``[batch, input_width]``."""
     from torch import nn
 
     from .blocks import Blocks, Residual
@@ -174,17 +214,31 @@ def build(architecture: MlpArchitecture) -> nn.Module:
         dropout = [nn.Dropout(architecture.dropout)] if architecture.dropout else []
         activation = _activation_module(architecture.activation)
         if residual:
-            branch = [*_norm_module(architecture, each), nn.Linear(each, each), activation, nn.Linear(each, each), *dropout]
+            branch = [
+                *_norm_module(architecture, each),
+                nn.Linear(each, each),
+                activation,
+                nn.Linear(each, each),
+                *dropout,
+            ]
             blocks.append(Residual(nn.Sequential(*branch)))
         else:
-            blocks.append(nn.Sequential(nn.Linear(width, each), *_norm_module(architecture, each), activation, *dropout))
+            blocks.append(
+                nn.Sequential(
+                    nn.Linear(width, each), *_norm_module(architecture, each), activation, *dropout
+                )
+            )
         width = each
     outputs: dict[str, Callable[[], nn.Module]] = {
         "softmax": lambda: nn.Softmax(dim=1),
         "sigmoid": nn.Sigmoid,
         "identity": nn.Identity,
     }
-    last = [] if architecture.output_activation == "none" else [outputs[architecture.output_activation]()]
+    last = (
+        []
+        if architecture.output_activation == "none"
+        else [outputs[architecture.output_activation]()]
+    )
     return nn.Sequential(*stem, Blocks(*blocks), nn.Linear(width, architecture.output_width), *last)
 
 

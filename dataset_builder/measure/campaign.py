@@ -1,7 +1,9 @@
-"""A campaign: the jobs of a recipe measured on every visible GPU until all are done or the time budget is used up.
+"""A campaign: the jobs of a recipe measured on every visible GPU until all are done or the time
+budget is used up.
 
-One thread waits for messages of the children, reads NVML every 20 ms, and starts and ends jobs.  Finished jobs are in the
-journal.  Jobs that were running when a campaign stops are measured again by the next run.
+One thread waits for messages of the children, reads NVML every 20 ms, and starts and ends jobs.
+Finished jobs are in the journal.  Jobs that were running when a campaign stops are measured again
+by the next run.
 """
 
 from __future__ import annotations
@@ -64,7 +66,8 @@ class Tally:
 
     @property
     def remaining_seconds(self) -> float | None:
-        """Time until the plan is done or the budget is used up; ``None`` before the first job is finished."""
+        """Time until the plan is done or the budget is used up; ``None`` before the first job is
+        finished."""
         left = (self.total - self.before - self.finished) / self.rate if self.finished else None
         if self.budget_seconds is None:
             return left
@@ -104,7 +107,9 @@ def run_campaign(
     if settings.with_history:
         (settings.folder / HISTORY_FOLDER).mkdir(parents=True, exist_ok=True)
     queue = deque(planned)
-    pools = [Pool(server, meter, probe(server, meter), settings, count_and_record) for meter in meters]
+    pools = [
+        Pool(server, meter, probe(server, meter), settings, count_and_record) for meter in meters
+    ]
     admit_until, abandon_at = _end_times(tally)
     while time.monotonic() < abandon_at:
         for pool in pools:
@@ -113,13 +118,16 @@ def run_campaign(
                 pool.admit(queue)
         tally.running = sum(len(pool.running) for pool in pools)
         show(tally)
-        if not tally.running and (time.monotonic() >= admit_until or not (queue or any(pool.solo_jobs for pool in pools))):
+        if not tally.running and (
+            time.monotonic() >= admit_until or not (queue or any(pool.solo_jobs for pool in pools))
+        ):
             return
         _handle_events(server, pools)
 
 
 def _end_times(tally: Tally) -> tuple[float, float]:
-    """Time of the last start of a job, and time at which running jobs are abandoned, on the monotonic clock."""
+    """Time of the last start of a job, and time at which running jobs are abandoned, on the
+    monotonic clock."""
     if tally.budget_seconds is None:
         return float("inf"), float("inf")
     grace = min(_MAX_GRACE_SECONDS, tally.budget_seconds / 10)
@@ -129,7 +137,12 @@ def _end_times(tally: Tally) -> tuple[float, float]:
 
 def _handle_events(server: ForkServer, pools: Sequence[Pool]) -> None:
     """Wait for events for at most one sampling period, then handle them."""
-    senders = {each.end.fileno(): (pool, each) for pool in pools for each in pool.running if each.end.fileno() >= 0}
+    senders = {
+        each.end.fileno(): (pool, each)
+        for pool in pools
+        for each in pool.running
+        if each.end.fileno() >= 0
+    }
     readable, _, _ = select.select([server.fileno(), *senders], [], [], SAMPLE_SECONDS)
     for descriptor in readable:
         if descriptor in senders:

@@ -1,4 +1,5 @@
-"""Messages between the campaign, the fork server and the measuring children: one JSON object per packet.
+"""Messages between the campaign, the fork server and the measuring children: one JSON object per
+packet.
 
 Unix sockets of type ``SOCK_SEQPACKET`` keep packet boundaries.
 """

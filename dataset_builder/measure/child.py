@@ -1,6 +1,8 @@
-"""The measuring child: one fresh process that makes a CUDA context, trains one job and reports every phase to its parent.
+"""The measuring child: one fresh process that makes a CUDA context, trains one job and reports
+every phase to its parent.
 
-It reports the caching allocator's statistics and never reads NVML.  After each phase it waits until the parent has read NVML.
+It reports the caching allocator's statistics and never reads NVML.  After each phase it waits until
+the parent has read NVML.
 """
 
 from __future__ import annotations
@@ -58,8 +60,8 @@ def measure(request: Mapping[str, Any], end: socket.socket) -> None:
 
     Args:
         request: ``planned`` (or ``probe_bytes``, an amount to allocate, or ``stage``, see
-            :mod:`dataset_builder.measure.device_stages`), ``seed``, ``visible`` (the GPU's UUID), and ``history`` (a file for the
-            allocator's history, or ``None``).
+            :mod:`dataset_builder.measure.device_stages`), ``seed``, ``visible`` (the GPU's UUID),
+            and ``history`` (a file for the allocator's history, or ``None``).
         end: the child's end of a channel; the parent answers every message when it has read NVML.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = request["visible"]
@@ -67,7 +69,15 @@ def measure(request: Mapping[str, Any], end: socket.socket) -> None:
     try:
         stack = software_stack()
     except RuntimeError as error:  # PyTorch refuses a cuDNN that is not the one it was built for
-        _send_and_wait(end, {"event": "result", "status": "error", "reason": first_line(error), "allocator": allocator})
+        _send_and_wait(
+            end,
+            {
+                "event": "result",
+                "status": "error",
+                "reason": first_line(error),
+                "allocator": allocator,
+            },
+        )
         return
     _send_and_wait(end, {"event": "started", "pids": process_ids(), "stack": stack})
     try:
@@ -75,7 +85,10 @@ def measure(request: Mapping[str, Any], end: socket.socket) -> None:
     except torch.OutOfMemoryError as error:
         outcome = {"status": "oom", "reason": first_line(error)}
     except RuntimeError as error:
-        outcome = {"status": "oom" if _is_out_of_memory(error) else "error", "reason": first_line(error)}
+        outcome = {
+            "status": "oom" if _is_out_of_memory(error) else "error",
+            "reason": first_line(error),
+        }
     except ParentGoneError:
         raise
     except Exception as error:
@@ -85,7 +98,9 @@ def measure(request: Mapping[str, Any], end: socket.socket) -> None:
     _send_and_wait(end, outcome | {"event": "result", "allocator": allocator})
 
 
-def _measure_on_gpu(request: Mapping[str, Any], end: socket.socket, allocator: dict[str, int]) -> dict[str, Any]:
+def _measure_on_gpu(
+    request: Mapping[str, Any], end: socket.socket, allocator: dict[str, int]
+) -> dict[str, Any]:
     """Run the job; ``allocator`` takes up the allocator's statistics, also of a job that fails."""
     device = torch.device("cuda", 0)
     phases: list[tuple[str, int]] = []
@@ -146,7 +161,9 @@ def process_ids() -> list[int]:
 def software_stack() -> dict[str, str | None]:
     """Versions that a label depends on, and the allocator's settings."""
     cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-    settings = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    settings = (
+        os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    )
     return {
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
@@ -166,10 +183,17 @@ def note_statistics(statistics: Mapping[str, int], totals: dict[str, int]) -> No
 
 
 def _write_history(path: Path, phases: list[tuple[str, int]]) -> None:
-    """Every allocator event as ``[action, address, size, stream, microseconds]``, gzipped JSON, written atomically."""
+    """Every allocator event as ``[action, address, size, stream, microseconds]``, gzipped JSON,
+    written atomically."""
     snapshot = torch.cuda.memory._snapshot()
     events = [
-        [event["action"], event.get("addr", 0), event.get("size", 0), event.get("stream", 0), event.get("time_us", 0)]
+        [
+            event["action"],
+            event.get("addr", 0),
+            event.get("size", 0),
+            event.get("stream", 0),
+            event.get("time_us", 0),
+        ]
         for event in snapshot["device_traces"][0]
     ]
     document = {"version": 1, "phases": phases, "events": events}
@@ -183,8 +207,9 @@ _OUT_OF_MEMORY: Final = (
     *("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
     "NVML_SUCCESS == r INTERNAL ASSERT FAILED",
 )
-"""Failures that mean a full card: of CUDA libraries that do not ask the allocator, and of the allocator's message about a full
-card where NVML does not list processes, as in some containers (``reportProcessMemoryInfo`` in ``CUDACachingAllocator.cpp``)."""
+"""Failures that mean a full card: of CUDA libraries that do not ask the allocator, and of the
+allocator's message about a full card where NVML does not list processes, as in some containers
+(``reportProcessMemoryInfo`` in ``CUDACachingAllocator.cpp``)."""
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:

@@ -1,6 +1,8 @@
-"""Measures the memory that a GPU and its software add to a job's tensors, and writes a device profile.
+"""Measures the memory that a GPU and its software add to a job's tensors, and writes a device
+profile.
 
-Every stage runs in a fresh process: the CUDA context grows with each library that a process uses.  The context is the driver's
+Every stage runs in a fresh process: the CUDA context grows with each library that a process uses.
+    The context is the driver's
 reading of the process less what the caching allocator has reserved, which the process reports.
 """
 
@@ -58,23 +60,35 @@ def probe_device(server: ForkServer, meter: Meter) -> dict[str, Any]:
         meter: the GPU's readings.
 
     Returns:
-        the profile's document: what :func:`gpumemnet.gpu.catalogue.load_profile` reads, with every reading beside it.
+        the profile's document: what :func:`gpumemnet.gpu.catalogue.load_profile` reads, with every
+        reading beside it.
 
     Raises:
         MeasurementError: when a stage cannot run, or the driver's readings cannot be trusted.
     """
     source = probe(server, meter)
-    readings = {stage: run_stage(server, meter, source, stage) for stage in (*CONTEXT_STAGES, *WORKSPACE_STAGES)}
+    readings = {
+        stage: run_stage(server, meter, source, stage)
+        for stage in (*CONTEXT_STAGES, *WORKSPACE_STAGES)
+    }
     bare, trained = readings[CONTEXT_STAGES[0]], readings[CONTEXT_STAGES[-1]]
     blas = readings["blas_workspaces"].found
     if blas["forward_bytes"] < 1:
-        raise MeasurementError("the allocator did not grow with the first matrix product: unset CUBLAS_WORKSPACE_CONFIG")
-    stack = {"driver": meter.gpu.driver, **bare.stack, "module_loading": bare.found["module_loading"]}
+        raise MeasurementError(
+            "the allocator did not grow with the first matrix product: unset CUBLAS_WORKSPACE_CONFIG"
+        )
+    stack = {
+        "driver": meter.gpu.driver,
+        **bare.stack,
+        "module_loading": bare.found["module_loading"],
+    }
     software = f"driver {stack['driver']}, CUDA {stack['cuda']}, cuDNN {stack['cudnn']}, torch {stack['torch']}"
     return {
         "format": PROFILE_FORMAT,
         "version": PROFILE_VERSION,
-        "provenance": "measured" if {server.provenance, meter.provenance} == {"measured"} else "stand_in",
+        "provenance": "measured"
+        if {server.provenance, meter.provenance} == {"measured"}
+        else "stand_in",
         "profile": {
             "name": meter.gpu.name,
             "aliases": [],
@@ -107,7 +121,8 @@ def run_stage(server: ForkServer, meter: Meter, source: ReadingSource, stage: st
     """Run one stage in a fresh process, and read the process's memory at its end.
 
     Raises:
-        MeasurementError: when it fails, or the driver's reading is not above what the allocator has reserved.
+        MeasurementError: when it fails, or the driver's reading is not above what the allocator has
+            reserved.
     """
     idle_bytes = meter.device().used_bytes
     pid, end = server.start({"stage": stage, "visible": meter.gpu.uuid, "seed": 0})
@@ -117,7 +132,11 @@ def run_stage(server: ForkServer, meter: Meter, source: ReadingSource, stage: st
             before = set(meter.processes())
             channel.send(end, {"go": True})
             expect(end, "phase")  # the context exists
-            driver_pid = recognise([int(each) for each in started["pids"]], set(meter.processes()) - before, source.by_pid)
+            driver_pid = recognise(
+                [int(each) for each in started["pids"]],
+                set(meter.processes()) - before,
+                source.by_pid,
+            )
             channel.send(end, {"go": True})
             reached = expect(end, "phase", _PATIENCE_SECONDS)
             process_bytes = _process_bytes(meter, source, driver_pid, idle_bytes)
@@ -135,7 +154,9 @@ def run_stage(server: ForkServer, meter: Meter, source: ReadingSource, stage: st
     return StageReading(process_bytes, reserved_bytes, result["found"], started["stack"])
 
 
-def _process_bytes(meter: Meter, source: ReadingSource, driver_pid: int | None, idle_bytes: int) -> int | None:
+def _process_bytes(
+    meter: Meter, source: ReadingSource, driver_pid: int | None, idle_bytes: int
+) -> int | None:
     if source.one_at_a_time:
         return meter.device().used_bytes - idle_bytes
     if driver_pid is None:

@@ -1,7 +1,8 @@
-"""The stages of a GPU probe.  Each runs in a process of its own, so that it shows the memory of its libraries alone.
+"""The stages of a GPU probe.  Each runs in a process of its own, so that it shows the memory of its
+libraries alone.
 
-The first stages make the driver load kernels, whose memory is outside the allocator.  The last two read from the allocator how
-much workspace cuBLAS and cuDNN allocated.
+The first stages make the driver load kernels, whose memory is outside the allocator.  The last two
+read from the allocator how much workspace cuBLAS and cuDNN allocated.
 """
 
 from __future__ import annotations
@@ -47,11 +48,13 @@ SHAPES: Final = (
     Shape(32, 64, 192, 27, 5, padding=2),
     Shape(32, 96, 96, 56, 7, padding=3, groups=96),
 )
-"""Of ResNets, AlexNet and ConvNeXt: narrow, strided, pointwise, first, wide and depthwise filters."""
+"""Of ResNets, AlexNet and ConvNeXt: narrow, strided, pointwise, first, wide and depthwise
+filters."""
 
 
 def run_stage(name: str, device: torch.device) -> dict[str, Any]:
-    """Run a stage on ``device``; return its findings, JSON-ready.  Its tensors are freed when it returns.
+    """Run a stage on ``device``; return its findings, JSON-ready.  Its tensors are freed when it
+    returns.
 
     Raises:
         KeyError: when there is no such stage.
@@ -88,16 +91,30 @@ def _convolution(device: torch.device) -> dict[str, Any]:
 def _attention(device: torch.device) -> dict[str, Any]:
     for dtype in _TYPES:
         query = torch.randn(2, 4, 128, 64, device=device, dtype=dtype, requires_grad=True)
-        functional.scaled_dot_product_attention(query, query, query, is_causal=True).sum().backward()  # type: ignore[no-untyped-call]
+        functional.scaled_dot_product_attention(
+            query, query, query, is_causal=True
+        ).sum().backward()  # type: ignore[no-untyped-call]
     return {}
 
 
 def _training(device: torch.device) -> dict[str, Any]:
-    """A few steps of a network with convolutions, attention and matrix products, in fp32 and with autocast."""
-    stem = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(2))
-    network = nn.ModuleList([stem, nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), nn.Linear(64, 10)]).to(device)
+    """A few steps of a network with convolutions, attention and matrix products, in fp32 and with
+    autocast."""
+    stem = nn.Sequential(
+        nn.Conv2d(3, 64, 3, padding=1),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(2),
+    )
+    network = nn.ModuleList(
+        [stem, nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), nn.Linear(64, 10)]
+    ).to(device)
     optimizer = torch.optim.AdamW(network.parameters())
-    images, targets = torch.randn(8, 3, 16, 16, device=device), torch.zeros(8, dtype=torch.int64, device=device)
+    images, targets = (
+        torch.randn(8, 3, 16, 16, device=device),
+        torch.zeros(8, dtype=torch.int64, device=device),
+    )
     for mixed in (False, True, True):
         with torch.autocast(device.type, torch.float16, enabled=mixed):
             hidden = network[1](network[0](images).transpose(1, 2))
@@ -110,14 +127,19 @@ def _training(device: torch.device) -> dict[str, Any]:
 
 
 def _blas_workspaces(device: torch.device) -> dict[str, Any]:
-    """Growth of the allocator at the first matrix product of the forward and of the backward thread, and at a bias epilogue."""
+    """Growth of the allocator at the first matrix product of the forward and of the backward
+    thread, and at a bias epilogue."""
     square, product = torch.randn(256, 256, device=device), torch.empty(256, 256, device=device)
     bias = torch.randn(256, device=device)
     leaf = torch.randn(256, 256, device=device, requires_grad=True)
-    leaf.grad = torch.zeros_like(leaf)  # so that the backward pass allocates nothing else that stays
+    leaf.grad = torch.zeros_like(
+        leaf
+    )  # so that the backward pass allocates nothing else that stays
     found = {
         "forward_bytes": _growth(device, lambda: torch.mm(square, square, out=product)),
-        "bias_epilogue_bytes": _growth(device, lambda: torch.addmm(bias, square, square, out=product)),
+        "bias_epilogue_bytes": _growth(
+            device, lambda: torch.addmm(bias, square, square, out=product)
+        ),
     }
     graph = leaf @ square
     found["backward_bytes"] = _growth(device, lambda: graph.backward(product))  # type: ignore[no-untyped-call]
@@ -134,7 +156,8 @@ def _growth(device: torch.device, call: Callable[[], object]) -> int:
 
 
 def _convolution_workspaces(device: torch.device) -> dict[str, Any]:
-    """The workspace of every operation of every shape, as the heuristics choose and as benchmarking tries.
+    """The workspace of every operation of every shape, as the heuristics choose and as benchmarking
+    tries.
 
     cuDNN reuses the algorithms that benchmarking found, so benchmarking comes last.
     """
@@ -150,7 +173,9 @@ def _convolution_workspaces(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _workspaces(device: torch.device, shape: Shape, math: str, channels_last: bool, benchmark: bool) -> Iterator[dict[str, Any]]:
+def _workspaces(
+    device: torch.device, shape: Shape, math: str, channels_last: bool, benchmark: bool
+) -> Iterator[dict[str, Any]]:
     layout = torch.channels_last if channels_last else torch.contiguous_format
     dtype = torch.float16 if math == "fp16" else torch.float32
     torch.backends.cudnn.allow_tf32 = math == "tf32"
@@ -161,19 +186,33 @@ def _workspaces(device: torch.device, shape: Shape, math: str, channels_last: bo
 
     result_side = (shape.image + 2 * shape.padding - shape.filter) // shape.stride + 1
     images = random_tensor(shape.batch, shape.channels, shape.image, shape.image)
-    weight = random_tensor(shape.outputs, shape.channels // shape.groups, shape.filter, shape.filter)
+    weight = random_tensor(
+        shape.outputs, shape.channels // shape.groups, shape.filter, shape.filter
+    )
     gradient = random_tensor(shape.batch, shape.outputs, result_side, result_side)
     arguments = ([shape.stride] * 2, [shape.padding] * 2, [1, 1], False, [0, 0], shape.groups)
     operations = {
         "forward": lambda: _ATEN.convolution(images, weight, None, *arguments),
-        "backward_data": lambda: _ATEN.convolution_backward(gradient, images, weight, None, *arguments, [True, False, False]),
-        "backward_filter": lambda: _ATEN.convolution_backward(gradient, images, weight, None, *arguments, [False, True, False]),
+        "backward_data": lambda: _ATEN.convolution_backward(
+            gradient, images, weight, None, *arguments, [True, False, False]
+        ),
+        "backward_filter": lambda: _ATEN.convolution_backward(
+            gradient, images, weight, None, *arguments, [False, True, False]
+        ),
     }
     for operation, call in operations.items():
-        row = {"operation": operation, **asdict(shape), "math": math, "channels_last": channels_last, "benchmark": benchmark}
+        row = {
+            "operation": operation,
+            **asdict(shape),
+            "math": math,
+            "channels_last": channels_last,
+            "benchmark": benchmark,
+        }
         try:
             yield row | {"workspace_bytes": _temporary_bytes(device, call)}
-        except RuntimeError as error:  # no kernel for it, or no memory: the other rows are still valid
+        except (
+            RuntimeError
+        ) as error:  # no kernel for it, or no memory: the other rows are still valid
             yield row | {"reason": first_line(error)}
 
 

@@ -23,7 +23,14 @@ class Engine(Protocol):
         """Memory of the smallest GPU."""
         ...
 
-    def measure(self, planned: Sequence[PlannedJob], record: Record, settings: RunSettings, tally: Tally, show: Show) -> None:
+    def measure(
+        self,
+        planned: Sequence[PlannedJob],
+        record: Record,
+        settings: RunSettings,
+        tally: Tally,
+        show: Show,
+    ) -> None:
         """Measure ``planned`` until all are done or the tally's budget is used up.
 
         Args:
@@ -34,7 +41,8 @@ class Engine(Protocol):
             show: called a few times a second.
 
         Raises:
-            MeasurementError: when a GPU cannot be used or is lost; what was finished has been recorded.
+            MeasurementError: when a GPU cannot be used or is lost; what was finished has been
+                recorded.
             DatasetError: when a measurement cannot be recorded.
         """
         ...

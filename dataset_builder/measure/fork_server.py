@@ -1,7 +1,9 @@
-"""The fork server: a process that has imported torch but never touched CUDA, and forks one child per job.
+"""The fork server: a process that has imported torch but never touched CUDA, and forks one child
+per job.
 
-Importing torch takes seconds and forking takes milliseconds, so one import serves all jobs.  It is a process of its own, with one
-thread, because a process that holds CUDA, NVML or threads cannot be forked safely.
+Importing torch takes seconds and forking takes milliseconds, so one import serves all jobs.  It is
+a process of its own, with one thread, because a process that holds CUDA, NVML or threads cannot be
+forked safely.
 """
 
 from __future__ import annotations
@@ -35,8 +37,9 @@ _FORKABLE: Final = {
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
-"""Environment of the server.  Numerical libraries must not start threads at import, because a process with threads must not be
-forked.  An import that calls ``torch.cuda.is_available()`` must not initialise CUDA, because no child could use it afterwards."""
+"""Environment of the server.  Numerical libraries must not start threads at import, because a
+process with threads must not be forked.  An import that calls ``torch.cuda.is_available()`` must
+not initialise CUDA, because no child could use it afterwards."""
 
 
 class ForkServer:
@@ -59,10 +62,19 @@ class ForkServer:
         self.provenance = "measured" if child == CHILD else "stand_in"
         self._control, child_end = channel.channel_pair()
         command = [sys.executable, "-m", __name__, str(child_end.fileno()), child]
-        environment = os.environ | _FORKABLE | {"PYTHONPATH": os.pathsep.join(each or str(Path.cwd()) for each in sys.path)}
+        environment = (
+            os.environ
+            | _FORKABLE
+            | {"PYTHONPATH": os.pathsep.join(each or str(Path.cwd()) for each in sys.path)}
+        )
         error = log if log is not None else subprocess.DEVNULL
         self._process = subprocess.Popen(
-            command, pass_fds=(child_end.fileno(),), env=environment, stdin=subprocess.DEVNULL, stdout=error, stderr=error
+            command,
+            pass_fds=(child_end.fileno(),),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=error,
+            stderr=error,
         )
         child_end.close()
         self._control.settimeout(_START_SECONDS)
@@ -72,11 +84,14 @@ class ForkServer:
             ready = None
         if ready is None or "ready" not in ready:
             self.close()
-            raise MeasurementError("the fork server did not start: see children.log in the campaign's folder")
+            raise MeasurementError(
+                "the fork server did not start: see children.log in the campaign's folder"
+            )
         self._control.settimeout(None)
 
     def start(self, request: Mapping[str, Any]) -> tuple[int, socket.socket]:
-        """Fork a child for ``request``; returns its process id and the campaign's end of its channel.
+        """Fork a child for ``request``; returns its process id and the campaign's end of its
+        channel.
 
         Raises:
             MeasurementError: when the server is gone.
@@ -84,7 +99,9 @@ class ForkServer:
         parent_end, child_end = channel.channel_pair()
         with child_end:
             try:
-                socket.send_fds(self._control, [channel.encode({"start": request})], [child_end.fileno()])
+                socket.send_fds(
+                    self._control, [channel.encode({"start": request})], [child_end.fileno()]
+                )
             except OSError:
                 parent_end.close()
                 raise _server_died() from None
@@ -100,7 +117,8 @@ class ForkServer:
             channel.send(self._control, {"kill": pid})
 
     def exits(self) -> dict[int, int]:
-        """Children that have ended since the last call: process id → exit code, negative for a signal.
+        """Children that have ended since the last call: process id → exit code, negative for a
+        signal.
 
         Raises:
             MeasurementError: when the server is gone.
@@ -134,7 +152,8 @@ def _server_died() -> MeasurementError:
 
 
 def serve(control: socket.socket, child: Child) -> None:
-    """Fork children on request until the campaign closes its socket; then kill the remaining children."""
+    """Fork children on request until the campaign closes its socket; then kill the remaining
+    children."""
     children: set[int] = set()
     parent = os.getpid()
     while True:
@@ -148,7 +167,9 @@ def serve(control: socket.socket, child: Child) -> None:
                 pid = os.fork()
                 if pid == 0:
                     control.close()
-                    _run_child(child, message["start"], socket.socket(fileno=descriptors[0]), parent)
+                    _run_child(
+                        child, message["start"], socket.socket(fileno=descriptors[0]), parent
+                    )
                 os.close(descriptors[0])
                 children.add(pid)
             elif message.get("kill") in children:
@@ -191,7 +212,8 @@ def _run_child(child: Child, request: Mapping[str, Any], end: socket.socket, par
 
 
 def die_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when ``parent`` dies, so that no process is left that holds GPU memory."""
+    """Let the kernel kill this process when ``parent`` dies, so that no process is left that holds
+    GPU memory."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before the call
@@ -202,7 +224,9 @@ def main(descriptor: str, child: str) -> None:
     """The server process."""
     control = socket.socket(fileno=int(descriptor))
     die_with_parent(os.getppid())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the campaign decides
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole group; the campaign decides
     module, _, function = child.partition(":")
     run: Child = getattr(importlib.import_module(module), function)
     torch = sys.modules.get("torch")

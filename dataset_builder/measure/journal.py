@@ -1,7 +1,9 @@
-"""The campaign's folder: its plan, and the journal to which every finished measurement is appended at once.
+"""The campaign's folder: its plan, and the journal to which every finished measurement is appended
+at once.
 
-``kill -9`` at any moment loses no finished row: each is one line of JSON, flushed to the disk before the next job counts as
-finished.  When the campaign resumes, an incomplete last line is cut off, and its job is measured again.
+``kill -9`` at any moment loses no finished row: each is one line of JSON, flushed to the disk
+before the next job counts as finished.  When the campaign resumes, an incomplete last line is cut
+off, and its job is measured again.
 """
 
 from __future__ import annotations
@@ -47,18 +49,23 @@ class Journal:
         """Open or create the journal, and cut off an incomplete last line.
 
         Raises:
-            DatasetError: when another campaign holds the folder, it cannot be written, or a row in it is damaged.
+            DatasetError: when another campaign holds the folder, it cannot be written, or a row in
+                it is damaged.
         """
         self.folder = folder
         self.finished: set[str] = set()
         with _writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(folder / _JOURNAL, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._descriptor = os.open(
+                folder / _JOURNAL, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
+            )
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._descriptor)
-            raise DatasetError(f"another campaign is running in {folder}: wait for it, or give another folder") from None
+            raise DatasetError(
+                f"another campaign is running in {folder}: wait for it, or give another folder"
+            ) from None
         try:
             with _writing(folder):
                 self._end = _whole_lines(folder / _JOURNAL)
@@ -80,7 +87,10 @@ class Journal:
         Raises:
             DatasetError: when the disk is full or the folder is gone; the rows before are kept.
         """
-        line = json.dumps({"key": key, "row": measurement_to_dict(measurement)}, separators=(",", ":")) + "\n"
+        line = (
+            json.dumps({"key": key, "row": measurement_to_dict(measurement)}, separators=(",", ":"))
+            + "\n"
+        )
         data = line.encode()
         try:
             with _writing(self.folder):
@@ -105,7 +115,9 @@ class Journal:
         except FileNotFoundError:
             return None
         except ValueError:
-            raise DatasetError(f"{self.folder / _PLAN} is damaged: begin the campaign in another folder") from None
+            raise DatasetError(
+                f"{self.folder / _PLAN} is damaged: begin the campaign in another folder"
+            ) from None
         if document["settings"] != asdict(settings):
             held = document["settings"]
             raise DatasetError(
@@ -151,7 +163,9 @@ def _entries(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 document = json.loads(line)
                 yield document["key"], document["row"]
             except (ValueError, KeyError, TypeError):
-                raise DatasetError(f"{path}, line {number} is damaged: remove the line and run again") from None
+                raise DatasetError(
+                    f"{path}, line {number} is damaged: remove the line and run again"
+                ) from None
 
 
 def _whole_lines(path: Path) -> int:

@@ -17,7 +17,8 @@ class LocalEngine:
     """The GPUs that this process may use.
 
     Args:
-        enable_accounting: switch the driver's accounting on while the engine lasts, where that is allowed.
+        enable_accounting: switch the driver's accounting on while the engine lasts, where that is
+            allowed.
         meters: finds the GPUs.
         child: what measures; see :mod:`dataset_builder.measure.fork_server`.
 
@@ -25,7 +26,12 @@ class LocalEngine:
         MeasurementError: when there is no GPU whose readings can be trusted.
     """
 
-    def __init__(self, enable_accounting: bool = False, meters: MeterSource = visible_meters, child: str = CHILD) -> None:
+    def __init__(
+        self,
+        enable_accounting: bool = False,
+        meters: MeterSource = visible_meters,
+        child: str = CHILD,
+    ) -> None:
         self._meters = meters()
         self._child = child
         self._accounting = enable_accounting
@@ -36,7 +42,12 @@ class LocalEngine:
             self._switched_on = [meter for meter in self._meters if meter.enable_accounting()]
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for meter in self._switched_on:
             meter.disable_accounting()
 
@@ -44,7 +55,14 @@ class LocalEngine:
         """Memory of the smallest GPU."""
         return min(meter.gpu.total_bytes for meter in self._meters)
 
-    def measure(self, planned: Sequence[PlannedJob], record: Record, settings: RunSettings, tally: Tally, show: Show) -> None:
+    def measure(
+        self,
+        planned: Sequence[PlannedJob],
+        record: Record,
+        settings: RunSettings,
+        tally: Tally,
+        show: Show,
+    ) -> None:
         """Measure ``planned``; see :meth:`~dataset_builder.measure.engine.Engine.measure`."""
         with fork_server(settings.folder, self._child) as server:
             run_campaign(planned, record, server, self._meters, settings, tally, show)

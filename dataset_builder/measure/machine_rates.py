@@ -1,7 +1,8 @@
 """Measures the rates of a GPU and its host from which ``gpumemnet plan --machine`` models times.
 
-Large matrix products give the rate of each element type, copies within the GPU that of its memory, and copies to and from
-pinned memory that of the link to the host.  Each rate is the median of several rounds, after rounds that do not count.
+Large matrix products give the rate of each element type, copies within the GPU that of its memory,
+and copies to and from pinned memory that of the link to the host.  Each rate is the median of
+several rounds, after rounds that do not count.
 """
 
 from __future__ import annotations
@@ -21,11 +22,20 @@ MATRIX_SIZE: Final = 8192
 COPIED_BYTES: Final = 512 * MIB
 _WARM_UP_ROUNDS: Final = 3
 _ROUNDS: Final = 9
-_ELEMENT_TYPES: Final = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_ELEMENT_TYPES: Final = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+}
 
 
 def measure_machine(
-    device: torch.device, *, matrix_size: int = MATRIX_SIZE, copied_bytes: int = COPIED_BYTES, rounds: int = _ROUNDS
+    device: torch.device,
+    *,
+    matrix_size: int = MATRIX_SIZE,
+    copied_bytes: int = COPIED_BYTES,
+    rounds: int = _ROUNDS,
 ) -> Machine:
     """Return the measured rates of ``device``; takes a few seconds on a GPU.
 
@@ -40,14 +50,23 @@ def measure_machine(
     """
     clock = _Clock(device, rounds)
     try:
-        flops = {name: 2 * matrix_size**3 / clock.seconds(_product(name, matrix_size, device)) for name in _types_of(device)}
-        first, second = (torch.empty(copied_bytes, dtype=torch.uint8, device=device) for _ in range(2))
+        flops = {
+            name: 2 * matrix_size**3 / clock.seconds(_product(name, matrix_size, device))
+            for name in _types_of(device)
+        }
+        first, second = (
+            torch.empty(copied_bytes, dtype=torch.uint8, device=device) for _ in range(2)
+        )
         host = torch.empty(copied_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        within = 2 * copied_bytes / clock.seconds(lambda: first.copy_(second))  # each byte is read and written
+        within = (
+            2 * copied_bytes / clock.seconds(lambda: first.copy_(second))
+        )  # each byte is read and written
         to_host = copied_bytes / clock.seconds(lambda: host.copy_(first, non_blocking=True))
         from_host = copied_bytes / clock.seconds(lambda: first.copy_(host, non_blocking=True))
     except torch.OutOfMemoryError:
-        raise MeasurementError("the GPU has too little free memory to measure its rates: end other jobs on it") from None
+        raise MeasurementError(
+            "the GPU has too little free memory to measure its rates: end other jobs on it"
+        ) from None
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return Machine(
         name=name,
@@ -69,7 +88,10 @@ def _types_of(device: torch.device) -> list[str]:
 
 
 def _product(name: str, matrix_size: int, device: torch.device) -> Callable[[], object]:
-    first, second = (torch.randn(matrix_size, matrix_size, device=device, dtype=_ELEMENT_TYPES[name]) for _ in range(2))
+    first, second = (
+        torch.randn(matrix_size, matrix_size, device=device, dtype=_ELEMENT_TYPES[name])
+        for _ in range(2)
+    )
     out = torch.empty_like(first)
 
     def multiply() -> None:
@@ -96,7 +118,9 @@ class _Clock:
             work()
         found = statistics.median(self._seconds_once(work) for _ in range(self._rounds))
         if found <= 0:
-            raise MeasurementError("the clock of the GPU does not advance: its rates cannot be measured")
+            raise MeasurementError(
+                "the clock of the GPU does not advance: its rates cannot be measured"
+            )
         return found
 
     def _seconds_once(self, work: Callable[[], object]) -> float:

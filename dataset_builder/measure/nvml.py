@@ -1,7 +1,9 @@
 """Readings of GPUs and processes from the driver, through NVML; no other module reads it.
 
-Design facts: version 1 of the memory call counts driver-reserved memory as used, so one version is kept for a whole dataset;
-inside containers the process ids are the host's; a MIG parent's handle gives aggregates and is never used.
+Design facts: version 1 of the memory call counts driver-reserved memory as used, so one version is
+    kept for a whole dataset;
+inside containers the process ids are the host's; a MIG parent's handle gives aggregates and is
+never used.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from gpumemnet.errors import MeasurementError
 T = TypeVar("T")
 
 STAND_IN_DRIVER: Final = "stand-in"
-"""Driver version that a stand-in for NVML reports (``tests/dataset_builder/measure/null_gpu``): its readings are no
-measurements."""
+"""Driver version that a stand-in for NVML reports (``tests/dataset_builder/measure/null_gpu``): its
+readings are no measurements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,8 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """One reading of a whole device; ``reserved_bytes`` is the driver's own share, where the driver reports it."""
+    """One reading of a whole device; ``reserved_bytes`` is the driver's own share, where the driver
+    reports it."""
 
     total_bytes: int
     free_bytes: int
@@ -64,7 +67,8 @@ class Meter(Protocol):
         ...
 
     def accounted_peak(self, pid: int) -> int | None:
-        """The driver's own maximum for a process, running or ended; ``None`` where accounting is off or does not know it."""
+        """The driver's own maximum for a process, running or ended; ``None`` where accounting is
+        off or does not know it."""
         ...
 
     def enable_accounting(self) -> bool:
@@ -106,7 +110,10 @@ class NvmlMeter:
             listed = self._call(self._nvml.nvmlDeviceGetComputeRunningProcesses_v3, self._handle)
         except _NotAvailableError:
             return {}
-        return {int(each.pid): None if each.usedGpuMemory is None else int(each.usedGpuMemory) for each in listed}
+        return {
+            int(each.pid): None if each.usedGpuMemory is None else int(each.usedGpuMemory)
+            for each in listed
+        }
 
     def accounted_peak(self, pid: int) -> int | None:
         """The driver's maximum for ``pid``.
@@ -115,16 +122,22 @@ class NvmlMeter:
             MeasurementError: when the GPU is lost.
         """
         try:
-            peak = self._call(self._nvml.nvmlDeviceGetAccountingStats, self._handle, pid).maxMemoryUsage
+            peak = self._call(
+                self._nvml.nvmlDeviceGetAccountingStats, self._handle, pid
+            ).maxMemoryUsage
         except _NotAvailableError:
             return None
         return int(peak) if peak else None
 
     def enable_accounting(self) -> bool:
-        """Switch the driver's accounting on (root only); ``True`` when this call has switched it on."""
+        """Switch the driver's accounting on (root only); ``True`` when this call has switched it
+        on."""
         nvml = self._nvml
         try:
-            if self._call(nvml.nvmlDeviceGetAccountingMode, self._handle) == nvml.NVML_FEATURE_ENABLED:
+            if (
+                self._call(nvml.nvmlDeviceGetAccountingMode, self._handle)
+                == nvml.NVML_FEATURE_ENABLED
+            ):
                 return False
             self._call(nvml.nvmlDeviceSetAccountingMode, self._handle, nvml.NVML_FEATURE_ENABLED)
         except _NotAvailableError:
@@ -133,7 +146,9 @@ class NvmlMeter:
 
     def disable_accounting(self) -> None:
         """Leave accounting as it was found."""
-        self._call(self._nvml.nvmlDeviceSetAccountingMode, self._handle, self._nvml.NVML_FEATURE_DISABLED)
+        self._call(
+            self._nvml.nvmlDeviceSetAccountingMode, self._handle, self._nvml.NVML_FEATURE_DISABLED
+        )
 
     def _call(self, function: Callable[..., T], *arguments: object) -> T:
         nvml = self._nvml
@@ -156,21 +171,30 @@ def visible_meters(environment: Mapping[str, str] | None = None) -> list[NvmlMet
     """A meter for every GPU and MIG instance that ``CUDA_VISIBLE_DEVICES`` lets this process use.
 
     Raises:
-        MeasurementError: when there is no GPU, no NVML, or when readings cannot be trusted on this machine.
+        MeasurementError: when there is no GPU, no NVML, or when readings cannot be trusted on this
+            machine.
     """
     environment = os.environ if environment is None else environment
     _refuse_untrustworthy(environment)
     try:
         import pynvml as nvml
     except ImportError:
-        raise MeasurementError("nothing can be measured: the package nvidia-ml-py is not installed") from None
+        raise MeasurementError(
+            "nothing can be measured: the package nvidia-ml-py is not installed"
+        ) from None
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        raise MeasurementError(f"nothing can be measured here: no NVIDIA GPU can be reached (NVML: {error})") from None
+        raise MeasurementError(
+            f"nothing can be measured here: no NVIDIA GPU can be reached (NVML: {error})"
+        ) from None
     driver = str(nvml.nvmlSystemGetDriverVersion())
     found = list(_devices(nvml, driver))
-    chosen = select_visible([gpu for _, gpu, _ in found], environment.get("CUDA_VISIBLE_DEVICES"), [p for _, _, p in found])
+    chosen = select_visible(
+        [gpu for _, gpu, _ in found],
+        environment.get("CUDA_VISIBLE_DEVICES"),
+        [p for _, _, p in found],
+    )
     meters = [NvmlMeter(nvml, handle, gpu) for handle, gpu, _ in found if gpu in chosen]
     if not meters:
         raise MeasurementError(
@@ -180,7 +204,8 @@ def visible_meters(environment: Mapping[str, str] | None = None) -> list[NvmlMet
 
 
 def select_visible(gpus: list[Gpu], visible: str | None, parents: list[int]) -> list[Gpu]:
-    """The GPUs that ``CUDA_VISIBLE_DEVICES`` names, in its order: indices, UUIDs or their beginnings, MIG UUIDs.
+    """The GPUs that ``CUDA_VISIBLE_DEVICES`` names, in its order: indices, UUIDs or their
+    beginnings, MIG UUIDs.
 
     As in CUDA, a name that fits nothing hides itself and all that follow.
 
@@ -194,7 +219,9 @@ def select_visible(gpus: list[Gpu], visible: str | None, parents: list[int]) -> 
     chosen: list[Gpu] = []
     for name in (each.strip() for each in visible.split(",")):
         if name.isdigit():
-            matches = [gpu for gpu, parent in zip(gpus, parents, strict=True) if parent == int(name)]
+            matches = [
+                gpu for gpu, parent in zip(gpus, parents, strict=True) if parent == int(name)
+            ]
         else:
             matches = [gpu for gpu in gpus if name and gpu.uuid.startswith(name)]
         if not matches:
@@ -204,7 +231,8 @@ def select_visible(gpus: list[Gpu], visible: str | None, parents: list[int]) -> 
 
 
 def _devices(nvml: Any, driver: str) -> Iterator[tuple[Any, Gpu, int]]:
-    """Every GPU that is not in MIG mode, and the instances of those that are, with the index of the physical GPU."""
+    """Every GPU that is not in MIG mode, and the instances of those that are, with the index of the
+    physical GPU."""
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         instances = list(_mig_instances(nvml, handle)) if _in_mig_mode(nvml, handle) else None
@@ -245,6 +273,12 @@ def _refuse_untrustworthy(environment: Mapping[str, str]) -> None:
     except OSError:
         kernel = ""
     if "microsoft" in kernel:
-        raise MeasurementError("nothing can be measured under WSL: its driver reports no memory per process; use a Linux host")
-    if "libvgpu" in environment.get("LD_PRELOAD", "") or any(name.startswith("CUDA_DEVICE_MEMORY_LIMIT") for name in environment):
-        raise MeasurementError("nothing can be measured under HAMi: its NVML shows virtual values; use a whole GPU")
+        raise MeasurementError(
+            "nothing can be measured under WSL: its driver reports no memory per process; use a Linux host"
+        )
+    if "libvgpu" in environment.get("LD_PRELOAD", "") or any(
+        name.startswith("CUDA_DEVICE_MEMORY_LIMIT") for name in environment
+    ):
+        raise MeasurementError(
+            "nothing can be measured under HAMi: its NVML shows virtual values; use a whole GPU"
+        )

@@ -1,7 +1,9 @@
 """One GPU and the jobs that run side by side on it: admission, readings, deadlines and outcomes.
 
-A job starts when its estimated memory fits into what is free, less what the running jobs may still take.  Neighbours must not
-influence a label: a job that ran out of memory or time, or made the allocator retry, while it had neighbours is run again alone.
+A job starts when its estimated memory fits into what is free, less what the running jobs may still
+take.  Neighbours must not
+influence a label: a job that ran out of memory or time, or made the allocator retry, while it had
+    neighbours is run again alone.
 """
 
 from __future__ import annotations
@@ -60,8 +62,11 @@ class RunSettings:
     with_history: frozenset[str] = frozenset()
 
     def history_of(self, planned: PlannedJob) -> str | None:
-        """File of the job's allocator history in the campaign's folder, if one is to be recorded."""
-        return f"{HISTORY_FOLDER}/{planned.key}.json.gz" if planned.key in self.with_history else None
+        """File of the job's allocator history in the campaign's folder, if one is to be
+        recorded."""
+        return (
+            f"{HISTORY_FOLDER}/{planned.key}.json.gz" if planned.key in self.with_history else None
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +102,14 @@ class Pool:
         solo_jobs: jobs that have to run alone.
     """
 
-    def __init__(self, server: ForkServer, meter: Meter, source: ReadingSource, settings: RunSettings, record: Record) -> None:
+    def __init__(
+        self,
+        server: ForkServer,
+        meter: Meter,
+        source: ReadingSource,
+        settings: RunSettings,
+        record: Record,
+    ) -> None:
         self.meter = meter
         self.source = source
         self.running: list[Running] = []
@@ -123,8 +135,12 @@ class Pool:
         """Start as many jobs of ``queue`` as fit."""
         if not self.running and not self._settle_idle():
             return
-        is_draining = len(self.solo_jobs) >= _SOLO_JOBS_BEFORE_DRAIN or (self.solo_jobs and not queue)
-        if is_draining or any(running_job.planned in self.solo_jobs for running_job in self.running):
+        is_draining = len(self.solo_jobs) >= _SOLO_JOBS_BEFORE_DRAIN or (
+            self.solo_jobs and not queue
+        )
+        if is_draining or any(
+            running_job.planned in self.solo_jobs for running_job in self.running
+        ):
             if not self.running:
                 self._start(self.solo_jobs[0])
             return
@@ -136,7 +152,8 @@ class Pool:
             self._start(chosen)
 
     def _choose(self, queue: deque[PlannedJob]) -> PlannedJob | None:
-        """The first job of the queue that fits; only the first one after it was skipped too often."""
+        """The first job of the queue that fits; only the first one after it was skipped too
+        often."""
         if not self.running:
             self._skips = 0
             return queue.popleft()
@@ -152,14 +169,21 @@ class Pool:
 
     def _free_bytes(self) -> int:
         """Free memory, less what the running jobs may still take."""
-        growth = sum(max(0, running_job.admission_bytes - (running_job.process_bytes or 0)) for running_job in self.running)
+        growth = sum(
+            max(0, running_job.admission_bytes - (running_job.process_bytes or 0))
+            for running_job in self.running
+        )
         return self.meter.device().free_bytes - growth
 
     def _settle_idle(self) -> bool:
-        """Take the idle readings; ``False`` while the driver still gives back an ended job's memory."""
+        """Take the idle readings; ``False`` while the driver still gives back an ended job's
+        memory."""
         idle = self.meter.device()
         waited = time.monotonic() - self._empty_since
-        if idle.used_bytes > self._idle_used_bytes + _RELEASE_TOLERANCE_BYTES and waited < _RELEASE_SECONDS:
+        if (
+            idle.used_bytes > self._idle_used_bytes + _RELEASE_TOLERANCE_BYTES
+            and waited < _RELEASE_SECONDS
+        ):
             return False
         self._idle_used_bytes, self._available_bytes = idle.used_bytes, idle.free_bytes
         return True
@@ -175,7 +199,9 @@ class Pool:
         }
         idle = None if self.running else self._idle_used_bytes
         pid, end = self._server.start(request)
-        self.running.append(Running(planned, job, _admission_bytes(planned), pid, end, time.monotonic(), idle))
+        self.running.append(
+            Running(planned, job, _admission_bytes(planned), pid, end, time.monotonic(), idle)
+        )
         for running_job in self.running:
             running_job.neighbours = max(running_job.neighbours, len(self.running) - 1)
 
@@ -198,8 +224,8 @@ class Pool:
         _let_continue(running)
 
     def _grant_context(self) -> None:
-        """Let waiting children create their CUDA contexts; one at a time where a child is recognised by the appearance of its
-        context."""
+        """Let waiting children create their CUDA contexts; one at a time where a child is
+        recognised by the appearance of its context."""
         serial = not self.source.by_pid and not self.source.one_at_a_time
         while self._waiting_for_context and not (serial and self._making_context):
             running = self._waiting_for_context.popleft()
@@ -215,7 +241,11 @@ class Pool:
         self.sample()
         numbers = {name: int(message[name]) for name in _ALLOCATOR_READINGS}
         device = self.meter.device().used_bytes
-        running.phases.append(Phase(message["name"], **numbers, process_bytes=running.process_bytes, device_bytes=device))
+        running.phases.append(
+            Phase(
+                message["name"], **numbers, process_bytes=running.process_bytes, device_bytes=device
+            )
+        )
 
     def _release_context(self, running: Running) -> None:
         if self._making_context is running:
@@ -227,15 +257,23 @@ class Pool:
         if self.source.one_at_a_time:
             used = self.meter.device().used_bytes
             for running_job in self.running:
-                running_job.peak_device_bytes = _maximum(running_job.peak_device_bytes, used - (running_job.idle_used_bytes or 0))
+                running_job.peak_device_bytes = _maximum(
+                    running_job.peak_device_bytes, used - (running_job.idle_used_bytes or 0)
+                )
             return
         listed = self.meter.processes()
         for running_job in self.running:
-            used_by = listed.get(running_job.driver_pid) if running_job.driver_pid is not None else None
+            used_by = (
+                listed.get(running_job.driver_pid) if running_job.driver_pid is not None else None
+            )
             if used_by is not None:
                 running_job.process_bytes = used_by
                 running_job.peak_process_bytes = _maximum(running_job.peak_process_bytes, used_by)
-        if len(self.running) == 1 and self.running[0].neighbours == 0 and self.running[0].idle_used_bytes is not None:
+        if (
+            len(self.running) == 1
+            and self.running[0].neighbours == 0
+            and self.running[0].idle_used_bytes is not None
+        ):
             alone = self.running[0]
             difference = self.meter.device().used_bytes - (alone.idle_used_bytes or 0)
             alone.peak_device_bytes = _maximum(alone.peak_device_bytes, difference)
@@ -244,16 +282,23 @@ class Pool:
         """Kill the jobs that have passed their deadline."""
         now = time.monotonic()
         for running_job in self.running:
-            if not running_job.timed_out and now - running_job.started > self._settings.deadline_seconds:
+            if (
+                not running_job.timed_out
+                and now - running_job.started > self._settings.deadline_seconds
+            ):
                 running_job.timed_out = True
                 self._server.kill(running_job.pid)
 
     def ended(self, pid: int, code: int) -> bool:
         """Take a finished child off the GPU; ``False`` when it is not one of this pool's."""
-        running = next((running_job for running_job in self.running if running_job.pid == pid), None)
+        running = next(
+            (running_job for running_job in self.running if running_job.pid == pid), None
+        )
         if running is None:
             return False
-        while running.end.fileno() >= 0 and not running.settled:  # messages that it sent before it ended
+        while (
+            running.end.fileno() >= 0 and not running.settled
+        ):  # messages that it sent before it ended
             self.receive(running)
         running.end.close()
         if not running.settled:
@@ -278,13 +323,22 @@ class Pool:
         self._judge(running, message)
 
     def _judge(self, running: Running, outcome: dict[str, Any]) -> None:
-        """Record the outcome, or run the job again alone where neighbours may have influenced it."""
+        """Record the outcome, or run the job again alone where neighbours may have influenced
+        it."""
         running.settled = True
-        label = running.peak_device_bytes if self.source.one_at_a_time else running.peak_process_bytes
+        label = (
+            running.peak_device_bytes if self.source.one_at_a_time else running.peak_process_bytes
+        )
         reserved = running.phases[-1].reserved_bytes if running.phases else 0
         if outcome["status"] == "ok" and (label is None or label < reserved):
-            outcome = outcome | {"status": "error", "reason": "the driver's reading of this process cannot be trusted"}
-        is_influenced = outcome["status"] != "ok" or int(outcome.get("allocator", {}).get("alloc_retries", 0)) > 0
+            outcome = outcome | {
+                "status": "error",
+                "reason": "the driver's reading of this process cannot be trusted",
+            }
+        is_influenced = (
+            outcome["status"] != "ok"
+            or int(outcome.get("allocator", {}).get("alloc_retries", 0)) > 0
+        )
         if is_influenced and running.neighbours > 0:
             if running.planned not in self.solo_jobs:
                 self.solo_jobs.append(running.planned)
@@ -315,9 +369,15 @@ class Pool:
             options=planned.options_json,
             peak_process_bytes=running.peak_process_bytes if ok else None,
             peak_device_bytes=running.peak_device_bytes if ok and running.neighbours == 0 else None,
-            peak_reserved_bytes=max((phase.peak_reserved_bytes for phase in phases), default=None) if ok else None,
-            peak_allocated_bytes=max((phase.peak_allocated_bytes for phase in phases), default=None) if ok else None,
-            context_bytes=process_bytes - last.reserved_bytes if ok and process_bytes is not None and last is not None else None,
+            peak_reserved_bytes=max((phase.peak_reserved_bytes for phase in phases), default=None)
+            if ok
+            else None,
+            peak_allocated_bytes=max((phase.peak_allocated_bytes for phase in phases), default=None)
+            if ok
+            else None,
+            context_bytes=process_bytes - last.reserved_bytes
+            if ok and process_bytes is not None and last is not None
+            else None,
             phases=tuple(phases),
             allocator=outcome.get("allocator", {}),
             steps=outcome.get("steps"),
@@ -330,7 +390,12 @@ class Pool:
         )
 
 
-_ALLOCATOR_READINGS: Final = ("allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
+_ALLOCATOR_READINGS: Final = (
+    "allocated_bytes",
+    "reserved_bytes",
+    "peak_allocated_bytes",
+    "peak_reserved_bytes",
+)
 
 
 @lru_cache(maxsize=4096)

@@ -1,4 +1,5 @@
-"""Progress of a campaign for a person: one line, rewritten on a terminal, repeated every ten seconds elsewhere."""
+"""Progress of a campaign for a person: one line, rewritten on a terminal, repeated every ten
+seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ _LOG_SECONDS: Final = 10.0
 
 
 class ProgressLine:
-    """Shows a :class:`~dataset_builder.measure.campaign.Tally` on a text stream; frequent calls are cheap."""
+    """Shows a :class:`~dataset_builder.measure.campaign.Tally` on a text stream; frequent calls are
+    cheap."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
@@ -50,7 +52,11 @@ def describe_tally(tally: Tally) -> str:
     if tally.remaining_seconds is not None:
         parts.append(f"{_minutes(tally.remaining_seconds)} left")
     if tally.finished:
-        parts.append(" ".join(f"{status} {tally.statuses[status] / tally.finished:.0%}" for status in STATUSES))
+        parts.append(
+            " ".join(
+                f"{status} {tally.statuses[status] / tally.finished:.0%}" for status in STATUSES
+            )
+        )
     return ", ".join(parts)
 
 

@@ -1,7 +1,9 @@
-"""Measures on all GPUs of a Ray cluster: one actor per GPU, each running the local engine on its share of the jobs.
+"""Measures on all GPUs of a Ray cluster: one actor per GPU, each running the local engine on its
+share of the jobs.
 
-Measurements travel back as they are finished, and only the process that was started by the user writes the campaign's
-folder; so the loss of a host loses no finished row, and the next run measures the remaining jobs.
+Measurements travel back as they are finished, and only the process that was started by the user
+writes the campaign's folder; so the loss of a host loses no finished row, and the next run measures
+the remaining jobs.
 """
 
 from __future__ import annotations
@@ -33,21 +35,33 @@ _LOG_BYTES: Final = 2**16
 
 
 class RayEngine:
-    """The free GPUs of the Ray cluster that ``RAY_ADDRESS`` names, of the one running here, or of a new one on this machine.
+    """The free GPUs of the Ray cluster that ``RAY_ADDRESS`` names, of the one running here, or of a
+    new one on this machine.
 
     Args:
-        enable_accounting, meters, child: as for :class:`~dataset_builder.measure.local_engine.LocalEngine`, on every host.
+        enable_accounting, meters, child: as for
+            :class:`~dataset_builder.measure.local_engine.LocalEngine`, on every host.
 
     Raises:
         MissingExtraError: when Ray is not installed.
-        MeasurementError: when the cluster has no free GPU, or the readings of one cannot be trusted.
+        MeasurementError: when the cluster has no free GPU, or the readings of one cannot be
+            trusted.
     """
 
-    def __init__(self, enable_accounting: bool = False, meters: MeterSource = visible_meters, child: str = CHILD) -> None:
+    def __init__(
+        self,
+        enable_accounting: bool = False,
+        meters: MeterSource = visible_meters,
+        child: str = CHILD,
+    ) -> None:
         self._ray = load_ray()
         self._connected = not self._ray.is_initialized()
         if self._connected:
-            connect(self._ray, {"py_modules": package_folders(__name__), "excludes": ["datasets"]}, MeasurementError)
+            connect(
+                self._ray,
+                {"py_modules": package_folders(__name__), "excludes": ["datasets"]},
+                MeasurementError,
+            )
         self._actors: list[Any] = []
         self._bytes: list[int] = []
         try:
@@ -70,14 +84,23 @@ class RayEngine:
         answers = [self._answer(request) for request in ready]
         self._bytes = [answer for answer in answers if isinstance(answer, int)]
         if len(self._bytes) < len(answers):
-            raise MeasurementError(str(next(answer for answer in answers if not isinstance(answer, int))))
+            raise MeasurementError(
+                str(next(answer for answer in answers if not isinstance(answer, int)))
+            )
         if not self._bytes:
-            raise MeasurementError(f"none of the Ray cluster's {count} GPUs became free in {_START_SECONDS:.0f} s")
+            raise MeasurementError(
+                f"none of the Ray cluster's {count} GPUs became free in {_START_SECONDS:.0f} s"
+            )
 
     def __enter__(self) -> RayEngine:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._release()
 
     def _release(self) -> None:
@@ -90,16 +113,28 @@ class RayEngine:
         """Memory of the smallest GPU."""
         return min(self._bytes)
 
-    def measure(self, planned: Sequence[PlannedJob], record: Record, settings: RunSettings, tally: Tally, show: Show) -> None:
-        """Measure ``planned``; see :meth:`~dataset_builder.measure.engine.Engine.measure`.  The tally's running jobs are GPUs
-        here."""
+    def measure(
+        self,
+        planned: Sequence[PlannedJob],
+        record: Record,
+        settings: RunSettings,
+        tally: Tally,
+        show: Show,
+    ) -> None:
+        """Measure ``planned``; see :meth:`~dataset_builder.measure.engine.Engine.measure`.  The
+        tally's running jobs are GPUs here."""
         from ray.util.queue import Queue
 
         results = Queue(actor_options={"num_cpus": 0})
         jobs = {job.key: job for job in planned}
-        left = None if tally.budget_seconds is None else tally.budget_seconds - tally.elapsed_seconds
+        left = (
+            None if tally.budget_seconds is None else tally.budget_seconds - tally.elapsed_seconds
+        )
         end = None if left is None else time.time() + left
-        shards = [[job.to_dict() for job in planned[index :: len(self._actors)]] for index in range(len(self._actors))]
+        shards = [
+            [job.to_dict() for job in planned[index :: len(self._actors)]]
+            for index in range(len(self._actors))
+        ]
         pending = [
             actor.measure.remote(shard, settings, end, results)
             for actor, shard in zip(self._actors, shards, strict=True)
@@ -115,7 +150,11 @@ class RayEngine:
                 _keep_history(settings.folder, measurement, history)
                 record(jobs[key], measurement)
                 tally.statuses[measurement.status] += 1
-            failures += [failure for reference in done if (failure := self._finish(reference, settings.folder)) is not None]
+            failures += [
+                failure
+                for reference in done
+                if (failure := self._finish(reference, settings.folder)) is not None
+            ]
             tally.running = len(pending)
             show(tally)
         if failures:
@@ -144,7 +183,9 @@ class _GpuWorker:
     """The actor that holds one GPU; Ray sets ``CUDA_VISIBLE_DEVICES`` for it."""
 
     def __init__(self, enable_accounting: bool, meters: MeterSource, child: str) -> None:
-        self._open_engine: Callable[[], LocalEngine] = lambda: LocalEngine(enable_accounting, meters, child)
+        self._open_engine: Callable[[], LocalEngine] = lambda: LocalEngine(
+            enable_accounting, meters, child
+        )
 
     def total_bytes(self) -> int | str:
         """The GPU's memory, or the sentence that says why it cannot be used."""
@@ -156,9 +197,11 @@ class _GpuWorker:
     def measure(
         self, shard: list[dict[str, Any]], settings: RunSettings, end: float | None, results: Any
     ) -> tuple[str | None, bytes]:
-        """Measure ``shard``, and put key, row and recorded history of every finished job into ``results``.
+        """Measure ``shard``, and put key, row and recorded history of every finished job into
+        ``results``.
 
-        Returns the sentence that says why it stopped early, if it did, and the end of its children's log.
+        Returns the sentence that says why it stopped early, if it did, and the end of its
+        children's log.
         """
         planned = [parse_planned(document) for document in shard]
         budget = None if end is None else end - time.time()
@@ -167,13 +210,19 @@ class _GpuWorker:
             folder = Path(name)
 
             def record(job: PlannedJob, measurement: Measurement) -> None:
-                history = None if measurement.history is None else (folder / measurement.history).read_bytes()
+                history = (
+                    None
+                    if measurement.history is None
+                    else (folder / measurement.history).read_bytes()
+                )
                 results.put((job.key, measurement_to_dict(measurement), history))
 
             failure = None
             try:
                 with self._open_engine() as engine:
-                    engine.measure(planned, record, replace(settings, folder=folder), tally, lambda _: None)
+                    engine.measure(
+                        planned, record, replace(settings, folder=folder), tally, lambda _: None
+                    )
             except GpumemnetError as error:
                 failure = str(error)
             log = folder / "children.log"

@@ -1,8 +1,9 @@
 """Checks which readings of a GPU can be trusted, before jobs are labelled with them.
 
-Two children with known allocations of different sizes hold the GPU at the same time.  If the driver's accounting or its
-per-process readings follow each of them, labels come from there; else, if the whole device's reading follows, from its
-difference with one job at a time; else nothing is measured.  Containers and sandboxes differ in this.
+Two children with known allocations of different sizes hold the GPU at the same time.  If the
+driver's accounting or its per-process readings follow each of them, labels come from there; else,
+if the whole device's reading follows, from its difference with one job at a time; else nothing is
+measured.  Containers and sandboxes differ in this.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class ReadingSource:
 
     Attributes:
         label_source: as in the dataset.
-        by_pid: children appear under their own process id; else each is recognised as the one process that appears when
-            its context is made.
+        by_pid: children appear under their own process id; else each is recognised as the one
+            process that appears when its context is made.
     """
 
     label_source: str
@@ -118,14 +119,19 @@ def _start_probe(server: ForkServer, meter: Meter, size_bytes: int) -> _Probe:
     appeared = set(meter.processes()) - before
     channel.send(end, {"go": True})
     held = expect(end, "phase")
-    return _Probe(pid, end, [int(each) for each in started["pids"]], appeared, int(held["reserved_bytes"]))
+    return _Probe(
+        pid, end, [int(each) for each in started["pids"]], appeared, int(held["reserved_bytes"])
+    )
 
 
-def expect(end: socket.socket, event: str, patience_seconds: float = _PATIENCE_SECONDS) -> dict[str, Any]:
+def expect(
+    end: socket.socket, event: str, patience_seconds: float = _PATIENCE_SECONDS
+) -> dict[str, Any]:
     """The next message of a child, which must be of this kind; the child then waits for an answer.
 
     Raises:
-        MeasurementError: when the message is of another kind, does not come in time, or the child has died.
+        MeasurementError: when the message is of another kind, does not come in time, or the child
+            has died.
     """
     if not select.select([end], [], [], patience_seconds)[0]:
         raise MeasurementError(
@@ -148,8 +154,16 @@ def _readings_follow(label_source: str, by_pid: bool, probes: list[_Probe], mete
     else:
         listed = meter.processes()
         readings = [listed.get(pid) for pid in known if pid is not None]
-    extra = [reading - each.reserved_bytes for reading, each in zip(readings, probes, strict=True) if reading is not None]
-    return len(extra) == len(probes) and min(extra) >= 0 and max(extra) - min(extra) <= _TOLERANCE_BYTES
+    extra = [
+        reading - each.reserved_bytes
+        for reading, each in zip(readings, probes, strict=True)
+        if reading is not None
+    ]
+    return (
+        len(extra) == len(probes)
+        and min(extra) >= 0
+        and max(extra) - min(extra) <= _TOLERANCE_BYTES
+    )
 
 
 def wait_for_exit(server: ForkServer, pids: set[int]) -> None:

@@ -1,8 +1,10 @@
-"""The family of an architecture by the name of its model: networks of one family are never split between training and test.
+"""The family of an architecture by the name of its model: networks of one family are never split
+between training and test.
 
-A family holds what is built from the same blocks: every ResNet with its attention, grouped, pre-activation and ECA variants,
-every plain vision transformer, whoever trained it, every encoder like BERT, every decoder like GPT.  The rule reads nothing but
-the name, so no reading can move a model.
+A family holds what is built from the same blocks: every ResNet with its attention, grouped,
+pre-activation and ECA variants, every plain vision transformer, whoever trained it, every encoder
+like BERT, every decoder like GPT.  The rule reads nothing but the name, so no reading can move a
+model.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ _FIRST_WORD: Final = re.compile(r"[a-z]+?(?=v?[0-9]|[_./]|$)")
 
 
 def architecture_family(name: str) -> str:
-    """The family of the model called ``name``, as timm, torchvision or transformers call it; else its first word."""
+    """The family of the model called ``name``, as timm, torchvision or transformers call it; else
+    its first word."""
     plain = name.casefold().partition(".")[0]
     for family, pattern in _PATTERNS:
         if pattern.search(plain):

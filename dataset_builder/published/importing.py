@@ -1,7 +1,8 @@
 """Imports GPUMemNet's published measurements (one A100, CC BY 4.0) into the dataset's schema.
 
-The tables are those of github.com/itu-rad/GPUMemNet (arXiv 2602.17817): MLPs, CNNs and transformers, told apart by their columns.
-The label is the maximum of one-second ``nvidia-smi`` readings of the whole GPU, so the parts of the process are unknown.
+The tables are those of github.com/itu-rad/GPUMemNet (arXiv 2602.17817): MLPs, CNNs and
+transformers, told apart by their columns. The label is the maximum of one-second ``nvidia-smi``
+readings of the whole GPU, so the parts of the process are unknown.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from . import cnn, mlp, transformer
 from .rows import WHERE_TO_GET_IT, LeftOutError, Row
 
 
-def import_published(source: str | Path, out: str | Path, left_out: Counter[str] | None = None) -> int:
+def import_published(
+    source: str | Path, out: str | Path, left_out: Counter[str] | None = None
+) -> int:
     """Write the dataset of the published measurements to ``out``; returns the number of rows.
 
     Args:
@@ -28,12 +31,15 @@ def import_published(source: str | Path, out: str | Path, left_out: Counter[str]
         left_out: counts the rows whose network cannot be rebuilt, by reason.
 
     Raises:
-        DatasetError: when the file is missing or is another table; names the line and what is wrong with it.
+        DatasetError: when the file is missing or is another table; names the line and what is wrong
+            with it.
     """
     return write_dataset(out, read_published(source, left_out))
 
 
-def read_published(source: str | Path, left_out: Counter[str] | None = None) -> Iterator[Measurement]:
+def read_published(
+    source: str | Path, left_out: Counter[str] | None = None
+) -> Iterator[Measurement]:
     """The published measurements, in the order of the file.
 
     Raises:
@@ -68,5 +74,7 @@ def _reader_of(path: Path, columns: Sequence[str]) -> Callable[[Row], Measuremen
         return cnn.measurement_of_row
     missing = [name for name in mlp.COLUMNS if name not in columns]
     if missing:
-        raise DatasetError(f"{path} is not the published table: it lacks the column '{missing[0]}'; {WHERE_TO_GET_IT}")
+        raise DatasetError(
+            f"{path} is not the published table: it lacks the column '{missing[0]}'; {WHERE_TO_GET_IT}"
+        )
     return mlp.measurement_of_row

@@ -1,7 +1,9 @@
-"""GPUMemNet's published MLPs: the network of a row, from the row's file name and layers, and the row as a measurement.
+"""GPUMemNet's published MLPs: the network of a row, from the row's file name and layers, and the
+row as a measurement.
 
-The rows are ``Datasets/MLP/mlp_data_step2.csv`` of github.com/itu-rad/GPUMemNet (arXiv 2602.17817).  Its layer list gives a PReLU
-no parameter, and counts an identity as a layer with activations.  The rows made here hold what the network has and stores.
+The rows are ``Datasets/MLP/mlp_data_step2.csv`` of github.com/itu-rad/GPUMemNet (arXiv 2602.17817).
+Its layer list gives a PReLU no parameter, and counts an identity as a layer with activations.  The
+rows made here hold what the network has and stores.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ def measurement_of_row(row: Row) -> Measurement:
     layers = _layers(text_in(row, "Activations-Params"))
     architecture = _architecture(text_in(row, "Filename"), layers)
     network = mlp.describe_network(architecture)
-    if [_as_published(layer) for layer in network.layers] != [layer for layer in layers if layer.kind != "identity"]:
+    if [_as_published(layer) for layer in network.layers] != [
+        layer for layer in layers if layer.kind != "identity"
+    ]:
         raise DatasetError("Activations-Params and Filename describe different networks")
     for column, total in (
         ("Total Activations", sum(layer.activations for layer in layers)),
@@ -77,14 +81,21 @@ def measurement_of_row(row: Row) -> Measurement:
 
 
 def _as_published(layer: Layer) -> Layer:
-    """``layer`` as the published list has it: without the one parameter that a PReLU really owns."""
+    """``layer`` as the published list has it: without the one parameter that a PReLU really
+    owns."""
     return Layer("prelu", layer.activations) if layer.kind == "prelu" else layer
 
 
 def _layers(text: str) -> tuple[Layer, ...]:
     triples = _TRIPLE.findall(text)
-    if not triples or text != "[" + ", ".join(f"('{kind}', {size}, {own})" for kind, size, own in triples) + "]":
-        raise DatasetError(f"Activations-Params is not a list of (kind, activations, parameters): {describe(text)}")
+    if (
+        not triples
+        or text
+        != "[" + ", ".join(f"('{kind}', {size}, {own})" for kind, size, own in triples) + "]"
+    ):
+        raise DatasetError(
+            f"Activations-Params is not a list of (kind, activations, parameters): {describe(text)}"
+        )
     for kind, _, _ in triples:
         if kind not in _KINDS:
             raise DatasetError(f"Activations-Params holds the unknown layer kind {describe(kind)}")
@@ -98,7 +109,9 @@ def _architecture(filename: str, layers: tuple[Layer, ...]) -> mlp.MlpArchitectu
         raise DatasetError(f"Filename does not have the published form: {describe(filename)}")
     linear = [layer for layer in layers if layer.kind == "linear"]
     if len(linear) < 2 or layers[0] != linear[0]:
-        raise DatasetError("Activations-Params must begin with a linear layer and hold at least two")
+        raise DatasetError(
+            "Activations-Params must begin with a linear layer and hold at least two"
+        )
     input_width = int(named["input"])
     if linear[0].parameters != (input_width + 1) * linear[0].activations:
         raise DatasetError(

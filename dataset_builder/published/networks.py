@@ -22,7 +22,8 @@ _HOMES: Final[Mapping[str, str]] = {
 
 
 class Rebuilds(Protocol):
-    """The functions of a :class:`~dataset_builder.families.Family` that rebuilding a row's network needs."""
+    """The functions of a :class:`~dataset_builder.families.Family` that rebuilding a row's network
+    needs."""
 
     def parse(self, document: Mapping[str, Any]) -> Any:
         """The architecture from the row's JSON object; ``DatasetError`` on anything else."""
@@ -45,7 +46,8 @@ def published_family(measurement: Measurement) -> Rebuilds:
     """The module that rebuilds the network of a published row.
 
     Raises:
-        DatasetError: when the row is not published, or is a real model's, whose architecture holds only its name.
+        DatasetError: when the row is not published, or is a real model's, whose architecture holds
+            only its name.
     """
     if measurement.provenance != "published":
         raise DatasetError(f"the row is {measurement.provenance}, not published")

@@ -1,10 +1,13 @@
-"""Real vision models whose memory on an A100 was published: the readings, how each model is built and traced, and dataset rows.
+"""Real vision models whose memory on an A100 was published: the readings, how each model is built
+and traced, and dataset rows.
 
-The readings are facts from two public repositories: ``nvidia-smi`` memory of one A100-SXM4-40GB, once a second, maximum, in MiB
-(September 2025).  Batch 32 and 128 of the ImageNet models, with the estimates of FakeTensor, Horus and GPUMemNet (upper edge of
-its class): ``Assets/Results_plotter_for_paper/data.csv`` of github.com/itu-rad/GPUMemNet; the rest:
-``workloads/ehsan-summary.csv`` of github.com/itu-rad/CARMA.  What ran (fp32, Adam or AdamW, cross-entropy, last batch of an epoch
-smaller, names of the loop kept) is in ``Test_Pipeline/cnn_models`` and ``workloads`` there.  FakeTensor's values for Inception
+The readings are facts from two public repositories: ``nvidia-smi`` memory of one A100-SXM4-40GB,
+once a second, maximum, in MiB (September 2025).  Batch 32 and 128 of the ImageNet models, with the
+estimates of FakeTensor, Horus and GPUMemNet (upper edge of its class):
+``Assets/Results_plotter_for_paper/data.csv`` of github.com/itu-rad/GPUMemNet; the rest:
+``workloads/ehsan-summary.csv`` of github.com/itu-rad/CARMA.  What ran (fp32, Adam or AdamW,
+cross-entropy, last batch of an epoch smaller, names of the loop kept) is in
+``Test_Pipeline/cnn_models`` and ``workloads`` there.  FakeTensor's values for Inception
 are left out: they were made at 224 pixels, and it trained at 299.
 """
 
@@ -87,7 +90,9 @@ class RealModel:
         return self.images % batch_size or None
 
 
-def _torchvision(name: str, factory: str, *readings: Reading, image_size: int = 224, **arguments: Any) -> RealModel:
+def _torchvision(
+    name: str, factory: str, *readings: Reading, image_size: int = 224, **arguments: Any
+) -> RealModel:
     return RealModel(
         name=name,
         home="torchvision.models",
@@ -151,9 +156,21 @@ REAL_MODELS: Final = (
         init_weights=False,
     ),
     _cifar("resnet18", Reading(32, 788, 53.99), Reading(64, 796, 66.76), Reading(128, 858, 93.28)),
-    _cifar("resnet34", Reading(32, 1002, 94.27), Reading(64, 1016, 110.79), Reading(128, 1074, 145.31)),
-    _cifar("mobilenetv3_small_100", Reading(32, 590, 15.17), Reading(64, 598, 25.91), Reading(128, 632, 49.13)),
-    _cifar("efficientnet_b0", Reading(32, 666, 64.11), Reading(64, 720, 118.48), Reading(128, 866, 233.35)),
+    _cifar(
+        "resnet34", Reading(32, 1002, 94.27), Reading(64, 1016, 110.79), Reading(128, 1074, 145.31)
+    ),
+    _cifar(
+        "mobilenetv3_small_100",
+        Reading(32, 590, 15.17),
+        Reading(64, 598, 25.91),
+        Reading(128, 632, 49.13),
+    ),
+    _cifar(
+        "efficientnet_b0",
+        Reading(32, 666, 64.11),
+        Reading(64, 720, 118.48),
+        Reading(128, 866, 233.35),
+    ),
 )
 """In the order of the published tables' plots: ImageNet first."""
 
@@ -179,7 +196,8 @@ def build(model: RealModel) -> nn.Module:
 def traced_memory(model: RealModel, network: nn.Module, batch_size: int) -> Memory:
     """What the trace finds for ``network``, trained as the published script trained ``model``.
 
-    ``expected_bytes`` is the steady state, which readings once a second see.  The trace is without ``cudnn.benchmark``, PyTorch's
+    ``expected_bytes`` is the steady state, which readings once a second see.  The trace is without
+    ``cudnn.benchmark``, PyTorch's
     default: nothing is searched for, and the start-up takes no more.
     """
     device = device_profile(PUBLISHED_GPU)
@@ -189,12 +207,20 @@ def traced_memory(model: RealModel, network: nn.Module, batch_size: int) -> Memo
         keeps_names=True,
         last_batch_size=model.last_batch_size(batch_size),
     )
-    timeline = record(network, inputs_from_example(_images(model, batch_size), None), options, Platform(device=device)).timeline
+    timeline = record(
+        network,
+        inputs_from_example(_images(model, batch_size), None),
+        options,
+        Platform(device=device),
+    ).timeline
     return steady_memory(timeline, device)
 
 
-def measurement_of_reading(model: RealModel, network: nn.Module, reading: Reading, traced_version: str) -> Measurement:
-    """One row; its ``options`` hold the last batch and the estimates of others, in MiB, where there are any.
+def measurement_of_reading(
+    model: RealModel, network: nn.Module, reading: Reading, traced_version: str
+) -> Measurement:
+    """One row; its ``options`` hold the last batch and the estimates of others, in MiB, where there
+    are any.
 
     Args:
         model, network: the model, and itself on meta tensors.
@@ -221,8 +247,12 @@ def measurement_of_reading(model: RealModel, network: nn.Module, reading: Readin
         provenance="published",
         gpu=PUBLISHED_GPU,
         recipe=RECIPE,
-        architecture=json.dumps({"model": model.name, "image_size": model.image_size}, sort_keys=True),
-        options=json.dumps({name: value for name, value in options.items() if value is not None}, sort_keys=True),
+        architecture=json.dumps(
+            {"model": model.name, "image_size": model.image_size}, sort_keys=True
+        ),
+        options=json.dumps(
+            {name: value for name, value in options.items() if value is not None}, sort_keys=True
+        ),
         peak_device_bytes=reading.measured * MIB,
         traced={
             "steady_reserved_bytes": replayed.reserved_bytes,

@@ -1,4 +1,5 @@
-"""Readings of real models that others have published, and how each model is built and trained so that it can be traced."""
+"""Readings of real models that others have published, and how each model is built and trained so
+that it can be traced."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class RealModel:
         options: how it was trained.
         gpu: a GPU that it ran on.
         prefetches: whether the data loader copied the next batch to the GPU during each step.
-        tries_transforms: whether cuDNN's search tried FFT and Winograd transforms, as before version 9.8.
+        tries_transforms: whether cuDNN's search tried FFT and Winograd transforms, as before
+            version 9.8.
     """
 
     key: str
@@ -40,7 +42,9 @@ class RealModel:
 
     def platform(self, gpu: str) -> Platform:
         """The platform on which it ran on ``gpu``."""
-        return replace(Platform.of(device_profile(gpu), self.options), tries_transforms=self.tries_transforms)
+        return replace(
+            Platform.of(device_profile(gpu), self.options), tries_transforms=self.tries_transforms
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -50,7 +54,8 @@ class Reading:
     Attributes:
         model: key of its model.
         batch_size: samples per step.
-        fields: of the :class:`~gpumemnet.data.measurement.Measurement`, all but the job and what is traced.
+        fields: of the :class:`~gpumemnet.data.measurement.Measurement`, all but the job and what is
+            traced.
     """
 
     model: str
@@ -63,7 +68,8 @@ class RealRuns:
     """A published table.
 
     Attributes:
-        models: in the order in which they are traced: one model of each family first, so that a part serves too.
+        models: in the order in which they are traced: one model of each family first, so that a
+            part serves too.
         readings: in the order of the table.
     """
 
@@ -71,7 +77,9 @@ class RealRuns:
     readings: tuple[Reading, ...]
 
 
-def family_by_family(names: Sequence[str], family: Callable[[str], str], is_wanted: Callable[[str], bool]) -> list[str]:
+def family_by_family(
+    names: Sequence[str], family: Callable[[str], str], is_wanted: Callable[[str], bool]
+) -> list[str]:
     """The names in rounds of one per family; those that are not wanted come last."""
     rounds: dict[str, int] = {}
     order = []

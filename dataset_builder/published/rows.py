@@ -1,4 +1,5 @@
-"""What the published tables have in common: where they come from, how a cell is read, and the measurement that a row becomes."""
+"""What the published tables have in common: where they come from, how a cell is read, and the
+measurement that a row becomes."""
 
 from __future__ import annotations
 
@@ -39,7 +40,11 @@ class _Architecture(Protocol):
 
 
 def published_measurement(
-    job: TrainingJob, architecture: _Architecture, row: Row, status: str = "ok", reason: str | None = None
+    job: TrainingJob,
+    architecture: _Architecture,
+    row: Row,
+    status: str = "ok",
+    reason: str | None = None,
 ) -> Measurement:
     """The measurement of a published row.
 

@@ -1,7 +1,9 @@
-"""GPUMemNet's published readings of timm models (``Related_works/FakeTensor/fake_tensor.xlsx``, CC BY 4.0), and these models.
+"""GPUMemNet's published readings of timm models (``Related_works/FakeTensor/fake_tensor.xlsx``, CC
+BY 4.0), and these models.
 
-What ran is told in ``dataset_builder/datasets/README.md``: timm's training script with its defaults.  A row that did not run
-well keeps its reading and says why in ``reason``; the rules are those of :func:`_outcome`.
+What ran is told in ``dataset_builder/datasets/README.md``: timm's training script with its
+defaults.  A row that did not run well keeps its reading and says why in ``reason``; the rules are
+those of :func:`_outcome`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,15 @@ from .architecture_families import architecture_family
 from .real_runs import Reading, RealModel, RealRuns, Row, family_by_family
 from .rows import PUBLISHED_CAPACITY_BYTES, count_in
 
-COLUMNS: Final = ("model", "batch_size", "input", "num_classes", "measured_mib", "faketensor_mib", "usable")
+COLUMNS: Final = (
+    "model",
+    "batch_size",
+    "input",
+    "num_classes",
+    "measured_mib",
+    "faketensor_mib",
+    "usable",
+)
 RECIPE: Final = "timm"
 TIMM_VERSION: Final = "1.0.9"
 """The version whose models were measured."""
@@ -36,13 +46,13 @@ OPTIONS: Final = TraceOptions(
     loss="cross_entropy",
     own_optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=2e-5, foreach=True),
 )
-"""The defaults of timm's ``train.py``.  With weight decay, the ``foreach`` SGD adds a copy of all gradients to each step
-(``_multi_tensor_sgd`` in ``torch/optim/sgd.py``)."""
+"""The defaults of timm's ``train.py``.  With weight decay, the ``foreach`` SGD adds a copy of all
+gradients to each step (``_multi_tensor_sgd`` in ``torch/optim/sgd.py``)."""
 CLASSES: Final = 1_000
 """Labels of ImageNet: a model with fewer outputs fails in its first loss."""
 FULL_MIB: Final = 36_000
-"""What forward and backward pass may take, by FakeTensor, to leave room for the rest on a card of 40,960 MiB; readings above it
-are of runs that came close to the card's end, or beyond."""
+"""What forward and backward pass may take, by FakeTensor, to leave room for the rest on a card of
+40,960 MiB; readings above it are of runs that came close to the card's end, or beyond."""
 _DETECTION: Final = ("nms", "qnms")
 
 
@@ -55,9 +65,13 @@ def read(rows: Sequence[Row]) -> RealRuns:
     by_model: dict[str, list[Row]] = {}
     for row in rows:
         by_model.setdefault(row["model"], []).append(row)
-    usable = {name for name, group in by_model.items() if any(row["usable"] == "yes" for row in group)}
+    usable = {
+        name for name, group in by_model.items() if any(row["usable"] == "yes" for row in group)
+    }
     names = family_by_family(list(by_model), architecture_family, usable.__contains__)
-    return RealRuns(tuple(map(real_model, names)), tuple(_reading(row, by_model[row["model"]]) for row in rows))
+    return RealRuns(
+        tuple(map(real_model, names)), tuple(_reading(row, by_model[row["model"]]) for row in rows)
+    )
 
 
 def real_model(name: str) -> RealModel:
@@ -84,7 +98,9 @@ def _reading(row: Row, group: Sequence[Row]) -> Reading:
         "provenance": "published",
         "gpu": PUBLISHED_GPU,
         "recipe": RECIPE,
-        "architecture": json.dumps({"library": f"timm {TIMM_VERSION}", "model": name}, sort_keys=True),
+        "architecture": json.dumps(
+            {"library": f"timm {TIMM_VERSION}", "model": name}, sort_keys=True
+        ),
         "architecture_family": architecture_family(name),
         "options": json.dumps({"fake_tensor_mib": float(row["faketensor_mib"])}),
         "peak_device_bytes": count_in(row, "measured_mib") * MIB,
@@ -94,7 +110,8 @@ def _reading(row: Row, group: Sequence[Row]) -> Reading:
 
 
 def _outcome(row: Row, group: Sequence[Row]) -> tuple[str, str | None]:
-    """Status and reason of a row: ``ok``, ``oom`` where the job cannot have fitted, ``error`` where it crashed or may have.
+    """Status and reason of a row: ``ok``, ``oom`` where the job cannot have fitted, ``error`` where
+    it crashed or may have.
 
     Args:
         row: the row.
@@ -107,21 +124,35 @@ def _outcome(row: Row, group: Sequence[Row]) -> tuple[str, str | None]:
     if not classes:
         return "error", "the table does not say how many classes the model has"
     if int(classes) < CLASSES:
-        return "error", f"labels out of range: the model has {int(classes):,} outputs, and ImageNet {CLASSES:,} classes"
+        return (
+            "error",
+            f"labels out of range: the model has {int(classes):,} outputs, and ImageNet {CLASSES:,} classes",
+        )
     if measured >= FULL_MIB:
-        return "error", f"the reading, {measured:,} MiB, is near the card's capacity: it may have run out of memory"
+        return (
+            "error",
+            f"the reading, {measured:,} MiB, is near the card's capacity: it may have run out of memory",
+        )
     if measured < estimate:
-        return "error", f"the reading, {measured:,} MiB, is below what FakeTensor counts, {estimate:,.0f} MiB"
+        return (
+            "error",
+            f"the reading, {measured:,} MiB, is below what FakeTensor counts, {estimate:,.0f} MiB",
+        )
     if row["usable"] != "yes":
-        return "error", "the reading does not rise with the batch size: this run, or one of a smaller batch, was not seen whole"
+        return (
+            "error",
+            "the reading does not rise with the batch size: this run, or one of a smaller batch, was not seen whole",
+        )
     return "ok", None
 
 
 def load_timm() -> Any:
     """Import timm.
 
-    torchvision's operators for detection exist in builds for the installed torch only.  No model here uses them, so they are
-    declared where they are missing: torchvision, which timm imports, can then be loaded beside any torch.
+    torchvision's operators for detection exist in builds for the installed torch only.  No model
+    here uses them, so they are
+    declared where they are missing: torchvision, which timm imports, can then be loaded beside any
+        torch.
 
     Raises:
         DatasetError: timm is missing, or another version.
@@ -130,7 +161,9 @@ def load_timm() -> Any:
     try:
         import timm
     except ImportError as error:
-        raise DatasetError(f"the published models need timm {TIMM_VERSION}, which cannot be imported: {error}") from None
+        raise DatasetError(
+            f"the published models need timm {TIMM_VERSION}, which cannot be imported: {error}"
+        ) from None
     if timm.__version__ != TIMM_VERSION:
         raise DatasetError(
             f"timm {TIMM_VERSION} was measured, and {timm.__version__} is installed: pip install timm=={TIMM_VERSION}"
@@ -139,7 +172,8 @@ def load_timm() -> Any:
 
 
 def declare_detection() -> None:
-    """Declare torchvision's operators for detection where its build brings none for the installed torch."""
+    """Declare torchvision's operators for detection where its build brings none for the installed
+    torch."""
     try:
         import torchvision  # noqa: F401  # a build for the installed torch registers them itself, and only once
     except ImportError:
@@ -147,7 +181,10 @@ def declare_detection() -> None:
     except RuntimeError:
         for name in _DETECTION:
             if not hasattr(torch.ops.torchvision, name):
-                torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+                torch.library.define(
+                    f"torchvision::{name}",
+                    "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+                )
 
 
 def build(name: str) -> nn.Module:

@@ -1,26 +1,36 @@
-"""GPUMemNet's published transformers: the network of a row, rebuilt from the row's file name, and the row as a measurement.
+"""GPUMemNet's published transformers: the network of a row, rebuilt from the row's file name, and
+the row as a measurement.
 
-The rows are ``Datasets/Transformers/transformer_data.csv`` of github.com/itu-rad/GPUMemNet (arXiv 2602.17817; also stored as
-``Analysis/00-Cleaned-NoteBooks/001-visualizations/Transformers.csv``), its datasets being CC BY 4.0.  What ran is
-``NeuroNetGen_scripts/Transformer/transformer.py`` there, in its default form ``standard``; what moves memory in it:
+The rows are ``Datasets/Transformers/transformer_data.csv`` of github.com/itu-rad/GPUMemNet (arXiv
+2602.17817; also stored as ``Analysis/00-Cleaned-NoteBooks/001-visualizations/Transformers.csv``),
+its datasets being CC BY 4.0.  What ran is ``NeuroNetGen_scripts/Transformer/transformer.py`` there,
+in its default form ``standard``; what moves memory in it:
 
-* fp32, no autocast; ``torch.optim.Adam`` (lr 0.001) with PyTorch's default implementation; cross-entropy over the classes.
-* ``nn.TransformerEncoderLayer`` with ``batch_first``, ReLU and post-norm; no mask, so ``need_weights`` is off and the fused
-  attention kernels are open.  The name of the error that marked the OOM rows exists since torch 2.5, and in fp32 such a torch
-  takes the memory-efficient kernel on an A100.
+* fp32, no autocast; ``torch.optim.Adam`` (lr 0.001) with PyTorch's default implementation;
+  cross-entropy over the classes.
+* ``nn.TransformerEncoderLayer`` with ``batch_first``, ReLU and post-norm; no mask, so
+  ``need_weights`` is off and the fused attention kernels are open.  The name of the error that
+  marked the OOM rows exists since torch 2.5, and in fp32 such a torch takes the memory-efficient
+  kernel on an A100.
 * The embedding's gradient is dense, so Adam's step touches the whole vocabulary.
-* Before the optimizer exists the network runs twice in training mode on one full random batch, for a check and for a printed
-  summary.  Both graphs are freed, their memory stays in the allocator's cache; that batch of int64 tokens stays alive to the end.
-* ``zero_grad`` (to ``None``) stands at the beginning of a step, so gradients live through ``step`` and the loading of the next
-  batch; logits and loss of a step live until the next forward pass is done.
-* Samples are drawn on the host by two workers, pinned, and moved batch by batch; none is resident on the GPU.
-* The last batch of an epoch is smaller unless the batch size divides the samples (:attr:`PublishedTransformer.last_batch_size`);
-  epochs follow each other until 60 s are over, and nothing says how many steps that made.
-* ``nvidia-smi`` was read once a second, for the whole GPU, one job at a time; the label is the largest reading.
+* Before the optimizer exists the network runs twice in training mode on one full random batch, for
+  a check and for a printed summary.  Both graphs are freed, their memory stays in the allocator's
+  cache; that batch of int64 tokens stays alive to the end.
+* ``zero_grad`` (to ``None``) stands at the beginning of a step, so gradients live through ``step``
+  and the loading of the next batch; logits and loss of a step live until the next forward pass is
+  done.
+* Samples are drawn on the host by two workers, pinned, and moved batch by batch; none is resident
+  on the GPU.
+* The last batch of an epoch is smaller unless the batch size divides the samples
+  (:attr:`PublishedTransformer.last_batch_size`); epochs follow each other until 60 s are over, and
+  nothing says how many steps that made.
+* ``nvidia-smi`` was read once a second, for the whole GPU, one job at a time; the label is the
+  largest reading.
 
-``Accumulated Params`` is the embedding and all linear layers but the fused projection of queries, keys and values;
-``Total Parameters`` is what its summary saw run: the embedding, feed-forward, norms and head.  Neither holds the fused projection
-or the positions, and the latter lacks the attention's output projection too.  It is 0 where the summary's forward pass failed.
+``Accumulated Params`` is the embedding and all linear layers but the fused projection of queries,
+keys and values; ``Total Parameters`` is what its summary saw run: the embedding, feed-forward,
+norms and head.  Neither holds the fused projection or the positions, and the latter lacks the
+attention's output projection too.  It is 0 where the summary's forward pass failed.
 """
 
 from __future__ import annotations
@@ -105,13 +115,17 @@ class PublishedTransformer:
         for name in _COUNT_FIELDS:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
-                raise DatasetError(f"a published transformer's {name} must be a positive whole number, not {describe(value)}")
+                raise DatasetError(
+                    f"a published transformer's {name} must be a positive whole number, not {describe(value)}"
+                )
         if type(self.dropout_rate) is not float or not 0.0 <= self.dropout_rate < 1.0:
             raise DatasetError(
                 f"a published transformer's dropout_rate must be a number in [0, 1), not {describe(self.dropout_rate)}"
             )
         if self.embedding_size % self.num_heads:
-            raise DatasetError(f"{self.num_heads} heads do not divide an embedding size of {self.embedding_size}")
+            raise DatasetError(
+                f"{self.num_heads} heads do not divide an embedding size of {self.embedding_size}"
+            )
 
     @property
     def forward_passes_first(self) -> int:
@@ -137,7 +151,9 @@ def parse(document: Mapping[str, Any]) -> PublishedTransformer:
     try:
         return PublishedTransformer(**document)
     except TypeError as error:
-        raise DatasetError(f"the architecture is not that of a published transformer: {error}") from None
+        raise DatasetError(
+            f"the architecture is not that of a published transformer: {error}"
+        ) from None
 
 
 def parse_filename(filename: str) -> PublishedTransformer:
@@ -156,7 +172,8 @@ def parse_filename(filename: str) -> PublishedTransformer:
 
 
 def describe_network(architecture: PublishedTransformer) -> Network:
-    """Layers in execution order, as :func:`build` makes them; the positions are averaged by a layer of kind ``other``."""
+    """Layers in execution order, as :func:`build` makes them; the positions are averaged by a layer
+    of kind ``other``."""
     a = architecture
     wide, inner = a.seq_length * a.embedding_size, a.seq_length * a.ff_hidden_size
     square = a.embedding_size * a.embedding_size
@@ -176,7 +193,9 @@ def describe_network(architecture: PublishedTransformer) -> Network:
         Layer("add", wide),
         norm,
     )
-    per_position = 4 * square + 2 * a.embedding_size * a.ff_hidden_size + 2 * a.seq_length * a.embedding_size
+    per_position = (
+        4 * square + 2 * a.embedding_size * a.ff_hidden_size + 2 * a.seq_length * a.embedding_size
+    )
     return Network(
         layers=(
             Layer("embedding", wide, a.input_size * a.embedding_size),
@@ -194,7 +213,8 @@ def describe_network(architecture: PublishedTransformer) -> Network:
 
 
 def build(architecture: PublishedTransformer) -> nn.Module:
-    """The network on torch's current default device: tokens ``[batch, seq_length]`` to logits ``[batch, num_classes]``."""
+    """The network on torch's current default device: tokens ``[batch, seq_length]`` to logits
+    ``[batch, num_classes]``."""
     from .transformer_modules import EncoderClassifier
 
     a = architecture
@@ -212,7 +232,9 @@ def build(architecture: PublishedTransformer) -> nn.Module:
 
 def tensors(architecture: PublishedTransformer) -> tuple[tuple[TensorSpec, ...], TensorSpec]:
     """The tokens of one sample, and its class."""
-    return (TensorSpec((architecture.seq_length,), architecture.input_size),), TensorSpec((), architecture.num_classes)
+    return (TensorSpec((architecture.seq_length,), architecture.input_size),), TensorSpec(
+        (), architecture.num_classes
+    )
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -237,7 +259,8 @@ def published_parameters(architecture: PublishedTransformer) -> tuple[int, int]:
 def measurement_of_row(row: Row) -> Measurement:
     """One row of the published table, a mapping from :data:`COLUMNS` to text.
 
-    An OOM row keeps the largest reading, and its reason tells whether the summary's forward pass fitted.
+    An OOM row keeps the largest reading, and its reason tells whether the summary's forward pass
+    fitted.
 
     Raises:
         DatasetError: when a column is missing, or contradicts the file name.
@@ -245,7 +268,9 @@ def measurement_of_row(row: Row) -> Measurement:
     architecture = parse_filename(text_in(row, "Filename"))
     for column, name in _NAMED_TWICE.items():
         if count_in(row, column) != getattr(architecture, name):
-            raise DatasetError(f"{column} is {row[column]}, but Filename says {getattr(architecture, name)}")
+            raise DatasetError(
+                f"{column} is {row[column]}, but Filename says {getattr(architecture, name)}"
+            )
     accumulated, total = published_parameters(architecture)
     summarised = count_in(row, "Total Parameters")
     for column, found, expected in (
@@ -253,7 +278,9 @@ def measurement_of_row(row: Row) -> Measurement:
         ("Total Parameters", summarised, total),
     ):
         if found != expected and (found or column == "Accumulated Params"):
-            raise DatasetError(f"{column} is {found}, but the network that Filename describes has {expected}")
+            raise DatasetError(
+                f"{column} is {found}, but the network that Filename describes has {expected}"
+            )
     status, reason = _ending(text_in(row, "Status"), bool(summarised))
     network = describe_network(architecture)
     job = TrainingJob(
@@ -269,12 +296,20 @@ def measurement_of_row(row: Row) -> Measurement:
 
 
 def _ending(published: str, summarised: bool) -> tuple[str, str | None]:
-    """Status and reason of a row that ended as ``published``, with or without the summary's total."""
+    """Status and reason of a row that ended as ``published``, with or without the summary's
+    total."""
     if published not in STATUS_OF:
-        raise DatasetError(f"Status must be one of {', '.join(STATUS_OF)}, not {describe(published)}")
+        raise DatasetError(
+            f"Status must be one of {', '.join(STATUS_OF)}, not {describe(published)}"
+        )
     status = STATUS_OF[published]
     if status == "oom":
-        return status, "out of memory in training" if summarised else "out of memory in a forward pass, before training"
+        return (
+            status,
+            "out of memory in training"
+            if summarised
+            else "out of memory in a forward pass, before training",
+        )
     if not summarised:  # its summary failed, and only one kind of failure was looked for
         return "error", "no parameters were summed up: the network did not run"
     return status, None

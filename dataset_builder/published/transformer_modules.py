@@ -1,7 +1,8 @@
-"""The torch modules of a published transformer, put together as the measured script did: PyTorch's own encoder layers.
+"""The torch modules of a published transformer, put together as the measured script did: PyTorch's
+own encoder layers.
 
-The layers are PyTorch's because the memory was: they keep what ``torch.nn.TransformerEncoderLayer`` keeps, not what blocks of
-our own would.
+The layers are PyTorch's because the memory was: they keep what ``torch.nn.TransformerEncoderLayer``
+keeps, not what blocks of our own would.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 
 
 class EncoderClassifier(nn.Module):
-    """Token embedding and learned positions, post-norm encoder layers with ReLU, the mean over the positions, a linear head.
+    """Token embedding and learned positions, post-norm encoder layers with ReLU, the mean over the
+    positions, a linear head.
 
     Attributes:
         embedding: tokens to vectors; its gradient is dense.
@@ -35,8 +37,12 @@ class EncoderClassifier(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         self.positional_encoding = nn.Parameter(torch.zeros(1, length, width))
-        layer = nn.TransformerEncoderLayer(width, heads, feed_forward_width, dropout, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)  # nested tensors are for inference
+        layer = nn.TransformerEncoderLayer(
+            width, heads, feed_forward_width, dropout, batch_first=True
+        )
+        self.encoder = nn.TransformerEncoder(
+            layer, depth, enable_nested_tensor=False
+        )  # nested tensors are for inference
         self.head = nn.Linear(width, classes)
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""How a planned job is trained: the project's training options, the batch size, and the share of frozen layers."""
+"""How a planned job is trained: the project's training options, the batch size, and the share of
+frozen layers."""
 
 from __future__ import annotations
 
@@ -26,10 +27,15 @@ def _feature(option: Option) -> Feature:
 
 
 _OF_NETWORK_OR_SITE: Final = ("attention_kernel", "ranks")
-"""Training options that a recipe does not vary: the architecture has the first, and one process is measured at a time."""
+"""Training options that a recipe does not vary: the architecture has the first, and one process is
+measured at a time."""
 FEATURES: Final[Mapping[str, Feature]] = {
     "batch_size": Feature(int, 1, MAX_BATCH_SIZE),
-    **{name: _feature(option) for name, option in TRAINING_OPTIONS.items() if name not in _OF_NETWORK_OR_SITE},
+    **{
+        name: _feature(option)
+        for name, option in TRAINING_OPTIONS.items()
+        if name not in _OF_NETWORK_OR_SITE
+    },
     "frozen_share": Feature(float, 0.0, MAX_FROZEN_SHARE),
 }
 """Options that a recipe may declare; the others keep the default of :class:`Options`."""
@@ -41,8 +47,10 @@ class Options(TrainingOptions):
 
     Attributes:
         batch_size: samples per forward pass.
-        optimizer: as in :class:`~gpumemnet.job.training_options.TrainingOptions`, with the default of the published datasets.
-        frozen_share: share of the layers with parameters, counted from the input, that receive no gradient.
+        optimizer: as in :class:`~gpumemnet.job.training_options.TrainingOptions`, with the default
+            of the published datasets.
+        frozen_share: share of the layers with parameters, counted from the input, that receive no
+            gradient.
 
     Raises:
         DatasetError: on a value that :data:`FEATURES` does not allow.
@@ -58,7 +66,10 @@ class Options(TrainingOptions):
             check_count(self.batch_size, "batch_size", 1, MAX_BATCH_SIZE)
         except InvalidJobError as error:
             raise DatasetError(f"option {error.field} {error.reason}") from None
-        if type(self.frozen_share) not in (int, float) or not 0.0 <= self.frozen_share <= MAX_FROZEN_SHARE:
+        if (
+            type(self.frozen_share) not in (int, float)
+            or not 0.0 <= self.frozen_share <= MAX_FROZEN_SHARE
+        ):
             raise DatasetError(
                 f"option frozen_share must be a number from 0 to {MAX_FROZEN_SHARE}, not {describe(self.frozen_share)}"
             )
@@ -82,13 +93,17 @@ def parse_options(document: Mapping[str, Any]) -> Options:
 
 def option_obstacle(options: Options) -> str | None:
     """Why torch cannot run these options together, if so."""
-    if options.optimizer_implementation == "fused" and not OPTIMIZER_RULES[options.optimizer].has_fused:
+    if (
+        options.optimizer_implementation == "fused"
+        and not OPTIMIZER_RULES[options.optimizer].has_fused
+    ):
         return f"{options.optimizer} has no fused implementation"
     return None
 
 
 def kernel_obstacle(attention_kernel: str | None, precision: str) -> str | None:
-    """Why a scaled-dot-product kernel cannot run in a precision, if so (``ATen/native/transformers/cuda/sdp_utils.cpp``)."""
+    """Why a scaled-dot-product kernel cannot run in a precision, if so
+    (``ATen/native/transformers/cuda/sdp_utils.cpp``)."""
     if attention_kernel in HALF_PRECISION_KERNELS and precision in ("fp32", "tf32"):
         return f"the {attention_kernel} attention kernel runs in fp16 and bf16 only, not in {precision}"
     return None

@@ -1,6 +1,7 @@
 """A planned job: one network with the options of its run, before anything has been measured.
 
-It holds everything that a measuring process needs.  A resumed campaign recognises finished jobs by their keys.
+It holds everything that a measuring process needs.  A resumed campaign recognises finished jobs by
+their keys.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from ..families import Architecture, Network, family
 from .options import Options, parse_options, trainable_parameters
 
 PROTOCOL: Final = "step-2"
-"""Version of the training conventions of :mod:`dataset_builder.measure.training` and of the reading protocol; stored in every
-row.
+"""Version of the training conventions of :mod:`dataset_builder.measure.training` and of the reading
+protocol; stored in every row.
 
 ``step-2`` since fp32 leaves convolutions the TF32 that PyTorch lets them use.
 """
@@ -51,7 +52,11 @@ class PlannedJob:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; :func:`parse_planned` is the inverse."""
-        return {"family": self.family, "architecture": self.architecture.to_dict(), "options": self.options.to_dict()}
+        return {
+            "family": self.family,
+            "architecture": self.architecture.to_dict(),
+            "options": self.options.to_dict(),
+        }
 
 
 def parse_planned(document: Mapping[str, Any]) -> PlannedJob:
@@ -61,7 +66,11 @@ def parse_planned(document: Mapping[str, Any]) -> PlannedJob:
         DatasetError: on unknown, missing or impossible values.
     """
     try:
-        name, architecture, options = document["family"], document["architecture"], document["options"]
+        name, architecture, options = (
+            document["family"],
+            document["architecture"],
+            document["options"],
+        )
     except (KeyError, TypeError):
         raise DatasetError("a planned job needs family, architecture and options") from None
     return PlannedJob(name, family(name).parse(architecture), parse_options(options))

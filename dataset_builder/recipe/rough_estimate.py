@@ -1,7 +1,9 @@
-"""A rough closed-form estimate of a job's memory: accurate enough to spread samples and to admit jobs side by side.
+"""A rough closed-form estimate of a job's memory: accurate enough to spread samples and to admit
+jobs side by side.
 
-Weights, gradients and optimizer state follow from the precision and the optimizer; activations that the backward pass needs
-are counted once per layer output.  It uses no measurement, and no dataset contains it.
+Weights, gradients and optimizer state follow from the precision and the optimizer; activations that
+the backward pass needs are counted once per layer output.  It uses no measurement, and no dataset
+contains it.
 """
 
 from __future__ import annotations
@@ -19,16 +21,19 @@ from .options import Options
 
 CONTEXT_ALLOWANCE_BYTES: Final = 600 * MIB
 WORKSPACE_ALLOWANCE_BYTES: Final = 64 * MIB
-"""Two cuBLAS workspaces of a Hopper GPU, because forward and backward run on different host threads."""
+"""Two cuBLAS workspaces of a Hopper GPU, because forward and backward run on different host
+threads."""
 
 _CHECKPOINTED_SHARE: Final = 0.35
-"""Share of the activations that remains when only the blocks' inputs are kept; a block has about three layers."""
+"""Share of the activations that remains when only the blocks' inputs are kept; a block has about
+three layers."""
 _ATTENTION_KINDS: Final = frozenset({"softmax", *LAYER_GROUPS["attention"]})
 _NORMS: Final = frozenset(LAYER_GROUPS["norm"])
 
 
 def rough_bytes(job: TrainingJob) -> int:
-    """Memory of the process that runs ``job``, CUDA context included, within about a factor of two."""
+    """Memory of the process that runs ``job``, CUDA context included, within about a factor of
+    two."""
     element = ELEMENT_BYTES[job.precision]
     assert job.total_parameters is not None
     assert job.trainable_parameters is not None
@@ -46,7 +51,8 @@ def rough_bytes(job: TrainingJob) -> int:
 
 
 def _activations(job: TrainingJob) -> tuple[int, int]:
-    """Outputs per sample that the backward pass needs, and the largest single one; frozen layers at the input keep none."""
+    """Outputs per sample that the backward pass needs, and the largest single one; frozen layers at
+    the input keep none."""
     assert job.total_parameters is not None
     assert job.trainable_parameters is not None
     frozen = job.total_parameters - job.trainable_parameters
@@ -59,7 +65,8 @@ def _activations(job: TrainingJob) -> tuple[int, int]:
 
 
 def _kept_with_checkpointing(job: TrainingJob, saved: int) -> float:
-    """The part of ``saved`` that is kept when blocks are recomputed: their inputs, the logits, and one block at a time.
+    """The part of ``saved`` that is kept when blocks are recomputed: their inputs, the logits, and
+    one block at a time.
 
     A block with attention has two norms as wide as its input, and about one attention layer.
     """
@@ -72,6 +79,7 @@ def _kept_with_checkpointing(job: TrainingJob, saved: int) -> float:
 
 
 def operations_per_step(multiply_adds: int, options: Options) -> int:
-    """Floating-point operations of one optimizer step: forward two, backward four per multiply-add (Kaplan et al., 2020)."""
+    """Floating-point operations of one optimizer step: forward two, backward four per multiply-add
+    (Kaplan et al., 2020)."""
     recomputed = 2 if options.checkpointing == "every_block" else 0
     return (6 + recomputed) * multiply_adds * options.batch_size * options.gradient_accumulation

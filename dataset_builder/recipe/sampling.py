@@ -1,8 +1,8 @@
 """Draws the jobs of a recipe: spread over every feature and, in log-bytes, over memory.
 
-A scrambled Sobol sequence (Owen 1998) fills the space; raking (iterative proportional fitting, Deming & Stephan 1940) then
-weights its points so that every feature's tenths and every slice of memory get their share, and systematic sampling draws from
-them.
+A scrambled Sobol sequence (Owen 1998) fills the space; raking (iterative proportional fitting,
+Deming & Stephan 1940) then weights its points so that every feature's tenths and every slice of
+memory get their share, and systematic sampling draws from them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ Few uniform points need much memory."""
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """Candidates with the cell of every dimension that each falls in; memory is the last dimension."""
+    """Candidates with the cell of every dimension that each falls in; memory is the last
+    dimension."""
 
     jobs: list[PlannedJob]
     estimates: NDArray[np.float64]
@@ -83,21 +84,27 @@ def _pool(recipe: Recipe, exponent: int, seed: int, capacity_bytes: int) -> _Poo
     ranges = np.array([isinstance(dimension, Range) for dimension in dimensions])
     quarters: list[NDArray[np.float64]] = []
     for tilt in _TILTS:
-        sobol = qmc.Sobol(len(dimensions), scramble=True, rng=np.random.default_rng([seed, 0, len(quarters)]))
+        sobol = qmc.Sobol(
+            len(dimensions), scramble=True, rng=np.random.default_rng([seed, 0, len(quarters)])
+        )
         quarters.append(sobol.random_base2(exponent - 2) ** np.where(ranges, 1 / tilt, 1.0))
     points = np.minimum(np.concatenate(quarters), np.nextafter(1.0, 0.0))
     low = math.log2(recipe.memory_from.resolve(capacity_bytes))
     high = math.log2(recipe.memory_to.resolve(capacity_bytes))
     if high <= low:
         raise InvalidRequestError(
-            f"recipe '{recipe.name}' spans no memory on this card: memory.to lies below memory.from", "memory"
+            f"recipe '{recipe.name}' spans no memory on this card: memory.to lies below memory.from",
+            "memory",
         )
     jobs: list[PlannedJob] = []
     estimates: list[float] = []
     cells: list[list[int]] = []
     seen: set[PlannedJob] = set()
     for point in points.tolist():
-        values = {name: dimension.value(position) for name, dimension, position in zip(names, dimensions, point, strict=True)}
+        values = {
+            name: dimension.value(position)
+            for name, dimension, position in zip(names, dimensions, point, strict=True)
+        }
         planned = _compose(recipe, members, values)
         if planned is None or planned in seen:
             continue
@@ -113,7 +120,15 @@ def _pool(recipe: Recipe, exponent: int, seed: int, capacity_bytes: int) -> _Poo
         jobs.append(planned)
         estimates.append(estimate)
         memory_slice = int((estimate - low) / (high - low) * MEMORY_SLICES)
-        cells.append([*(dimension.cell(position) for dimension, position in zip(dimensions, point, strict=True)), memory_slice])
+        cells.append(
+            [
+                *(
+                    dimension.cell(position)
+                    for dimension, position in zip(dimensions, point, strict=True)
+                ),
+                memory_slice,
+            ]
+        )
     shares = [dimension.shares for dimension in dimensions] + [(1 / MEMORY_SLICES,) * MEMORY_SLICES]
     shape = (len(jobs), len(shares))
     return _Pool(jobs, np.array(estimates), np.array(cells, dtype=np.int64).reshape(shape), shares)
@@ -131,7 +146,8 @@ def _compose(recipe: Recipe, members: Family, values: dict[str, Any]) -> Planned
 
 
 def _weights(pool: _Pool, count: int) -> NDArray[np.float64]:
-    """Weights, shape ``[n_candidates]``: a mixture of weights even in the features and weights even in features and memory.
+    """Weights, shape ``[n_candidates]``: a mixture of weights even in the features and weights even
+    in features and memory.
 
     Only wide networks fill a GPU, so no weights are even in both; the mixture is a compromise.
     """
@@ -140,7 +156,8 @@ def _weights(pool: _Pool, count: int) -> NDArray[np.float64]:
 
 
 def _rake(pool: _Pool, count: int, dimensions: range) -> NDArray[np.float64]:
-    """Weights under which the cells of each of ``dimensions`` are as close to their shares as possible.
+    """Weights under which the cells of each of ``dimensions`` are as close to their shares as
+    possible.
 
     No weight is above ``1 / count``: a job is drawn once, however rare its cell.
     """
@@ -149,7 +166,9 @@ def _rake(pool: _Pool, count: int, dimensions: range) -> NDArray[np.float64]:
         for dimension in dimensions:
             shares, cells = pool.shares[dimension], pool.cells[:, dimension]
             weights_by_cell = np.bincount(cells, weights, minlength=len(shares))
-            factors = np.divide(shares, weights_by_cell, out=np.zeros(len(shares)), where=weights_by_cell > 0)
+            factors = np.divide(
+                shares, weights_by_cell, out=np.zeros(len(shares)), where=weights_by_cell > 0
+            )
             weights = weights * factors[cells]
             weights /= weights.sum()
         weights = np.minimum(weights, 1 / count)
@@ -180,9 +199,12 @@ def _uniform_rest(certain: NDArray[np.bool_], count: int) -> NDArray[np.float64]
 
 
 def _systematic(
-    probabilities: NDArray[np.float64], order_by: NDArray[np.float64], generator: np.random.Generator
+    probabilities: NDArray[np.float64],
+    order_by: NDArray[np.float64],
+    generator: np.random.Generator,
 ) -> NDArray[np.int64]:
-    """Systematic draw along ``order_by``: equal steps through the cumulated probabilities, so the draw is even in memory."""
+    """Systematic draw along ``order_by``: equal steps through the cumulated probabilities, so the
+    draw is even in memory."""
     order = np.argsort(order_by, kind="stable")
     edges = np.cumsum(probabilities[order])
     count = round(float(edges[-1]))

@@ -1,7 +1,9 @@
-"""Traced runs on disk, so that a change of the trace's rules needs no new trace: one compressed JSON file for each job.
+"""Traced runs on disk, so that a change of the trace's rules needs no new trace: one compressed
+JSON file for each job.
 
-A run is traced once, at a prime batch size (:mod:`gpumemnet.tracing.batch_scaling`).  The file holds its events, its storages and
-the layouts of its operators' arguments; scratch memory is computed from them again whenever the run is replayed.
+A run is traced once, at a prime batch size (:mod:`gpumemnet.tracing.batch_scaling`).  The file
+holds its events, its storages and the layouts of its operators' arguments; scratch memory is
+computed from them again whenever the run is replayed.
 """
 
 from __future__ import annotations
@@ -29,7 +31,13 @@ def run_to_dict(run: ScalableRun) -> dict[str, Any]:
     """A JSON-ready object; each text, layout and call is written once."""
     timeline, table = run.timeline, _Table()
     storages = [
-        [s.size_bytes, s.bound_bytes, *map(table.number, (s.memory_class, s.operator, s.module)), int(s.is_scratch), s.stream]
+        [
+            s.size_bytes,
+            s.bound_bytes,
+            *map(table.number, (s.memory_class, s.operator, s.module)),
+            int(s.is_scratch),
+            s.stream,
+        ]
         for s in timeline.storages
     ]
     calls = [
@@ -56,13 +64,24 @@ def run_from_dict(document: Mapping[str, Any]) -> ScalableRun:
     """The inverse of :func:`run_to_dict`."""
     values = [_value(each) for each in document["values"]]
     storages = tuple(
-        Storage(size, bound, values[memory_class], values[operator], values[module], "kept" if is_scratch else "", stream)
+        Storage(
+            size,
+            bound,
+            values[memory_class],
+            values[operator],
+            values[module],
+            "kept" if is_scratch else "",
+            stream,
+        )
         for size, bound, memory_class, operator, module, is_scratch, stream in document["storages"]
     )
     calls = tuple(
         OperatorCall(
             *(start, end, values[operator], tuple(values[number] for number in args)),
-            *({name: values[number] for name, number in kwargs.items()}, tuple(values[number] for number in outputs)),
+            *(
+                {name: values[number] for name, number in kwargs.items()},
+                tuple(values[number] for number in outputs),
+            ),
         )
         for start, end, operator, args, kwargs, outputs in document["calls"]
     )
@@ -87,7 +106,8 @@ class _Table:
 
 
 def _plain(value: Any) -> Any:
-    """``value`` as JSON; what no rule for scratch memory reads (devices, memory formats) becomes ``None``."""
+    """``value`` as JSON; what no rule for scratch memory reads (devices, memory formats) becomes
+    ``None``."""
     if isinstance(value, TensorLayout):
         return {_LAYOUT: [value.shape, value.strides, _name(value.dtype)]}
     if isinstance(value, torch.dtype):
@@ -125,14 +145,17 @@ class KeptRuns:
         self._folder = folder
 
     def read(self, key: str) -> dict[str, Any] | None:
-        """The document of a job; ``None`` when it has not been traced, or by another version of the files."""
+        """The document of a job; ``None`` when it has not been traced, or by another version of the
+        files."""
         try:
             with gzip.open(self._path(key), "rt", encoding="utf-8") as file:
                 document: dict[str, Any] = json.load(file)
         except FileNotFoundError:
             return None
         except (OSError, EOFError, ValueError):
-            raise DatasetError(f"{self._path(key)} is damaged: remove it, and its job is traced again") from None
+            raise DatasetError(
+                f"{self._path(key)} is damaged: remove it, and its job is traced again"
+            ) from None
         return document if document.get("format") == FORMAT else None
 
     def keep(self, key: str, document: Mapping[str, Any]) -> None:
@@ -141,19 +164,26 @@ class KeptRuns:
         self._write(self._path(key), gzip.compress(text.encode(), compresslevel=5))
 
     def read_parts(self, key: str, version: str) -> dict[str, dict[str, int]]:
-        """What :meth:`keep_parts` kept for this ``version`` of the trace; empty where there is nothing."""
+        """What :meth:`keep_parts` kept for this ``version`` of the trace; empty where there is
+        nothing."""
         try:
             document = json.loads(self._parts_path(key).read_bytes())
         except FileNotFoundError:
             return {}
         except (OSError, ValueError):
-            raise DatasetError(f"{self._parts_path(key)} is damaged: remove it, and its parts are computed again") from None
-        parts: dict[str, dict[str, int]] = document["parts"] if document["version"] == version else {}
+            raise DatasetError(
+                f"{self._parts_path(key)} is damaged: remove it, and its parts are computed again"
+            ) from None
+        parts: dict[str, dict[str, int]] = (
+            document["parts"] if document["version"] == version else {}
+        )
         return parts
 
     def keep_parts(self, key: str, version: str, parts: Mapping[str, Mapping[str, int]]) -> None:
         """Write what was computed from a job's run by this ``version`` of the trace, atomically."""
-        self._write(self._parts_path(key), json.dumps({"version": version, "parts": parts}).encode())
+        self._write(
+            self._parts_path(key), json.dumps({"version": version, "parts": parts}).encode()
+        )
 
     def _write(self, path: Path, content: bytes) -> None:
         try:

@@ -1,7 +1,7 @@
 """Labels the jobs of a recipe by tracing them, where no GPU is available.
 
-A traced row says so in ``label_source`` and ``provenance``.  Its label is the memory that the trace expects of the process, with
-the CUDA context of the GPU's profile.
+A traced row says so in ``label_source`` and ``provenance``.  Its label is the memory that the trace
+expects of the process, with the CUDA context of the GPU's profile.
 """
 
 from __future__ import annotations
@@ -10,7 +10,12 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.data.measurement import TRACED, Measurement, measurement_from_dict, measurement_to_dict
+from gpumemnet.data.measurement import (
+    TRACED,
+    Measurement,
+    measurement_from_dict,
+    measurement_to_dict,
+)
 from gpumemnet.errors import GpumemnetError
 from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profile
 from gpumemnet.sandbox.worker_pool import in_processes
@@ -25,15 +30,19 @@ from ..recipe.sampling import sample_jobs
 from .subjects import traceable, traced_run
 
 PROTOCOL: Final = "trace-8"
-"""``trace-2`` since the trace follows PyTorch's CUDA code allocation by allocation (``benchmarks/cuda_code.py``),
-``trace-3`` since fp32 leaves convolutions the TF32 that PyTorch lets them use, ``trace-4`` since the steady state is the answer
-and the replay knows the card's capacity, ``trace-5`` since workspaces of convolutions follow cuDNN's own answers,
-``trace-6`` since they follow published readings in fp32 on an A100 and after a search, ``trace-7`` since they shrink where memory
-is short, ``trace-8`` since fp32 convolutions follow published readings on every GPU."""
+"""``trace-2`` since the trace follows PyTorch's CUDA code allocation by allocation
+(``benchmarks/cuda_code.py``), ``trace-3`` since fp32 leaves convolutions the TF32 that PyTorch lets
+them use, ``trace-4`` since the steady state is the answer and the replay knows the card's capacity,
+``trace-5`` since workspaces of convolutions follow cuDNN's own answers, ``trace-6`` since they
+follow published readings in fp32 on an A100 and after a search, ``trace-7`` since they shrink where
+memory is short, ``trace-8`` since fp32 convolutions follow published readings on every GPU."""
 
 
-def trace_recipe(recipe: Recipe, gpu: str, count: int, seed: int, folder: Path, workers: int | None) -> None:
-    """Label ``count`` jobs of ``recipe`` as on ``gpu`` in ``folder``; a later call continues where this one stopped.
+def trace_recipe(
+    recipe: Recipe, gpu: str, count: int, seed: int, folder: Path, workers: int | None
+) -> None:
+    """Label ``count`` jobs of ``recipe`` as on ``gpu`` in ``folder``; a later call continues where
+    this one stopped.
 
     Raises:
         DatasetError: when the folder holds another campaign or cannot be written.
@@ -41,7 +50,9 @@ def trace_recipe(recipe: Recipe, gpu: str, count: int, seed: int, folder: Path, 
     """
     device = device_profile(gpu)
     with Journal(folder) as journal:
-        settings = Settings(f"{recipe.name}, traced as on {device.name}", recipe.digest, seed, count)
+        settings = Settings(
+            f"{recipe.name}, traced as on {device.name}", recipe.digest, seed, count
+        )
         planned = journal.plan(settings)
         if planned is None:
             planned = sample_jobs(recipe, count, seed, device.capacity_bytes)
@@ -59,8 +70,11 @@ def trace_recipe(recipe: Recipe, gpu: str, count: int, seed: int, folder: Path, 
             line.close(tally)
 
 
-def traced_measurement(planned: PlannedJob, recipe: str, seed: int, device: DeviceProfile) -> Measurement:
-    """One row whose label is the trace's expectation; above the card's memory it is ``oom``, as a run would be."""
+def traced_measurement(
+    planned: PlannedJob, recipe: str, seed: int, device: DeviceProfile
+) -> Measurement:
+    """One row whose label is the trace's expectation; above the card's memory it is ``oom``, as a
+    run would be."""
     job = training_job(planned)
     row: dict[str, Any] = {
         "job": job,
@@ -93,6 +107,8 @@ def traced_measurement(planned: PlannedJob, recipe: str, seed: int, device: Devi
     )
 
 
-def _trace_planned(document: dict[str, Any], key: str, recipe: str, seed: int, gpu: str) -> tuple[str, dict[str, Any]]:
+def _trace_planned(
+    document: dict[str, Any], key: str, recipe: str, seed: int, gpu: str
+) -> tuple[str, dict[str, Any]]:
     measurement = traced_measurement(parse_planned(document), recipe, seed, device_profile(gpu))
     return key, measurement_to_dict(measurement)

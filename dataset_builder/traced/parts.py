@@ -1,4 +1,5 @@
-"""The parts of a traced run that a dataset keeps, by the names of :data:`gpumemnet.data.measurement.TRACED_PARTS`."""
+"""The parts of a traced run that a dataset keeps, by the names of
+:data:`gpumemnet.data.measurement.TRACED_PARTS`."""
 
 from __future__ import annotations
 
@@ -9,13 +10,15 @@ from gpumemnet.tracing.memory import steady_run
 from gpumemnet.tracing.timeline import Timeline
 
 
-def traced_parts(timeline: Timeline, largest: Mapping[str, int], device: DeviceProfile) -> dict[str, int]:
+def traced_parts(
+    timeline: Timeline, largest: Mapping[str, int], device: DeviceProfile
+) -> dict[str, int]:
     """The parts of ``timeline`` on ``device``, in bytes, without the CUDA context.
 
     Args:
         timeline: the run at one batch size.
-        largest: the largest piece of scratch memory of each kind, as :meth:`~gpumemnet.tracing.batch_scaling.ScalableRun.at`
-            returns it.
+        largest: the largest piece of scratch memory of each kind, as
+            :meth:`~gpumemnet.tracing.batch_scaling.ScalableRun.at` returns it.
         device: the GPU.
     """
     memory = steady_run(timeline, device)

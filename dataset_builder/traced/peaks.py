@@ -1,4 +1,5 @@
-"""Adds the traced peak to the jobs of a dataset: the reserved bytes that the trace finds, a feature for models to learn from."""
+"""Adds the traced peak to the jobs of a dataset: the reserved bytes that the trace finds, a feature
+for models to learn from."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from .subjects import Subject, subject, traced_run
 
 
 def add_traces(dataset: Path, out: Path, workers: int | None) -> tuple[int, int]:
-    """Write ``dataset`` to ``out`` with each job's traced peak; returns how many rows have one, and how many could not be traced.
+    """Write ``dataset`` to ``out`` with each job's traced peak; returns how many rows have one, and
+    how many could not be traced.
 
     Raises:
         DatasetError: when the dataset cannot be read or ``out`` cannot be written.

@@ -1,8 +1,10 @@
-"""A data loader that copies the next batch to the GPU while the model trains on the current one, as timm's does.
+"""A data loader that copies the next batch to the GPU while the model trains on the current one, as
+timm's does.
 
-``PrefetchLoader`` in ``timm/data/loader.py``, the default of timm's training script, copies images as bytes and converts them on
-a CUDA stream of its own.  The caching allocator keeps blocks apart by stream, so three batches stay reserved there: the current
-one, the next one, and the one before, which the training loop refers to until it has its next batch.
+``PrefetchLoader`` in ``timm/data/loader.py``, the default of timm's training script, copies images
+as bytes and converts them on a CUDA stream of its own.  The caching allocator keeps blocks apart by
+stream, so three batches stay reserved there: the current one, the next one, and the one before,
+which the training loop refers to until it has its next batch.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ def with_prefetching(timeline: Timeline) -> Timeline:
     """Return ``timeline`` with each batch loaded by a loader that prefetches.
 
     Args:
-        timeline: a run that copies one batch to the GPU in each step: images in fp32 and their labels.
+        timeline: a run that copies one batch to the GPU in each step: images in fp32 and their
+            labels.
     """
     old, loader = timeline, _Loader(_batch_of(timeline))
     names: dict[int, int] = {}
@@ -49,14 +52,22 @@ def with_prefetching(timeline: Timeline) -> Timeline:
             else:
                 loader.events.append(~names[~event])
     storages, events = tuple(loader.storages), tuple(loader.events)
-    return replace(old, storages=storages, events=events, phases=tuple(new_phases), step_starts=tuple(new_starts))
+    return replace(
+        old,
+        storages=storages,
+        events=events,
+        phases=tuple(new_phases),
+        step_starts=tuple(new_starts),
+    )
 
 
 def _batch_of(timeline: Timeline) -> list[Storage]:
     """The storages of one batch, on the loader's stream."""
     first_step = timeline.events[timeline.step_starts[0] : timeline.step_starts[1]]
     arrived = [timeline.storages[event] for event in first_step if event >= 0]
-    return [replace(storage, stream=_STREAM) for storage in arrived if storage.memory_class == _INPUT]
+    return [
+        replace(storage, stream=_STREAM) for storage in arrived if storage.memory_class == _INPUT
+    ]
 
 
 class _Loader:
@@ -71,7 +82,9 @@ class _Loader:
         self.events: list[int] = []
         self._batch = batch
         images = max(storage.size_bytes for storage in batch)
-        self._image_bytes = replace(batch[0], size_bytes=images // _FLOAT_BYTES, bound_bytes=images // _FLOAT_BYTES)
+        self._image_bytes = replace(
+            batch[0], size_bytes=images // _FLOAT_BYTES, bound_bytes=images // _FLOAT_BYTES
+        )
         self._held: list[list[int]] = []
 
     def allocate(self, storage: Storage) -> int:
@@ -81,7 +94,8 @@ class _Loader:
         return self.events[-1]
 
     def next_batch(self) -> None:
-        """Load the next batch, and before the first step the first one too; then release the batch of the step before."""
+        """Load the next batch, and before the first step the first one too; then release the batch
+        of the step before."""
         is_first = not self._held
         for _ in range(2 if is_first else 1):
             image_bytes = self.allocate(self._image_bytes)

@@ -1,8 +1,9 @@
-"""Datasets of published runs of real models: each model is traced once and kept, and its parts are computed at every batch size.
+"""Datasets of published runs of real models: each model is traced once and kept, and its parts are
+computed at every batch size.
 
 A campaign that is stopped continues in its folder.  When the trace's rules change, ``PROTOCOL`` in
-:mod:`dataset_builder.traced.labels` does, and the parts are computed again from the kept runs in seconds a model; no model is
-traced again.
+:mod:`dataset_builder.traced.labels` does, and the parts are computed again from the kept runs in
+seconds a model; no model is traced again.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ from .prefetching_loader import with_prefetching
 SAMPLES: Final = 8
 """Batch size at which layers are extracted; they are counted per sample."""
 STARTUP_SHARE: Final = 1.15
-"""A reading whose allocator's part is this much above the traced steady state may have caught the search for algorithms."""
+"""A reading whose allocator's part is this much above the traced steady state may have caught the
+search for algorithms."""
 STARTUP_TOLERANCE: Final = 0.05
 """How far a reading of the search may lie above its traced peak, as a share."""
 _TABLES: Final = ((timm_models.COLUMNS, timm_models.read), (xmem_models.COLUMNS, xmem_models.read))
@@ -72,7 +74,9 @@ def read_table(source: Path) -> RealRuns:
     for columns, read in _TABLES:
         if rows and set(columns) <= set(rows[0]):
             return read(rows)
-    raise DatasetError(f"{source} is no published table of real models: expected columns such as model, batch_size, measured_mib")
+    raise DatasetError(
+        f"{source} is no published table of real models: expected columns such as model, batch_size, measured_mib"
+    )
 
 
 def build_real_runs(
@@ -83,8 +87,9 @@ def build_real_runs(
     Args:
         source: the published table.
         folder: where traced runs are kept.
-        seconds: time for traces and their parts; ``None`` for no limit.  Rows of models that it does not reach are left out, and
-            rows whose parts it does not reach have their layers only.
+        seconds: time for traces and their parts; ``None`` for no limit.  Rows of models that it
+            does not reach are left out, and rows whose parts it does not reach have their layers
+            only.
         tell: called with one line for each model.
 
     Raises:
@@ -109,7 +114,10 @@ def build_real_runs(
             progress.left += 1
         if "job" in document:
             parts = _parts(runs, model, document, wanted[model.key], end)
-            known |= {(model.key, place): {"job": document["job"], "traced": each} for place, each in parts.items()}
+            known |= {
+                (model.key, place): {"job": document["job"], "traced": each}
+                for place, each in parts.items()
+            }
     rows = list(_measurements(table.readings, known, progress))
     return _with_states(rows), progress
 
@@ -119,7 +127,8 @@ def _is_before(end: float | None) -> bool:
 
 
 def _document(model: RealModel) -> dict[str, Any]:
-    """The job, and the run at a prime batch size; ``error`` says what failed, and what was done before stays."""
+    """The job, and the run at a prime batch size; ``error`` says what failed, and what was done
+    before stays."""
     document: dict[str, Any] = {}
     try:
         network = model.build()
@@ -147,9 +156,14 @@ def _tensors(example: Any) -> list[torch.Tensor]:
 
 
 def _parts(
-    runs: KeptRuns, model: RealModel, document: Mapping[str, Any], readings: Sequence[Reading], end: float | None
+    runs: KeptRuns,
+    model: RealModel,
+    document: Mapping[str, Any],
+    readings: Sequence[Reading],
+    end: float | None,
 ) -> dict[tuple[int, str], dict[str, int]]:
-    """Traced parts by batch size and GPU; empty where the time did not suffice.  They are kept beside the run."""
+    """Traced parts by batch size and GPU; empty where the time did not suffice.  They are kept
+    beside the run."""
     places = sorted({(reading.batch_size, reading.fields["gpu"]) for reading in readings})
     if "run" not in document:
         return {place: {} for place in places}
@@ -158,18 +172,24 @@ def _parts(
     if len(found) < len(places) and _is_before(end):
         run = run_from_dict(document["run"])
         found |= {place: _parts_at(run, model, *place) for place in places if place not in found}
-        runs.keep_parts(model.key, PROTOCOL, {json.dumps(place): parts for place, parts in found.items()})
+        runs.keep_parts(
+            model.key, PROTOCOL, {json.dumps(place): parts for place, parts in found.items()}
+        )
     return {place: found.get(place, {}) for place in places}
 
 
 def _parts_at(run: ScalableRun, model: RealModel, batch_size: int, gpu: str) -> dict[str, int]:
     platform = model.platform(gpu)
     timeline, largest = run.at(batch_size, platform)
-    return traced_parts(with_prefetching(timeline) if model.prefetches else timeline, largest, platform.device)
+    return traced_parts(
+        with_prefetching(timeline) if model.prefetches else timeline, largest, platform.device
+    )
 
 
 def _measurements(
-    readings: Sequence[Reading], known: Mapping[tuple[str, tuple[int, str]], Mapping[str, Any]], progress: Progress
+    readings: Sequence[Reading],
+    known: Mapping[tuple[str, tuple[int, str]], Mapping[str, Any]],
+    progress: Progress,
 ) -> Iterator[Measurement]:
     for reading in readings:
         found = known.get((reading.model, (reading.batch_size, reading.fields["gpu"])))
@@ -183,33 +203,45 @@ def _measurements(
             batch_size=reading.batch_size,
             traced_peak_bytes=parts.get("steady_reserved_bytes"),
         )
-        row = Measurement(job=job, traced=parts, traced_version=PROTOCOL if parts else None, **reading.fields)
+        row = Measurement(
+            job=job, traced=parts, traced_version=PROTOCOL if parts else None, **reading.fields
+        )
         yield _with_possible_label(row)
 
 
 def _with_possible_label(row: Measurement) -> Measurement:
-    """``row``, with the status ``error`` where its label is below parameters, gradients and optimizer state."""
+    """``row``, with the status ``error`` where its label is below parameters, gradients and
+    optimizer state."""
     label, state = row.label_bytes, training_state_bytes(row)[1]
     if label is None or label >= state:
         return row
     return replace(
-        row, status="error", label_state=None, reason=f"the reading is below the {state:,} bytes of the training state"
+        row,
+        status="error",
+        label_state=None,
+        reason=f"the reading is below the {state:,} bytes of the training state",
     )
 
 
 def _with_states(rows: Sequence[Measurement]) -> list[Measurement]:
     """``rows`` with the state that each label was read in, where ``cudnn.benchmark`` was on.
 
-    What lies between reading and traced steady state, in the median of a GPU, is taken for its context.  A label is of the
-    start-up if what it leaves above the context is more than 15 % above the traced steady state, and the traced peak of the
-    start-up reaches it: a search passes through the workspaces of all algorithms.  The rule reads nothing but reading and trace.
+    What lies between reading and traced steady state, in the median of a GPU, is taken for its
+    context.  A label is of the start-up if what it leaves above the context is more than 15 % above
+    the traced steady state, and the traced peak of the start-up reaches it: a search passes through
+    the workspaces of all algorithms.  The rule reads nothing but reading and trace.
     """
     contexts: dict[str, list[int]] = {}
     for row in rows:
         if row.label_bytes is not None and row.traced and row.job.cudnn_benchmark:
-            contexts.setdefault(row.gpu, []).append(row.label_bytes - row.traced["steady_reserved_bytes"])
+            contexts.setdefault(row.gpu, []).append(
+                row.label_bytes - row.traced["steady_reserved_bytes"]
+            )
     typical = {gpu: median(values) for gpu, values in contexts.items()}
-    return [replace(row, label_state=_state(row, typical[row.gpu])) if _has_state(row) else row for row in rows]
+    return [
+        replace(row, label_state=_state(row, typical[row.gpu])) if _has_state(row) else row
+        for row in rows
+    ]
 
 
 def _has_state(row: Measurement) -> bool:

@@ -1,4 +1,5 @@
-"""Any row of a dataset as a job that can be run: the sampled networks, and the real models that others have run.
+"""Any row of a dataset as a job that can be run: the sampled networks, and the real models that
+others have run.
 
 ``models scoreboard`` names :func:`rebuilt` where it needs the model itself.
 """
@@ -27,7 +28,8 @@ def rebuilt(row: Measurement, device: DeviceProfile) -> Subject:
     """``row`` with its network on meta tensors, as it was trained.
 
     Raises:
-        DatasetError: its network cannot be rebuilt, or the library that it came from is missing or of another version.
+        DatasetError: its network cannot be rebuilt, or the library that it came from is missing or
+            of another version.
     """
     document = json.loads(row.architecture)
     if row.provenance == PUBLISHED and row.recipe == timm_models.RECIPE:
@@ -47,12 +49,23 @@ def _of_real_run(row: Measurement, model: RealModel, device: DeviceProfile) -> S
 
 
 def _of_real_model(row: Measurement, document: dict[str, Any], device: DeviceProfile) -> Subject:
-    model = next((model for model in real_models.REAL_MODELS if model.name == document["model"]), None)
+    model = next(
+        (model for model in real_models.REAL_MODELS if model.name == document["model"]), None
+    )
     if model is None:
         raise DatasetError(f"no published real model is called '{str(document['model'])[:60]}'")
     batch_size, side = row.job.batch_size, model.image_size
     options = TraceOptions(
-        optimizer=model.optimizer, loss="cross_entropy", keeps_names=True, last_batch_size=model.last_batch_size(batch_size)
+        optimizer=model.optimizer,
+        loss="cross_entropy",
+        keeps_names=True,
+        last_batch_size=model.last_batch_size(batch_size),
     )
     images = torch.empty(batch_size, 3, side, side, device="meta")
-    return Subject(row, real_models.build(model), inputs_from_example(images, None), options, Platform(device=device))
+    return Subject(
+        row,
+        real_models.build(model),
+        inputs_from_example(images, None),
+        options,
+        Platform(device=device),
+    )

@@ -1,4 +1,5 @@
-"""Makes dataset rows traceable: the network, its batch, its loss and its options, as they were measured."""
+"""Makes dataset rows traceable: the network, its batch, its loss and its options, as they were
+measured."""
 
 from __future__ import annotations
 
@@ -51,38 +52,64 @@ def subject(measurement: Measurement, device: DeviceProfile) -> Subject:
     Raises:
         DatasetError: when its network cannot be rebuilt.
     """
-    return _published(measurement, device) if measurement.provenance == "published" else _measured(measurement, device)
+    return (
+        _published(measurement, device)
+        if measurement.provenance == "published"
+        else _measured(measurement, device)
+    )
 
 
 def _measured(measurement: Measurement, device: DeviceProfile) -> Subject:
     """Subject of a row that the builder measured or traced."""
     document = json.loads(measurement.architecture)
     name = "zoo" if "model" in document else measurement.job.family
-    planned = PlannedJob(name, family(name).parse(document), parse_options(json.loads(measurement.options)))
+    planned = PlannedJob(
+        name, family(name).parse(document), parse_options(json.loads(measurement.options))
+    )
     return Subject(measurement, *traceable(planned, measurement.job.attention_kernel, device))
 
 
 def traceable(
     planned: PlannedJob, attention_kernel: str | None, device: DeviceProfile
 ) -> tuple[nn.Module, ModelInputs, TraceOptions, Platform]:
-    """What a planned job is traced with: its network on meta tensors, its batch, its options, what it would run on."""
-    members, architecture, batch_size = family(planned.family), planned.architecture, planned.options.batch_size
-    changed = {"attention_kernel": attention_kernel, "checkpointing": "none"}  # the network checkpoints its blocks itself
-    options = TraceOptions(**planned.options.job_fields() | changed, loss=_loss(members, architecture, batch_size))
-    return meta_network(planned), _batch(members, architecture, batch_size), options, Platform.of(device, options)
+    """What a planned job is traced with: its network on meta tensors, its batch, its options, what
+    it would run on."""
+    members, architecture, batch_size = (
+        family(planned.family),
+        planned.architecture,
+        planned.options.batch_size,
+    )
+    changed = {
+        "attention_kernel": attention_kernel,
+        "checkpointing": "none",
+    }  # the network checkpoints its blocks itself
+    options = TraceOptions(
+        **planned.options.job_fields() | changed, loss=_loss(members, architecture, batch_size)
+    )
+    return (
+        meta_network(planned),
+        _batch(members, architecture, batch_size),
+        options,
+        Platform.of(device, options),
+    )
 
 
-def traced_run(network: nn.Module, inputs: ModelInputs, options: TraceOptions, platform: Platform) -> Replayed:
+def traced_run(
+    network: nn.Module, inputs: ModelInputs, options: TraceOptions, platform: Platform
+) -> Replayed:
     """Trace a job, and replay it until its memory is steady.
 
     Raises:
         ExtractError: when it cannot be traced.
     """
-    return steady_memory(record(network, inputs, options, platform).timeline, platform.device).replayed
+    return steady_memory(
+        record(network, inputs, options, platform).timeline, platform.device
+    ).replayed
 
 
 def _published(measurement: Measurement, device: DeviceProfile) -> Subject:
-    """Subject of a published row; its script held the options fixed and used PyTorch's default switches."""
+    """Subject of a published row; its script held the options fixed and used PyTorch's default
+    switches."""
     members = published_family(measurement)
     architecture = members.parse(json.loads(measurement.architecture))
     with torch.device("meta"):

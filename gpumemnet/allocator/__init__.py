@@ -1,4 +1,5 @@
-"""A simulation of PyTorch's CUDA caching allocator: computes reserved memory from allocations and releases."""
+"""A simulation of PyTorch's CUDA caching allocator: computes reserved memory from allocations and
+releases."""
 
 from gpumemnet.allocator.caching_allocator import CachingAllocator, OutOfMemory
 from gpumemnet.allocator.limit import smallest_limit

@@ -1,7 +1,8 @@
 """Addresses of new segments.
 
-PyTorch breaks ties between free blocks of one size by address, so the address of a segment can decide which block is used.
-The driver's choice is not documented.  The simulation uses the lowest free range that is large enough, aligned to 2 MiB.
+PyTorch breaks ties between free blocks of one size by address, so the address of a segment can
+decide which block is used. The driver's choice is not documented.  The simulation uses the lowest
+free range that is large enough, aligned to 2 MiB.
 """
 
 from __future__ import annotations
@@ -31,14 +32,18 @@ class LowestFreeAddress:
 
     def __init__(self, start: int = ALIGNMENT_BYTES) -> None:
         self._end = start
-        self._holes: list[tuple[int, int]] = []  # (address, size) below the end, sorted, never adjacent
+        self._holes: list[
+            tuple[int, int]
+        ] = []  # (address, size) below the end, sorted, never adjacent
 
     def take(self, size_bytes: int) -> int:
         """Return the lowest free address with room for ``size_bytes``."""
         size = -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         for index, (address, room) in enumerate(self._holes):
             if room >= size:
-                self._holes[index : index + 1] = [(address + size, room - size)] if room > size else []
+                self._holes[index : index + 1] = (
+                    [(address + size, room - size)] if room > size else []
+                )
                 return address
         address = self._end
         self._end += size

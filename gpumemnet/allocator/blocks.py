@@ -1,7 +1,8 @@
 """Blocks of memory, and the pools of free blocks.
 
-The blocks of a segment form a linked list.  A pool keeps its free blocks sorted by size, then by address.  Both are packed into
-one integer, the key of the block, so that one bisection finds the best fit.
+The blocks of a segment form a linked list.  A pool keeps its free blocks sorted by size, then by
+address.  Both are packed into one integer, the key of the block, so that one bisection finds the
+best fit.
 """
 
 from __future__ import annotations
@@ -24,15 +25,26 @@ class Block:
         address: its first byte.
         size: its bytes.
         requested_bytes: requested bytes, while it is allocated.
-        key: ``size << ADDRESS_BITS | address`` while it is free; :data:`IN_USE` or :data:`GONE` otherwise.
-        previous, next: neighbours in the segment, or the allocator's edge.  Only a block that is a whole segment has the same
-            on both sides.
+        key: ``size << ADDRESS_BITS | address`` while it is free; :data:`IN_USE` or :data:`GONE`
+            otherwise.
+        previous, next: neighbours in the segment, or the allocator's edge.  Only a block that is a
+            whole segment has the same on both sides.
         pool: the pool that it returns to.
         mapped: whether it has physical memory; false only in expandable segments.
         born: number of searches for large blocks when it was freed, for garbage collection.
     """
 
-    __slots__ = ("address", "born", "key", "mapped", "next", "pool", "previous", "requested_bytes", "size")
+    __slots__ = (
+        "address",
+        "born",
+        "key",
+        "mapped",
+        "next",
+        "pool",
+        "previous",
+        "requested_bytes",
+        "size",
+    )
 
     previous: Block
     next: Block
@@ -65,7 +77,16 @@ class Pool:
         unmapped: in expandable segments, the blocks without memory, by address.
     """
 
-    __slots__ = ("blocks", "is_small", "keys", "least_rest", "segments", "split_below", "stream", "unmapped")
+    __slots__ = (
+        "blocks",
+        "is_small",
+        "keys",
+        "least_rest",
+        "segments",
+        "split_below",
+        "stream",
+        "unmapped",
+    )
 
     def __init__(self, stream: int, is_small: bool, least_rest: int, split_below: int) -> None:
         self.stream = stream
@@ -92,7 +113,8 @@ class Pool:
 
 
 def edge_block() -> Block:
-    """Return the block before the first and after the last one of a segment: it is never free, so nothing is merged with it."""
+    """Return the block before the first and after the last one of a segment: it is never free, so
+    nothing is merged with it."""
     edge = Block.__new__(Block)
     edge.key, edge.size, edge.mapped, edge.previous, edge.next = IN_USE, 0, True, edge, edge
     return edge

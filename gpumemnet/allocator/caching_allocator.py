@@ -1,8 +1,10 @@
-"""PyTorch's CUDA caching allocator without a GPU: the same blocks, segments and statistics for the same requests.
+"""PyTorch's CUDA caching allocator without a GPU: the same blocks, segments and statistics for the
+same requests.
 
-It follows ``DeviceCachingAllocator`` in ``c10/cuda/CUDACachingAllocator.cpp`` (PyTorch 2.13).  Left out are private pools (CUDA
-graphs, ``MemPool``), blocks that wait for another stream after ``record_stream``, changes of settings at run time, and
-fragmentation of physical memory in the driver.  A training process that uses none of these behaves the same.
+It follows ``DeviceCachingAllocator`` in ``c10/cuda/CUDACachingAllocator.cpp`` (PyTorch 2.13).  Left
+out are private pools (CUDA graphs, ``MemPool``), blocks that wait for another stream after
+``record_stream``, changes of settings at run time, and fragmentation of physical memory in the
+driver.  A training process that uses none of these behaves the same.
 """
 
 from __future__ import annotations
@@ -33,7 +35,13 @@ class OutOfMemory(GpumemnetError):
         event: in a replay, the index of the event that failed.
     """
 
-    def __init__(self, requested_bytes: int, reserved_bytes: int, allocated_bytes: int, event: int | None = None) -> None:
+    def __init__(
+        self,
+        requested_bytes: int,
+        reserved_bytes: int,
+        allocated_bytes: int,
+        event: int | None = None,
+    ) -> None:
         self.requested_bytes = requested_bytes
         self.reserved_bytes = reserved_bytes
         self.allocated_bytes = allocated_bytes
@@ -44,7 +52,12 @@ class OutOfMemory(GpumemnetError):
         )
 
     def __reduce__(self) -> tuple[type[OutOfMemory], tuple[int, int, int, int | None]]:
-        return type(self), (self.requested_bytes, self.reserved_bytes, self.allocated_bytes, self.event)
+        return type(self), (
+            self.requested_bytes,
+            self.reserved_bytes,
+            self.allocated_bytes,
+            self.event,
+        )
 
 
 class CachingAllocator:
@@ -53,13 +66,16 @@ class CachingAllocator:
     Args:
         settings: as ``PYTORCH_CUDA_ALLOC_CONF`` would set them.
         capacity_bytes: memory that the driver has for segments; ``None`` for no limit.
-        device_bytes: total memory of the device, to which ``per_process_memory_fraction`` applies; by default the capacity.
+        device_bytes: total memory of the device, to which ``per_process_memory_fraction`` applies;
+            by default the capacity.
         addresses: assigns addresses to segments, see :mod:`gpumemnet.allocator.addresses`.
 
     Attributes:
-        allocated_bytes, requested_bytes, reserved_bytes: sizes of blocks, of requests and of segments.
-        peak_allocated_bytes, peak_requested_bytes, peak_reserved_bytes: their maxima since the last :meth:`reset_peaks`.
-        alloc_retries: number of times that the whole cache was released because a segment did not fit.
+        allocated_bytes, requested_bytes, reserved_bytes: sizes of blocks, of requests and of
+        segments. peak_allocated_bytes, peak_requested_bytes, peak_reserved_bytes: their maxima
+        since the last :meth:`reset_peaks`.
+        alloc_retries: number of times that the whole cache was released because a segment did not
+            fit.
         ooms: number of failed requests.
 
     Raises:
@@ -78,42 +94,55 @@ class CachingAllocator:
         fraction = settings.per_process_memory_fraction
         if fraction < 1 and device_bytes is None:
             raise InvalidRequestError(
-                "needs the device's memory: pass capacity_bytes or device_bytes", "per_process_memory_fraction"
+                "needs the device's memory: pass capacity_bytes or device_bytes",
+                "per_process_memory_fraction",
             )
         self._capacity_bytes = capacity_bytes
-        self._allowed_bytes = int(fraction * device_bytes) if fraction < 1 and device_bytes is not None else None
+        self._allowed_bytes = (
+            int(fraction * device_bytes) if fraction < 1 and device_bytes is not None else None
+        )
         self._throws_early = settings.throw_on_cudamalloc_oom
         self._collect_above_bytes = (
             int(settings.garbage_collection_threshold * self._allowed_bytes)
-            if settings.garbage_collection_threshold and self._allowed_bytes is not None and not settings.expandable_segments
+            if settings.garbage_collection_threshold
+            and self._allowed_bytes is not None
+            and not settings.expandable_segments
             else None
         )
         self._divisions = settings.roundup_power2_divisions
         self._rounding_is_plain = max(self._divisions) <= 1
         self._large_segment_bytes = settings.large_segment_bytes
         self._max_split = settings.max_split_bytes or _UNLIMITED
-        self._non_split_slack = settings.max_non_split_rounding_bytes or settings.large_segment_bytes
+        self._non_split_slack = (
+            settings.max_non_split_rounding_bytes or settings.large_segment_bytes
+        )
         self._addresses: AddressSpace = LowestFreeAddress() if addresses is None else addresses
         self._pools: dict[int, tuple[Pool, Pool]] = {}
         self._edge = edge_block()
         self._expandable = (
-            ExpandableSegments(self._addresses, self._edge, device_bytes, settings.large_segment_bytes)
+            ExpandableSegments(
+                self._addresses, self._edge, device_bytes, settings.large_segment_bytes
+            )
             if settings.expandable_segments
             else None
         )
         self._choice_is_plain = (
-            self._expandable is None and settings.max_split_bytes is None and self._collect_above_bytes is None
+            self._expandable is None
+            and settings.max_split_bytes is None
+            and self._collect_above_bytes is None
         )
         self._searches = 0  # in the large pools of all streams, counted for garbage collection
         self._whole_free_bytes = 0  # free blocks that are whole segments: not "inactive split"
-        # PyTorch counts no block of an expandable segment as inactive split: a peak that nothing exceeds is never updated.
+        # PyTorch counts no block of an expandable segment as inactive split: a peak that nothing
+        # exceeds is never updated.
         self._peak_inactive_split_bytes: float = math.inf if self._expandable else 0
         self._small_segments = self._large_segments = 0
         self.allocated_bytes = self.requested_bytes = self.reserved_bytes = 0
         self.peak_allocated_bytes = self.peak_requested_bytes = self.peak_reserved_bytes = 0
         self.alloc_retries = self.ooms = 0
 
-    # malloc and free run for every event of a trace: they inline Pool.add, Pool.remove and absorb_next for speed.
+    # malloc and free run for every event of a trace: they inline Pool.add, Pool.remove and
+    # absorb_next for speed.
 
     def malloc(self, size_bytes: int, stream: int = 0) -> Block | None:
         """Allocate a block; return ``None`` for zero bytes, for which PyTorch uses no block.
@@ -125,7 +154,11 @@ class CachingAllocator:
             if size_bytes < 0:
                 raise ValueError(f"size_bytes is negative: {size_bytes}")
             return None
-        size = size_bytes + 511 & -512 if self._rounding_is_plain else round_size(size_bytes, self._divisions)
+        size = (
+            size_bytes + 511 & -512
+            if self._rounding_is_plain
+            else round_size(size_bytes, self._divisions)
+        )
         pools = self._pools.get(stream) or self._open_pools(stream)
         pool = pools[size > SMALL_BYTES]
         keys = pool.keys
@@ -212,14 +245,17 @@ class CachingAllocator:
             self._peak_inactive_split_bytes = inactive_split
 
     def empty_cache(self) -> None:
-        """Release every segment, and every page of an expandable segment, that holds no allocation."""
+        """Release every segment, and every page of an expandable segment, that holds no
+        allocation."""
         for large in (True, False):
             for pools in self._pools.values():
                 pool = pools[large]
                 if self._expandable:
                     self.reserved_bytes -= self._expandable.release(pool)
                 else:
-                    for block in [block for block in pool.blocks.values() if block.previous is block.next]:
+                    for block in [
+                        block for block in pool.blocks.values() if block.previous is block.next
+                    ]:
                         self._release(block)
 
     def reset_peaks(self) -> None:
@@ -228,18 +264,32 @@ class CachingAllocator:
         self.peak_requested_bytes = self.requested_bytes
         self.peak_reserved_bytes = self.reserved_bytes
         if self._expandable is None:
-            self._peak_inactive_split_bytes = self.reserved_bytes - self.allocated_bytes - self._whole_free_bytes
+            self._peak_inactive_split_bytes = (
+                self.reserved_bytes - self.allocated_bytes - self._whole_free_bytes
+            )
 
     def state(self) -> Hashable:
-        """Return a value that is equal for two moments at which the same requests would have the same effect.
+        """Return a value that is equal for two moments at which the same requests would have the
+        same effect.
 
-        Two moments are compared at which the same blocks are in use, or others at the same places.  ``None`` if the settings make
-        an effect depend on more than what is free: expandable segments, garbage collection.
+        Two moments are compared at which the same blocks are in use, or others at the same places.
+        ``None`` if the settings make an effect depend on more than what is free: expandable
+        segments, garbage collection.
         """
         if self._expandable is not None or self._collect_above_bytes is not None:
             return None
-        pools = tuple((stream, tuple(pool.keys), tuple(pool.segments)) for stream, pair in self._pools.items() for pool in pair)
-        return pools, self.reserved_bytes, self.allocated_bytes, self.requested_bytes, self.alloc_retries
+        pools = tuple(
+            (stream, tuple(pool.keys), tuple(pool.segments))
+            for stream, pair in self._pools.items()
+            for pool in pair
+        )
+        return (
+            pools,
+            self.reserved_bytes,
+            self.allocated_bytes,
+            self.requested_bytes,
+            self.alloc_retries,
+        )
 
     def statistics(self) -> Statistics:
         """Return all counters."""
@@ -248,7 +298,9 @@ class CachingAllocator:
             allocated_bytes=self.allocated_bytes,
             requested_bytes=self.requested_bytes,
             reserved_bytes=self.reserved_bytes,
-            inactive_split_bytes=0 if expandable else self.reserved_bytes - self.allocated_bytes - self._whole_free_bytes,
+            inactive_split_bytes=0
+            if expandable
+            else self.reserved_bytes - self.allocated_bytes - self._whole_free_bytes,
             peak_allocated_bytes=self.peak_allocated_bytes,
             peak_requested_bytes=self.peak_requested_bytes,
             peak_reserved_bytes=self.peak_reserved_bytes,
@@ -261,20 +313,28 @@ class CachingAllocator:
         )
 
     def segments(self) -> list[Segment]:
-        """Return all segments with their blocks, by address; expandable segments as their contiguous mapped pieces."""
+        """Return all segments with their blocks, by address; expandable segments as their
+        contiguous mapped pieces."""
         return segments_of((pool for pools in self._pools.values() for pool in pools), self._edge)
 
     def _open_pools(self, stream: int) -> tuple[Pool, Pool]:
-        # Only large blocks outside of expandable segments keep slack of up to 1 MiB, and obey the largest size to split.
+        # Only large blocks outside of expandable segments keep slack of up to 1 MiB, and obey the
+        # largest size to split.
         least_rest, split_below = (
-            (SMALL_BYTES + 1, self._max_split) if self._expandable is None else (MINIMUM_BLOCK_BYTES, _UNLIMITED)
+            (SMALL_BYTES + 1, self._max_split)
+            if self._expandable is None
+            else (MINIMUM_BLOCK_BYTES, _UNLIMITED)
         )
-        pools = Pool(stream, True, MINIMUM_BLOCK_BYTES, _UNLIMITED), Pool(stream, False, least_rest, split_below)
+        pools = (
+            Pool(stream, True, MINIMUM_BLOCK_BYTES, _UNLIMITED),
+            Pool(stream, False, least_rest, split_below),
+        )
         self._pools[stream] = pools
         return pools
 
     def _choose(self, pool: Pool, size: int, position: int) -> int:
-        """Return the index in ``pool.keys`` of the block for ``size``, starting at the best fit; their number if none fits."""
+        """Return the index in ``pool.keys`` of the block for ``size``, starting at the best fit;
+        their number if none fits."""
         if not pool.is_small:
             self._searches += 1
         keys, blocks = pool.keys, pool.blocks
@@ -282,7 +342,9 @@ class CachingAllocator:
         if position == none:
             return none
         block = blocks[keys[position]]
-        if self._expandable:  # the last block of a segment counts with the size that it could grow to
+        if (
+            self._expandable
+        ):  # the last block of a segment counts with the size that it could grow to
             while position + 1 < none:
                 larger = blocks[keys[position + 1]]
                 if _expandable_size(larger) >= _expandable_size(block):
@@ -314,12 +376,16 @@ class CachingAllocator:
         return block
 
     def _is_allowed(self, more_bytes: int) -> bool:
-        return self._allowed_bytes is None or self.reserved_bytes + more_bytes <= self._allowed_bytes
+        return (
+            self._allowed_bytes is None or self.reserved_bytes + more_bytes <= self._allowed_bytes
+        )
 
     def _reserve(self, pool: Pool, size: int, bytes_needed: int) -> Block | None:
         if not self._is_allowed(bytes_needed):
             return None
-        room_bytes = None if self._capacity_bytes is None else self._capacity_bytes - self.reserved_bytes
+        room_bytes = (
+            None if self._capacity_bytes is None else self._capacity_bytes - self.reserved_bytes
+        )
         block: Block | None
         if self._expandable:
             block, bytes_needed = self._expandable.take(pool, size, room_bytes)
@@ -338,7 +404,8 @@ class CachingAllocator:
         return block
 
     def _release_oversize(self, pool: Pool, size: int) -> bool:
-        """Release cached blocks of at least ``max_split_size`` until the request fits; return whether they suffice."""
+        """Release cached blocks of at least ``max_split_size`` until the request fits; return
+        whether they suffice."""
         if self._max_split == _UNLIMITED or self._expandable:
             return False
         wanted = max(size, self._max_split)
@@ -356,11 +423,17 @@ class CachingAllocator:
         return released >= wanted
 
     def _collect_garbage(self, threshold_bytes: int) -> None:
-        """Release old cached segments of the large pools until the reserved memory is below the threshold."""
+        """Release old cached segments of the large pools until the reserved memory is below the
+        threshold."""
         if self.reserved_bytes <= threshold_bytes:
             return
         wanted = self.reserved_bytes - threshold_bytes
-        cached = [block for _, pool in self._pools.values() for block in pool.blocks.values() if block.previous is block.next]
+        cached = [
+            block
+            for _, pool in self._pools.values()
+            for block in pool.blocks.values()
+            if block.previous is block.next
+        ]
         while wanted > 0 and cached:
             mean_age = sum(self._searches - block.born for block in cached) / len(cached)
             old = [block for block in cached if self._searches - block.born >= mean_age]

@@ -1,7 +1,9 @@
-"""Expandable segments: one address range per stream and pool, with memory mapped page by page on demand.
+"""Expandable segments: one address range per stream and pool, with memory mapped page by page on
+demand.
 
-Follows ``find_expandable_block``, ``map_block``, ``unmap_block`` and ``ExpandableSegment`` in PyTorch's
-``c10/cuda/CUDACachingAllocator.cpp``.  A range is 9/8 of the device's memory, so a stream rarely needs a second one.
+Follows ``find_expandable_block``, ``map_block``, ``unmap_block`` and ``ExpandableSegment`` in
+PyTorch's ``c10/cuda/CUDACachingAllocator.cpp``.  A range is 9/8 of the device's memory, so a stream
+rarely needs a second one.
 """
 
 from __future__ import annotations
@@ -30,11 +32,15 @@ class ExpandableSegments:
         large_page_bytes: page of the large pools; the small pools' is 2 MiB.
     """
 
-    def __init__(self, addresses: AddressSpace, edge: Block, device_bytes: int | None, large_page_bytes: int) -> None:
+    def __init__(
+        self, addresses: AddressSpace, edge: Block, device_bytes: int | None, large_page_bytes: int
+    ) -> None:
         self._addresses = addresses
         self._edge = edge
         self._large_page_bytes = large_page_bytes
-        self._range_bytes = UNLIMITED_RANGE_BYTES if device_bytes is None else device_bytes + device_bytes // 8
+        self._range_bytes = (
+            UNLIMITED_RANGE_BYTES if device_bytes is None else device_bytes + device_bytes // 8
+        )
 
     def take(self, pool: Pool, size: int, room_bytes: int | None) -> tuple[Block | None, int]:
         """Return a block of at least ``size`` bytes at the lowest address where pages can be added.
@@ -45,7 +51,8 @@ class ExpandableSegments:
             room_bytes: memory that may be mapped; ``None`` for no limit.
 
         Returns:
-            the block, in no list, or ``None`` if the room is too small; and the bytes that were mapped, even then.
+            the block, in no list, or ``None`` if the room is too small; and the bytes that were
+            mapped, even then.
         """
         block = self._lowest_place(pool, size)
         if block is None:
@@ -54,7 +61,9 @@ class ExpandableSegments:
         while not block.mapped or block.size < size:
             page = block if not block.mapped else block.next
             missing = min(page.size, size if not block.mapped else size - block.size)
-            grown = self._map(pool, page, missing, None if room_bytes is None else room_bytes - mapped)
+            grown = self._map(
+                pool, page, missing, None if room_bytes is None else room_bytes - mapped
+            )
             if grown is None:
                 return None, mapped
             block, added = grown
@@ -94,7 +103,9 @@ class ExpandableSegments:
         insort(pool.unmapped, block, key=_address)
         return block
 
-    def _map(self, pool: Pool, block: Block, size: int, room_bytes: int | None) -> tuple[Block, int] | None:
+    def _map(
+        self, pool: Pool, block: Block, size: int, room_bytes: int | None
+    ) -> tuple[Block, int] | None:
         page = self._page_bytes(pool)
         added = -(-size // page) * page
         if room_bytes is not None and added > room_bytes:

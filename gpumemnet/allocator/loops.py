@@ -20,7 +20,8 @@ _EMPTIES: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A number of passes with the same events: each numbers its storages higher than the pass before, by the same amount.
+    """A number of passes with the same events: each numbers its storages higher than the pass
+    before, by the same amount.
 
     Attributes:
         start: index of the first event.
@@ -28,7 +29,8 @@ class Loop:
         passes: number of passes.
         first: the first storage that the first pass allocates.
         storages: number of storages that a pass allocates.
-        reach: a pass frees storages of earlier passes; the first of them was allocated so many storages before the pass.
+        reach: a pass frees storages of earlier passes; the first of them was allocated so many
+            storages before the pass.
     """
 
     start: int
@@ -44,8 +46,11 @@ class Loop:
         return self.start + self.passes * self.events
 
     def alike(self, values: NDArray[np.int64]) -> bool:
-        """Whether ``values``, one for each storage of the stream, are the same in every pass, and in what a pass frees."""
-        rows = values[self.first : self.first + self.passes * self.storages].reshape(self.passes, self.storages)
+        """Whether ``values``, one for each storage of the stream, are the same in every pass, and
+        in what a pass frees."""
+        rows = values[self.first : self.first + self.passes * self.storages].reshape(
+            self.passes, self.storages
+        )
         return bool((rows == rows[0]).all())
 
 
@@ -53,7 +58,8 @@ def find_loops(events: Integers, passes: Sequence[int]) -> tuple[Loop, ...]:
     """Return the loops of a stream.
 
     Args:
-        events: the stream; there are none if its storages are not numbered in the order of their allocation.
+        events: the stream; there are none if its storages are not numbered in the order of their
+            allocation.
         passes: index of the event at which each pass begins; it ends where the next one begins.
     """
     if len(passes) <= _LEAST_PASSES:
@@ -78,22 +84,37 @@ def find_loops(events: Integers, passes: Sequence[int]) -> tuple[Loop, ...]:
             count += 1
         if count >= _LEAST_PASSES and end > start:
             reach = max(0, -int(own[1].min()))
-            found.append(Loop(start, end - start, count, int(born[start]), int(born[end] - born[start]), reach))
+            found.append(
+                Loop(
+                    start, end - start, count, int(born[start]), int(born[end] - born[start]), reach
+                )
+            )
         number += count
     return tuple(found)
 
 
 def _relative(order: NDArray[np.int64], start: int, end: int, first: int) -> NDArray[np.int64]:
-    """The events of a pass, shape ``[2, events]``: what each does, and its storage, numbered from 0; earlier ones are below."""
+    """The events of a pass, shape ``[2, events]``: what each does, and its storage, numbered from
+    0; earlier ones are below."""
     window = order[start:end]
     empties, allocates = window == EMPTY_CACHE, window >= 0
-    return np.stack((np.where(empties, _EMPTIES, allocates), np.where(empties, 0, np.where(allocates, window, ~window) - first)))
+    return np.stack(
+        (
+            np.where(empties, _EMPTIES, allocates),
+            np.where(empties, 0, np.where(allocates, window, ~window) - first),
+        )
+    )
 
 
 def replayable(
-    loops: Sequence[Loop], sizes: Integers, streams: Sequence[int] | None, shrinkable: Collection[int], steady_from: int | None
+    loops: Sequence[Loop],
+    sizes: Integers,
+    streams: Sequence[int] | None,
+    shrinkable: Collection[int],
+    steady_from: int | None,
 ) -> list[Loop]:
-    """Return those ``loops`` whose passes allocate the same sizes on the same streams; arguments as for ``replay``."""
+    """Return those ``loops`` whose passes allocate the same sizes on the same streams; arguments as
+    for ``replay``."""
     if not loops:
         return []
     values = [np.asarray(sizes, dtype=np.int64)]
@@ -106,5 +127,6 @@ def replayable(
     return [
         loop
         for loop in loops
-        if not (steady_from is not None and loop.start < steady_from < loop.end) and all(map(loop.alike, values))
+        if not (steady_from is not None and loop.start < steady_from < loop.end)
+        and all(map(loop.alike, values))
     ]

@@ -1,11 +1,13 @@
 """Replays a stream of allocations and frees through the simulated allocator.
 
-A stream is a sequence of integers: event ``e >= 0`` allocates storage ``e``, event ``e < 0`` frees storage ``~e``, and
-:data:`EMPTY_CACHE` empties the cache.  The sizes of the storages are separate, because one stream is replayed with the sizes of
-many batch sizes.
+A stream is a sequence of integers: event ``e >= 0`` allocates storage ``e``, event ``e < 0`` frees
+    storage ``~e``, and
+:data:`EMPTY_CACHE` empties the cache.  The sizes of the storages are separate, because one stream
+is replayed with the sizes of many batch sizes.
 
-A script may repeat a pass hundreds of times (:class:`Loop`).  Once a pass ends in the state in which an earlier one ended, the
-passes that are left would repeat what lies between, and are not replayed.
+A script may repeat a pass hundreds of times (:class:`Loop`).  Once a pass ends in the state in
+which an earlier one ended, the passes that are left would repeat what lies between, and are not
+replayed.
 """
 
 from __future__ import annotations
@@ -27,15 +29,18 @@ class Replay:
     """The result of a replay.
 
     Attributes:
-        allocated_bytes, requested_bytes, reserved_bytes: sizes of blocks, of requests and of segments after the last event.
-        peak_allocated_bytes, peak_requested_bytes, peak_reserved_bytes: their maxima; in steady state only, if memory was given
+        allocated_bytes, requested_bytes, reserved_bytes: sizes of blocks, of requests and of
+        segments after the last event. peak_allocated_bytes, peak_requested_bytes,
+        peak_reserved_bytes: their maxima; in steady state only, if memory was given
             back to the driver before it began.
         startup_peak_reserved_bytes: maximum of the reserved bytes over all events.
         peak_inactive_split_bytes: maximum of the free bytes in segments that are partly in use.
-        peak_allocated_event, peak_reserved_event: index of the event that first reached the maximum; -1 for the prefix.
+        peak_allocated_event, peak_reserved_event: index of the event that first reached the
+        maximum; -1 for the prefix.
         segments: segments after the last event.
         alloc_retries: number of times that the cache was released to make room.
-        allocated_curve_bytes, reserved_curve_bytes: the values after every event, shape ``[n_events]``, on request.
+        allocated_curve_bytes, reserved_curve_bytes: the values after every event, shape
+        ``[n_events]``, on request.
     """
 
     allocated_bytes: int
@@ -76,13 +81,15 @@ def replay(
         settings: as ``PYTORCH_CUDA_ALLOC_CONF`` would set them.
         capacity_bytes: memory for segments; ``None`` for no limit.
         device_bytes: total memory of the device; by default the capacity.
-        prefix: bytes of allocations that are made before the first event and kept, such as library workspaces.
-        streams: the CUDA stream on which each storage is allocated, by the storage's number; stream 0 by default.
-            A freed block returns to the pool of its stream at once.
-        shrinkable: storages that take what is left: their size is halved until they fit.  cuDNN's search for an algorithm does
-            so with its workspace, and a smaller plan stands in for one whose workspace does not fit
-            (``aten/src/ATen/native/cudnn/Conv_v8.cpp``).
-        steady_from: index of the event at which the steady state begins; by default all events count.
+        prefix: bytes of allocations that are made before the first event and kept, such as library
+            workspaces.
+        streams: the CUDA stream on which each storage is allocated, by the storage's number; stream
+            0 by default. A freed block returns to the pool of its stream at once.
+        shrinkable: storages that take what is left: their size is halved until they fit.  cuDNN's
+            search for an algorithm does so with its workspace, and a smaller plan stands in for one
+            whose workspace does not fit (``aten/src/ATen/native/cudnn/Conv_v8.cpp``).
+        steady_from: index of the event at which the steady state begins; by default all events
+            count.
         loops: where ``events`` repeats passes; the result is the same without.
         with_curves: whether to return the values after every event.
 
@@ -104,13 +111,22 @@ def replay(
     try:
         for size in _plain(prefix):
             malloc(size)
-        peak_allocated, peak_reserved = allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
+        peak_allocated, peak_reserved = (
+            allocator.peak_allocated_bytes,
+            allocator.peak_reserved_bytes,
+        )
         for start, end in _stretches(len(order), known_loops, allocator, blocks, absent):
             for index, event in enumerate(order[start:end], start):
-                if index == steady_from and allocator.reserved_bytes < allocator.peak_reserved_bytes:
+                if (
+                    index == steady_from
+                    and allocator.reserved_bytes < allocator.peak_reserved_bytes
+                ):
                     startup_peak_reserved = allocator.peak_reserved_bytes
                     allocator.reset_peaks()
-                    peak_allocated, peak_reserved = allocator.allocated_bytes, allocator.reserved_bytes
+                    peak_allocated, peak_reserved = (
+                        allocator.allocated_bytes,
+                        allocator.reserved_bytes,
+                    )
                     peak_allocated_event = peak_reserved_event = index - 1
                 if event < 0:
                     if event == EMPTY_CACHE:
@@ -122,7 +138,9 @@ def replay(
                     if blocks[event] is not absent:
                         raise ValueError("it is allocated already")
                     if event in shrinkable:
-                        blocks[event] = _malloc_what_fits(allocator, bytes_of[event], stream_of[event])
+                        blocks[event] = _malloc_what_fits(
+                            allocator, bytes_of[event], stream_of[event]
+                        )
                     else:
                         blocks[event] = malloc(bytes_of[event], stream_of[event])
                     if allocator.peak_allocated_bytes > peak_allocated:
@@ -159,11 +177,17 @@ def replay(
 
 
 def _stretches(
-    events: int, loops: Sequence[Loop], allocator: CachingAllocator, blocks: list[Block | None], absent: Block
+    events: int,
+    loops: Sequence[Loop],
+    allocator: CachingAllocator,
+    blocks: list[Block | None],
+    absent: Block,
 ) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of events to replay: all of them, but for passes that would repeat the one before.
+    """Yield the ranges of events to replay: all of them, but for passes that would repeat the one
+    before.
 
-    Between two ranges ``allocator`` and ``blocks`` are brought to where all the events so far would have left them.
+    Between two ranges ``allocator`` and ``blocks`` are brought to where all the events so far would
+    have left them.
     """
     done = 0
     for loop in loops:
@@ -173,14 +197,21 @@ def _stretches(
         while number < loop.passes:
             first = loop.first + number * loop.storages
             carried = blocks[first - loop.reach : first]
-            places = tuple(None if block is absent or block is None else block.place for block in carried)
+            places = tuple(
+                None if block is absent or block is None else block.place for block in carried
+            )
             free = allocator.state()
             period = number - seen.setdefault((free, places), number)
             if period and free is not None:  # double buffers change places: their period is 2
                 skipped = (loop.passes - number) // period * period
-                kept = [block if block is None else absent for block in blocks[first - loop.storages : first]]
+                kept = [
+                    block if block is None else absent
+                    for block in blocks[first - loop.storages : first]
+                ]
                 blocks[first : first + skipped * loop.storages] = kept * skipped
-                blocks[first - loop.reach : first] = [block if block is None else absent for block in carried]
+                blocks[first - loop.reach : first] = [
+                    block if block is None else absent for block in carried
+                ]
                 end = first + skipped * loop.storages
                 blocks[end - loop.reach : end] = carried
                 number += skipped
@@ -193,7 +224,8 @@ def _stretches(
 
 
 def _malloc_what_fits(allocator: CachingAllocator, size_bytes: int, stream: int) -> Block | None:
-    """Allocate the largest of ``size_bytes``, a half of it, a quarter of it … that fits; ``None`` if nothing does."""
+    """Allocate the largest of ``size_bytes``, a half of it, a quarter of it … that fits; ``None``
+    if nothing does."""
     while size_bytes:
         try:
             return allocator.malloc(size_bytes, stream)

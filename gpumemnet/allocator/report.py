@@ -33,8 +33,8 @@ class Segment:
 class Statistics:
     """The counters of ``torch.cuda.memory_stats`` of the same names.
 
-    Expandable segments count neither as segments nor as split.  ``active_bytes`` equals ``allocated_bytes``, because no block
-    waits for another stream.
+    Expandable segments count neither as segments nor as split.  ``active_bytes`` equals
+    ``allocated_bytes``, because no block waits for another stream.
     """
 
     allocated_bytes: int
@@ -53,7 +53,8 @@ class Statistics:
 
 
 def segments_of(pools: Iterable[Pool], edge: Block) -> list[Segment]:
-    """Return all segments of ``pools`` by address; expandable segments as their contiguous mapped pieces."""
+    """Return all segments of ``pools`` by address; expandable segments as their contiguous mapped
+    pieces."""
     found = []
     for pool in pools:
         for first in pool.segments.values():
@@ -62,10 +63,14 @@ def segments_of(pools: Iterable[Pool], edge: Block) -> list[Segment]:
             while True:
                 if block is not edge and block.mapped:
                     requested_bytes = 0 if block.key else block.requested_bytes
-                    run.append(SegmentBlock(block.address, block.size, requested_bytes, bool(block.key)))
+                    run.append(
+                        SegmentBlock(block.address, block.size, requested_bytes, bool(block.key))
+                    )
                 elif run:
                     size_bytes = sum(one.size_bytes for one in run)
-                    found.append(Segment(run[0].address, size_bytes, pool.stream, pool.is_small, tuple(run)))
+                    found.append(
+                        Segment(run[0].address, size_bytes, pool.stream, pool.is_small, tuple(run))
+                    )
                     run = []
                 if block is edge:
                     break

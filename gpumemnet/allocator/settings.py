@@ -1,7 +1,9 @@
-"""The options of ``PYTORCH_CUDA_ALLOC_CONF`` (or ``PYTORCH_ALLOC_CONF``) that change how much memory PyTorch uses.
+"""The options of ``PYTORCH_CUDA_ALLOC_CONF`` (or ``PYTORCH_ALLOC_CONF``) that change how much
+memory PyTorch uses.
 
-Options, defaults and bounds are those of ``c10/core/AllocatorConfig`` and ``c10/cuda/CUDAAllocatorConfig`` in PyTorch 2.13.
-PyTorch reads ``PYTORCH_CUDA_ALLOC_CONF``, and ``PYTORCH_ALLOC_CONF`` only if that is not set.  Its "MB" are MiB.
+Options, defaults and bounds are those of ``c10/core/AllocatorConfig`` and
+``c10/cuda/CUDAAllocatorConfig`` in PyTorch 2.13. PyTorch reads ``PYTORCH_CUDA_ALLOC_CONF``, and
+``PYTORCH_ALLOC_CONF`` only if that is not set.  Its "MB" are MiB.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from gpumemnet.job.layers import describe
 from gpumemnet.units import MIB
 
 DIVISION_INTERVALS: Final = 16
-"""Number of size intervals of ``roundup_power2_divisions``: below 2 MiB, 2–4 MiB, …, from 32 GiB."""
+"""Number of size intervals of ``roundup_power2_divisions``: below 2 MiB, 2–4 MiB, …, from 32
+GiB."""
 
 NEUTRAL_OPTIONS: Final = frozenset(
     {
@@ -34,7 +37,8 @@ NEUTRAL_OPTIONS: Final = frozenset(
         "release_lock_on_hipmalloc",
     }
 )
-"""Options of PyTorch that change neither sizes nor segments on the GPU (host memory, locks, graph capture)."""
+"""Options of PyTorch that change neither sizes nor segments on the GPU (host memory, locks, graph
+capture)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,17 +46,22 @@ class AllocatorSettings:
     """Settings of the caching allocator; the defaults are PyTorch's.
 
     Attributes:
-        expandable_segments: whether one segment per stream and pool grows, instead of many segments.
+        expandable_segments: whether one segment per stream and pool grows, instead of many
+            segments.
         max_split_bytes: blocks of this size and larger are never split; ``None`` for no limit.
-        max_non_split_rounding_bytes: how much larger than the request a block may be that must not be split; ``None`` for
-            ``large_segment_bytes``.
-        roundup_power2_divisions: for each of the 16 intervals of sizes, into how many parts the room between two powers of two
-            is divided when a size is rounded up; 0 or 1 for multiples of 512 bytes.
-        garbage_collection_threshold: fraction of the allowed memory above which old cached segments are released before a new
-            one is made; 0 for never.  PyTorch uses it only if ``per_process_memory_fraction`` is below 1.
-        large_segment_bytes: segment for requests above 1 MiB and below 10 MiB, and the page of large expandable segments.
+        max_non_split_rounding_bytes: how much larger than the request a block may be that must not
+            be split; ``None`` for ``large_segment_bytes``.
+        roundup_power2_divisions: for each of the 16 intervals of sizes, into how many parts the
+            room between two powers of two is divided when a size is rounded up; 0 or 1 for
+            multiples of 512 bytes.
+        garbage_collection_threshold: fraction of the allowed memory above which old cached segments
+            are released before a new one is made; 0 for never.  PyTorch uses it only if
+            ``per_process_memory_fraction`` is below 1.
+        large_segment_bytes: segment for requests above 1 MiB and below 10 MiB, and the page of
+            large expandable segments.
         per_process_memory_fraction: fraction of the device's memory that the allocator may reserve.
-        throw_on_cudamalloc_oom: whether to fail at once if that fraction would be exceeded, without releasing the cache first.
+        throw_on_cudamalloc_oom: whether to fail at once if that fraction would be exceeded, without
+            releasing the cache first.
 
     Raises:
         InvalidRequestError: PyTorch rejects the value; the field is the name of its option.
@@ -69,16 +78,22 @@ class AllocatorSettings:
 
     def __post_init__(self) -> None:
         if self.large_segment_bytes <= MINIMUM_LARGE_BYTES:
-            raise InvalidRequestError(f"must be above {MINIMUM_LARGE_BYTES // MIB}", "large_segment_size_mb")
+            raise InvalidRequestError(
+                f"must be above {MINIMUM_LARGE_BYTES // MIB}", "large_segment_size_mb"
+            )
         for option, limit in (
             ("max_split_size_mb", self.max_split_bytes),
             ("max_non_split_rounding_mb", self.max_non_split_rounding_bytes),
         ):
             if limit is not None and limit < self.large_segment_bytes:
                 least = self.large_segment_bytes / MIB
-                raise InvalidRequestError(f"must be at least {least:g}, the size of a large segment", option)
+                raise InvalidRequestError(
+                    f"must be at least {least:g}, the size of a large segment", option
+                )
         if not 0 <= self.garbage_collection_threshold < 1:
-            raise InvalidRequestError("must lie above 0 and below 1", "garbage_collection_threshold")
+            raise InvalidRequestError(
+                "must lie above 0 and below 1", "garbage_collection_threshold"
+            )
         if not 0 <= self.per_process_memory_fraction <= 1:
             raise InvalidRequestError("must lie between 0 and 1", "per_process_memory_fraction")
         divisions = self.roundup_power2_divisions
@@ -95,11 +110,12 @@ _DECIMAL: Final = re.compile(r"\d+\.?\d*|\.\d+", re.ASCII)
 
 
 def parse_settings(text: str) -> AllocatorSettings:
-    """Return the settings of a text such as ``max_split_size_mb:128,roundup_power2_divisions:[256:4,>:1]``.
+    """Return the settings of a text such as
+    ``max_split_size_mb:128,roundup_power2_divisions:[256:4,>:1]``.
 
     Raises:
-        InvalidRequestError: an option is unknown, has another form than ``name:value``, or has a value that PyTorch
-            rejects.
+        InvalidRequestError: an option is unknown, has another form than ``name:value``, or has a
+            value that PyTorch rejects.
     """
     bare = "".join(text.split())  # PyTorch ignores all white space
     values: dict[str, Any] = {}
@@ -108,17 +124,24 @@ def parse_settings(text: str) -> AllocatorSettings:
         found = _OPTION.match(bare, position)
         if found is None:
             rest = describe(bare[position:])
-            raise InvalidRequestError(f"{rest} is not of the form option:value,option:value", "allocator settings")
+            raise InvalidRequestError(
+                f"{rest} is not of the form option:value,option:value", "allocator settings"
+            )
         option, value = found.groups()
         if option in _READERS:
             attribute, read = _READERS[option]
             values[attribute] = read(option, value)
         elif option == "backend":
             if value != "native":
-                raise InvalidRequestError("only PyTorch's native allocator can be simulated: leave it out", "backend")
+                raise InvalidRequestError(
+                    "only PyTorch's native allocator can be simulated: leave it out", "backend"
+                )
         elif option not in NEUTRAL_OPTIONS:
             known = ", ".join(sorted({*_READERS, "backend", *NEUTRAL_OPTIONS}))
-            raise InvalidRequestError(f"{describe(option)} is no option of PyTorch's; these are: {known}", "allocator settings")
+            raise InvalidRequestError(
+                f"{describe(option)} is no option of PyTorch's; these are: {known}",
+                "allocator settings",
+            )
         position = found.end()
     return AllocatorSettings(**values)
 
@@ -133,7 +156,11 @@ def settings_text(settings: AllocatorSettings) -> str:
         if read is _mebibytes:
             value = -(-value // MIB)
         elif read is _divisions:
-            value = "[" + ",".join(f"{2**interval}:{number}" for interval, number in enumerate(value)) + "]"
+            value = (
+                "["
+                + ",".join(f"{2**interval}:{number}" for interval, number in enumerate(value))
+                + "]"
+            )
         parts.append(f"{option}:{value}")
     return ",".join(parts)
 

@@ -1,7 +1,8 @@
-"""Sizes that PyTorch uses for a request: the rounded block, and the segment that it requests from the driver.
+"""Sizes that PyTorch uses for a request: the rounded block, and the segment that it requests from
+the driver.
 
-Constants and rules of ``c10/core/AllocatorConfig.h`` and ``c10/cuda/CUDACachingAllocator.cpp`` (``round_size``,
-``roundup_power2_next_division``, ``get_allocation_size``).
+Constants and rules of ``c10/core/AllocatorConfig.h`` and ``c10/cuda/CUDACachingAllocator.cpp``
+(``round_size``, ``roundup_power2_next_division``, ``get_allocation_size``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ SEGMENT_ROUNDING_BYTES: Final = 2 * MIB
 
 
 def round_size(size_bytes: int, divisions: Sequence[int]) -> int:
-    """Return the block size for ``size_bytes``, at least 1, without slack of the block that is found.
+    """Return the block size for ``size_bytes``, at least 1, without slack of the block that is
+    found.
 
     Args:
         size_bytes: bytes of a tensor's storage.
@@ -30,7 +32,9 @@ def round_size(size_bytes: int, divisions: Sequence[int]) -> int:
     """
     if size_bytes < MINIMUM_BLOCK_BYTES:
         return MINIMUM_BLOCK_BYTES
-    parts = divisions[min(max(size_bytes.bit_length() - SMALL_BYTES.bit_length(), 0), len(divisions) - 1)]
+    parts = divisions[
+        min(max(size_bytes.bit_length() - SMALL_BYTES.bit_length(), 0), len(divisions) - 1)
+    ]
     if parts > 1 and size_bytes > MINIMUM_BLOCK_BYTES * parts:
         step = (1 << size_bytes.bit_length() - 1) // parts
         return -(-size_bytes // step) * step

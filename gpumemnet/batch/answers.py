@@ -1,4 +1,5 @@
-"""Writes the answers for a chunk of jobs as Arrow columns, and lists the rejected rows with reasons."""
+"""Writes the answers for a chunk of jobs as Arrow columns, and lists the rejected rows with
+reasons."""
 
 from __future__ import annotations
 
@@ -28,14 +29,16 @@ class Rejected(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """Result of a chunk: a record batch with the schema of :func:`answer_schema`, and the rejected rows in order."""
+    """Result of a chunk: a record batch with the schema of :func:`answer_schema`, and the rejected
+    rows in order."""
 
     batch: pa.RecordBatch
     rejected: list[Rejected]
 
 
 def answer_schema() -> pa.Schema:
-    """The columns of the answers, with the names of :meth:`~gpumemnet.predict.prediction_table.PredictionTable.documents`."""
+    """The columns of the answers, with the names of
+    :meth:`~gpumemnet.predict.prediction_table.PredictionTable.documents`."""
     import pyarrow as pa
 
     name = pa.dictionary(pa.int32(), pa.string())
@@ -59,7 +62,9 @@ def answer_schema() -> pa.Schema:
     )
 
 
-def answer(predictor: Predictor, options: BatchOptions, names: Names, location: str, chunk: Chunk) -> Answered:
+def answer(
+    predictor: Predictor, options: BatchOptions, names: Names, location: str, chunk: Chunk
+) -> Answered:
     """Predicts one chunk of the file at ``location``."""
     columns = _Columns(len(chunk.numbers), names)
     rejected = dict(chunk.read.errors)
@@ -71,11 +76,23 @@ def answer(predictor: Predictor, options: BatchOptions, names: Names, location: 
         table, rows = table.take(left), rows[left]
     columns.fill(
         rows,
-        predictor.predict_table(table, bins=options.bins, coverage=options.coverage, gpu=options.gpu, encoder=options.encoder),
+        predictor.predict_table(
+            table,
+            bins=options.bins,
+            coverage=options.coverage,
+            gpu=options.gpu,
+            encoder=options.encoder,
+        ),
     )
     batch = columns.batch(chunk, location, sorted(rejected))
     numbers = chunk.numbers
-    return Answered(batch, [Rejected(int(numbers[row]), rejected[row].field, rejected[row].reason) for row in sorted(rejected)])
+    return Answered(
+        batch,
+        [
+            Rejected(int(numbers[row]), rejected[row].field, rejected[row].reason)
+            for row in sorted(rejected)
+        ],
+    )
 
 
 class _Columns:
@@ -121,7 +138,9 @@ class _Columns:
         names = self._names
         batch = pa.RecordBatch.from_arrays(
             [
-                pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(limit), np.int32)), pa.array([location])),
+                pa.DictionaryArray.from_arrays(
+                    pa.array(np.zeros(len(limit), np.int32)), pa.array([location])
+                ),
                 pa.array(chunk.numbers),
                 pa.nulls(len(limit), pa.string()) if chunk.identities is None else chunk.identities,
                 pa.array(np.ceil(self._request / MIB).astype(np.int64)),
@@ -133,10 +152,15 @@ class _Columns:
                 pa.array(~is_outside),
                 reason,
                 pa.DictionaryArray.from_arrays(
-                    pa.array(np.zeros(len(self._model), np.int32)), pa.array([names.gpu], pa.string())
+                    pa.array(np.zeros(len(self._model), np.int32)),
+                    pa.array([names.gpu], pa.string()),
                 ),
-                pa.DictionaryArray.from_arrays(pa.array(self._model), pa.array(names.models, pa.string())),
-                pa.DictionaryArray.from_arrays(pa.array(self._model), pa.array(names.hashes, pa.string())),
+                pa.DictionaryArray.from_arrays(
+                    pa.array(self._model), pa.array(names.models, pa.string())
+                ),
+                pa.DictionaryArray.from_arrays(
+                    pa.array(self._model), pa.array(names.hashes, pa.string())
+                ),
             ],
             schema=answer_schema(),
         )

@@ -24,7 +24,9 @@ from gpumemnet.job.training_job import JOB_FIELDS
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_SWITCH_WORDS: Final = {word: word.lower() == "true" for word in ("true", "false", "True", "False", "TRUE", "FALSE")}
+_SWITCH_WORDS: Final = {
+    word: word.lower() == "true" for word in ("true", "false", "True", "False", "TRUE", "FALSE")
+}
 _WHOLE_NUMBER: Final = r"^-?[0-9]{1,18}$"
 _NO_FRACTION: Final = r"\.0*$"
 """What pandas writes behind a whole number in a column with gaps."""
@@ -48,7 +50,8 @@ class Chunk(NamedTuple):
 
 
 class PartReader:
-    """Reads parts; keeps a Parquet file open between parts, because the next part often begins where the last one ended."""
+    """Reads parts; keeps a Parquet file open between parts, because the next part often begins
+    where the last one ended."""
 
     def __init__(self) -> None:
         self._rows: ParquetRows | None = None
@@ -71,7 +74,9 @@ class PartReader:
             return _json_chunks(file, part, id_column)
         return self._parquet_chunks(file, part, id_column)
 
-    def _parquet_chunks(self, file: InputFile, part: Part, id_column: str | None) -> Iterator[Chunk]:
+    def _parquet_chunks(
+        self, file: InputFile, part: Part, id_column: str | None
+    ) -> Iterator[Chunk]:
         if self._rows is None or not self._rows.is_near(file, part.first_row):
             self._close()
             self._rows = ParquetRows(file, part.first_row, id_column)
@@ -81,7 +86,9 @@ class PartReader:
             yield _parquet_chunk(file, rows.identity, first, batch)
             first += len(batch)
         if first != part.first_row + part.row_count:
-            raise DatasetError(f"{file.location} is damaged after row {first}: it holds fewer rows than it says")
+            raise DatasetError(
+                f"{file.location} is damaged after row {first}: it holds fewer rows than it says"
+            )
 
     def _close(self) -> None:
         if self._rows is not None:
@@ -89,7 +96,9 @@ class PartReader:
             self._rows = None
 
 
-def _parquet_chunk(file: InputFile, identity: str | None, first: int, batch: pa.RecordBatch) -> Chunk:
+def _parquet_chunk(
+    file: InputFile, identity: str | None, first: int, batch: pa.RecordBatch
+) -> Chunk:
     import pyarrow as pa
 
     identities = None
@@ -97,8 +106,12 @@ def _parquet_chunk(file: InputFile, identity: str | None, first: int, batch: pa.
         try:
             identities = batch.column(identity).cast(pa.string())
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            raise DatasetError(f"{file.location}: the column '{identity}' cannot be written as text") from None
-    return Chunk(np.arange(first + 1, first + 1 + len(batch)), read_arrow_jobs(batch), identities, len(batch))
+            raise DatasetError(
+                f"{file.location}: the column '{identity}' cannot be written as text"
+            ) from None
+    return Chunk(
+        np.arange(first + 1, first + 1 + len(batch)), read_arrow_jobs(batch), identities, len(batch)
+    )
 
 
 def _json_chunks(file: InputFile, part: Part, id_column: str | None) -> Iterator[Chunk]:
@@ -123,7 +136,13 @@ def _json_chunks(file: InputFile, part: Part, id_column: str | None) -> Iterator
                     identity = document[found] if found in JOB_FIELDS else document.pop(found)
             numbers.append(number)
             documents.append(document)
-            identities.append(None if identity is None else identity if isinstance(identity, str) else json.dumps(identity))
+            identities.append(
+                None
+                if identity is None
+                else identity
+                if isinstance(identity, str)
+                else json.dumps(identity)
+            )
         read = read_jobs(documents)
         read.errors.update(broken)
         texts = None
@@ -140,7 +159,9 @@ def _lines(file: InputFile, part: Part) -> Iterator[tuple[int, list[bytes]]]:
             count = min(CHUNK_ROWS, part.first_row + part.row_count - first)
             lines = list(islice(stream, count))
             if len(lines) != count:
-                raise DatasetError(f"{file.location} has changed since it was first read: run the same command again")
+                raise DatasetError(
+                    f"{file.location} has changed since it was first read: run the same command again"
+                )
             yield first, lines
 
 
@@ -151,12 +172,16 @@ def _csv_chunks(file: InputFile, part: Part, id_column: str | None) -> Iterator[
         yield _csv_chunk(header, names, identity, first, lines)
 
 
-def _csv_chunk(header: bytes, names: list[str], identity: str | None, first: int, lines: list[bytes]) -> Chunk:
+def _csv_chunk(
+    header: bytes, names: list[str], identity: str | None, first: int, lines: list[bytes]
+) -> Chunk:
     rows = [row for row, line in enumerate(lines) if not line.isspace()]
     texts = [lines[row] for row in rows]
     columns = [name for name in dict.fromkeys((*JOB_FIELDS, identity)) if name in names]
     tables = _csv_tables(header, columns, texts, 0)
-    good = [position for start, table in tables for position in range(start, start + table.num_rows)]
+    good = [
+        position for start, table in tables for position in range(start, start + table.num_rows)
+    ]
     broken: dict[int, FieldError] = {
         position: InvalidJobError(f"is no line of CSV with {len(names)} columns in UTF-8")
         for position in set(range(len(texts))).difference(good)
@@ -173,19 +198,26 @@ def _csv_chunk(header: bytes, names: list[str], identity: str | None, first: int
         identities = batch.column(identity)
         if len(good) < len(texts):
             position_of = dict(zip(good, range(len(good)), strict=True))
-            identities = identities.take(pa.array([position_of.get(position) for position in range(len(texts))], pa.int64()))
+            identities = identities.take(
+                pa.array([position_of.get(position) for position in range(len(texts))], pa.int64())
+            )
     return Chunk(numbers, read, identities, len(lines))
 
 
-def _csv_tables(header: bytes, columns: list[str], lines: list[bytes], start: int) -> list[tuple[int, pa.Table]]:
-    """Parses these columns into tables of strings, each with the position of its first line; skips malformed lines."""
+def _csv_tables(
+    header: bytes, columns: list[str], lines: list[bytes], start: int
+) -> list[tuple[int, pa.Table]]:
+    """Parses these columns into tables of strings, each with the position of its first line; skips
+    malformed lines."""
     table = _parsed_csv(header, columns, lines)
     if table is not None:
         return [(start, table)]
     if len(lines) < 2:
         return []
     half = len(lines) // 2
-    return _csv_tables(header, columns, lines[:half], start) + _csv_tables(header, columns, lines[half:], start + half)
+    return _csv_tables(header, columns, lines[:half], start) + _csv_tables(
+        header, columns, lines[half:], start + half
+    )
 
 
 def _parsed_csv(header: bytes, columns: list[str], lines: list[bytes]) -> pa.Table | None:
@@ -197,7 +229,9 @@ def _parsed_csv(header: bytes, columns: list[str], lines: list[bytes]) -> pa.Tab
     try:
         table = csv.read_csv(
             io.BytesIO(content),
-            read_options=csv.ReadOptions(use_threads=False, block_size=max(len(content), _LEAST_BLOCK_BYTES)),
+            read_options=csv.ReadOptions(
+                use_threads=False, block_size=max(len(content), _LEAST_BLOCK_BYTES)
+            ),
             convert_options=csv.ConvertOptions(
                 include_columns=columns,
                 column_types=dict.fromkeys(columns, pa.string()),
@@ -211,7 +245,8 @@ def _parsed_csv(header: bytes, columns: list[str], lines: list[bytes]) -> pa.Tab
 
 
 def _read_csv(batch: pa.RecordBatch) -> ReadJobs:
-    """Reads jobs without layers from the columns; jobs with layers, and rows with an invalid cell, as dictionaries."""
+    """Reads jobs without layers from the columns; jobs with layers, and rows with an invalid cell,
+    as dictionaries."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -225,9 +260,19 @@ def _read_csv(batch: pa.RecordBatch) -> ReadJobs:
         column = batch.column(name)
         if name in COUNT_FIELDS:
             column = pc.replace_substring_regex(column, _NO_FRACTION, "")
-            column = _cast(column, pa.int64(), lambda texts: pc.match_substring_regex(texts, _WHOLE_NUMBER), is_malformed)
+            column = _cast(
+                column,
+                pa.int64(),
+                lambda texts: pc.match_substring_regex(texts, _WHOLE_NUMBER),
+                is_malformed,
+            )
         elif name in SWITCH_FIELDS:
-            column = _cast(column, pa.bool_(), lambda texts: pc.is_in(texts, pa.array(list(_SWITCH_WORDS))), is_malformed)
+            column = _cast(
+                column,
+                pa.bool_(),
+                lambda texts: pc.is_in(texts, pa.array(list(_SWITCH_WORDS))),
+                is_malformed,
+            )
         arrays.append(column)
         names.append(name)
     columns = pa.RecordBatch.from_arrays(arrays, names)
@@ -235,10 +280,17 @@ def _read_csv(batch: pa.RecordBatch) -> ReadJobs:
         return read_arrow_jobs(columns)
     well_formed, malformed = (~is_malformed).nonzero()[0], is_malformed.nonzero()[0]
     from_columns = read_arrow_jobs(columns.take(pa.array(well_formed)))
-    return merge_reads([(well_formed, from_columns), (malformed, read_jobs(_csv_documents(batch, malformed)))])
+    return merge_reads(
+        [(well_formed, from_columns), (malformed, read_jobs(_csv_documents(batch, malformed)))]
+    )
 
 
-def _cast(column: pa.Array, kind: pa.DataType, is_well_formed: Callable[[pa.Array], pa.Array], is_malformed: Any) -> pa.Array:
+def _cast(
+    column: pa.Array,
+    kind: pa.DataType,
+    is_well_formed: Callable[[pa.Array], pa.Array],
+    is_malformed: Any,
+) -> pa.Array:
     """Casts strings to ``kind``; strings in another form become null and set ``is_malformed``."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -252,7 +304,8 @@ def _cast(column: pa.Array, kind: pa.DataType, is_well_formed: Callable[[pa.Arra
 
 
 def _csv_documents(batch: pa.RecordBatch, rows: Indices) -> list[dict[str, Any]]:
-    """Converts rows to dictionaries for :func:`gpumemnet.job.json_codec.read_jobs`; a cell of the wrong type stays a string."""
+    """Converts rows to dictionaries for :func:`gpumemnet.job.json_codec.read_jobs`; a cell of the
+    wrong type stays a string."""
     documents = row_documents(batch, rows)
     for document in documents:
         for name, text in document.items():

@@ -1,4 +1,5 @@
-"""Finds the input files of a batch from paths, globs and object-store URLs, and describes each by size and stamp."""
+"""Finds the input files of a batch from paths, globs and object-store URLs, and describes each by
+size and stamp."""
 
 from __future__ import annotations
 
@@ -58,10 +59,12 @@ def format_of(location: str, purpose: str) -> str:
 
 
 def find_inputs(patterns: Iterable[str]) -> list[InputFile]:
-    """Finds the files that paths, globs and URLs match, each once; the matches of a glob are sorted by name.
+    """Finds the files that paths, globs and URLs match, each once; the matches of a glob are sorted
+    by name.
 
     Raises:
-        InvalidRequestError: when one of them matches nothing, a suffix is unknown, or a package for a store is missing.
+        InvalidRequestError: when one of them matches nothing, a suffix is unknown, or a package for
+            a store is missing.
     """
     found: dict[str, InputFile] = {}
     for pattern in patterns:
@@ -93,7 +96,8 @@ def store(url: str) -> tuple[Any, str]:
         system, path = importlib.import_module("fsspec.core").url_to_fs(url)
     except ImportError as error:
         raise InvalidRequestError(
-            f"{url}: stores need the package fsspec and the one for {scheme}, such as s3fs ({str(error)[:120]})", "jobs"
+            f"{url}: stores need the package fsspec and the one for {scheme}, such as s3fs ({str(error)[:120]})",
+            "jobs",
         ) from None
     except ValueError:
         raise InvalidRequestError(f"{url}: fsspec knows no store called {scheme}", "jobs") from None
@@ -126,23 +130,32 @@ def _described(location: str) -> InputFile:
         if facts.get("type") == "directory" or facts.get("size") is None:
             raise InvalidRequestError(f"{location} is no file", "jobs")
         stamp = next(
-            (facts[name] for name in ("ETag", "etag", "md5Hash", "mtime", "LastModified", "created") if name in facts), ""
+            (
+                facts[name]
+                for name in ("ETag", "etag", "md5Hash", "mtime", "LastModified", "created")
+                if name in facts
+            ),
+            "",
         )
         return InputFile(location, form, int(facts["size"]), str(stamp))
     file = Path(location)
     if not file.is_file():
-        raise InvalidRequestError(f"{location} does not exist" if not file.exists() else f"{location} is no file", "jobs")
+        raise InvalidRequestError(
+            f"{location} does not exist" if not file.exists() else f"{location} is no file", "jobs"
+        )
     state = file.stat()
     return InputFile(location, form, state.st_size, str(state.st_mtime_ns))
 
 
 def _from_store(location: str, call: Any) -> Any:
-    """Calls ``call`` and turns the exceptions of the stores' packages into :class:`~gpumemnet.errors.InvalidRequestError`."""
+    """Calls ``call`` and turns the exceptions of the stores' packages into
+    :class:`~gpumemnet.errors.InvalidRequestError`."""
     try:
         return call()
     except FileNotFoundError:
         raise InvalidRequestError(f"{location} does not exist", "jobs") from None
     except Exception as error:
         raise InvalidRequestError(
-            f"{location} cannot be reached ({type(error).__name__}: {first_line(error, 160)})", "jobs"
+            f"{location} cannot be reached ({type(error).__name__}: {first_line(error, 160)})",
+            "jobs",
         ) from None

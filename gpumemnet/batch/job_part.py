@@ -40,7 +40,8 @@ class Work:
 def answer_part(
     work: Work, predictor: Predictor, reader: PartReader, part: Part, on_rows: Callable[[int], None]
 ) -> list[Answered]:
-    """Predicts the rows of ``part`` chunk by chunk; calls ``on_rows`` with the number of rows of each chunk.
+    """Predicts the rows of ``part`` chunk by chunk; calls ``on_rows`` with the number of rows of
+    each chunk.
 
     Raises:
         DatasetError: when the file is damaged.
@@ -60,21 +61,34 @@ def keep_part(work: Work, scratch: Scratch, part: Part, answered: Sequence[Answe
         DatasetError: when the answers cannot be written.
     """
     return keep_batches(
-        work, scratch, part, [each.batch for each in answered], [row for each in answered for row in each.rejected]
+        work,
+        scratch,
+        part,
+        [each.batch for each in answered],
+        [row for each in answered for row in each.rejected],
     )
 
 
 def keep_batches(
-    work: Work, scratch: Scratch, part: Part, batches: Sequence[pa.RecordBatch], rejected: Sequence[Rejected]
+    work: Work,
+    scratch: Scratch,
+    part: Part,
+    batches: Sequence[pa.RecordBatch],
+    rejected: Sequence[Rejected],
 ) -> Tally:
-    """Stores the answers of a part, given as record batches and rejected rows; otherwise like :func:`keep_part`."""
+    """Stores the answers of a part, given as record batches and rejected rows; otherwise like
+    :func:`keep_part`."""
     tally = Tally(
         rows=part.row_count,
         answered=sum(len(batch) for batch in batches),
         outside=sum(len(batch) - batch.column("in_support").true_count for batch in batches),
         rejected=len(rejected),
     )
-    write = _write_arrow if work.output_format == "parquet" else partial(_write_lines, LINES[work.output_format])
+    write = (
+        _write_arrow
+        if work.output_format == "parquet"
+        else partial(_write_lines, LINES[work.output_format])
+    )
     scratch.keep(part, partial(write, batches), rejected, work.inputs[part.file].location, tally)
     return tally
 
@@ -87,6 +101,8 @@ def _write_arrow(batches: Sequence[pa.RecordBatch], stream: IO[bytes]) -> None:
             writer.write_batch(batch)
 
 
-def _write_lines(lines: Callable[[pa.RecordBatch], bytes], batches: Sequence[pa.RecordBatch], stream: IO[bytes]) -> None:
+def _write_lines(
+    lines: Callable[[pa.RecordBatch], bytes], batches: Sequence[pa.RecordBatch], stream: IO[bytes]
+) -> None:
     for batch in batches:
         stream.write(lines(batch))

@@ -29,14 +29,22 @@ _ENVIRONMENT: Final = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    # Every chunk allocates and frees arrays of a few MiB: with these limits the C library keeps that memory for reuse.
+    # Every chunk allocates and frees arrays of a few MiB: with these limits the C library keeps
+    # that memory for reuse.
     "MALLOC_MMAP_THRESHOLD_": str(64 * 2**20),
     "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20),
 }
 _READ_BYTES: Final = 2**16
 
 
-def answer_here(work: Work, scratch: Scratch, predictor: Predictor, parts: Iterator[Part], on_rows: Rows, done: Done) -> None:
+def answer_here(
+    work: Work,
+    scratch: Scratch,
+    predictor: Predictor,
+    parts: Iterator[Part],
+    on_rows: Rows,
+    done: Done,
+) -> None:
     """Processes the parts in this process.
 
     Raises:
@@ -44,11 +52,17 @@ def answer_here(work: Work, scratch: Scratch, predictor: Predictor, parts: Itera
     """
     with PartReader() as reader:
         for part in parts:
-            done(part, keep_part(work, scratch, part, answer_part(work, predictor, reader, part, on_rows)))
+            done(
+                part,
+                keep_part(work, scratch, part, answer_part(work, predictor, reader, part, on_rows)),
+            )
 
 
-def answer_in_processes(work: Work, scratch: Scratch, count: int, parts: Iterator[Part], on_rows: Rows, done: Done) -> None:
-    """Processes the parts in ``count`` processes; calls ``done`` for each finished part, in any order.
+def answer_in_processes(
+    work: Work, scratch: Scratch, count: int, parts: Iterator[Part], on_rows: Rows, done: Done
+) -> None:
+    """Processes the parts in ``count`` processes; calls ``done`` for each finished part, in any
+    order.
 
     Raises:
         DatasetError: when a file is damaged, answers cannot be written, or a process was killed.
@@ -85,8 +99,9 @@ def answer_in_processes(work: Work, scratch: Scratch, count: int, parts: Iterato
 class _Shares:
     """Assigns parts to processes.
 
-    One process reads a whole row group, because rows of a group can only be reached by reading the ones before them.  When no
-    row group is left, a process takes the last part of the process with the most parts left.
+    One process reads a whole row group, because rows of a group can only be reached by reading the
+    ones before them.  When no row group is left, a process takes the last part of the process with
+    the most parts left.
     """
 
     def __init__(self, parts: Iterator[Part], count: int) -> None:

@@ -18,7 +18,8 @@ class BatchOptions:
 
     Attributes:
         bundles: folders of the bundles; empty for the shipped ones.
-        bins, coverage, gpu, encoder: see :meth:`gpumemnet.predict.predictor.Predictor.predict_table`.
+        bins, coverage, gpu, encoder: see
+            :meth:`gpumemnet.predict.predictor.Predictor.predict_table`.
         context_bytes: see :class:`~gpumemnet.predict.predictor.Predictor`.
         id_column: column of the job ids; by default ``job_id`` or ``id``, if the file has one.
     """
@@ -34,7 +35,11 @@ class BatchOptions:
     def predictor(self) -> Predictor:
         """Loads the models."""
         settings = {"context_bytes": self.context_bytes}
-        return Predictor.load(*self.bundles, **settings) if self.bundles else Predictor.default(**settings)
+        return (
+            Predictor.load(*self.bundles, **settings)
+            if self.bundles
+            else Predictor.default(**settings)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,8 @@ def checked_names(predictor: Predictor, options: BatchOptions) -> Names:
 
 
 def _families(predictor: Predictor, options: BatchOptions) -> Iterable[str]:
-    """The families that have a model with the requested encoder; if none has, the first family, whose error says so."""
+    """The families that have a model with the requested encoder; if none has, the first family,
+    whose error says so."""
     known: list[str] = []
     refused: list[str] = []
     for family in FAMILIES:

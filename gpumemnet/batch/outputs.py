@@ -20,8 +20,11 @@ from gpumemnet.errors import DatasetError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_OBJECT_STORES: Final = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "memory", "hf"})
-"""Schemes of stores that publish an object only when it is complete; elsewhere it is written under another name first."""
+_OBJECT_STORES: Final = frozenset(
+    {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "memory", "hf"}
+)
+"""Schemes of stores that publish an object only when it is complete; elsewhere it is written under
+another name first."""
 COMPRESSION: Final = "zstd"
 
 
@@ -36,13 +39,18 @@ class Joiner(Protocol):
 
 
 class ParquetJoiner:
-    """Joins parts in Arrow's format into Parquet; the row groups do not depend on the number of workers."""
+    """Joins parts in Arrow's format into Parquet; the row groups do not depend on the number of
+    workers."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         import pyarrow.parquet as pq
 
         schema = answer_schema()
-        words = [field.name for field in schema if field.name not in ("row", "request_mib", "limit_mib", "job_id")]
+        words = [
+            field.name
+            for field in schema
+            if field.name not in ("row", "request_mib", "limit_mib", "job_id")
+        ]
         self._writer = pq.ParquetWriter(
             stream,
             schema,
@@ -78,7 +86,9 @@ class ParquetJoiner:
         import pyarrow as pa
 
         if self._rows:
-            self._writer.write_table(pa.concat_tables(self._held).unify_dictionaries(), row_group_size=PART_ROWS)
+            self._writer.write_table(
+                pa.concat_tables(self._held).unify_dictionaries(), row_group_size=PART_ROWS
+            )
         self._held, self._rows = [], 0
 
 
@@ -99,7 +109,8 @@ class LineJoiner:
 
 
 class Output:
-    """The output of a running batch: :meth:`add` takes parts in order, and :meth:`publish` makes the file visible.
+    """The output of a running batch: :meth:`add` takes parts in order, and :meth:`publish` makes
+    the file visible.
 
     Raises (all methods):
         DatasetError: when the output cannot be written; finished parts are kept.
@@ -116,7 +127,9 @@ class Output:
             self._joiner: Joiner = (
                 ParquetJoiner(self._stream)
                 if output_format == "parquet"
-                else LineJoiner(self._stream, csv_header(answer_schema()) if output_format == "csv" else b"")
+                else LineJoiner(
+                    self._stream, csv_header(answer_schema()) if output_format == "csv" else b""
+                )
             )
         except OSError as error:
             raise no_room(self._path, error) from None
@@ -133,13 +146,16 @@ class Output:
             raise no_room(self._location, error) from None
 
     def publish(self, is_empty: bool, has_rejected: bool) -> None:
-        """Publishes the rejected rows and, unless it ``is_empty``, the output; both replace older files."""
+        """Publishes the rejected rows and, unless it ``is_empty``, the output; both replace older
+        files."""
         try:
             self._joiner.close()
             for stream in (self._stream, self._rejected):
                 stream.flush()
                 os.fsync(stream.fileno())
-            _publish(self._rejected_path if has_rejected else None, rejected_location(self._location))
+            _publish(
+                self._rejected_path if has_rejected else None, rejected_location(self._location)
+            )
             if not is_empty:
                 _publish(self._path, self._location)
         except OSError as error:
@@ -157,7 +173,8 @@ class Output:
 
 
 def rejected_location(location: str) -> str:
-    """The file of the rejected rows of the output at ``location``: ``predictions.parquet`` → ``predictions.rejected.jsonl``."""
+    """The file of the rejected rows of the output at ``location``: ``predictions.parquet`` →
+    ``predictions.rejected.jsonl``."""
     return os.path.splitext(location)[0] + ".rejected.jsonl"  # noqa: PTH122 - a URL is no path
 
 
@@ -171,7 +188,9 @@ def check_writable(location: str, inputs: Iterable[str]) -> None:
         store(location)
         is_input = location in set(inputs)
     else:
-        is_input = local_path(location).resolve() in {local_path(each).resolve() for each in inputs if not is_url(each)}
+        is_input = local_path(location).resolve() in {
+            local_path(each).resolve() for each in inputs if not is_url(each)
+        }
     if is_input:
         raise DatasetError(f"{location} is one of the inputs: choose another file for the answers")
     if is_url(location):
@@ -184,7 +203,8 @@ def check_writable(location: str, inputs: Iterable[str]) -> None:
 
 
 def _publish(path: Path | None, location: str) -> None:
-    """Moves the file at ``path`` to ``location``; without ``path``, removes the file at ``location``."""
+    """Moves the file at ``path`` to ``location``; without ``path``, removes the file at
+    ``location``."""
     if not is_url(location):
         target = local_path(location)
         if path is None:

@@ -1,4 +1,5 @@
-"""Reads rows of a Parquet file from any row on, in batches of equal size, with a cursor that only moves forward."""
+"""Reads rows of a Parquet file from any row on, in batches of equal size, with a cursor that only
+moves forward."""
 
 from __future__ import annotations
 
@@ -56,7 +57,10 @@ class ParquetRows:
             self._row = self._starts[group]
             groups = list(range(group, parquet.metadata.num_row_groups))
             self._batches: Iterator[pa.RecordBatch] = parquet.iter_batches(
-                CHUNK_ROWS, row_groups=groups, columns=list(dict.fromkeys(columns)), use_threads=False
+                CHUNK_ROWS,
+                row_groups=groups,
+                columns=list(dict.fromkeys(columns)),
+                use_threads=False,
             )
         except BaseException:
             self._stack.close()
@@ -64,11 +68,13 @@ class ParquetRows:
         self._rest: pa.RecordBatch | None = None
 
     def is_near(self, file: InputFile, first: int) -> bool:
-        """Whether reading on from here reaches the row ``first`` of ``file`` faster than starting at its row group."""
+        """Whether reading on from here reaches the row ``first`` of ``file`` faster than starting
+        at its row group."""
         return file == self._file and self._starts[self._group(first)] <= self._row <= first
 
     def read(self, first: int, count: int) -> Iterator[pa.RecordBatch]:
-        """Reads ``count`` rows from the row ``first`` on, in batches of :data:`~gpumemnet.batch.plan.CHUNK_ROWS`."""
+        """Reads ``count`` rows from the row ``first`` on, in batches of
+        :data:`~gpumemnet.batch.plan.CHUNK_ROWS`."""
         held: list[pa.RecordBatch] = []
         remaining = min(CHUNK_ROWS, count)
         while remaining:
@@ -104,7 +110,9 @@ class ParquetRows:
         try:
             return next(self._batches, None)
         except (OSError, pa.ArrowException) as error:
-            raise DatasetError(f"{self._file.location} is damaged after row {self._row}: {first_line(error)}") from None
+            raise DatasetError(
+                f"{self._file.location} is damaged after row {self._row}: {first_line(error)}"
+            ) from None
 
     def _group(self, row: int) -> int:
         """Position of the row group that holds the row."""

@@ -1,7 +1,8 @@
-"""Divides files into parts, the units of work: one process handles a part, and a finished part survives a killed run.
+"""Divides files into parts, the units of work: one process handles a part, and a finished part
+survives a killed run.
 
-A part consists of whole, consecutive chunks.  Parquet rows are located by their row groups.  Lines are located by their byte
-offsets, which a fast scan of the file finds.
+A part consists of whole, consecutive chunks.  Parquet rows are located by their row groups.  Lines
+are located by their byte offsets, which a fast scan of the file finds.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ from gpumemnet.errors import DatasetError
 from gpumemnet.job.arrow_codec import check_columns
 
 CHUNK_ROWS: Final = 4096
-"""Rows in one run of the models, counted from the first row of a file.  The last bits of transformer-based predictions depend
-on it."""
+"""Rows in one run of the models, counted from the first row of a file.  The last bits of
+transformer-based predictions depend on it."""
 PART_ROWS: Final = 64 * CHUNK_ROWS
 """Largest number of rows in a part."""
 _WIDE_PART_ROWS: Final = 8 * CHUNK_ROWS
 _WIDE_ROW_BYTES: Final = 64
-"""Parquet rows larger than this hold layers and take about ten times as long; lines of text always count as such."""
+"""Parquet rows larger than this hold layers and take about ten times as long; lines of text always
+count as such."""
 _LEAST_PARTS: Final = 16
-"""Smallest number of parts, if there are enough chunks, so that all processes have work until the end."""
+"""Smallest number of parts, if there are enough chunks, so that all processes have work until the
+end."""
 MAX_LINE_BYTES: Final = 64 * 2**20
 _BLOCK_BYTES: Final = 4 * 2**20
 
@@ -43,7 +46,8 @@ class Part:
         first_row: number of rows (or lines, without the header of a CSV file) before the part.
         row_count: number of rows or lines.
         start, stop: byte offsets of the part in a file of lines; both 0 for Parquet.
-        run: number shared by the parts of a file that lie in the same row group; one process should read them.
+        run: number shared by the parts of a file that lie in the same row group; one process should
+            read them.
     """
 
     file: int
@@ -60,10 +64,12 @@ class Part:
 
 
 def check_input(file: InputFile) -> list[int] | None:
-    """Checks a file before the batch starts; returns the row count of each row group for Parquet, else ``None``.
+    """Checks a file before the batch starts; returns the row count of each row group for Parquet,
+    else ``None``.
 
     Raises:
-        DatasetError: when the file is damaged, has another dataset version, or its columns are not those of jobs.
+        DatasetError: when the file is damaged, has another dataset version, or its columns are not
+            those of jobs.
         MissingExtraError: when pyarrow is not installed.
     """
     if file.format == "csv":
@@ -78,7 +84,10 @@ def check_input(file: InputFile) -> list[int] | None:
                 f"reads {DATASET_VERSION}: upgrade gpumemnet or write the older form"
             )
         check_columns(parquet.schema_arrow, file.location)
-        return [parquet.metadata.row_group(group).num_rows for group in range(parquet.metadata.num_row_groups)]
+        return [
+            parquet.metadata.row_group(group).num_rows
+            for group in range(parquet.metadata.num_row_groups)
+        ]
 
 
 def plan(number: int, file: InputFile, groups: Sequence[int] | None) -> Iterator[Part]:
@@ -108,7 +117,8 @@ def plan(number: int, file: InputFile, groups: Sequence[int] | None) -> Iterator
 
 
 def _line_runs(file: InputFile, start: int, run_lines: int) -> Iterator[tuple[int, int]]:
-    """Yields the number of lines of each run and the byte offset of its end; the last line may lack its newline."""
+    """Yields the number of lines of each run and the byte offset of its end; the last line may lack
+    its newline."""
     lines, offset, line_start = 0, start, start
     with reading(file) as stream:
         stream.seek(start)
@@ -123,7 +133,9 @@ def _line_runs(file: InputFile, start: int, run_lines: int) -> Iterator[tuple[in
             line_start = offset + int(ends[-1]) + 1 if len(ends) else line_start
             offset += len(block)
             if offset - line_start > MAX_LINE_BYTES:
-                raise DatasetError(f"{file.location} holds a line of more than {MAX_LINE_BYTES} bytes: write one job a line")
+                raise DatasetError(
+                    f"{file.location} holds a line of more than {MAX_LINE_BYTES} bytes: write one job a line"
+                )
     if offset > line_start:
         lines += 1
     if lines:

@@ -1,4 +1,5 @@
-"""Reports progress on standard error: rows, rows per second and time left, as a bar on a terminal, else as log lines."""
+"""Reports progress on standard error: rows, rows per second and time left, as a bar on a terminal,
+else as log lines."""
 
 from __future__ import annotations
 
@@ -8,7 +9,15 @@ from types import TracebackType
 from typing import Final
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 _LOG_SECONDS: Final = 10.0
@@ -44,7 +53,12 @@ class Meter:
             self._bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._bar is not None:
             self._bar.stop()
 

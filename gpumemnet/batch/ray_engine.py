@@ -1,7 +1,9 @@
-"""Processes parts on a Ray cluster with Ray Data: the parts are the rows of a dataset, and actors hold the models.
+"""Processes parts on a Ray cluster with Ray Data: the parts are the rows of a dataset, and actors
+hold the models.
 
-Each actor reads its parts itself, so every node needs access to the inputs: URLs, or a shared folder.  Answers return to this
-process, which writes the output.  They equal those of the local engine bit for bit, because both use the same chunks.
+Each actor reads its parts itself, so every node needs access to the inputs: URLs, or a shared
+folder.  Answers return to this process, which writes the output.  They equal those of the local
+engine bit for bit, because both use the same chunks.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ def answer_on_ray(
     on_rows: Callable[[int], None],
     done: Callable[[Part, Tally], None],
 ) -> None:
-    """Processes the parts on the Ray cluster in ``RAY_ADDRESS``, else on one that runs here, else on a new local one.
+    """Processes the parts on the Ray cluster in ``RAY_ADDRESS``, else on one that runs here, else
+    on a new local one.
 
     Args:
         work: settings that all parts share.
@@ -43,7 +46,8 @@ def answer_on_ray(
 
     Raises:
         MissingExtraError: when Ray is not installed.
-        DatasetError: when the cluster cannot be reached or loses a part, a file is damaged, or answers cannot be written.
+        DatasetError: when the cluster cannot be reached or loses a part, a file is damaged, or
+            answers cannot be written.
     """
     ray = load_ray()
     left = list(parts)
@@ -90,7 +94,9 @@ def _answer(
         num_cpus=1,
     )
     try:
-        for block in answers.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
+        for block in answers.iter_batches(
+            batch_size=None, batch_format="pyarrow", prefetch_batches=1
+        ):
             for row in range(len(block)):
                 part, tally = _keep(work, scratch, block.slice(row, 1))
                 on_rows(part.row_count)
@@ -137,7 +143,9 @@ class _Answerer:
             error, batches, refused = self._trouble, [], []
             if not error:
                 try:
-                    answered = answer_part(self._work, self._predictor, self._reader, Part(**document), lambda _: None)
+                    answered = answer_part(
+                        self._work, self._predictor, self._reader, Part(**document), lambda _: None
+                    )
                     batches = [each.batch for each in answered]
                     refused = [row._asdict() for each in answered for row in each.rejected]
                 except GpumemnetError as trouble:

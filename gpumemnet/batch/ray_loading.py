@@ -19,7 +19,9 @@ def load_ray() -> Any:
     Raises:
         MissingExtraError: when Ray is not installed.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # usage statistics are sent only if the user enables them
+    os.environ.setdefault(
+        "RAY_USAGE_STATS_ENABLED", "0"
+    )  # usage statistics are sent only if the user enables them
     try:
         import ray
     except ImportError:
@@ -28,13 +30,15 @@ def load_ray() -> Any:
 
 
 def package_folders(module: str) -> list[str]:
-    """Folders that a Ray cluster needs to import ``module``: those of its top-level package and of ``gpumemnet``."""
+    """Folders that a Ray cluster needs to import ``module``: those of its top-level package and of
+    ``gpumemnet``."""
     packages = {sys.modules[module.partition(".")[0]], gpumemnet}
     return sorted(str(Path(str(package.__file__)).parent) for package in packages)
 
 
 def connect(ray: Any, runtime_env: Mapping[str, Any], error_type: type[GpumemnetError]) -> None:
-    """Connects to the cluster that ``RAY_ADDRESS`` names, to one that runs on this machine, or starts one here.
+    """Connects to the cluster that ``RAY_ADDRESS`` names, to one that runs on this machine, or
+    starts one here.
 
     Args:
         ray: the module.
@@ -51,5 +55,6 @@ def connect(ray: Any, runtime_env: Mapping[str, Any], error_type: type[Gpumemnet
 
 
 def last_line(error: BaseException) -> str:
-    """The last line of the message, which names the cause of the errors that Ray wraps around it."""
+    """The last line of the message, which names the cause of the errors that Ray wraps around
+    it."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]

@@ -1,4 +1,5 @@
-"""Runs a batch: divides the inputs into parts, predicts them with an engine, and joins the finished parts into the output."""
+"""Runs a batch: divides the inputs into parts, predicts them with an engine, and joins the finished
+parts into the output."""
 
 from __future__ import annotations
 
@@ -44,9 +45,15 @@ class Outcome:
 
 
 def predict_files(
-    patterns: Sequence[str], out: str, options: BatchOptions, *, engine: str = "local", workers: int | None = None
+    patterns: Sequence[str],
+    out: str,
+    options: BatchOptions,
+    *,
+    engine: str = "local",
+    workers: int | None = None,
 ) -> Outcome:
-    """Predicts every job in the input files and writes the answers to ``out``, which appears only when complete.
+    """Predicts every job in the input files and writes the answers to ``out``, which appears only
+    when complete.
 
     Args:
         patterns: paths, globs or URLs of ``.parquet``, ``.csv``, ``.jsonl`` or ``.ndjson`` files.
@@ -87,21 +94,32 @@ def predict_files(
             else:
                 del predictor
                 count = workers or len(os.sched_getaffinity(0))
-                answer_in_processes(work, scratch, count, batch.unfinished(), meter.advance, batch.done)
+                answer_in_processes(
+                    work, scratch, count, batch.unfinished(), meter.advance, batch.done
+                )
             tally = batch.finish()
         finally:
             batch.output.close()
         scratch.remove()
     rejected = rejected_location(out) if tally.rejected else None
     if rejected and not tally.answered:
-        raise DatasetError(f"none of the {tally.rejected:,} rows is a job that can be answered: {rejected} says why")
+        raise DatasetError(
+            f"none of the {tally.rejected:,} rows is a job that can be answered: {rejected} says why"
+        )
     return Outcome(tally, meter.seconds, meter.rate, rejected)
 
 
 class _Batch:
     """Tracks the parts of a batch from plan to output."""
 
-    def __init__(self, work: Work, scratch: Scratch, groups: Sequence[list[int] | None], meter: Meter, output: Output) -> None:
+    def __init__(
+        self,
+        work: Work,
+        scratch: Scratch,
+        groups: Sequence[list[int] | None],
+        meter: Meter,
+        output: Output,
+    ) -> None:
         self._work = work
         self._scratch = scratch
         self._groups = groups
@@ -141,13 +159,18 @@ class _Batch:
         return self._tally
 
     def _expect(self) -> None:
-        """Updates the estimated total of rows; uncounted lines are assumed to be as long as the counted ones."""
+        """Updates the estimated total of rows; uncounted lines are assumed to be as long as the
+        counted ones."""
         if None not in self._groups:
             return
         lines = [part for part in self._planned if part.stop]
         size_bytes = sum(part.stop - part.start for part in lines)
         counted = sum(part.row_count for part in lines)
-        all_bytes = sum(file.size_bytes for file, groups in zip(self._work.inputs, self._groups, strict=True) if groups is None)
+        all_bytes = sum(
+            file.size_bytes
+            for file, groups in zip(self._work.inputs, self._groups, strict=True)
+            if groups is None
+        )
         if size_bytes:
             known = sum(sum(groups) for groups in self._groups if groups is not None)
             self._meter.expect(known + max(counted, round(all_bytes * counted / size_bytes)))
@@ -159,7 +182,9 @@ def _total(rows: Sequence[int | None]) -> int | None:
 
 
 def _is_small(inputs: Sequence[InputFile], rows: Sequence[int | None]) -> bool:
-    size_bytes = sum(file.size_bytes for file, count in zip(inputs, rows, strict=True) if count is None)
+    size_bytes = sum(
+        file.size_bytes for file, count in zip(inputs, rows, strict=True) if count is None
+    )
     return sum(count or 0 for count in rows) <= _FEW_ROWS and size_bytes <= _FEW_BYTES
 
 
@@ -169,7 +194,8 @@ def _is_in_memory(file: InputFile) -> bool:
 
 
 def _scratch_location(out: str) -> tuple[Path, str]:
-    """Parent folder and name of the scratch folder: next to a local output, or in the user's cache for an output in a store."""
+    """Parent folder and name of the scratch folder: next to a local output, or in the user's cache
+    for an output in a store."""
     if not is_url(out):
         path = local_path(out)
         return path.parent, path.name

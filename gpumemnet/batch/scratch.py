@@ -1,7 +1,8 @@
-"""Keeps the finished parts of a batch in a hidden folder until all are complete, so that a killed run can resume.
+"""Keeps the finished parts of a batch in a hidden folder until all are complete, so that a killed
+run can resume.
 
-The folder's name contains a hash of everything that the answers depend on: the state of the inputs, the models and the options.
-The tally of a part is written last; a part with a tally is finished.
+The folder's name contains a hash of everything that the answers depend on: the state of the inputs,
+the models and the options. The tally of a part is written last; a part with a tally is finished.
 """
 
 from __future__ import annotations
@@ -54,8 +55,11 @@ class Tally:
         )
 
 
-def batch_key(inputs: Iterable[InputFile], names: Names, options: BatchOptions, output_format: str) -> str:
-    """Hash of everything that the answers of a batch depend on; an input counts with its location, format, size and stamp."""
+def batch_key(
+    inputs: Iterable[InputFile], names: Names, options: BatchOptions, output_format: str
+) -> str:
+    """Hash of everything that the answers of a batch depend on; an input counts with its location,
+    format, size and stamp."""
     facts = {
         "form": (_VERSION, CHUNK_ROWS, PART_ROWS, output_format),
         "versions": [version(name) for name in ("gpumemnet", "numpy", "onnxruntime", "pyarrow")],
@@ -90,7 +94,12 @@ class Scratch:
             return None
 
     def keep(
-        self, part: Part, write: Callable[[IO[bytes]], object], rejected: Iterable[Rejected], location: str, tally: Tally
+        self,
+        part: Part,
+        write: Callable[[IO[bytes]], object],
+        rejected: Iterable[Rejected],
+        location: str,
+        tally: Tally,
     ) -> None:
         """Stores the answers, the rejected rows and the counts of a part.
 
@@ -99,7 +108,11 @@ class Scratch:
         """
         try:
             self._write(self.answers(part), write)
-            lines = [json.dumps({"input": location, **row._asdict()}, ensure_ascii=False).encode() + b"\n" for row in rejected]
+            lines = [
+                json.dumps({"input": location, **row._asdict()}, ensure_ascii=False).encode()
+                + b"\n"
+                for row in rejected
+            ]
             if lines:
                 self._write(self.rejected(part), lambda stream: stream.writelines(lines))
             replace_file(self._marker(part), json.dumps(asdict(tally)).encode())
@@ -136,7 +149,8 @@ class Scratch:
 
 @contextmanager
 def scratch_of(folder: Path, name: str, key: str, output_format: str) -> Iterator[Scratch]:
-    """Opens and locks the scratch folder in ``folder`` of the output ``name``; removes those of other batches with that output.
+    """Opens and locks the scratch folder in ``folder`` of the output ``name``; removes those of
+    other batches with that output.
 
     Raises:
         InvalidRequestError: when another run writes the same output.
@@ -154,7 +168,8 @@ def scratch_of(folder: Path, name: str, key: str, output_format: str) -> Iterato
             own.mkdir(exist_ok=True)
         except TimeoutError:
             raise InvalidRequestError(
-                f"another run is writing {name} in {folder}: wait for it, or choose another file", "out"
+                f"another run is writing {name} in {folder}: wait for it, or choose another file",
+                "out",
             ) from None
         except OSError as error:
             raise no_room(folder, error) from None
@@ -168,4 +183,6 @@ def scratch_of(folder: Path, name: str, key: str, output_format: str) -> Iterato
 def no_room(where: Path | str, error: OSError) -> DatasetError:
     """The error for a location that cannot be written."""
     reason = error.strerror or first_line(error)
-    return DatasetError(f"{where} cannot be written ({reason}); finished parts are kept: the same command, run again, goes on")
+    return DatasetError(
+        f"{where} cannot be written ({reason}); finished parts are kept: the same command, run again, goes on"
+    )

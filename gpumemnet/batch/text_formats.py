@@ -45,7 +45,10 @@ def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Replaces dictionary columns by string columns."""
     import pyarrow as pa
 
-    columns = [column.dictionary_decode() if isinstance(column, pa.DictionaryArray) else column for column in batch.columns]
+    columns = [
+        column.dictionary_decode() if isinstance(column, pa.DictionaryArray) else column
+        for column in batch.columns
+    ]
     return pa.RecordBatch.from_arrays(columns, batch.schema.names)
 
 

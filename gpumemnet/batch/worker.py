@@ -1,8 +1,9 @@
-"""Worker process of a local batch: ``python -m gpumemnet.batch.worker`` reads parts from standard input until it ends.
+"""Worker process of a local batch: ``python -m gpumemnet.batch.worker`` reads parts from standard
+input until it ends.
 
-Messages are lines of JSON.  The input holds the settings first, then one part per line.  The output holds the number of rows
-processed since the last message, and after each part its counts, or an error message.  The worker exits when its output is
-closed.
+Messages are lines of JSON.  The input holds the settings first, then one part per line.  The output
+holds the number of rows processed since the last message, and after each part its counts, or an
+error message.  The worker exits when its output is closed.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def work_from(document: dict[str, Any]) -> tuple[Work, Scratch]:
 
 def main() -> int:
     """Processes parts until the input ends; returns the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent, which stops its workers
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C also reaches the parent, which stops its workers
     say = _Voice(os.dup(1))
     try:
         work, scratch = work_from(json.loads(sys.stdin.readline()))
@@ -58,7 +61,9 @@ def main() -> int:
         with PartReader() as reader:
             for line in sys.stdin:
                 part = Part(**json.loads(line))
-                answered = answer_part(work, predictor, reader, part, lambda rows: say.message("rows", rows))
+                answered = answer_part(
+                    work, predictor, reader, part, lambda rows: say.message("rows", rows)
+                )
                 say.message("tally", asdict(keep_part(work, scratch, part, answered)))
     except GpumemnetError as error:
         say.message("error", str(error))

@@ -20,12 +20,19 @@ from gpumemnet.units import GIB, MIB
 STANDARD_INPUT = "-"
 AsJson = Annotated[bool, typer.Option("--json", help="For programs: print one JSON document.")]
 GpuOption = Annotated[
-    str | None, typer.Option(envvar="GPUMEMNET_GPU", help="GPU to answer for; that of the most trusted labels unless given.")
+    str | None,
+    typer.Option(
+        envvar="GPUMEMNET_GPU",
+        help="GPU to answer for; that of the most trusted labels unless given.",
+    ),
 ]
 ContextOption = Annotated[
     int | None,
     typer.Option(
-        envvar="GPUMEMNET_CONTEXT_MIB", metavar="MIB", min=1, help="The CUDA context where you know yours; else the catalogue's."
+        envvar="GPUMEMNET_CONTEXT_MIB",
+        metavar="MIB",
+        min=1,
+        help="The CUDA context where you know yours; else the catalogue's.",
     ),
 ]
 
@@ -35,7 +42,8 @@ def input_file(path: Path, endings: tuple[str, str] = (".json", ".jsonl")) -> Pa
 
     Args:
         path: the path that the user gave.
-        endings: suffix of a file with one JSON document, and of a file with one JSON document per line.
+        endings: suffix of a file with one JSON document, and of a file with one JSON document per
+            line.
     """
     if str(path) != STANDARD_INPUT:
         return path
@@ -58,7 +66,8 @@ def _is_json_lines(content: bytes) -> bool:
 
 
 def factory_arguments(texts: Sequence[str]) -> dict[str, Any]:
-    """Parses keyword arguments from ``name=value`` strings; a value that is not JSON stays a string.
+    """Parses keyword arguments from ``name=value`` strings; a value that is not JSON stays a
+    string.
 
     Raises:
         InvalidRequestError: when a string has another form or a name appears twice.
@@ -93,5 +102,7 @@ def parse_memory(text: str, field: str) -> int:
     except ValueError:
         amount = 0.0
     if unit not in _UNITS or not 0 < amount < _LARGEST_AMOUNT:
-        raise InvalidRequestError(f"must be an amount of memory such as 20GiB or 20480MiB, not {describe(text)}", field)
+        raise InvalidRequestError(
+            f"must be an amount of memory such as 20GiB or 20480MiB, not {describe(text)}", field
+        )
     return int(amount * _UNITS[unit])

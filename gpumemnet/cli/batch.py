@@ -39,9 +39,13 @@ def predict_into_file(
     )
     outcome = predict_files(jobs, out, options, engine=engine, workers=workers)
     tally = outcome.tally
-    lines = [f"{tally.answered:,} jobs answered in {outcome.seconds:.1f} s, {outcome.rate:,.0f} rows a second: {out}"]
+    lines = [
+        f"{tally.answered:,} jobs answered in {outcome.seconds:.1f} s, {outcome.rate:,.0f} rows a second: {out}"
+    ]
     if tally.outside:
-        lines.append(f"{tally.outside:,} of them lie outside what the models were trained on, and have no limit")
+        lines.append(
+            f"{tally.outside:,} of them lie outside what the models were trained on, and have no limit"
+        )
     if outcome.rejected:
         lines.append(f"{tally.rejected:,} rows were rejected: {outcome.rejected} says why")
     sys.stderr.write("\n".join(lines) + "\n")

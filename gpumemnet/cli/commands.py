@@ -1,4 +1,5 @@
-"""Lists all commands of ``gpumemnet``; a command is imported only when it runs or shows its help, so ``--help`` is fast."""
+"""Lists all commands of ``gpumemnet``; a command is imported only when it runs or shows its help,
+so ``--help`` is fast."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class Entry:
 
     Attributes:
         name: name of the command.
-        target: ``module:object``; a package other than ``gpumemnet`` is found by :func:`~gpumemnet.cli.rooms.room`.
+        target: ``module:object``; a package other than ``gpumemnet`` is found by
+            :func:`~gpumemnet.cli.rooms.room`.
         summary: the first sentence of its help.
         panel: heading under which ``gpumemnet --help`` lists it.
         extra: extra that the command needs, as in ``pip install 'gpumemnet[…]'``.
@@ -39,15 +41,54 @@ class Entry:
 
 
 ENTRIES: Final = (
-    Entry("predict", "gpumemnet.cli.predict:predict", "Predict how much GPU memory jobs take.", _ASK),
-    Entry("trace", "gpumemnet.cli.trace:trace", "Trace one training step of a model, and show what its GPU memory holds.", _ASK),
-    Entry("plan", "gpumemnet.cli.plan:plan", "Plan what a training step recomputes and swaps, so that it fits a GPU.", _ASK),
-    Entry("extract", "gpumemnet.cli.extract:extract", "Turn a model into a job, without a GPU.", _ASK),
-    Entry("serve", "gpumemnet.cli.serve:serve", "Serve predictions over HTTP until interrupted.", _ASK),
-    Entry("models", "gpumemnet.cli.models:models", "List the bundles that answer, and check their checksums.", _ASK),
-    Entry("build", "dataset_builder.cli:app", "Measure jobs on GPUs, and build datasets of them.", _TRAIN, "build"),
-    Entry("train", "models.cli.train:train", "Train a classifier on a dataset, and write its bundle.", _TRAIN, "train"),
-    Entry("evaluate", "models.cli.evaluate:evaluate", "Evaluate every estimator on held-out architectures.", _TRAIN, "train"),
+    Entry(
+        "predict", "gpumemnet.cli.predict:predict", "Predict how much GPU memory jobs take.", _ASK
+    ),
+    Entry(
+        "trace",
+        "gpumemnet.cli.trace:trace",
+        "Trace one training step of a model, and show what its GPU memory holds.",
+        _ASK,
+    ),
+    Entry(
+        "plan",
+        "gpumemnet.cli.plan:plan",
+        "Plan what a training step recomputes and swaps, so that it fits a GPU.",
+        _ASK,
+    ),
+    Entry(
+        "extract", "gpumemnet.cli.extract:extract", "Turn a model into a job, without a GPU.", _ASK
+    ),
+    Entry(
+        "serve", "gpumemnet.cli.serve:serve", "Serve predictions over HTTP until interrupted.", _ASK
+    ),
+    Entry(
+        "models",
+        "gpumemnet.cli.models:models",
+        "List the bundles that answer, and check their checksums.",
+        _ASK,
+    ),
+    Entry(
+        "build",
+        "dataset_builder.cli:app",
+        "Measure jobs on GPUs, and build datasets of them.",
+        _TRAIN,
+        "build",
+    ),
+    Entry(
+        "train",
+        "models.cli.train:train",
+        "Train a classifier on a dataset, and write its bundle.",
+        _TRAIN,
+        "train",
+    ),
+    Entry(
+        "evaluate",
+        "models.cli.evaluate:evaluate",
+        "Evaluate every estimator on held-out architectures.",
+        _TRAIN,
+        "train",
+    ),
     Entry(
         "report",
         "models.cli.report:report",
@@ -55,7 +96,13 @@ ENTRIES: Final = (
         _TRAIN,
         "train",
     ),
-    Entry("search", "models.cli.search:search", "Search for a training plan with Optuna.", _TRAIN, "train,search"),
+    Entry(
+        "search",
+        "models.cli.search:search",
+        "Search for a training plan with Optuna.",
+        _TRAIN,
+        "train,search",
+    ),
     Entry(
         "retrain",
         "models.cli.retrain:retrain",
@@ -63,13 +110,44 @@ ENTRIES: Final = (
         _TRAIN,
         "train",
     ),
-    Entry("registry", "gpumemnet.cli.registry:registry", "Keep releases of bundles, and choose which one answers.", _SITE),
+    Entry(
+        "registry",
+        "gpumemnet.cli.registry:registry",
+        "Keep releases of bundles, and choose which one answers.",
+        _SITE,
+    ),
     Entry("keys", "service.cli:keys", "Make API keys for the service.", _SITE, "service"),
-    Entry("observations", "service.cli:observations", "Export what finished jobs used.", _SITE, "service"),
-    Entry("import-sacct", "gpumemnet.cli.import_sacct:import_sacct", "Read what finished Slurm jobs used.", _SITE),
-    Entry("calibrate", "gpumemnet.cli.calibrate:calibrate", "Calibrate bundles to a site's own jobs.", _SITE),
-    Entry("drift", "gpumemnet.cli.drift:drift", "Test whether recent jobs call for a retraining.", _SITE),
-    Entry("pack", "gpumemnet.cli.pack:pack", "Simulate a cluster that places jobs by each estimator.", _SITE),
+    Entry(
+        "observations",
+        "service.cli:observations",
+        "Export what finished jobs used.",
+        _SITE,
+        "service",
+    ),
+    Entry(
+        "import-sacct",
+        "gpumemnet.cli.import_sacct:import_sacct",
+        "Read what finished Slurm jobs used.",
+        _SITE,
+    ),
+    Entry(
+        "calibrate",
+        "gpumemnet.cli.calibrate:calibrate",
+        "Calibrate bundles to a site's own jobs.",
+        _SITE,
+    ),
+    Entry(
+        "drift",
+        "gpumemnet.cli.drift:drift",
+        "Test whether recent jobs call for a retraining.",
+        _SITE,
+    ),
+    Entry(
+        "pack",
+        "gpumemnet.cli.pack:pack",
+        "Simulate a cluster that places jobs by each estimator.",
+        _SITE,
+    ),
 )
 
 
@@ -77,10 +155,18 @@ class LazyCommand(TyperCommand):
     """A command that is imported when it runs or shows its help."""
 
     def __init__(self, entry: Entry) -> None:
-        super().__init__(entry.name, callback=None, short_help=entry.summary, help=entry.summary, rich_help_panel=entry.panel)
+        super().__init__(
+            entry.name,
+            callback=None,
+            short_help=entry.summary,
+            help=entry.summary,
+            rich_help_panel=entry.panel,
+        )
         self.entry = entry
 
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
         """Imports the command and creates its context."""
         command = self.loaded()
         run = command.invoke
@@ -130,7 +216,10 @@ def _gpumemnet(
     show_version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=lambda is_given: _print_version() if is_given else None, is_eager=True, help="Show the version."
+            "--version",
+            callback=lambda is_given: _print_version() if is_given else None,
+            is_eager=True,
+            help="Show the version.",
         ),
     ] = False,
 ) -> None:
@@ -140,5 +229,7 @@ def _gpumemnet(
 def _print_version() -> NoReturn:
     from gpumemnet.predict.compiled import is_compiled
 
-    typer.echo(f"gpumemnet {version('gpumemnet')}, compiled modules: {'yes' if is_compiled() else 'no'}")
+    typer.echo(
+        f"gpumemnet {version('gpumemnet')}, compiled modules: {'yes' if is_compiled() else 'no'}"
+    )
     raise typer.Exit

@@ -1,4 +1,5 @@
-"""``gpumemnet drift``: tests whether recent jobs call for retraining; prints a table or JSON and sets the exit code."""
+"""``gpumemnet drift``: tests whether recent jobs call for retraining; prints a table or JSON and
+sets the exit code."""
 
 from __future__ import annotations
 
@@ -44,16 +45,30 @@ def drift(
         ),
     ] = None,
     bundle: Annotated[
-        list[Path] | None, typer.Option("--bundle", metavar="FOLDER", help="Bundle folder instead of the shipped ones.")
+        list[Path] | None,
+        typer.Option(
+            "--bundle", metavar="FOLDER", help="Bundle folder instead of the shipped ones."
+        ),
     ] = None,
     registry: Annotated[
-        Path | None, typer.Option(envvar="GPUMEMNET_REGISTRY", help="Predict with a release of this registry.")
+        Path | None,
+        typer.Option(envvar="GPUMEMNET_REGISTRY", help="Predict with a release of this registry."),
     ] = None,
-    release: Annotated[str | None, typer.Option(help="Name of the release; the champion unless given.")] = None,
+    release: Annotated[
+        str | None, typer.Option(help="Name of the release; the champion unless given.")
+    ] = None,
     context_mib: ContextOption = None,
-    window: Annotated[int | None, typer.Option(help="Newest jobs of each family and GPU to test; 200 unless given.")] = None,
-    alpha: Annotated[float | None, typer.Option(help="Probability of a false alarm in one run; 0.01 unless given.")] = None,
-    coverage: Annotated[float, typer.Option(help="Share of jobs that the safe bytes cover.")] = DEFAULT_COVERAGE,
+    window: Annotated[
+        int | None,
+        typer.Option(help="Newest jobs of each family and GPU to test; 200 unless given."),
+    ] = None,
+    alpha: Annotated[
+        float | None,
+        typer.Option(help="Probability of a false alarm in one run; 0.01 unless given."),
+    ] = None,
+    coverage: Annotated[
+        float, typer.Option(help="Share of jobs that the safe bytes cover.")
+    ] = DEFAULT_COVERAGE,
     on: Annotated[
         list[str] | None,
         typer.Option(
@@ -63,19 +78,28 @@ def drift(
     ] = None,
     as_json: AsJson = False,
     metrics: Annotated[
-        Path | None, typer.Option(metavar="FILE.prom", help="Also for Prometheus: a file for node_exporter's textfile collector.")
+        Path | None,
+        typer.Option(
+            metavar="FILE.prom",
+            help="Also for Prometheus: a file for node_exporter's textfile collector.",
+        ),
     ] = None,
 ) -> None:
-    """Test whether recent jobs call for a retraining. Exit code 10 when they do, 0 when not, 2 when it cannot be said."""
+    """Test whether recent jobs call for a retraining. Exit code 10 when they do, 0 when not, 2 when
+    it cannot be said."""
     from gpumemnet.predict.predictor import Predictor
     from gpumemnet.registry.registry import Registry
     from gpumemnet.site.drift import ALPHA, WINDOW, find_drift  # loads onnxruntime
     from gpumemnet.site.drift_metrics import write_drift_metrics
 
     if metrics is not None and metrics.suffix != ".prom":
-        raise InvalidRequestError(f"{metrics} must end in .prom: the textfile collector reads no other files", "metrics")
+        raise InvalidRequestError(
+            f"{metrics} must end in .prom: the textfile collector reads no other files", "metrics"
+        )
     if bundle and release:
-        raise InvalidRequestError("cannot stand beside --bundle: a release is of a registry", "release")
+        raise InvalidRequestError(
+            "cannot stand beside --bundle: a release is of a registry", "release"
+        )
     if release and registry is None:
         raise InvalidRequestError("is missing: --release names a release of a registry", "registry")
     context_bytes = None if context_mib is None else context_mib * MIB
@@ -83,7 +107,9 @@ def drift(
         predictor = Predictor.load(*bundle, context_bytes=context_bytes)
     elif registry is not None:
         store = Registry(registry)
-        predictor = Predictor(store.load(release or store.aliases().champion), context_bytes=context_bytes)
+        predictor = Predictor(
+            store.load(release or store.aliases().champion), context_bytes=context_bytes
+        )
     else:
         predictor = Predictor.default(context_bytes=context_bytes)
     found = read_site_rows([input_file(path) for path in rows])
@@ -139,14 +165,23 @@ def _show(report: DriftReport, left_out: Any) -> None:
         groups[finding.family, finding.gpu].append(finding)
     for (family, gpu), findings in groups.items():
         facts = [
-            ("drift" if one.is_drift else "no drift", f"{one.kind}: {one.sentence} (p {one.corrected:.2g})")
+            (
+                "drift" if one.is_drift else "no drift",
+                f"{one.kind}: {one.sentence} (p {one.corrected:.2g})",
+            )
             for one in findings[:_SHOWN]
         ]
-        facts += [("", f"and {len(findings) - _SHOWN} more tests, {sum(one.is_drift for one in findings[_SHOWN:])} of drift")][
-            : len(findings) > _SHOWN
-        ]
+        facts += [
+            (
+                "",
+                f"and {len(findings) - _SHOWN} more tests, {sum(one.is_drift for one in findings[_SHOWN:])} of drift",
+            )
+        ][: len(findings) > _SHOWN]
         print_facts(console, f"{family} jobs" + (f" on {gpu}" if gpu else ""), facts)
-    for note in (*report.notes, *(f"{count} rows left out: {reason}" for reason, count in left_out.items())):
+    for note in (
+        *report.notes,
+        *(f"{count} rows left out: {reason}" for reason, count in left_out.items()),
+    ):
         typer.echo(note)
     typer.echo(report.rule)
     if report.is_drift:

@@ -25,43 +25,84 @@ _SHOWN_LAYERS: Final = 10
 def extract(
     call: typer.Context,
     source: Annotated[
-        str, typer.Argument(metavar="FILE.py:FACTORY", help="A function that returns a torch.nn.Module or (model, inputs).")
+        str,
+        typer.Argument(
+            metavar="FILE.py:FACTORY",
+            help="A function that returns a torch.nn.Module or (model, inputs).",
+        ),
     ],
-    batch_size: Annotated[int | None, typer.Option(help="Samples per step; needed unless the factory gives inputs.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Samples per step; needed unless the factory gives inputs.")
+    ] = None,
     inputs: Annotated[
         list[str] | None,
         typer.Option(
-            "--input", metavar="SHAPE", help="3x224x224, 1024:int64, mask=128:bool …; once for each input of the model."
+            "--input",
+            metavar="SHAPE",
+            help="3x224x224, 1024:int64, mask=128:bool …; once for each input of the model.",
         ),
     ] = None,
     optimizer: Annotated[str, training_option("optimizer")] = DEFAULT_OPTIONS.optimizer,
     precision: Annotated[str, training_option("precision")] = DEFAULT_OPTIONS.precision,
     argument: Annotated[
-        list[str] | None, typer.Option("--arg", metavar="NAME=VALUE", help="Keyword argument of the factory; JSON, or else text.")
+        list[str] | None,
+        typer.Option(
+            "--arg",
+            metavar="NAME=VALUE",
+            help="Keyword argument of the factory; JSON, or else text.",
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the job here; without it the job goes to standard output.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write the job here; without it the job goes to standard output."),
+    ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="For programs: print job, layer names and notes as JSON, no table.")
+        bool,
+        typer.Option(
+            "--json", help="For programs: print job, layer names and notes as JSON, no table."
+        ),
     ] = False,
-    family: Annotated[str | None, typer.Option(metavar="|".join(FAMILIES), help="Instead of what the layers say.")] = None,
-    sequence_length: Annotated[int | None, typer.Option(help="Tokens per sample, instead of what the model shows.")] = None,
+    family: Annotated[
+        str | None, typer.Option(metavar="|".join(FAMILIES), help="Instead of what the layers say.")
+    ] = None,
+    sequence_length: Annotated[
+        int | None, typer.Option(help="Tokens per sample, instead of what the model shows.")
+    ] = None,
     activation_function: Annotated[
-        str | None, typer.Option(metavar="|".join(ACTIVATION_FUNCTIONS), help="Instead of the most frequent one.")
+        str | None,
+        typer.Option(
+            metavar="|".join(ACTIVATION_FUNCTIONS), help="Instead of the most frequent one."
+        ),
     ] = None,
     attention_kernel: Annotated[
-        str | None, training_option("attention_kernel", help="Instead of the kernel that PyTorch would choose on --gpu.")
+        str | None,
+        training_option(
+            "attention_kernel", help="Instead of the kernel that PyTorch would choose on --gpu."
+        ),
     ] = DEFAULT_OPTIONS.attention_kernel,
-    gpu: Annotated[str, typer.Option(help="The GPU of the training, which decides the attention kernel.")] = DEFAULT_GPU,
+    gpu: Annotated[
+        str, typer.Option(help="The GPU of the training, which decides the attention kernel.")
+    ] = DEFAULT_GPU,
     optimizer_implementation: Annotated[
         str, training_option("optimizer_implementation")
     ] = DEFAULT_OPTIONS.optimizer_implementation,
     checkpointing: Annotated[str, training_option("checkpointing")] = DEFAULT_OPTIONS.checkpointing,
-    channels_last: Annotated[bool, training_option("channels_last")] = DEFAULT_OPTIONS.channels_last,
-    gradient_accumulation: Annotated[int, training_option("gradient_accumulation")] = DEFAULT_OPTIONS.gradient_accumulation,
-    cudnn_benchmark: Annotated[bool, training_option("cudnn_benchmark")] = DEFAULT_OPTIONS.cudnn_benchmark,
+    channels_last: Annotated[
+        bool, training_option("channels_last")
+    ] = DEFAULT_OPTIONS.channels_last,
+    gradient_accumulation: Annotated[
+        int, training_option("gradient_accumulation")
+    ] = DEFAULT_OPTIONS.gradient_accumulation,
+    cudnn_benchmark: Annotated[
+        bool, training_option("cudnn_benchmark")
+    ] = DEFAULT_OPTIONS.cudnn_benchmark,
     ranks: Annotated[int, training_option("ranks")] = DEFAULT_OPTIONS.ranks,
-    deadline: Annotated[float, typer.Option(metavar="SECONDS", help="Give up after this long.")] = DEADLINE_SECONDS,
-    show_output: Annotated[bool, typer.Option("--show-output", help="Show what the file prints, on standard error.")] = False,
+    deadline: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Give up after this long.")
+    ] = DEADLINE_SECONDS,
+    show_output: Annotated[
+        bool, typer.Option("--show-output", help="Show what the file prints, on standard error.")
+    ] = False,
 ) -> None:
     """Turn a model into a job, without a GPU. No weights are allocated."""
     options = ExtractOptions(
@@ -105,19 +146,29 @@ def warn_without_limit(extraction: Extraction, gpu: str, console: Console) -> No
     for reason in prediction.reasons:
         console.print(Text(f"  {reason}"), soft_wrap=True)
     console.print(
-        Text("  `gpumemnet trace` with the same arguments gives one, and with --out a job that has one."), soft_wrap=True
+        Text(
+            "  `gpumemnet trace` with the same arguments gives one, and with --out a job that has one."
+        ),
+        soft_wrap=True,
     )
 
 
 def show_extraction(extraction: Extraction, console: Console) -> None:
     """Prints the largest layers, the totals and the notes."""
     job = extraction.job
-    named = sorted(zip(extraction.layer_names, job.layers, strict=True), key=lambda pair: pair[1].activations, reverse=True)
+    named = sorted(
+        zip(extraction.layer_names, job.layers, strict=True),
+        key=lambda pair: pair[1].activations,
+        reverse=True,
+    )
     print_table(
         console,
         f"Largest of {len(job.layers):,} layers",
         ("module", "kind", "outputs per sample", "parameters"),
-        [(name or "(model)", layer.kind, layer.activations, layer.parameters) for name, layer in named[:_SHOWN_LAYERS]],
+        [
+            (name or "(model)", layer.kind, layer.activations, layer.parameters)
+            for name, layer in named[:_SHOWN_LAYERS]
+        ],
     )
     facts: list[tuple[str, object]] = [
         ("family", job.family),
@@ -131,6 +182,8 @@ def show_extraction(extraction: Extraction, console: Console) -> None:
     ]
     for label, value in facts:
         if value is not None:
-            console.print(Text(f"{label:<27} {value:,}" if isinstance(value, int) else f"{label:<27} {value}"))
+            console.print(
+                Text(f"{label:<27} {value:,}" if isinstance(value, int) else f"{label:<27} {value}")
+            )
     for note in extraction.notes:
         console.print(Text(f"note: {note}"), soft_wrap=True)

@@ -20,15 +20,24 @@ if TYPE_CHECKING:
 
 
 def fitting(
-    predictor: Predictor, job: TrainingJob, with_fits: bool, batch_target: str | None, **options: Any
+    predictor: Predictor,
+    job: TrainingJob,
+    with_fits: bool,
+    batch_target: str | None,
+    **options: Any,
 ) -> tuple[tuple[Fit, ...] | None, BatchSizes | None]:
-    """Finds the GPUs of the catalogue that hold a job, and its largest batches on ``batch_target``; ``None`` if not requested.
+    """Finds the GPUs of the catalogue that hold a job, and its largest batches on ``batch_target``;
+    ``None`` if not requested.
 
     Raises:
         InvalidRequestError: when the catalogue has no such GPU.
     """
     found = fits(predictor, job, **options) if with_fits else None
-    sizes = None if batch_target is None else batch_sizes(predictor, job, target(batch_target), **options)
+    sizes = (
+        None
+        if batch_target is None
+        else batch_sizes(predictor, job, target(batch_target), **options)
+    )
     return found, sizes
 
 
@@ -48,7 +57,11 @@ def show_fitting(found: Sequence[Fit] | None, sizes: BatchSizes | None, console:
         target_name = sizes.gpu if sizes.mig is None else f"{sizes.gpu}, {sizes.mig}"
         facts = [
             ("GPU", f"{target_name}, {sizes.available_mib:,} MiB available"),
-            ("safe", _batch_text(sizes.safe_batch, sizes) + f", covers {sizes.coverage:.4g} of such jobs"),
+            (
+                "safe",
+                _batch_text(sizes.safe_batch, sizes)
+                + f", covers {sizes.coverage:.4g} of such jobs",
+            ),
             ("likely", _batch_text(sizes.likely_batch, sizes)),
             *(("outside", reason) for reason in sizes.reasons),
         ]

@@ -18,7 +18,12 @@ from gpumemnet.cli.output import check_writable, write_atomically
 from gpumemnet.errors import InvalidRequestError, MissingExtraError, ServiceError
 from gpumemnet.site.observation import Observation, observation_to_dict
 from gpumemnet.site.sacct_output import SACCT_FIELDS, Skipped
-from gpumemnet.site.slurm_accounting import MIN_SECONDS, observation_lines, read_known_jobs, read_sacct
+from gpumemnet.site.slurm_accounting import (
+    MIN_SECONDS,
+    observation_lines,
+    read_known_jobs,
+    read_sacct,
+)
 
 KEY_VARIABLE: Final = "GPUMEMNET_API_KEY"
 _PER_REQUEST: Final = 200
@@ -28,7 +33,11 @@ _TIMEOUT_SECONDS: Final = 30.0
 
 def import_sacct(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help=f"Output of sacct --json or sacct -P -o {SACCT_FIELDS}; - for standard input.")
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help=f"Output of sacct --json or sacct -P -o {SACCT_FIELDS}; - for standard input.",
+        ),
     ],
     jobs: Annotated[
         Path | None,
@@ -36,19 +45,30 @@ def import_sacct(
             help="JSON Lines with job_id and prediction_id, or job_id, job and gpu, for jobs whose comment says nothing."
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the observations to this file, one JSON object a line.")] = None,
-    url: Annotated[str | None, typer.Option(help=f"Send them to this service; a key is taken from {KEY_VARIABLE}.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write the observations to this file, one JSON object a line."),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help=f"Send them to this service; a key is taken from {KEY_VARIABLE}."),
+    ] = None,
     report: Annotated[
         Path | None,
-        typer.Option(help="File for what was left out and why, one JSON object a line; FILE.skipped.jsonl unless given."),
+        typer.Option(
+            help="File for what was left out and why, one JSON object a line; FILE.skipped.jsonl unless given."
+        ),
     ] = None,
     gpu: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="[TYPE=]NAME", help="GPU that the jobs ran on, or the name of Slurm's type: a100='NVIDIA A100-SXM4-80GB'."
+            metavar="[TYPE=]NAME",
+            help="GPU that the jobs ran on, or the name of Slurm's type: a100='NVIDIA A100-SXM4-80GB'.",
         ),
     ] = None,
-    min_seconds: Annotated[int, typer.Option(min=0, help="Leave out jobs that ran for less.")] = MIN_SECONDS,
+    min_seconds: Annotated[
+        int, typer.Option(min=0, help="Leave out jobs that ran for less.")
+    ] = MIN_SECONDS,
     as_json: AsJson = False,
 ) -> None:
     """Read what finished Slurm jobs used."""
@@ -61,7 +81,13 @@ def import_sacct(
         check_writable(out)
     skipped: list[Skipped] = []
     found = _observations(
-        read_sacct(input_file(file), None if jobs is None else read_known_jobs(jobs), _gpus(gpu or []), min_seconds), skipped
+        read_sacct(
+            input_file(file),
+            None if jobs is None else read_known_jobs(jobs),
+            _gpus(gpu or []),
+            min_seconds,
+        ),
+        skipped,
     )
     try:
         if url is not None:
@@ -74,14 +100,18 @@ def import_sacct(
             counts = {"written": len(lines)}
             message = f"{len(lines)} observations in {out}"
     finally:
-        write_atomically(skipped_file, "".join(json.dumps(asdict(one)) + "\n" for one in skipped), "report")
+        write_atomically(
+            skipped_file, "".join(json.dumps(asdict(one)) + "\n" for one in skipped), "report"
+        )
     if as_json:
         typer.echo(json.dumps({**counts, "left_out": len(skipped), "report": str(skipped_file)}))
     else:
         typer.echo(f"{message}; {len(skipped)} left out, see {skipped_file}")
 
 
-def _observations(found: Iterator[Observation | Skipped], skipped: list[Skipped]) -> Iterator[Observation]:
+def _observations(
+    found: Iterator[Observation | Skipped], skipped: list[Skipped]
+) -> Iterator[Observation]:
     for one in found:
         if isinstance(one, Skipped):
             skipped.append(one)
@@ -94,7 +124,9 @@ def _gpus(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         kind, _, name = text.rpartition("=")
         if not name.strip() or kind in gpus:
-            raise InvalidRequestError(f"must name a GPU, once for each type, not '{text[:60]}'", "gpu")
+            raise InvalidRequestError(
+                f"must name a GPU, once for each type, not '{text[:60]}'", "gpu"
+            )
         gpus[kind] = name.strip()
     return gpus
 
@@ -113,17 +145,26 @@ def _send(observations: Iterator[Observation], url: str, skipped: list[Skipped])
             try:
                 results = _post(client, body, url)
             except (httpx.HTTPError, httpx.InvalidURL) as error:
-                raise ServiceError(f"the service at {url} cannot be reached: {str(error) or type(error).__name__}") from None
+                raise ServiceError(
+                    f"the service at {url} cannot be reached: {str(error) or type(error).__name__}"
+                ) from None
             for one, result in zip(batch, results, strict=True):
                 if "observation" in result:
                     counts["stored" if result["observation"]["created"] else "there_before"] += 1
                 else:
-                    skipped.append(Skipped(one.idempotency_key or "", None, f"the service: {result['problem']['detail']}"))
+                    skipped.append(
+                        Skipped(
+                            one.idempotency_key or "",
+                            None,
+                            f"the service: {result['problem']['detail']}",
+                        )
+                    )
     return counts
 
 
 def _post(client: Any, body: dict[str, Any], url: str) -> list[dict[str, Any]]:
-    """Sends one request, again while the service is busy: observations have idempotency keys, so each is stored once."""
+    """Sends one request, again while the service is busy: observations have idempotency keys, so
+    each is stored once."""
     for attempt in range(_TRIES):
         response = client.post("/v1/observations", json=body)
         busy = response.status_code in (429, 503)

@@ -1,4 +1,5 @@
-"""Options that every command has that runs the code of a model: the model, how it is trained, and on which GPU."""
+"""Options that every command has that runs the code of a model: the model, how it is trained, and
+on which GPU."""
 
 from __future__ import annotations
 
@@ -29,16 +30,29 @@ of_machine: Final = partial(typer.Option, rich_help_panel=MACHINE)
 of_answer: Final = partial(typer.Option, rich_help_panel="What else to answer")
 _PLOTS: Final = (".png", ".html")
 
-BatchSize = Annotated[int | None, of_model(help="Samples per step; needed unless the factory gives inputs.")]
+BatchSize = Annotated[
+    int | None, of_model(help="Samples per step; needed unless the factory gives inputs.")
+]
 Inputs = Annotated[
     list[str] | None,
-    of_model("--input", metavar="SHAPE", help="3x224x224, 1024:int64, mask=128:bool …; once for each input of the model."),
+    of_model(
+        "--input",
+        metavar="SHAPE",
+        help="3x224x224, 1024:int64, mask=128:bool …; once for each input of the model.",
+    ),
 ]
 FactoryArguments = Annotated[
-    list[str] | None, of_model("--arg", metavar="NAME=VALUE", help="Keyword argument of the factory; JSON, or else text.")
+    list[str] | None,
+    of_model(
+        "--arg", metavar="NAME=VALUE", help="Keyword argument of the factory; JSON, or else text."
+    ),
 ]
 BestEffort = Annotated[
-    bool, of_model("--best-effort", help="Continue with a guess, and a note, where the values of tensors are needed.")
+    bool,
+    of_model(
+        "--best-effort",
+        help="Continue with a guess, and a note, where the values of tensors are needed.",
+    ),
 ]
 
 Optimizer = Annotated[str, training_option("optimizer", TRAINING)]
@@ -46,18 +60,32 @@ Precision = Annotated[str, training_option("precision", TRAINING)]
 Loss = Annotated[str, of_training(metavar="|".join(LOSSES), help="Unless the factory returns one.")]
 OptimizerImplementation = Annotated[str, training_option("optimizer_implementation", TRAINING)]
 GradientAccumulation = Annotated[int, training_option("gradient_accumulation", TRAINING)]
-ZeroGrad = Annotated[str, of_training(metavar="|".join(ZERO_GRAD), help="Where the loop drops its gradients.")]
-AttentionKernel = Annotated[str | None, training_option("attention_kernel", TRAINING, "Instead of the one that PyTorch picks.")]
+ZeroGrad = Annotated[
+    str, of_training(metavar="|".join(ZERO_GRAD), help="Where the loop drops its gradients.")
+]
+AttentionKernel = Annotated[
+    str | None,
+    training_option("attention_kernel", TRAINING, "Instead of the one that PyTorch picks."),
+]
 ChannelsLast = Annotated[bool, training_option("channels_last", TRAINING)]
 CudnnBenchmark = Annotated[bool, training_option("cudnn_benchmark", TRAINING)]
 
 Gpu = Annotated[
     str,
-    of_machine(envvar="GPUMEMNET_GPU", metavar="NAME|FILE.json", help="A GPU of the catalogue, or a profile of your own."),
+    of_machine(
+        envvar="GPUMEMNET_GPU",
+        metavar="NAME|FILE.json",
+        help="A GPU of the catalogue, or a profile of your own.",
+    ),
 ]
 ContextMib = Annotated[
     int | None,
-    of_machine(envvar="GPUMEMNET_CONTEXT_MIB", metavar="MIB", help="The CUDA context where you know yours.", min=1),
+    of_machine(
+        envvar="GPUMEMNET_CONTEXT_MIB",
+        metavar="MIB",
+        help="The CUDA context where you know yours.",
+        min=1,
+    ),
 ]
 AllocatorConf = Annotated[
     str,
@@ -75,7 +103,9 @@ Cudnn = Annotated[
 ]
 
 Deadline = Annotated[float, typer.Option(metavar="SECONDS", help="Give up after this long.")]
-ShowOutput = Annotated[bool, typer.Option("--show-output", help="Show what the file prints, on standard error.")]
+ShowOutput = Annotated[
+    bool, typer.Option("--show-output", help="Show what the file prints, on standard error.")
+]
 
 
 def device_of(gpu: str, context_mib: int | None) -> DeviceProfile:
@@ -94,7 +124,9 @@ def check_plot(path: Path | None) -> None:
     if path is None:
         return
     if path.suffix not in _PLOTS:
-        raise InvalidRequestError(f"must end in {' or '.join(_PLOTS)}, not {describe(path.name)}", "plot")
+        raise InvalidRequestError(
+            f"must end in {' or '.join(_PLOTS)}, not {describe(path.name)}", "plot"
+        )
     check_writable(path, "plot")
 
 

@@ -1,7 +1,9 @@
-"""``%%memory`` for notebooks: the memory that a training cell will take on a GPU, traced as a script is.
+"""``%%memory`` for notebooks: the memory that a training cell will take on a GPU, traced as a
+script is.
 
-The cell does not run in the notebook.  It runs in a child process, on a simulated GPU, after the earlier cells that it needs:
-those that define a name that it uses, or change one, as ``model.to("cuda")`` does.
+The cell does not run in the notebook.  It runs in a child process, on a simulated GPU, after the
+earlier cells that it needs: those that define a name that it uses, or change one, as
+    ``model.to("cuda")`` does.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class Shell(Protocol):
         """Return a cell as Python, with its magics as calls of ``get_ipython()``."""
         ...
 
-    def register_magic_function(self, func: Callable[..., Any], magic_kind: str, magic_name: str) -> None:
+    def register_magic_function(
+        self, func: Callable[..., Any], magic_kind: str, magic_name: str
+    ) -> None:
         """Add a magic."""
         ...
 
@@ -52,7 +56,8 @@ def load_ipython_extension(shell: Shell) -> None:
     def memory(line: str, cell: str) -> TraceAnswer | None:
         """Show what memory this training cell takes on a GPU, without running it here.
 
-        The line takes the options of "gpumemnet trace --script", such as --gpu T4 or --largest-batch.
+        The line takes the options of "gpumemnet trace --script", such as --gpu T4 or
+        --largest-batch.
         """
         return memory_of_cell(line, shell.transform_cell(cell), shell.user_ns.get("In", []))
 
@@ -60,7 +65,8 @@ def load_ipython_extension(shell: Shell) -> None:
 
 
 def memory_of_cell(line: str, cell: str, earlier: Sequence[str]) -> TraceAnswer | None:
-    """Return the memory of training as in ``cell``; ``None`` after an error, which is printed to standard error.
+    """Return the memory of training as in ``cell``; ``None`` after an error, which is printed to
+    standard error.
 
     Args:
         line: options of ``gpumemnet trace --script``.
@@ -71,7 +77,10 @@ def memory_of_cell(line: str, cell: str, earlier: Sequence[str]) -> TraceAnswer 
 
     with tempfile.TemporaryDirectory() as folder:
         files = []
-        for name, code in (*((f"In[{number}]", earlier[number]) for number in needed_cells(cell, earlier)), ("cell", cell)):
+        for name, code in (
+            *((f"In[{number}]", earlier[number]) for number in needed_cells(cell, earlier)),
+            ("cell", cell),
+        ):
             file = Path(folder) / f"{name}.py"
             file.write_text(_without_magics(code), encoding="utf-8")
             files.append(str(file))
@@ -83,7 +92,8 @@ def memory_of_cell(line: str, cell: str, earlier: Sequence[str]) -> TraceAnswer 
 
 
 def needed_cells(cell: str, earlier: Sequence[str]) -> list[int]:
-    """Return the numbers of the earlier cells that define or change names that ``cell`` needs, directly or through others.
+    """Return the numbers of the earlier cells that define or change names that ``cell`` needs,
+    directly or through others.
 
     Cells that are no Python are not needed.
     """
@@ -113,20 +123,30 @@ def _without_magics(code: str) -> str:
         return code  # the child says what is wrong
     lines = code.splitlines()
     for statement in tree.body:
-        if any(isinstance(node, ast.Name) and node.id == "get_ipython" for node in ast.walk(statement)):
+        if any(
+            isinstance(node, ast.Name) and node.id == "get_ipython" for node in ast.walk(statement)
+        ):
             for number in range(statement.lineno - 1, statement.end_lineno or statement.lineno):
                 lines[number] = ""
     return "\n".join(lines) + "\n"
 
 
 def _loaded(tree: ast.Module) -> set[str]:
-    loaded = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    loaded = {
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
     return loaded | _updated(tree)
 
 
 def _updated(tree: ast.Module) -> set[str]:
     """Return the names of ``steps += 1`` and the like, which must be there before."""
-    return {node.target.id for node in ast.walk(tree) if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)}
+    return {
+        node.target.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
+    }
 
 
 def _stored(tree: ast.Module) -> set[str]:
@@ -143,7 +163,8 @@ def _stored(tree: ast.Module) -> set[str]:
 
 
 def _changed(tree: ast.Module) -> set[str]:
-    """Return the names whose objects a statement of the cell changes: ``model.to("cuda")``, ``options["lr"] = 1``."""
+    """Return the names whose objects a statement of the cell changes: ``model.to("cuda")``,
+    ``options["lr"] = 1``."""
     return {name for statement in tree.body for name in _roots(statement)}
 
 

@@ -22,7 +22,8 @@ def check_writable(path: Path, field: str = "out") -> None:
     """Checks that a file can be written, before its content is computed.
 
     Raises:
-        InvalidRequestError: when the folder does not exist or may not be written to, or ``path`` is a folder.
+        InvalidRequestError: when the folder does not exist or may not be written to, or ``path`` is
+            a folder.
     """
     folder = path.parent
     if not folder.is_dir():
@@ -34,14 +35,17 @@ def check_writable(path: Path, field: str = "out") -> None:
 
 
 def write_atomically(path: Path, text: str, field: str = "out") -> None:
-    """Writes ``text`` to ``path`` atomically and durably: a reader never sees part of it, even after a power failure.
+    """Writes ``text`` to ``path`` atomically and durably: a reader never sees part of it, even
+    after a power failure.
 
     Raises:
         InvalidRequestError: when the file cannot be written.
     """
     temporary: Path | None = None
     try:
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+        ) as file:
             temporary = Path(file.name)
             file.write(text)
             file.flush()
@@ -56,14 +60,17 @@ def write_atomically(path: Path, text: str, field: str = "out") -> None:
 
 
 def print_result(document: Mapping[str, Any], text: str, *, as_json: bool) -> None:
-    """Prints what a command did: ``document`` as one JSON document for programs, or ``text`` for a person.
+    """Prints what a command did: ``document`` as one JSON document for programs, or ``text`` for a
+    person.
 
     Paths in ``document`` are written as strings.
     """
     typer.echo(json.dumps(document, indent=2, default=str) if as_json else text)
 
 
-def print_table(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str | int]]) -> None:
+def print_table(
+    console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str | int]]
+) -> None:
     """Prints a table; whole numbers are right-aligned with thousands separators."""
     table = Table(title=title, title_justify="left")
     for index, name in enumerate(columns):
@@ -75,7 +82,8 @@ def print_table(console: Console, title: str, columns: Sequence[str], rows: Sequ
 
 
 def print_facts(console: Console, title: str, facts: Sequence[tuple[str, str]]) -> None:
-    """Prints a heading, then names and values in two columns; long values wrap within their column."""
+    """Prints a heading, then names and values in two columns; long values wrap within their
+    column."""
     grid = Table.grid(padding=(0, 2, 0, 1))
     grid.add_column(justify="right", style="bold", no_wrap=True)
     grid.add_column(overflow="fold")

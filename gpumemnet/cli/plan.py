@@ -41,7 +41,14 @@ from gpumemnet.cli.training_options import training_values
 from gpumemnet.cudnn.libraries import OFF
 from gpumemnet.extract.options import DEFAULT_GPU
 from gpumemnet.planner.options import DEFAULT_PLANNER, PLANNERS, PlanRequest, within_budget
-from gpumemnet.tracing.options import DEADLINE_SECONDS, DEFAULT_OPTIONS, LOSSES, ZERO_GRAD, TraceOptions, checked_request
+from gpumemnet.tracing.options import (
+    DEADLINE_SECONDS,
+    DEFAULT_OPTIONS,
+    LOSSES,
+    ZERO_GRAD,
+    TraceOptions,
+    checked_request,
+)
 
 _of_plan: Final = partial(typer.Option, rich_help_panel="The plan")
 NO_PLAN_CODE: Final = 1
@@ -76,34 +83,59 @@ def plan(
     cudnn: Cudnn = OFF,
     budget: Annotated[
         str | None,
-        _of_plan(metavar="AMOUNT", help="Memory that the process may use, such as 20GiB; the GPU's by default."),
+        _of_plan(
+            metavar="AMOUNT",
+            help="Memory that the process may use, such as 20GiB; the GPU's by default.",
+        ),
     ] = None,
     host_memory: Annotated[
-        str | None, _of_plan(metavar="AMOUNT", help="Pinned host memory that swapped tensors may use; 64GiB by default.")
+        str | None,
+        _of_plan(
+            metavar="AMOUNT",
+            help="Pinned host memory that swapped tensors may use; 64GiB by default.",
+        ),
     ] = None,
     machine: Annotated[
         str | None,
-        _of_plan(metavar="NAME|FILE.json", help="Rates that give the times; those of the GPU's data sheet by default."),
+        _of_plan(
+            metavar="NAME|FILE.json",
+            help="Rates that give the times; those of the GPU's data sheet by default.",
+        ),
     ] = None,
-    planner: Annotated[str, _of_plan(metavar="|".join(PLANNERS), help="The search that chooses the plan.")] = DEFAULT_PLANNER,
+    planner: Annotated[
+        str, _of_plan(metavar="|".join(PLANNERS), help="The search that chooses the plan.")
+    ] = DEFAULT_PLANNER,
     alternatives: Annotated[
-        bool, of_answer("--alternatives/--no-alternatives", help="Trace other settings of the job too, if it does not fit.")
+        bool,
+        of_answer(
+            "--alternatives/--no-alternatives",
+            help="Trace other settings of the job too, if it does not fit.",
+        ),
     ] = True,
     plot: Annotated[
         Path | None,
         of_answer(
-            metavar="FILE.png|FILE.html", help="Draw the memory before and after, and time against memory for every search."
+            metavar="FILE.png|FILE.html",
+            help="Draw the memory before and after, and time against memory for every search.",
         ),
     ] = None,
-    script: Annotated[Path | None, of_answer(metavar="FILE.py", help="Write the code that applies the plan.")] = None,
-    out: Annotated[Path | None, of_answer(metavar="FILE.json", help="Write the plan, for gpumemnet.planner.applied.")] = None,
-    as_json: Annotated[bool, of_answer("--json", help="For programs: print the whole answer as JSON, no tables.")] = False,
+    script: Annotated[
+        Path | None, of_answer(metavar="FILE.py", help="Write the code that applies the plan.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        of_answer(metavar="FILE.json", help="Write the plan, for gpumemnet.planner.applied."),
+    ] = None,
+    as_json: Annotated[
+        bool, of_answer("--json", help="For programs: print the whole answer as JSON, no tables.")
+    ] = False,
     deadline: Deadline = DEADLINE_SECONDS,
     show_output: ShowOutput = False,
 ) -> None:
     """Plan what a training step recomputes and swaps, so that it fits a GPU.
 
-    The step runs without a GPU and allocates nothing.  All times are modelled.  The exit code is 1 if no plan fits.
+    The step runs without a GPU and allocates nothing.  All times are modelled.  The exit code is 1
+    if no plan fits.
     """
     from gpumemnet.allocator.settings import parse_settings
     from gpumemnet.cli.plan_report import show_plan
@@ -117,13 +149,23 @@ def plan(
         if path is not None:
             check_writable(path, field)
     options = TraceOptions(
-        **{**training_values({**DEFAULT_OPTIONS.job_fields(), **call.params}), "checkpointing": "none"},
+        **{
+            **training_values({**DEFAULT_OPTIONS.job_fields(), **call.params}),
+            "checkpointing": "none",
+        },
         loss=loss,
         zero_grad=zero_grad,
         best_effort=best_effort,
     )
     extras = ExtraResults(curve=plot is not None)
-    request = checked_request(options, device_of(gpu, context_mib), parse_settings(allocator_conf), extras, batch_size, cudnn)
+    request = checked_request(
+        options,
+        device_of(gpu, context_mib),
+        parse_settings(allocator_conf),
+        extras,
+        batch_size,
+        cudnn,
+    )
     asked = PlanRequest(
         trace=within_budget(request, None if budget is None else parse_memory(budget, "budget")),
         planner=planner,

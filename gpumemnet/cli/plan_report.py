@@ -1,4 +1,5 @@
-"""Prints a plan: what the job needs, the plan that makes it fit, and the other changes that would."""
+"""Prints a plan: what the job needs, the plan that makes it fit, and the other changes that
+would."""
 
 from __future__ import annotations
 
@@ -13,7 +14,13 @@ from rich.text import Text
 from gpumemnet.cli.output import print_facts
 from gpumemnet.cli.trace_report import COLOURS, amount_text, verdict_text
 from gpumemnet.gpu.verdict import YES
-from gpumemnet.planner.answer import DECISION_TEXTS, FITS, Alternative, PlanAnswer, units_by_decision
+from gpumemnet.planner.answer import (
+    DECISION_TEXTS,
+    FITS,
+    Alternative,
+    PlanAnswer,
+    units_by_decision,
+)
 from gpumemnet.planner.decisions import Plan
 from gpumemnet.tracing.report.answer import TraceAnswer
 from gpumemnet.units import ceil_mib, format_bytes
@@ -27,7 +34,17 @@ def show_plan(answer: PlanAnswer, training: Sequence[str], console: Console) -> 
     before = answer.before
     console.print(_need(answer))
     console.print(
-        Text(", ".join((before.model, f"batch size {before.batch_size:,}", *training, f"loss: {before.loss}")), style="dim")
+        Text(
+            ", ".join(
+                (
+                    before.model,
+                    f"batch size {before.batch_size:,}",
+                    *training,
+                    f"loss: {before.loss}",
+                )
+            ),
+            style="dim",
+        )
     )
     print_facts(console, "", [("peak", _peak(before)), ("safe", before.safe_basis)])
     if answer.plan is not None and answer.after is not None:
@@ -43,11 +60,18 @@ def show_plan(answer: PlanAnswer, training: Sequence[str], console: Console) -> 
 
 def _need(answer: PlanAnswer) -> Text:
     before = answer.before
-    amounts = f"{amount_text(before.expected_bytes)} expected, {amount_text(before.safe_bytes)} safe"
+    amounts = (
+        f"{amount_text(before.expected_bytes)} expected, {amount_text(before.safe_bytes)} safe"
+    )
     verdict = before.verdict
-    headline = "Fits as it is" if answer.outcome == FITS else verdict_text(verdict).plain.capitalize()
+    headline = (
+        "Fits as it is" if answer.outcome == FITS else verdict_text(verdict).plain.capitalize()
+    )
     colour = f"bold {COLOURS[verdict]}"
-    return Text.assemble((f"{headline}", colour), f": {amounts}, {amount_text(before.available_bytes)} available on {before.gpu}")
+    return Text.assemble(
+        (f"{headline}", colour),
+        f": {amounts}, {amount_text(before.available_bytes)} available on {before.gpu}",
+    )
 
 
 def _peak(answer: TraceAnswer) -> str:
@@ -59,7 +83,9 @@ def _peak(answer: TraceAnswer) -> str:
 def _show_plan(plan: Plan, after: TraceAnswer, console: Console) -> None:
     amounts = f"{amount_text(after.expected_bytes)} expected, {amount_text(after.safe_bytes)} safe"
     console.print(Text.assemble("\n", ("A plan fits", f"bold {COLOURS[YES]}"), f": {amounts}"))
-    facts = [(DECISION_TEXTS[decision], units) for decision, units in units_by_decision(plan).items()]
+    facts = [
+        (DECISION_TEXTS[decision], units) for decision, units in units_by_decision(plan).items()
+    ]
     facts.append(
         (
             "step",
@@ -74,10 +100,13 @@ def _show_plan(plan: Plan, after: TraceAnswer, console: Console) -> None:
 
 
 def _show_knobs(answer: PlanAnswer, console: Console) -> None:
-    """Prints the settings of libraries with the effect of the plan, those of a line or two; JSON has all of them."""
+    """Prints the settings of libraries with the effect of the plan, those of a line or two; JSON
+    has all of them."""
     for knob in answer.knobs:
         if knob.code and len(knob.code.splitlines()) <= _SHORT:
-            head = f"by a setting of {knob.library}" + (f" ({knob.note.rstrip('.')})" if knob.note else "")
+            head = f"by a setting of {knob.library}" + (
+                f" ({knob.note.rstrip('.')})" if knob.note else ""
+            )
             console.print(Text.assemble(f"{head}:\n", (knob.code.rstrip(), "cyan")))
 
 
@@ -86,12 +115,20 @@ def _search(plan: Plan) -> str:
     if plan.gap is None:
         return text
     return f"{text}; " + (
-        "no plan is faster" if plan.gap < 5e-4 else f"the fastest plan is at most {100 * plan.gap:.1f} points faster"
+        "no plan is faster"
+        if plan.gap < 5e-4
+        else f"the fastest plan is at most {100 * plan.gap:.1f} points faster"
     )
 
 
 def _show_alternatives(alternatives: Sequence[Alternative], console: Console) -> None:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", title_justify="left", title_style="bold")
+    table = Table(
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        header_style="bold",
+        title_justify="left",
+        title_style="bold",
+    )
     table.add_column("instead of a plan", overflow="fold")
     for name in ("expected MiB", "safe MiB"):
         table.add_column(name, justify="right", no_wrap=True)

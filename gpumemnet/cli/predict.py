@@ -1,4 +1,5 @@
-"""``gpumemnet predict``: predicts the memory of the jobs in a file, in process, with the bundles."""
+"""``gpumemnet predict``: predicts the memory of the jobs in a file, in process, with the
+bundles."""
 
 from __future__ import annotations
 
@@ -44,40 +45,70 @@ def predict(
     ],
     bundle: Annotated[
         list[Path] | None,
-        typer.Option("--bundle", metavar="FOLDER", help="Bundle folder instead of the shipped ones; once per family."),
+        typer.Option(
+            "--bundle",
+            metavar="FOLDER",
+            help="Bundle folder instead of the shipped ones; once per family.",
+        ),
     ] = None,
-    coverage: Annotated[float, typer.Option(help="Share of jobs that the safe bytes cover.")] = DEFAULT_COVERAGE,
+    coverage: Annotated[
+        float, typer.Option(help="Share of jobs that the safe bytes cover.")
+    ] = DEFAULT_COVERAGE,
     bin_width: Annotated[
-        int | None, typer.Option("--bin-width", metavar="MIB", help="Width of a bin; 1024 unless given.")
+        int | None,
+        typer.Option("--bin-width", metavar="MIB", help="Width of a bin; 1024 unless given."),
     ] = None,
     bins: Annotated[
-        str | None, typer.Option(metavar="|".join(PUBLISHED_BINS), help="A published bin scheme instead of a width.")
+        str | None,
+        typer.Option(
+            metavar="|".join(PUBLISHED_BINS), help="A published bin scheme instead of a width."
+        ),
     ] = None,
     gpu: GpuOption = None,
     context_mib: ContextOption = None,
     encoder: Annotated[
         str | None,
-        typer.Option(metavar="mlp|transformer|common", help="Which classifier answers; common is one model for all families."),
+        typer.Option(
+            metavar="mlp|transformer|common",
+            help="Which classifier answers; common is one model for all families.",
+        ),
     ] = None,
     fits: Annotated[
-        bool, typer.Option("--fits", help="Also say which GPUs and MIG profiles of the catalogue the job fits.")
+        bool,
+        typer.Option(
+            "--fits", help="Also say which GPUs and MIG profiles of the catalogue the job fits."
+        ),
     ] = False,
     largest_batch: Annotated[
-        str | None, typer.Option(metavar="GPU", help="Find the largest batch that fits it, such as A100 or A100/3g.20gb.")
+        str | None,
+        typer.Option(
+            metavar="GPU", help="Find the largest batch that fits it, such as A100 or A100/3g.20gb."
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs: one JSON object a job and line.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="For programs: one JSON object a job and line.")
+    ] = False,
     out: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="Stream the answers into this file or URL (.parquet, .csv, .jsonl); a killed run goes on."
+            metavar="FILE",
+            help="Stream the answers into this file or URL (.parquet, .csv, .jsonl); a killed run goes on.",
         ),
     ] = None,
     engine: Annotated[
-        str, typer.Option(metavar="local|ray", help="With --out: this machine's cores, or a Ray cluster.")
+        str,
+        typer.Option(
+            metavar="local|ray", help="With --out: this machine's cores, or a Ray cluster."
+        ),
     ] = "local",
-    workers: Annotated[int | None, typer.Option(help="With --out: processes; one for each core unless given.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="With --out: processes; one for each core unless given.")
+    ] = None,
     id_column: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="With --out: the jobs' own ids; job_id or id unless given.")
+        str | None,
+        typer.Option(
+            metavar="COLUMN", help="With --out: the jobs' own ids; job_id or id unless given."
+        ),
     ] = None,
 ) -> None:
     """Predict how much GPU memory jobs take."""
@@ -85,7 +116,9 @@ def predict(
     context_bytes = None if context_mib is None else context_mib * MIB
     if out is not None:
         if fits or largest_batch is not None or as_json:
-            raise InvalidRequestError("--fits, --largest-batch and --json do not go with --out", "out")
+            raise InvalidRequestError(
+                "--fits, --largest-batch and --json do not go with --out", "out"
+            )
         predict_into_file(
             jobs,
             out,
@@ -103,12 +136,20 @@ def predict(
     if engine != "local" or workers is not None or id_column is not None:
         raise InvalidRequestError("--engine, --workers and --id-column need --out FILE", "out")
     batches = read_jobs_file(input_file(only_file(jobs)))
-    from gpumemnet.predict.predictor import Predictor  # onnxruntime takes a tenth of a second that --help need not wait for
+    from gpumemnet.predict.predictor import (
+        Predictor,
+    )  # onnxruntime takes a tenth of a second that --help need not wait for
 
     settings = {"context_bytes": context_bytes}
     predictor = Predictor.load(*bundle, **settings) if bundle else Predictor.default(**settings)
     predicted = (
-        (table, predictor.predict_table(table, bins=scheme, coverage=coverage, gpu=gpu, encoder=encoder)) for table in batches
+        (
+            table,
+            predictor.predict_table(
+                table, bins=scheme, coverage=coverage, gpu=gpu, encoder=encoder
+            ),
+        )
+        for table in batches
     )
     numbers = itertools.count(1)
 
@@ -118,12 +159,17 @@ def predict(
     if as_json:
         for table, predictions in predicted:
             for job, document in zip(table, predictions.documents(), strict=True):
-                sys.stdout.write(json.dumps({"job": next(numbers), **document, **fitting_document(*fit(job))}) + "\n")
+                sys.stdout.write(
+                    json.dumps({"job": next(numbers), **document, **fitting_document(*fit(job))})
+                    + "\n"
+                )
         return
     answers = ((next(numbers), *pair) for pairs in predicted for pair in zip(*pairs, strict=True))
     shown = list(itertools.islice(answers, _SHOWN_JOBS))
     if len(shown) > 1 and (fits or largest_batch is not None):
-        raise InvalidRequestError("the file holds several jobs: --fits and --largest-batch then need --json", "jobs")
+        raise InvalidRequestError(
+            "the file holds several jobs: --fits and --largest-batch then need --json", "jobs"
+        )
     console = Console()
     fitted = fit(shown[0][1]) if len(shown) == 1 else (None, None)
     _show(shown, answers, console)
@@ -139,7 +185,9 @@ def _scheme(bin_width_mib: int | None, name: str | None) -> BinScheme | None:
 
 
 def _show(
-    shown: Sequence[tuple[int, TrainingJob, Prediction]], rest: Iterator[tuple[int, TrainingJob, Prediction]], console: Console
+    shown: Sequence[tuple[int, TrainingJob, Prediction]],
+    rest: Iterator[tuple[int, TrainingJob, Prediction]],
+    console: Console,
 ) -> None:
     if len(shown) == 1:
         _show_one(*shown[0][1:], console)
@@ -157,9 +205,19 @@ def _show(
         for number, job, estimate in shown
     ]
     more = sum(1 for _ in rest)
-    columns = ("job", "family", "batch", "expected MiB", "safe MiB", "bin", "outside the model's support")
+    columns = (
+        "job",
+        "family",
+        "batch",
+        "expected MiB",
+        "safe MiB",
+        "bin",
+        "outside the model's support",
+    )
     kept = len(columns) if any(row[-1] for row in rows) else len(columns) - 1
-    print_table(console, f"{len(shown) + more:,} jobs", columns[:kept], [row[:kept] for row in rows])
+    print_table(
+        console, f"{len(shown) + more:,} jobs", columns[:kept], [row[:kept] for row in rows]
+    )
     if more:
         console.print(f"… and {more:,} more: --json prints all")
 
@@ -171,17 +229,37 @@ def _show_one(job: TrainingJob, estimate: Prediction, console: Console) -> None:
     among = f", one of {job.ranks:,} replicas" if job.is_replica else ""
     options = f"{job.optimizer}, {job.precision}{among}"
     facts = [
-        ("job", f"{job.family}, batch size {job.batch_size:,}, {job.total_parameters:,} parameters, {options}"),
-        ("GPU", estimate.gpu + ("" if estimate.gpu_source == "request" else ", as none was named: --gpu or GPUMEMNET_GPU")),
-        ("context", f"{ceil_mib(estimate.context_bytes):,} MiB, {estimate.context_source.partition(':')[0]}"),
+        (
+            "job",
+            f"{job.family}, batch size {job.batch_size:,}, {job.total_parameters:,} parameters, {options}",
+        ),
+        (
+            "GPU",
+            estimate.gpu
+            + (
+                ""
+                if estimate.gpu_source == "request"
+                else ", as none was named: --gpu or GPUMEMNET_GPU"
+            ),
+        ),
+        (
+            "context",
+            f"{ceil_mib(estimate.context_bytes):,} MiB, {estimate.context_source.partition(':')[0]}",
+        ),
         ("expected", f"{ceil_mib(estimate.expected_bytes):,} MiB"),
-        *([("start-up", _startup(estimate))] if estimate.startup_peak_bytes > estimate.expected_bytes else []),
+        *(
+            [("start-up", _startup(estimate))]
+            if estimate.startup_peak_bytes > estimate.expected_bytes
+            else []
+        ),
         ("safe", safe),
         *(("outside", reason) for reason in estimate.reasons),
         ("model", f"{estimate.estimator}, version {estimate.version}"),
     ]
     print_facts(console, "Predicted GPU memory", facts)
-    likely = sorted(range(estimate.bins.count), key=lambda index: -estimate.probabilities[index])[:_SHOWN_BINS]
+    likely = sorted(range(estimate.bins.count), key=lambda index: -estimate.probabilities[index])[
+        :_SHOWN_BINS
+    ]
     for index in sorted(index for index in likely if estimate.probabilities[index] >= 0.001):
         probability = float(estimate.probabilities[index])
         bar = "█" * round(30 * probability)

@@ -1,4 +1,5 @@
-"""``gpumemnet registry``: stores bundles in a registry and selects the champion and the challenger."""
+"""``gpumemnet registry``: stores bundles in a registry and selects the champion and the
+challenger."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ _HISTORY_SHOWN: Final = 10
 
 @registry.callback()
 def _registry() -> None:
-    """Keep releases of bundles, and choose which one answers. Services that share the folder follow within a second."""
+    """Keep releases of bundles, and choose which one answers. Services that share the folder follow
+    within a second."""
 
 
 @registry.command("add")
@@ -36,19 +38,30 @@ def add(
     bundle: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Bundle folders.")],
     registry: Folder,
     parent: Annotated[
-        str, typer.Option(help="The release whose bundles the given ones join, or replace where they answer for the same.")
+        str,
+        typer.Option(
+            help="The release whose bundles the given ones join, or replace where they answer for the same."
+        ),
     ] = SHIPPED,
-    lineage: Annotated[Path | None, typer.Option(help="JSON file that says what made it: data, code, seeds.")] = None,
+    lineage: Annotated[
+        Path | None, typer.Option(help="JSON file that says what made it: data, code, seeds.")
+    ] = None,
     note: Annotated[str, typer.Option(help="A sentence for readers.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Copy bundles into the registry and make a release of them; nothing answers from it yet."""
     made_by = {} if lineage is None else _lineage(input_file(lineage))
-    found = [one for folder in bundle for one in load_bundles(folder)]  # all of them before the first is written
+    found = [
+        one for folder in bundle for one in load_bundles(folder)
+    ]  # all of them before the first is written
     store = Registry(registry)
     hashes = [store.add_bundle(one.source).sha256 for one in found]
     made = store.create_release(release, hashes, parent=parent, lineage=made_by, note=note)
-    message = json.dumps(asdict(made), indent=2) if as_json else f"release {made.name}: {len(made.bundles)} bundles"
+    message = (
+        json.dumps(asdict(made), indent=2)
+        if as_json
+        else f"release {made.name}: {len(made.bundles)} bundles"
+    )
     typer.echo(message)
 
 
@@ -58,7 +71,12 @@ def list_releases(registry: Folder, as_json: AsJson = False) -> None:
     store = existing_registry(registry)
     aliases, releases = store.aliases(), store.releases()
     if as_json:
-        typer.echo(json.dumps({"aliases": asdict(aliases), "releases": [asdict(release) for release in releases]}, indent=2))
+        typer.echo(
+            json.dumps(
+                {"aliases": asdict(aliases), "releases": [asdict(release) for release in releases]},
+                indent=2,
+            )
+        )
         return
     console = Console()
     print_table(
@@ -77,7 +95,10 @@ def list_releases(registry: Folder, as_json: AsJson = False) -> None:
             for release in releases
         ],
     )
-    changes = [(change.since, f"{change.champion}, by {change.by or 'nobody'}: {change.reason}") for change in aliases.history]
+    changes = [
+        (change.since, f"{change.champion}, by {change.by or 'nobody'}: {change.reason}")
+        for change in aliases.history
+    ]
     if changes:
         print_facts(console, "Champions", changes[-_HISTORY_SHOWN:])
 
@@ -91,11 +112,14 @@ def champion(release: Name, registry: Folder, reason: Reason = "", as_json: AsJs
 @registry.command("challenger")
 def challenger(
     registry: Folder,
-    release: Annotated[str | None, typer.Argument(metavar="RELEASE", help="Name of the release.")] = None,
+    release: Annotated[
+        str | None, typer.Argument(metavar="RELEASE", help="Name of the release.")
+    ] = None,
     none: Annotated[bool, typer.Option("--none", help="Remove the challenger.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a release challenger: it predicts beside the champion, and its answers are only compared."""
+    """Make a release challenger: it predicts beside the champion, and its answers are only
+    compared."""
     if none == (release is not None):
         raise RegistryError("name a release, or give --none")
     _say(existing_registry(registry).set_challenger(release), as_json)
@@ -113,14 +137,17 @@ registry.command("pull")(pull)
 
 @registry.command("verify")
 def verify(registry: Folder, as_json: AsJson = False) -> None:
-    """Check every release and the checksums of every bundle; exit code 2 when something is wrong."""
+    """Check every release and the checksums of every bundle; exit code 2 when something is
+    wrong."""
     problems = existing_registry(registry).verify()
     if as_json:
         typer.echo(json.dumps({"problems": problems}, indent=2))
     for problem in () if as_json else problems:
         typer.echo(problem)
     if problems:
-        raise RegistryError(f"{len(problems)} {'thing is' if len(problems) == 1 else 'things are'} wrong in {registry}")
+        raise RegistryError(
+            f"{len(problems)} {'thing is' if len(problems) == 1 else 'things are'} wrong in {registry}"
+        )
     if not as_json:
         typer.echo("every release is whole")
 
@@ -157,7 +184,13 @@ def _say(aliases: Aliases, as_json: bool) -> None:
 
 
 def _alias(aliases: Aliases, name: str) -> str:
-    return "champion" if name == aliases.champion else "challenger" if name == aliases.challenger else ""
+    return (
+        "champion"
+        if name == aliases.champion
+        else "challenger"
+        if name == aliases.challenger
+        else ""
+    )
 
 
 def _lineage(path: Path) -> dict[str, object]:

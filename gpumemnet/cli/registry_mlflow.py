@@ -18,18 +18,29 @@ from gpumemnet.registry.registry import Registry, existing_registry
 ROLES: Final = ("champion", "challenger")
 
 Folder = Annotated[
-    Path, typer.Option("--registry", envvar="GPUMEMNET_REGISTRY", help="The registry's folder.", show_default=False)
+    Path,
+    typer.Option(
+        "--registry", envvar="GPUMEMNET_REGISTRY", help="The registry's folder.", show_default=False
+    ),
 ]
 Store = Annotated[
     str,
     typer.Option(
-        "--tracking-uri", envvar="MLFLOW_TRACKING_URI", metavar="URI", help="sqlite:///mlflow.db or a server, https://…"
+        "--tracking-uri",
+        envvar="MLFLOW_TRACKING_URI",
+        metavar="URI",
+        help="sqlite:///mlflow.db or a server, https://…",
     ),
 ]
 Model = Annotated[str, typer.Option("--tracking-model", help="Name of the registered model.")]
 
 
-def push(registry: Folder, tracking_uri: Store, tracking_model: Model = "gpumemnet", as_json: AsJson = False) -> None:
+def push(
+    registry: Folder,
+    tracking_uri: Store,
+    tracking_model: Model = "gpumemnet",
+    as_json: AsJson = False,
+) -> None:
     """Let champion and challenger of a model in MLflow be what they are in the registry."""
     from gpumemnet.registry.mlflow_releases import push as push_releases
     from gpumemnet.registry.mlflow_store import MlflowStore
@@ -40,7 +51,9 @@ def push(registry: Folder, tracking_uri: Store, tracking_model: Model = "gpumemn
         return
     for alias, version in moved.items():
         typer.echo(
-            f"{alias} is version {version} of {tracking_model}" if version != "none" else f"{tracking_model} has no {alias}"
+            f"{alias} is version {version} of {tracking_model}"
+            if version != "none"
+            else f"{tracking_model} has no {alias}"
         )
     if not moved:
         typer.echo("nothing has changed")
@@ -49,20 +62,33 @@ def push(registry: Folder, tracking_uri: Store, tracking_model: Model = "gpumemn
 def pull(
     registry: Folder,
     tracking_uri: Store,
-    alias: Annotated[str, typer.Option("--alias", help="Alias of the model in MLflow.")] = "champion",
+    alias: Annotated[
+        str, typer.Option("--alias", help="Alias of the model in MLflow.")
+    ] = "champion",
     role: Annotated[
         str | None,
-        typer.Option("--as", metavar="champion|challenger", help="What it becomes here; the alias itself unless it is another."),
+        typer.Option(
+            "--as",
+            metavar="champion|challenger",
+            help="What it becomes here; the alias itself unless it is another.",
+        ),
     ] = None,
     tracking_model: Model = "gpumemnet",
     every: Annotated[
-        float | None, typer.Option("--every", metavar="SECONDS", help="Repeat at this interval until interrupted.")
+        float | None,
+        typer.Option(
+            "--every", metavar="SECONDS", help="Repeat at this interval until interrupted."
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs: print one JSON object for each change.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="For programs: print one JSON object for each change.")
+    ] = False,
 ) -> None:
-    """Let the registry's champion be the release that an alias in MLflow points to; services on the registry follow.
+    """Let the registry's champion be the release that an alias in MLflow points to; services on the
+    registry follow.
 
-    Bundles are checked before the registry hears of them. What was taken back here stays so, until the alias is moved again.
+    Bundles are checked before the registry hears of them. What was taken back here stays so, until
+    the alias is moved again.
     """
     from gpumemnet.registry.mlflow_releases import pull as pull_release
     from gpumemnet.registry.mlflow_store import MlflowStore, check_alias, check_store
@@ -77,7 +103,9 @@ def pull(
     store, last_message = Registry(registry), ""
     while True:
         try:
-            answer = pull_release(store, MlflowStore(tracking_uri, tracking_model, must_exist=True), alias, role)
+            answer = pull_release(
+                store, MlflowStore(tracking_uri, tracking_model, must_exist=True), alias, role
+            )
             message, is_error = json.dumps(asdict(answer)) if as_json else answer.sentence, False
         except (BundleError, TrackingError) as error:
             if every is None:

@@ -13,7 +13,8 @@ Room = Literal["dataset_builder", "models", "service"]
 def room(name: Room) -> str:
     """Returns the full name under which the package is imported.
 
-    In a checkout, its root becomes the first entry of the import path, because the current folder may hold another ``models``.
+    In a checkout, its root becomes the first entry of the import path, because the current folder
+    may hold another ``models``.
     """
     checkout = checkout_folder()
     if checkout is None:

@@ -1,4 +1,5 @@
-"""Runs a command line; a user's mistake becomes an error message of one sentence and a non-zero exit code."""
+"""Runs a command line; a user's mistake becomes an error message of one sentence and a non-zero
+exit code."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ _VALUE_OF_OPTION: Final = {
     **dict.fromkeys(("--registry", "--work", "--datasets"), "FOLDER"),
     **dict.fromkeys(("--release", "--parent"), "RELEASE"),
     **dict.fromkeys(("--name", "--tracking-model", "--alias"), "NAME"),
-    **dict.fromkeys(("--deadline", "--time-budget", "--min-seconds", "--median-seconds", "--ramp-seconds"), "SECONDS"),
+    **dict.fromkeys(
+        ("--deadline", "--time-budget", "--min-seconds", "--median-seconds", "--ramp-seconds"),
+        "SECONDS",
+    ),
     **dict.fromkeys(("--unknown-mib", "--headroom-mib"), "MIB"),
     **dict.fromkeys(("--coverage", "--alpha"), "SHARE"),
     **dict.fromkeys(("--url", "--database-url"), "URL"),
@@ -34,7 +38,8 @@ _VALUE_OF_TYPE: Final[dict[Any, str]] = {int: "N", float: "NUMBER", Path: "PATH"
 
 
 def command_of(function: Callable[..., Any] | typer.Typer) -> Any:
-    """Creates the typer command of an annotated function, or of an application with several commands."""
+    """Creates the typer command of an annotated function, or of an application with several
+    commands."""
     application = function
     if not isinstance(application, typer.Typer):
         application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -53,7 +58,11 @@ def run(application: Any, arguments: Sequence[str] | None, name: str) -> int:
         name: name of the program, for its help.
     """
     try:
-        code = application.main(args=None if arguments is None else list(arguments), prog_name=name, standalone_mode=False)
+        code = application.main(
+            args=None if arguments is None else list(arguments),
+            prog_name=name,
+            standalone_mode=False,
+        )
     except GpumemnetError as error:
         typer.echo(f"error: {error}", err=True)
         return USER_ERROR
@@ -71,19 +80,24 @@ def run(application: Any, arguments: Sequence[str] | None, name: str) -> int:
 def _usage_error(error: typer.TyperException) -> int:
     """Prints one sentence about the mistake in the command line; returns the exit code."""
     context = getattr(error, "ctx", None)
-    if type(error).__name__ == "NoArgsIsHelpError":  # whose text is the help, which typer has printed
+    if (
+        type(error).__name__ == "NoArgsIsHelpError"
+    ):  # whose text is the help, which typer has printed
         return error.exit_code
     sentence = error.format_message()
     if similar := getattr(error, "possibilities", None):
         sentence = f"no such option {getattr(error, 'option_name', '')}: did you mean {' or '.join(sorted(similar))}?"
-    sentence = f"{sentence[:1].lower()}{sentence[1:]}".replace(". Did you mean", ": did you mean").rstrip(".")
+    sentence = f"{sentence[:1].lower()}{sentence[1:]}".replace(
+        ". Did you mean", ": did you mean"
+    ).rstrip(".")
     hint = f" (see {context.command_path} --help)" if context is not None else ""
     typer.echo(f"error: {sentence}{hint}", err=True)
     return error.exit_code
 
 
 def _prepare(command: Any) -> None:
-    """Changes ``command`` and its subcommands: help names values in plain words, and errors name options as users write them."""
+    """Changes ``command`` and its subcommands: help names values in plain words, and errors name
+    options as users write them."""
     for parameter in [*command.params, command.get_help_option(typer.Context(command))]:
         if isinstance(parameter, typer.core.TyperArgument):
             parameter.display_type_rich = _no_type  # type: ignore[method-assign]  # its name says what it is
@@ -105,7 +119,8 @@ def _no_type(ctx: Any) -> None:
 
 
 def _usage_pieces(argument: typer.core.TyperArgument, ctx: Any) -> list[str]:
-    """How the usage line names an argument: ``FILE``, ``FILE...`` where there may be several, ``[FILE]`` where it is optional."""
+    """How the usage line names an argument: ``FILE``, ``FILE...`` where there may be several,
+    ``[FILE]`` where it is optional."""
     name = argument.display_name_raw
     return [name if argument.required else f"[{name}]"]
 

@@ -1,4 +1,5 @@
-"""``gpumemnet trace``: computes the memory of one training step, allocation by allocation, without a GPU."""
+"""``gpumemnet trace``: computes the memory of one training step, allocation by allocation, without
+a GPU."""
 
 from __future__ import annotations
 
@@ -64,7 +65,17 @@ if TYPE_CHECKING:
 
 _OF_SCRIPTS: Final = frozenset(
     {
-        *("source", "script", "module", "gpu", "context_mib", "allocator_conf", "attention_kernel", "cudnn", "ranks"),
+        *(
+            "source",
+            "script",
+            "module",
+            "gpu",
+            "context_mib",
+            "allocator_conf",
+            "attention_kernel",
+            "cudnn",
+            "ranks",
+        ),
         *("best_effort", "largest_batch", "batches", "batch_argument"),
         *("plot", "as_json", "deadline", "show_output"),
     }
@@ -92,7 +103,9 @@ def trace(
     ] = None,
     module: Annotated[
         str | None,
-        of_model(metavar="PACKAGE.MODULE", help="The same for a module, as python -m runs it here."),
+        of_model(
+            metavar="PACKAGE.MODULE", help="The same for a module, as python -m runs it here."
+        ),
     ] = None,
     batch_size: BatchSize = None,
     inputs: Inputs = None,
@@ -104,22 +117,31 @@ def trace(
     optimizer_implementation: OptimizerImplementation = DEFAULT_OPTIONS.optimizer_implementation,
     gradient_accumulation: GradientAccumulation = DEFAULT_OPTIONS.gradient_accumulation,
     zero_grad: ZeroGrad = ZERO_GRAD[0],
-    checkpointing: Annotated[str, training_option("checkpointing", TRAINING)] = DEFAULT_OPTIONS.checkpointing,
+    checkpointing: Annotated[
+        str, training_option("checkpointing", TRAINING)
+    ] = DEFAULT_OPTIONS.checkpointing,
     attention_kernel: AttentionKernel = DEFAULT_OPTIONS.attention_kernel,
     channels_last: ChannelsLast = DEFAULT_OPTIONS.channels_last,
     cudnn_benchmark: CudnnBenchmark = DEFAULT_OPTIONS.cudnn_benchmark,
-    parallel: Annotated[str, of_machine(metavar="|".join(PARALLEL), help="How several GPUs are used; see --ranks.")] = PARALLEL[
-        0
-    ],
+    parallel: Annotated[
+        str, of_machine(metavar="|".join(PARALLEL), help="How several GPUs are used; see --ranks.")
+    ] = PARALLEL[0],
     ranks: Annotated[
-        int, training_option("ranks", MACHINE, "GPUs; the answer and the batch size are for one of them.")
+        int,
+        training_option(
+            "ranks", MACHINE, "GPUs; the answer and the batch size are for one of them."
+        ),
     ] = DEFAULT_OPTIONS.ranks,
     gpu: Gpu = DEFAULT_GPU,
     context_mib: ContextMib = None,
     allocator_conf: AllocatorConf = "",
     cudnn: Cudnn = OFF,
-    largest_batch: Annotated[bool, of_answer("--largest-batch", help="The largest batch size that fits the GPU.")] = False,
-    batches: Annotated[str | None, of_answer(metavar="N,N,…", help="The memory at these batch sizes too.")] = None,
+    largest_batch: Annotated[
+        bool, of_answer("--largest-batch", help="The largest batch size that fits the GPU.")
+    ] = False,
+    batches: Annotated[
+        str | None, of_answer(metavar="N,N,…", help="The memory at these batch sizes too.")
+    ] = None,
     batch_argument: Annotated[
         str | None,
         of_answer(
@@ -127,16 +149,24 @@ def trace(
             help="The script's argument that sets its batch size, such as --batch-size, where it is not found.",
         ),
     ] = None,
-    fits: Annotated[bool, of_answer("--fits", help="On which GPUs of the catalogue it fits.")] = False,
+    fits: Annotated[
+        bool, of_answer("--fits", help="On which GPUs of the catalogue it fits.")
+    ] = False,
     plot: Annotated[
         Path | None,
-        of_answer(metavar="FILE.png|FILE.html", help="Draw the memory over a step, stacked by class."),
+        of_answer(
+            metavar="FILE.png|FILE.html", help="Draw the memory over a step, stacked by class."
+        ),
     ] = None,
     out: Annotated[
         Path | None,
-        of_answer(metavar="FILE.json", help="Write the job with its traced peak, for gpumemnet predict."),
+        of_answer(
+            metavar="FILE.json", help="Write the job with its traced peak, for gpumemnet predict."
+        ),
     ] = None,
-    as_json: Annotated[bool, of_answer("--json", help="For programs: print the whole answer as JSON, no tables.")] = False,
+    as_json: Annotated[
+        bool, of_answer("--json", help="For programs: print the whole answer as JSON, no tables.")
+    ] = False,
     deadline: Deadline = DEADLINE_SECONDS,
     show_output: ShowOutput = False,
 ) -> None:
@@ -156,10 +186,18 @@ def trace(
     what = words[0] if launch is None else launch.script
     device, allocator = device_of(gpu, context_mib), parse_settings(allocator_conf)
     options = TraceOptions(
-        **training_values(call.params), loss=loss, zero_grad=zero_grad, parallel=parallel, best_effort=best_effort
+        **training_values(call.params),
+        loss=loss,
+        zero_grad=zero_grad,
+        parallel=parallel,
+        best_effort=best_effort,
     )
     extras = ExtraResults(
-        batches=_batches(batches), max_batch=largest_batch, gpus=fits, curve=plot is not None, job=out is not None
+        batches=_batches(batches),
+        max_batch=largest_batch,
+        gpus=fits,
+        curve=plot is not None,
+        job=out is not None,
     )
     with shown_progress(what, not show_output) as progress:
         if launch is not None:
@@ -208,23 +246,32 @@ def trace(
         console.print(Text("use --largest-batch to find the batch size that fits"), style="dim")
 
 
-def _launch(words: Sequence[str], script: Path | None, module: str | None, ranks: int, call: typer.Context) -> Launch | None:
+def _launch(
+    words: Sequence[str], script: Path | None, module: str | None, ranks: int, call: typer.Context
+) -> Launch | None:
     """Returns the script or module to trace; ``None`` for a factory.
 
     Raises:
-        InvalidRequestError: when nothing or too much was named, or options say what the script says itself.
+        InvalidRequestError: when nothing or too much was named, or options say what the script says
+            itself.
     """
     if script is None and module is None and not is_launch(words):
         if len(words) != 1:
-            raise InvalidRequestError("name one factory, such as train.py:build, or give --script train.py", "source")
+            raise InvalidRequestError(
+                "name one factory, such as train.py:build, or give --script train.py", "source"
+            )
         return None
     if script is not None and module is not None:
         raise InvalidRequestError("give a script or a module, not both", "module")
     if script is not None and is_launch(str(script).split()) and not script.exists():
-        raise InvalidRequestError(f"is a file; for a whole line write: gpumemnet trace -- {script}", "script")
+        raise InvalidRequestError(
+            f"is a file; for a whole line write: gpumemnet trace -- {script}", "script"
+        )
     for name in call.params:
         if name not in _OF_SCRIPTS and _is_given(call, name):
-            raise InvalidRequestError("does not go with a script, which trains as it is written", name)
+            raise InvalidRequestError(
+                "does not go with a script, which trains as it is written", name
+            )
     given = ranks if _is_given(call, "ranks") else None
     if module is not None:
         return Launch(module, True, tuple(words), given)
@@ -232,7 +279,9 @@ def _launch(words: Sequence[str], script: Path | None, module: str | None, ranks
         return Launch(str(script), arguments=tuple(words), ranks=given)
     launch = parse_launch(words)
     if None not in (given, launch.ranks) and given != launch.ranks:
-        raise InvalidRequestError(f"{given:,} GPUs, and the line starts {launch.ranks:,} processes", "ranks")
+        raise InvalidRequestError(
+            f"{given:,} GPUs, and the line starts {launch.ranks:,} processes", "ranks"
+        )
     return replace(launch, ranks=launch.ranks or given)
 
 
@@ -246,7 +295,9 @@ def _batches(text: str | None) -> tuple[int, ...]:
         return ()
     sizes = [size.strip() for size in text.split(",")]
     if not all(size.isascii() and size.isdigit() and len(size) < 10 for size in sizes):
-        raise InvalidRequestError(f"must be batch sizes such as 1,2,4,8, not {describe(text)}", "batches")
+        raise InvalidRequestError(
+            f"must be batch sizes such as 1,2,4,8, not {describe(text)}", "batches"
+        )
     return tuple(int(size) for size in sizes)
 
 

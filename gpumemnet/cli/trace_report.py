@@ -1,4 +1,5 @@
-"""Prints the result of a trace: the verdict, then the parts of the memory, the peak, and the assumptions."""
+"""Prints the result of a trace: the verdict, then the parts of the memory, the peak, and the
+assumptions."""
 
 from __future__ import annotations
 
@@ -28,7 +29,13 @@ def show_trace(answer: TraceAnswer, training: Sequence[str], console: Console) -
     console.print(_verdict(answer))
     workspaces = answer.convolution_workspaces
     source = (f"convolution workspaces: {workspaces}",) if workspaces else ()
-    job = (answer.model, f"batch size {answer.batch_size:,}", *training, f"loss: {answer.loss}", *source)
+    job = (
+        answer.model,
+        f"batch size {answer.batch_size:,}",
+        *training,
+        f"loss: {answer.loss}",
+        *source,
+    )
     console.print(Text(", ".join(job), style="dim"))
     _show_parts(answer, console)
     _show_peak(answer, console)
@@ -49,7 +56,9 @@ def show_trace(answer: TraceAnswer, training: Sequence[str], console: Console) -
 def _verdict(answer: TraceAnswer) -> Text:
     text = VERDICT_TEXTS[answer.verdict]
     headline = (f"{text[0].upper()}{text[1:]} {answer.gpu}", f"bold {COLOURS[answer.verdict]}")
-    amounts = f"{amount_text(answer.expected_bytes)} expected, {amount_text(answer.safe_bytes)} safe"
+    amounts = (
+        f"{amount_text(answer.expected_bytes)} expected, {amount_text(answer.safe_bytes)} safe"
+    )
     available = "" if answer.fits else f", {amount_text(answer.available_bytes)} available"
     each = "" if answer.ranks == 1 else f" on each of {answer.ranks:,} GPUs"
     return Text.assemble(headline, f": {amounts}{available}{each}")
@@ -70,9 +79,13 @@ def _show_parts(answer: TraceAnswer, console: Console) -> None:
         if not size:
             continue
         name, meaning = PART_NAMES.get(part, (part, ""))
-        table.add_row(name, f"{mib:,}", *_share(size, answer.expected_bytes), *([meaning] if wide else []))
+        table.add_row(
+            name, f"{mib:,}", *_share(size, answer.expected_bytes), *([meaning] if wide else [])
+        )
     table.add_section()
-    table.add_row(Text("expected", style="bold"), Text(f"{sum(amounts):,}", style="bold"), "100.0 %")
+    table.add_row(
+        Text("expected", style="bold"), Text(f"{sum(amounts):,}", style="bold"), "100.0 %"
+    )
     console.print(table)
 
 
@@ -82,7 +95,11 @@ def _show_peak(answer: TraceAnswer, console: Console) -> None:
     module = f" in {peak.module}" if peak.module else ""
     facts = [
         ("peak", f"{where}: {peak.operator}{module}"),
-        *([("start-up", _startup(answer))] if answer.startup_peak_bytes > answer.expected_bytes else []),
+        *(
+            [("start-up", _startup(answer))]
+            if answer.startup_peak_bytes > answer.expected_bytes
+            else []
+        ),
         (
             "least",
             f"{amount_text(answer.smallest_bytes)}: with less it runs out of memory, even if all that is cached is released",
@@ -94,11 +111,19 @@ def _show_peak(answer: TraceAnswer, console: Console) -> None:
     table = _table("modules that hold most at the peak", "MiB", "share", "")
     top = peak.modules[:TOP_MODULES]
     for name, size in top:
-        table.add_row(name or "(the model itself, loss)", f"{size / MIB:,.1f}", *_share(size, answer.expected_bytes))
+        table.add_row(
+            name or "(the model itself, loss)",
+            f"{size / MIB:,.1f}",
+            *_share(size, answer.expected_bytes),
+        )
     rest = peak.modules[TOP_MODULES:]
     if rest:
         size = sum(amount for _, amount in rest)
-        table.add_row(Text(f"{len(rest):,} others", style="dim"), f"{size / MIB:,.1f}", *_share(size, answer.expected_bytes))
+        table.add_row(
+            Text(f"{len(rest):,} others", style="dim"),
+            f"{size / MIB:,.1f}",
+            *_share(size, answer.expected_bytes),
+        )
     console.print(table)
 
 
@@ -111,11 +136,15 @@ def _show_batches(answer: TraceAnswer, console: Console) -> None:
         table = _table("batch size", "expected MiB", "safe MiB", answer.gpu)
         for point in answer.batches:
             expected, safe = ceil_mib(point.expected_bytes), ceil_mib(point.safe_bytes)
-            table.add_row(f"{point.batch_size:,}", f"{expected:,}", f"{safe:,}", verdict_text(point.verdict))
+            table.add_row(
+                f"{point.batch_size:,}", f"{expected:,}", f"{safe:,}", verdict_text(point.verdict)
+            )
         console.print(table)
     if answer.max_batch_size is not None:
         largest = (
-            "no batch size fits" if answer.max_batch_size == 0 else f"largest batch size that fits: {answer.max_batch_size:,}"
+            "no batch size fits"
+            if answer.max_batch_size == 0
+            else f"largest batch size that fits: {answer.max_batch_size:,}"
         )
         console.print(Text(f" {answer.gpu}: {largest}", style="bold"))
 
@@ -124,7 +153,9 @@ def _show_gpus(answer: TraceAnswer, console: Console) -> None:
     table = _table("GPU", "expected MiB", "safe MiB", "available MiB", "")
     for fit in answer.gpus:
         amounts = (fit.expected_bytes, fit.safe_bytes, fit.available_bytes)
-        table.add_row(fit.gpu, *(f"{ceil_mib(amount):,}" for amount in amounts), verdict_text(fit.verdict))
+        table.add_row(
+            fit.gpu, *(f"{ceil_mib(amount):,}" for amount in amounts), verdict_text(fit.verdict)
+        )
     console.print(table)
 
 

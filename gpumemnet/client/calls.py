@@ -1,4 +1,5 @@
-"""Builds the requests of the clients and reads the answers, without sending anything (the sans-IO pattern)."""
+"""Builds the requests of the clients and reads the answers, without sending anything (the sans-IO
+pattern)."""
 
 from __future__ import annotations
 
@@ -27,9 +28,11 @@ class ServedPrediction(Prediction):
     """An estimate as a service gives it.
 
     Attributes:
-        prediction_id: its id; give it back with what the job really took (:meth:`gpumemnet.client.client.Client.observe`).
+        prediction_id: its id; give it back with what the job really took
+            (:meth:`gpumemnet.client.client.Client.observe`).
         request_mib: what to pack by: the expected memory in MiB, rounded up.
-        limit_mib: what to cap at: the safe memory in MiB, rounded up; ``None`` outside the model's support.
+        limit_mib: what to cap at: the safe memory in MiB, rounded up; ``None`` outside the model's
+            support.
         release: the release that answered.
         model_sha256: hash over the files of the model that answered.
         feature_schema: version of the features that it looks at.
@@ -62,7 +65,8 @@ class Device(TypedDict, total=False):
 
 
 class Observed(TypedDict, total=False):
-    """The memory that one run of a job really took; see :mod:`gpumemnet.site.observation` for the values allowed.
+    """The memory that one run of a job really took; see :mod:`gpumemnet.site.observation` for the
+    values allowed.
 
     Attributes:
         prediction_id: id of the prediction that the job was scheduled with.
@@ -96,7 +100,8 @@ class Call(Generic[T]):
     Attributes:
         method, path: of the request.
         body: JSON, or ``None`` for a request without.
-        read: turns the answer's JSON into the result; what it raises on a foreign document becomes a ServiceError.
+        read: turns the answer's JSON into the result; what it raises on a foreign document becomes
+            a ServiceError.
         statuses: the HTTP statuses of success.
     """
 
@@ -112,8 +117,10 @@ class RequestOptions(PredictionOptions):
     """The options of a prediction by a service.
 
     Attributes:
-        bins: a published scheme, or ``bins_of_width`` of whole MiB; by default as in :class:`PredictionOptions`.
-        fits: also decide what the job fits: ``True`` for the whole catalogue, or names such as ``A100`` and ``A100/3g.20gb``.
+        bins: a published scheme, or ``bins_of_width`` of whole MiB; by default as in
+            :class:`PredictionOptions`.
+        fits: also decide what the job fits: ``True`` for the whole catalogue, or names such as
+            ``A100`` and ``A100/3g.20gb``.
         devices: devices of the site that the job may fit, with their free memory.
     """
 
@@ -123,7 +130,12 @@ class RequestOptions(PredictionOptions):
     def members(self) -> dict[str, Any]:
         """The members of the request's body."""
         fits = self.fits if isinstance(self.fits, bool) else list(self.fits)
-        members = {"gpu": self.gpu, "encoder": self.encoder, "fits": fits, "devices": _listed(self.devices)}
+        members = {
+            "gpu": self.gpu,
+            "encoder": self.encoder,
+            "fits": fits,
+            "devices": _listed(self.devices),
+        }
         return _bins_and_coverage(self.bins, self.coverage) | _given(members)
 
 
@@ -133,7 +145,9 @@ def predict_call(job: TrainingJob, options: RequestOptions) -> Call[ServedPredic
     return Call("POST", "/v1/predict", _prediction, json.dumps(body).encode())
 
 
-def predict_many_call(jobs: Sequence[TrainingJob], options: RequestOptions) -> Call[list[ServedPrediction | ServiceError]]:
+def predict_many_call(
+    jobs: Sequence[TrainingJob], options: RequestOptions
+) -> Call[list[ServedPrediction | ServiceError]]:
     """See :meth:`gpumemnet.client.client.Client.predict_many`."""
     body = {"jobs": [job_to_dict(job) for job in jobs], **options.members()}
 
@@ -150,7 +164,15 @@ def batch_sizes_call(job: TrainingJob, **options: Any) -> Call[BatchSizes]:
     """See :meth:`gpumemnet.client.client.Client.batch_sizes`, whose ``options`` these are."""
 
     def read(document: Any) -> BatchSizes:
-        fields = ("gpu", "mig", "available_mib", "coverage", "max_batch", "safe_batch", "likely_batch")
+        fields = (
+            "gpu",
+            "mig",
+            "available_mib",
+            "coverage",
+            "max_batch",
+            "safe_batch",
+            "likely_batch",
+        )
         return BatchSizes(
             **{name: document[name] for name in fields},
             device=None,
@@ -158,20 +180,46 @@ def batch_sizes_call(job: TrainingJob, **options: Any) -> Call[BatchSizes]:
             curve=tuple(BatchPoint(**point) for point in document["curve"]),
         )
 
-    return Call("POST", "/v1/batch-sizes", read, json.dumps({"job": job_to_dict(job), **_given(options)}).encode())
+    return Call(
+        "POST",
+        "/v1/batch-sizes",
+        read,
+        json.dumps({"job": job_to_dict(job), **_given(options)}).encode(),
+    )
 
 
 def smallest_gpu_call(
-    job: TrainingJob, coverage: float, gpus: Sequence[str] | None, devices: Sequence[Device] | None, encoder: str | None
+    job: TrainingJob,
+    coverage: float,
+    gpus: Sequence[str] | None,
+    devices: Sequence[Device] | None,
+    encoder: str | None,
 ) -> Call[SmallestGpu]:
     """See :meth:`gpumemnet.client.client.Client.smallest_gpu`."""
 
     def read(document: Any) -> SmallestGpu:
-        safe, likely = (None if document[name] is None else Fit(**document[name]) for name in ("safe", "likely"))
-        return SmallestGpu(coverage=document["coverage"], safe=safe, likely=likely, reasons=tuple(document["reasons"]))
+        safe, likely = (
+            None if document[name] is None else Fit(**document[name]) for name in ("safe", "likely")
+        )
+        return SmallestGpu(
+            coverage=document["coverage"],
+            safe=safe,
+            likely=likely,
+            reasons=tuple(document["reasons"]),
+        )
 
-    options = {"coverage": coverage, "gpus": _listed(gpus), "devices": _listed(devices), "encoder": encoder}
-    return Call("POST", "/v1/smallest-gpu", read, json.dumps({"job": job_to_dict(job), **_given(options)}).encode())
+    options = {
+        "coverage": coverage,
+        "gpus": _listed(gpus),
+        "devices": _listed(devices),
+        "encoder": encoder,
+    }
+    return Call(
+        "POST",
+        "/v1/smallest-gpu",
+        read,
+        json.dumps({"job": job_to_dict(job), **_given(options)}).encode(),
+    )
 
 
 def observe_call(observed: Observed) -> Call[dict[str, Any]]:
@@ -181,7 +229,9 @@ def observe_call(observed: Observed) -> Call[dict[str, Any]]:
         members["job"] = job_to_dict(observed["job"])
     if observed.get("observed_at") is not None:
         members["observed_at"] = observed["observed_at"].isoformat()
-    return Call("POST", "/v1/observations", _document, json.dumps(_given(members)).encode(), (200, 201))
+    return Call(
+        "POST", "/v1/observations", _document, json.dumps(_given(members)).encode(), (200, 201)
+    )
 
 
 def _document(document: Any) -> dict[str, Any]:
@@ -190,16 +240,24 @@ def _document(document: Any) -> dict[str, Any]:
 
 def _given(members: Mapping[str, Any]) -> dict[str, Any]:
     """The options that differ from the service's defaults."""
-    return {name: value for name, value in members.items() if value is not None and value is not False}
+    return {
+        name: value for name, value in members.items() if value is not None and value is not False
+    }
 
 
 def _listed(values: Iterable[Any] | None) -> list[Any] | None:
     return None if values is None else list(values)
 
 
-MODELS: Final[Call[list[dict[str, Any]]]] = Call("GET", "/v1/models", lambda document: list(document["models"]))
-GPUS: Final[Call[list[dict[str, Any]]]] = Call("GET", "/v1/gpus", lambda document: list(document["gpus"]))
-HEALTH: Final[Call[tuple[str, ...]]] = Call("GET", "/readyz", lambda document: tuple(document["families"]))
+MODELS: Final[Call[list[dict[str, Any]]]] = Call(
+    "GET", "/v1/models", lambda document: list(document["models"])
+)
+GPUS: Final[Call[list[dict[str, Any]]]] = Call(
+    "GET", "/v1/gpus", lambda document: list(document["gpus"])
+)
+HEALTH: Final[Call[tuple[str, ...]]] = Call(
+    "GET", "/readyz", lambda document: tuple(document["families"])
+)
 
 
 def _bins_and_coverage(bins: BinScheme | None, coverage: float) -> dict[str, Any]:
@@ -209,7 +267,8 @@ def _bins_and_coverage(bins: BinScheme | None, coverage: float) -> dict[str, Any
         return {"coverage": coverage, "bins": bins.name}
     if bins.width_bytes % MIB or bins != bins_of_width(bins.width_bytes):
         raise InvalidRequestError(
-            "must be a published scheme or bins_of_width(…) of whole MiB: the service knows no others", "bins"
+            "must be a published scheme or bins_of_width(…) of whole MiB: the service knows no others",
+            "bins",
         )
     return {"coverage": coverage, "bin_width_mib": bins.width_bytes // MIB}
 
@@ -265,6 +324,7 @@ def result_of(call: Call[T], url: str, status: int, content: bytes) -> T:
         message = f"the service at {url} refused: {document['detail']}"
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ServiceError(
-            f"{url}{call.path} answered with status {status} and no document of this service: is the URL right?", status
+            f"{url}{call.path} answered with status {status} and no document of this service: is the URL right?",
+            status,
         ) from None
     raise ServiceError(message, status, document)

@@ -1,7 +1,9 @@
-"""Asks a running service for predictions, from a scheduler or a script, and answers as the in-process predictor does.
+"""Asks a running service for predictions, from a scheduler or a script, and answers as the
+in-process predictor does.
 
-:class:`Client` and :class:`AsyncClient` only send: requests are written and answers read by :mod:`gpumemnet.client.calls`.  The
-time-out is short, because a scheduler goes on without an answer rather than wait.
+:class:`Client` and :class:`AsyncClient` only send: requests are written and answers read by
+:mod:`gpumemnet.client.calls`.  The time-out is short, because a scheduler goes on without an answer
+rather than wait.
 """
 
 from __future__ import annotations
@@ -56,24 +58,40 @@ class _ClientCore:
         self._httpx = _httpx()
 
     def _arguments(self, call: Call[Any]) -> dict[str, Any]:
-        headers = self._headers if call.body is None else {**self._headers, "Content-Type": "application/json"}
-        return {"method": call.method, "url": self.url + call.path, "content": call.body, "headers": headers}
+        headers = (
+            self._headers
+            if call.body is None
+            else {**self._headers, "Content-Type": "application/json"}
+        )
+        return {
+            "method": call.method,
+            "url": self.url + call.path,
+            "content": call.body,
+            "headers": headers,
+        }
 
     def _unreachable(self, error: Exception) -> ServiceError:
         if isinstance(error, self._httpx.TimeoutException):
-            return ServiceError(f"the service at {self.url} did not answer within {self.timeout_seconds:g} s")
-        return ServiceError(f"the service at {self.url} cannot be reached: {str(error) or type(error).__name__}")
+            return ServiceError(
+                f"the service at {self.url} did not answer within {self.timeout_seconds:g} s"
+            )
+        return ServiceError(
+            f"the service at {self.url} cannot be reached: {str(error) or type(error).__name__}"
+        )
 
 
 class Client(_ClientCore):
     """Asks a service and waits for the answer.
 
-    Keeps connections open between calls; close it, or use it in a ``with`` statement.  May be shared by threads.
+    Keeps connections open between calls; close it, or use it in a ``with`` statement.  May be
+    shared by threads.
 
     Args:
-        url: address of the service; the variable ``GPUMEMNET_URL`` unless given, and ``http://127.0.0.1:8000`` without either.
+        url: address of the service; the variable ``GPUMEMNET_URL`` unless given, and
+            ``http://127.0.0.1:8000`` without either.
         timeout_seconds: for connecting, for sending and for each wait for the answer.
-        api_key: key of the service, where it asks for one; the variable ``GPUMEMNET_API_KEY`` unless given.
+        api_key: key of the service, where it asks for one; the variable ``GPUMEMNET_API_KEY``
+            unless given.
 
     Raises:
         MissingExtraError: when httpx is not installed.
@@ -81,7 +99,11 @@ class Client(_ClientCore):
     """
 
     def __init__(
-        self, url: str | None = None, *, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS, api_key: str | None = None
+        self,
+        url: str | None = None,
+        *,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        api_key: str | None = None,
     ) -> None:
         super().__init__(url, timeout_seconds, api_key)
         self._http: httpx.Client = self._httpx.Client(timeout=timeout_seconds)
@@ -95,12 +117,16 @@ class Client(_ClientCore):
 
         Raises:
             InvalidRequestError: for bins that the service does not know.
-            ServiceError: when the service cannot be reached in time, or refuses; ``problem`` then holds its document.
+            ServiceError: when the service cannot be reached in time, or refuses; ``problem`` then
+                holds its document.
         """
         return self._send(predict_call(job, RequestOptions(**options)))
 
-    def predict_many(self, jobs: Sequence[TrainingJob], **options: Any) -> list[ServedPrediction | ServiceError]:
-        """The prediction for each job, or its error, in order; options and errors as in :meth:`predict`."""
+    def predict_many(
+        self, jobs: Sequence[TrainingJob], **options: Any
+    ) -> list[ServedPrediction | ServiceError]:
+        """The prediction for each job, or its error, in order; options and errors as in
+        :meth:`predict`."""
         return self._send(predict_many_call(jobs, RequestOptions(**options)))
 
     def batch_sizes(
@@ -118,7 +144,8 @@ class Client(_ClientCore):
 
         Args:
             job: the job; its own batch size does not matter.
-            gpu: where it is to run, such as ``A100`` or ``A100/3g.20gb``; the GPU that the model learned from unless given.
+            gpu: where it is to run, such as ``A100`` or ``A100/3g.20gb``; the GPU that the model
+                learned from unless given.
             mig: the MIG profile, unless ``gpu`` names it.
             free_mib: memory free there now; all that an empty one has unless given.
             coverage: share of jobs that stay below a limit.
@@ -144,7 +171,8 @@ class Client(_ClientCore):
 
         Args:
             job: the job.
-            gpus: names to choose from, such as ``A100`` and ``A100/3g.20gb``; the whole catalogue unless given.
+            gpus: names to choose from, such as ``A100`` and ``A100/3g.20gb``; the whole catalogue
+                unless given.
             devices: devices to choose from, with their live free memory.
             coverage: share of jobs that stay below the limit.
             encoder: ``mlp``, ``transformer`` or ``common``.
@@ -158,7 +186,8 @@ class Client(_ClientCore):
         """Tell the service what a job really took; returns its answer once that is stored.
 
         Args:
-            observed: see :class:`Observed`; the id of the prediction, or the job and its GPU, the source and the peak.
+            observed: see :class:`Observed`; the id of the prediction, or the job and its GPU, the
+                source and the peak.
 
         Raises:
             ServiceError: as :meth:`predict`.
@@ -196,7 +225,12 @@ class Client(_ClientCore):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def _send(self, call: Call[T]) -> T:
@@ -211,7 +245,11 @@ class AsyncClient(_ClientCore):
     """As :class:`Client`, for ``asyncio``; use it in an ``async with`` statement, or close it."""
 
     def __init__(
-        self, url: str | None = None, *, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS, api_key: str | None = None
+        self,
+        url: str | None = None,
+        *,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        api_key: str | None = None,
     ) -> None:
         super().__init__(url, timeout_seconds, api_key)
         self._http: httpx.AsyncClient = self._httpx.AsyncClient(timeout=timeout_seconds)
@@ -220,7 +258,9 @@ class AsyncClient(_ClientCore):
         """See :meth:`Client.predict`."""
         return await self._send(predict_call(job, RequestOptions(**options)))
 
-    async def predict_many(self, jobs: Sequence[TrainingJob], **options: Any) -> list[ServedPrediction | ServiceError]:
+    async def predict_many(
+        self, jobs: Sequence[TrainingJob], **options: Any
+    ) -> list[ServedPrediction | ServiceError]:
         """See :meth:`Client.predict_many`."""
         return await self._send(predict_many_call(jobs, RequestOptions(**options)))
 
@@ -237,7 +277,9 @@ class AsyncClient(_ClientCore):
     ) -> BatchSizes:
         """See :meth:`Client.batch_sizes`."""
         options = {"gpu": gpu, "mig": mig, "free_mib": free_mib, "encoder": encoder}
-        return await self._send(batch_sizes_call(job, coverage=coverage, max_batch=max_batch, **options))
+        return await self._send(
+            batch_sizes_call(job, coverage=coverage, max_batch=max_batch, **options)
+        )
 
     async def smallest_gpu(
         self,
@@ -274,7 +316,12 @@ class AsyncClient(_ClientCore):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self.close()
 
     async def _send(self, call: Call[T]) -> T:

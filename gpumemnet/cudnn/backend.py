@@ -1,7 +1,9 @@
-"""cuDNN's C interface for plans of convolutions on a described device; only the child process loads it.
+"""cuDNN's C interface for plans of convolutions on a described device; only the child process loads
+it.
 
-Each step follows ``aten/src/ATen/native/cudnn/Conv_v8.cpp``: tensors, convolution, operation graph, heuristics.  A description of
-the device takes the place of a cuDNN handle.  Numbers are those of ``cudnn_graph_v9.h``.
+Each step follows ``aten/src/ATen/native/cudnn/Conv_v8.cpp``: tensors, convolution, operation graph,
+heuristics.  A description of the device takes the place of a cuDNN handle.  Numbers are those of
+``cudnn_graph_v9.h``.
 """
 
 from __future__ import annotations
@@ -13,28 +15,67 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.cudnn.plans import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, NOTES, ConvolutionQuestion, Plan, Plans
+from gpumemnet.cudnn.plans import (
+    BACKWARD_DATA,
+    BACKWARD_FILTER,
+    FORWARD,
+    NOTES,
+    ConvolutionQuestion,
+    Plan,
+    Plans,
+)
 
 _DATA_TYPES: Final = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
 _COMPUTE_TYPES: Final = {"float64": 1}
 """All other types are accumulated in fp32, which is 0."""
 
 # cudnnBackendDescriptorType_t
-_CONVOLUTION, _ENGINE, _ENGINE_CONFIG, _HEURISTICS, _PLAN, _GRAPH, _TENSOR, _DEVICE = 1, 2, 3, 4, 5, 15, 17, 38
+_CONVOLUTION, _ENGINE, _ENGINE_CONFIG, _HEURISTICS, _PLAN, _GRAPH, _TENSOR, _DEVICE = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    15,
+    17,
+    38,
+)
 _OPERATIONS: Final = {
     FORWARD: (10, range(700, 706)),
     BACKWARD_DATA: (12, range(706, 712)),
     BACKWARD_FILTER: (11, range(712, 718)),
 }
-"""Operation → its descriptor, and its attributes: alpha, beta, convolution, weight, image, result."""
+"""Operation → its descriptor, and its attributes: alpha, beta, convolution, weight, image,
+result."""
 # cudnnBackendAttributeType_t
-_OF_DATA_TYPE, _OF_INT64, _OF_FLOAT, _OF_DOUBLE, _OF_CONVOLUTION_MODE, _OF_HEURISTICS_MODE = 1, 3, 4, 5, 7, 8
+_OF_DATA_TYPE, _OF_INT64, _OF_FLOAT, _OF_DOUBLE, _OF_CONVOLUTION_MODE, _OF_HEURISTICS_MODE = (
+    1,
+    3,
+    4,
+    5,
+    7,
+    8,
+)
 _OF_NOTE, _OF_DESCRIPTOR, _OF_CHAR = 11, 15, 24
 # cudnnBackendAttributeName_t
-_COMPUTE_TYPE, _MODE, _DILATIONS, _STRIDES, _POST_PADDINGS, _PRE_PADDINGS, _DIMENSIONS = range(100, 107)
+_COMPUTE_TYPE, _MODE, _DILATIONS, _STRIDES, _POST_PADDINGS, _PRE_PADDINGS, _DIMENSIONS = range(
+    100, 107
+)
 _HEURISTICS_MODE, _HEURISTICS_GRAPH, _HEURISTICS_RESULTS, _HEURISTICS_DEVICE = 200, 201, 202, 204
-_CONFIG_ENGINE, _PLAN_CONFIG, _PLAN_WORKSPACE, _PLAN_DEVICE, _GRAPH_OPERATIONS = 300, 401, 402, 407, 801
-_TENSOR_ALIGNMENT, _TENSOR_TYPE, _TENSOR_SHAPE, _TENSOR_STRIDES, _TENSOR_ID = 900, 901, 902, 903, 906
+_CONFIG_ENGINE, _PLAN_CONFIG, _PLAN_WORKSPACE, _PLAN_DEVICE, _GRAPH_OPERATIONS = (
+    300,
+    401,
+    402,
+    407,
+    801,
+)
+_TENSOR_ALIGNMENT, _TENSOR_TYPE, _TENSOR_SHAPE, _TENSOR_STRIDES, _TENSOR_ID = (
+    900,
+    901,
+    902,
+    903,
+    906,
+)
 _ENGINE_INDEX, _ENGINE_NOTES, _DEVICE_JSON = 1301, 1303, 2702
 _CROSS_CORRELATION: Final = 1
 _INSTANT, _FALLBACK = 0, 2
@@ -80,7 +121,9 @@ class Backend:
             self._devices[key] = described.finished()
         described = self._devices[key]
         graph, kept = self._graph(question)
-        plans = Plans(self._of_mode(graph, described, _INSTANT), self._of_mode(graph, described, _FALLBACK))
+        plans = Plans(
+            self._of_mode(graph, described, _INSTANT), self._of_mode(graph, described, _FALLBACK)
+        )
         del kept
         return plans
 
@@ -100,7 +143,11 @@ class Backend:
         convolution.finished()
         tensors = [
             self._tensor(name, shape, question)
-            for name, shape in (("w", question.weight), ("x", question.image), ("y", question.result))
+            for name, shape in (
+                ("w", question.weight),
+                ("x", question.image),
+                ("y", question.result),
+            )
         ]
         kind, (alpha, beta, *attributes) = _OPERATIONS[question.operation]
         operation = self._new(kind)
@@ -113,7 +160,9 @@ class Backend:
         graph.set_descriptors(_GRAPH_OPERATIONS, [operation])
         return graph.finished(), [convolution, *tensors, operation]
 
-    def _tensor(self, name: str, shape: Sequence[int], question: ConvolutionQuestion) -> _Descriptor:
+    def _tensor(
+        self, name: str, shape: Sequence[int], question: ConvolutionQuestion
+    ) -> _Descriptor:
         tensor = self._new(_TENSOR)
         tensor.set_enum(_TENSOR_TYPE, _OF_DATA_TYPE, _DATA_TYPES[question.dtype])
         tensor.set_numbers(_TENSOR_SHAPE, shape)
@@ -123,7 +172,8 @@ class Backend:
         return tensor.finished()
 
     def _of_mode(self, graph: _Descriptor, device: _Descriptor, mode: int) -> tuple[Plan, ...]:
-        """Return the plans that the heuristics name in this mode; a configuration that cannot be planned is left out."""
+        """Return the plans that the heuristics name in this mode; a configuration that cannot be
+        planned is left out."""
         heuristics = self._new(_HEURISTICS)
         heuristics.set_descriptors(_HEURISTICS_GRAPH, [graph])
         heuristics.set_enum(_HEURISTICS_MODE, _OF_HEURISTICS_MODE, mode)
@@ -166,7 +216,11 @@ class _Descriptor:
         self._library.cudnnBackendDestroyDescriptor(self._pointer)
 
     def set(self, attribute: int, kind: int, values: Any, count: int) -> None:
-        self._check(self._library.cudnnBackendSetAttribute(self._pointer, attribute, kind, ctypes.c_int64(count), values))
+        self._check(
+            self._library.cudnnBackendSetAttribute(
+                self._pointer, attribute, kind, ctypes.c_int64(count), values
+            )
+        )
 
     def set_enum(self, attribute: int, kind: int, value: int) -> None:
         self.set(attribute, kind, ctypes.byref(ctypes.c_int(value)), 1)
@@ -175,7 +229,9 @@ class _Descriptor:
         self.set(attribute, _OF_INT64, (ctypes.c_int64 * len(values))(*values), len(values))
 
     def set_descriptors(self, attribute: int, descriptors: Sequence[_Descriptor]) -> None:
-        pointers = (ctypes.c_void_p * len(descriptors))(*(each._pointer.value for each in descriptors))
+        pointers = (ctypes.c_void_p * len(descriptors))(
+            *(each._pointer.value for each in descriptors)
+        )
         self.set(attribute, _OF_DESCRIPTOR, pointers, len(descriptors))
 
     def finished(self) -> _Descriptor:
@@ -192,14 +248,20 @@ class _Descriptor:
         if most is None:
             self._get(attribute, _OF_DESCRIPTOR, 0, count, None)
         descriptors = [_Descriptor(self._library, kind) for _ in range(count.value)]
-        pointers = (ctypes.c_void_p * len(descriptors))(*(each._pointer.value for each in descriptors))
+        pointers = (ctypes.c_void_p * len(descriptors))(
+            *(each._pointer.value for each in descriptors)
+        )
         found = ctypes.c_int64()
         self._get(attribute, _OF_DESCRIPTOR, len(descriptors), found, pointers)
         return descriptors[: found.value]
 
-    def _get(self, attribute: int, kind: int, most: int, count: ctypes.c_int64, values: Any) -> None:
+    def _get(
+        self, attribute: int, kind: int, most: int, count: ctypes.c_int64, values: Any
+    ) -> None:
         get = self._library.cudnnBackendGetAttribute
-        self._check(get(self._pointer, attribute, kind, ctypes.c_int64(most), ctypes.byref(count), values))
+        self._check(
+            get(self._pointer, attribute, kind, ctypes.c_int64(most), ctypes.byref(count), values)
+        )
 
     def _check(self, status: int) -> None:
         if status:

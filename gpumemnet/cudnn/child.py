@@ -1,7 +1,8 @@
 """The child process that loads cuDNN: ``python -m gpumemnet.cudnn.child LIBRARY``.
 
-It writes one line with the version of the library.  Then it answers each line on its standard input, a JSON object with a
-``device`` and a ``question``, with one line: plans, or an ``error``.  It ends when its input ends.
+It writes one line with the version of the library.  Then it answers each line on its standard
+input, a JSON object with a ``device`` and a ``question``, with one line: plans, or an ``error``.
+It ends when its input ends.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def main(library: str) -> None:
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            answer = plans_to_dict(backend.plans(request["device"], question_from_dict(request["question"])))
+            answer = plans_to_dict(
+                backend.plans(request["device"], question_from_dict(request["question"]))
+            )
         except BackendError as error:
             answer = {"error": str(error)}
         answers.write(json.dumps(answer) + "\n")

@@ -1,7 +1,9 @@
-"""Describes a GPU of the catalogue to cuDNN: the properties that it would otherwise read from the CUDA runtime.
+"""Describes a GPU of the catalogue to cuDNN: the properties that it would otherwise read from the
+CUDA runtime.
 
-What cuDNN answers depends on the compute capability; on 7.5 and 9.0 also on the other properties, the number of multiprocessors
-among them.  The properties by compute capability are in ``compute_capabilities.json``.
+What cuDNN answers depends on the compute capability; on 7.5 and 9.0 also on the other properties,
+the number of multiprocessors among them.  The properties by compute capability are in
+``compute_capabilities.json``.
 """
 
 from __future__ import annotations
@@ -16,12 +18,15 @@ from gpumemnet.gpu.catalogue import DeviceProfile
 
 @cache
 def _tables() -> dict[str, Any]:
-    text = resources.files("gpumemnet").joinpath("cudnn/compute_capabilities.json").read_text("utf-8")
+    text = (
+        resources.files("gpumemnet").joinpath("cudnn/compute_capabilities.json").read_text("utf-8")
+    )
     return dict(json.loads(text))
 
 
 def description(device: DeviceProfile) -> dict[str, Any] | None:
-    """Return the properties of ``device`` by cuDNN's names; ``None`` if its compute capability is not in the table."""
+    """Return the properties of ``device`` by cuDNN's names; ``None`` if its compute capability is
+    not in the table."""
     tables = _tables()
     major, minor = device.compute_capability
     by_capability = tables["compute_capabilities"].get(f"{major}.{minor}")

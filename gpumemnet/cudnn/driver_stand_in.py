@@ -1,7 +1,8 @@
 """A shared library in place of the CUDA driver's ``libcuda.so.1``, for machines without a driver.
 
-cuDNN's run-time compiled engines are linked to six functions of the driver.  To list plans, cuDNN needs them to be there and to
-return 0.  The library is made in memory, byte by byte, so that no compiler is needed, and no file is left that another
+cuDNN's run-time compiled engines are linked to six functions of the driver.  To list plans, cuDNN
+needs them to be there and to return 0.  The library is made in memory, byte by byte, so that no
+compiler is needed, and no file is left that another
 program could load.  Format: System V ABI, "Object files" and "Program loading and dynamic linking".
 """
 
@@ -20,19 +21,31 @@ DRIVER_FUNCTIONS: Final = (
     *("cuTensorMapEncodeIm2col", "cuTensorMapEncodeTiled"),
 )
 
-_MACHINES: Final = {"x86_64": (62, bytes.fromhex("31c0c3")), "aarch64": (183, bytes.fromhex("00008052c0035fd6"))}
+_MACHINES: Final = {
+    "x86_64": (62, bytes.fromhex("31c0c3")),
+    "aarch64": (183, bytes.fromhex("00008052c0035fd6")),
+}
 """Machine → its number in the ELF header, and the code of a function that returns 0."""
 _PAGE: Final = 0x10000
 _HEADER_BYTES: Final = 64
 _SEGMENT_BYTES: Final = 56
 _SYMBOL_BYTES: Final = 24
-_DYNAMIC: Final = {"NULL": 0, "HASH": 4, "STRTAB": 5, "SYMTAB": 6, "STRSZ": 10, "SYMENT": 11, "SONAME": 14}
+_DYNAMIC: Final = {
+    "NULL": 0,
+    "HASH": 4,
+    "STRTAB": 5,
+    "SYMTAB": 6,
+    "STRSZ": 10,
+    "SYMENT": 11,
+    "SONAME": 14,
+}
 _LOAD, _DYNAMIC_SEGMENT, _STACK = 1, 2, 0x6474E551
 _EXECUTE, _WRITE, _READ = 1, 2, 4
 
 
 def load_driver_stand_in() -> None:
-    """Load the stand-in into this process: libraries loaded later that need ``libcuda.so.1`` get it.
+    """Load the stand-in into this process: libraries loaded later that need ``libcuda.so.1`` get
+    it.
 
     Raises:
         OSError: this machine is neither x86-64 nor AArch64 Linux.
@@ -56,7 +69,9 @@ def shared_library(name: str, functions: Sequence[str]) -> bytes:
         places.append(len(names))
         names += each.encode() + b"\0"
     count = len(functions) + 1
-    hashes = struct.pack(f"<{3 + count}I", 1, count, 1, *[0, *range(2, count), 0][:count])  # one chain of all symbols
+    hashes = struct.pack(
+        f"<{3 + count}I", 1, count, 1, *[0, *range(2, count), 0][:count]
+    )  # one chain of all symbols
     segments_end = _HEADER_BYTES + 4 * _SEGMENT_BYTES
     at_symbols = segments_end
     at_hashes = at_symbols + count * _SYMBOL_BYTES
@@ -69,7 +84,12 @@ def shared_library(name: str, functions: Sequence[str]) -> bytes:
     dynamic = b"".join(
         struct.pack("<QQ", _DYNAMIC[tag], value)
         for tag, value in (
-            *(("SONAME", places[-1]), ("HASH", at_hashes), ("STRTAB", at_names), ("SYMTAB", at_symbols)),
+            *(
+                ("SONAME", places[-1]),
+                ("HASH", at_hashes),
+                ("STRTAB", at_names),
+                ("SYMTAB", at_symbols),
+            ),
             *(("STRSZ", len(names)), ("SYMENT", _SYMBOL_BYTES), ("NULL", 0)),
         )
     )

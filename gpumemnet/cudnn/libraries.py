@@ -14,16 +14,23 @@ AUTO: Final = "auto"
 OFF: Final = "off"
 LIBRARY: Final = "libcudnn.so.9"
 _IN_SITE_PACKAGES: Final = "nvidia/cudnn/lib"
-"""Where the wheels ``nvidia-cudnn-cu12`` and ``-cu13``, which every CUDA build of PyTorch requires, put it."""
-_SYSTEM_FOLDERS: Final = (f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/lib64", "/usr/local/cuda/lib64")
+"""Where the wheels ``nvidia-cudnn-cu12`` and ``-cu13``, which every CUDA build of PyTorch requires,
+put it."""
+_SYSTEM_FOLDERS: Final = (
+    f"/usr/lib/{platform.machine()}-linux-gnu",
+    "/usr/lib64",
+    "/usr/local/cuda/lib64",
+)
 
 
 def find_library(cudnn: str) -> Path | None:
-    """Return the file of cuDNN that ``cudnn`` means; ``None`` for ``off``, and for ``auto`` if there is none.
+    """Return the file of cuDNN that ``cudnn`` means; ``None`` for ``off``, and for ``auto`` if
+    there is none.
 
     Args:
-        cudnn: ``auto`` for the one that is installed with this Python or on the system; ``off``; or the path of the library, of
-            the folder that holds it, or of a ``site-packages`` folder with its wheel.
+        cudnn: ``auto`` for the one that is installed with this Python or on the system; ``off``; or
+            the path of the library, of the folder that holds it, or of a ``site-packages`` folder
+            with its wheel.
 
     Raises:
         InvalidRequestError: there is no cuDNN at this path.
@@ -31,7 +38,10 @@ def find_library(cudnn: str) -> Path | None:
     if cudnn == OFF:
         return None
     if cudnn == AUTO:
-        folders = [*(Path(entry) / _IN_SITE_PACKAGES for entry in sys.path if entry), Path(sys.prefix) / "lib"]
+        folders = [
+            *(Path(entry) / _IN_SITE_PACKAGES for entry in sys.path if entry),
+            Path(sys.prefix) / "lib",
+        ]
         candidates = [folder / LIBRARY for folder in (*folders, *map(Path, _SYSTEM_FOLDERS))]
         return next((path for path in candidates if path.is_file()), None)
     path = Path(cudnn).expanduser().resolve()

@@ -12,10 +12,17 @@ BACKWARD_FILTER: Final = "backward_filter"
 OPERATIONS: Final = (FORWARD, BACKWARD_DATA, BACKWARD_FILTER)
 TENSOR_CORE: Final = "tensor_core"
 DOWN_CONVERTS_INPUTS: Final = "down_converts_inputs"
-NOTES: Final = {0: TENSOR_CORE, 1: DOWN_CONVERTS_INPUTS, 3: "fft", 4: "nondeterministic", 5: "winograd"}
+NOTES: Final = {
+    0: TENSOR_CORE,
+    1: DOWN_CONVERTS_INPUTS,
+    3: "fft",
+    4: "nondeterministic",
+    5: "winograd",
+}
 """Numerical notes of cuDNN that are kept, by their number in ``cudnnBackendNumericalNote_t``."""
 ALIGNMENT_BYTES: Final = 16
-"""PyTorch describes a tensor by the alignment of its address up to this; the allocator's blocks begin at multiples of 512."""
+"""PyTorch describes a tensor by the alignment of its address up to this; the allocator's blocks
+begin at multiples of 512."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +31,9 @@ class ConvolutionQuestion:
 
     Attributes:
         operation: one of :data:`OPERATIONS`.
-        image, weight, result: shapes ``[batch, channels, *spatial]``, ``[outputs, channels per group, *filter]`` and
-            ``[batch, outputs, *spatial]``, with two or three spatial dimensions.
+        image, weight, result: shapes ``[batch, channels, *spatial]``, ``[outputs, channels per
+            group, *filter]`` and ``[batch, outputs, *spatial]``, with two or three spatial
+            dimensions.
         channels_last: whether all three tensors have this layout, or the contiguous one.
         dtype: type of the tensors: ``float32``, ``float16``, ``bfloat16`` or ``float64``.
         padding, stride, dilation: by spatial dimension.
@@ -74,11 +82,20 @@ class Plans:
     def for_pytorch(self, dtype: str, tf32: bool) -> tuple[Plan, ...]:
         """Return the plans that PyTorch does not reject, heuristics first.
 
-        It rejects plans that convert fp32 inputs to a shorter type, and, if TF32 is not allowed, tensor cores for fp32
-        (``filterEngineConfigs`` in ``aten/src/ATen/native/cudnn/Conv_v8.cpp``).
+        It rejects plans that convert fp32 inputs to a shorter type, and, if TF32 is not allowed,
+        tensor cores for fp32 (``filterEngineConfigs`` in
+        ``aten/src/ATen/native/cudnn/Conv_v8.cpp``).
         """
-        rejected = set() if dtype != "float32" else {DOWN_CONVERTS_INPUTS} if tf32 else {DOWN_CONVERTS_INPUTS, TENSOR_CORE}
-        return tuple(plan for plan in (*self.heuristic, *self.fallback) if not rejected & set(plan.notes))
+        rejected = (
+            set()
+            if dtype != "float32"
+            else {DOWN_CONVERTS_INPUTS}
+            if tf32
+            else {DOWN_CONVERTS_INPUTS, TENSOR_CORE}
+        )
+        return tuple(
+            plan for plan in (*self.heuristic, *self.fallback) if not rejected & set(plan.notes)
+        )
 
 
 def question_to_dict(question: ConvolutionQuestion) -> dict[str, Any]:
@@ -88,20 +105,28 @@ def question_to_dict(question: ConvolutionQuestion) -> dict[str, Any]:
 
 def question_from_dict(document: Mapping[str, Any]) -> ConvolutionQuestion:
     """Return the question of a JSON object from :func:`question_to_dict`."""
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in document.items()}
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in document.items()
+    }
     return ConvolutionQuestion(**values)
 
 
 def plans_to_dict(plans: Plans) -> dict[str, Any]:
     """Return the JSON object of ``plans``: lists of ``[engine, workspace bytes, notes]``."""
     lists = {"heuristic": plans.heuristic, "fallback": plans.fallback}
-    return {name: [[plan.engine, plan.workspace_bytes, list(plan.notes)] for plan in each] for name, each in lists.items()}
+    return {
+        name: [[plan.engine, plan.workspace_bytes, list(plan.notes)] for plan in each]
+        for name, each in lists.items()
+    }
 
 
 def plans_from_dict(document: Mapping[str, Any]) -> Plans:
     """Return the plans of a JSON object from :func:`plans_to_dict`."""
     heuristic, fallback = (
-        tuple(Plan(engine, workspace_bytes, tuple(notes)) for engine, workspace_bytes, notes in document[name])
+        tuple(
+            Plan(engine, workspace_bytes, tuple(notes))
+            for engine, workspace_bytes, notes in document[name]
+        )
         for name in ("heuristic", "fallback")
     )
     return Plans(heuristic, fallback)

@@ -1,4 +1,5 @@
-"""Asks cuDNN in a child process, so that no crash of it and no library that it needs reaches the caller.
+"""Asks cuDNN in a child process, so that no crash of it and no library that it needs reaches the
+caller.
 
 One child answers many questions; it starts at the first.  Answers are kept in memory and on disk.
 """
@@ -50,8 +51,13 @@ class CudnnSession:
         CudnnUnavailableError: it cannot be loaded, or is older than 9.8.
     """
 
-    def __init__(self, library: Path, cache: AnswerCache | None = None, command: Sequence[str] | None = None) -> None:
-        self._command = [*(command or (sys.executable, "-P", "-m", "gpumemnet.cudnn.child")), str(library)]
+    def __init__(
+        self, library: Path, cache: AnswerCache | None = None, command: Sequence[str] | None = None
+    ) -> None:
+        self._command = [
+            *(command or (sys.executable, "-P", "-m", "gpumemnet.cudnn.child")),
+            str(library),
+        ]
         self._cache = cache or AnswerCache(default_cache_file())
         self._answers: dict[tuple[str, ConvolutionQuestion], Plans | None] = {}
         self._lock = threading.Lock()
@@ -60,7 +66,9 @@ class CudnnSession:
         self._version = self._start()
         if self._version < FIRST_VERSION:
             self.close()
-            raise CudnnUnavailableError(f"cuDNN {self.version} is installed; from 9.8 on it answers without a GPU")
+            raise CudnnUnavailableError(
+                f"cuDNN {self.version} is installed; from 9.8 on it answers without a GPU"
+            )
 
     @property
     def version(self) -> str:
@@ -73,7 +81,8 @@ class CudnnSession:
         return description(device) is not None and not is_too_old
 
     def plans(self, device: DeviceProfile, question: ConvolutionQuestion) -> Plans | None:
-        """Return the plans for ``question`` on ``device``; ``None`` if this version does not support one of the two."""
+        """Return the plans for ``question`` on ``device``; ``None`` if this version does not
+        support one of the two."""
         described = description(device)
         if described is None or not self.supports(device):
             return None
@@ -130,7 +139,10 @@ class CudnnSession:
         root = str(Path(gpumemnet.__path__[0]).parent)
         self._process = subprocess.Popen(
             self._command,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -160,19 +172,23 @@ class CudnnSession:
             readable, _, _ = select.select([stream], [], [], seconds)
             part = os.read(stream.fileno(), 65_536) if readable else b""
             if not part:
-                raise CudnnUnavailableError("the process that asks cuDNN " + ("ended" if readable else "does not answer"))
+                raise CudnnUnavailableError(
+                    "the process that asks cuDNN " + ("ended" if readable else "does not answer")
+                )
             line += part
         return dict(json.loads(line))
 
 
 @cache
 def _session(library: Path, process: int) -> CudnnSession:
-    """Return the session of this process with ``library``; a forked process must not write to its parent's child."""
+    """Return the session of this process with ``library``; a forked process must not write to its
+    parent's child."""
     return CudnnSession(library)
 
 
 def open_session(cudnn: str) -> tuple[CudnnSession | None, str]:
-    """Return a session for the value of ``--cudnn``, or ``None`` and what is wrong with the cuDNN that is installed, if one is.
+    """Return a session for the value of ``--cudnn``, or ``None`` and what is wrong with the cuDNN
+    that is installed, if one is.
 
     Args:
         cudnn: as in :func:`~gpumemnet.cudnn.libraries.find_library`.

@@ -34,7 +34,9 @@ def replace_file(path: Path, content: bytes) -> None:
     Raises:
         OSError: when the file system refuses.
     """
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=STAGING_PREFIX, delete=False) as stream:
+    with tempfile.NamedTemporaryFile(
+        dir=path.parent, prefix=STAGING_PREFIX, delete=False
+    ) as stream:
         staging = Path(stream.name)
         try:
             stream.write(content)
@@ -64,7 +66,8 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def locked(path: Path, timeout_seconds: float) -> Iterator[None]:
-    """Hold the lock ``path`` against other processes and threads; the system releases it when the holder dies.
+    """Hold the lock ``path`` against other processes and threads; the system releases it when the
+    holder dies.
 
     Raises:
         TimeoutError: when another holds it for longer than ``timeout_seconds``.

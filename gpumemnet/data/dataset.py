@@ -1,7 +1,8 @@
 """The dataset on disk: one Parquet schema with a version, read and written atomically, in batches.
 
 ``dataset_builder`` writes it and ``models`` reads it; its job columns carry the names of
-:class:`~gpumemnet.job.training_job.TrainingJob`, so a Parquet file of plain jobs (no labels) is read by the same code.
+:class:`~gpumemnet.job.training_job.TrainingJob`, so a Parquet file of plain jobs (no labels) is
+read by the same code.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.data.atomic_files import sync_folder
-from gpumemnet.data.measurement import MEASUREMENT_FIELDS, Measurement, measurement_from_dict, measurement_to_dict
+from gpumemnet.data.measurement import (
+    MEASUREMENT_FIELDS,
+    Measurement,
+    measurement_from_dict,
+    measurement_to_dict,
+)
 from gpumemnet.errors import DatasetError, InvalidJobError, MissingExtraError, first_line
 from gpumemnet.job.arrow_codec import check_columns, read_arrow_jobs
 from gpumemnet.job.job_table import JobTable
@@ -26,37 +32,91 @@ if TYPE_CHECKING:
 DATASET_VERSION: Final = 1
 """Version of the Parquet schema, kept in the file's metadata under :data:`VERSION_KEY`."""
 VERSION_KEY: Final = b"gpumemnet.dataset_version"
-LATER_COLUMNS: Final = frozenset({"traced_peak_bytes", "ranks", "architecture_family", "label_state", "traced", "traced_version"})
+LATER_COLUMNS: Final = frozenset(
+    {"traced_peak_bytes", "ranks", "architecture_family", "label_state", "traced", "traced_version"}
+)
 """Columns added to version 1 after its first files; a file without one has no values there."""
 ROWS_PER_BATCH: Final = 2_000
 
 _STRINGS: Final = frozenset(
     {
-        *("family", "optimizer", "precision", "activation_function", "attention_kernel", "optimizer_implementation"),
-        *("checkpointing", "status", "label_source", "provenance", "gpu", "recipe", "architecture", "options"),
-        *("architecture_key", "reason", "protocol", "history", "driver", "cuda", "cudnn", "torch", "allocator_settings"),
+        *(
+            "family",
+            "optimizer",
+            "precision",
+            "activation_function",
+            "attention_kernel",
+            "optimizer_implementation",
+        ),
+        *(
+            "checkpointing",
+            "status",
+            "label_source",
+            "provenance",
+            "gpu",
+            "recipe",
+            "architecture",
+            "options",
+        ),
+        *(
+            "architecture_key",
+            "reason",
+            "protocol",
+            "history",
+            "driver",
+            "cuda",
+            "cudnn",
+            "torch",
+            "allocator_settings",
+        ),
         *("architecture_family", "label_state", "traced_version"),
     }
 )
 _REQUIRED: Final = frozenset(
     {
         *REQUIRED_FIELDS,
-        *("schema_version", "layers", "total_activations", "total_parameters", "trainable_parameters"),
-        *("optimizer_implementation", "checkpointing", "channels_last", "gradient_accumulation", "cudnn_benchmark", "ranks"),
-        *("status", "label_source", "capacity_bytes", "provenance", "gpu", "recipe", "architecture", "options"),
+        *(
+            "schema_version",
+            "layers",
+            "total_activations",
+            "total_parameters",
+            "trainable_parameters",
+        ),
+        *(
+            "optimizer_implementation",
+            "checkpointing",
+            "channels_last",
+            "gradient_accumulation",
+            "cudnn_benchmark",
+            "ranks",
+        ),
+        *(
+            "status",
+            "label_source",
+            "capacity_bytes",
+            "provenance",
+            "gpu",
+            "recipe",
+            "architecture",
+            "options",
+        ),
         *("architecture_key", "phases", "allocator"),
     }
 )
 
 
 def job_schema() -> pa.Schema:
-    """Columns of a Parquet file of jobs, named as the fields of :class:`~gpumemnet.job.training_job.TrainingJob`."""
+    """Columns of a Parquet file of jobs, named as the fields of
+    :class:`~gpumemnet.job.training_job.TrainingJob`."""
     return _schema(JOB_FIELDS)
 
 
 def dataset_schema() -> pa.Schema:
-    """Columns of a dataset: the job's, then the measurement's; the version is in the schema's metadata."""
-    return _schema((*JOB_FIELDS, *MEASUREMENT_FIELDS)).with_metadata({VERSION_KEY: str(DATASET_VERSION).encode()})
+    """Columns of a dataset: the job's, then the measurement's; the version is in the schema's
+    metadata."""
+    return _schema((*JOB_FIELDS, *MEASUREMENT_FIELDS)).with_metadata(
+        {VERSION_KEY: str(DATASET_VERSION).encode()}
+    )
 
 
 def write_dataset(path: str | Path, measurements: Iterable[Measurement]) -> int:
@@ -66,7 +126,8 @@ def write_dataset(path: str | Path, measurements: Iterable[Measurement]) -> int:
         The number of rows.
 
     Raises:
-        DatasetError: on a stand-in row, or when the file cannot be written (folder missing, disk full).
+        DatasetError: on a stand-in row, or when the file cannot be written (folder missing, disk
+            full).
         MissingExtraError: when pyarrow is not installed.
     """
     return _write(Path(path), map(_dataset_row, measurements), dataset_schema())
@@ -76,7 +137,8 @@ def read_dataset(path: str | Path) -> list[Measurement]:
     """Every measurement of ``path``.
 
     Raises:
-        DatasetError: when the file is missing, truncated, foreign or of another version; names the row of a bad value.
+        DatasetError: when the file is missing, truncated, foreign or of another version; names the
+            row of a bad value.
         MissingExtraError: when pyarrow is not installed.
     """
     measurements: list[Measurement] = []
@@ -93,13 +155,15 @@ def read_dataset(path: str | Path) -> list[Measurement]:
 
 
 def read_jobs(path: str | Path, batch_rows: int = ROWS_PER_BATCH) -> Iterator[JobTable]:
-    """The jobs of a dataset or of a Parquet file of plain jobs, streamed in tables of at most ``batch_rows``.
+    """The jobs of a dataset or of a Parquet file of plain jobs, streamed in tables of at most
+    ``batch_rows``.
 
-    A column that the file lacks takes the field's default; columns that are no job field are not read.
+    A column that the file lacks takes the field's default; columns that are no job field are not
+    read.
 
     Raises:
-        DatasetError: when the file is missing, truncated, no Parquet or without a required column; names the row and
-            field of a bad value.
+        DatasetError: when the file is missing, truncated, no Parquet or without a required column;
+            names the row and field of a bad value.
         MissingExtraError: when pyarrow is not installed.
     """
     path = Path(path)
@@ -116,7 +180,8 @@ def read_jobs(path: str | Path, batch_rows: int = ROWS_PER_BATCH) -> Iterator[Jo
 
 
 def is_dataset(path: str | Path) -> bool:
-    """Whether the Parquet file at ``path`` is a dataset of any version, rather than a table of plain jobs.
+    """Whether the Parquet file at ``path`` is a dataset of any version, rather than a table of
+    plain jobs.
 
     Raises:
         DatasetError: when the file is missing or no Parquet.
@@ -130,7 +195,8 @@ def check_dataset_schema(path: Path, schema: pa.Schema) -> None:
     """Refuse a file whose schema is not this version's dataset schema.
 
     Raises:
-        DatasetError: says whether the file is no dataset, of another version, or lacks a column or has one of another type.
+        DatasetError: says whether the file is no dataset, of another version, or lacks a column or
+            has one of another type.
     """
     version = (schema.metadata or {}).get(VERSION_KEY)
     if version is None:
@@ -152,7 +218,9 @@ def check_dataset_schema(path: Path, schema: pa.Schema) -> None:
 
 def _schema(names: tuple[str, ...]) -> pa.Schema:
     pa = _import_pyarrow()
-    layer = pa.struct([("kind", pa.string()), ("activations", pa.int64()), ("parameters", pa.int64())])
+    layer = pa.struct(
+        [("kind", pa.string()), ("activations", pa.int64()), ("parameters", pa.int64())]
+    )
     numbers = (
         "allocated_bytes",
         "reserved_bytes",
@@ -171,12 +239,19 @@ def _schema(names: tuple[str, ...]) -> pa.Schema:
         "cudnn_benchmark": pa.bool_(),
         "seconds": pa.float64(),
     }
-    return pa.schema([pa.field(name, types.get(name, pa.int64()), nullable=name not in _REQUIRED) for name in names])
+    return pa.schema(
+        [
+            pa.field(name, types.get(name, pa.int64()), nullable=name not in _REQUIRED)
+            for name in names
+        ]
+    )
 
 
 def _dataset_row(measurement: Measurement) -> dict[str, Any]:
     if measurement.provenance == "stand_in":
-        raise DatasetError("a rehearsal with a stand-in process measured nothing: its rows cannot enter a dataset")
+        raise DatasetError(
+            "a rehearsal with a stand-in process measured nothing: its rows cannot enter a dataset"
+        )
     maps = {name: list(getattr(measurement, name).items()) for name in ("allocator", "traced")}
     return measurement_to_dict(measurement) | maps
 
@@ -220,7 +295,9 @@ def _open_parquet(path: Path) -> Iterator[Any]:
         yield file
 
 
-def _rows(path: Path, file: Any, columns: list[str], batch_rows: int) -> Iterator[tuple[int, dict[str, Any]]]:
+def _rows(
+    path: Path, file: Any, columns: list[str], batch_rows: int
+) -> Iterator[tuple[int, dict[str, Any]]]:
     row = 0
     for batch in _batches(path, file, columns, batch_rows):
         for document in batch.to_pylist():
@@ -228,7 +305,9 @@ def _rows(path: Path, file: Any, columns: list[str], batch_rows: int) -> Iterato
             yield row, document
 
 
-def _batches(path: Path, file: Any, columns: list[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
+def _batches(
+    path: Path, file: Any, columns: list[str], batch_rows: int
+) -> Iterator[pa.RecordBatch]:
     pa = _import_pyarrow()
     row = 0
     try:

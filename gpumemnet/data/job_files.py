@@ -17,10 +17,12 @@ _FORMATS: Final = (".json", ".jsonl", ".ndjson", ".parquet")
 
 
 def read_jobs_file(path: Path) -> Iterator[JobTable]:
-    """Reads the jobs in ``path``, at most :data:`JOBS_PER_BATCH` at a time; only a JSON list is read into memory as a whole.
+    """Reads the jobs in ``path``, at most :data:`JOBS_PER_BATCH` at a time; only a JSON list is
+    read into memory as a whole.
 
     Raises:
-        InvalidRequestError: when the file does not exist, is too large for JSON, or has an unknown suffix.
+        InvalidRequestError: when the file does not exist, is too large for JSON, or has an unknown
+            suffix.
         InvalidJobError: names the line or the index, and the field, of the first invalid job.
         DatasetError: when a Parquet file is damaged or lacks a column.
         MissingExtraError: when the file is Parquet and pyarrow is not installed.
@@ -42,7 +44,10 @@ def _json_jobs(path: Path) -> Iterator[JobTable]:
     with path.open("rb") as file:
         text = file.read(MAX_JSON_BYTES + 1)
     if len(text) > MAX_JSON_BYTES:
-        raise InvalidRequestError(f"{path} is larger than {MAX_JSON_BYTES} bytes: write one job a line (.jsonl) instead", "jobs")
+        raise InvalidRequestError(
+            f"{path} is larger than {MAX_JSON_BYTES} bytes: write one job a line (.jsonl) instead",
+            "jobs",
+        )
     document = parse_json(text)
     if not isinstance(document, list):
         yield _table([document], [""], ".")
@@ -64,7 +69,9 @@ def _line_jobs(path: Path) -> Iterator[JobTable]:
                 try:
                     documents.append(parse_json(line))
                 except InvalidJobError as error:
-                    broken = InvalidJobError(error.reason, f"line {number}" + (f", {error.field}" if error.field else ""))
+                    broken = InvalidJobError(
+                        error.reason, f"line {number}" + (f", {error.field}" if error.field else "")
+                    )
                     break
             yield _table(documents, [f"line {number}" for number in numbers], ", ")
             if broken is not None:
@@ -72,7 +79,8 @@ def _line_jobs(path: Path) -> Iterator[JobTable]:
 
 
 def _table(documents: Sequence[object], places: Sequence[str], between: str) -> JobTable:
-    """Reads ``documents`` as jobs; the first invalid one raises an error with its place, then ``between``, then the field."""
+    """Reads ``documents`` as jobs; the first invalid one raises an error with its place, then
+    ``between``, then the field."""
     read = read_jobs(documents)
     for row, error in sorted(read.errors.items()):
         raise InvalidJobError(error.reason, between.join(filter(None, (places[row], error.field))))

@@ -1,7 +1,8 @@
 """A measurement: one training job, run once on one GPU, with the memory it took and how it ended.
 
-The label is kept in its parts (driver, allocator, context), because reserved bytes are the same on other GPUs and drivers and
-context bytes are not.  A measurement also holds the network's parameters, so that a row can be measured again years later.
+The label is kept in its parts (driver, allocator, context), because reserved bytes are the same on
+other GPUs and drivers and context bytes are not.  A measurement also holds the network's
+parameters, so that a row can be measured again years later.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from gpumemnet.job.training_job import JOB_FIELDS, TrainingJob
 
 STATUSES: Final = ("ok", "oom", "timeout", "error")
 TRACED: Final = "traced"
-"""Provenance and label source of rows that were not measured: the label is the expectation of a trace."""
+"""Provenance and label source of rows that were not measured: the label is the expectation of a
+trace."""
 PUBLISHED: Final = "published"
 """Provenance of readings that others published."""
 PROCESS_SOURCES: Final = ("nvml_accounting", "nvml_process", TRACED)
@@ -27,9 +29,11 @@ PROCESS_SOURCES: Final = ("nvml_accounting", "nvml_process", TRACED)
 DEVICE_SOURCES: Final = ("nvml_device_difference", "nvidia_smi_device_1s")
 """Label sources whose label is ``peak_device_bytes``."""
 SITE_PROCESS_SOURCES: Final = ("slurm_gpumem",)
-"""Readings of the process every few seconds, by schedulers and monitors; a short peak may be missed."""
+"""Readings of the process every few seconds, by schedulers and monitors; a short peak may be
+missed."""
 SITE_DEVICE_SOURCES: Final = ("dcgm", "prometheus")
-"""The same for the whole device, other processes included: see :data:`gpumemnet.site.observation.SOURCES`."""
+"""The same for the whole device, other processes included: see
+:data:`gpumemnet.site.observation.SOURCES`."""
 LABEL_SOURCES: Final = PROCESS_SOURCES + DEVICE_SOURCES + SITE_PROCESS_SOURCES + SITE_DEVICE_SOURCES
 OBSERVED: Final = "observed"
 """Provenance of rows from a site: the memory of a finished job, as its scheduler reported it."""
@@ -45,18 +49,26 @@ TRACED_PARTS: Final = (
     *("steady_reserved_bytes", "startup_peak_reserved_bytes", "steady_allocated_bytes"),
     *("largest_convolution_workspace_bytes", "largest_convolution_search_bytes"),
 )
-"""Parts of a traced job, none with the CUDA context: reserved bytes in the steady state and at the start-up's peak, allocated
-bytes in the steady state, and the largest workspace of a convolution, as chosen and as tried by ``cudnn.benchmark``."""
+"""Parts of a traced job, none with the CUDA context: reserved bytes in the steady state and at the
+start-up's peak, allocated bytes in the steady state, and the largest workspace of a convolution, as
+chosen and as tried by ``cudnn.benchmark``."""
 
 _COUNTS: Final = (
-    *("capacity_bytes", "peak_process_bytes", "peak_device_bytes", "peak_reserved_bytes", "peak_allocated_bytes"),
+    *(
+        "capacity_bytes",
+        "peak_process_bytes",
+        "peak_device_bytes",
+        "peak_reserved_bytes",
+        "peak_allocated_bytes",
+    ),
     *("context_bytes", "steps", "seed", "neighbours"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Memory at the end of one phase of a run (``context``, ``build``, ``forward``, ``backward``, ``step_1``, ``step_2`` …).
+    """Memory at the end of one phase of a run (``context``, ``build``, ``forward``, ``backward``,
+    ``step_1``, ``step_2`` …).
 
     Attributes:
         name: the phase.
@@ -88,15 +100,19 @@ class Measurement:
         gpu: the GPU's name as the driver gives it.
         recipe: name of the search space, so that test-only sets (a zoo of real models) stay apart.
         architecture: JSON object with every parameter of the network; rebuilds it.
-        options: JSON object with the options of the run that the job has no field for (share of frozen layers …).
-        architecture_key: hash of the layer structure; datasets are split by it, unless a row has an ``architecture_family``.
+        options: JSON object with the options of the run that the job has no field for (share of
+            frozen layers …).
+        architecture_key: hash of the layer structure; datasets are split by it, unless a row has an
+            ``architecture_family``.
         architecture_family: group of networks that a split keeps together, such as all ResNets.
         reason: why the job did not end ``ok``.
         peak_process_bytes: NVML's per-process used memory, maximum over the run.
         peak_device_bytes: NVML's device used memory minus its idle reading, maximum over the run.
-        label_state: which state the label is of, one of :data:`LABEL_STATES`; ``None`` where nobody has looked.
+        label_state: which state the label is of, one of :data:`LABEL_STATES`; ``None`` where nobody
+            has looked.
         peak_reserved_bytes, peak_allocated_bytes: the caching allocator's maxima.
-        traced: what the trace expects of the job, in bytes, by the names of :data:`TRACED_PARTS`; empty where it was not traced.
+        traced: what the trace expects of the job, in bytes, by the names of :data:`TRACED_PARTS`;
+            empty where it was not traced.
         traced_version: version of the trace that gave ``traced``.
         context_bytes: process minus reserved bytes after the last step.
         phases: readings in the order of the run.
@@ -146,27 +162,46 @@ class Measurement:
     allocator_settings: str | None = None
 
     def __post_init__(self) -> None:
-        for name, choices in (("status", STATUSES), ("label_source", LABEL_SOURCES), ("provenance", PROVENANCES)):
+        for name, choices in (
+            ("status", STATUSES),
+            ("label_source", LABEL_SOURCES),
+            ("provenance", PROVENANCES),
+        ):
             if getattr(self, name) not in choices:
-                raise DatasetError(f"{name} must be one of {', '.join(choices)}, not {describe(getattr(self, name))}")
+                raise DatasetError(
+                    f"{name} must be one of {', '.join(choices)}, not {describe(getattr(self, name))}"
+                )
         if self.label_state not in (None, *LABEL_STATES):
-            raise DatasetError(f"label_state must be one of {', '.join(LABEL_STATES)}, not {describe(self.label_state)}")
+            raise DatasetError(
+                f"label_state must be one of {', '.join(LABEL_STATES)}, not {describe(self.label_state)}"
+            )
         if set(self.traced) - set(TRACED_PARTS):
-            raise DatasetError(f"traced has the parts {', '.join(TRACED_PARTS)}, not {describe(sorted(self.traced))}")
+            raise DatasetError(
+                f"traced has the parts {', '.join(TRACED_PARTS)}, not {describe(sorted(self.traced))}"
+            )
         for name in _COUNTS:
             value = getattr(self, name)
             if value is not None or name == "capacity_bytes":
                 try:
-                    object.__setattr__(self, name, check_count(value, name, maximum=2 * MAX_ELEMENTS))
+                    object.__setattr__(
+                        self, name, check_count(value, name, maximum=2 * MAX_ELEMENTS)
+                    )
                 except InvalidJobError as error:
                     raise DatasetError(str(error)) from None
         key = architecture_key(self.job)
         if self.architecture_key not in ("", key):
-            raise DatasetError(f"architecture_key is {describe(self.architecture_key)}, but the layers give '{key}'")
+            raise DatasetError(
+                f"architecture_key is {describe(self.architecture_key)}, but the layers give '{key}'"
+            )
         object.__setattr__(self, "architecture_key", key)
         if (self.provenance == TRACED) != (self.label_source == TRACED):
-            raise DatasetError("a traced row has both provenance and label_source 'traced', and no other row has either")
-        if self.label_source in SITE_PROCESS_SOURCES + SITE_DEVICE_SOURCES and self.provenance != OBSERVED:
+            raise DatasetError(
+                "a traced row has both provenance and label_source 'traced', and no other row has either"
+            )
+        if (
+            self.label_source in SITE_PROCESS_SOURCES + SITE_DEVICE_SOURCES
+            and self.provenance != OBSERVED
+        ):
             raise DatasetError(
                 f"a row with label_source '{self.label_source}' was observed by a site: provenance is '{OBSERVED}'"
             )
@@ -175,12 +210,14 @@ class Measurement:
 
     @property
     def split_group(self) -> str:
-        """What a split never divides: the family of the architecture where it is known, else the architecture."""
+        """What a split never divides: the family of the architecture where it is known, else the
+        architecture."""
         return self.architecture_family or self.architecture_key
 
     @property
     def label_bytes(self) -> int | None:
-        """The label: peak process bytes, or peak device bytes where the source is the device; ``None`` unless ``ok``."""
+        """The label: peak process bytes, or peak device bytes where the source is the device;
+        ``None`` unless ``ok``."""
         if self.status != "ok":
             return None
         of_process = self.label_source in PROCESS_SOURCES + SITE_PROCESS_SOURCES
@@ -191,9 +228,11 @@ MEASUREMENT_FIELDS: Final = tuple(f.name for f in fields(Measurement) if f.name 
 
 
 def architecture_key(job: TrainingJob) -> str:
-    """16 hexadecimal digits that are equal for jobs of the same network, whatever their batch, options or input size.
+    """16 hexadecimal digits that are equal for jobs of the same network, whatever their batch,
+    options or input size.
 
-    They hash the family and the ordered ``(kind, parameters)`` of the layers; without layers, the totals.
+    They hash the family and the ordered ``(kind, parameters)`` of the layers; without layers, the
+    totals.
     """
     if job.has_layers:
         structure: object = [[layer.kind, layer.parameters] for layer in job.layers]
@@ -207,7 +246,9 @@ def measurement_to_dict(measurement: Measurement) -> dict[str, Any]:
     """A flat JSON-ready object: the job's fields under their own names, then the measurement's."""
     document = job_to_dict(measurement.job)
     document |= {name: getattr(measurement, name) for name in MEASUREMENT_FIELDS}
-    document["phases"] = [{f.name: getattr(phase, f.name) for f in fields(Phase)} for phase in measurement.phases]
+    document["phases"] = [
+        {f.name: getattr(phase, f.name) for f in fields(Phase)} for phase in measurement.phases
+    ]
     document["allocator"] = dict(measurement.allocator)
     document["traced"] = dict(measurement.traced)
     return document
@@ -233,7 +274,8 @@ def measurement_from_dict(document: Mapping[str, Any]) -> Measurement:
 
 
 def identity(measurement: Measurement) -> tuple[object, ...]:
-    """Equal for measurements of the same network, job and options on the same GPU model and software."""
+    """Equal for measurements of the same network, job and options on the same GPU model and
+    software."""
     m = measurement
     software = (m.driver, m.cuda, m.cudnn, m.torch, m.allocator_settings, m.protocol)
     return (m.job, m.architecture, m.options, m.gpu, *software)

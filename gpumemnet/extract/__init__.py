@@ -1,7 +1,9 @@
-"""Turns a PyTorch model into a :class:`~gpumemnet.job.training_job.TrainingJob`, without a GPU and without allocating weights.
+"""Turns a PyTorch model into a :class:`~gpumemnet.job.training_job.TrainingJob`, without a GPU and
+without allocating weights.
 
-:func:`extract_job` takes a model object.  :func:`extract_file` takes ``path/to/file.py:factory`` and runs the file in a child
-process.  Both are loaded on first use; importing this package loads no torch.
+:func:`extract_job` takes a model object.  :func:`extract_file` takes ``path/to/file.py:factory``
+and runs the file in a child process.  Both are loaded on first use; importing this package loads no
+torch.
 """
 
 from __future__ import annotations

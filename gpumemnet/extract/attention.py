@@ -1,11 +1,13 @@
-"""Which kernel attention runs on the GPU, and what ``torch.nn.MultiheadAttention`` and the math kernel execute, as steps.
+"""Which kernel attention runs on the GPU, and what ``torch.nn.MultiheadAttention`` and the math
+kernel execute, as steps.
 
 The facts of a call and PyTorch's switches are read here for the extraction and for the trace;
 :mod:`gpumemnet.physics.attention_kernels` has the rule.
 
-PyTorch hands the whole module to one function that owns all the weights and never calls the output projection's module, so hooks
-see nothing of it.  The steps are those of ``torch.nn.functional.multi_head_attention_forward`` in training: with the
-attention weights asked for (PyTorch's default) they are computed one by one, else by the fused kernel.
+PyTorch hands the whole module to one function that owns all the weights and never calls the output
+projection's module, so hooks see nothing of it.  The steps are those of
+``torch.nn.functional.multi_head_attention_forward`` in training: with the attention weights asked
+for (PyTorch's default) they are computed one by one, else by the fused kernel.
 """
 
 from __future__ import annotations
@@ -20,7 +22,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpumemnet.physics.attention_kernels import MATH, AttentionCall, AttentionSetup, Mask, choose_kernel
+from gpumemnet.physics.attention_kernels import (
+    MATH,
+    AttentionCall,
+    AttentionSetup,
+    Mask,
+    choose_kernel,
+)
 from gpumemnet.physics.element_types import AUTOCAST_TYPES, MODEL_TYPES
 from gpumemnet.torch_private.attention import enabled_kernels, kernel_order
 from gpumemnet.torch_private.names import torch_release
@@ -63,11 +71,16 @@ def attention_call(
     *,
     requires_grad: bool = True,
 ) -> AttentionCall:
-    """Return the facts of ``scaled_dot_product_attention(query, key, …)`` on which the choice of its kernel depends."""
+    """Return the facts of ``scaled_dot_product_attention(query, key, …)`` on which the choice of
+    its kernel depends."""
     mask = None
     if attn_mask is not None:
         rows = attn_mask.stride(-1) == 1 if attn_mask.ndim else True
-        mask = Mask(shape=tuple(attn_mask.shape), requires_grad=attn_mask.requires_grad, contiguous_rows=rows)
+        mask = Mask(
+            shape=tuple(attn_mask.shape),
+            requires_grad=attn_mask.requires_grad,
+            contiguous_rows=rows,
+        )
     return AttentionCall(
         query=tuple(query.shape),
         key=tuple(key.shape),
@@ -84,14 +97,17 @@ def attention_call(
 
 
 def module_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AttentionCall | None:
-    """Return the same for ``multi_head_attention_forward(*args, **kwargs)``; ``None`` where it asks for attention weights."""
+    """Return the same for ``multi_head_attention_forward(*args, **kwargs)``; ``None`` where it asks
+    for attention weights."""
     call = _arguments(args, kwargs)
     if call["need_weights"]:
         return None
     length, *samples, width = call["query"].shape
     batch, heads, keys = samples[0] if samples else 1, call["num_heads"], call["key"].shape[0]
     masks = (call["attn_mask"], call["key_padding_mask"])
-    is_masked = any(mask is not None for mask in masks) and not (call["is_causal"] and masks[1] is None)
+    is_masked = any(mask is not None for mask in masks) and not (
+        call["is_causal"] and masks[1] is None
+    )
     query, key = (batch, heads, length, width // heads), (batch, heads, keys, width // heads)
     return AttentionCall(
         query=query,
@@ -104,8 +120,11 @@ def module_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AttentionCa
     )
 
 
-def attention_setup(compute_capability: tuple[int, int], forced: str | None = None) -> AttentionSetup:
-    """Return the GPU and PyTorch's current switches: users set them in their code, even around single calls.
+def attention_setup(
+    compute_capability: tuple[int, int], forced: str | None = None
+) -> AttentionSetup:
+    """Return the GPU and PyTorch's current switches: users set them in their code, even around
+    single calls.
 
     Args:
         compute_capability: of the GPU.
@@ -118,7 +137,8 @@ def attention_setup(compute_capability: tuple[int, int], forced: str | None = No
         cudnn_version=_cudnn_version(),
         cudnn_first=os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1",
         coarse_dropout=torch_release() >= (2, 12),
-        deterministic=torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled(),
+        deterministic=torch.are_deterministic_algorithms_enabled()
+        and not torch.is_deterministic_algorithms_warn_only_enabled(),
     )
 
 
@@ -147,16 +167,28 @@ class AttentionStep:
     query_length: int | None = None
 
 
-def attention_steps(args: tuple[Any, ...], kwargs: Mapping[str, Any], math_kernel: bool = False) -> list[AttentionStep]:
-    """The steps of one ``multi_head_attention_forward(*args, **kwargs)`` on inputs ``[length, batch, embedding]``.
+def attention_steps(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], math_kernel: bool = False
+) -> list[AttentionStep]:
+    """The steps of one ``multi_head_attention_forward(*args, **kwargs)`` on inputs ``[length,
+    batch, embedding]``.
 
-    With ``math_kernel`` the attention weights are computed one by one whether they are asked for or not.
+    With ``math_kernel`` the attention weights are computed one by one whether they are asked for or
+    not.
     """
     call = _arguments(args, kwargs)
     query, key = call["query"], call["key"]
     length, embedding = query.shape[0], query.shape[-1]
     samples = query.shape[1:-1]
-    projections = ("in_proj_weight", "in_proj_bias", "q_proj_weight", "k_proj_weight", "v_proj_weight", "bias_k", "bias_v")
+    projections = (
+        "in_proj_weight",
+        "in_proj_bias",
+        "q_proj_weight",
+        "k_proj_weight",
+        "v_proj_weight",
+        "bias_k",
+        "bias_v",
+    )
     steps = [
         AttentionStep(
             "linear",
@@ -170,7 +202,13 @@ def attention_steps(args: tuple[Any, ...], kwargs: Mapping[str, Any], math_kerne
         steps += [AttentionStep("matmul", scores), AttentionStep("softmax", scores)]
         if call["training"] and call["dropout_p"] > 0:
             steps.append(AttentionStep("dropout", scores))
-    kind = "matmul" if explicit else "attention" if query.shape[0] == key.shape[0] else "cross_attention"
+    kind = (
+        "matmul"
+        if explicit
+        else "attention"
+        if query.shape[0] == key.shape[0]
+        else "cross_attention"
+    )
     steps.append(AttentionStep(kind, query.shape, query_length=length))
     outputs = tuple(p for n in ("out_proj_weight", "out_proj_bias") if (p := call[n]) is not None)
     return [*steps, AttentionStep("linear", query.shape, outputs)]
@@ -184,12 +222,16 @@ def _arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, An
 
 
 def math_kernel_steps(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[AttentionStep]:
-    """The steps of ``scaled_dot_product_attention(*args, **kwargs)`` under the math kernel, on ``[..., heads, length, size]``.
+    """The steps of ``scaled_dot_product_attention(*args, **kwargs)`` under the math kernel, on
+    ``[..., heads, length, size]``.
 
-    They are those of ``_scaled_dot_product_attention_math`` (``aten/src/ATen/native/transformers/attention.cpp``) that keep a
-    matrix of queries by keys, or the output.
+    They are those of ``_scaled_dot_product_attention_math``
+    (``aten/src/ATen/native/transformers/attention.cpp``) that keep a matrix of queries by keys, or
+    the output.
     """
-    call = dict(zip(("query", "key", "value", "attn_mask", "dropout_p"), args, strict=False)) | dict(kwargs)
+    call = dict(
+        zip(("query", "key", "value", "attn_mask", "dropout_p"), args, strict=False)
+    ) | dict(kwargs)
     query, key, value = call["query"], call["key"], call["value"]
     scores = (*query.shape[:-1], key.shape[-2])
     steps = [AttentionStep("matmul", scores), AttentionStep("softmax", scores)]

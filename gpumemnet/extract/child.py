@@ -15,7 +15,9 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     from gpumemnet.extract.extraction import extract_from
 
     built, inputs = build(request, code, keep_values=True)
-    return extraction_to_dict(extract_from(built.model, inputs, ExtractOptions(**request["options"])))
+    return extraction_to_dict(
+        extract_from(built.model, inputs, ExtractOptions(**request["options"]))
+    )
 
 
 if __name__ == "__main__":

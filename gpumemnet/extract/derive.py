@@ -1,4 +1,5 @@
-"""Derives fields of a job from the layers of its model: family, attention kernel, main activation function, sequence length."""
+"""Derives fields of a job from the layers of its model: family, attention kernel, main activation
+function, sequence length."""
 
 from __future__ import annotations
 
@@ -15,44 +16,59 @@ if TYPE_CHECKING:
 
     from gpumemnet.extract.walk import Call, Walk
 
-_NON_LINEARITIES: Final = frozenset(LAYER_GROUPS["activation"]) - {"softmax", "log_softmax", "identity", "activation"}
+_NON_LINEARITIES: Final = frozenset(LAYER_GROUPS["activation"]) - {
+    "softmax",
+    "log_softmax",
+    "identity",
+    "activation",
+}
 _GATED: Final = {"silu": "swiglu", "gelu": "geglu"}
 _LOOK_AHEAD: Final = 3
 """Number of layers to look ahead for the values of a softmax, or the other half of a gate."""
 
 
 def family_of(calls: Sequence[Call]) -> str:
-    """Return ``transformer`` for a model with attention, else ``cnn`` for one with convolutions, else ``mlp``."""
+    """Return ``transformer`` for a model with attention, else ``cnn`` for one with convolutions,
+    else ``mlp``."""
     if attention_length(calls) is not None:
         return "transformer"
     return "cnn" if any(GROUP_OF_KIND.get(call.kind) == "conv" for call in calls) else "mlp"
 
 
 def attention_length(calls: Sequence[Call]) -> int | None:
-    """Return the longest query sequence of attention: a fused kernel, or a softmax whose output multiplies values."""
+    """Return the longest query sequence of attention: a fused kernel, or a softmax whose output
+    multiplies values."""
     lengths = []
     for index, call in enumerate(calls):
         following = calls[index + 1 : index + 1 + _LOOK_AHEAD]
         if GROUP_OF_KIND.get(call.kind) == "attention" and call.sequence_length:
             lengths.append(call.sequence_length)
-        elif call.kind == "softmax" and len(call.shape) >= 3 and any(later.kind == "matmul" for later in following):
+        elif (
+            call.kind == "softmax"
+            and len(call.shape) >= 3
+            and any(later.kind == "matmul" for later in following)
+        ):
             lengths.append(call.shape[-2])
     return max(lengths, default=None)
 
 
 def attention_kernel_of(seen: Walk) -> str | None:
-    """Return the kernel of most attention; ``math`` where the model computes its scores itself, ``None`` without attention."""
+    """Return the kernel of most attention; ``math`` where the model computes its scores itself,
+    ``None`` without attention."""
     if seen.attention_kernel is not None:
         return seen.attention_kernel
     return None if attention_length(seen.calls) is None else MATH
 
 
 def sequence_length_of(calls: Sequence[Call], inputs: Sequence[Tensor]) -> int | None:
-    """Return tokens per sample: of a token input ``[batch, tokens]``, else of the longest attention or recurrent layer."""
+    """Return tokens per sample: of a token input ``[batch, tokens]``, else of the longest attention
+    or recurrent layer."""
     for tensor in inputs:
         if tensor.ndim == 2 and not tensor.is_floating_point() and tensor.shape[1] > 1:
             return tensor.shape[1]
-    return attention_length(calls) or max((c.sequence_length for c in calls if c.sequence_length), default=None)
+    return attention_length(calls) or max(
+        (c.sequence_length for c in calls if c.sequence_length), default=None
+    )
 
 
 def activation_function_of(calls: Sequence[Call]) -> str | None:
@@ -65,7 +81,10 @@ def activation_function_of(calls: Sequence[Call]) -> str | None:
             counts[call.part_of] += 1
             continue
         following = calls[index + 1 : index + 1 + _LOOK_AHEAD]
-        gates = any(c.kind == "multiply" and c.joins_activations and c.shape == call.shape for c in following)
+        gates = any(
+            c.kind == "multiply" and c.joins_activations and c.shape == call.shape
+            for c in following
+        )
         counts[_GATED[call.kind] if gates and call.kind in _GATED else call.kind] += 1
     if not counts:
         return None

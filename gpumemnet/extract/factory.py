@@ -1,7 +1,8 @@
 """Finds a model factory in a file, runs the file as Python runs a script, and calls the factory.
 
-The file's folder comes first on ``sys.path``, so its neighbours import as they do for its owner; the file is not ``__main__``, so
-a training loop under ``if __name__ == "__main__"`` stays where it is.
+The file's folder comes first on ``sys.path``, so its neighbours import as they do for its owner;
+the file is not ``__main__``, so a training loop under ``if __name__ == "__main__"`` stays where it
+is.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def split_source(source: str) -> tuple[Path, str]:
     """
     path, colon, name = source.rpartition(":")
     if not colon or not path or not name.replace(".", "").isidentifier():
-        raise ExtractError(f"{describe(source)} does not name a factory: write path/to/file.py:function")
+        raise ExtractError(
+            f"{describe(source)} does not name a factory: write path/to/file.py:function"
+        )
     return existing_file(path), name
 
 
@@ -59,7 +62,9 @@ def existing_file(path: str) -> Path:
     """
     file = Path(path)
     if not file.is_file():
-        raise ExtractError(f"there is no file {path}" if not file.exists() else f"{path} is no file")
+        raise ExtractError(
+            f"there is no file {path}" if not file.exists() else f"{path} is no file"
+        )
     return file.resolve()
 
 
@@ -78,7 +83,8 @@ def compile_file(file: Path) -> CodeType:
 
 
 def load_module(file: Path, code: CodeType) -> ModuleType:
-    """Run the code of ``file`` as a module, registered under the file's stem where that name is free.
+    """Run the code of ``file`` as a module, registered under the file's stem where that name is
+    free.
 
     Raises:
         ExtractError: when the code raises.
@@ -96,7 +102,9 @@ def load_module(file: Path, code: CodeType) -> ModuleType:
     return module
 
 
-def call_factory(module: ModuleType, name: str, arguments: Mapping[str, Any], *, with_loss: bool = False) -> Built:
+def call_factory(
+    module: ModuleType, name: str, arguments: Mapping[str, Any], *, with_loss: bool = False
+) -> Built:
     """The model that ``name`` in ``module`` builds, and what comes with it.
 
     Args:
@@ -110,28 +118,46 @@ def call_factory(module: ModuleType, name: str, arguments: Mapping[str, Any], *,
     """
     from torch import nn
 
-    factory: Any = reduce(lambda value, part: getattr(value, part, _MISSING), name.split("."), cast(Any, module))
+    factory: Any = reduce(
+        lambda value, part: getattr(value, part, _MISSING), name.split("."), cast(Any, module)
+    )
     where = Path(str(module.__file__)).name
     if factory is _MISSING:
-        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        known = [
+            key
+            for key, value in vars(module).items()
+            if callable(value) and not key.startswith("_")
+        ]
         hint = did_you_mean(name, known)
         raise ExtractError(f"{where} has no '{name}'{hint and f': {hint}'}")
     if isinstance(factory, nn.Module):
         return Built(factory)
     if not callable(factory):
-        raise ExtractError(f"'{name}' in {where} is {describe(factory)}, not a function that returns a model")
+        raise ExtractError(
+            f"'{name}' in {where} is {describe(factory)}, not a function that returns a model"
+        )
     try:
         built = factory(**arguments)
     except Exception as error:
         raise ExtractError(f"{name}() failed: {fault_sentence(error)}") from error
-    parts = built if isinstance(built, tuple) and len(built) in ((2, 3) if with_loss else (2,)) else (built,)
+    parts = (
+        built
+        if isinstance(built, tuple) and len(built) in ((2, 3) if with_loss else (2,))
+        else (built,)
+    )
     if not isinstance(parts[0], nn.Module):
         wanted = (
-            "a torch.nn.Module, (model, inputs) or (model, inputs, loss)" if with_loss else "a torch.nn.Module or (model, inputs)"
+            "a torch.nn.Module, (model, inputs) or (model, inputs, loss)"
+            if with_loss
+            else "a torch.nn.Module or (model, inputs)"
         )
-        raise ExtractError(f"{name}() in {where} must return {wanted}, and returned {_described(built)}")
+        raise ExtractError(
+            f"{name}() in {where} must return {wanted}, and returned {_described(built)}"
+        )
     if len(parts) == 3 and not callable(parts[2]):
-        raise ExtractError(f"{name}() in {where} must return a function as loss, and returned {_described(parts[2])}")
+        raise ExtractError(
+            f"{name}() in {where} must return a function as loss, and returned {_described(parts[2])}"
+        )
     return Built(*parts)
 
 

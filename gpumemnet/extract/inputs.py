@@ -1,7 +1,7 @@
 """A model's inputs: their form on the command line, and meta tensors with the job's batch size.
 
-On the command line an input has no batch dimension: ``3x224x224`` or ``1024:int64``, with ``name=`` first for a keyword argument.
-Inputs that a factory returns are ``[batch, …]``.
+On the command line an input has no batch dimension: ``3x224x224`` or ``1024:int64``, with ``name=``
+first for a keyword argument. Inputs that a factory returns are ``[batch, …]``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ DTYPES: Final = (
     *("float32", "float16", "bfloat16", "float64", "complex64"),
     *("int64", "int32", "int16", "int8", "uint8", "bool"),
 )
-_SPEC: Final = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>[0-9]+(?:x[0-9]+)*)(?::(?P<dtype>\w+))?", re.ASCII)
+_SPEC: Final = re.compile(
+    r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>[0-9]+(?:x[0-9]+)*)(?::(?P<dtype>\w+))?", re.ASCII
+)
 _DIMENSION_DIGITS: Final = 16
 _SHOWN_SHAPES: Final = 4
 """Number of different shapes that an error message lists."""
@@ -51,7 +53,8 @@ class InputSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """What the model is called with: meta tensors, tensors that keep their values, and other arguments of the factory, unchanged.
+    """What the model is called with: meta tensors, tensors that keep their values, and other
+    arguments of the factory, unchanged.
 
     Attributes:
         args, kwargs: arguments of the call.
@@ -70,14 +73,17 @@ class ModelInputs:
         return [tensor for _, tensor in _named_tensors((*self.args, self.kwargs))]
 
     def shapes_of_fault(self, fault: BaseException) -> str:
-        """Return the shapes as the end of the sentence about ``fault``, such as ``; inputs: 8x128 (2 times), 8``.
+        """Return the shapes as the end of the sentence about ``fault``, such as ``; inputs: 8x128
+        (2 times), 8``.
 
         They say nothing about code that needs values.
         """
         if isinstance(fault, UnknownValueError):
             return ""
         times = Counter("x".join(map(str, tensor.shape)) or "()" for tensor in self.tensors)
-        texts = [shape if count == 1 else f"{shape} ({count} times)" for shape, count in times.items()]
+        texts = [
+            shape if count == 1 else f"{shape} ({count} times)" for shape, count in times.items()
+        ]
         others = f" and {len(texts) - _SHOWN_SHAPES} others" if len(texts) > _SHOWN_SHAPES else ""
         return f"; inputs: {', '.join(texts[:_SHOWN_SHAPES])}{others}"
 
@@ -98,7 +104,8 @@ class ModelInputs:
         )
 
     def resized(self, batch_size: int) -> ModelInputs:
-        """Return the inputs with ``batch_size`` samples; tensors without a batch dimension are unchanged."""
+        """Return the inputs with ``batch_size`` samples; tensors without a batch dimension are
+        unchanged."""
         import torch
 
         if batch_size == self.batch_size:
@@ -123,35 +130,51 @@ def parse_input(text: str) -> InputSpec:
     match = _SPEC.fullmatch(text)
     if match is None:
         raise InvalidRequestError(
-            f"must look like 3x224x224, 1024:int64 or mask=128:bool (no batch dimension), not {describe(text)}", "input"
+            f"must look like 3x224x224, 1024:int64 or mask=128:bool (no batch dimension), not {describe(text)}",
+            "input",
         )
     dimensions = match["shape"].split("x")
     shape = tuple(int(d) if len(d) <= _DIMENSION_DIGITS else MAX_ELEMENTS + 1 for d in dimensions)
     if 0 in shape or math.prod(shape) > MAX_ELEMENTS:
-        raise InvalidRequestError(f"must have dimensions above 0 and at most 2**50 elements, not {describe(text)}", "input")
+        raise InvalidRequestError(
+            f"must have dimensions above 0 and at most 2**50 elements, not {describe(text)}",
+            "input",
+        )
     dtype = match["dtype"] or "float32"
     if dtype not in DTYPES:
-        raise InvalidRequestError(f"must have a dtype of {', '.join(DTYPES)}, not {describe(dtype)}", "input")
+        raise InvalidRequestError(
+            f"must have a dtype of {', '.join(DTYPES)}, not {describe(dtype)}", "input"
+        )
     return InputSpec(shape, dtype, match["name"])
 
 
-def inputs_from_specs(specs: Sequence[InputSpec], batch_size: int, keep_values: bool = False) -> ModelInputs:
+def inputs_from_specs(
+    specs: Sequence[InputSpec], batch_size: int, keep_values: bool = False
+) -> ModelInputs:
     """Return meta tensors ``[batch_size, *shape]`` for ``specs``.
 
     With ``keep_values``, inputs of whole numbers are ones, as a mask of unpadded samples is.
     """
     import torch
 
-    tensors = [torch.empty(batch_size, *s.shape, dtype=getattr(torch, s.dtype), device="meta") for s in specs]
+    tensors = [
+        torch.empty(batch_size, *s.shape, dtype=getattr(torch, s.dtype), device="meta")
+        for s in specs
+    ]
     if keep_values:
         tensors = [torch.ones(t.shape, dtype=t.dtype) if _keeps_values(t) else t for t in tensors]
     args = tuple(tensor for spec, tensor in zip(specs, tensors, strict=True) if spec.name is None)
-    kwargs = {spec.name: tensor for spec, tensor in zip(specs, tensors, strict=True) if spec.name is not None}
+    kwargs = {
+        spec.name: tensor
+        for spec, tensor in zip(specs, tensors, strict=True)
+        if spec.name is not None
+    }
     return ModelInputs(args, kwargs, batch_size)
 
 
 def as_model_inputs(inputs: object, batch_size: int | None) -> ModelInputs:
-    """Return what a user calls a model with, as :class:`ModelInputs`; those that are already stay as they are.
+    """Return what a user calls a model with, as :class:`ModelInputs`; those that are already stay
+    as they are.
 
     Args:
         inputs, batch_size: see :func:`inputs_from_example`.
@@ -159,20 +182,27 @@ def as_model_inputs(inputs: object, batch_size: int | None) -> ModelInputs:
     Raises:
         ExtractError, InvalidRequestError: as :func:`inputs_from_example`.
     """
-    return inputs if isinstance(inputs, ModelInputs) else inputs_from_example(inputs, batch_size, keep_values=True)
+    return (
+        inputs
+        if isinstance(inputs, ModelInputs)
+        else inputs_from_example(inputs, batch_size, keep_values=True)
+    )
 
 
-def inputs_from_example(example: object, batch_size: int | None, keep_values: bool = False) -> ModelInputs:
+def inputs_from_example(
+    example: object, batch_size: int | None, keep_values: bool = False
+) -> ModelInputs:
     """Return meta tensors with the shapes of ``example``.
 
-    The first dimension of the first tensor is the batch size.  For another ``batch_size``, every tensor whose first dimension
-    equals the example's batch size is resized; the others are unchanged, and the note lists both.
+    The first dimension of the first tensor is the batch size.  For another ``batch_size``, every
+    tensor whose first dimension equals the example's batch size is resized; the others are
+    unchanged, and the note lists both.
 
     Args:
         example: a tensor, a tuple or list of arguments, or a mapping of keyword arguments.
         batch_size: samples per batch; that of the example by default.
-        keep_values: whether small tensors of whole numbers, such as masks, keep the values of the example; models read them.
-            Further samples repeat those of the example.
+        keep_values: whether small tensors of whole numbers, such as masks, keep the values of the
+            example; models read them. Further samples repeat those of the example.
 
     Raises:
         ExtractError: the example holds no tensor with a batch dimension.
@@ -180,7 +210,9 @@ def inputs_from_example(example: object, batch_size: int | None, keep_values: bo
     import torch
 
     kwargs = dict(example) if isinstance(example, Mapping) else {}
-    args: tuple[Any, ...] = () if kwargs else tuple(example) if isinstance(example, tuple | list) else (example,)
+    args: tuple[Any, ...] = (
+        () if kwargs else tuple(example) if isinstance(example, tuple | list) else (example,)
+    )
     named = [(name, tensor) for name, tensor in _named_tensors(kwargs or args) if tensor.ndim > 0]
     if not named:
         raise ExtractError(

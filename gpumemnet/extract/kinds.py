@@ -1,9 +1,10 @@
 """The layer kind of a PyTorch module or function, in the vocabulary of :mod:`gpumemnet.job.layers`.
 
-Modules are recognised by their PyTorch base class, so that a subclass counts as what it derives from; the small norm and
-drop-path modules that every repository writes anew, by their class name; functions by their name without underscores, so that
-``F.relu``, ``torch.relu_`` and ``Tensor.relu`` are one.  Everything else is looked into, not named: a GELU written out keeps four
-tensors, the module keeps one.
+Modules are recognised by their PyTorch base class, so that a subclass counts as what it derives
+from; the small norm and drop-path modules that every repository writes anew, by their class name;
+functions by their name without underscores, so that ``F.relu``, ``torch.relu_`` and ``Tensor.relu``
+are one.  Everything else is looked into, not named: a GELU written out keeps four tensors, the
+module keeps one.
 """
 
 from __future__ import annotations
@@ -77,7 +78,11 @@ _TORCH_CLASSES: Final = _inverted(
         "gru": "GRU GRUCell",
         "rnn": "RNN RNNCell",
         "upsample": "Upsample",
-        "pad": " ".join(f"{mode}Pad{d}d" for mode in ("Constant", "Reflection", "Replication", "Circular") for d in (1, 2, 3)),
+        "pad": " ".join(
+            f"{mode}Pad{d}d"
+            for mode in ("Constant", "Reflection", "Replication", "Circular")
+            for d in (1, 2, 3)
+        ),
         NOT_A_LAYER: "Identity Flatten Unflatten",
         LOSS: "_Loss",
     }
@@ -104,9 +109,15 @@ _ACTIVATION_CLASSES: Final = _inverted(
         "hardsigmoid": "hardsigmoid hsigmoid hardsigmoidme",
     }
 )
-"""The same for activations that show no function of PyTorch inside: those with a backward pass of their own."""
+"""The same for activations that show no function of PyTorch inside: those with a backward pass of
+their own."""
 
-_CLASS_ENDINGS: Final = {"rmsnorm": "rms_norm", "layernorm": "layer_norm", "groupnorm": "group_norm", "droppath": "drop_path"}
+_CLASS_ENDINGS: Final = {
+    "rmsnorm": "rms_norm",
+    "layernorm": "layer_norm",
+    "groupnorm": "group_norm",
+    "droppath": "drop_path",
+}
 """Ends of such names, as in ``LlamaRMSNorm``."""
 
 _FUNCTIONS: Final = _inverted(
@@ -150,11 +161,16 @@ _FUNCTIONS: Final = _inverted(
         "dropout": "dropout dropout1d dropout2d dropout3d feature_dropout",
         "alpha_dropout": "alpha_dropout feature_alpha_dropout",
         "max_pool": " ".join(
-            f"{p}max_pool{d}d{s}" for p in ("", "fractional_") for d in (1, 2, 3) for s in ("", "_with_indices")
+            f"{p}max_pool{d}d{s}"
+            for p in ("", "fractional_")
+            for d in (1, 2, 3)
+            for s in ("", "_with_indices")
         ),
         "avg_pool": "avg_pool1d avg_pool2d avg_pool3d",
         "adaptive_avg_pool": "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d",
-        "adaptive_max_pool": " ".join(f"adaptive_max_pool{d}d{s}" for d in (1, 2, 3) for s in ("", "_with_indices")),
+        "adaptive_max_pool": " ".join(
+            f"adaptive_max_pool{d}d{s}" for d in (1, 2, 3) for s in ("", "_with_indices")
+        ),
         "lp_pool": "lp_pool1d lp_pool2d lp_pool3d",
         "embedding": "embedding",
         "embedding_bag": "embedding_bag",
@@ -187,11 +203,14 @@ def kind_of_module(module: nn.Module) -> str | None:
     for cls in type(module).__mro__:
         if cls.__module__.startswith("torch.nn.") and cls.__name__ in _TORCH_CLASSES:
             kind = _TORCH_CLASSES[cls.__name__]
-            # A norm with modules inside is a norm and an activation (timm's BatchNormAct2d): two layers.
+            # A norm with modules inside is a norm and an activation (timm's BatchNormAct2d): two
+            # layers.
             return kind if is_leaf or GROUP_OF_KIND.get(kind) != "norm" else None
     if is_leaf:
         name = type(module).__name__.replace("_", "").lower()
-        return _OTHER_CLASSES.get(name) or next((kind for end, kind in _CLASS_ENDINGS.items() if name.endswith(end)), None)
+        return _OTHER_CLASSES.get(name) or next(
+            (kind for end, kind in _CLASS_ENDINGS.items() if name.endswith(end)), None
+        )
     return None
 
 
@@ -200,13 +219,15 @@ def kind_with_number(kind: str, follows_product: bool) -> str:
 
     Args:
         kind: ``add``, ``multiply``, or any other, which is returned.
-        follows_product: whether a matrix product came before it: scores are scaled, and the layer list says so.
+        follows_product: whether a matrix product came before it: scores are scaled, and the layer
+            list says so.
     """
     return "other" if kind == "add" or (kind == "multiply" and not follows_product) else kind
 
 
 def kind_of_activation(module: nn.Module) -> str | None:
-    """Return the kind of an activation by its class name, for a module in which no function of PyTorch is seen."""
+    """Return the kind of an activation by its class name, for a module in which no function of
+    PyTorch is seen."""
     return _ACTIVATION_CLASSES.get(type(module).__name__.replace("_", "").lower())
 
 

@@ -1,7 +1,7 @@
 """Runs operators on meta tensors, and remembers the layouts of their results.
 
-Most of PyTorch's meta kernels are Python, a millisecond each; a network repeats its layers, and a trace its steps.  So a call
-whose arguments have known layouts makes its results without the kernel.
+Most of PyTorch's meta kernels are Python, a millisecond each; a network repeats its layers, and a
+trace its steps.  So a call whose arguments have known layouts makes its results without the kernel.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ class KnownLayouts:
                 self._results[whole] = (type(result), layouts)
             return result
         kind, layouts = known
-        made = [None if each is None else torch.empty_strided(*each[:2], dtype=each[2], device="meta") for each in layouts]
+        made = [
+            None if each is None else torch.empty_strided(*each[:2], dtype=each[2], device="meta")
+            for each in layouts
+        ]
         return made[0] if kind is torch.Tensor else kind(made)
 
 
@@ -68,13 +71,21 @@ def _grouped_product(
     dtype: torch.dtype | None = None,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """Return the products of groups of rows or columns, whose meta kernel knows bfloat16 alone, and the CUDA kernel others too.
+    """Return the products of groups of rows or columns, whose meta kernel knows bfloat16 alone, and
+    the CUDA kernel others too.
 
-    Rows of the result begin at multiples of 16 bytes (``create_grouped_gemm_output_tensor`` in ``ATen/native/GroupedMMUtils.h``).
+    Rows of the result begin at multiples of 16 bytes (``create_grouped_gemm_output_tensor`` in
+    ``ATen/native/GroupedMMUtils.h``).
     """
     is_flat = left.ndim == right.ndim == 2
     groups = len(offsets) if is_flat and offsets is not None else right.shape[0]
-    lead = (groups, left.shape[0]) if is_flat else left.shape[:-1] if right.ndim == 3 else left.shape[1:-1]
+    lead = (
+        (groups, left.shape[0])
+        if is_flat
+        else left.shape[:-1]
+        if right.ndim == 3
+        else left.shape[1:-1]
+    )
     shape = (*lead, right.shape[-1])
     aligned = 16 // (dtype or left.dtype).itemsize
     padded = -(-shape[-1] // aligned) * aligned
@@ -101,17 +112,30 @@ def as_meta(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _only_makes_tensors(func: Any) -> bool:
-    """Whether the operator neither writes into its arguments nor returns views, and returns tensors only."""
+    """Whether the operator neither writes into its arguments nor returns views, and returns tensors
+    only."""
     declared = schema(func)
-    if any(value.alias_info is not None for value in (*declared.arguments, *declared.returns)) or not declared.returns:
+    if (
+        any(value.alias_info is not None for value in (*declared.arguments, *declared.returns))
+        or not declared.returns
+    ):
         return False
-    return all(str(value.type) in ("Tensor", "Optional[Tensor]", "List[Tensor]") for value in declared.returns)
+    return all(
+        str(value.type) in ("Tensor", "Optional[Tensor]", "List[Tensor]")
+        for value in declared.returns
+    )
 
 
 def _key(value: Any) -> Any:
-    """A key that is equal for arguments of equal layouts; :data:`_UNHASHABLE` where only the kernel can tell."""
+    """A key that is equal for arguments of equal layouts; :data:`_UNHASHABLE` where only the kernel
+    can tell."""
     if isinstance(value, torch.Tensor):
-        if type(value) not in _PLAIN or value.layout != torch.strided or value.is_conj() or value.is_neg():
+        if (
+            type(value) not in _PLAIN
+            or value.layout != torch.strided
+            or value.is_conj()
+            or value.is_neg()
+        ):
             return _UNHASHABLE
         return value.shape, value.stride(), value.dtype, value.storage_offset()
     if isinstance(value, list | tuple):
@@ -120,8 +144,11 @@ def _key(value: Any) -> Any:
     return (type(value), value) if value is None or isinstance(value, Hashable) else _UNHASHABLE
 
 
-def _layouts(result: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[_Layout | None, ...] | None:
-    """The layouts of new tensors; ``None`` where they share memory or are not dense from the start of their storage."""
+def _layouts(
+    result: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[_Layout | None, ...] | None:
+    """The layouts of new tensors; ``None`` where they share memory or are not dense from the start
+    of their storage."""
     values = [result] if isinstance(result, torch.Tensor) else result
     if not isinstance(values, list | tuple) or type(result) not in (torch.Tensor, list, tuple):
         return None

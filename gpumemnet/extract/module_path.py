@@ -40,7 +40,8 @@ class ModulePath:
 
     @property
     def path(self) -> str:
-        """Dotted path of the innermost module that is running; empty for the model itself and outside of it."""
+        """Dotted path of the innermost module that is running; empty for the model itself and
+        outside of it."""
         return self.path_of(self._stack[-1]) if self._stack else ""
 
     @property
@@ -63,7 +64,12 @@ class ModulePath:
         ]
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for handle in self._handles:
             handle.remove()
 
@@ -77,7 +83,9 @@ class ModulePath:
     def _leave(self, module: nn.Module, args: object, kwargs: object, output: object) -> None:
         if module not in self._names:
             return
-        while self._stack.pop() is not module:  # a module that raised, and whose caller continued, has left its entry
+        while (
+            self._stack.pop() is not module
+        ):  # a module that raised, and whose caller continued, has left its entry
             pass
         if self._left is not None:
             self._left(module, (args, kwargs), output)

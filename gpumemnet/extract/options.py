@@ -1,4 +1,5 @@
-"""What the caller states of a job beside its model: how it is trained, and facts that override those of the model."""
+"""What the caller states of a job beside its model: how it is trained, and facts that override
+those of the model."""
 
 from __future__ import annotations
 
@@ -18,8 +19,10 @@ class ExtractOptions(TrainingOptions):
     """The training options, and facts of the model; a fact that is ``None`` is read off the model.
 
     Attributes:
-        family, activation_function, sequence_length: as in :class:`~gpumemnet.job.training_job.TrainingJob`.
-        gpu: name or alias of a GPU in the catalogue; it decides which attention kernel PyTorch chooses.
+        family, activation_function, sequence_length: as in
+        :class:`~gpumemnet.job.training_job.TrainingJob`.
+        gpu: name or alias of a GPU in the catalogue; it decides which attention kernel PyTorch
+            chooses.
 
     Raises:
         InvalidJobError: names the field and its values.
@@ -35,12 +38,20 @@ class ExtractOptions(TrainingOptions):
         TrainingOptions.__post_init__(self)
         device_profile(self.gpu)
         known = {"family": FAMILIES[0], **self.job_fields()}
-        TrainingJob(batch_size=1, input_elements=1, total_activations=0, total_parameters=0, **known)
+        TrainingJob(
+            batch_size=1, input_elements=1, total_activations=0, total_parameters=0, **known
+        )
 
     def job_fields(self) -> dict[str, Any]:
         """The options, and the facts that are stated, as fields of a job."""
-        facts = {name: getattr(self, name) for name in ("family", "activation_function", "sequence_length")}
-        return {**TrainingOptions.job_fields(self), **{name: value for name, value in facts.items() if value is not None}}
+        facts = {
+            name: getattr(self, name)
+            for name in ("family", "activation_function", "sequence_length")
+        }
+        return {
+            **TrainingOptions.job_fields(self),
+            **{name: value for name, value in facts.items() if value is not None},
+        }
 
 
 DEFAULT_OPTIONS: Final = ExtractOptions()

@@ -1,9 +1,12 @@
-"""Runs PyTorch code without large allocations: large tensors are meta tensors, small constants stay real.
+"""Runs PyTorch code without large allocations: large tensors are meta tensors, small constants stay
+real.
 
-Building under ``torch.device("meta")`` alone breaks models that name a device, or that read a value while they are built, such as
-``[x.item() for x in torch.linspace(0, rate, depth)]``.  Here a tensor is a meta tensor if it was computed from one, or if it has
-more than :data:`REAL_ELEMENTS` elements (:data:`REAL_WHOLE_ELEMENTS` for integers: models read positions and masks).  All other
-tensors are real, on the CPU.  Requests for a device are ignored.  An operator on real and meta tensors runs on the meta device.
+Building under ``torch.device("meta")`` alone breaks models that name a device, or that read a value
+while they are built, such as ``[x.item() for x in torch.linspace(0, rate, depth)]``.  Here a tensor
+is a meta tensor if it was computed from one, or if it has more than :data:`REAL_ELEMENTS` elements
+(:data:`REAL_WHOLE_ELEMENTS` for integers: models read positions and masks).  All other tensors are
+real, on the CPU.  Requests for a device are ignored.  An operator on real and meta tensors runs on
+the meta device.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ from gpumemnet.torch_private.operators import DispatchMode, aten, schema, tree_l
 from gpumemnet.torch_private.tensors import id_of_storage, storage_id
 
 REAL_ELEMENTS: Final = 2**14
-"""Largest number of elements of a real tensor: above usual tables of constants, below usual weights."""
+"""Largest number of elements of a real tensor: above usual tables of constants, below usual
+weights."""
 REAL_WHOLE_ELEMENTS: Final = 2**20
 """The same for integers and booleans: above the positions of all tokens of a batch."""
 
@@ -39,22 +43,34 @@ _STAYS: Final = frozenset({_Tensor.cuda, _Tensor.cpu, _Tensor.pin_memory})
 _READS_VALUE: Final = frozenset(
     {
         *(_Tensor.item, _Tensor.tolist, _Tensor.numpy, _Tensor.__array__, _Tensor.__contains__),
-        *(_Tensor.__bool__, _Tensor.__int__, _Tensor.__float__, _Tensor.__index__, _Tensor.__complex__),
+        *(
+            _Tensor.__bool__,
+            _Tensor.__int__,
+            _Tensor.__float__,
+            _Tensor.__index__,
+            _Tensor.__complex__,
+        ),
     }
 )
 NEEDS_VALUES: Final = "needs the values of a tensor, and here no values are computed"
 _NO_SHAPE: Final = "has an output whose shape depends on values, and here no values are computed"
-_NO_KERNEL: Final = "does not say what its output is like: register that with torch.library.register_fake"
-_READS_VALUE_BELOW: Final = frozenset({"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"})
+_NO_KERNEL: Final = (
+    "does not say what its output is like: register that with torch.library.register_fake"
+)
+_READS_VALUE_BELOW: Final = frozenset(
+    {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"}
+)
 
 
 OnGpu = Callable[[torch.Tensor, str], None]
 """Called with a tensor that arrives on the GPU, and the operator that moves it."""
 
 _CONSTANTS: Final = frozenset({torch.arange, torch.linspace, torch.tensor, torch.as_tensor})
-"""Functions with known values: code requests them on the device of its input and then reads them."""
+"""Functions with known values: code requests them on the device of its input and then reads
+them."""
 _FILLED: Final = frozenset({torch.ones, torch.full, torch.zeros})
-"""Functions whose values are known, too.  Only ones and whole numbers keep them: those are masks, other zeros are buffers."""
+"""Functions whose values are known, too.  Only ones and whole numbers keep them: those are masks,
+other zeros are buffers."""
 _PACK: Final = aten._pack_padded_sequence.default
 
 
@@ -65,7 +81,8 @@ def is_small(tensor: torch.Tensor) -> bool:
 
 
 class MissingValues:
-    """Decides what happens where code needs values that were not computed: this class refuses; others may guess."""
+    """Decides what happens where code needs values that were not computed: this class refuses;
+    others may guess."""
 
     def value(self, function: str, tensor: torch.Tensor) -> Any:
         """Return what code gets that reads the values of ``tensor`` with ``function``.
@@ -75,7 +92,9 @@ class MissingValues:
         """
         raise UnknownValueError(function, NEEDS_VALUES)
 
-    def result(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: UnknownValueError) -> Any:
+    def result(
+        self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: UnknownValueError
+    ) -> Any:
         """Return the result of ``operator``, whose output on meta tensors is unknown.
 
         Raises:
@@ -90,8 +109,9 @@ class MissingValues:
 def large_tensors_on_meta() -> AbstractContextManager[object]:
     """Context in which a model is built without memory for its weights, to be traced.
 
-    Tensors of more than :data:`REAL_ELEMENTS` elements are on the meta device (whole numbers: :data:`REAL_WHOLE_ELEMENTS`).
-    Smaller ones are real, because models read them while they are built.
+    Tensors of more than :data:`REAL_ELEMENTS` elements are on the meta device (whole numbers:
+    :data:`REAL_WHOLE_ELEMENTS`). Smaller ones are real, because models read them while they are
+    built.
 
     Example:
         >>> import gpumemnet, torch
@@ -111,27 +131,35 @@ def placement(
     """Context in which PyTorch code runs with large tensors on meta.
 
     Args:
-        missing_values: what happens where an operator needs values that were not computed; by default
-            :class:`UnknownValueError`, which names the operator.
-        on_gpu: called with every tensor that the code requests on a device other than the CPU, and the operator.
-        holds: whether a real tensor stands for one on the GPU; the code then sees another device than the CPU.
+        missing_values: what happens where an operator needs values that were not computed; by
+            default :class:`UnknownValueError`, which names the operator.
+        on_gpu: called with every tensor that the code requests on a device other than the CPU, and
+            the operator.
+        holds: whether a real tensor stands for one on the GPU; the code then sees another device
+            than the CPU.
     """
     stack = ExitStack()
     stack.enter_context(launches_do_nothing())
     values = KnownValues(missing_values or MissingValues())
     stack.enter_context(values)
     stack.enter_context(_DeviceBlind(values, missing_values or MissingValues(), on_gpu, holds))
-    stack.enter_context(replaced([(name, _cuda_for_meta(name.value())) for name in AUTOCAST_BY_DEVICE]))
+    stack.enter_context(
+        replaced([(name, _cuda_for_meta(name.value())) for name in AUTOCAST_BY_DEVICE])
+    )
     return stack
 
 
 def _cuda_for_meta(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``function`` of autocast, for code that asks for ``tensor.device.type``: the meta device has no autocast."""
+    """Return ``function`` of autocast, for code that asks for ``tensor.device.type``: the meta
+    device has no autocast."""
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         kwargs = {name: "cuda" if value == "meta" else value for name, value in kwargs.items()}
-        return function(*("cuda" if isinstance(value, str) and value == "meta" else value for value in args), **kwargs)
+        return function(
+            *("cuda" if isinstance(value, str) and value == "meta" else value for value in args),
+            **kwargs,
+        )
 
     return run
 
@@ -141,9 +169,10 @@ class KnownValues(DispatchMode):
 
     Args:
         missing_values: what happens where an operator needs values that were not computed.
-        largest_real: largest number of elements of a real result of real tensors, for floating-point numbers and for integers;
-            ``None`` for no limit.
-        limited: whether the limit holds for the results of a real tensor; it holds for all by default.
+        largest_real: largest number of elements of a real result of real tensors, for
+            floating-point numbers and for integers; ``None`` for no limit.
+        limited: whether the limit holds for the results of a real tensor; it holds for all by
+            default.
     """
 
     def __init__(
@@ -167,7 +196,11 @@ class KnownValues(DispatchMode):
         return tensor.is_meta or bool(self._overwritten and storage_id(tensor) in self._overwritten)
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         return self.run(func, args, dict(kwargs or {}))
 
@@ -175,9 +208,15 @@ class KnownValues(DispatchMode):
         """Run an operator where it belongs."""
         tensors = argument_tensors(args, named)
         if any(map(self.unknown, tensors)):
-            result = result_on_meta(func, args, named) if any(map(is_sparse, tensors)) else NotImplemented
+            result = (
+                result_on_meta(func, args, named)
+                if any(map(is_sparse, tensors))
+                else NotImplemented
+            )
             return self._run_on_meta(func, args, named) if result is NotImplemented else result
-        if self._largest_real is None or any(argument.alias_info is not None for argument in schema(func).arguments):
+        if self._largest_real is None or any(
+            argument.alias_info is not None for argument in schema(func).arguments
+        ):
             return func(*args, **named)  # views and in-place operators allocate nothing
         if self._limited is not None and not any(map(self._limited, tensors)):
             return func(*args, **named)
@@ -186,13 +225,21 @@ class KnownValues(DispatchMode):
         except (NotImplementedError, RuntimeError):  # the operator needs values, which are known
             return func(*args, **named)
         made = [leaf for leaf in tree_leaves(trial) if isinstance(leaf, torch.Tensor)]
-        whole = sum(leaf.numel() for leaf in made if not (leaf.is_floating_point() or leaf.is_complex()))
+        whole = sum(
+            leaf.numel() for leaf in made if not (leaf.is_floating_point() or leaf.is_complex())
+        )
         others = sum(leaf.numel() for leaf in made) - whole
-        return trial if others > self._largest_real[0] or whole > self._largest_real[1] else func(*args, **named)
+        return (
+            trial
+            if others > self._largest_real[0] or whole > self._largest_real[1]
+            else func(*args, **named)
+        )
 
     def _run_on_meta(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if schema(func).name in _READS_VALUE_BELOW:
-            return self._missing_values.result(func, args, kwargs, UnknownValueError(_dotted_name(func), NEEDS_VALUES))
+            return self._missing_values.result(
+                func, args, kwargs, UnknownValueError(_dotted_name(func), NEEDS_VALUES)
+            )
         if func is _PACK:
             return self._packed(args, kwargs)
         if func is aten.masked_select.default and not self.unknown(args[1]):
@@ -204,12 +251,18 @@ class KnownValues(DispatchMode):
             result = self._layouts.call(func, args, kwargs)
         except RuntimeError as error:
             is_foreign = func.namespace != "aten"
-            has_no_shape = torch.Tag.dynamic_output_shape in func.tags or (is_foreign and "data-dependent shape" in str(error))
-            has_no_kernel = isinstance(error, NotImplementedError) or (is_foreign and "fake impl" in str(error))
+            has_no_shape = torch.Tag.dynamic_output_shape in func.tags or (
+                is_foreign and "data-dependent shape" in str(error)
+            )
+            has_no_kernel = isinstance(error, NotImplementedError) or (
+                is_foreign and "fake impl" in str(error)
+            )
             if not (has_no_shape or has_no_kernel):
                 raise
             reason = _NO_SHAPE if has_no_shape else _NO_KERNEL
-            return self._missing_values.result(func, args, kwargs, UnknownValueError(_dotted_name(func), reason))
+            return self._missing_values.result(
+                func, args, kwargs, UnknownValueError(_dotted_name(func), reason)
+            )
         writes = self._writes.get(func)
         if writes is None:
             writes = self._writes[func] = _written_arguments(func)
@@ -220,19 +273,29 @@ class KnownValues(DispatchMode):
         """Pack a sequence by the lengths of its samples, which PyTorch keeps on the host."""
         lengths = args[1]
         if self.unknown(lengths) or not bool((lengths > 0).all()):
-            error = UnknownValueError("pack_padded_sequence", "needs the lengths of the samples, and here no values are computed")
+            error = UnknownValueError(
+                "pack_padded_sequence",
+                "needs the lengths of the samples, and here no values are computed",
+            )
             return self._missing_values.result(_PACK, args, kwargs, error)
         return _PACK(as_meta(args[0]), *args[1:], **kwargs)
 
     def _with_known_selection(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Put the numbers of the selected elements in place of masks whose values are known, as PyTorch does."""
+        """Put the numbers of the selected elements in place of masks whose values are known, as
+        PyTorch does."""
         indices: list[Any] = []
         for index in args[1]:
-            is_mask = index is not None and index.dtype in (torch.bool, torch.uint8) and not self.unknown(index)
+            is_mask = (
+                index is not None
+                and index.dtype in (torch.bool, torch.uint8)
+                and not self.unknown(index)
+            )
             indices += index.nonzero().unbind(1) if is_mask else [index]
         return (args[0], indices, *args[2:])
 
-    def _written(self, writes: tuple[tuple[int, str], ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    def _written(
+        self, writes: tuple[tuple[int, str], ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[torch.Tensor]:
         """Return the tensors that the operator wrote into, and mark the real ones as unknown."""
         written = []
         for index, name in writes:
@@ -258,7 +321,8 @@ def _dotted_name(func: Any) -> str:
 
 
 class _DeviceBlind(TorchFunctionMode):
-    """Ignores every device that the code requests, and names the operator that needs an unknown value."""
+    """Ignores every device that the code requests, and names the operator that needs an unknown
+    value."""
 
     def __init__(
         self,
@@ -286,7 +350,12 @@ class _DeviceBlind(TorchFunctionMode):
                 self._missing_values.copied_to_host(_name_of(func))
             self._tell(func, args[0], func is _Tensor.cuda)
             return args[0]
-        if self._holds is not None and func == _READS_DEVICE and not args[0].is_meta and self._holds(args[0]):
+        if (
+            self._holds is not None
+            and func == _READS_DEVICE
+            and not args[0].is_meta
+            and self._holds(args[0])
+        ):
             return _META
         device = named.get("device")
         if func in _READS_VALUE and self._values.unknown(args[0]):
@@ -296,10 +365,15 @@ class _DeviceBlind(TorchFunctionMode):
             if args[0].is_meta and any(map(_is_host, (*args[1:], named.get("device")))):
                 self._missing_values.copied_to_host(_name_of(func))
             args = (args[0], *(_without_device(value) for value in args[1:]))
-            named = {key: _without_device(value) if key in ("device", "other") else value for key, value in named.items()}
+            named = {
+                key: _without_device(value) if key in ("device", "other") else value
+                for key, value in named.items()
+            }
             if "other" in named:
                 named["dtype"] = named.pop("other")
-        if "device" in named and (not is_meta(named["device"]) or _has_known_values(func, args, named)):
+        if "device" in named and (
+            not is_meta(named["device"]) or _has_known_values(func, args, named)
+        ):
             named["device"] = None
         if named.get("pin_memory"):
             named["pin_memory"] = False
@@ -317,7 +391,8 @@ class _DeviceBlind(TorchFunctionMode):
 
 @contextmanager
 def parameters_on_meta(model: nn.Module) -> Iterator[dict[int, nn.Parameter]]:
-    """Context in which the model's parameters are meta parameters, so that all of its results are on one device.
+    """Context in which the model's parameters are meta parameters, so that all of its results are
+    on one device.
 
     Yields:
         the meta parameter for each storage of the model's own parameters, by the storage's id.
@@ -332,7 +407,9 @@ def parameters_on_meta(model: nn.Module) -> Iterator[dict[int, nn.Parameter]]:
             if parameter is None or parameter.is_meta or nn.parameter.is_lazy(parameter):
                 continue
             if id(parameter) not in meta_parameters:
-                meta_parameters[id(parameter)] = nn.Parameter(as_meta(parameter), parameter.requires_grad)
+                meta_parameters[id(parameter)] = nn.Parameter(
+                    as_meta(parameter), parameter.requires_grad
+                )
                 by_storage[storage_id(parameter)] = meta_parameters[id(parameter)]
             originals.append((module, name, parameter))
     try:
@@ -345,22 +422,34 @@ def parameters_on_meta(model: nn.Module) -> Iterator[dict[int, nn.Parameter]]:
 
 
 def _name_of(func: Callable[..., Any]) -> str:
-    return str(resolve_name(func) or getattr(func, "__name__", func)).removeprefix("torch.").removesuffix(".default")
+    return (
+        str(resolve_name(func) or getattr(func, "__name__", func))
+        .removeprefix("torch.")
+        .removesuffix(".default")
+    )
 
 
 def is_meta(device: object) -> bool:
     """Whether ``device``, as code may name one, is the meta device."""
-    return device is not None and not isinstance(device, int) and torch.device(str(device)).type == "meta"
+    return (
+        device is not None
+        and not isinstance(device, int)
+        and torch.device(str(device)).type == "meta"
+    )
 
 
-def _has_known_values(func: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
+def _has_known_values(
+    func: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]
+) -> bool:
     """Whether the values of what ``func`` makes are known, and code may read them."""
     if func not in _FILLED:
         return func in _CONSTANTS
     if named.get("device") == "meta":  # written so by PyTorch itself: it wants no values
         return False
     dtype = named.get("dtype")
-    return func is torch.ones or (dtype is not None and not (dtype.is_floating_point or dtype.is_complex))
+    return func is torch.ones or (
+        dtype is not None and not (dtype.is_floating_point or dtype.is_complex)
+    )
 
 
 def _is_host(value: object) -> bool:
@@ -372,7 +461,9 @@ def _device_in(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
     for value in (*args[:1], *(named.get(key) for key in ("device", "other"))):
         if isinstance(value, torch.Tensor):
             return value.device
-        if isinstance(value, str | torch.device) or (isinstance(value, int) and not isinstance(value, bool)):
+        if isinstance(value, str | torch.device) or (
+            isinstance(value, int) and not isinstance(value, bool)
+        ):
             return value
     return None
 
@@ -381,5 +472,7 @@ def _without_device(value: object) -> object:
     """An argument of ``Tensor.to``, with ``None`` for a device and a dtype for another tensor."""
     if isinstance(value, torch.Tensor):
         return value.dtype
-    is_device = isinstance(value, str | torch.device) or (isinstance(value, int) and not isinstance(value, bool))
+    is_device = isinstance(value, str | torch.device) or (
+        isinstance(value, int) and not isinstance(value, bool)
+    )
     return None if is_device else value

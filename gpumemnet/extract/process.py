@@ -1,4 +1,5 @@
-"""Extracts a job from a user's file in a child process, so that user code cannot affect the caller."""
+"""Extracts a job from a user's file in a child process, so that user code cannot affect the
+caller."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from gpumemnet.extract.source import factory_request
 from gpumemnet.sandbox.parent import Child, ask
 
 DEADLINE_SECONDS: Final = 120.0
-_CHILD: Final = Child(module="gpumemnet.extract.child", result="a model", purpose="extracting a job from a model")
+_CHILD: Final = Child(
+    module="gpumemnet.extract.child", result="a model", purpose="extracting a job from a model"
+)
 
 
 def extract_file(
@@ -28,10 +31,12 @@ def extract_file(
     """Extract the training job of the model that ``source`` builds.
 
     Args:
-        source: ``path/to/file.py:factory``; the factory returns a ``torch.nn.Module`` or ``(model, inputs)``.
+        source: ``path/to/file.py:factory``; the factory returns a ``torch.nn.Module`` or ``(model,
+            inputs)``.
         options: how the model is trained, and facts that override those of the model.
-        inputs: shape of one sample for each input of the model, as :func:`gpumemnet.extract.inputs.parse_input` reads it;
-            empty if the factory returns inputs.
+        inputs: shape of one sample for each input of the model, as
+            :func:`gpumemnet.extract.inputs.parse_input` reads it; empty if the factory returns
+            inputs.
         arguments: keyword arguments of the factory; any JSON values.
         batch_size: samples per batch; required unless the factory returns inputs.
         deadline_seconds: time for everything, including the import of torch.
@@ -39,10 +44,13 @@ def extract_file(
 
     Raises:
         ExtractError: says what is wrong with the file, its factory or its model, and where.
-        InvalidJobError, InvalidRequestError: an input has another form, or the batch size is out of range.
+        InvalidJobError, InvalidRequestError: an input has another form, or the batch size is out of
+            range.
         MissingExtraError: torch is not installed.
     """
     check_batch_size(batch_size)
     request = {**factory_request(source, inputs, arguments, batch_size), "options": asdict(options)}
-    answer = ask(_CHILD, source, request, deadline_seconds=deadline_seconds, show_output=show_output)
+    answer = ask(
+        _CHILD, source, request, deadline_seconds=deadline_seconds, show_output=show_output
+    )
     return extraction_from_dict(answer)

@@ -1,6 +1,8 @@
-"""What an extraction gives: the job, where each of its layers stands in the model, and what could not be seen.
+"""What an extraction gives: the job, where each of its layers stands in the model, and what could
+not be seen.
 
-The JSON form is what the child process hands to its parent and what ``gpumemnet extract --json`` prints.
+The JSON form is what the child process hands to its parent and what ``gpumemnet extract --json``
+prints.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ class Extraction:
 
     Attributes:
         job: the job; its layers stand in execution order.
-        layer_names: for each layer of the job, the dotted path of the module that executed it; empty for the model itself.
+        layer_names: for each layer of the job, the dotted path of the module that executed it;
+            empty for the model itself.
         notes: one sentence for each thing that could not be seen, or that was settled by a rule.
     """
 
@@ -43,4 +46,6 @@ def extraction_from_dict(document: Mapping[str, Any]) -> Extraction:
     Raises:
         InvalidJobError: when its job is no valid job.
     """
-    return Extraction(job_from_dict(document["job"]), tuple(document["layer_names"]), tuple(document["notes"]))
+    return Extraction(
+        job_from_dict(document["job"]), tuple(document["layer_names"]), tuple(document["notes"])
+    )

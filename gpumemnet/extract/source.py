@@ -1,4 +1,5 @@
-"""``path/to/file.py:factory``: the request that a parent process writes for it, and the model that the child builds from it.
+"""``path/to/file.py:factory``: the request that a parent process writes for it, and the model that
+the child builds from it.
 
 Writer and reader are in one module, because they must agree.  The writer loads no torch.
 """
@@ -13,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.factory import Built, call_factory, compile_file, load_module, split_source
-from gpumemnet.extract.inputs import ModelInputs, inputs_from_example, inputs_from_specs, parse_input
+from gpumemnet.extract.inputs import (
+    ModelInputs,
+    inputs_from_example,
+    inputs_from_specs,
+    parse_input,
+)
 
 if TYPE_CHECKING:
     from gpumemnet.extract.placement import MissingValues
@@ -26,7 +32,8 @@ def factory_request(
 
     Args:
         source: ``path/to/file.py:factory``.
-        inputs: shape of one sample for each input of the model, as :func:`gpumemnet.extract.inputs.parse_input` reads it.
+        inputs: shape of one sample for each input of the model, as
+            :func:`gpumemnet.extract.inputs.parse_input` reads it.
         arguments: keyword arguments of the factory.
         batch_size: samples per batch.
 
@@ -61,7 +68,8 @@ def build(
     with_loss: bool = False,
     keep_values: bool = False,
 ) -> tuple[Built, ModelInputs]:
-    """Build the model that a request names, and its inputs as meta tensors with the requested batch size.
+    """Build the model that a request names, and its inputs as meta tensors with the requested batch
+    size.
 
     Args:
         request: from :func:`factory_request`.
@@ -71,7 +79,8 @@ def build(
         keep_values: see :func:`gpumemnet.extract.inputs.inputs_from_example`.
 
     Raises:
-        ExtractError: says what is wrong with the file or its factory, or what is missing in the request.
+        ExtractError: says what is wrong with the file or its factory, or what is missing in the
+            request.
     """
     from gpumemnet.extract.placement import placement
 
@@ -79,20 +88,28 @@ def build(
     name, batch_size = request["name"], request["batch_size"]
     specs = [parse_input(text) for text in request["inputs"]]
     with placement(missing_values):
-        built = call_factory(load_module(Path(request["file"]), code), name, request["arguments"], with_loss=with_loss)
+        built = call_factory(
+            load_module(Path(request["file"]), code),
+            name,
+            request["arguments"],
+            with_loss=with_loss,
+        )
     if built.inputs is not None:
         if specs:
             raise ExtractError(f"--input: {name}() returns inputs itself; leave --input out")
         return built, inputs_from_example(built.inputs, batch_size, keep_values)
     if not specs:
-        raise ExtractError(f"--input: {name}() returns no inputs; give them, as in --input 3x224x224")
+        raise ExtractError(
+            f"--input: {name}() returns no inputs; give them, as in --input 3x224x224"
+        )
     if batch_size is None:
         raise ExtractError("--batch-size: is missing; give the number of samples per step")
     return built, inputs_from_specs(specs, batch_size, keep_values)
 
 
 def prepare_child() -> None:
-    """Open files of weights without reading the weights, and ignore default devices, until this child process ends."""
+    """Open files of weights without reading the weights, and ignore default devices, until this
+    child process ends."""
     from gpumemnet.torch_private.modules import LOAD, SET_CUDA_DEVICE, SET_DEFAULT_DEVICE
     from gpumemnet.torch_private.names import replace_for_good
 

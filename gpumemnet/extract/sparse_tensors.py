@@ -1,7 +1,7 @@
 """Results of operators on sparse meta tensors, for which PyTorch has no kernels.
 
-The number of non-zeros is known: it is the length of the values.  A sum of equal indices (``coalesce``) may shrink it; here it
-keeps all, which is the most that it can take.
+The number of non-zeros is known: it is the length of the values.  A sum of equal indices
+(``coalesce``) may shrink it; here it keeps all, which is the most that it can take.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from gpumemnet.torch_private.operators import schema
 from gpumemnet.torch_private.tensors import dense_parts
 
 _COO: Final = torch.sparse_coo
-_COMPRESSED: Final[Mapping[torch.layout, torch.layout]] = {torch.sparse_csr: torch.sparse_csc, torch.sparse_csc: torch.sparse_csr}
+_COMPRESSED: Final[Mapping[torch.layout, torch.layout]] = {
+    torch.sparse_csr: torch.sparse_csc,
+    torch.sparse_csc: torch.sparse_csr,
+}
 """Layout → the layout of its transpose."""
 
 
@@ -26,18 +29,27 @@ def is_sparse(tensor: Tensor) -> bool:
 
 
 def meta_copy(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return a sparse meta tensor with as many non-zeros as ``tensor``, which may be real; ``dtype`` is that of its values."""
+    """Return a sparse meta tensor with as many non-zeros as ``tensor``, which may be real;
+    ``dtype`` is that of its values."""
     *indices, values = map(_empty_like, dense_parts(tensor))
     values = values if dtype is None else values.to(dtype)
-    return _made((*indices, values), tensor.size(), tensor.layout, tensor.layout is _COO and tensor.is_coalesced())
+    return _made(
+        (*indices, values),
+        tensor.size(),
+        tensor.layout,
+        tensor.layout is _COO and tensor.is_coalesced(),
+    )
 
 
 def result_on_meta(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the result of an operator of which an argument is sparse; ``NotImplemented`` where no rule is known."""
+    """Return the result of an operator of which an argument is sparse; ``NotImplemented`` where no
+    rule is known."""
     rule = _RULES.get(schema(func).name)
     if rule is None:
         return NotImplemented
-    arguments = {argument.name: value for argument, value in zip(schema(func).arguments, args, strict=False)} | dict(kwargs)
+    arguments = {
+        argument.name: value for argument, value in zip(schema(func).arguments, args, strict=False)
+    } | dict(kwargs)
     return rule(arguments)
 
 
@@ -45,17 +57,24 @@ def _empty_like(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
-def _made(parts: Sequence[Tensor], size: torch.Size, layout: torch.layout, is_coalesced: bool = False) -> Tensor:
+def _made(
+    parts: Sequence[Tensor], size: torch.Size, layout: torch.layout, is_coalesced: bool = False
+) -> Tensor:
     """Make a sparse tensor of its parts, which it keeps."""
     if layout is _COO:
         indices, values = parts
-        return torch.sparse_coo_tensor(indices, values, size, check_invariants=False, is_coalesced=is_coalesced)
+        return torch.sparse_coo_tensor(
+            indices, values, size, check_invariants=False, is_coalesced=is_coalesced
+        )
     compressed, plain, values = parts
-    return torch.sparse_compressed_tensor(compressed, plain, values, size, layout=layout, check_invariants=False)
+    return torch.sparse_compressed_tensor(
+        compressed, plain, values, size, layout=layout, check_invariants=False
+    )
 
 
 def _product(left: Tensor, right: Tensor) -> Any:
-    """A dense matrix, from a sparse and a dense one; the number of non-zeros of a sparse product is not known."""
+    """A dense matrix, from a sparse and a dense one; the number of non-zeros of a sparse product is
+    not known."""
     if is_sparse(left) and is_sparse(right):
         return NotImplemented
     shape = (left.shape[0], *right.shape[1:])
@@ -78,7 +97,9 @@ def _scaled(tensor: Any, other: Any = None) -> Any:
     """A sparse tensor times a number, or another function of its values that keeps zeros."""
     if not isinstance(tensor, Tensor) or (isinstance(other, Tensor) and other.ndim):
         return NotImplemented
-    return meta_copy(tensor, dtype=tensor.dtype if other is None else torch.result_type(tensor, other))
+    return meta_copy(
+        tensor, dtype=tensor.dtype if other is None else torch.result_type(tensor, other)
+    )
 
 
 def _dense(arguments: Mapping[str, Any]) -> Tensor:
@@ -89,14 +110,20 @@ def _dense(arguments: Mapping[str, Any]) -> Tensor:
 _Rule = Callable[[Mapping[str, Any]], Any]
 _RULES: Final[Mapping[str, _Rule]] = {
     "aten::mm": lambda given: _product(given["self"], given["mat2"]),
-    **dict.fromkeys(("aten::addmm", "aten::_sparse_addmm"), lambda given: _product(given["mat1"], given["mat2"])),
+    **dict.fromkeys(
+        ("aten::addmm", "aten::_sparse_addmm"), lambda given: _product(given["mat1"], given["mat2"])
+    ),
     "aten::t": lambda given: _transposed(given["self"]),
     "aten::transpose": lambda given: _transposed(given["self"]),
     "aten::_to_dense": _dense,
     "aten::_coalesce": lambda given: _coalesced(given["self"]),
     "aten::clone": lambda given: meta_copy(given["self"]),
     "aten::_to_copy": lambda given: meta_copy(given["self"], dtype=given.get("dtype")),
-    **dict.fromkeys(("aten::mul", "aten::div"), lambda given: _scaled(given["self"], given["other"])),
-    **dict.fromkeys(("aten::neg", "aten::abs", "aten::relu", "aten::sqrt"), lambda given: _scaled(given["self"])),
+    **dict.fromkeys(
+        ("aten::mul", "aten::div"), lambda given: _scaled(given["self"], given["other"])
+    ),
+    **dict.fromkeys(
+        ("aten::neg", "aten::abs", "aten::relu", "aten::sqrt"), lambda given: _scaled(given["self"])
+    ),
 }
 """Operator → the rule for its arguments by name."""

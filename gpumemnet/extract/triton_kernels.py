@@ -1,4 +1,5 @@
-"""Lets a model launch Triton kernels without a GPU: a launch allocates nothing, it only writes into its arguments."""
+"""Lets a model launch Triton kernels without a GPU: a launch allocates nothing, it only writes into
+its arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ def launches_do_nothing(*, before_import: bool = False) -> Iterator[None]:
     """Context in which ``kernel[grid](…)`` does nothing.
 
     Args:
-        before_import: whether code in the context may import Triton first; else it has no effect if Triton is not imported.
+        before_import: whether code in the context may import Triton first; else it has no effect if
+            Triton is not imported.
     """
     if before_import and importlib.util.find_spec("triton") is not None:
         importlib.import_module("triton.runtime.jit")

@@ -1,8 +1,10 @@
-"""Lists the layers of a model in execution order: leaf modules and functions outside of them, with outputs and parameters.
+"""Lists the layers of a model in execution order: leaf modules and functions outside of them, with
+outputs and parameters.
 
-The model runs once on meta tensors, observed by module hooks and a ``TorchFunctionMode``.  A module with a layer kind is one
-call.  Other modules are looked into, so a functional network gives the same calls as the same network of modules.  Each parameter
-belongs to the first call that uses it, also through views and through functions of parameters only.
+The model runs once on meta tensors, observed by module hooks and a ``TorchFunctionMode``.  A module
+with a layer kind is one call.  Other modules are looked into, so a functional network gives the
+same calls as the same network of modules.  Each parameter belongs to the first call that uses it,
+also through views and through functions of parameters only.
 """
 
 from __future__ import annotations
@@ -73,8 +75,8 @@ class Call:
         in_place: whether it overwrote its input.
         sequence_length: query positions of attention, or steps of a recurrent layer; else ``None``.
         joins_activations: whether it has two or more activations as inputs.
-        part_of: the activation function that it is a step of, where a module of that name writes it out, or that it is in place,
-            where another kind says what it keeps; else ``None``.
+        part_of: the activation function that it is a step of, where a module of that name writes it
+            out, or that it is in place, where another kind says what it keeps; else ``None``.
     """
 
     kind: str
@@ -94,12 +96,16 @@ class Walk:
 
     Attributes:
         calls: in execution order.
-        indirect: names of parameters whose use cannot be followed; counted with the first call of their module.
+        indirect: names of parameters whose use cannot be followed; counted with the first call of
+            their module.
         unused: names of parameters that no executed module owns; counted with no call.
-        unseen: paths of modules that cannot be looked into, such as scripted ones; each is one call of kind ``other``.
+        unseen: paths of modules that cannot be looked into, such as scripted ones; each is one call
+            of kind ``other``.
         losses: number of loss functions inside the model, which are not calls.
-        checkpointed: whether the model recomputes parts of itself through ``torch.utils.checkpoint``.
-        attention_kernel: the kernel of most attention, by output elements; ``None`` where no call leaves PyTorch the choice.
+        checkpointed: whether the model recomputes parts of itself through
+            ``torch.utils.checkpoint``.
+        attention_kernel: the kernel of most attention, by output elements; ``None`` where no call
+            leaves PyTorch the choice.
     """
 
     calls: tuple[Call, ...]
@@ -137,14 +143,19 @@ def walk(
     Args:
         model: the model.
         args, kwargs: what it is called with.
-        attention: which kernel ``scaled_dot_product_attention`` runs; the steps of the math kernel are layers.
+        attention: which kernel ``scaled_dot_product_attention`` runs; the steps of the math kernel
+            are layers.
         missing_values: see :func:`gpumemnet.extract.placement.placement`.
 
     Raises:
         ForwardError: the forward pass raises.
     """
     modes = {module: module.training for module in model.modules()}
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers() if not (nn.parameter.is_lazy(buffer) or buffer.is_meta)]
+    buffers = [
+        (buffer, buffer.clone())
+        for buffer in model.buffers()
+        if not (nn.parameter.is_lazy(buffer) or buffer.is_meta)
+    ]
     path = ""
     try:
         with torch.enable_grad(), placement(missing_values):
@@ -171,14 +182,22 @@ def walk(
 class _Recorder:
     """Collects the calls while the model runs."""
 
-    def __init__(self, model: nn.Module, meta_parameters: Mapping[int, nn.Parameter], attention: KernelChoice) -> None:
+    def __init__(
+        self, model: nn.Module, meta_parameters: Mapping[int, nn.Parameter], attention: KernelChoice
+    ) -> None:
         self._model = model
         self._attention = attention
         self._kernels: Counter[str] = Counter()
         self._modules = ModulePath(model, self._enter, self._leave)
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
-        self._unclaimed = {id(parameter): parameter for parameter in model.parameters() if not nn.parameter.is_lazy(parameter)}
-        self._by_storage = {storage: frozenset({id(parameter)}) for storage, parameter in meta_parameters.items()}
+        self._unclaimed = {
+            id(parameter): parameter
+            for parameter in model.parameters()
+            if not nn.parameter.is_lazy(parameter)
+        }
+        self._by_storage = {
+            storage: frozenset({id(parameter)}) for storage, parameter in meta_parameters.items()
+        }
         self._marks: MutableMapping[Tensor, _Mark] = WeakTensorKeyDictionary()
         for key, parameter in self._unclaimed.items():
             storage = storage_id(parameter)
@@ -220,12 +239,21 @@ class _Recorder:
         if self._opaque:
             return
         inputs, outputs = tensors_in(arguments), tensors_in(output)
-        unseen = [tensor for tensor in outputs if tensor not in self._marks and not self._parameters_in(tensor)]
+        unseen = [
+            tensor
+            for tensor in outputs
+            if tensor not in self._marks and not self._parameters_in(tensor)
+        ]
         own = frozenset(id(parameter) for parameter in module.parameters()) & self._unclaimed.keys()
         if kind == LOSS:
             self._losses += 1
             kind = "other" if own else NOT_A_LAYER
-        if kind is None and len(self._calls) == first_call and unseen and not _aliases(inputs, outputs):
+        if (
+            kind is None
+            and len(self._calls) == first_call
+            and unseen
+            and not _aliases(inputs, outputs)
+        ):
             kind = kind_of_activation(module) or "other"
         if kind is None and (written_out := kind_of_activation(module)):
             for at in range(first_call, len(self._calls)):
@@ -235,8 +263,13 @@ class _Recorder:
         passed_through = kind == "drop_path" and all(any(o is i for i in inputs) for o in outputs)
         if kind in _DROPOUTS:
             passed_through = getattr(module, "p", None) == 0
-        if kind == "rms_norm" and not self._has_fused_norm and next(module.parameters(), None) is not None:
-            # A norm of elementary operations: its result is a tensor, which the product with the weight keeps.
+        if (
+            kind == "rms_norm"
+            and not self._has_fused_norm
+            and next(module.parameters(), None) is not None
+        ):
+            # A norm of elementary operations: its result is a tensor, which the product with the
+            # weight keeps.
             self._record(kind, module, outputs, (), inputs)
             self._record("multiply", module, outputs, own, inputs)
         elif kind is not None and kind != NOT_A_LAYER and not passed_through:
@@ -244,7 +277,13 @@ class _Recorder:
         for tensor in unseen:
             self._marks[tensor] = _ACTIVATION
 
-    def saw_function(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], output: object) -> None:
+    def saw_function(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        output: object,
+    ) -> None:
         """Record a function that was called outside of modules with a layer kind."""
         if self._opaque:
             self._has_fused_norm |= "rms_norm" in getattr(func, "__name__", "")
@@ -262,7 +301,11 @@ class _Recorder:
             kernel = MATH if call is None else self._attention.kernel(call)
             self._kernels[kernel] += outputs[0].numel()
             self._record_attention(module, attention_steps(args, kwargs, kernel == MATH))
-        elif activation and func is F.scaled_dot_product_attention and self._runs_math_kernel(args, kwargs, outputs[0]):
+        elif (
+            activation
+            and func is F.scaled_dot_product_attention
+            and self._runs_math_kernel(args, kwargs, outputs[0])
+        ):
             self._record_attention(module, math_kernel_steps(args, kwargs))
         elif activation:
             kind = kind_of_function(getattr(func, "__name__", ""), outputs[0].ndim)
@@ -270,25 +313,36 @@ class _Recorder:
                 self._losses += 1
                 kind = "other" if used & self._unclaimed.keys() else NOT_A_LAYER
             if kind is not None and not (outputs[0].is_floating_point() or outputs[0].is_complex()):
-                kind = NOT_A_LAYER  # labels that are shifted, positions that are added: no activations
+                kind = (
+                    NOT_A_LAYER  # labels that are shifted, positions that are added: no activations
+                )
             if kind is None:
-                allocates = outputs[0].ndim > 0 and outputs[0].is_floating_point() and not _aliases(inputs, outputs)
+                allocates = (
+                    outputs[0].ndim > 0
+                    and outputs[0].is_floating_point()
+                    and not _aliases(inputs, outputs)
+                )
                 kind = "other" if allocates else NOT_A_LAYER
             if kind in _DROPOUTS and _drops_nothing(*args, **kwargs):
                 kind = NOT_A_LAYER
             if kind != NOT_A_LAYER:
                 joins = sum(m.activation for m in marks) > 1
                 if len(inputs) == 1 and not used:
-                    kind = kind_with_number(kind, bool(self._calls) and self._calls[-1].kind == "matmul")
+                    kind = kind_with_number(
+                        kind, bool(self._calls) and self._calls[-1].kind == "matmul"
+                    )
                     if kind == "other" and _aliases(inputs, outputs):
                         kind = NOT_A_LAYER  # a sum or product with a number, in place
             if kind != NOT_A_LAYER:
-                self._record(self._refined(kind, used, inputs), module, outputs, used, inputs, joins)
+                self._record(
+                    self._refined(kind, used, inputs), module, outputs, used, inputs, joins
+                )
         for tensor in outputs:
             self._marks[tensor] = mark
 
     def finish(self) -> Walk:
-        """Return the walk; a parameter that no call has claimed goes to the first call of its module."""
+        """Return the walk; a parameter that no call has claimed goes to the first call of its
+        module."""
         executed: dict[str, int] = {}
         for index in range(len(self._calls) - 1, -1, -1):
             parts = self._calls[index].path.split(".") if self._calls[index].path else []
@@ -306,11 +360,20 @@ class _Recorder:
             self._calls[first_call] = replace(call, parameters=call.parameters + parameter.numel())
         kernel = max(self._kernels, key=self._kernels.__getitem__, default=None)
         return Walk(
-            tuple(self._calls), tuple(indirect), tuple(unused), tuple(self._unseen), self._losses, self._checkpointed, kernel
+            tuple(self._calls),
+            tuple(indirect),
+            tuple(unused),
+            tuple(self._unseen),
+            self._losses,
+            self._checkpointed,
+            kernel,
         )
 
-    def _runs_math_kernel(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Tensor) -> bool:
-        """Note the kernel of one ``scaled_dot_product_attention``, and return whether it is the math kernel."""
+    def _runs_math_kernel(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Tensor
+    ) -> bool:
+        """Note the kernel of one ``scaled_dot_product_attention``, and return whether it is the
+        math kernel."""
         kernel = self._attention.kernel(attention_call(*args, **kwargs))
         self._kernels[kernel] += output.numel()
         return kernel == MATH
@@ -334,7 +397,9 @@ class _Recorder:
         inputs: Sequence[Tensor],
         joins_activations: bool = False,
     ) -> None:
-        numeric = [tensor for tensor in outputs if tensor.is_floating_point() or tensor.is_complex()] or list(outputs)
+        numeric = [
+            tensor for tensor in outputs if tensor.is_floating_point() or tensor.is_complex()
+        ] or list(outputs)
         in_place = _aliases(inputs, outputs)
         part_of = kind if in_place and kept_in_place(kind) != kind else None
         length = None
@@ -356,7 +421,8 @@ class _Recorder:
             )
         )
         if isinstance(module, nn.LSTM | nn.GRU) and kind in RESERVED_PER_UNIT:
-            # The reserve space of cuDNN is a second layer of the kind: it keeps as much as this, and has no parameters.
+            # The reserve space of cuDNN is a second layer of the kind: it keeps as much as this,
+            # and has no parameters.
             steps = inputs[0].numel() // inputs[0].shape[-1]
             reserve = reserve_elements(
                 kind,
@@ -365,11 +431,17 @@ class _Recorder:
                 layers=module.num_layers,
                 directions=2 if module.bidirectional else 1,
             )
-            self._append(Call(kind, self._modules.path_of(module), (reserve,), reserve, sequence_length=length))
+            self._append(
+                Call(
+                    kind, self._modules.path_of(module), (reserve,), reserve, sequence_length=length
+                )
+            )
 
     def _record_attention(self, module: nn.Module, steps: Iterable[AttentionStep]) -> None:
         for step in steps:
-            used = frozenset[int]().union(*(self._mark(parameter).parameters for parameter in step.parameters))
+            used = frozenset[int]().union(
+                *(self._mark(parameter).parameters for parameter in step.parameters)
+            )
             self._append(
                 Call(
                     step.kind,
@@ -422,7 +494,9 @@ class _FunctionWatch(TorchFunctionMode):
         return output
 
 
-def _drops_nothing(input: Tensor, p: float = 0.5, training: bool = True, *_: object, **__: object) -> bool:
+def _drops_nothing(
+    input: Tensor, p: float = 0.5, training: bool = True, *_: object, **__: object
+) -> bool:
     """Whether a dropout returns its input (``aten/src/ATen/native/Dropout.cpp``)."""
     return p == 0 or not training
 

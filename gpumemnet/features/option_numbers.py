@@ -1,4 +1,5 @@
-"""Computes the numbers that depend on a job's options alone: flags, bytes per element and optimizer copies.
+"""Computes the numbers that depend on a job's options alone: flags, bytes per element and optimizer
+copies.
 
 Many jobs share a few option sets, so the numbers are computed once per set.
 """
@@ -20,14 +21,29 @@ _KNOWN_OPTION_SETS: Final = 4096
 @lru_cache(maxsize=_KNOWN_OPTION_SETS)
 def option_numbers(options: OptionSet) -> OptionNumbers:
     """Computes the numbers of one option set; they are cached, and must not be written."""
-    family, optimizer, precision, _, kernel, implementation, checkpointing, channels_last, cudnn_benchmark = options
+    (
+        family,
+        optimizer,
+        precision,
+        _,
+        kernel,
+        implementation,
+        checkpointing,
+        channels_last,
+        cudnn_benchmark,
+    ) = options
     element = ELEMENT_BYTES[precision]
     copies = optimizer_copies(optimizer, implementation)
     numbers = OptionNumbers()
     flags = (
         *(checkpointing != "none", channels_last, cudnn_benchmark),
         *(family == each for each in FAMILIES),
-        *(element.is_autocast, precision in SCALED_PRECISIONS, precision in MODEL_TYPES, precision == "tf32"),
+        *(
+            element.is_autocast,
+            precision in SCALED_PRECISIONS,
+            precision in MODEL_TYPES,
+            precision == "tf32",
+        ),
         *(copies.is_foreach, implementation == "fused", OPTIMIZER_RULES[optimizer].is_factored),
         *(kernel == "flash", kernel == "memory_efficient", kernel == "math"),
     )

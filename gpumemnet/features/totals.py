@@ -1,4 +1,5 @@
-"""The features that a job's totals and options give, and the numbers that the closed form needs of it, in one pass over the rows.
+"""The features that a job's totals and options give, and the numbers that the closed form needs of
+it, in one pass over the rows.
 
 Cython compiles this module with the types of ``totals.pxd``.  Without a compiler it runs as it is.
 """
@@ -28,12 +29,17 @@ class OptionNumbers:
     """The numbers that depend on a job's options alone.
 
     Attributes:
-        flags: the columns ``is_…`` of :data:`gpumemnet.features.vector.TOTAL_COLUMNS`, in their order.
-        input_bytes, weight_bytes, activation_bytes, copy_bytes, uncast_bytes: bytes per element, see
+        flags: the columns ``is_…`` of :data:`gpumemnet.features.vector.TOTAL_COLUMNS`, in their
+            order.
+        input_bytes, weight_bytes, activation_bytes, copy_bytes, uncast_bytes: bytes per element,
+        see
             :class:`gpumemnet.physics.element_types.ElementBytes`.
-        state_copies, temporary_copies, loop_copies: see :class:`gpumemnet.physics.optimizers.OptimizerCopies`.
-        filter_copies: optimizer state in copies of the convolutions' parameters, in addition to ``state_copies``.
-        is_autocast, is_math_attention, is_checkpointed, is_channels_last: options that the closed form reads.
+        state_copies, temporary_copies, loop_copies: see
+        :class:`gpumemnet.physics.optimizers.OptimizerCopies`.
+        filter_copies: optimizer state in copies of the convolutions' parameters, in addition to
+            ``state_copies``.
+        is_autocast, is_math_attention, is_checkpointed, is_channels_last: options that the closed
+        form reads.
     """
 
     __slots__ = (
@@ -44,20 +50,31 @@ class OptionNumbers:
 
     def __init__(self) -> None:
         self.flags = list((0.0,) * FLAGS)
-        self.input_bytes = self.weight_bytes = self.activation_bytes = self.copy_bytes = self.uncast_bytes = 0.0
+        self.input_bytes = self.weight_bytes = self.activation_bytes = self.copy_bytes = (
+            self.uncast_bytes
+        ) = 0.0
         self.state_copies = self.temporary_copies = self.loop_copies = self.filter_copies = 0.0
-        self.is_autocast = self.is_math_attention = self.is_checkpointed = self.is_channels_last = False
+        self.is_autocast = self.is_math_attention = self.is_checkpointed = self.is_channels_last = (
+            False
+        )
 
 
 def fill_totals(
-    features: MutableNumbers, width: int, numbers: Numbers, codes: Codes, options: list[OptionNumbers]
+    features: MutableNumbers,
+    width: int,
+    numbers: Numbers,
+    codes: Codes,
+    options: list[OptionNumbers],
 ) -> list[JobNumbers]:
-    """Writes the total columns of ``B`` jobs; returns what the closed form needs of each job beside its layers.
+    """Writes the total columns of ``B`` jobs; returns what the closed form needs of each job beside
+    its layers.
 
     Args:
-        features: rows of ``width`` columns, one after the other; the first :data:`TOTALS` are written.
+        features: rows of ``width`` columns, one after the other; the first :data:`TOTALS` are
+            written.
         width: columns of a row.
-        numbers: the fields :data:`~gpumemnet.job.training_job.NUMBER_FIELDS`, each of all jobs: ``9 * B`` numbers.
+        numbers: the fields :data:`~gpumemnet.job.training_job.NUMBER_FIELDS`, each of all jobs: ``9
+            * B`` numbers.
         codes: position of each job's option set.
         options: the numbers of each option set.
 
@@ -79,10 +96,17 @@ def fill_totals(
 
 
 def _fill_row(
-    features: MutableNumbers, begin: int, numbers: Numbers, count: int, row: int, option: OptionNumbers, job: JobNumbers
+    features: MutableNumbers,
+    begin: int,
+    numbers: Numbers,
+    count: int,
+    row: int,
+    option: OptionNumbers,
+    job: JobNumbers,
 ) -> None:
     """Writes the columns of one job from ``begin`` on, and its ``job`` numbers."""
-    # One field after the other, each with all jobs; the optional number of ranks (field 7) moves no memory here.
+    # One field after the other, each with all jobs; the optional number of ranks (field 7) moves no
+    # memory here.
     batch_size = numbers[row]
     input_elements = numbers[count + row]
     total_activations = numbers[2 * count + row]

@@ -1,8 +1,10 @@
-"""Computes feature vectors, fixed-length summaries of jobs and the input of the MLP-based estimator, for many jobs at once.
+"""Computes feature vectors, fixed-length summaries of jobs and the input of the MLP-based
+estimator, for many jobs at once.
 
-The columns include GPUMemNet's features (arXiv 2602.17817, section 4: counts of layers, batch size, parameters, activations).
-The other columns hold bytes under the job's precision and optimizer, and the closed-form peak by size class of the allocator.
-Every column is in natural units; the networks' graphs take logarithms and standardise.
+The columns include GPUMemNet's features (arXiv 2602.17817, section 4: counts of layers, batch size,
+parameters, activations). The other columns hold bytes under the job's precision and optimizer, and
+the closed-form peak by size class of the allocator. Every column is in natural units; the networks'
+graphs take logarithms and standardise.
 """
 
 from __future__ import annotations
@@ -57,7 +59,10 @@ TOTAL_COLUMNS: Final = (
     Column("is_flash", "1 for the flash attention kernel"),
     Column("is_memory_efficient", "1 for the memory-efficient attention kernel"),
     Column("is_math", "1 where attention is computed step by step"),
-    Column("traced_peak_bytes", "reserved bytes at the peak as a trace found them; 0 where nobody traced"),
+    Column(
+        "traced_peak_bytes",
+        "reserved bytes at the peak as a trace found them; 0 where nobody traced",
+    ),
     Column("weight_bytes", "bytes of the weights and of their cast copies"),
     Column("gradient_bytes", "bytes of the gradients"),
     Column("optimizer_state_bytes", "bytes that the optimizer keeps between steps"),
@@ -80,24 +85,43 @@ LAYER_COLUMNS: Final = (
         )
         for size in SIZE_CLASSES
     ),
-    *(Column(f"kept_by_{group}_bytes", f"packed bytes that layers of the group {group} keep") for group in GROUP_NAMES),
+    *(
+        Column(f"kept_by_{group}_bytes", f"packed bytes that layers of the group {group} keep")
+        for group in GROUP_NAMES
+    ),
     Column("resident_bytes", "packed bytes that stay from step to step"),
     Column("loss_bytes", "packed bytes on top of them at the loss"),
-    Column("backward_bytes", "packed bytes on top of them at the fullest moment of the backward pass"),
+    Column(
+        "backward_bytes", "packed bytes on top of them at the fullest moment of the backward pass"
+    ),
     Column("step_bytes", "packed bytes during the optimizer's step"),
-    Column("unfragmented_bytes", "packed bytes at the fullest moment, as if every free byte could be used again"),
-    Column("attention_matrix_bytes", "bytes of all attention matrices that are computed one by one"),
+    Column(
+        "unfragmented_bytes",
+        "packed bytes at the fullest moment, as if every free byte could be used again",
+    ),
+    Column(
+        "attention_matrix_bytes", "bytes of all attention matrices that are computed one by one"
+    ),
     Column("logits_bytes", "bytes of the last layer's output as the loss takes it"),
-    Column("largest_convolution_bytes", "bytes of the largest input and output of a convolution together"),
+    Column(
+        "largest_convolution_bytes",
+        "bytes of the largest input and output of a convolution together",
+    ),
     Column("block_count", "checkpointed blocks"),
     Column("largest_activation_bytes", "bytes of the largest layer output"),
     Column("largest_weight_bytes", "bytes of the largest parameter"),
-    Column("segment_bytes", "closed-form reserved bytes: the peaks and workspaces in whole segments"),
+    Column(
+        "segment_bytes", "closed-form reserved bytes: the peaks and workspaces in whole segments"
+    ),
     Column("small_slack_bytes", "what is left free in the last small segment"),
     Column("medium_slack_bytes", "what is left free in the last medium segment"),
-    Column("spare_medium_segments", "medium segments of the backward pass that the optimizer's step leaves free"),
     Column(
-        "reused_segments", "spare medium segments that gradients and optimizer state of large tensors (10 to 20 MiB) can take"
+        "spare_medium_segments",
+        "medium segments of the backward pass that the optimizer's step leaves free",
+    ),
+    Column(
+        "reused_segments",
+        "spare medium segments that gradients and optimizer state of large tensors (10 to 20 MiB) can take",
     ),
 )
 """Columns that need the layer list."""
@@ -106,19 +130,23 @@ FEATURE_COLUMNS: Final[tuple[Column, ...]] = TOTAL_COLUMNS + LAYER_COLUMNS
 FEATURE_NAMES: Final[tuple[str, ...]] = tuple(column.name for column in FEATURE_COLUMNS)
 _KIND_RULES: Final = [[float(value) for value in rule] for rule in KIND_RULES.values()]
 FEATURE_SCHEMA: Final = hashlib.sha256(
-    repr((11, FEATURE_NAMES, LAYER_GROUPS, _KIND_RULES, ELEMENT_BYTES, FOREACH_COPIES, LOOP_COPIES)).encode()
+    repr(
+        (11, FEATURE_NAMES, LAYER_GROUPS, _KIND_RULES, ELEMENT_BYTES, FOREACH_COPIES, LOOP_COPIES)
+    ).encode()
 ).hexdigest()[:12]
-"""Hash of the columns and of the tables that they depend on; every bundle states it.  Increase the number when a code change
-alters the meaning of a column."""
+"""Hash of the columns and of the tables that they depend on; every bundle states it.  Increase the
+number when a code change alters the meaning of a column."""
 
 
 _WIDTH: Final = len(FEATURE_COLUMNS)
 _LAYERS_AT_ONCE: Final = 2_000
-"""About so many layers of short jobs in one call of the compiled closed form, which lets no other thread run for 1 ms then."""
+"""About so many layers of short jobs in one call of the compiled closed form, which lets no other
+thread run for 1 ms then."""
 
 
 def feature_matrix(table: JobTable, blas_workspace_bytes: int) -> NDArray[np.float64]:
-    """Computes feature vectors of ``B`` jobs, shape ``[B, F]`` with the columns :data:`FEATURE_COLUMNS`.
+    """Computes feature vectors of ``B`` jobs, shape ``[B, F]`` with the columns
+    :data:`FEATURE_COLUMNS`.
 
     Args:
         table: the jobs; jobs without layers have zeros in :data:`LAYER_COLUMNS`.
@@ -129,18 +157,39 @@ def feature_matrix(table: JobTable, blas_workspace_bytes: int) -> NDArray[np.flo
     if not len(table):
         return matrix
     features: Any = matrix.reshape(-1)
-    numbers: Any = np.ascontiguousarray(table.numbers).reshape(-1)  # the numbers of a sliced table are not contiguous
+    numbers: Any = np.ascontiguousarray(table.numbers).reshape(
+        -1
+    )  # the numbers of a sliced table are not contiguous
     codes: Any = table.option_codes
-    layers: list[Any] = [table.layer_counts, table.known_kinds, table.layer_activations, table.layer_parameters]
+    layers: list[Any] = [
+        table.layer_counts,
+        table.known_kinds,
+        table.layer_activations,
+        table.layer_parameters,
+    ]
     if not IS_COMPILED:  # uncompiled Python reads lists faster than arrays
-        features, numbers, codes, *layers = (column.tolist() for column in (features, numbers, codes, *layers))
-    jobs = fill_totals(features, _WIDTH, numbers, codes, [option_numbers(options) for options in table.option_sets])
+        features, numbers, codes, *layers = (
+            column.tolist() for column in (features, numbers, codes, *layers)
+        )
+    jobs = fill_totals(
+        features, _WIDTH, numbers, codes, [option_numbers(options) for options in table.option_sets]
+    )
     counts, *columns = layers
     for rows, own in _parts(table) if len(table.layer_kinds) else ():
         places = slice(rows.start * _WIDTH, rows.stop * _WIDTH)
         part = features[places]
         kinds, activations, parameters = (column[own] for column in columns)
-        fill_columns(part, _WIDTH, TOTALS, jobs[rows], counts[rows], kinds, activations, parameters, blas_workspace_bytes)
+        fill_columns(
+            part,
+            _WIDTH,
+            TOTALS,
+            jobs[rows],
+            counts[rows],
+            kinds,
+            activations,
+            parameters,
+            blas_workspace_bytes,
+        )
         features[places] = part
     if not IS_COMPILED:
         matrix[:] = np.reshape(features, matrix.shape)
@@ -148,7 +197,8 @@ def feature_matrix(table: JobTable, blas_workspace_bytes: int) -> NDArray[np.flo
 
 
 def _parts(table: JobTable) -> Iterator[tuple[slice, slice]]:
-    """The rows of a table in parts of about :data:`_LAYERS_AT_ONCE` layers, each with the places of its layers."""
+    """The rows of a table in parts of about :data:`_LAYERS_AT_ONCE` layers, each with the places of
+    its layers."""
     count = len(table)
     if len(table.layer_kinds) <= _LAYERS_AT_ONCE:
         yield slice(0, count), slice(0, len(table.layer_kinds))

@@ -1,8 +1,8 @@
 """Device profiles: the memory that a GPU model and its software stack add to a job's tensors.
 
-The caching allocator reserves the same bytes on different GPUs and drivers; the CUDA context differs.  A profile holds the
-GPU's numbers with a source for each; an unmeasured number is ``None``.  :func:`context` also estimates unmeasured contexts and
-names the source of its estimate.
+The caching allocator reserves the same bytes on different GPUs and drivers; the CUDA context
+differs.  A profile holds the GPU's numbers with a source for each; an unmeasured number is
+``None``.  :func:`context` also estimates unmeasured contexts and names the source of its estimate.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class ContextReading:
 
     Attributes:
         context_bytes: the process's memory outside the allocator.
-        is_typical: whether the reading applies to current training jobs: of one process, with kernels loaded at
-            first use (the default since CUDA 12.2).
+        is_typical: whether the reading applies to current training jobs: of one process, with
+            kernels loaded at first use (the default since CUDA 12.2).
         source: who read it, and for which program.
     """
 
@@ -42,19 +42,25 @@ class DeviceProfile:
     """One GPU model.
 
     Attributes:
-        name: the product name as NVML reports it; where NVML gives cards of different memory one name, the memory follows it.
+        name: the product name as NVML reports it; where NVML gives cards of different memory one
+            name, the memory follows it.
         aliases: short names; the first is the shortest way to write the GPU.
         capacity_bytes: total memory.
-        context_bytes: CUDA context with the libraries of a training job; ``None`` when not measured.
-        blas_workspace_bytes: cuBLAS workspace per handle and stream, allocated through the caching allocator.
+        context_bytes: CUDA context with the libraries of a training job; ``None`` when not
+            measured.
+        blas_workspace_bytes: cuBLAS workspace per handle and stream, allocated through the caching
+            allocator.
         compute_capability: major and minor version.
-        multiprocessors: number of streaming multiprocessors, from the data sheet or the CUDA runtime; some kernels allocate
-            memory for each.
-        fp32_tflops, tf32_tflops, fp16_tflops: peak rates in 10**12 operations a second, without sparsity, from the maker's data
-            sheets and architecture white papers; tf32 and fp16 on tensor cores, fp16 with fp32 sums.  ``None``: not listed.
+        multiprocessors: number of streaming multiprocessors, from the data sheet or the CUDA
+            runtime; some kernels allocate memory for each.
+        fp32_tflops, tf32_tflops, fp16_tflops: peak rates in 10**12 operations a second, without
+            sparsity, from the maker's data sheets and architecture white papers; tf32 and fp16 on
+            tensor cores, fp16 with fp32 sums.  ``None``: not listed.
         memory_gb_per_second: bandwidth of the GPU's memory in 10**9 bytes a second, from the same.
-        host_link_gb_per_second: bandwidth of the link to the host in one direction, by the number and generation of its lanes.
-        context_readings: readings of the context published by others; this project's own measurements are not among them.
+        host_link_gb_per_second: bandwidth of the link to the host in one direction, by the number
+            and generation of its lanes.
+        context_readings: readings of the context published by others; this project's own
+            measurements are not among them.
         capacity_source, context_source, blas_workspace_source: source of each number.
     """
 
@@ -77,14 +83,17 @@ class DeviceProfile:
 
     @property
     def is_laptop(self) -> bool:
-        """Whether it is a laptop's GPU: known by name, but left out where the GPUs that hold a job are listed."""
+        """Whether it is a laptop's GPU: known by name, but left out where the GPUs that hold a job
+        are listed."""
         return " Laptop" in self.name
 
 
 @cache
 def device_profiles() -> tuple[DeviceProfile, ...]:
     """All profiles of the catalogue ``catalogue.json``, in its order."""
-    document = json.loads(resources.files("gpumemnet").joinpath("gpu/catalogue.json").read_text("utf-8"))
+    document = json.loads(
+        resources.files("gpumemnet").joinpath("gpu/catalogue.json").read_text("utf-8")
+    )
     return tuple(
         _profile({**_unmeasured(entry["compute_capability"]), **entry}, f"devices[{index}]")
         for index, entry in enumerate(document["devices"])
@@ -92,8 +101,11 @@ def device_profiles() -> tuple[DeviceProfile, ...]:
 
 
 def _unmeasured(compute_capability: Sequence[int]) -> dict[str, Any]:
-    """The fields of a profile that the catalogue leaves out, because no GPU of this project has measured them."""
-    blas_workspace_bytes, source = _LARGE_BLAS_WORKSPACE if compute_capability[0] >= 9 else _SMALL_BLAS_WORKSPACE
+    """The fields of a profile that the catalogue leaves out, because no GPU of this project has
+    measured them."""
+    blas_workspace_bytes, source = (
+        _LARGE_BLAS_WORKSPACE if compute_capability[0] >= 9 else _SMALL_BLAS_WORKSPACE
+    )
     return {
         "context_bytes": None,
         "context_source": "unknown: not measured",
@@ -112,7 +124,8 @@ GENERIC_BLAS_WORKSPACE_BYTES: Final = _SMALL_BLAS_WORKSPACE[0]
 
 
 def blas_workspace_bytes(name: str) -> int:
-    """The cuBLAS workspace per handle of the GPU ``name``; :data:`GENERIC_BLAS_WORKSPACE_BYTES` if it has no profile."""
+    """The cuBLAS workspace per handle of the GPU ``name``; :data:`GENERIC_BLAS_WORKSPACE_BYTES` if
+    it has no profile."""
     try:
         return device_profile(name).blas_workspace_bytes
     except InvalidRequestError:
@@ -122,10 +135,12 @@ def blas_workspace_bytes(name: str) -> int:
 def device_profile(name: str) -> DeviceProfile:
     """Looks up the profile of a GPU by its NVML name or an alias.
 
-    Case, spaces, hyphens, underscores and the maker's words make no difference, so Slurm's ``nvidia_geforce_rtx_3090`` is known.
+    Case, spaces, hyphens, underscores and the maker's words make no difference, so Slurm's
+    ``nvidia_geforce_rtx_3090`` is known.
 
     Raises:
-        InvalidRequestError: when there is none; the message names the most similar GPU, or explains why there is none.
+        InvalidRequestError: when there is none; the message names the most similar GPU, or explains
+            why there is none.
     """
     if not isinstance(name, str):
         raise InvalidRequestError(f"must be the name of a GPU, not {describe(name)}", "gpu")
@@ -155,7 +170,9 @@ def _profile_called(name: str) -> DeviceProfile:
     raise InvalidRequestError(f"no profile of {describe(name)}: {hint}", "gpu")
 
 
-_OTHER_MAKERS: Final = re.compile(r"\bMI ?\d{2,3}[AX]?\b|instinct|radeon|\bamd\b|gaudi|\bintel\b|\btpu\b|trainium", re.IGNORECASE)
+_OTHER_MAKERS: Final = re.compile(
+    r"\bMI ?\d{2,3}[AX]?\b|instinct|radeon|\bamd\b|gaudi|\bintel\b|\btpu\b|trainium", re.IGNORECASE
+)
 _MAKER: Final = re.compile(r"^(nvidia|tesla|quadro|geforce|rtx)|(gpu|generation)$")
 """Words at a name's ends by which no two GPUs differ, once they are written without spaces."""
 
@@ -171,21 +188,28 @@ def _key(name: str) -> str:
 @cache
 def _by_name() -> dict[str, tuple[str, DeviceProfile]]:
     """Key of a name → the name as it is written, and its profile."""
-    return {_key(name): (name, profile) for profile in device_profiles() for name in (profile.name, *profile.aliases)}
+    return {
+        _key(name): (name, profile)
+        for profile in device_profiles()
+        for name in (profile.name, *profile.aliases)
+    }
 
 
 # The CUDA context.
 
 GENERIC_CONTEXT_BYTES: Final = 450 * MIB
 GENERIC_CONTEXT_BOUND_BYTES: Final = 600 * MIB
-"""Contexts take 300 to 600 MiB when kernels are loaded at first use, the default since CUDA 12.2 and in PyTorch since 1.13.
-``CUDA_MODULE_LOADING=EAGER`` loads all kernels and takes above 1 GiB.  PyTorch's maintainers read 274 MiB after one small
-tensor and 636 MiB with all kernels (github.com/pytorch/pytorch/pull/86509).  They mention 300 (issue 107667) and 400 MiB
-(issue 109888)."""
+"""Contexts take 300 to 600 MiB when kernels are loaded at first use, the default since CUDA 12.2
+and in PyTorch since 1.13. ``CUDA_MODULE_LOADING=EAGER`` loads all kernels and takes above 1 GiB.
+PyTorch's maintainers read 274 MiB after one small tensor and 636 MiB with all kernels
+(github.com/pytorch/pytorch/pull/86509).  They mention 300 (issue 107667) and 400 MiB (issue
+109888)."""
 MAX_CONTEXT_MIB: Final = 2**14
-"""Upper limit of a context that a site may state, above that of any process; it catches amounts given in bytes or KiB."""
+"""Upper limit of a context that a site may state, above that of any process; it catches amounts
+given in bytes or KiB."""
 CONTEXT_GROWTH_BYTES: Final = 64 * MIB
-"""Assumed allowance for kernels that a job uses and the measured job did not; each kernel's first use enlarges the context."""
+"""Assumed allowance for kernels that a job uses and the measured job did not; each kernel's first
+use enlarges the context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +228,8 @@ class ContextEstimate:
 
 
 def context(profile: DeviceProfile) -> ContextEstimate:
-    """Estimates the CUDA context on a GPU: measured if known, else published for this model, else typical of all GPUs."""
+    """Estimates the CUDA context on a GPU: measured if known, else published for this model, else
+    typical of all GPUs."""
     if profile.context_bytes is not None:
         bound = profile.context_bytes + CONTEXT_GROWTH_BYTES
         return ContextEstimate(profile.context_bytes, bound, f"measured: {profile.context_source}")
@@ -224,7 +249,13 @@ PROFILE_FORMAT: Final = "gpumemnet-device-profile"
 PROFILE_VERSION: Final = 1
 _MAX_FILE_BYTES: Final = 2**20
 _COUNTS: Final = ("capacity_bytes", "blas_workspace_bytes", "multiprocessors")
-_RATES: Final = ("fp32_tflops", "tf32_tflops", "fp16_tflops", "memory_gb_per_second", "host_link_gb_per_second")
+_RATES: Final = (
+    "fp32_tflops",
+    "tf32_tflops",
+    "fp16_tflops",
+    "memory_gb_per_second",
+    "host_link_gb_per_second",
+)
 _LARGEST_RATE: Final = 1e6
 """Above that of any GPU; it catches rates given in operations or bytes a second."""
 
@@ -233,7 +264,8 @@ def load_profile(path: Path) -> DeviceProfile:
     """Reads a device profile from a file in the format of ``gpumemnet build probe-device``.
 
     Raises:
-        InvalidRequestError: when the file cannot be read, or a field is missing, unknown or wrong; names the field.
+        InvalidRequestError: when the file cannot be read, or a field is missing, unknown or wrong;
+            names the field.
     """
     try:
         with path.open("rb") as file:
@@ -241,19 +273,26 @@ def load_profile(path: Path) -> DeviceProfile:
     except OSError as error:
         raise InvalidRequestError(f"{path} cannot be read: {error.strerror}", "gpu") from None
     if len(text) > _MAX_FILE_BYTES:
-        raise InvalidRequestError(f"{path} is larger than {_MAX_FILE_BYTES} bytes: no device profile", "gpu")
+        raise InvalidRequestError(
+            f"{path} is larger than {_MAX_FILE_BYTES} bytes: no device profile", "gpu"
+        )
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
         raise InvalidRequestError(f"{path} is no JSON file", "gpu") from None
     if not isinstance(document, dict) or document.get("format") != PROFILE_FORMAT:
-        raise InvalidRequestError(f"{path} is no device profile: its 'format' must be '{PROFILE_FORMAT}'", "gpu")
+        raise InvalidRequestError(
+            f"{path} is no device profile: its 'format' must be '{PROFILE_FORMAT}'", "gpu"
+        )
     if document.get("version") != PROFILE_VERSION:
         raise InvalidRequestError(
-            f"{path} has version {describe(document.get('version'))}, and this gpumemnet reads {PROFILE_VERSION}", "gpu"
+            f"{path} has version {describe(document.get('version'))}, and this gpumemnet reads {PROFILE_VERSION}",
+            "gpu",
         )
     if document.get("provenance", "measured") != "measured":
-        raise InvalidRequestError(f"{path} was not measured on a GPU: it comes from a rehearsal", "gpu")
+        raise InvalidRequestError(
+            f"{path} was not measured on a GPU: it comes from a rehearsal", "gpu"
+        )
     return _profile(document.get("profile"), "profile")
 
 
@@ -263,11 +302,16 @@ def find_profile(name_or_path: str) -> DeviceProfile:
     Raises:
         InvalidRequestError: as :func:`device_profile` and :func:`load_profile`.
     """
-    return load_profile(Path(name_or_path)) if name_or_path.endswith(".json") else device_profile(name_or_path)
+    return (
+        load_profile(Path(name_or_path))
+        if name_or_path.endswith(".json")
+        else device_profile(name_or_path)
+    )
 
 
 def asked_profile(gpu: str | DeviceProfile, context_mib: int | None, option: str) -> DeviceProfile:
-    """Return the profile of the GPU that a user asks for, with the context that the user knows, if any.
+    """Return the profile of the GPU that a user asks for, with the context that the user knows, if
+    any.
 
     Args:
         gpu: a profile, the name of a GPU in the catalogue, or the path of a ``.json`` file.
@@ -281,25 +325,49 @@ def asked_profile(gpu: str | DeviceProfile, context_mib: int | None, option: str
     if context_mib is None:
         return profile
     if type(context_mib) is not int or context_mib < 0:
-        raise InvalidRequestError(f"must be a whole number of MiB from 0, not {context_mib!r}", option)
-    return replace(profile, context_bytes=context_mib * MIB, context_source=f"{context_mib:,} MiB, by {option}")
+        raise InvalidRequestError(
+            f"must be a whole number of MiB from 0, not {context_mib!r}", option
+        )
+    return replace(
+        profile, context_bytes=context_mib * MIB, context_source=f"{context_mib:,} MiB, by {option}"
+    )
 
 
 def _profile(entry: object, place: str) -> DeviceProfile:
     """Reads a profile from its JSON object and checks every field."""
     values = _fields(entry, DeviceProfile, place)
     for name in ("name", "capacity_source", "context_source", "blas_workspace_source"):
-        _check(isinstance(values[name], str) and values[name], f"{place}.{name}", "a text", values[name])
+        _check(
+            isinstance(values[name], str) and values[name],
+            f"{place}.{name}",
+            "a text",
+            values[name],
+        )
     for name in _COUNTS:
-        _check(_is_count(values[name], 1), f"{place}.{name}", "a whole number above 0", values[name])
+        _check(
+            _is_count(values[name], 1), f"{place}.{name}", "a whole number above 0", values[name]
+        )
     measured = values["context_bytes"]
-    _check(measured is None or _is_count(measured, 1), f"{place}.context_bytes", "a whole number above 0, or null", measured)
+    _check(
+        measured is None or _is_count(measured, 1),
+        f"{place}.context_bytes",
+        "a whole number above 0, or null",
+        measured,
+    )
     aliases = values["aliases"]
-    is_names = isinstance(aliases, list) and all(isinstance(alias, str) and alias for alias in aliases)
+    is_names = isinstance(aliases, list) and all(
+        isinstance(alias, str) and alias for alias in aliases
+    )
     _check(is_names, f"{place}.aliases", "a list of names", aliases)
     capability = values["compute_capability"]
-    is_version = isinstance(capability, list) and len(capability) == 2 and all(_is_count(number, 0) for number in capability)
-    _check(is_version, f"{place}.compute_capability", "two whole numbers such as [9, 0]", capability)
+    is_version = (
+        isinstance(capability, list)
+        and len(capability) == 2
+        and all(_is_count(number, 0) for number in capability)
+    )
+    _check(
+        is_version, f"{place}.compute_capability", "two whole numbers such as [9, 0]", capability
+    )
     for name in _RATES:
         rate = values.get(name)
         is_rate = rate is None or (type(rate) in (int, float) and 0 < rate < _LARGEST_RATE)
@@ -312,7 +380,8 @@ def _profile(entry: object, place: str) -> DeviceProfile:
             "aliases": tuple(aliases),
             "compute_capability": tuple(capability),
             "context_readings": tuple(
-                _reading(reading, f"{place}.context_readings[{index}]") for index, reading in enumerate(readings)
+                _reading(reading, f"{place}.context_readings[{index}]")
+                for index, reading in enumerate(readings)
             ),
         }
     )
@@ -320,9 +389,24 @@ def _profile(entry: object, place: str) -> DeviceProfile:
 
 def _reading(entry: object, place: str) -> ContextReading:
     values = _fields(entry, ContextReading, place)
-    _check(_is_count(values["context_bytes"], 1), f"{place}.context_bytes", "a whole number above 0", values["context_bytes"])
-    _check(isinstance(values["is_typical"], bool), f"{place}.is_typical", "true or false", values["is_typical"])
-    _check(isinstance(values["source"], str) and values["source"], f"{place}.source", "a text", values["source"])
+    _check(
+        _is_count(values["context_bytes"], 1),
+        f"{place}.context_bytes",
+        "a whole number above 0",
+        values["context_bytes"],
+    )
+    _check(
+        isinstance(values["is_typical"], bool),
+        f"{place}.is_typical",
+        "true or false",
+        values["is_typical"],
+    )
+    _check(
+        isinstance(values["source"], str) and values["source"],
+        f"{place}.source",
+        "a text",
+        values["source"],
+    )
     return ContextReading(**values)
 
 
@@ -333,7 +417,10 @@ def _fields(entry: object, kind: Any, place: str) -> dict[str, Any]:
     known: Sequence[str] = [field.name for field in fields(kind)]
     for name in entry:
         if name not in known:
-            raise InvalidRequestError(f"is not a field: known fields are {', '.join(known)}", f"{place}.{ascii(name)[1:-1][:64]}")
+            raise InvalidRequestError(
+                f"is not a field: known fields are {', '.join(known)}",
+                f"{place}.{ascii(name)[1:-1][:64]}",
+            )
     for field in fields(kind):
         if field.default is MISSING and field.name not in entry:
             raise InvalidRequestError("is missing", f"{place}.{field.name}")

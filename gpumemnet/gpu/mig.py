@@ -1,7 +1,9 @@
-"""Computes the memory that a job can use on a GPU or MIG partition: its total minus the memory reserved by the driver.
+"""Computes the memory that a job can use on a GPU or MIG partition: its total minus the memory
+reserved by the driver.
 
-The numbers in ``mig.json`` are readings published by others, each with its source.  Where readings differ, the file holds the
-smallest memory and the largest reserve, because a job with too little memory fails.  Profiles without a reading are left out.
+The numbers in ``mig.json`` are readings published by others, each with its source.  Where readings
+differ, the file holds the smallest memory and the largest reserve, because a job with too little
+memory fails.  Profiles without a reading are left out.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ from gpumemnet.job.layers import describe
 from gpumemnet.units import MIB
 
 GENERIC_RESERVED_MIB: Final = 768
-"""Assumed driver reserve of a GPU without a published reading: the largest of the readings (A100 of 80 GB).  The readings lie
-between 267 and 768 MiB, so the assumption is conservative for a small GPU."""
+"""Assumed driver reserve of a GPU without a published reading: the largest of the readings (A100 of
+80 GB).  The readings lie between 267 and 768 MiB, so the assumption is conservative for a small
+GPU."""
 
 MIG_RESERVED_MIB: Final = 64
-"""Assumed reserve of a MIG instance, the same for all profiles.  Published ``nvidia-smi`` listings show 6 to 71 MiB used in idle
-instances, mostly below 40 (such as github.com/XuehaiPan/nvitop/pull/8)."""
+"""Assumed reserve of a MIG instance, the same for all profiles.  Published ``nvidia-smi`` listings
+show 6 to 71 MiB used in idle instances, mostly below 40 (such as
+github.com/XuehaiPan/nvitop/pull/8)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +62,8 @@ class Reserve:
 
 @cache
 def mig_profiles(gpu: str) -> tuple[MigProfile, ...]:
-    """MIG profiles of the GPU with this product name, smallest first; empty if it has none or no reading is published."""
+    """MIG profiles of the GPU with this product name, smallest first; empty if it has none or no
+    reading is published."""
     return tuple(
         MigProfile(gpu=gpu, name=name, memory_mib=memory_mib, source=entry["source"])
         for entry in _catalogue()["partitions"]
@@ -78,33 +83,47 @@ def mig_profile(gpu: str, name: str) -> MigProfile:
         if isinstance(name, str) and name.casefold() == profile.name:
             return profile
     known = ", ".join(profile.name for profile in profiles) or "none"
-    raise InvalidRequestError(f"no MIG profile {describe(name)} of the {gpu} is known: known are {known}", "mig")
+    raise InvalidRequestError(
+        f"no MIG profile {describe(name)} of the {gpu} is known: known are {known}", "mig"
+    )
 
 
 @cache
 def reserve(gpu: str) -> Reserve:
-    """The driver's reserve on the GPU with this product name: a published reading, else an assumption."""
+    """The driver's reserve on the GPU with this product name: a published reading, else an
+    assumption."""
     for entry in _catalogue()["reserves"]:
         if entry["gpu"] == gpu:
             return Reserve(reserved_mib=entry["reserved_mib"], source=entry["source"])
-    return Reserve(reserved_mib=GENERIC_RESERVED_MIB, source="assumed: nobody has published a reading")
+    return Reserve(
+        reserved_mib=GENERIC_RESERVED_MIB, source="assumed: nobody has published a reading"
+    )
 
 
 def available_mib(profile: DeviceProfile, mig: MigProfile | None = None) -> int:
-    """Memory in whole MiB that one process can use on an empty GPU, or in an empty MIG instance of it."""
+    """Memory in whole MiB that one process can use on an empty GPU, or in an empty MIG instance of
+    it."""
     whole = max(0, profile.capacity_bytes // MIB - reserve(profile.name).reserved_mib)
     return whole if mig is None else min(whole, mig.memory_mib - MIG_RESERVED_MIB)
 
 
 def with_available(profile: DeviceProfile, available_bytes: int) -> DeviceProfile:
-    """Returns ``profile`` with this much memory for one process, such as the budget of a plan; whole MiB are used."""
-    return replace(profile, capacity_bytes=available_bytes + reserve(profile.name).reserved_mib * MIB)
+    """Returns ``profile`` with this much memory for one process, such as the budget of a plan;
+    whole MiB are used."""
+    return replace(
+        profile, capacity_bytes=available_bytes + reserve(profile.name).reserved_mib * MIB
+    )
 
 
 @cache
 def _catalogue() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(resources.files("gpumemnet").joinpath("gpu/mig.json").read_text("utf-8"))
-    for entry in (*document["partitions"], *({"gpus": [entry["gpu"]]} for entry in document["reserves"])):
+    document: dict[str, Any] = json.loads(
+        resources.files("gpumemnet").joinpath("gpu/mig.json").read_text("utf-8")
+    )
+    for entry in (
+        *document["partitions"],
+        *({"gpus": [entry["gpu"]]} for entry in document["reserves"]),
+    ):
         for gpu in entry["gpus"]:
             if device_profile(gpu).name != gpu:
                 raise AssertionError(f"mig.json: {gpu} is no product name of catalogue.json")

@@ -1,6 +1,8 @@
-"""Whether a job fits the memory that is available: the one rule for predictions, traces and the service.
+"""Whether a job fits the memory that is available: the one rule for predictions, traces and the
+service.
 
-A job fits if its safe memory is available.  It does not fit if even its expected memory is not.  In between it may fit.
+A job fits if its safe memory is available.  It does not fit if even its expected memory is not.  In
+between it may fit.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ NO: Final = "no"
 UNKNOWN: Final = "unknown"
 VERDICTS: Final = (YES, NO, UNSURE, UNKNOWN)
 
-VERDICT_TEXTS: Final = MappingProxyType({YES: "fits", UNSURE: "may not fit", NO: "does not fit", UNKNOWN: "unknown"})
+VERDICT_TEXTS: Final = MappingProxyType(
+    {YES: "fits", UNSURE: "may not fit", NO: "does not fit", UNKNOWN: "unknown"}
+)
 """Verdict → how a person reads it."""
 
 
@@ -24,7 +28,8 @@ def verdict(expected_mib: int, safe_mib: int | None, available_mib: int) -> str:
     Args:
         expected_mib: expected memory of the job in MiB, rounded up.
         safe_mib: its upper bound in MiB, rounded up; ``None`` if there is none.
-        available_mib: memory in MiB that the job can use, see :func:`gpumemnet.gpu.mig.available_mib`.
+        available_mib: memory in MiB that the job can use, see
+            :func:`gpumemnet.gpu.mig.available_mib`.
 
     Returns:
         ``yes``, ``unsure``, ``no``, or ``unknown`` without an upper bound.

@@ -1,6 +1,7 @@
 """Reads jobs from Arrow columns into the columns of a :class:`~gpumemnet.job.job_table.JobTable`.
 
-A null means that the job does not state the field, as in a dataset.  Counts may be floating-point numbers without a fraction,
+A null means that the job does not state the field, as in a dataset.  Counts may be floating-point
+numbers without a fraction,
 NaN where the job does not state one: pandas writes an optional count so.
 """
 
@@ -33,22 +34,27 @@ if TYPE_CHECKING:
 
 Flags = NDArray[np.bool_]
 
-DEFAULTS: Final[dict[str, Any]] = {name: None if name in REQUIRED_FIELDS else default for name, default in FIELD_DEFAULTS.items()}
-"""Field → value when a row does not state it; for required fields, ``None``, which every check refuses."""
+DEFAULTS: Final[dict[str, Any]] = {
+    name: None if name in REQUIRED_FIELDS else default for name, default in FIELD_DEFAULTS.items()
+}
+"""Field → value when a row does not state it; for required fields, ``None``, which every check
+refuses."""
 WORD_FIELDS: Final = tuple(FIELD_CHOICES)
 SWITCH_FIELDS: Final = tuple(name for name in OPTION_FIELDS if name not in FIELD_CHOICES)
 COUNT_FIELDS: Final = (*NUMBER_FIELDS, "schema_version")
 LAYER_FIELDS: Final = ("kind", "activations", "parameters")
 
 _CHOICES: Final[dict[str, tuple[Any, ...]]] = {
-    name: (*choices, None) if name in NULLABLE_FIELDS else choices for name, choices in FIELD_CHOICES.items()
+    name: (*choices, None) if name in NULLABLE_FIELDS else choices
+    for name, choices in FIELD_CHOICES.items()
 } | dict.fromkeys(SWITCH_FIELDS, (False, True))
 """Option field → its allowed values; the code of a value is its position."""
 _NO_CODE: Final = -1
 
 
 class _LayerColumns(NamedTuple):
-    """The layers of all jobs; for the fields see the layer attributes of :class:`~gpumemnet.job.job_table.JobTable`."""
+    """The layers of all jobs; for the fields see the layer attributes of
+    :class:`~gpumemnet.job.job_table.JobTable`."""
 
     counts: Indices
     kinds: Indices
@@ -57,7 +63,9 @@ class _LayerColumns(NamedTuple):
     unknown_kinds: tuple[str, ...]
 
 
-_NO_LAYERS: Final = _LayerColumns(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0), ())
+_NO_LAYERS: Final = _LayerColumns(
+    np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0), ()
+)
 
 
 def check_columns(schema: pa.Schema, where: str) -> None:
@@ -84,18 +92,26 @@ def check_columns(schema: pa.Schema, where: str) -> None:
         elif name in SWITCH_FIELDS:
             fits, expected = types.is_boolean(kind), "true or false"
         elif name in WORD_FIELDS:
-            fits, expected = _is_text(kind.value_type if types.is_dictionary(kind) else kind), "text"
+            fits, expected = (
+                _is_text(kind.value_type if types.is_dictionary(kind) else kind),
+                "text",
+            )
         else:
-            fits, expected = _is_layers(kind), "lists of structures of kind, activations and parameters"
+            fits, expected = (
+                _is_layers(kind),
+                "lists of structures of kind, activations and parameters",
+            )
         if not fits:
-            raise DatasetError(f"{where}: the column '{name}' is {str(kind)[:200]}, and must hold {expected}")
+            raise DatasetError(
+                f"{where}: the column '{name}' is {str(kind)[:200]}, and must hold {expected}"
+            )
 
 
 def read_arrow_jobs(batch: pa.RecordBatch) -> ReadJobs:
     """Reads the rows of ``batch`` as jobs; its columns must have passed :func:`check_columns`.
 
-    All checks run on whole columns.  Rows that fail a check are read again by :func:`gpumemnet.job.json_codec.read_jobs`, which
-    reports what is wrong.
+    All checks run on whole columns.  Rows that fail a check are read again by
+    :func:`gpumemnet.job.json_codec.read_jobs`, which reports what is wrong.
     """
     count = batch.num_rows
     is_invalid = np.zeros(count, dtype=np.bool_)
@@ -108,7 +124,9 @@ def read_arrow_jobs(batch: pa.RecordBatch) -> ReadJobs:
     numbers = np.empty((len(NUMBER_FIELDS), count))
     for index, name in enumerate(NUMBER_FIELDS):
         numbers[index] = _read_counts(columns.get(name), name, is_invalid)
-    is_invalid |= _read_counts(columns.get("schema_version"), "schema_version", is_invalid) != SCHEMA_VERSION
+    is_invalid |= (
+        _read_counts(columns.get("schema_version"), "schema_version", is_invalid) != SCHEMA_VERSION
+    )
     option_sets, option_codes = _read_options(columns, count, is_invalid)
     is_invalid |= settle_columns(numbers, layers.counts, layers.activations, layers.parameters)
     table = JobTable(
@@ -125,17 +143,24 @@ def read_arrow_jobs(batch: pa.RecordBatch) -> ReadJobs:
         return ReadJobs(table, np.arange(count), {})
     valid, invalid = (~is_invalid).nonzero()[0], is_invalid.nonzero()[0]
     return merge_reads(
-        [(valid, ReadJobs(table.take(valid), np.arange(len(valid)), {})), (invalid, read_jobs(row_documents(batch, invalid)))]
+        [
+            (valid, ReadJobs(table.take(valid), np.arange(len(valid)), {})),
+            (invalid, read_jobs(row_documents(batch, invalid))),
+        ]
     )
 
 
 def row_documents(batch: pa.RecordBatch, rows: Indices) -> list[dict[str, Any]]:
-    """Converts rows to dictionaries for :func:`gpumemnet.job.json_codec.read_jobs`, without the fields that are not stated."""
+    """Converts rows to dictionaries for :func:`gpumemnet.job.json_codec.read_jobs`, without the
+    fields that are not stated."""
     import pyarrow as pa
 
     names = [name for name in batch.schema.names if name in DEFAULTS]
     rows_as_read = batch.select(names).take(pa.array(rows, pa.int64())).to_pylist()
-    return [{name: _whole(value) for name, value in row.items() if value is not None and value == value} for row in rows_as_read]
+    return [
+        {name: _whole(value) for name, value in row.items() if value is not None and value == value}
+        for row in rows_as_read
+    ]
 
 
 def _whole(value: Any) -> Any:
@@ -144,7 +169,8 @@ def _whole(value: Any) -> Any:
 
 
 def _read_counts(column: pa.Array | None, name: str, is_invalid: Flags) -> Array | float:
-    """The counts as floats, NaN where a job does not state one; sets ``is_invalid`` for rows with a fraction."""
+    """The counts as floats, NaN where a job does not state one; sets ``is_invalid`` for rows with a
+    fraction."""
     import pyarrow.types as types
 
     default = np.nan if DEFAULTS[name] is None else float(DEFAULTS[name])
@@ -162,15 +188,19 @@ def _read_counts(column: pa.Array | None, name: str, is_invalid: Flags) -> Array
 
 
 def _whole_numbers(column: pa.Array) -> tuple[Array, Flags | None]:
-    """The numbers as floats, exact within the allowed range, and which rows are null; ``None`` when no row is."""
+    """The numbers as floats, exact within the allowed range, and which rows are null; ``None`` when
+    no row is."""
     if not column.null_count:
         return column.to_numpy().astype(np.float64), None
     is_null = column.is_null().to_numpy(zero_copy_only=False)
     return column.fill_null(0).to_numpy().astype(np.float64), is_null
 
 
-def _read_options(columns: Mapping[str, pa.Array], count: int, is_invalid: Flags) -> tuple[tuple[tuple[Any, ...], ...], Indices]:
-    """The distinct sets of options, and the position of each row's set; sets ``is_odd`` for rows with an invalid option."""
+def _read_options(
+    columns: Mapping[str, pa.Array], count: int, is_invalid: Flags
+) -> tuple[tuple[tuple[Any, ...], ...], Indices]:
+    """The distinct sets of options, and the position of each row's set; sets ``is_odd`` for rows
+    with an invalid option."""
     index: int | Indices = 0
     size = 1
     for name in OPTION_FIELDS:
@@ -204,7 +234,8 @@ def _option_set(index: int) -> tuple[Any, ...]:
 
 
 def _option_codes(column: pa.Array | None, name: str, choices: Sequence[Any]) -> int | Indices:
-    """Positions of the values among ``choices``; a single ``int`` when all rows have the same value."""
+    """Positions of the values among ``choices``; a single ``int`` when all rows have the same
+    value."""
     default = _NO_CODE if name in REQUIRED_FIELDS else choices.index(DEFAULTS[name])
     if column is None:
         return default
@@ -214,7 +245,10 @@ def _option_codes(column: pa.Array | None, name: str, choices: Sequence[Any]) ->
         filled = column.fill_null(DEFAULTS[name]) if column.null_count else column
         return np.asarray(filled.to_numpy(zero_copy_only=False), dtype=np.int64)
     words, indices = _dictionary(column)
-    codes = [default if word is None else choices.index(word) if word in choices else _NO_CODE for word in words]
+    codes = [
+        default if word is None else choices.index(word) if word in choices else _NO_CODE
+        for word in words
+    ]
     if indices.null_count:
         codes.append(default)
         indices = indices.fill_null(len(words))
@@ -237,7 +271,9 @@ def _read_layers(column: pa.Array | None, count: int, is_invalid: Flags) -> _Lay
     if column is None:
         return _NO_LAYERS._replace(counts=np.zeros(count, dtype=np.int64))
     counts = column.value_lengths()
-    counts = np.asarray((counts.fill_null(0) if counts.null_count else counts).to_numpy(), dtype=np.int64)
+    counts = np.asarray(
+        (counts.fill_null(0) if counts.null_count else counts).to_numpy(), dtype=np.int64
+    )
     layers = column.flatten()  # flatten() respects the slice and leaves out null lists
     if not len(layers):
         return _NO_LAYERS._replace(counts=counts)
@@ -266,7 +302,8 @@ def _read_layers(column: pa.Array | None, count: int, is_invalid: Flags) -> _Lay
 
 
 def _read_kinds(column: pa.Array) -> tuple[Indices, tuple[str, ...], Flags | None]:
-    """Codes of the layers' kinds, the unknown kinds, and which layers have an invalid kind; ``None`` when none has."""
+    """Codes of the layers' kinds, the unknown kinds, and which layers have an invalid kind;
+    ``None`` when none has."""
     words, indices = _dictionary(column)
     unknown = tuple(sorted({word for word in words if word not in CODE_OF_KIND and is_kind(word)}))
     codes_of = CODE_OF_KIND | {word: len(KINDS) + index for index, word in enumerate(unknown)}
@@ -294,7 +331,11 @@ def _is_layers(kind: pa.DataType) -> bool:
     if not types.is_struct(layer):
         return False
     parts = {field.name: field.type for field in layer}
-    if len(parts) != layer.num_fields or not {"kind", "activations"} <= parts.keys() <= set(LAYER_FIELDS):
+    if len(parts) != layer.num_fields or not {"kind", "activations"} <= parts.keys() <= set(
+        LAYER_FIELDS
+    ):
         return False
     word = parts.pop("kind")
-    return _is_text(word.value_type if types.is_dictionary(word) else word) and all(map(types.is_integer, parts.values()))
+    return _is_text(word.value_type if types.is_dictionary(word) else word) and all(
+        map(types.is_integer, parts.values())
+    )

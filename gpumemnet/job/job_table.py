@@ -34,13 +34,14 @@ class JobTable(Sequence[TrainingJob]):
     """``B`` valid jobs with ``N`` layers in total.
 
     Attributes:
-        numbers: the fields :data:`~gpumemnet.job.training_job.NUMBER_FIELDS`, with totals derived from the layers and 0 for
-            fields that a job does not state, shape ``[9, B]``.
+        numbers: the fields :data:`~gpumemnet.job.training_job.NUMBER_FIELDS`, with totals derived
+            from the layers and 0 for fields that a job does not state, shape ``[9, B]``.
         option_sets: the distinct sets of options.
         option_codes: position of each job's set in :attr:`option_sets`, shape ``[B]``.
         layer_counts: number of layers of each job, shape ``[B]``.
         layer_kinds: position of each layer's kind in :attr:`kind_names`, shape ``[N]``.
-        layer_activations, layer_parameters: elements of each layer, whole numbers as floats, shape ``[N]``.
+        layer_activations, layer_parameters: elements of each layer, whole numbers as floats, shape
+            ``[N]``.
         unknown_kinds: layer kinds in this table that are not in :data:`gpumemnet.job.layers.KINDS`.
     """
 
@@ -57,7 +58,11 @@ class JobTable(Sequence[TrainingJob]):
     def from_jobs(cls, jobs: Sequence[TrainingJob]) -> JobTable:
         """Builds the table whose rows are ``jobs``."""
         layers = [*chain.from_iterable([job.layers for job in jobs])]
-        numbers = np.array(list(map(_NUMBERS_OF, jobs)), dtype=np.float64).reshape(len(jobs), len(NUMBER_FIELDS)).T.copy()
+        numbers = (
+            np.array(list(map(_NUMBERS_OF, jobs)), dtype=np.float64)
+            .reshape(len(jobs), len(NUMBER_FIELDS))
+            .T.copy()
+        )
         numbers[numbers != numbers] = 0.0  # numpy turned None into NaN
         return cls.from_columns(
             numbers,
@@ -92,7 +97,10 @@ class JobTable(Sequence[TrainingJob]):
             kind_codes = list(map(CODE_OF_KIND.__getitem__, kinds))
         except KeyError:
             unknown = tuple(sorted(set(kinds) - CODE_OF_KIND.keys()))
-            code_of = {**CODE_OF_KIND, **{kind: len(KINDS) + index for index, kind in enumerate(unknown)}}
+            code_of = {
+                **CODE_OF_KIND,
+                **{kind: len(KINDS) + index for index, kind in enumerate(unknown)},
+            }
             kind_codes = list(map(code_of.__getitem__, kinds))
         return cls(
             numbers,
@@ -111,15 +119,24 @@ class JobTable(Sequence[TrainingJob]):
         tables = [table for table in tables if len(table)] or tables[:1] or [JobTable.from_jobs(())]
         if len(tables) == 1:
             return tables[0]
-        option_sets = tuple(dict.fromkeys(chain.from_iterable(table.option_sets for table in tables)))
+        option_sets = tuple(
+            dict.fromkeys(chain.from_iterable(table.option_sets for table in tables))
+        )
         code_of = {options: code for code, options in enumerate(option_sets)}
         unknown = tuple(sorted(set(chain.from_iterable(table.unknown_kinds for table in tables))))
         option_codes, kinds = [], []
         for table in tables:
             codes = np.array([code_of[options] for options in table.option_sets], dtype=np.int64)
             option_codes.append(codes[table.option_codes])
-            places = [*range(len(KINDS)), *(len(KINDS) + unknown.index(kind) for kind in table.unknown_kinds)]
-            kinds.append(np.array(places, dtype=np.int64)[table.layer_kinds] if unknown else table.layer_kinds)
+            places = [
+                *range(len(KINDS)),
+                *(len(KINDS) + unknown.index(kind) for kind in table.unknown_kinds),
+            ]
+            kinds.append(
+                np.array(places, dtype=np.int64)[table.layer_kinds]
+                if unknown
+                else table.layer_kinds
+            )
         return JobTable(
             numbers=np.concatenate([table.numbers for table in tables], axis=1),
             option_sets=option_sets,
@@ -144,7 +161,11 @@ class JobTable(Sequence[TrainingJob]):
         """One job for an index, a table for a slice."""
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
-            return self._stretch(start, max(start, stop)) if step == 1 else self.take(np.arange(start, stop, step))
+            return (
+                self._stretch(start, max(start, stop))
+                if step == 1
+                else self.take(np.arange(start, stop, step))
+            )
         row = range(len(self))[index]
         start = int(self.layer_counts[:row].sum())
         return self._job(row, start, start + int(self.layer_counts[row]))
@@ -156,7 +177,8 @@ class JobTable(Sequence[TrainingJob]):
             start += count
 
     def column(self, name: str) -> Array:
-        """Values of the field ``name``, one of :data:`~gpumemnet.job.training_job.NUMBER_FIELDS`, shape ``[B]``."""
+        """Values of the field ``name``, one of :data:`~gpumemnet.job.training_job.NUMBER_FIELDS`,
+        shape ``[B]``."""
         column: Array = self.numbers[_INDEX_OF_NUMBER[name]]
         return column
 
@@ -167,12 +189,14 @@ class JobTable(Sequence[TrainingJob]):
 
     @property
     def kind_names(self) -> tuple[str, ...]:
-        """The names that :attr:`layer_kinds` refers to: the known kinds, then :attr:`unknown_kinds`."""
+        """The names that :attr:`layer_kinds` refers to: the known kinds, then
+        :attr:`unknown_kinds`."""
         return KINDS + self.unknown_kinds
 
     @property
     def known_kinds(self) -> Indices:
-        """Position of each layer's kind in ``KINDS``, with ``other`` for unknown kinds, shape ``[N]``."""
+        """Position of each layer's kind in ``KINDS``, with ``other`` for unknown kinds, shape
+        ``[N]``."""
         if not self.unknown_kinds:
             return self.layer_kinds
         return np.where(self.layer_kinds < len(KINDS), self.layer_kinds, OTHER_CODE)
@@ -187,11 +211,14 @@ class JobTable(Sequence[TrainingJob]):
         counts = self.layer_counts[rows]
         ends = counts.cumsum()
         first = (self.layer_counts.cumsum() - self.layer_counts)[rows]
-        places = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(first - (ends - counts), counts)
+        places = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(
+            first - (ends - counts), counts
+        )
         return self._with(rows, places)
 
     def with_numbers(self, name: str, values: Array) -> JobTable:
-        """A copy of the table in which the field ``name`` has the given ``values``, shape ``[B]``."""
+        """A copy of the table in which the field ``name`` has the given ``values``, shape
+        ``[B]``."""
         numbers = self.numbers.copy()
         numbers[_INDEX_OF_NUMBER[name]] = values
         return JobTable(
@@ -207,7 +234,9 @@ class JobTable(Sequence[TrainingJob]):
 
     def _stretch(self, start: int, stop: int) -> JobTable:
         first = int(self.layer_counts[:start].sum())
-        return self._with(slice(start, stop), slice(first, first + int(self.layer_counts[start:stop].sum())))
+        return self._with(
+            slice(start, stop), slice(first, first + int(self.layer_counts[start:stop].sum()))
+        )
 
     def _with(self, rows: Indices | slice, places: Indices | slice) -> JobTable:
         return JobTable(
@@ -231,6 +260,9 @@ class JobTable(Sequence[TrainingJob]):
         names = self.kind_names
         kinds = [names[kind] for kind in self.layer_kinds[start:stop].tolist()]
         activations, parameters = (
-            map(int, amounts[start:stop].tolist()) for amounts in (self.layer_activations, self.layer_parameters)
+            map(int, amounts[start:stop].tolist())
+            for amounts in (self.layer_activations, self.layer_parameters)
         )
-        return tuple(map(tuple.__new__, repeat(Layer), zip(kinds, activations, parameters, strict=True)))
+        return tuple(
+            map(tuple.__new__, repeat(Layer), zip(kinds, activations, parameters, strict=True))
+        )

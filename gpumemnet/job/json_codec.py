@@ -1,7 +1,7 @@
 """Reads and writes jobs as JSON and as dictionaries, with errors that name the field.
 
-The service, the command line and the file reader all use :func:`read_jobs`.  :func:`job_from_dict` reads a single document by
-the same rules.
+The service, the command line and the file reader all use :func:`read_jobs`.  :func:`job_from_dict`
+reads a single document by the same rules.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _REQUIRED_FIELDS: Final = frozenset(REQUIRED_FIELDS)
 _LAYER_FIELDS: Final = ("kind", "activations", "parameters")
 _LAYER_FIELD_SET: Final = frozenset(_LAYER_FIELDS)
 _PARSER_MESSAGE: Final = re.compile(
-    r'(?P<reason>(Detected duplicate key "(?P<key>.*)"|.*)) at line (?P<line>\d+) column (?P<column>\d+)', re.DOTALL
+    r'(?P<reason>(Detected duplicate key "(?P<key>.*)"|.*)) at line (?P<line>\d+) column (?P<column>\d+)',
+    re.DOTALL,
 )
 """How jiter words an error."""
 _PLAIN_WORDS: Final = {
@@ -48,8 +49,11 @@ _PLAIN_WORDS: Final = {
 }
 """Words of jiter → ours."""
 _LayerColumns = tuple[Sequence[str], Sequence[int], Sequence[int]]
-_DEFAULTS: Final[dict[str, Any]] = {name: None if name in REQUIRED_FIELDS else value for name, value in FIELD_DEFAULTS.items()}
-"""Field → value when a document does not state it; for required fields, ``None``, which every check refuses."""
+_DEFAULTS: Final[dict[str, Any]] = {
+    name: None if name in REQUIRED_FIELDS else value for name, value in FIELD_DEFAULTS.items()
+}
+"""Field → value when a document does not state it; for required fields, ``None``, which every check
+refuses."""
 _FEW: Final = 8
 """Up to about twice this many documents are read one by one when any of them is invalid."""
 
@@ -59,7 +63,8 @@ class ReadJobs(NamedTuple):
 
     Attributes:
         table: the valid jobs.
-        rows: positions of the documents that they were read from, increasing, shape ``[len(table)]``.
+        rows: positions of the documents that they were read from, increasing, shape
+            ``[len(table)]``.
         errors: position of each invalid document → its error.
     """
 
@@ -72,8 +77,8 @@ def read_jobs(documents: Sequence[object], max_layers: int = MAX_LAYERS) -> Read
     """Reads several JSON objects as a table of jobs.
 
     Args:
-        documents: each a mapping of field names to values; ``layers`` is a list of ``{"kind", "activations", "parameters"}``
-            objects or of ``[kind, activations, parameters]`` lists.
+        documents: each a mapping of field names to values; ``layers`` is a list of ``{"kind",
+            "activations", "parameters"}`` objects or of ``[kind, activations, parameters]`` lists.
         max_layers: the largest number of layers that a job may have.
     """
     table = _table(documents, max_layers)
@@ -81,7 +86,9 @@ def read_jobs(documents: Sequence[object], max_layers: int = MAX_LAYERS) -> Read
         return ReadJobs(table, np.arange(len(documents)), {})
     half = len(documents) // 2
     if half > _FEW:  # most documents are valid: halve the list to isolate the others
-        first, second = (read_jobs(some, max_layers) for some in (documents[:half], documents[half:]))
+        first, second = (
+            read_jobs(some, max_layers) for some in (documents[:half], documents[half:])
+        )
         return merge_reads([(np.arange(half), first), (np.arange(half, len(documents)), second)])
     jobs: dict[int, TrainingJob] = {}
     errors: dict[int, FieldError] = {}
@@ -90,24 +97,33 @@ def read_jobs(documents: Sequence[object], max_layers: int = MAX_LAYERS) -> Read
             jobs[index] = job_from_dict(document, max_layers)
         except InvalidJobError as error:
             errors[index] = error
-    return ReadJobs(JobTable.from_jobs(list(jobs.values())), np.array(list(jobs), dtype=np.int64), errors)
+    return ReadJobs(
+        JobTable.from_jobs(list(jobs.values())), np.array(list(jobs), dtype=np.int64), errors
+    )
 
 
 def _table(documents: Sequence[Any], max_layers: int) -> JobTable | None:
     """Reads valid documents as a table, column by column.
 
-    Returns ``None`` if :func:`job_from_dict` would refuse one of them, or if the documents do not all write layers in the same
-    form.
+    Returns ``None`` if :func:`job_from_dict` would refuse one of them, or if the documents do not
+    all write layers in the same form.
     """
     if not documents:
         return JobTable.from_jobs(())
     names = set().union(*documents) if set(map(type, documents)) == {dict} else set()
     if not _REQUIRED_FIELDS <= names <= _JOB_FIELDS:
         return None
-    values = {name: list(map(dict.get, documents, repeat(name), repeat(_DEFAULTS[name]))) for name in names}
+    values = {
+        name: list(map(dict.get, documents, repeat(name), repeat(_DEFAULTS[name])))
+        for name in names
+    }
     count, lists = len(documents), [layers or () for layers in values.get("layers", ())]
     has_valid_types = (
-        all(set(map(type, values[name])) <= {int, NoneType} for name in NUMBER_FIELDS if name in names)
+        all(
+            set(map(type, values[name])) <= {int, NoneType}
+            for name in NUMBER_FIELDS
+            if name in names
+        )
         and all(set(map(type, values[name])) == {bool} for name in OPTION_SWITCHES if name in names)
         and set(map(type, values.get("schema_version", ()))) <= {int}
         and set(values.get("schema_version", ())) <= {SCHEMA_VERSION}
@@ -117,12 +133,24 @@ def _table(documents: Sequence[Any], max_layers: int) -> JobTable | None:
     columns = _layer_columns([*chain.from_iterable(lists)]) if has_valid_types else None
     if columns is None:
         return None
-    options = list(zip(*(values.get(name) or repeat(_DEFAULTS[name], count) for name in OPTION_FIELDS), strict=True))
+    options = list(
+        zip(
+            *(values.get(name) or repeat(_DEFAULTS[name], count) for name in OPTION_FIELDS),
+            strict=True,
+        )
+    )
     try:
         for option_set in set(options):
             check_options(option_set)
-        numbers = np.array([values.get(name) or [_DEFAULTS[name]] * count for name in NUMBER_FIELDS], dtype=np.float64)
-    except (InvalidJobError, TypeError, OverflowError):  # TypeError: an unhashable value is never a valid option
+        numbers = np.array(
+            [values.get(name) or [_DEFAULTS[name]] * count for name in NUMBER_FIELDS],
+            dtype=np.float64,
+        )
+    except (
+        InvalidJobError,
+        TypeError,
+        OverflowError,
+    ):  # TypeError: an unhashable value is never a valid option
         return None
     counts = np.array(list(map(len, lists)) or [0] * count, dtype=np.int64)
     table = JobTable.from_columns(numbers, options, counts, *columns)
@@ -131,13 +159,20 @@ def _table(documents: Sequence[Any], max_layers: int) -> JobTable | None:
 
 
 def merge_reads(parts: Sequence[tuple[Indices, ReadJobs]]) -> ReadJobs:
-    """Merges the results of reading different documents of one file; each part starts with its documents' positions."""
+    """Merges the results of reading different documents of one file; each part starts with its
+    documents' positions."""
     rows = np.concatenate([positions[read.rows] for positions, read in parts])
-    errors = {int(positions[at]): error for positions, read in parts for at, error in read.errors.items()}
+    errors = {
+        int(positions[at]): error for positions, read in parts for at, error in read.errors.items()
+    }
     table = JobTable.concatenate([read.table for _, read in parts])
     order = rows.argsort()
     is_ordered = bool((order[1:] > order[:-1]).all())
-    return ReadJobs(table, rows, errors) if is_ordered else ReadJobs(table.take(order), rows[order], errors)
+    return (
+        ReadJobs(table, rows, errors)
+        if is_ordered
+        else ReadJobs(table.take(order), rows[order], errors)
+    )
 
 
 def job_from_dict(document: object, max_layers: int = MAX_LAYERS) -> TrainingJob:
@@ -149,7 +184,9 @@ def job_from_dict(document: object, max_layers: int = MAX_LAYERS) -> TrainingJob
     if not isinstance(document, Mapping):
         raise InvalidJobError(f"a job must be a JSON object, not {describe(document)}")
     if not _JOB_FIELDS.issuperset(document):
-        check_schema_version(document.get("schema_version", SCHEMA_VERSION))  # a newer schema explains unknown fields better
+        check_schema_version(
+            document.get("schema_version", SCHEMA_VERSION)
+        )  # a newer schema explains unknown fields better
         _refuse_unknown(document, JOB_FIELDS, "")
     for name in REQUIRED_FIELDS:
         if name not in document:
@@ -170,16 +207,19 @@ def job_from_json(text: str | bytes) -> TrainingJob:
     """Reads a job from JSON text.
 
     Raises:
-        InvalidJobError: when the text is not JSON (with line and column), contains NaN or infinity, or is not a valid job.
+        InvalidJobError: when the text is not JSON (with line and column), contains NaN or infinity,
+            or is not a valid job.
     """
     return job_from_dict(parse_json(text))
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parses strict JSON in UTF-8: without NaN, infinity, duplicate keys or more than 200 levels of nesting.
+    """Parses strict JSON in UTF-8: without NaN, infinity, duplicate keys or more than 200 levels of
+    nesting.
 
     Raises:
-        InvalidJobError: says what is wrong, with line and column; for a duplicate key, its field is that key.
+        InvalidJobError: says what is wrong, with line and column; for a duplicate key, its field is
+            that key.
     """
     if isinstance(text, str):
         text = text.encode("utf-8", "surrogatepass")
@@ -191,7 +231,8 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def _syntax_error(text: bytes, message: str) -> InvalidJobError:
-    """What is wrong with ``text``, from the parser's ``message``, which ends with line and column."""
+    """What is wrong with ``text``, from the parser's ``message``, which ends with line and
+    column."""
     found = _PARSER_MESSAGE.fullmatch(message)
     try:
         text.decode()
@@ -199,7 +240,12 @@ def _syntax_error(text: bytes, message: str) -> InvalidJobError:
         found = None
     if found is None:
         return InvalidJobError("no valid JSON: the text is not UTF-8")
-    reason, key, line, column = found["reason"], found["key"], int(found["line"]), max(int(found["column"]), 1)
+    reason, key, line, column = (
+        found["reason"],
+        found["key"],
+        int(found["line"]),
+        max(int(found["column"]), 1),
+    )
     if key is not None:
         return InvalidJobError("appears twice", _printable(key))
     reason = _PLAIN_WORDS.get(reason, reason)
@@ -212,9 +258,12 @@ def _syntax_error(text: bytes, message: str) -> InvalidJobError:
 def job_to_dict(job: TrainingJob) -> dict[str, Any]:
     """Converts ``job`` to its JSON object; :func:`job_from_dict` returns an equal job."""
     document: dict[str, Any] = {"schema_version": job.schema_version}
-    document |= {name: getattr(job, name) for name in JOB_FIELDS if name not in ("schema_version", "layers")}
+    document |= {
+        name: getattr(job, name) for name in JOB_FIELDS if name not in ("schema_version", "layers")
+    }
     document["layers"] = [
-        {"kind": layer.kind, "activations": layer.activations, "parameters": layer.parameters} for layer in job.layers
+        {"kind": layer.kind, "activations": layer.activations, "parameters": layer.parameters}
+        for layer in job.layers
     ]
     return document
 
@@ -231,11 +280,14 @@ def job_to_json(job: TrainingJob) -> str:
 
 
 def _layer_columns(layers: Sequence[Any]) -> _LayerColumns | None:
-    """Kinds, activations and parameters of valid layers that are all written in the same form; else ``None``."""
+    """Kinds, activations and parameters of valid layers that are all written in the same form; else
+    ``None``."""
     forms = set(map(type, layers))
     columns: Any = (), (), ()
     if forms == {dict} and all(map(_LAYER_FIELD_SET.issuperset, layers)):
-        kinds, activations = (list(map(dict.get, layers, repeat(name))) for name in ("kind", "activations"))
+        kinds, activations = (
+            list(map(dict.get, layers, repeat(name))) for name in ("kind", "activations")
+        )
         columns = kinds, activations, list(map(dict.get, layers, repeat("parameters"), repeat(0)))
     elif forms and forms <= {list, Layer} and set(map(len, layers)) == {len(_LAYER_FIELDS)}:
         columns = tuple(zip(*layers, strict=True))
@@ -261,14 +313,21 @@ def _layer(entry: object) -> Layer:
         return entry
     if isinstance(entry, list | tuple):
         if len(entry) != 3:
-            raise InvalidJobError(f"must be [kind, activations, parameters], not a list of {len(entry)}")
+            raise InvalidJobError(
+                f"must be [kind, activations, parameters], not a list of {len(entry)}"
+            )
         return Layer(*entry)
     if not isinstance(entry, Mapping):
-        raise InvalidJobError(f"must be an object with kind, activations and parameters, not {describe(entry)}")
+        raise InvalidJobError(
+            f"must be an object with kind, activations and parameters, not {describe(entry)}"
+        )
     if not set(_LAYER_FIELDS).issuperset(entry):
         _refuse_unknown(entry, tuple(sorted(_LAYER_FIELDS)), "")
     if "kind" not in entry or "activations" not in entry:
-        raise InvalidJobError("is missing: a layer needs kind and activations", "kind" if "kind" not in entry else "activations")
+        raise InvalidJobError(
+            "is missing: a layer needs kind and activations",
+            "kind" if "kind" not in entry else "activations",
+        )
     return Layer(entry["kind"], entry["activations"], entry.get("parameters", 0))
 
 
@@ -280,5 +339,6 @@ def _refuse_unknown(document: Mapping[Any, Any], known: tuple[str, ...], prefix:
 
 
 def _printable(name: object) -> str:
-    """A key of a user's document in a form that is safe in a message: short, and without control characters."""
+    """A key of a user's document in a form that is safe in a message: short, and without control
+    characters."""
     return ascii(str(name)[:64])[1:-1]

@@ -1,7 +1,8 @@
 """One layer of a network: its kind, its output elements per sample, and its parameter elements.
 
-GPUMemNet describes layers by the same three values (arXiv 2602.17817, section 4: layer type, activations, parameters).
-Unknown kinds are valid and count in the group ``other``, so a new PyTorch layer never makes a job invalid.
+GPUMemNet describes layers by the same three values (arXiv 2602.17817, section 4: layer type,
+activations, parameters). Unknown kinds are valid and count in the group ``other``, so a new PyTorch
+layer never makes a job invalid.
 """
 
 from __future__ import annotations
@@ -26,11 +27,41 @@ LAYER_GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "conv": tuple(f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3)),
     "norm": (
         *(f"batch_norm{d}d" for d in (1, 2, 3)),
-        *("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm", "local_response_norm"),
+        *(
+            "batch_norm",
+            "layer_norm",
+            "group_norm",
+            "instance_norm",
+            "rms_norm",
+            "local_response_norm",
+        ),
     ),
     "activation": (
-        *("relu", "relu6", "leaky_relu", "prelu", "rrelu", "elu", "selu", "celu", "gelu", "silu", "mish", "softplus"),
-        *("tanh", "sigmoid", "log_sigmoid", "hardswish", "hardsigmoid", "hardtanh", "softsign", "tanhshrink", "threshold"),
+        *(
+            "relu",
+            "relu6",
+            "leaky_relu",
+            "prelu",
+            "rrelu",
+            "elu",
+            "selu",
+            "celu",
+            "gelu",
+            "silu",
+            "mish",
+            "softplus",
+        ),
+        *(
+            "tanh",
+            "sigmoid",
+            "log_sigmoid",
+            "hardswish",
+            "hardsigmoid",
+            "hardtanh",
+            "softsign",
+            "tanhshrink",
+            "threshold",
+        ),
         *("softmax", "log_softmax", "glu", "swiglu", "identity", "activation"),
     ),
     "dropout": ("dropout", "alpha_dropout", "drop_path"),
@@ -41,10 +72,13 @@ LAYER_GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "elementwise": ("add", "multiply", "concatenate", "upsample", "pad"),
     "other": ("other",),
 }
-"""Layer group → its kinds.  Features are computed per group, so the groups are part of the feature schema."""
+"""Layer group → its kinds.  Features are computed per group, so the groups are part of the feature
+schema."""
 
 GROUP_NAMES: Final[tuple[str, ...]] = tuple(LAYER_GROUPS)
-GROUP_OF_KIND: Final[dict[str, str]] = {kind: group for group, kinds in LAYER_GROUPS.items() for kind in kinds}
+GROUP_OF_KIND: Final[dict[str, str]] = {
+    kind: group for group, kinds in LAYER_GROUPS.items() for kind in kinds
+}
 KINDS: Final[tuple[str, ...]] = tuple(GROUP_OF_KIND)
 _KNOWN_KINDS: Final = frozenset(KINDS)
 CODE_OF_KIND: Final[dict[str, int]] = {kind: code for code, kind in enumerate(KINDS)}
@@ -52,23 +86,29 @@ OTHER_CODE: Final = CODE_OF_KIND["other"]
 
 
 def check_count(value: object, field: str, minimum: int = 0, maximum: int = MAX_ELEMENTS) -> int:
-    """Returns ``value`` as an ``int`` between ``minimum`` and ``maximum``; refuses booleans, floats and strings.
+    """Returns ``value`` as an ``int`` between ``minimum`` and ``maximum``; refuses booleans, floats
+    and strings.
 
     Raises:
         InvalidJobError: names ``field`` and the allowed range.
     """
-    if type(value) is not int:  # the common case takes one comparison: this runs for every layer of every request
+    if (
+        type(value) is not int
+    ):  # the common case takes one comparison: this runs for every layer of every request
         try:
             value = operator.index(None if isinstance(value, bool) else value)  # type: ignore[arg-type]  # numpy integers pass
         except TypeError:
             raise InvalidJobError(f"must be a whole number, not {describe(value)}", field) from None
     if not minimum <= value <= maximum:
-        raise InvalidJobError(f"must be between {minimum} and {maximum}, not {describe(value)}", field)
+        raise InvalidJobError(
+            f"must be between {minimum} and {maximum}, not {describe(value)}", field
+        )
     return value
 
 
 def describe(value: object) -> str:
-    """Describes ``value`` for an error message: short, on one line; objects and lists by their JSON type."""
+    """Describes ``value`` for an error message: short, on one line; objects and lists by their JSON
+    type."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -86,7 +126,9 @@ def describe(value: object) -> str:
 
 def is_kind(value: object) -> bool:
     """Whether ``value`` is a valid layer kind, known or unknown."""
-    return isinstance(value, str) and (value in GROUP_OF_KIND or _KIND_PATTERN.match(value) is not None)
+    return isinstance(value, str) and (
+        value in GROUP_OF_KIND or _KIND_PATTERN.match(value) is not None
+    )
 
 
 class _Fields(NamedTuple):
@@ -96,23 +138,31 @@ class _Fields(NamedTuple):
 
 
 class Layer(_Fields):
-    """One executed layer.  It is a named tuple, so lists of layers convert to columns without a loop.
+    """One executed layer.  It is a named tuple, so lists of layers convert to columns without a
+    loop.
 
     Attributes:
         kind: lower-case name of the layer type, see :data:`LAYER_GROUPS`.
         activations: output elements per sample.
-        parameters: elements of the layer's parameters; parameters of a shared layer count at its first execution only.
+        parameters: elements of the layer's parameters; parameters of a shared layer count at its
+            first execution only.
 
     Raises:
-        InvalidJobError: when the kind is malformed, or a count is negative, too large or not an integer.
+        InvalidJobError: when the kind is malformed, or a count is negative, too large or not an
+            integer.
     """
 
     __slots__ = ()
 
     def __new__(cls, kind: str, activations: int, parameters: int = 0) -> Layer:
         """Creates a layer after checking its values."""
-        if not isinstance(kind, str) or (kind not in GROUP_OF_KIND and not _KIND_PATTERN.match(kind)):
-            raise InvalidJobError(f"must be a lower-case layer kind such as 'linear' or 'conv2d', not {describe(kind)}", "kind")
+        if not isinstance(kind, str) or (
+            kind not in GROUP_OF_KIND and not _KIND_PATTERN.match(kind)
+        ):
+            raise InvalidJobError(
+                f"must be a lower-case layer kind such as 'linear' or 'conv2d', not {describe(kind)}",
+                "kind",
+            )
         if type(activations) is not int or not 0 <= activations <= MAX_ELEMENTS:
             activations = check_count(activations, "activations")
         if type(parameters) is not int or not 0 <= parameters <= MAX_ELEMENTS:
@@ -125,8 +175,11 @@ class Layer(_Fields):
         return GROUP_OF_KIND.get(self.kind, "other")
 
 
-def are_layers(kinds: Sequence[object], activations: Sequence[object], parameters: Sequence[object]) -> bool:
-    """Whether the columns are valid layers; false also for counts that :class:`Layer` would have to convert to ``int``."""
+def are_layers(
+    kinds: Sequence[object], activations: Sequence[object], parameters: Sequence[object]
+) -> bool:
+    """Whether the columns are valid layers; false also for counts that :class:`Layer` would have to
+    convert to ``int``."""
     try:
         unknown = set(kinds) - _KNOWN_KINDS
     except TypeError:  # an unhashable value is not a string

@@ -1,7 +1,8 @@
-"""The rules for a job's counts: each within its range, totals that agree with the layers, no more trainable than all parameters.
+"""The rules for a job's counts: each within its range, totals that agree with the layers, no more
+trainable than all parameters.
 
-:mod:`gpumemnet.job.training_job` words the rule that a job breaks.  Cython compiles this module with the types of
-``settled_counts.pxd``.  Without a compiler it runs as it is.
+:mod:`gpumemnet.job.training_job` words the rule that a job breaks.  Cython compiles this module
+with the types of ``settled_counts.pxd``.  Without a compiler it runs as it is.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ MISSING_TOTAL: Final = 10
 OTHER_TOTAL: Final = 11
 LARGE_TOTAL: Final = 12
 LARGE_TRAINABLE: Final = 13
-"""Broken rules; a smaller number is the position, from 1, of a field that is missing or outside its range."""
+"""Broken rules; a smaller number is the position, from 1, of a field that is missing or outside its
+range."""
 PER_FIELD: Final = 16
 """The number of a broken rule, plus this many times the position of the total that breaks it."""
 
@@ -42,15 +44,23 @@ _PER_FIELD: Final = PER_FIELD
 
 
 def settle_counts(
-    numbers: Counts, layer_counts: Sequence[int], activations: Amounts, parameters: Amounts, limits: Amounts, broken: Codes
+    numbers: Counts,
+    layer_counts: Sequence[int],
+    activations: Amounts,
+    parameters: Amounts,
+    limits: Amounts,
+    broken: Codes,
 ) -> None:
-    """Checks the counts of ``B`` jobs, and fills in what they do not state: totals from the layers, and else 0.
+    """Checks the counts of ``B`` jobs, and fills in what they do not state: totals from the layers,
+    and else 0.
 
     Args:
-        numbers: one field after the other, each of all jobs, NaN where a job does not state one: ``9 * B`` numbers; changed.
+        numbers: one field after the other, each of all jobs, NaN where a job does not state one:
+            ``9 * B`` numbers; changed.
         layer_counts: number of layers of each job.
         activations, parameters: elements of all layers, grouped by job.
-        limits: the smallest value of each field, then the largest, then whether it may be missing: ``3 * 9`` numbers.
+        limits: the smallest value of each field, then the largest, then whether it may be missing:
+            ``3 * 9`` numbers.
         broken: ``B`` numbers; each becomes the first rule that the job breaks, or 0.
 
     Raises:
@@ -69,9 +79,13 @@ def settle_counts(
         broken[row] = _first_broken(numbers, jobs, row, limits)
         end = first + layer_counts[row]
         if broken[row] == 0:
-            broken[row] = _settle_total(numbers, jobs, row, activations, first, end, _TOTAL_ACTIVATIONS, limits)
+            broken[row] = _settle_total(
+                numbers, jobs, row, activations, first, end, _TOTAL_ACTIVATIONS, limits
+            )
         if broken[row] == 0:
-            broken[row] = _settle_total(numbers, jobs, row, parameters, first, end, _TOTAL_PARAMETERS, limits)
+            broken[row] = _settle_total(
+                numbers, jobs, row, parameters, first, end, _TOTAL_PARAMETERS, limits
+            )
         if broken[row] == 0:
             total = numbers[_TOTAL_PARAMETERS * jobs + row]
             trainable = numbers[_TRAINABLE_PARAMETERS * jobs + row]
@@ -87,7 +101,8 @@ def settle_counts(
 
 
 def _first_broken(numbers: Counts, jobs: int, row: int, limits: Amounts) -> int:
-    """The position, from 1, of the first field of a job that is missing or outside its range; 0 without one."""
+    """The position, from 1, of the first field of a job that is missing or outside its range; 0
+    without one."""
     for field in range(_FIELDS):
         number = numbers[field * jobs + row]
         if number != number:
@@ -99,9 +114,17 @@ def _first_broken(numbers: Counts, jobs: int, row: int, limits: Amounts) -> int:
 
 
 def _settle_total(
-    numbers: Counts, jobs: int, row: int, amounts: Amounts, first: int, end: int, field: int, limits: Amounts
+    numbers: Counts,
+    jobs: int,
+    row: int,
+    amounts: Amounts,
+    first: int,
+    end: int,
+    field: int,
+    limits: Amounts,
 ) -> int:
-    """Checks or fills in a job's total of ``amounts`` from ``first`` to ``end``; returns the broken rule, or 0."""
+    """Checks or fills in a job's total of ``amounts`` from ``first`` to ``end``; returns the broken
+    rule, or 0."""
     derived = 0.0
     for layer in range(first, end):
         derived += amounts[layer]

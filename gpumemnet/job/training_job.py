@@ -1,8 +1,10 @@
-"""The training job as a scheduler knows it before it runs: the model's layers and every option that affects memory.
+"""The training job as a scheduler knows it before it runs: the model's layers and every option that
+affects memory.
 
-A job is plain data.  It comes from a scheduler's request, from :mod:`gpumemnet.extract` or from the dataset builder, and it
-is the only input of an estimator.  GPUMemNet (arXiv 2602.17817) fixes the optimizer (Adam) and the precision (fp32).  Here they
-are fields, because they alone change a job's memory by a factor of four.
+A job is plain data.  It comes from a scheduler's request, from :mod:`gpumemnet.extract` or from the
+dataset builder, and it is the only input of an estimator.  GPUMemNet (arXiv 2602.17817) fixes the
+optimizer (Adam) and the precision (fp32).  Here they are fields, because they alone change a job's
+memory by a factor of four.
 """
 
 from __future__ import annotations
@@ -28,20 +30,42 @@ from gpumemnet.job.settled_counts import (
     PER_FIELD,
     settle_counts,
 )
-from gpumemnet.job.training_options import OPTION_CHOICES, OPTION_RANGES, OPTION_SWITCHES, TRAINING_OPTIONS, TrainingOptions
+from gpumemnet.job.training_options import (
+    OPTION_CHOICES,
+    OPTION_RANGES,
+    OPTION_SWITCHES,
+    TRAINING_OPTIONS,
+    TrainingOptions,
+)
 
 SCHEMA_VERSION: Final = 1
-"""Version of the job's JSON form.  It increases when a field changes its meaning, not for new optional fields."""
+"""Version of the job's JSON form.  It increases when a field changes its meaning, not for new
+optional fields."""
 
 MAX_BATCH_SIZE: Final = 2**31 - 1
 
 FAMILIES: Final = ("mlp", "cnn", "transformer")
 ACTIVATION_FUNCTIONS: Final = (
-    *("identity", "relu", "leaky_relu", "prelu", "elu", "selu", "gelu", "silu", "mish", "softplus", "tanh"),
+    *(
+        "identity",
+        "relu",
+        "leaky_relu",
+        "prelu",
+        "elu",
+        "selu",
+        "gelu",
+        "silu",
+        "mish",
+        "softplus",
+        "tanh",
+    ),
     *("sigmoid", "relu6", "hardswish", "swiglu", "geglu", "other"),
 )
 
-_WORDS_OF_MODEL: Final[dict[str, tuple[str, ...]]] = {"family": FAMILIES, "activation_function": ACTIVATION_FUNCTIONS}
+_WORDS_OF_MODEL: Final[dict[str, tuple[str, ...]]] = {
+    "family": FAMILIES,
+    "activation_function": ACTIVATION_FUNCTIONS,
+}
 FIELD_CHOICES: Final[dict[str, tuple[str, ...]]] = {
     name: (_WORDS_OF_MODEL | OPTION_CHOICES)[name]
     for name in (
@@ -60,19 +84,23 @@ class TrainingJob:
 
     Attributes:
         family: ``mlp``, ``cnn`` or ``transformer``.
-        batch_size: samples per forward pass on this GPU (the microbatch when gradients are accumulated).
-        input_elements: elements of the input per sample (3·224·224 for an image; the sequence length for tokens).
+        batch_size: samples per forward pass on this GPU (the microbatch when gradients are
+            accumulated).
+        input_elements: elements of the input per sample (3·224·224 for an image; the sequence
+            length for tokens).
         layers: the leaf layers in execution order; empty when only totals are known.
-        total_activations: output elements per sample, summed over the layers; derived when layers are given.
+        total_activations: output elements per sample, summed over the layers; derived when layers
+            are given.
         total_parameters: parameter elements, summed over the layers; derived when layers are given.
         trainable_parameters: parameter elements that receive gradients; by default all parameters.
         activation_function: the network's main activation function, if it has one.
         sequence_length: tokens per sample, for models of sequences.
-        traced_peak_bytes: reserved bytes at the peak from :mod:`gpumemnet.trace`, without CUDA context and NCCL buffers, if the
-            job was traced; for several ranks, the peak of one rank.
+        traced_peak_bytes: reserved bytes at the peak from :mod:`gpumemnet.trace`, without CUDA
+            context and NCCL buffers, if the job was traced; for several ranks, the peak of one
+            rank.
 
-    The other fields are those of :class:`~gpumemnet.job.training_options.TrainingOptions`.  NCCL's memory for several ranks is
-    an assumption; no model was trained on it.
+    The other fields are those of :class:`~gpumemnet.job.training_options.TrainingOptions`.  NCCL's
+    memory for several ranks is an assumption; no model was trained on it.
 
     Raises:
         InvalidJobError: names the field and its allowed values.
@@ -103,10 +131,14 @@ class TrainingJob:
         check_schema_version(self.schema_version)
         check_options(_OPTIONS_OF(self))
         layers = self.layers
-        if not isinstance(layers, tuple) or not all(issubclass(kind, Layer) for kind in set(map(type, layers))):
+        if not isinstance(layers, tuple) or not all(
+            issubclass(kind, Layer) for kind in set(map(type, layers))
+        ):
             raise InvalidJobError("must be a tuple of Layer", "layers")
         stated = _NUMBERS_OF(self)
-        settled = settle_numbers(stated, list(map(_ACTIVATIONS, layers)), list(map(_PARAMETERS, layers)))
+        settled = settle_numbers(
+            stated, list(map(_ACTIVATIONS, layers)), list(map(_PARAMETERS, layers))
+        )
         for name, before, value in zip(NUMBER_FIELDS, stated, settled, strict=True):
             if value is not before:
                 object.__setattr__(self, name, value)
@@ -123,7 +155,8 @@ class TrainingJob:
 
     @property
     def is_replica(self) -> bool:
-        """Whether the job is one of several processes that train replicas; see :mod:`gpumemnet.physics.replicas`."""
+        """Whether the job is one of several processes that train replicas; see
+        :mod:`gpumemnet.physics.replicas`."""
         return self.ranks > 1
 
     @property
@@ -158,7 +191,8 @@ OPTION_FIELDS: Final[tuple[str, ...]] = (*FIELD_CHOICES, *OPTION_SWITCHES)
 """Fields of a set of options, in this order."""
 NUMBER_FIELDS: Final[tuple[str, ...]] = tuple(name for name, _, _ in FIELD_RANGES)
 UNSTATED_AS_ZERO: Final = frozenset({"sequence_length", "traced_peak_bytes"})
-"""Count fields that may stay unstated and are never 0; the job table stores them as 0 when unstated."""
+"""Count fields that may stay unstated and are never 0; the job table stores them as 0 when
+unstated."""
 _KNOWN_OPTION_SETS: Final = 4096
 
 _OPTIONS_OF: Final = attrgetter(*OPTION_FIELDS)
@@ -174,7 +208,8 @@ _LIMITS: Final = array(
         *(name in NULLABLE_FIELDS for name in NUMBER_FIELDS),
     ],
 )
-"""Of each field the smallest value, then the largest, then whether it may be missing; for :func:`settle_counts`."""
+"""Of each field the smallest value, then the largest, then whether it may be missing; for
+:func:`settle_counts`."""
 _BROKEN_TOTALS: Final = {
     MISSING_TOTAL: "is missing: give the layers, or total_activations and total_parameters",
     OTHER_TOTAL: "is {stated}, but the layers add up to {total}: leave it out or correct it",
@@ -192,7 +227,9 @@ def check_options(options: Sequence[object]) -> None:
     """
     try:
         _check_options(*options)
-    except TypeError:  # the cache needs hashable values; without it, an unhashable value gets its error message
+    except (
+        TypeError
+    ):  # the cache needs hashable values; without it, an unhashable value gets its error message
         _check_options.__wrapped__(*options)
 
 
@@ -201,11 +238,17 @@ def _check_options(*options: object) -> None:
     for name, value in zip(OPTION_FIELDS, options, strict=True):
         if name in TRAINING_OPTIONS:
             TRAINING_OPTIONS[name].checked(value)
-        elif value not in FIELD_CHOICES[name] and (value is not None or name not in NULLABLE_FIELDS):
-            raise InvalidJobError(f"must be one of {', '.join(FIELD_CHOICES[name])}, not {describe(value)}", name)
+        elif value not in FIELD_CHOICES[name] and (
+            value is not None or name not in NULLABLE_FIELDS
+        ):
+            raise InvalidJobError(
+                f"must be one of {', '.join(FIELD_CHOICES[name])}, not {describe(value)}", name
+            )
 
 
-def settle_numbers(stated: Sequence[object], activations: Sequence[int], parameters: Sequence[int]) -> list[int | None]:
+def settle_numbers(
+    stated: Sequence[object], activations: Sequence[int], parameters: Sequence[int]
+) -> list[int | None]:
     """Checks the counts of one job and derives its totals from its layers, if it has any.
 
     Args:
@@ -220,7 +263,9 @@ def settle_numbers(stated: Sequence[object], activations: Sequence[int], paramet
         is_unstated = value is None and name in NULLABLE_FIELDS
         numbers.append(None if is_unstated else check_count(value, name, minimum, maximum))
     if len(activations) > MAX_LAYERS:
-        raise InvalidJobError(f"must hold at most {MAX_LAYERS} layers, not {len(activations)}", "layers")
+        raise InvalidJobError(
+            f"must hold at most {MAX_LAYERS} layers, not {len(activations)}", "layers"
+        )
     settled = array("d", [_NAN if number is None else number for number in numbers])
     broken = array("q", (0,))
     amounts = array("d", activations), array("d", parameters)
@@ -229,7 +274,9 @@ def settle_numbers(stated: Sequence[object], activations: Sequence[int], paramet
         field, rule = divmod(broken[0], PER_FIELD)
         derived = sum(activations if field == _TOTALS[0] else parameters)
         total = derived if activations else numbers[_TOTALS[1]]
-        raise InvalidJobError(_BROKEN_TOTALS[rule].format(stated=numbers[field], total=total), NUMBER_FIELDS[field])
+        raise InvalidJobError(
+            _BROKEN_TOTALS[rule].format(stated=numbers[field], total=total), NUMBER_FIELDS[field]
+        )
     for index in (*_TOTALS, _TRAINABLE):
         numbers[index] = int(settled[index])
     return numbers
@@ -244,7 +291,8 @@ def settle_columns(
     """Checks the counts of many jobs and derives their totals.
 
     Args:
-        numbers: the fields :data:`NUMBER_FIELDS`, NaN where a job does not state one, shape ``[9, B]``; changed in place.
+        numbers: the fields :data:`NUMBER_FIELDS`, NaN where a job does not state one, shape ``[9,
+            B]``; changed in place.
         layer_counts: number of layers of each job, shape ``[B]``.
         activations, parameters: elements of all layers, shape ``[N]``.
 
@@ -266,7 +314,13 @@ def settle_columns(
 FIELD_DEFAULTS: Final[dict[str, object]] = {f.name: f.default for f in fields(TrainingJob)}
 """Field → its default; ``dataclasses.MISSING`` for required fields."""
 JOB_FIELDS: Final[tuple[str, ...]] = tuple(FIELD_DEFAULTS)
-REQUIRED_FIELDS: Final[tuple[str, ...]] = ("family", "batch_size", "input_elements", "optimizer", "precision")
+REQUIRED_FIELDS: Final[tuple[str, ...]] = (
+    "family",
+    "batch_size",
+    "input_elements",
+    "optimizer",
+    "precision",
+)
 
 
 def check_schema_version(version: object) -> None:
@@ -276,7 +330,9 @@ def check_schema_version(version: object) -> None:
         InvalidJobError: when ``version`` is not :data:`SCHEMA_VERSION`.
     """
     if type(version) is not int or version < 1:
-        raise InvalidJobError(f"must be {SCHEMA_VERSION}, not {describe(version)}", "schema_version")
+        raise InvalidJobError(
+            f"must be {SCHEMA_VERSION}, not {describe(version)}", "schema_version"
+        )
     if version != SCHEMA_VERSION:
         raise InvalidJobError(
             f"is {version}, and this version of gpumemnet reads {SCHEMA_VERSION}: upgrade gpumemnet or write the older form",

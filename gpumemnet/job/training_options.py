@@ -1,7 +1,7 @@
 """Declares every training option once: its name, values, default and description.
 
-:class:`~gpumemnet.job.training_job.TrainingJob`, the trace, the command line, the service's schema and the recipes of the
-dataset builder all use the declarations in :class:`TrainingOptions`.
+:class:`~gpumemnet.job.training_job.TrainingJob`, the trace, the command line, the service's schema
+and the recipes of the dataset builder all use the declarations in :class:`TrainingOptions`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class Option:
         if self.is_switch and not isinstance(value, bool):
             raise InvalidJobError(f"must be true or false, not {describe(value)}", self.name)
         if self.choices and value not in self.choices:
-            raise InvalidJobError(f"must be one of {', '.join(self.choices)}, not {describe(value)}", self.name)
+            raise InvalidJobError(
+                f"must be one of {', '.join(self.choices)}, not {describe(value)}", self.name
+            )
         return value
 
 
@@ -78,7 +80,8 @@ def _option(default: str | int | bool | None, description: str, **values: Any) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOptions:
-    """The options with which a model is trained; :data:`TRAINING_OPTIONS` lists values and descriptions.
+    """The options with which a model is trained; :data:`TRAINING_OPTIONS` lists values and
+    descriptions.
 
     Raises:
         InvalidJobError: names the option and its allowed values.
@@ -92,7 +95,9 @@ class TrainingOptions:
         choices=PRECISIONS,
     )
     attention_kernel: str | None = _option(
-        None, "kernel of scaled-dot-product attention, where the model has attention and it is known", choices=ATTENTION_KERNELS
+        None,
+        "kernel of scaled-dot-product attention, where the model has attention and it is known",
+        choices=ATTENTION_KERNELS,
     )
     optimizer_implementation: str = _option(
         "default",
@@ -100,11 +105,16 @@ class TrainingOptions:
         choices=OPTIMIZER_IMPLEMENTATIONS,
     )
     checkpointing: str = _option(
-        "none", "activation checkpointing: every_block recomputes each block in the backward pass", choices=CHECKPOINTING
+        "none",
+        "activation checkpointing: every_block recomputes each block in the backward pass",
+        choices=CHECKPOINTING,
     )
     channels_last: bool = _option(False, "whether model and images use the NHWC memory format")
     gradient_accumulation: int = _option(
-        1, "forward-backward passes per optimizer step", minimum=1, maximum=MAX_GRADIENT_ACCUMULATION
+        1,
+        "forward-backward passes per optimizer step",
+        minimum=1,
+        maximum=MAX_GRADIENT_ACCUMULATION,
     )
     cudnn_benchmark: bool = _option(False, "whether torch.backends.cudnn.benchmark is on")
     ranks: int = _option(
@@ -119,12 +129,14 @@ class TrainingOptions:
             object.__setattr__(self, option.name, option.checked(getattr(self, option.name)))
 
     def job_fields(self) -> dict[str, Any]:
-        """The options as fields of a :class:`~gpumemnet.job.training_job.TrainingJob`, without fields added by a subclass."""
+        """The options as fields of a :class:`~gpumemnet.job.training_job.TrainingJob`, without
+        fields added by a subclass."""
         return {name: getattr(self, name) for name in TRAINING_OPTIONS}
 
 
 TRAINING_OPTIONS: Final[dict[str, Option]] = {
-    each.name: Option(each.name, cast(Any, each.default), **each.metadata) for each in fields(TrainingOptions)
+    each.name: Option(each.name, cast(Any, each.default), **each.metadata)
+    for each in fields(TrainingOptions)
 }
 """Name → declaration, in the order of the fields."""
 OPTION_CHOICES: Final[dict[str, tuple[str, ...]]] = {
@@ -132,8 +144,12 @@ OPTION_CHOICES: Final[dict[str, tuple[str, ...]]] = {
 }
 """Name → allowed strings, for options that are strings."""
 OPTION_RANGES: Final[dict[str, tuple[int, int]]] = {
-    name: (option.minimum, option.maximum) for name, option in TRAINING_OPTIONS.items() if option.is_count
+    name: (option.minimum, option.maximum)
+    for name, option in TRAINING_OPTIONS.items()
+    if option.is_count
 }
 """Name → smallest and largest value, for options that are counts."""
-OPTION_SWITCHES: Final = tuple(name for name, option in TRAINING_OPTIONS.items() if option.is_switch)
+OPTION_SWITCHES: Final = tuple(
+    name for name, option in TRAINING_OPTIONS.items() if option.is_switch
+)
 """Names of the options that are true or false."""

@@ -1,8 +1,10 @@
-"""Compares estimators by their effect on a cluster: replays a trace of jobs on an inventory of GPUs once for each estimator.
+"""Compares estimators by their effect on a cluster: replays a trace of jobs on an inventory of GPUs
+once for each estimator.
 
-:func:`read_trace` and :func:`workload` give the jobs, :func:`inventory` the cards, :func:`estimators` what each estimator says,
-and :func:`simulate` replays the trace with one of them; :func:`figures` sums up.  Only memory is simulated: that neighbours slow
-each other down is left out, unless a factor for it is given.
+:func:`read_trace` and :func:`workload` give the jobs, :func:`inventory` the cards,
+:func:`estimators` what each estimator says, and :func:`simulate` replays the trace with one of
+them; :func:`figures` sums up.  Only memory is simulated: that neighbours slow each other down is
+left out, unless a factor for it is given.
 """
 
 from gpumemnet.packing.amounts import Amounts, estimators

@@ -1,7 +1,8 @@
 """The memory that each estimator reserves for every row of a trace, on every kind of GPU.
 
-The exclusive "estimator" gives every job a card; the oracle knows the true peak.  Between them lie the classifiers by their limit
-and by their request, what a trace says, the published formulas, and whatever estimates the trace file itself holds.
+The exclusive "estimator" gives every job a card; the oracle knows the true peak.  Between them lie
+the classifiers by their limit and by their request, what a trace says, the published formulas, and
+whatever estimates the trace file itself holds.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class Amounts:
         key: which estimator.
         title: what it is called.
         mib: shape ``[R, K]``; :data:`NONE` for a row without an answer.
-        is_alone: rows that get a card to themselves: no answer, or more than any card has; shape ``[R]``.
+        is_alone: rows that get a card to themselves: no answer, or more than any card has; shape
+            ``[R]``.
         least_card_mib: rows that need a card with at least so much, shape ``[R]``.
         unanswered: rows without an answer.
         too_large: rows with an answer that no card holds.
@@ -103,21 +105,28 @@ def estimators(
         headroom_mib: added to every estimate but the oracle's.
 
     Raises:
-        InvalidRequestError: on an unknown estimator, or as :meth:`gpumemnet.predict.predictor.Predictor.estimate`.
+        InvalidRequestError: on an unknown estimator, or as
+            :meth:`gpumemnet.predict.predictor.Predictor.estimate`.
     """
     keys = tuple(TITLES) if only is None else tuple(only)
     for key in keys:
         if key not in TITLES:
-            raise InvalidRequestError(f"must be among {', '.join(TITLES)}, not {describe(key)}", "estimator")
+            raise InvalidRequestError(
+                f"must be among {', '.join(TITLES)}, not {describe(key)}", "estimator"
+            )
     found = []
     for key, title, mib, answered_by in _answers(rows, cards, predictor, keys, coverage, encoder):
         if key not in (EXCLUSIVE, ORACLE):
-            mib = np.where(mib == NONE, NONE if unknown_mib is None else unknown_mib, mib + headroom_mib)
+            mib = np.where(
+                mib == NONE, NONE if unknown_mib is None else unknown_mib, mib + headroom_mib
+            )
         found.append(_amounts(key, title, mib, cards, answered_by))
     return found
 
 
-def _amounts(key: str, title: str, mib: Mib, cards: Inventory, answered_by: tuple[tuple[str, int], ...]) -> Amounts:
+def _amounts(
+    key: str, title: str, mib: Mib, cards: Inventory, answered_by: tuple[tuple[str, int], ...]
+) -> Amounts:
     capacities = np.array([kind.available_mib for kind in cards.kinds], dtype=np.int64)
     is_unanswered = (mib == NONE).any(axis=1)
     is_too_large = ~is_unanswered & (mib > capacities).all(axis=1)
@@ -134,7 +143,12 @@ def _amounts(key: str, title: str, mib: Mib, cards: Inventory, answered_by: tupl
 
 
 def _answers(
-    rows: Sequence[TraceRow], cards: Inventory, predictor: Predictor, keys: Sequence[str], coverage: float, encoder: str | None
+    rows: Sequence[TraceRow],
+    cards: Inventory,
+    predictor: Predictor,
+    keys: Sequence[str],
+    coverage: float,
+    encoder: str | None,
 ) -> Iterator[tuple[str, str, Mib, tuple[tuple[str, int], ...]]]:
     """Key, title and amounts of each estimator in ``keys`` that has any answer."""
     jobs = [row.job for row in rows]
@@ -146,9 +160,14 @@ def _answers(
         yield EXCLUSIVE, TITLES[EXCLUSIVE], np.full(shape, NONE, dtype=np.int64), ()
     if ORACLE in keys:
         yield ORACLE, TITLES[ORACLE], _same([row.peak_mib for row in rows], shape), ()
-    for limit, request, predicted in ((LIMIT, REQUEST, plain), (TRACED_LIMIT, TRACED_REQUEST, jobs if is_traced else [])):
+    for limit, request, predicted in (
+        (LIMIT, REQUEST, plain),
+        (TRACED_LIMIT, TRACED_REQUEST, jobs if is_traced else []),
+    ):
         if predicted and (limit in keys or request in keys):
-            limits, requests, answered_by = _predicted(predictor, predicted, profiles, coverage, encoder)
+            limits, requests, answered_by = _predicted(
+                predictor, predicted, profiles, coverage, encoder
+            )
             for key, mib in ((limit, limits), (request, requests)):
                 if key in keys:
                     yield key, TITLES[key], mib, answered_by
@@ -159,7 +178,12 @@ def _answers(
         yield CLOSED_FORM, TITLES[CLOSED_FORM], _closed_forms(plain, profiles), ()
     for key, formula in ((NAIVE, naive), (HORUS, horus)):
         if key in keys:
-            yield key, TITLES[key], _same([min(ceil_mib(amount), _LARGEST_MIB) for amount in formula(jobs)], shape), ()
+            yield (
+                key,
+                TITLES[key],
+                _same([min(ceil_mib(amount), _LARGEST_MIB) for amount in formula(jobs)], shape),
+                (),
+            )
     if GIVEN in keys:
         for name in dict.fromkeys(name for row in rows for name in row.estimates_mib):
             stated = [row.estimates_mib.get(name, NONE) for row in rows]
@@ -176,7 +200,9 @@ def _same(amounts: Sequence[int], shape: tuple[int, int]) -> Mib:
 def _untraced(job: TrainingJob) -> TrainingJob:
     if job.traced_peak_bytes is None:
         return job
-    return TrainingJob(**{**{name: getattr(job, name) for name in JOB_FIELDS}, "traced_peak_bytes": None})
+    return TrainingJob(
+        **{**{name: getattr(job, name) for name in JOB_FIELDS}, "traced_peak_bytes": None}
+    )
 
 
 def _traced_mib(job: TrainingJob, profile: DeviceProfile) -> int:
@@ -188,12 +214,20 @@ def _closed_forms(jobs: Sequence[TrainingJob], profiles: Sequence[DeviceProfile]
     columns, table = [], JobTable.from_jobs(jobs)
     for profile in profiles:
         amounts = np.ceil(feature_matrix(table, profile.blas_workspace_bytes)[:, _SEGMENTS] / MIB)
-        columns.append(np.where(table.layer_counts > 0, np.minimum(amounts, _LARGEST_MIB), NONE).astype(np.int64))
+        columns.append(
+            np.where(table.layer_counts > 0, np.minimum(amounts, _LARGEST_MIB), NONE).astype(
+                np.int64
+            )
+        )
     return np.stack(columns, axis=1)
 
 
 def _predicted(
-    predictor: Predictor, jobs: Sequence[TrainingJob], profiles: Sequence[DeviceProfile], coverage: float, encoder: str | None
+    predictor: Predictor,
+    jobs: Sequence[TrainingJob],
+    profiles: Sequence[DeviceProfile],
+    coverage: float,
+    encoder: str | None,
 ) -> tuple[Mib, Mib, tuple[tuple[str, int], ...]]:
     """Limits and requests, and who answered; families without a model have no answer."""
     limits, requests = (np.full((len(jobs), len(profiles)), NONE, dtype=np.int64) for _ in range(2))
@@ -212,7 +246,11 @@ def _predicted(
 
 
 def _estimates(
-    predictor: Predictor, jobs: Sequence[TrainingJob], coverage: float, gpu: str, encoder: str | None
+    predictor: Predictor,
+    jobs: Sequence[TrainingJob],
+    coverage: float,
+    gpu: str,
+    encoder: str | None,
 ) -> dict[int, Prediction]:
     found: dict[int, Prediction] = {}
     for family in dict.fromkeys(job.family for job in jobs):

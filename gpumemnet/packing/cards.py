@@ -12,7 +12,8 @@ from gpumemnet.job.layers import describe
 from gpumemnet.packing.inventory import Inventory
 
 FITS: Final = ("best", "first", "spread")
-"""Which of the cards that hold a job gets it: the one with the least memory left, the first, or the one with the most."""
+"""Which of the cards that hold a job gets it: the one with the least memory left, the first, or the
+one with the most."""
 _EVERY: Final = 2**31
 
 
@@ -22,11 +23,14 @@ class Policy:
 
     Attributes:
         fit: one of :data:`FITS`.
-        backfill: so many jobs behind one that does not fit may go first; 0 is a plain queue.  No card is kept for a job that
-            is overtaken, so one that needs a card to itself may wait long.
+        backfill: so many jobs behind one that does not fit may go first; 0 is a plain queue.  No
+            card is kept for a job that is overtaken, so one that needs a card to itself may wait
+            long.
         most_per_card: most jobs on a card at once; ``None`` for as many as fit.
-        slowdown: with ``k`` jobs on a card each runs ``1 + slowdown · (k − 1)`` times as long; 0 leaves compute out.
-        ramp_seconds: a job takes its peak so long after its start; then it is that somebody runs out of memory.
+        slowdown: with ``k`` jobs on a card each runs ``1 + slowdown · (k − 1)`` times as long; 0
+            leaves compute out.
+        ramp_seconds: a job takes its peak so long after its start; then it is that somebody runs
+            out of memory.
 
     Raises:
         InvalidRequestError: on an impossible value.
@@ -40,12 +44,22 @@ class Policy:
 
     def __post_init__(self) -> None:
         if self.fit not in FITS:
-            raise InvalidRequestError(f"must be one of {', '.join(FITS)}, not {describe(self.fit)}", "fit")
-        for name, least, most in (("backfill", 0, 10_000), ("slowdown", 0, 100), ("ramp_seconds", 0, 1e6)):
+            raise InvalidRequestError(
+                f"must be one of {', '.join(FITS)}, not {describe(self.fit)}", "fit"
+            )
+        for name, least, most in (
+            ("backfill", 0, 10_000),
+            ("slowdown", 0, 100),
+            ("ramp_seconds", 0, 1e6),
+        ):
             if not least <= getattr(self, name) <= most:
-                raise InvalidRequestError(f"must be from {least} to {most:g}, not {getattr(self, name)}", name)
+                raise InvalidRequestError(
+                    f"must be from {least} to {most:g}, not {getattr(self, name)}", name
+                )
         if self.most_per_card is not None and self.most_per_card < 1:
-            raise InvalidRequestError(f"must be at least 1, not {self.most_per_card}", "most_per_card")
+            raise InvalidRequestError(
+                f"must be at least 1, not {self.most_per_card}", "most_per_card"
+            )
 
 
 class Cards:
@@ -62,8 +76,11 @@ class Cards:
         self._roomiest_mib: int | None = None
         self._largest_empty_mib: int | None = None
 
-    def place(self, amounts_mib: np.ndarray[tuple[int], np.dtype[np.int64]], least_mib: int) -> int | None:
-        """A card on which what ``amounts_mib`` says for its kind is free; ``None`` where there is none.
+    def place(
+        self, amounts_mib: np.ndarray[tuple[int], np.dtype[np.int64]], least_mib: int
+    ) -> int | None:
+        """A card on which what ``amounts_mib`` says for its kind is free; ``None`` where there is
+        none.
 
         Args:
             amounts_mib: shape ``[K]``.
@@ -83,9 +100,13 @@ class Cards:
             self._largest_empty_mib = int(np.where(self.jobs == 0, self.capacity_mib, -1).max())
         if max(least_card_mib, 0) > self._largest_empty_mib:
             return None
-        return self._chosen((self.jobs == 0) & (self.capacity_mib >= least_card_mib), self.capacity_mib)
+        return self._chosen(
+            (self.jobs == 0) & (self.capacity_mib >= least_card_mib), self.capacity_mib
+        )
 
-    def take(self, card: int, kind_amounts_mib: np.ndarray[tuple[int], np.dtype[np.int64]] | None) -> int:
+    def take(
+        self, card: int, kind_amounts_mib: np.ndarray[tuple[int], np.dtype[np.int64]] | None
+    ) -> int:
         """Set memory aside on ``card``, all of it without amounts; returns how much."""
         self._forget()
         self.jobs[card] += 1
@@ -108,7 +129,9 @@ class Cards:
         self._roomiest_mib = self._largest_empty_mib = None
 
     def _chosen(
-        self, candidates: np.ndarray[tuple[int], np.dtype[np.bool_]], left_mib: np.ndarray[tuple[int], np.dtype[np.int64]]
+        self,
+        candidates: np.ndarray[tuple[int], np.dtype[np.bool_]],
+        left_mib: np.ndarray[tuple[int], np.dtype[np.int64]],
     ) -> int | None:
         places = np.flatnonzero(candidates)
         if not len(places):

@@ -27,10 +27,12 @@ class Figures:
         jobs_per_gpu: jobs on a card that has any, on average over time.
         ooms: attempts that ran out of memory.
         oom_jobs: jobs that did.
-        alone: jobs that the estimator put on a card of their own: no answer, or more than any card has.
+        alone: jobs that the estimator put on a card of their own: no answer, or more than any card
+            has.
         lost_hours: how long failed attempts ran.
         reserved_gib_hours: memory that was set aside, times how long; failed attempts included.
-        waste_gib_hours: of that what no job needed: above the true peak, and all of a failed attempt.
+        waste_gib_hours: of that what no job needed: above the true peak, and all of a failed
+            attempt.
         waste_share: the same as a share of what was set aside.
         makespan_hours: from the first arrival to the last end.
         wait_hours: mean from arrival to the start of the attempt that ended well.
@@ -62,7 +64,10 @@ def figures(run: Run, jobs: Workload, amounts: Amounts) -> Figures:
     seconds = run.end_seconds[ran] - run.start_seconds[ran]
     reserved = run.reserved_mib[ran]
     lost_memory = float(run.lost_mib_seconds.sum()) / _MIB_SECONDS
-    waste = float((np.maximum(reserved - jobs.peak_mib[ran], 0) * seconds).sum()) / _MIB_SECONDS + lost_memory
+    waste = (
+        float((np.maximum(reserved - jobs.peak_mib[ran], 0) * seconds).sum()) / _MIB_SECONDS
+        + lost_memory
+    )
     set_aside = float((reserved * seconds).sum()) / _MIB_SECONDS + lost_memory
     busy_seconds = float(run.busy_seconds.sum())
     lost_seconds = float(run.lost_seconds.sum())
@@ -81,7 +86,9 @@ def figures(run: Run, jobs: Workload, amounts: Amounts) -> Figures:
         waste_gib_hours=waste,
         waste_share=_ratio(waste, set_aside),
         makespan_hours=float(run.end_seconds[ran].max()) / 3600 if count else 0.0,
-        wait_hours=float((run.start_seconds - jobs.arrival_seconds)[ran].mean()) / 3600 if count else 0.0,
+        wait_hours=float((run.start_seconds - jobs.arrival_seconds)[ran].mean()) / 3600
+        if count
+        else 0.0,
         gpu_hours=busy_seconds / 3600,
     )
 

@@ -1,4 +1,5 @@
-"""The GPUs that jobs are packed onto: kinds of the catalogue, whole or MIG instances, and how many of each."""
+"""The GPUs that jobs are packed onto: kinds of the catalogue, whole or MIG instances, and how many
+of each."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class Inventory:
     """Cards of several kinds, those of a kind side by side.
 
     Attributes:
-        kinds: what each kind is, with the MiB that a process can use of it: its memory less what the driver keeps.
+        kinds: what each kind is, with the MiB that a process can use of it: its memory less what
+            the driver keeps.
         counts: how many there are of each kind.
     """
 
@@ -40,7 +42,9 @@ class Inventory:
     @property
     def capacity_mib(self) -> NDArray[np.int64]:
         """What can be used of each card, shape ``[cards]``."""
-        return np.array([kind.available_mib for kind in self.kinds], dtype=np.int64)[self.kind_of_card]
+        return np.array([kind.available_mib for kind in self.kinds], dtype=np.int64)[
+            self.kind_of_card
+        ]
 
     @property
     def largest_mib(self) -> int:
@@ -49,11 +53,14 @@ class Inventory:
 
     def __str__(self) -> str:
         names = (kind.gpu + (f" {kind.mig}" if kind.mig else "") for kind in self.kinds)
-        return ", ".join(f"{count} × {name}" for count, name in zip(self.counts, names, strict=True))
+        return ", ".join(
+            f"{count} × {name}" for count, name in zip(self.counts, names, strict=True)
+        )
 
 
 def inventory(text: str) -> Inventory:
-    """An inventory as a user writes it: ``A100:8,H200:4``, ``A100/3g.20gb:16``; one card where no number stands.
+    """An inventory as a user writes it: ``A100:8,H200:4``, ``A100/3g.20gb:16``; one card where no
+    number stands.
 
     Raises:
         InvalidRequestError: on a GPU that is not in the catalogue, or a number that is none.
@@ -65,9 +72,15 @@ def inventory(text: str) -> Inventory:
             name, number = part.strip(), "1"
         if not name:
             raise InvalidRequestError(f"must look like A100:8,H200:4, not {describe(text)}", "gpus")
-        if not (number.isascii() and number.isdigit() and 0 < int(number[:9]) <= MAX_CARDS and len(number) < 9):
+        if not (
+            number.isascii()
+            and number.isdigit()
+            and 0 < int(number[:9]) <= MAX_CARDS
+            and len(number) < 9
+        ):
             raise InvalidRequestError(
-                f"needs a number of cards from 1 to {MAX_CARDS} after {name}:, not {describe(number)}", "gpus"
+                f"needs a number of cards from 1 to {MAX_CARDS} after {name}:, not {describe(number)}",
+                "gpus",
             )
         try:
             kind = target(name)

@@ -1,4 +1,5 @@
-"""Limits of the comparison: what was drawn at random, what was left out, and what a model has learned from."""
+"""Limits of the comparison: what was drawn at random, what was left out, and what a model has
+learned from."""
 
 from __future__ import annotations
 
@@ -13,7 +14,12 @@ from gpumemnet.predict.bundle import Bundle
 
 
 def notes(
-    trace: Trace, jobs: Workload, cards: Inventory, policy: Policy, found: Sequence[Amounts], bundles: Sequence[Bundle]
+    trace: Trace,
+    jobs: Workload,
+    cards: Inventory,
+    policy: Policy,
+    found: Sequence[Amounts],
+    bundles: Sequence[Bundle],
 ) -> list[str]:
     """Sentences, the most important first."""
     return [
@@ -21,22 +27,34 @@ def notes(
         *(f"synthetic: {sentence}" for sentence in jobs.synthetic),
         *_truth(trace, jobs, cards),
         *_queue(policy),
-        *(f"columns that were not read: {', '.join(trace.ignored_columns)}" for _ in trace.ignored_columns[:1]),
+        *(
+            f"columns that were not read: {', '.join(trace.ignored_columns)}"
+            for _ in trace.ignored_columns[:1]
+        ),
     ]
 
 
 def seen_by(trace: Trace, bundles: Sequence[Bundle]) -> dict[str, list[str]]:
-    """Files of the trace that are, byte for byte, what a model learned from; each with the models' names."""
+    """Files of the trace that are, byte for byte, what a model learned from; each with the models'
+    names."""
     models: dict[str, list[str]] = {}
     for path, sha256 in trace.sha256_of.items():
-        names = [bundle.card.name for bundle in bundles if bundle.card.document["training_data"].get("sha256") == sha256]
+        names = [
+            bundle.card.name
+            for bundle in bundles
+            if bundle.card.document["training_data"].get("sha256") == sha256
+        ]
         if names:
             models[path] = names
     return models
 
 
 def _seen(trace: Trace, found: Sequence[Amounts], bundles: Sequence[Bundle]) -> Iterator[str]:
-    ours = [outcome for outcome in found if outcome.key in (LIMIT, REQUEST, TRACED_LIMIT, TRACED_REQUEST)]
+    ours = [
+        outcome
+        for outcome in found
+        if outcome.key in (LIMIT, REQUEST, TRACED_LIMIT, TRACED_REQUEST)
+    ]
     if not ours:
         return
     answered = {name for outcome in ours for name, _ in outcome.answered_by}
@@ -44,7 +62,9 @@ def _seen(trace: Trace, found: Sequence[Amounts], bundles: Sequence[Bundle]) -> 
         if answered & set(names):
             yield f"{', '.join(names)} learned from {path}: gpumemnet looks better here than on jobs that are new to it"
     first = next((outcome for outcome in ours if outcome.key in (LIMIT, REQUEST)), ours[0])
-    yield "answered by " + ", ".join(f"{name} ({count:,} rows)" for name, count in first.answered_by)
+    yield "answered by " + ", ".join(
+        f"{name} ({count:,} rows)" for name, count in first.answered_by
+    )
     if any(outcome.key in (TRACED_LIMIT, TRACED_REQUEST) for outcome in ours):
         yield (
             "bounds of traced jobs were calibrated on the published MLP, CNN and transformer readings: judge what goes with a "

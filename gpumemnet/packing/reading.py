@@ -1,8 +1,10 @@
-"""Reads a trace: jobs with the memory they really took, and where it is known when they arrived and how long they ran.
+"""Reads a trace: jobs with the memory they really took, and where it is known when they arrived and
+how long they ran.
 
-A dataset of measured or observed jobs is a trace without times.  Any other table (Parquet, CSV, JSON Lines) has the job's fields
-as columns, or the job as an object in ``job``, beside ``peak_mib`` or ``peak_bytes``, ``arrival_seconds``, ``duration_seconds``
-and ``gpu``; a column ``estimate_NAME_mib`` is what somebody else expected, such as the users.
+A dataset of measured or observed jobs is a trace without times.  Any other table (Parquet, CSV,
+JSON Lines) has the job's fields as columns, or the job as an object in ``job``, beside ``peak_mib``
+or ``peak_bytes``, ``arrival_seconds``, ``duration_seconds`` and ``gpu``; a column
+``estimate_NAME_mib`` is what somebody else expected, such as the users.
 """
 
 from __future__ import annotations
@@ -20,7 +22,13 @@ from typing import Any, Final
 
 from gpumemnet.data.dataset import VERSION_KEY, read_dataset
 from gpumemnet.data.measurement import TRACED, Measurement
-from gpumemnet.errors import DatasetError, InvalidJobError, InvalidRequestError, MissingExtraError, first_line
+from gpumemnet.errors import (
+    DatasetError,
+    InvalidJobError,
+    InvalidRequestError,
+    MissingExtraError,
+    first_line,
+)
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.json_codec import job_from_dict, parse_json
 from gpumemnet.job.layers import describe
@@ -34,8 +42,13 @@ COLUMNS: Final = ("job", "peak_mib", "peak_bytes", "gpu", "oom", *TIMES)
 MAX_SECONDS: Final = 1e11
 """More than any clock shows in seconds since 1970."""
 _ESTIMATE: Final = re.compile(r"estimate_(.{1,40})_mib\Z")
-_PUBLISHED: Final = {"fake_tensor_mib": "FakeTensor", "horus_mib": "Horus", "gpumemnet_mib": "GPUMemNet"}
-"""Options of a dataset's row that hold what others have published as their estimate, and whose it is."""
+_PUBLISHED: Final = {
+    "fake_tensor_mib": "FakeTensor",
+    "horus_mib": "Horus",
+    "gpumemnet_mib": "GPUMemNet",
+}
+"""Options of a dataset's row that hold what others have published as their estimate, and whose it
+is."""
 _NUMBERS: Final = frozenset(name for name, _, _ in FIELD_RANGES) | {"schema_version"}
 _FLAGS: Final = frozenset({"channels_last", "cudnn_benchmark"})
 _SEVERAL: Final = "that train on several GPUs at once"
@@ -87,7 +100,8 @@ def read_trace(paths: Sequence[Path]) -> Trace:
     """The trace in ``paths``.
 
     Raises:
-        InvalidRequestError: on a missing file, another format, or a value that cannot be; names file, row and column.
+        InvalidRequestError: on a missing file, another format, or a value that cannot be; names
+            file, row and column.
         InvalidJobError, DatasetError: on a job or a dataset that is none, likewise.
         MissingExtraError: when Parquet is asked for and pyarrow is not installed.
     """
@@ -109,9 +123,15 @@ def read_trace(paths: Sequence[Path]) -> Trace:
             else:
                 rows.append(row)
     if not rows:
-        reasons = "; ".join(f"{count:,} {reason}" for reason, count in left_out.items()) or "no rows"
-        raise InvalidRequestError(f"{', '.join(map(str, paths))} hold no job whose memory is known: {reasons}", "trace")
-    return Trace(rows=tuple(rows), left_out=dict(left_out), ignored_columns=tuple(ignored), sha256_of=hashes)
+        reasons = (
+            "; ".join(f"{count:,} {reason}" for reason, count in left_out.items()) or "no rows"
+        )
+        raise InvalidRequestError(
+            f"{', '.join(map(str, paths))} hold no job whose memory is known: {reasons}", "trace"
+        )
+    return Trace(
+        rows=tuple(rows), left_out=dict(left_out), ignored_columns=tuple(ignored), sha256_of=hashes
+    )
 
 
 def _rows_of(path: Path, ignored: dict[str, None]) -> Iterator[TraceRow | str]:
@@ -134,7 +154,11 @@ def _parquet_rows(path: Path, ignored: dict[str, None]) -> Iterator[TraceRow | s
         table = pq.ParquetFile(path)
         is_dataset = VERSION_KEY in (table.schema_arrow.metadata or {})
         names = table.schema_arrow.names
-        own = [name for name in names if name in TIMES or _ESTIMATE.match(name)] if is_dataset else names
+        own = (
+            [name for name in names if name in TIMES or _ESTIMATE.match(name)]
+            if is_dataset
+            else names
+        )
         documents = table.read(columns=own).to_pylist() if own else [{}] * table.metadata.num_rows
     except (OSError, pa.ArrowException) as error:
         raise DatasetError(f"{path} is no whole Parquet file: {first_line(error)}") from None
@@ -142,11 +166,15 @@ def _parquet_rows(path: Path, ignored: dict[str, None]) -> Iterator[TraceRow | s
         for number, document in enumerate(documents, start=1):
             yield _row(document, f"{path}, row {number}", ignored)
         return
-    for number, (measurement, extra) in enumerate(zip(read_dataset(path), documents, strict=True), start=1):
+    for number, (measurement, extra) in enumerate(
+        zip(read_dataset(path), documents, strict=True), start=1
+    ):
         yield _measured_row(measurement, extra, f"{path}, row {number}")
 
 
-def _measured_row(measurement: Measurement, extra: Mapping[str, Any], location: str) -> TraceRow | str:
+def _measured_row(
+    measurement: Measurement, extra: Mapping[str, Any], location: str
+) -> TraceRow | str:
     if measurement.label_bytes is None:
         return f"without a known peak (status {measurement.status})"
     if measurement.job.is_replica:
@@ -167,8 +195,16 @@ def _published_estimates(options: str) -> dict[str, int]:
         stated = json.loads(options)
     except ValueError:
         return {}
-    amounts = {name: stated.get(key) for key, name in _PUBLISHED.items()} if isinstance(stated, dict) else {}
-    return {f"published {name}": math.ceil(amount) for name, amount in amounts.items() if isinstance(amount, int | float)}
+    amounts = (
+        {name: stated.get(key) for key, name in _PUBLISHED.items()}
+        if isinstance(stated, dict)
+        else {}
+    )
+    return {
+        f"published {name}": math.ceil(amount)
+        for name, amount in amounts.items()
+        if isinstance(amount, int | float)
+    }
 
 
 def _csv_documents(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -177,8 +213,17 @@ def _csv_documents(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             for number, cells in enumerate(csv.DictReader(file, strict=True), start=1):
                 location = f"{path}, row {number}"
                 if None in cells or None in cells.values():
-                    raise InvalidRequestError("has more or fewer cells than the first line has names", location)
-                yield location, {name: _cell(name, text.strip()) for name, text in cells.items() if text.strip()}
+                    raise InvalidRequestError(
+                        "has more or fewer cells than the first line has names", location
+                    )
+                yield (
+                    location,
+                    {
+                        name: _cell(name, text.strip())
+                        for name, text in cells.items()
+                        if text.strip()
+                    },
+                )
     except (csv.Error, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"{path} is no CSV file in UTF-8: {error}", "trace") from None
 
@@ -213,7 +258,9 @@ def _json_documents(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             except InvalidJobError as error:
                 raise InvalidRequestError(error.reason, location) from None
             if not isinstance(document, dict):
-                raise InvalidRequestError(f"must be a JSON object, not {describe(document)}", location)
+                raise InvalidRequestError(
+                    f"must be a JSON object, not {describe(document)}", location
+                )
             yield location, document
 
 
@@ -258,7 +305,9 @@ def _job(given: Mapping[str, Any], location: str) -> TrainingJob:
         if isinstance(document, str):
             document = parse_json(document)
         if isinstance(document, Mapping):
-            document = {name: _whole(value) for name, value in document.items() if not _is_nothing(value)}
+            document = {
+                name: _whole(value) for name, value in document.items() if not _is_nothing(value)
+            }
         return job_from_dict(document)
     except InvalidJobError as error:
         field = prefix + error.field if error.field else prefix.rstrip(".")
@@ -273,7 +322,11 @@ def _whole(value: Any) -> Any:
 def _peak_mib(given: Mapping[str, Any], location: str) -> int:
     stated = [name for name in ("peak_mib", "peak_bytes") if name in given]
     if len(stated) != 1:
-        reason = "is missing: what the job really took, here or in peak_bytes" if not stated else "cannot stand beside peak_bytes"
+        reason = (
+            "is missing: what the job really took, here or in peak_bytes"
+            if not stated
+            else "cannot stand beside peak_bytes"
+        )
         raise InvalidRequestError(reason, f"{location}, peak_mib")
     name = stated[0]
     largest = MAX_FREE_MIB * (MIB if name == "peak_bytes" else 1)
@@ -283,7 +336,12 @@ def _peak_mib(given: Mapping[str, Any], location: str) -> int:
 
 def _times(given: Mapping[str, Any], location: str) -> dict[str, Any]:
     return {
-        name: _number(given[name], 0 if name == "arrival_seconds" else 1e-3, MAX_SECONDS, f"{location}, {name}")
+        name: _number(
+            given[name],
+            0 if name == "arrival_seconds" else 1e-3,
+            MAX_SECONDS,
+            f"{location}, {name}",
+        )
         for name in TIMES
         if not _is_nothing(given.get(name))
     }
@@ -299,5 +357,7 @@ def _estimates(given: Mapping[str, Any], location: str) -> dict[str, int]:
 
 def _number(value: object, least: float, most: float, location: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise InvalidRequestError(f"must be a number from {least:g} to {most:g}, not {describe(value)}", location)
+        raise InvalidRequestError(
+            f"must be a number from {least:g} to {most:g}, not {describe(value)}", location
+        )
     return value

@@ -52,7 +52,12 @@ class Report:
 
 
 def report(
-    trace: Trace, jobs: Workload, cards: Inventory, policy: Policy, found: Sequence[Amounts], bundles: Sequence[Bundle]
+    trace: Trace,
+    jobs: Workload,
+    cards: Inventory,
+    policy: Policy,
+    found: Sequence[Amounts],
+    bundles: Sequence[Bundle],
 ) -> Report:
     """Simulate the workload once with each of the estimators ``found``."""
     lines = tuple(figures(simulate(jobs, one, cards, policy), jobs, one) for one in found)
@@ -88,7 +93,10 @@ def report(
 
 
 def _line(line: Figures, amounts: Amounts) -> dict[str, Any]:
-    values = {name: round(value, 6) if isinstance(value, float) else value for name, value in asdict(line).items()}
+    values = {
+        name: round(value, 6) if isinstance(value, float) else value
+        for name, value in asdict(line).items()
+    }
     if amounts.key not in (EXCLUSIVE, ORACLE):
         values |= {"rows_unanswered": amounts.unanswered, "rows_too_large": amounts.too_large}
     if amounts.answered_by:

@@ -1,8 +1,10 @@
-"""Replays a workload on GPUs with one estimator: where and when each job runs, and which run out of memory.
+"""Replays a workload on GPUs with one estimator: where and when each job runs, and which run out of
+memory.
 
-The scheduler sees amounts only.  A job takes its true peak a little after its start; when the card's true memory would then
-exceed its capacity, this job, which was placed last, dies, and goes to the head of the queue to be run on a card of its own, as
-CARMA does (arXiv 2508.19073).  One that dies alone is tried on a larger card next.
+The scheduler sees amounts only.  A job takes its true peak a little after its start; when the
+card's true memory would then exceed its capacity, this job, which was placed last, dies, and goes
+to the head of the queue to be run on a card of its own, as CARMA does (arXiv 2508.19073).  One that
+dies alone is tried on a larger card next.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class Run:
 
     Attributes:
         is_run: jobs that were run; the others need more than any card has, shape ``[J]``.
-        start_seconds, end_seconds: of the attempt that ended well, shape ``[J]``; NaN for jobs that were not run.
+        start_seconds, end_seconds: of the attempt that ended well, shape ``[J]``; NaN for jobs that
+            were not run.
         card: where, shape ``[J]``; -1 likewise.
         reserved_mib: what was set aside for that attempt, shape ``[J]``.
         ooms: how often each ran out of memory before, shape ``[J]``.
@@ -55,13 +58,18 @@ class Run:
     most_mib: NDArray[np.int64]
 
 
-def simulate(jobs: Workload, amounts: Amounts, inventory: Inventory, policy: Policy | None = None) -> Run:
-    """Replay ``jobs`` on ``inventory`` with what one estimator sets aside for them; the same arguments give the same run."""
+def simulate(
+    jobs: Workload, amounts: Amounts, inventory: Inventory, policy: Policy | None = None
+) -> Run:
+    """Replay ``jobs`` on ``inventory`` with what one estimator sets aside for them; the same
+    arguments give the same run."""
     return _Simulation(jobs, amounts, inventory, policy or Policy()).run()
 
 
 class _Simulation:
-    def __init__(self, jobs: Workload, amounts: Amounts, inventory: Inventory, policy: Policy) -> None:
+    def __init__(
+        self, jobs: Workload, amounts: Amounts, inventory: Inventory, policy: Policy
+    ) -> None:
         count, cards = len(jobs.row_of), inventory.cards
         self._policy = policy
         self._cards = Cards(inventory, policy)
@@ -87,9 +95,11 @@ class _Simulation:
         self._busy_since, self._since, self._busy = [0.0] * cards, [0.0] * cards, [0.0] * cards
         self._queue: deque[int] = deque()
         self._is_open = False
-        """Whether a job left a card or came into reach since the queue was last looked at: else nothing new can be placed."""
+        """Whether a job left a card or came into reach since the queue was last looked at: else
+        nothing new can be placed."""
         self._events: list[tuple[float, int, int, int]] = []
-        """Time, kind, job, and the attempt (of a peak) or the version (of an end) that it belongs to."""
+        """Time, kind, job, and the attempt (of a peak) or the version (of an end) that it belongs
+        to."""
 
     def run(self) -> Run:
         arriving = deque(np.flatnonzero(self._is_run).tolist())
@@ -142,7 +152,9 @@ class _Simulation:
         self._attempt[job] += 1
         self._start[job], self._card[job], self._has_peaked[job] = now, card, False
         self._left[job] = self._duration[job]
-        self._reserved[job] = self._cards.take(card, None if self._is_alone[job] else self._amounts[job])
+        self._reserved[job] = self._cards.take(
+            card, None if self._is_alone[job] else self._amounts[job]
+        )
         peak_seconds = min(self._policy.ramp_seconds, self._duration[job])
         heapq.heappush(self._events, (now + peak_seconds, _PEAK, job, self._attempt[job]))
         self._foresee(now, card, job)
@@ -193,8 +205,11 @@ class _Simulation:
             self._since[card] = now
 
     def _foresee(self, now: float, card: int, new: int | None) -> None:
-        """Set when the card's jobs end; without slowdown only that of the new one is not known yet."""
-        changed = sorted(self._on[card]) if self._policy.slowdown else [new] if new is not None else []
+        """Set when the card's jobs end; without slowdown only that of the new one is not known
+        yet."""
+        changed = (
+            sorted(self._on[card]) if self._policy.slowdown else [new] if new is not None else []
+        )
         for job in changed:
             self._version[job] += 1
             end = now + max(self._left[job], 0.0) * self._slower(card)

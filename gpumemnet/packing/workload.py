@@ -1,4 +1,5 @@
-"""When which job of a trace arrives and how long it runs; what the trace does not say is drawn from a seed."""
+"""When which job of a trace arrives and how long it runs; what the trace does not say is drawn from
+a seed."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from gpumemnet.errors import InvalidRequestError
 from gpumemnet.packing.reading import Trace, TraceRow
 
 DURATION_SPREAD: Final = 1.0
-"""Standard deviation of the logarithm of drawn durations: one job in six runs for more than 2.7 times the median."""
+"""Standard deviation of the logarithm of drawn durations: one job in six runs for more than 2.7
+times the median."""
 MAX_JOBS: Final = 1_000_000
 
 
@@ -23,7 +25,8 @@ class Workload:
     Attributes:
         rows: the different jobs of the trace.
         row_of: the row of each job, shape ``[J]``.
-        arrival_seconds, duration_seconds: of each job, shape ``[J]``; the duration is that without neighbours.
+        arrival_seconds, duration_seconds: of each job, shape ``[J]``; the duration is that without
+            neighbours.
         synthetic: what was drawn and is not in the trace, a sentence each.
     """
 
@@ -40,30 +43,43 @@ class Workload:
 
 
 def workload(
-    trace: Trace, cards: int, *, jobs: int | None = None, load: float = 2.0, median_seconds: float = 3600.0, seed: int = 0
+    trace: Trace,
+    cards: int,
+    *,
+    jobs: int | None = None,
+    load: float = 2.0,
+    median_seconds: float = 3600.0,
+    seed: int = 0,
 ) -> Workload:
     """The jobs of ``trace`` with their times.
 
     Args:
         trace: the rows; arrivals and durations are drawn where no row states them.
         cards: how many GPUs there will be.
-        jobs: draw so many jobs from the rows, each row as often as the others; all rows once unless given.
-        load: jobs per GPU that would run on average if none ever waited; sets the distance of drawn arrivals.
+        jobs: draw so many jobs from the rows, each row as often as the others; all rows once unless
+            given.
+        load: jobs per GPU that would run on average if none ever waited; sets the distance of drawn
+            arrivals.
         median_seconds: median of drawn durations, which are log-normal.
         seed: of everything that is drawn.
 
     Raises:
-        InvalidRequestError: on impossible numbers, rows of which only some state a time, or ``jobs`` beside stated arrivals.
+        InvalidRequestError: on impossible numbers, rows of which only some state a time, or
+            ``jobs`` beside stated arrivals.
     """
     _check(jobs, load, median_seconds, seed)
     rows = trace.rows
-    has_arrivals, has_durations = (_stated(trace, name) for name in ("arrival_seconds", "duration_seconds"))
+    has_arrivals, has_durations = (
+        _stated(trace, name) for name in ("arrival_seconds", "duration_seconds")
+    )
     draw = np.random.default_rng(seed)
     row_of = np.arange(len(rows))
     synthetic = []
     if jobs is not None:
         if has_arrivals:
-            raise InvalidRequestError("cannot be given: the trace states when its jobs arrived", "jobs")
+            raise InvalidRequestError(
+                "cannot be given: the trace states when its jobs arrived", "jobs"
+            )
         rounds = -(-jobs // len(rows))
         row_of = np.concatenate([draw.permutation(len(rows)) for _ in range(rounds)])[:jobs]
         synthetic.append(f"{jobs:,} jobs drawn from {len(rows):,} rows")
@@ -71,7 +87,9 @@ def workload(
         durations = np.array([row.duration_seconds for row in rows], dtype=np.float64)[row_of]
     else:
         durations = median_seconds * np.exp(DURATION_SPREAD * draw.standard_normal(len(row_of)))
-        synthetic.append(f"durations drawn: log-normal, median {median_seconds:g} s, sigma {DURATION_SPREAD:g}")
+        synthetic.append(
+            f"durations drawn: log-normal, median {median_seconds:g} s, sigma {DURATION_SPREAD:g}"
+        )
     if has_arrivals:
         arrivals = np.array([row.arrival_seconds for row in rows], dtype=np.float64)[row_of]
     else:
@@ -93,7 +111,9 @@ def _check(jobs: int | None, load: float, median_seconds: float, seed: int) -> N
     if not 0.001 <= load <= 1000:
         raise InvalidRequestError(f"must be from 0.001 to 1000 jobs a GPU, not {load:g}", "load")
     if not 1 <= median_seconds <= 1e8:
-        raise InvalidRequestError(f"must be from 1 to 100,000,000, not {median_seconds:g}", "median_seconds")
+        raise InvalidRequestError(
+            f"must be from 1 to 100,000,000, not {median_seconds:g}", "median_seconds"
+        )
     if not 0 <= seed < 2**63:
         raise InvalidRequestError(f"must be a whole number from 0, not {seed}", "seed")
 
@@ -105,6 +125,7 @@ def _stated(trace: Trace, name: str) -> bool:
         return True
     if any(getattr(row, name) is not None for row in trace.rows):
         raise InvalidRequestError(
-            "is missing here and stated in other rows: state it in all of them or in none", f"{missing.location}, {name}"
+            "is missing here and stated in other rows: state it in all of them or in none",
+            f"{missing.location}, {name}",
         )
     return False

@@ -1,1 +1,2 @@
-"""What training does to memory, every rule once: element types, saved tensors, optimizers, the closed form."""
+"""What training does to memory, every rule once: element types, saved tensors, optimizers, the
+closed form."""

@@ -1,9 +1,12 @@
-"""Blocks of PyTorch's caching allocator: their sizes, their classes, and what they cost in segments.
+"""Blocks of PyTorch's caching allocator: their sizes, their classes, and what they cost in
+segments.
 
-Blocks of one class take over each other's segments.  The cost of a block is its share of the segments that the allocator would
-fill with blocks like it, because ``nvidia-smi`` shows segments (``c10/cuda/CUDACachingAllocator.cpp``).
+Blocks of one class take over each other's segments.  The cost of a block is its share of the
+segments that the allocator would fill with blocks like it, because ``nvidia-smi`` shows segments
+(``c10/cuda/CUDACachingAllocator.cpp``).
 
-Cython compiles this module with the types of ``allocator_blocks.pxd``.  Without a compiler it runs as it is.
+Cython compiles this module with the types of ``allocator_blocks.pxd``.  Without a compiler it runs
+as it is.
 """
 
 from __future__ import annotations
@@ -19,12 +22,20 @@ IS_COMPILED: Final = not __file__.endswith(".py")
 LARGE_LIMIT: Final = 20 * MIB
 HUGE_OCTAVES: Final = 7
 """Tensors of 20 to 40 MiB, and so on, up to those above 1,280 MiB."""
-_LARGER_FROM: Final = (sizes.MINIMUM_LARGE_BYTES, *(LARGE_LIMIT << octave for octave in range(HUGE_OCTAVES)))
-BLOCK_TOPS: Final = (sizes.SMALL_BYTES, *(limit - sizes.MINIMUM_BLOCK_BYTES for limit in _LARGER_FROM))
-"""Largest block of each class of tensors that take over each other's segments, but the last, which has no largest."""
+_LARGER_FROM: Final = (
+    sizes.MINIMUM_LARGE_BYTES,
+    *(LARGE_LIMIT << octave for octave in range(HUGE_OCTAVES)),
+)
+BLOCK_TOPS: Final = (
+    sizes.SMALL_BYTES,
+    *(limit - sizes.MINIMUM_BLOCK_BYTES for limit in _LARGER_FROM),
+)
+"""Largest block of each class of tensors that take over each other's segments, but the last, which
+has no largest."""
 BLOCK_CLASSES: Final = len(BLOCK_TOPS) + 1
 
-# The same numbers once more where the compiled form reads them all the time: allocator_blocks.pxd makes C variables of them.
+# The same numbers once more where the compiled form reads them all the time: allocator_blocks.pxd
+# makes C variables of them.
 _BLOCK: Final = float(sizes.MINIMUM_BLOCK_BYTES)
 _ROUNDING: Final = float(sizes.SEGMENT_ROUNDING_BYTES)
 _MEDIUM_SEGMENT: Final = float(sizes.LARGE_SEGMENT_BYTES)
@@ -54,7 +65,8 @@ def class_of_block(block: float) -> int:
 
 
 def segment_cost(block: float, block_class: int) -> float:
-    """Bytes of segment that a block of this class costs among blocks like it (``get_allocation_size``).
+    """Bytes of segment that a block of this class costs among blocks like it
+    (``get_allocation_size``).
 
     One of 7 MiB costs 10: two of them fill a segment of 20 MiB.  Costs are whole bytes.
     """

@@ -1,7 +1,9 @@
-"""Chooses the kernel that ``scaled_dot_product_attention`` runs on a CUDA GPU, without calling PyTorch.
+"""Chooses the kernel that ``scaled_dot_product_attention`` runs on a CUDA GPU, without calling
+PyTorch.
 
-The rules are those of PyTorch 2.13 for dense tensors (``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` and
-``sdp_utils_cpp.h``).  PyTorch tries the kernels in order.  The first that is enabled and supports the call runs.
+The rules are those of PyTorch 2.13 for dense tensors
+(``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` and ``sdp_utils_cpp.h``).  PyTorch tries
+the kernels in order.  The first that is enabled and supports the call runs.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ class AttentionCall:
     """The properties of a call on which the choice depends.
 
     Attributes:
-        query, key, value: shapes, ``[batch, heads, length, head size]`` for all kernels but the math kernel.
+        query, key, value: shapes, ``[batch, heads, length, head size]`` for all kernels but the
+            math kernel.
         dtype: name of the query's type.
         same_dtype: whether key and value have the query's type.
         contiguous_rows: whether the last dimension of query, key and value has stride 1.
@@ -75,8 +78,10 @@ class AttentionSetup:
         enabled: names of the kernels that are enabled.
         order: the priority order, see :data:`DEFAULT_ORDER`.
         cudnn_version: such as 91900 for cuDNN 9.19.0.
-        cudnn_first: whether cuDNN may move to the front; ``TORCH_CUDNN_SDPA_DEPRIORITIZED`` forbids it.
-        coarse_dropout: whether the cuDNN kernel requires ``dropout`` to be a multiple of 1/16, as in PyTorch 2.12 and later.
+        cudnn_first: whether cuDNN may move to the front; ``TORCH_CUDNN_SDPA_DEPRIORITIZED`` forbids
+            it.
+        coarse_dropout: whether the cuDNN kernel requires ``dropout`` to be a multiple of 1/16, as
+            in PyTorch 2.12 and later.
         deterministic: whether deterministic algorithms are required, not only preferred.
     """
 
@@ -90,7 +95,8 @@ class AttentionSetup:
 
 
 def choose_kernel(call: AttentionCall, setup: AttentionSetup) -> str | None:
-    """Return the name of the kernel that runs, or ``None`` if no kernel supports the call and PyTorch raises."""
+    """Return the name of the kernel that runs, or ``None`` if no kernel supports the call and
+    PyTorch raises."""
     return next((kernel for kernel in _order(setup) if obstacle(kernel, call, setup) is None), None)
 
 
@@ -116,9 +122,15 @@ def obstacle(kernel: str, call: AttentionCall, setup: AttentionSetup) -> str | N
 
 def _order(setup: AttentionSetup) -> tuple[str, ...]:
     major, minor = setup.compute_capability
-    prefers_cudnn = setup.cudnn_first and setup.cudnn_version > 91500 and major in (9, 10) and minor in (0, 3)
+    prefers_cudnn = (
+        setup.cudnn_first and setup.cudnn_version > 91500 and major in (9, 10) and minor in (0, 3)
+    )
     # PyTorch moves cuDNN once, at the first call, and keeps an order that the user sets later.
-    return (CUDNN, FLASH, EFFICIENT, MATH) if prefers_cudnn and setup.order == DEFAULT_ORDER else setup.order
+    return (
+        (CUDNN, FLASH, EFFICIENT, MATH)
+        if prefers_cudnn and setup.order == DEFAULT_ORDER
+        else setup.order
+    )
 
 
 def _heads_obstacle(kernel: str, call: AttentionCall) -> str | None:
@@ -126,7 +138,11 @@ def _heads_obstacle(kernel: str, call: AttentionCall) -> str | None:
         return "query, key and value must have the same batch size"
     queries, keys, values = call.query[1], call.key[1], call.value[1]
     if not call.enable_gqa or kernel == EFFICIENT:
-        return None if queries == keys == values else "query, key and value must have the same number of heads"
+        return (
+            None
+            if queries == keys == values
+            else "query, key and value must have the same number of heads"
+        )
     if kernel == FLASH and keys != values:
         return "key and value must have the same number of heads"
     if queries % keys or (kernel == CUDNN and queries % values):
@@ -142,7 +158,10 @@ def _flash_obstacle(call: AttentionCall, setup: AttentionSetup) -> str | None:
         return "query, key and value must have one head size of at most 256"
     if not (8, 0) <= setup.compute_capability <= (12, 1):
         return "it needs compute capability 8.0 to 12.1"
-    consumer = (8, 6) <= setup.compute_capability <= (8, 9) or (12, 0) <= setup.compute_capability <= (12, 1)
+    consumer = (8, 6) <= setup.compute_capability <= (8, 9) or (
+        12,
+        0,
+    ) <= setup.compute_capability <= (12, 1)
     if call.requires_grad and consumer and head > 192 and (head <= 224 or call.dropout > 0):
         return "its backward pass does not run at this head size on this GPU"
     if call.is_causal and call.query[-2] != call.key[-2]:
@@ -154,7 +173,9 @@ def _efficient_obstacle(call: AttentionCall, setup: AttentionSetup) -> str | Non
     if not (5, 0) <= setup.compute_capability <= (12, 1):
         return "it needs compute capability 5.0 to 12.1"
     alignment = _alignment(call.dtype, setup.compute_capability[0])
-    if call.query[-1] != call.key[-1] or any(not size or size % alignment for size in (call.query[-1], call.value[-1])):
+    if call.query[-1] != call.key[-1] or any(
+        not size or size % alignment for size in (call.query[-1], call.value[-1])
+    ):
         return f"head sizes must be multiples of {alignment}, and those of query and key the same"
     types = {"float16", "float32"} | ({"bfloat16"} if setup.compute_capability[0] >= 8 else set())
     return _dtype_obstacle(call, types)
@@ -203,7 +224,8 @@ def _mask_obstacle(call: AttentionCall) -> str | None:
     full = (*call.query[:2], call.query[-2], call.key[-2])
     shape = call.mask.shape
     if len(shape) not in (2, 4) or any(
-        size not in (1, full_size) for size, full_size in zip(shape, full[-len(shape) :], strict=True)
+        size not in (1, full_size)
+        for size, full_size in zip(shape, full[-len(shape) :], strict=True)
     ):
         return "the mask must broadcast in two or four dimensions"
     return None

@@ -1,29 +1,36 @@
-"""The peak of a training step in closed form: computed from the layer list alone, without replaying events.
+"""The peak of a training step in closed form: computed from the layer list alone, without replaying
+events.
 
-The closed form walks over the layers once.  For the backward pass of layer *i* it adds up what is in memory then (liveness as in
-DNNMem, ESEC/FSE '20, section 3.3):
+The closed form walks over the layers once.  For the backward pass of layer *i* it adds up what is
+in memory then (liveness as in DNNMem, ESEC/FSE '20, section 3.3):
 
 * the weights and their optimizer state;
 * the gradients of layer *i* and of all later ones;
 * the tensors that layer *i* and all earlier ones keep for their backward pass;
 * the gradient that flows into the layer, and the one that flows out.
 
-Each tensor counts with its cost in segments, in the class of its block (:mod:`gpumemnet.physics.allocator_blocks`).  Segments are
-never merged: what activations of 50 MiB leave free cannot hold the gradient of an embedding of 2 GiB.  So each class has its own
-peak.  What the optimizer's step needs comes out of segments that are as large or larger.  The sum over the classes is what the
-process holds in the end.
+Each tensor counts with its cost in segments, in the class of its block
+(:mod:`gpumemnet.physics.allocator_blocks`).  Segments are
+never merged: what activations of 50 MiB leave free cannot hold the gradient of an embedding of 2
+    GiB.  So each class has its own
+peak.  What the optimizer's step needs comes out of segments that are as large or larger.  The sum
+over the classes is what the process holds in the end.
 
 A layer list leaves some things open.  These are assumed:
 
 * the first layers are the frozen ones;
-* blocks and rotations are where the order of layers shows them (:mod:`gpumemnet.physics.layer_roles`);
-* the loss is a cross-entropy of the last layer's output, to which the training loop holds a reference until the step ends;
+* blocks and rotations are where the order of layers shows them
+  (:mod:`gpumemnet.physics.layer_roles`);
+* the loss is a cross-entropy of the last layer's output, to which the training loop holds a
+  reference until the step ends;
 * a last linear layer without parameters shares those of the embedding.
 
-:mod:`gpumemnet.physics.step_memory` has the records, :mod:`gpumemnet.physics.tensor_sizes` the element types and sizes.
+:mod:`gpumemnet.physics.step_memory` has the records, :mod:`gpumemnet.physics.tensor_sizes` the
+element types and sizes.
 
-Cython compiles this module with the types of ``closed_form.pxd``; a job then takes a thirtieth of the time
-(``benchmarks/in_process.py``).  Without a compiler it runs as it is.  Hence records of numbers, and loops instead of arrays.
+Cython compiles this module with the types of ``closed_form.pxd``; a job then takes a thirtieth of
+the time (``benchmarks/in_process.py``).  Without a compiler it runs as it is.  Hence records of
+numbers, and loops instead of arrays.
 """
 
 from __future__ import annotations
@@ -33,7 +40,12 @@ from typing import TYPE_CHECKING, Final
 
 from gpumemnet.allocator import sizes
 from gpumemnet.job.layers import GROUP_NAMES
-from gpumemnet.physics.allocator_blocks import BLOCK_CLASSES, block_bytes, class_of_block, segment_cost
+from gpumemnet.physics.allocator_blocks import (
+    BLOCK_CLASSES,
+    block_bytes,
+    class_of_block,
+    segment_cost,
+)
 from gpumemnet.physics.element_types import FULL_BYTES
 from gpumemnet.physics.layer_records import LAYER_KINDS, Layer, LayerKind
 from gpumemnet.physics.layer_roles import note_roles
@@ -47,25 +59,32 @@ if TYPE_CHECKING:
     from gpumemnet.physics.layer_records import Codes, MutableNumbers, Numbers
 
 IS_COMPILED: Final = not __file__.endswith(".py")
-"""Whether this module is compiled; the compiled form takes arrays, the other form takes lists too and is faster with them."""
+"""Whether this module is compiled; the compiled form takes arrays, the other form takes lists too
+and is faster with them."""
 
 SIZE_CLASSES: Final = ("small", "medium", "large", "huge")
-"""Tensors up to 1 MiB (packed into 2 MiB segments), below 10 MiB (20 MiB segments), below 20 MiB, and above (own segments).
+"""Tensors up to 1 MiB (packed into 2 MiB segments), below 10 MiB (20 MiB segments), below 20 MiB,
+and above (own segments).
 
-Features are by these; the peaks behind them by :data:`~gpumemnet.physics.allocator_blocks.BLOCK_CLASSES`.
+Features are by these; the peaks behind them by
+:data:`~gpumemnet.physics.allocator_blocks.BLOCK_CLASSES`.
 """
 CUBLASLT_WORKSPACE: Final = MIB
-"""cuBLASLt's default workspace (``CUBLASLT_WORKSPACE_SIZE``, 1,024 KiB below compute capability 9.0)."""
+"""cuBLASLt's default workspace (``CUBLASLT_WORKSPACE_SIZE``, 1,024 KiB below compute capability
+9.0)."""
 HANDLES: Final = 2
 """cuBLAS handles of a training process: forward and backward run on different host threads."""
 TYPICAL_LARGE_TENSOR: Final = 16 * MIB
 """Middle of the large size class, in logarithms."""
 EXCITATION_REACH: Final = 12
-"""Largest distance from what squeeze-and-excitation weighs to the product: a pooling and five layers (arXiv 1709.01507)."""
+"""Largest distance from what squeeze-and-excitation weighs to the product: a pooling and five
+layers (arXiv 1709.01507)."""
 COLUMNS: Final = 2 + 2 * len(GROUP_NAMES) + 3 * len(SIZE_CLASSES) + 16
-"""How many columns :func:`fill_columns` writes: those of :data:`gpumemnet.features.vector.LAYER_COLUMNS`, in their order."""
+"""How many columns :func:`fill_columns` writes: those of
+:data:`gpumemnet.features.vector.LAYER_COLUMNS`, in their order."""
 
-# The same numbers once more where the compiled form reads them all the time: closed_form.pxd makes C variables of them.
+# The same numbers once more where the compiled form reads them all the time: closed_form.pxd makes
+# C variables of them.
 _SMALL_SEGMENT: Final = float(sizes.SMALL_SEGMENT_BYTES)
 _MEDIUM_SEGMENT: Final = float(sizes.LARGE_SEGMENT_BYTES)
 _MEDIUM_LIMIT: Final = float(sizes.MINIMUM_LARGE_BYTES)
@@ -78,7 +97,8 @@ _PADDED_IMAGE: Final = PADDED_IMAGE
 _TF32_READS_IMAGES: Final = IMAGE_CHANNELS >= TF32_SMALLEST_CHANNELS
 _REACH: Final = EXCITATION_REACH
 _LAYERS_AT_ONCE: Final = 500
-"""After so many layers of a job, other threads may run: compiled code does not stop for them by itself."""
+"""After so many layers of a job, other threads may run: compiled code does not stop for them by
+itself."""
 _CLASSES: Final = BLOCK_CLASSES
 _SIZES: Final = len(SIZE_CLASSES)
 _GROUPS: Final = len(GROUP_NAMES)
@@ -99,11 +119,12 @@ def fill_columns(
     parameters: Numbers,
     blas_workspace_bytes: float,
 ) -> None:
-    """Writes the columns :data:`gpumemnet.features.vector.LAYER_COLUMNS` of ``B`` jobs with ``N`` layers in all.
+    """Writes the columns :data:`gpumemnet.features.vector.LAYER_COLUMNS` of ``B`` jobs with ``N``
+    layers in all.
 
     Args:
-        features: rows of ``width`` columns, one after the other: ``B * width`` numbers; those of jobs without layers stay as they
-            are.
+        features: rows of ``width`` columns, one after the other: ``B * width`` numbers; those of
+            jobs without layers stay as they are.
         width: columns of a row.
         begin: the first column that this writes; it writes :data:`COLUMNS`.
         jobs: the numbers of the ``B`` jobs.
@@ -118,7 +139,12 @@ def fill_columns(
     """
     job_count = len(counts)
     layer_count = len(kinds)
-    if begin < 0 or begin > width - _COLUMNS or job_count > len(features) // width or job_count > len(jobs):
+    if (
+        begin < 0
+        or begin > width - _COLUMNS
+        or job_count > len(features) // width
+        or job_count > len(jobs)
+    ):
         raise ValueError("too few numbers for the jobs")
     if len(activations) < layer_count or len(parameters) < layer_count:
         raise ValueError("too few numbers for the layers")
@@ -150,9 +176,16 @@ def fill_columns(
 
 
 def _stored_layers(
-    records: list[Layer], kinds: Codes, activations: Numbers, parameters: Numbers, first: int, count: int, memory: StepMemory
+    records: list[Layer],
+    kinds: Codes,
+    activations: Numbers,
+    parameters: Numbers,
+    first: int,
+    count: int,
+    memory: StepMemory,
 ) -> list[Layer]:
-    """Describes the layers from ``first`` on whose output has storage of its own: an alias is counted, and is no tensor."""
+    """Describes the layers from ``first`` on whose output has storage of its own: an alias is
+    counted, and is no tensor."""
     stored = 0
     for at in range(first, first + count):
         kind: LayerKind = _KINDS[kinds[at]]
@@ -194,7 +227,9 @@ def _walk_layers(job: JobNumbers, batch: Layer, layers: list[Layer], memory: Ste
     if tied is not None:
         _hold_tied_gradient(job, memory, tied, 1.0)
     _hold_named_output(memory, layers)
-    source = projected = batch  # the input of the layer, and that of the last projection that has no sibling before it
+    source = projected = (
+        batch  # the input of the layer, and that of the last projection that has no sibling before it
+    )
     for at in range(len(layers)):
         if at % _LAYERS_AT_ONCE == _LAYERS_AT_ONCE - 1:
             sleep(0)
@@ -216,7 +251,9 @@ def _walk_layers(job: JobNumbers, batch: Layer, layers: list[Layer], memory: Ste
         if layer.kind.is_softmax:
             _add_softmax(job, memory, layer, source)
         if layer.kind.is_convolution:
-            memory.largest_convolution_bytes = max(memory.largest_convolution_bytes, layer.output_bytes + source.output_bytes)
+            memory.largest_convolution_bytes = max(
+                memory.largest_convolution_bytes, layer.output_bytes + source.output_bytes
+            )
         memory.largest_output_bytes = max(memory.largest_output_bytes, layer.output_bytes)
         source = layer
     if tied is not None:
@@ -225,7 +262,8 @@ def _walk_layers(job: JobNumbers, batch: Layer, layers: list[Layer], memory: Ste
 
 
 def _note_trained_layers(job: JobNumbers, layers: list[Layer]) -> None:
-    """Notes which layers the backward pass runs through: all from the first trained one on.  Frozen layers come first."""
+    """Notes which layers the backward pass runs through: all from the first trained one on.  Frozen
+    layers come first."""
     parameters = 0.0
     for layer in layers:
         parameters += layer.parameters
@@ -248,13 +286,17 @@ def _tied_embedding(layers: list[Layer]) -> Layer | None:
 
 
 def _hold_tied_gradient(job: JobNumbers, memory: StepMemory, tied: Layer, copies: float) -> None:
-    """A tied weight has its gradient from the start of the backward pass on, and another for a moment at the end of it."""
+    """A tied weight has its gradient from the start of the backward pass on, and another for a
+    moment at the end of it."""
     if tied.has_backward:
-        _add_tensors(memory.standing, tied.parameters * job.weight_bytes, copies * job.new_gradients)
+        _add_tensors(
+            memory.standing, tied.parameters * job.weight_bytes, copies * job.new_gradients
+        )
 
 
 def _hold_named_output(memory: StepMemory, layers: list[Layer]) -> None:
-    """The training loop has a name for the output of the network, which so lives until the step ends."""
+    """The training loop has a name for the output of the network, which so lives until the step
+    ends."""
     if len(layers):
         last = layers[len(layers) - 1]
         memory.named_output[last.output_class] = last.output_cost
@@ -263,7 +305,8 @@ def _hold_named_output(memory: StepMemory, layers: list[Layer]) -> None:
 
 
 def _keeps_output(layer: Layer, following: Layer | None) -> bool:
-    """Whether autograd saves the output: the layer's own formula needs it, or the next layer's formula its input, uncast.
+    """Whether autograd saves the output: the layer's own formula needs it, or the next layer's
+    formula its input, uncast.
 
     Source: ``tools/autograd/derivatives.yaml`` (:mod:`gpumemnet.physics.saved_tensors`).
     """
@@ -275,7 +318,8 @@ def _keeps_output(layer: Layer, following: Layer | None) -> bool:
 
 
 def _keep_output(memory: StepMemory, layer: Layer, block_class: int, cost: float) -> None:
-    """The layer keeps a tensor for its backward pass; a checkpointed block keeps it while it is recomputed."""
+    """The layer keeps a tensor for its backward pass; a checkpointed block keeps it while it is
+    recomputed."""
     memory.kept[block_class] += cost
     memory.kept_by_group[layer.kind.group] += cost
     if layer.is_recomputed:
@@ -291,8 +335,11 @@ def _keep_bytes(memory: StepMemory, layer: Layer, size: float) -> None:
     _keep_output(memory, layer, block_class, segment_cost(block, block_class))
 
 
-def _keep_tensors(memory: StepMemory, layers: list[Layer], at: int, source: Layer, projected: Layer) -> None:
-    """All that autograd saves for the layer at ``at``: its output, cast inputs, a mask or indices, statistics of a norm.
+def _keep_tensors(
+    memory: StepMemory, layers: list[Layer], at: int, source: Layer, projected: Layer
+) -> None:
+    """All that autograd saves for the layer at ``at``: its output, cast inputs, a mask or indices,
+    statistics of a norm.
 
     Args:
         memory: what is kept is added here.
@@ -307,23 +354,32 @@ def _keep_tensors(memory: StepMemory, layers: list[Layer], at: int, source: Laye
         _keep_output(memory, layer, layer.output_class, layer.output_cost)
     if not layer.has_backward:
         return
-    if kind.saves_input and layer.input_element_bytes != source.element_bytes and not layer.is_constant_product:
+    if (
+        kind.saves_input
+        and layer.input_element_bytes != source.element_bytes
+        and not layer.is_constant_product
+    ):
         _keep_bytes(memory, layer, source.elements * layer.input_element_bytes)
     if layer.is_sibling and layer.input_element_bytes != projected.element_bytes:
         _keep_bytes(memory, layer, projected.elements * layer.input_element_bytes)
     if kind.mask_bytes:
         _keep_bytes(memory, layer, layer.elements * kind.mask_bytes)
-    if kind.is_multiply and not layer.is_constant_product and _keeps_broadcast_factor(layers, at, source):
+    if (
+        kind.is_multiply
+        and not layer.is_constant_product
+        and _keeps_broadcast_factor(layers, at, source)
+    ):
         _keep_output(memory, layer, layer.output_class, layer.output_cost)
     if kind.statistics and layer.second_elements:
         _keep_output(memory, layer, layer.second_class, kind.statistics * layer.second_cost)
 
 
 def _keeps_broadcast_factor(layers: list[Layer], at: int, source: Layer) -> bool:
-    """Whether the product at ``at`` keeps a factor that nothing else keeps: what it weighs by channel.
+    """Whether the product at ``at`` keeps a factor that nothing else keeps: what it weighs by
+    channel.
 
-    In squeeze-and-excitation (arXiv 1709.01507) the weights are the layer before, and smaller than the result.  What they weigh
-    is as large as the result, and a few layers earlier.
+    In squeeze-and-excitation (arXiv 1709.01507) the weights are the layer before, and smaller than
+    the result.  What they weigh is as large as the result, and a few layers earlier.
     """
     layer = layers[at]
     if layer.parameters or layer.elements <= source.elements:
@@ -339,17 +395,23 @@ def _keeps_broadcast_factor(layers: list[Layer], at: int, source: Layer) -> bool
 
 
 def _hold_weights(job: JobNumbers, memory: StepMemory, layer: Layer) -> None:
-    """The parameters, and the copy of the weight in half precision that autocast caches until the region ends."""
+    """The parameters, and the copy of the weight in half precision that autocast caches until the
+    region ends."""
     if layer.parameters:
         memory.weights[layer.weight_class] += layer.weight_cost
         memory.weights[layer.second_class] += layer.second_cost
         memory.largest_parameters = max(memory.largest_parameters, layer.parameters)
         if layer.kind.is_cast and job.copy_bytes:
-            _add_tensors(memory.weight_copies, (layer.parameters - layer.second_elements) * job.copy_bytes, 1.0)
+            _add_tensors(
+                memory.weight_copies,
+                (layer.parameters - layer.second_elements) * job.copy_bytes,
+                1.0,
+            )
 
 
 def _end_block(memory: StepMemory, layer: Layer, following: Layer | None) -> None:
-    """Activation checkpointing keeps the input of every block, so the output of the block before (``torch/utils/checkpoint.py``).
+    """Activation checkpointing keeps the input of every block, so the output of the block before
+    (``torch/utils/checkpoint.py``).
 
     The output of the last block is kept by its name in the training loop.
     """
@@ -363,10 +425,13 @@ def _end_block(memory: StepMemory, layer: Layer, following: Layer | None) -> Non
             memory.standing[layer.output_class] += layer.output_cost
 
 
-def _add_operator(job: JobNumbers, memory: StepMemory, layer: Layer, source: Layer, is_first: bool) -> None:
+def _add_operator(
+    job: JobNumbers, memory: StepMemory, layer: Layer, source: Layer, is_first: bool
+) -> None:
     """The moment of a layer's backward pass, with the gradients of its output and of its input.
 
-    A layer that has no backward pass has a moment in the forward pass, with its output and its input.
+    A layer that has no backward pass has a moment in the forward pass, with its output and its
+    input.
     """
     memory.moment = _NO_CLASS[:]
     memory.moment[layer.output_class] += layer.output_cost
@@ -394,12 +459,18 @@ def _add_operator(job: JobNumbers, memory: StepMemory, layer: Layer, source: Lay
 def _add_backward(job: JobNumbers, memory: StepMemory, layer: Layer) -> None:
     """Adds what is kept for the layers up to this one to the moment of its backward pass.
 
-    The gradients of later layers are there as well, unless all are there from the start.  The sum over all layers is not known
-    yet, so the moment is noted less the gradients of all layers: later the sum is added once.
+    The gradients of later layers are there as well, unless all are there from the start.  The sum
+    over all layers is not known yet, so the moment is noted less the gradients of all layers: later
+    the sum is added once.
     """
     total = 0.0
     for c in range(_CLASSES):
-        moment = memory.moment[c] + memory.standing[c] + memory.weight_copies[c] - job.new_gradients * memory.trained[c]
+        moment = (
+            memory.moment[c]
+            + memory.standing[c]
+            + memory.weight_copies[c]
+            - job.new_gradients * memory.trained[c]
+        )
         if layer.is_recomputed:
             moment += memory.recomputed[c]
         memory.backward_peak[c] = max(memory.backward_peak[c], moment)
@@ -410,8 +481,9 @@ def _add_backward(job: JobNumbers, memory: StepMemory, layer: Layer) -> None:
 def _extra_gradients(layer: Layer) -> float:
     """Tensors of the output's size in a backward pass, beside the gradients of output and input.
 
-    A product has a gradient for each factor.  The softmax kernel first multiplies output and gradient (``cuda/SoftMax.cu``).
-    Attention has three gradients, and their sums in fp32 (``flash_attn/flash_api.cpp``, ``dq_accum``).
+    A product has a gradient for each factor.  The softmax kernel first multiplies output and
+    gradient (``cuda/SoftMax.cu``). Attention has three gradients, and their sums in fp32
+    (``flash_attn/flash_api.cpp``, ``dq_accum``).
     """
     if layer.kind.is_attention:
         return 2.0 + (_FULL / layer.element_bytes if layer.element_bytes < _FULL else 0.0)
@@ -421,11 +493,13 @@ def _extra_gradients(layer: Layer) -> float:
 
 
 def _layout_copies(job: JobNumbers, layer: Layer, source: Layer, is_first: bool) -> float:
-    """Bytes of the copies that a tensor-core convolution makes of operands in another layout than its kernel reads.
+    """Bytes of the copies that a tensor-core convolution makes of operands in another layout than
+    its kernel reads.
 
-    Those that the trace expects on an A100, by the rules of :mod:`gpumemnet.physics.memory_layouts`, as
-    far as a layer list shows them.  Channels last needs no copies, except of a first layer's image.  Half types add the weight's
-    gradient up in fp32.  No layer list shows other algorithms (FFT, Winograd), or GPUs without tensor cores.
+    Those that the trace expects on an A100, by the rules of
+    :mod:`gpumemnet.physics.memory_layouts`, as far as a layer list shows them.  Channels last needs
+    no copies, except of a first layer's image.  Half types add the weight's gradient up in fp32.
+    No layer list shows other algorithms (FFT, Winograd), or GPUs without tensor cores.
     """
     is_half = layer.input_element_bytes < _FULL
     if is_first and not is_half and not _TF32_READS_IMAGES:
@@ -441,7 +515,8 @@ def _layout_copies(job: JobNumbers, layer: Layer, source: Layer, is_first: bool)
 
 
 def _create_gradients(job: JobNumbers, memory: StepMemory, layer: Layer) -> None:
-    """After its backward pass a layer has gradients, and all that the optimizer keeps and needs for its parameters."""
+    """After its backward pass a layer has gradients, and all that the optimizer keeps and needs for
+    its parameters."""
     memory.trained[layer.weight_class] += layer.weight_cost
     memory.trained[layer.second_class] += layer.second_cost
     if layer.kind.is_convolution:
@@ -452,14 +527,17 @@ def _create_gradients(job: JobNumbers, memory: StepMemory, layer: Layer) -> None
         if cost > memory.loop_cost:
             memory.loop_cost = cost
             memory.loop_class = layer.weight_class
-        memory.last_parameter_cost = layer.second_cost if layer.second_elements else layer.weight_cost
+        memory.last_parameter_cost = (
+            layer.second_cost if layer.second_elements else layer.weight_cost
+        )
 
 
 def _add_softmax(job: JobNumbers, memory: StepMemory, layer: Layer, source: Layer) -> None:
     """The forward pass of a softmax: scores, weights, and the math kernel's mask.
 
-    Elsewhere the backward pass holds more.  Here it does not if it only runs for later layers, or for no other block.  The mask
-    marks rows that are masked as a whole (``_safe_softmax`` in ``aten/src/ATen/native/transformers/attention.cpp``).
+    Elsewhere the backward pass holds more.  Here it does not if it only runs for later layers, or
+    for no other block.  The mask marks rows that are masked as a whole (``_safe_softmax`` in
+    ``aten/src/ATen/native/transformers/attention.cpp``).
     """
     memory.attention_matrix_bytes += layer.output_bytes
     memory.moment = _NO_CLASS[:]
@@ -496,24 +574,38 @@ def _add_loss(job: JobNumbers, memory: StepMemory, layers: list[Layer], last: La
         memory.standing[c] += memory.weight_copies[c]
         loss += memory.standing[c]
         memory.backward_peak[c] += job.new_gradients * memory.trained[c]
-        memory.backward_peak[c] = max(memory.backward_peak[c], memory.forward_peak[c], memory.standing[c])
+        memory.backward_peak[c] = max(
+            memory.backward_peak[c], memory.forward_peak[c], memory.standing[c]
+        )
     memory.loss_total = loss
-    memory.backward_total = max(memory.backward_total + job.new_gradients * trained, memory.forward_total, loss)
+    memory.backward_total = max(
+        memory.backward_total + job.new_gradients * trained, memory.forward_total, loss
+    )
 
 
 def _find_peaks(job: JobNumbers, memory: StepMemory, has_layers: bool) -> None:
-    """The peak of each block class: what stays from step to step, and the most that is on top of it, or the optimizer's step.
+    """The peak of each block class: what stays from step to step, and the most that is on top of
+    it, or the optimizer's step.
 
-    What the step needs beyond the backward pass in a class comes out of what larger classes have free by then, except in the
-    smallest class, which has a pool of its own; the rest is new.
+    What the step needs beyond the backward pass in a class comes out of what larger classes have
+    free by then, except in the smallest class, which has a pool of its own; the rest is new.
     """
     if has_layers:
         _add_tensors(memory.resident, job.input_bytes, 1.0)
     from_start = job.state_copies + 1.0 - job.new_gradients
     for c in range(_CLASSES):
-        resident = memory.weights[c] + from_start * memory.trained[c] + memory.filter_state[c] + memory.resident[c]
+        resident = (
+            memory.weights[c]
+            + from_start * memory.trained[c]
+            + memory.filter_state[c]
+            + memory.resident[c]
+        )
         memory.resident[c] = resident
-        memory.step[c] = resident + memory.named_output[c] + (job.new_gradients + job.temporary_copies) * memory.trained[c]
+        memory.step[c] = (
+            resident
+            + memory.named_output[c]
+            + (job.new_gradients + job.temporary_copies) * memory.trained[c]
+        )
         if c == memory.loop_class:
             memory.step[c] += memory.loop_cost
         memory.peak[c] = resident + memory.backward_peak[c]
@@ -526,9 +618,14 @@ def _find_peaks(job: JobNumbers, memory: StepMemory, has_layers: bool) -> None:
 
 
 def _write_columns(
-    features: MutableNumbers, begin: int, job: JobNumbers, memory: StepMemory, blas_workspace_bytes: float
+    features: MutableNumbers,
+    begin: int,
+    job: JobNumbers,
+    memory: StepMemory,
+    blas_workspace_bytes: float,
 ) -> None:
-    """Writes the columns :data:`gpumemnet.features.vector.LAYER_COLUMNS` of one job, in their order, from ``begin`` on."""
+    """Writes the columns :data:`gpumemnet.features.vector.LAYER_COLUMNS` of one job, in their
+    order, from ``begin`` on."""
     weights, kept, peak = _NO_SIZE[:], _NO_SIZE[:], _NO_SIZE[:]
     resident = step = 0.0
     for c in range(_CLASSES):

@@ -1,6 +1,7 @@
 """Element types: what a job's precision makes of inputs, weights and activations.
 
-Source: ``torch/amp/autocast_mode.py``.  Autocast keeps weights, gradients and optimizer state in fp32, and caches a copy of the
+Source: ``torch/amp/autocast_mode.py``.  Autocast keeps weights, gradients and optimizer state in
+    fp32, and caches a copy of the
 weights in half precision.
 """
 
@@ -36,7 +37,8 @@ class ElementBytes:
 
     @property
     def uncast(self) -> int:
-        """Bytes per element of outputs that autocast leaves alone or raises to fp32, the loss among them."""
+        """Bytes per element of outputs that autocast leaves alone or raises to fp32, the loss among
+        them."""
         return FULL_BYTES if self.is_autocast else self.activation
 
 
@@ -50,8 +52,10 @@ ELEMENT_BYTES: Final[dict[str, ElementBytes]] = {
 """Precision → bytes per element."""
 
 AUTOCAST_TYPES: Final[dict[str, str]] = {"amp_fp16": "float16", "amp_bf16": "bfloat16"}
-"""Precision → the type that autocast computes in, by its name in torch; only the precisions that use autocast."""
+"""Precision → the type that autocast computes in, by its name in torch; only the precisions that
+use autocast."""
 MODEL_TYPES: Final[dict[str, str]] = {"bf16": "bfloat16"}
-"""Precision → the type that the model and its inputs are converted to; only the precisions that convert them."""
+"""Precision → the type that the model and its inputs are converted to; only the precisions that
+convert them."""
 SCALED_PRECISIONS: Final = frozenset({"amp_fp16"})
 """Precisions that need a gradient scaler."""

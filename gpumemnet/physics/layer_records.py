@@ -1,7 +1,8 @@
-"""Records of the layers of a job, and of what is known of their kinds: fields that the compiled modules read by name.
+"""Records of the layers of a job, and of what is known of their kinds: fields that the compiled
+modules read by name.
 
-Cython compiles this module with the types of ``layer_records.pxd``; there a record is a C structure.  Without a compiler it runs
-as it is.
+Cython compiles this module with the types of ``layer_records.pxd``; there a record is a C
+structure.  Without a compiler it runs as it is.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ IS_COMPILED: Final = not __file__.endswith(".py")
 
 
 class LayerKind:
-    """What is known of one kind of layer: the fields of :class:`gpumemnet.physics.saved_tensors.KindRule`, and these.
+    """What is known of one kind of layer: the fields of
+    :class:`gpumemnet.physics.saved_tensors.KindRule`, and these.
 
     Attributes:
         group: position of its group in :data:`gpumemnet.job.layers.GROUP_NAMES`.
@@ -37,9 +39,36 @@ class LayerKind:
     """
 
     __slots__ = (
-        *("group", "is_alias", "saves_input", "saves_output", "mask_bytes", "statistics", "second_share", "has_bias", "is_cast"),
-        *("autocast_output_bytes", "autocast_input_bytes", "is_attention", "is_embedding", "is_convolution", "is_norm", "is_add"),
-        *("is_average_pool", "is_concatenate", "is_conv2d", "is_dropout", "is_linear", "is_matmul", "is_multiply", "is_rms_norm"),
+        *(
+            "group",
+            "is_alias",
+            "saves_input",
+            "saves_output",
+            "mask_bytes",
+            "statistics",
+            "second_share",
+            "has_bias",
+            "is_cast",
+        ),
+        *(
+            "autocast_output_bytes",
+            "autocast_input_bytes",
+            "is_attention",
+            "is_embedding",
+            "is_convolution",
+            "is_norm",
+            "is_add",
+        ),
+        *(
+            "is_average_pool",
+            "is_concatenate",
+            "is_conv2d",
+            "is_dropout",
+            "is_linear",
+            "is_matmul",
+            "is_multiply",
+            "is_rms_norm",
+        ),
         "is_softmax",
         *("computes_attention", "reads_scores", "reads_projections", "starts_block"),
     )
@@ -48,10 +77,21 @@ class LayerKind:
         """Looks up the kind ``name`` in the tables of :mod:`gpumemnet.physics.saved_tensors`."""
         rule, group = KIND_RULES[name], GROUP_OF_KIND[name]
         self.group = GROUP_NAMES.index(group)
-        self.is_alias, self.saves_input, self.saves_output = rule.is_alias, rule.saves_input, rule.saves_output
-        self.mask_bytes, self.statistics, self.second_share = rule.mask_bytes, rule.statistics, rule.second_share
+        self.is_alias, self.saves_input, self.saves_output = (
+            rule.is_alias,
+            rule.saves_input,
+            rule.saves_output,
+        )
+        self.mask_bytes, self.statistics, self.second_share = (
+            rule.mask_bytes,
+            rule.statistics,
+            rule.second_share,
+        )
         self.has_bias, self.is_cast = rule.has_bias, rule.is_cast
-        self.autocast_output_bytes, self.autocast_input_bytes = rule.autocast_output_bytes, rule.autocast_input_bytes
+        self.autocast_output_bytes, self.autocast_input_bytes = (
+            rule.autocast_output_bytes,
+            rule.autocast_input_bytes,
+        )
         self.is_attention = group == "attention"
         self.is_embedding = group == "embedding"
         self.is_convolution = group == "conv"
@@ -83,7 +123,8 @@ class Layer:
         kind: what is known of its kind.
         activations: output elements per sample.
         parameters: parameter elements.
-        is_constant_product, is_inner_sum, is_passed_on, begins_block, is_in_block, is_decomposed_norm, is_sibling, is_depthwise:
+        is_constant_product, is_inner_sum, is_passed_on, begins_block, is_in_block,
+        is_decomposed_norm, is_sibling, is_depthwise:
             its roles, see :mod:`gpumemnet.physics.layer_roles`.
         is_recomputed: lies in a block whose activations are recomputed in the backward pass.
         has_backward: it or a layer before it is trained, so the backward pass runs through it.
@@ -100,8 +141,22 @@ class Layer:
 
     __slots__ = (
         *("kind", "activations", "parameters"),
-        *("is_constant_product", "is_inner_sum", "is_passed_on", "begins_block", "is_in_block", "is_decomposed_norm"),
-        *("is_sibling", "is_depthwise", "is_recomputed", "has_backward", "is_output_kept", "element_bytes"),
+        *(
+            "is_constant_product",
+            "is_inner_sum",
+            "is_passed_on",
+            "begins_block",
+            "is_in_block",
+            "is_decomposed_norm",
+        ),
+        *(
+            "is_sibling",
+            "is_depthwise",
+            "is_recomputed",
+            "has_backward",
+            "is_output_kept",
+            "element_bytes",
+        ),
         *("input_element_bytes", "elements", "output_bytes", "output_class", "output_cost"),
         *("weight_class", "weight_cost", "second_class", "second_cost", "second_elements"),
     )
@@ -111,7 +166,9 @@ class Layer:
         self.kind = kind
         self.activations = activations
         self.parameters = parameters
-        self.is_constant_product = self.is_inner_sum = self.is_passed_on = self.begins_block = self.is_in_block = False
+        self.is_constant_product = self.is_inner_sum = self.is_passed_on = self.begins_block = (
+            self.is_in_block
+        ) = False
         self.is_decomposed_norm = self.is_sibling = self.is_depthwise = False
         self.is_recomputed = self.has_backward = self.is_output_kept = False
         self.element_bytes = self.input_element_bytes = 0.0

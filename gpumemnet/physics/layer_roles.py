@@ -1,25 +1,30 @@
 """Roles of the layers in a list, derived from their order.
 
-A layer list states kinds and sizes, not which layer reads which output.  Some orders are unambiguous, and memory depends on them.
-The roles are fields of :class:`gpumemnet.physics.layer_records.Layer`:
+A layer list states kinds and sizes, not which layer reads which output.  Some orders are
+unambiguous, and memory depends on them. The roles are fields of
+:class:`gpumemnet.physics.layer_records.Layer`:
 
-* ``is_constant_product``: a product with constants, which needs no gradient of them and keeps nothing: cosines and sines of
-  positions, the scale of scores.  Rotary positions (RoFormer, arXiv 2104.09864) are a product, a concatenation that exchanges the
+* ``is_constant_product``: a product with constants, which needs no gradient of them and keeps
+  nothing: cosines and sines of positions, the scale of scores.  Rotary positions (RoFormer, arXiv
+      2104.09864) are a product, a concatenation that exchanges the
   halves, a product, a sum.
-* ``is_inner_sum``: a sum within attention, of a rotation or of scores and a mask.  It ends no residual block, and has the element
-  type of its input.
-* ``is_passed_on``: the next layer of the list does not keep this output: only a rotation reads it, or only later layers, such as
-  the sum behind another branch.
-* ``begins_block``, ``is_in_block``: blocks that activation checkpointing recomputes.  Layers after the last residual sum lie
-  outside of all blocks.  Without residual sums, the last layer that begins a block lies outside.
-* ``is_decomposed_norm``: an RMS norm in elementary operations, without a parameter, whose weight is a separate product: it keeps
-  its input in fp32.
-* ``is_sibling``: a projection of the same input as the projection before it: keys and values, or the gated half.  Autocast casts
-  the input again.  Projections with a norm between them (queries and keys of Qwen 3) are not recognised.
-* ``is_depthwise``: a convolution with one group per channel, recognised by the norm behind it, which has two parameters per
-  channel.
+* ``is_inner_sum``: a sum within attention, of a rotation or of scores and a mask.  It ends no
+  residual block, and has the element type of its input.
+* ``is_passed_on``: the next layer of the list does not keep this output: only a rotation reads it,
+  or only later layers, such as the sum behind another branch.
+* ``begins_block``, ``is_in_block``: blocks that activation checkpointing recomputes.  Layers after
+  the last residual sum lie outside of all blocks.  Without residual sums, the last layer that
+  begins a block lies outside.
+* ``is_decomposed_norm``: an RMS norm in elementary operations, without a parameter, whose weight is
+  a separate product: it keeps its input in fp32.
+* ``is_sibling``: a projection of the same input as the projection before it: keys and values, or
+  the gated half.  Autocast casts the input again.  Projections with a norm between them (queries
+  and keys of Qwen 3) are not recognised.
+* ``is_depthwise``: a convolution with one group per channel, recognised by the norm behind it,
+  which has two parameters per channel.
 
-Cython compiles this module with the types of ``layer_roles.pxd``.  Without a compiler it runs as it is.
+Cython compiles this module with the types of ``layer_roles.pxd``.  Without a compiler it runs as it
+is.
 """
 
 from __future__ import annotations
@@ -32,18 +37,21 @@ IS_COMPILED: Final = not __file__.endswith(".py")
 """Whether this module is compiled."""
 
 _ROTATION_REACH: Final = 2
-"""Largest distance from a rotation's first product to its concatenation; between them is at most the negation of one half."""
+"""Largest distance from a rotation's first product to its concatenation; between them is at most
+the negation of one half."""
 _PROJECTIONS: Final = 2
 """Projections beside the first of queries, keys and values, or before the last of them."""
 _WIDEST_FILTER: Final = 7
-"""Widest filter of usual depthwise convolutions (ConvNeXt, arXiv 2201.03545); a larger limit would match dense convolutions."""
+"""Widest filter of usual depthwise convolutions (ConvNeXt, arXiv 2201.03545); a larger limit would
+match dense convolutions."""
 
 
 def note_roles(layers: list[Layer]) -> None:
     """Notes the roles of the layers of one job.
 
     Args:
-        layers: without aliases (:data:`gpumemnet.physics.saved_tensors.ALIASES`), and with no role noted.
+        layers: without aliases (:data:`gpumemnet.physics.saved_tensors.ALIASES`), and with no role
+            noted.
     """
     # Backwards, because a sum is within attention if the sum after it is.
     for at in range(len(layers) - 2, -1, -1):
@@ -73,7 +81,9 @@ def note_roles(layers: list[Layer]) -> None:
 def _note_inner_sum(layers: list[Layer], at: int) -> None:
     """A sum within attention is followed by what reads scores, or by another such sum."""
     layer, following = layers[at], layers[at + 1]
-    layer.is_inner_sum = following.kind.reads_scores or (following.kind.is_add and following.is_inner_sum)
+    layer.is_inner_sum = following.kind.reads_scores or (
+        following.kind.is_add and following.is_inner_sum
+    )
 
 
 def _note_scale_of_scores(layers: list[Layer], at: int) -> None:
@@ -87,9 +97,14 @@ def _note_scale_of_scores(layers: list[Layer], at: int) -> None:
 
 
 def _note_decomposed_norm(layers: list[Layer], at: int) -> None:
-    """An RMS norm without parameters and a product of the same size are one norm in elementary operations."""
+    """An RMS norm without parameters and a product of the same size are one norm in elementary
+    operations."""
     layer, following = layers[at], layers[at + 1]
-    if following.kind.is_multiply and not layer.parameters and layer.activations == following.activations:
+    if (
+        following.kind.is_multiply
+        and not layer.parameters
+        and layer.activations == following.activations
+    ):
         layer.is_decomposed_norm = True
 
 
@@ -100,7 +115,8 @@ def _note_projection(layers: list[Layer], at: int) -> None:
         _note_siblings(layers, at)
     if following.kind.is_multiply and not following.parameters and at > 1:
         other = layers[at - 2]
-        # The second layer of a block, before a layer scale, is as wide as the residual stream, not as its hidden layer.
+        # The second layer of a block, before a layer scale, is as wide as the residual stream, not
+        # as its hidden layer.
         if other.kind.is_linear and other.activations == layer.activations:
             layer.is_sibling = True
 
@@ -117,7 +133,8 @@ def _note_siblings(layers: list[Layer], last: int) -> None:
 
 
 def _note_rotation(layers: list[Layer], at: int) -> None:
-    """Recognises the rotation that exchanges its halves at ``at``, and the projections that it reads."""
+    """Recognises the rotation that exchanges its halves at ``at``, and the projections that it
+    reads."""
     if at + 2 >= len(layers):
         return
     halves, second, total = layers[at], layers[at + 1], layers[at + 2]
@@ -141,7 +158,8 @@ def _note_rotation(layers: list[Layer], at: int) -> None:
 
 
 def _first_product(layers: list[Layer], at: int) -> int:
-    """Position of the product before the concatenation at ``at`` that begins a rotation; -1 if there is none."""
+    """Position of the product before the concatenation at ``at`` that begins a rotation; -1 if
+    there is none."""
     product = at - 1
     while product >= 0 and product >= at - _ROTATION_REACH:
         layer = layers[product]
@@ -161,11 +179,15 @@ def _note_depthwise(layers: list[Layer], at: int) -> None:
 
 
 def _note_branch(layers: list[Layer], at: int) -> None:
-    """A convolution that begins a branch of its own, to be added to what the branch before it ends with.
+    """A convolution that begins a branch of its own, to be added to what the branch before it ends
+    with.
 
-    The branch is a convolution and its norm, after a pooling or none.  It reads what the branch before it has read, and what lies
-    between is not its input: the end of a residual block before its projection (ResNet, arXiv 1512.03385, and its D variant), or
-    the branches of a network that is trained to be merged (RepVGG, arXiv 2101.03697; MobileOne, arXiv 2206.04040).
+    The branch is a convolution and its norm, after a pooling or none.  It reads what the branch
+    before it has read, and what lies
+    between is not its input: the end of a residual block before its projection (ResNet, arXiv
+        1512.03385, and its D variant), or
+    the branches of a network that is trained to be merged (RepVGG, arXiv 2101.03697; MobileOne,
+    arXiv 2206.04040).
     """
     first = at
     if at > 0:
@@ -181,7 +203,8 @@ def _note_branch(layers: list[Layer], at: int) -> None:
 
 
 def _is_depthwise(parameters: float, channels: float) -> bool:
-    """Whether a convolution to ``channels`` has one square filter per channel, with or without a bias."""
+    """Whether a convolution to ``channels`` has one square filter per channel, with or without a
+    bias."""
     if channels < 1.0:
         return False
     for width in range(3, _WIDEST_FILTER + 1, 2):
@@ -193,8 +216,9 @@ def _is_depthwise(parameters: float, channels: float) -> bool:
 def _note_residual_blocks(layers: list[Layer]) -> int:
     """Blocks end with a residual sum; returns the position of the last one, or -1.
 
-    Sections without attention (feed-forward layers) join the section with attention before them, unless all sections have
-    attention.  Before the first attention each section is a block, as in networks whose first stages are convolutions.
+    Sections without attention (feed-forward layers) join the section with attention before them,
+    unless all sections have attention.  Before the first attention each section is a block, as in
+    networks whose first stages are convolutions.
     """
     last = -1
     attends = False
@@ -224,7 +248,8 @@ def _note_residual_blocks(layers: list[Layer]) -> int:
 
 
 def _note_plain_blocks(layers: list[Layer]) -> int:
-    """Without residual sums each linear layer or convolution begins a block; returns the last position in a block, or -1."""
+    """Without residual sums each linear layer or convolution begins a block; returns the last
+    position in a block, or -1."""
     last = -1
     for at in range(len(layers)):
         layer = layers[at]

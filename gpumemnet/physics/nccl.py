@@ -1,4 +1,5 @@
-"""Memory that NCCL holds on a GPU for each process group that communicates, outside of PyTorch's allocator."""
+"""Memory that NCCL holds on a GPU for each process group that communicates, outside of PyTorch's
+allocator."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from gpumemnet.units import MIB
 
 PAIR_BYTES: Final = 544 * MIB
 GROUP_BYTES: Final = 688 * MIB
-"""Measured for a process group of two GPUs, and of three or four, after its first all-reduce, on A100s with NVLink
-(github.com/NVIDIA/nccl/issues/964)."""
+"""Measured for a process group of two GPUs, and of three or four, after its first all-reduce, on
+A100s with NVLink (github.com/NVIDIA/nccl/issues/964)."""
 BOUND_BYTES: Final = 1024 * MIB
 """Of each group.  Assumed: faster links take more channels, and memory is proportional to these
 (github.com/NVIDIA/nccl/issues/986)."""
@@ -18,7 +19,8 @@ SOURCE: Final = "NCCL: read on A100s with NVLink (github.com/NVIDIA/nccl/issues/
 
 
 def communicator_bytes(groups: Sequence[int]) -> int:
-    """Bytes that NCCL is expected to hold for process groups of so many ranks; 0 for groups of one rank."""
+    """Bytes that NCCL is expected to hold for process groups of so many ranks; 0 for groups of one
+    rank."""
     return sum(PAIR_BYTES if ranks == 2 else GROUP_BYTES for ranks in groups if ranks > 1)
 
 

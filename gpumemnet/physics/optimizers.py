@@ -1,6 +1,7 @@
 """Optimizers: the state that each keeps between steps, and the temporaries of its step.
 
-Source: ``torch/optim/*.py`` of PyTorch 2.11.  The foreach implementation has temporaries for all parameters at once, the for-loop
+Source: ``torch/optim/*.py`` of PyTorch 2.11.  The foreach implementation has temporaries for all
+    parameters at once, the for-loop
 implementation (``_single_tensor_…``) for one parameter, and the fused implementation has none.
 """
 
@@ -17,16 +18,19 @@ LEARNING_RATE: Final = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerRule:
-    """What PyTorch's implementation of one optimizer does.  Copies are tensors as large as the parameters.
+    """What PyTorch's implementation of one optimizer does.  Copies are tensors as large as the
+    parameters.
 
     Attributes:
         torch_class: name of the class in ``torch.optim``.
         state_copies: state between steps.
         foreach_copies: temporaries of the foreach implementation, for all parameters at once.
-        loop_copies: temporaries of the for-loop implementation, for one parameter.  One of them belongs to the parameter before,
-            because the last result keeps its name until the next one exists.
+        loop_copies: temporaries of the for-loop implementation, for one parameter.  One of them
+            belongs to the parameter before, because the last result keeps its name until the next
+            one exists.
         is_foreach_by_default: whether PyTorch picks the foreach implementation on CUDA.
-        is_factored: whether the state is a row and a column per matrix, see :data:`FACTORED_FILTERS`.
+        is_factored: whether the state is a row and a column per matrix, see
+            :data:`FACTORED_FILTERS`.
         has_fused: whether there is a fused implementation for CUDA.
         settings: keyword arguments beside the learning rate.
     """
@@ -42,17 +46,34 @@ class OptimizerRule:
 
 
 OPTIMIZER_RULES: Final[dict[str, OptimizerRule]] = {
-    "sgd": OptimizerRule(torch_class="SGD", state_copies=0, foreach_copies=0, loop_copies=0, has_fused=True),
-    "sgd_momentum": OptimizerRule(
-        torch_class="SGD", state_copies=1, foreach_copies=0, loop_copies=0, has_fused=True, settings={"momentum": 0.9}
+    "sgd": OptimizerRule(
+        torch_class="SGD", state_copies=0, foreach_copies=0, loop_copies=0, has_fused=True
     ),
-    # Foreach: the square root of the second moment.  Loop: the same, its bias-corrected copy, and that of the parameter before.
-    "adam": OptimizerRule(torch_class="Adam", state_copies=2, foreach_copies=1, loop_copies=3, has_fused=True),
-    "adamw": OptimizerRule(torch_class="AdamW", state_copies=2, foreach_copies=1, loop_copies=3, has_fused=True),
-    "rmsprop": OptimizerRule(torch_class="RMSprop", state_copies=1, foreach_copies=1, loop_copies=2),
+    "sgd_momentum": OptimizerRule(
+        torch_class="SGD",
+        state_copies=1,
+        foreach_copies=0,
+        loop_copies=0,
+        has_fused=True,
+        settings={"momentum": 0.9},
+    ),
+    # Foreach: the square root of the second moment.  Loop: the same, its bias-corrected copy, and
+    # that of the parameter before.
+    "adam": OptimizerRule(
+        torch_class="Adam", state_copies=2, foreach_copies=1, loop_copies=3, has_fused=True
+    ),
+    "adamw": OptimizerRule(
+        torch_class="AdamW", state_copies=2, foreach_copies=1, loop_copies=3, has_fused=True
+    ),
+    "rmsprop": OptimizerRule(
+        torch_class="RMSprop", state_copies=1, foreach_copies=1, loop_copies=2
+    ),
     # Square root and numerator.
-    "adagrad": OptimizerRule(torch_class="Adagrad", state_copies=1, foreach_copies=2, loop_copies=2),
-    # The state of a wide matrix is next to nothing.  Loop: the estimated variance, and squares for its mean.
+    "adagrad": OptimizerRule(
+        torch_class="Adagrad", state_copies=1, foreach_copies=2, loop_copies=2
+    ),
+    # The state of a wide matrix is next to nothing.  Loop: the estimated variance, and squares for
+    # its mean.
     "adafactor": OptimizerRule(
         torch_class="Adafactor",
         state_copies=0,
@@ -62,7 +83,8 @@ OPTIMIZER_RULES: Final[dict[str, OptimizerRule]] = {
         is_factored=True,
     ),
 }
-"""Name of the optimizer → its rule, in the order of :data:`gpumemnet.job.training_options.OPTIMIZERS`."""
+"""Name of the optimizer → its rule, in the order of
+:data:`gpumemnet.job.training_options.OPTIMIZERS`."""
 
 IMPLEMENTATION_SWITCHES: Final[dict[str, dict[str, bool]]] = {
     "default": {},
@@ -75,14 +97,17 @@ IMPLEMENTATION_SWITCHES: Final[dict[str, dict[str, bool]]] = {
 FACTORED_FILTERS: Final = 1.2
 """State of a factored optimizer in copies of a convolution's parameters.
 
-It is a row and a column of every filter: two copies for filters of 1 x 1, and two thirds of one for 3 x 3
-(``torch/optim/_adafactor.py``).  Of the values tried, this one has the smallest error over 201 sampled networks.
+It is a row and a column of every filter: two copies for filters of 1 x 1, and two thirds of one for
+    3 x 3
+(``torch/optim/_adafactor.py``).  Of the values tried, this one has the smallest error over 201
+sampled networks.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerCopies:
-    """State and temporaries of one optimizer in one implementation, in tensors of the parameters' size.
+    """State and temporaries of one optimizer in one implementation, in tensors of the parameters'
+    size.
 
     Attributes:
         state: kept between steps.
@@ -98,10 +123,14 @@ class OptimizerCopies:
 
 
 FOREACH_COPIES: Final[dict[str, OptimizerCopies]] = {
-    name: OptimizerCopies(rule.state_copies, rule.foreach_copies) for name, rule in OPTIMIZER_RULES.items()
+    name: OptimizerCopies(rule.state_copies, rule.foreach_copies)
+    for name, rule in OPTIMIZER_RULES.items()
 }
-LOOP_COPIES: Final[dict[str, float]] = {name: rule.loop_copies for name, rule in OPTIMIZER_RULES.items()}
-# The version of the features is a hash over these two, as they are printed: gpumemnet.features.vector.FEATURE_SCHEMA.
+LOOP_COPIES: Final[dict[str, float]] = {
+    name: rule.loop_copies for name, rule in OPTIMIZER_RULES.items()
+}
+# The version of the features is a hash over these two, as they are printed:
+# gpumemnet.features.vector.FEATURE_SCHEMA.
 
 
 @cache
@@ -122,4 +151,8 @@ def filter_copies(optimizer: str) -> float:
 def torch_call(optimizer: str, implementation: str) -> tuple[str, dict[str, Any]]:
     """Name of the class in ``torch.optim``, and its keyword arguments for that implementation."""
     rule = OPTIMIZER_RULES[optimizer]
-    return rule.torch_class, {"lr": LEARNING_RATE, **rule.settings, **IMPLEMENTATION_SWITCHES[implementation]}
+    return rule.torch_class, {
+        "lr": LEARNING_RATE,
+        **rule.settings,
+        **IMPLEMENTATION_SWITCHES[implementation],
+    }

@@ -1,8 +1,10 @@
-"""What cuDNN keeps of a stack of LSTM or GRU layers for its backward pass: one opaque buffer, the reserve space.
+"""What cuDNN keeps of a stack of LSTM or GRU layers for its backward pass: one opaque buffer, the
+reserve space.
 
-``cudnnGetRNNTempSpaceSizes`` returns its size, but no formula is published.  The formula here is derived from two sizes reported
-in PyTorch's issue 2895 for cuDNN 7 on a Tesla P100 with four layers of 320: 736,000,000 bytes for an LSTM and 864,000,000 bytes
-for a GRU.  Per layer, step and hidden unit it counts five values for an LSTM and six for a GRU.  It adds the outputs of all
+``cudnnGetRNNTempSpaceSizes`` returns its size, but no formula is published.  The formula here is
+derived from two sizes reported in PyTorch's issue 2895 for cuDNN 7 on a Tesla P100 with four layers
+of 320: 736,000,000 bytes for an LSTM and 864,000,000 bytes for a GRU.  Per layer, step and hidden
+    unit it counts five values for an LSTM and six for a GRU.  It adds the outputs of all
 layers but the last, and omits the masks of dropout between layers.
 """
 

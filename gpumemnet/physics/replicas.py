@@ -1,8 +1,9 @@
 """Memory that ``DistributedDataParallel`` adds to a process that trains one of several replicas.
 
-Beside the memory of a single process, each holds every gradient a second time, in the buckets that are summed (Li et al., arXiv
-2006.15704, section 4.2; ``torch/csrc/distributed/c10d/reducer.cpp``), and NCCL's buffers.  ``gradient_as_bucket_view=True`` would
-save the second copy; it is not PyTorch's default, and a job does not state it.
+Beside the memory of a single process, each holds every gradient a second time, in the buckets that
+are summed (Li et al., arXiv 2006.15704, section 4.2; ``torch/csrc/distributed/c10d/reducer.cpp``),
+and NCCL's buffers.  ``gradient_as_bucket_view=True`` would save the second copy; it is not
+PyTorch's default, and a job does not state it.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from gpumemnet.job.job_table import Array, JobTable
 from gpumemnet.physics.element_types import ELEMENT_BYTES
 from gpumemnet.physics.nccl import communicator_bound_bytes, communicator_bytes
 
-WITH_OTHERS: Final = "one of several replicas: what the others make it hold is no part of what a model learns"
-"""Reason for which models do not learn from such a job: NCCL's share depends on the site and is not measured separately."""
+WITH_OTHERS: Final = (
+    "one of several replicas: what the others make it hold is no part of what a model learns"
+)
+"""Reason for which models do not learn from such a job: NCCL's share depends on the site and is not
+measured separately."""
 
 
 class Added(NamedTuple):
@@ -27,12 +31,15 @@ class Added(NamedTuple):
     bound_bytes: Array
 
 
-def added_by_replicas(table: JobTable, has_buckets: NDArray[np.bool_] | None = None) -> Added | None:
+def added_by_replicas(
+    table: JobTable, has_buckets: NDArray[np.bool_] | None = None
+) -> Added | None:
     """Memory that replicas add to the jobs; ``None`` where every job has one rank.
 
     Args:
         table: the jobs.
-        has_buckets: where the buckets are counted already, because a trace has seen them, shape ``[B]``.
+        has_buckets: where the buckets are counted already, because a trace has seen them, shape
+            ``[B]``.
     """
     ranks = table.column("ranks")
     if not (ranks > 1).any():
@@ -50,5 +57,8 @@ def added_by_replicas(table: JobTable, has_buckets: NDArray[np.bool_] | None = N
 
 def _gradient_bytes(table: JobTable) -> Array:
     """Gradients of each job, all of them together, shape ``[B]``."""
-    of_options = np.array([ELEMENT_BYTES[precision].weight for precision in table.options("precision")], dtype=np.float64)
+    of_options = np.array(
+        [ELEMENT_BYTES[precision].weight for precision in table.options("precision")],
+        dtype=np.float64,
+    )
     return table.column("trainable_parameters") * of_options[table.option_codes]

@@ -1,7 +1,9 @@
 """Which tensors a layer keeps for its backward pass, by layer kind.
 
-Source: the formulas of PyTorch's ``tools/autograd/derivatives.yaml``: a formula that names ``self`` keeps the layer's input, one
-that names ``result`` keeps its output, and dropout and max-pooling keep a mask or indices of their own.
+Source: the formulas of PyTorch's ``tools/autograd/derivatives.yaml``: a formula that names ``self``
+    keeps the layer's input, one
+that names ``result`` keeps its output, and dropout and max-pooling keep a mask or indices of their
+own.
 """
 
 from __future__ import annotations
@@ -18,16 +20,49 @@ SAVES_INPUT: Final = frozenset(
         *LAYER_GROUPS["linear"],
         *LAYER_GROUPS["conv"],
         *LAYER_GROUPS["norm"],
-        *(set(LAYER_GROUPS["pool"]) - {"adaptive_avg_pool"}),  # to one pixel, nearly always: a mean, which keeps nothing
+        *(
+            set(LAYER_GROUPS["pool"]) - {"adaptive_avg_pool"}
+        ),  # to one pixel, nearly always: a mean, which keeps nothing
         *LAYER_GROUPS["attention"],
         *LAYER_GROUPS["recurrent"],
-        *("relu6", "leaky_relu", "prelu", "rrelu", "elu", "selu", "celu", "gelu", "silu", "mish", "softplus", "log_sigmoid"),
-        *("hardswish", "hardsigmoid", "hardtanh", "softsign", "threshold", "glu", "swiglu", "activation"),
+        *(
+            "relu6",
+            "leaky_relu",
+            "prelu",
+            "rrelu",
+            "elu",
+            "selu",
+            "celu",
+            "gelu",
+            "silu",
+            "mish",
+            "softplus",
+            "log_sigmoid",
+        ),
+        *(
+            "hardswish",
+            "hardsigmoid",
+            "hardtanh",
+            "softsign",
+            "threshold",
+            "glu",
+            "swiglu",
+            "activation",
+        ),
         "multiply",
     }
 )
 SAVES_OUTPUT: Final = frozenset(
-    {"relu", "tanh", "tanhshrink", "sigmoid", "softmax", "log_softmax", *LAYER_GROUPS["attention"], *LAYER_GROUPS["recurrent"]}
+    {
+        "relu",
+        "tanh",
+        "tanhshrink",
+        "sigmoid",
+        "softmax",
+        "log_softmax",
+        *LAYER_GROUPS["attention"],
+        *LAYER_GROUPS["recurrent"],
+    }
 )
 MASK_BYTES: Final[dict[str, int]] = {
     "dropout": 1,
@@ -37,18 +72,23 @@ MASK_BYTES: Final[dict[str, int]] = {
     "rrelu": 4,
     "softsign": 4,
 }
-"""Bytes per output element of a mask (bool), of indices (int64), or of noise and intermediate results (fp32)."""
+"""Bytes per output element of a mask (bool), of indices (int64), or of noise and intermediate
+results (fp32)."""
 
-SAVES_STATISTICS: Final = frozenset(kind for kind in LAYER_GROUPS["norm"] if kind.startswith(("batch_norm", "instance_norm")))
+SAVES_STATISTICS: Final = frozenset(
+    kind for kind in LAYER_GROUPS["norm"] if kind.startswith(("batch_norm", "instance_norm"))
+)
 """Kinds that keep a mean and an inverse deviation per channel."""
 
 ALIASES: Final = frozenset({"identity"})
 """Kinds whose output shares the storage of their input."""
 
 LOSS_TENSORS: Final = 3
-"""Tensors of the logits' size at the loss, a cross-entropy: log-probabilities, their gradient, and the gradient of the logits.
+"""Tensors of the logits' size at the loss, a cross-entropy: log-probabilities, their gradient, and
+the gradient of the logits.
 
-Source: ``aten/src/ATen/native/LossNLL.cpp``.  An element has :attr:`gpumemnet.physics.element_types.ElementBytes.uncast` bytes.
+Source: ``aten/src/ATen/native/LossNLL.cpp``.  An element has
+    :attr:`gpumemnet.physics.element_types.ElementBytes.uncast` bytes.
 """
 
 
@@ -63,8 +103,10 @@ class KindRule(NamedTuple):
         second_share: share of its parameters that is a second tensor (the shift of a norm).
         has_bias: it has a bias as wide as its output (linear layers).
         is_cast: autocast casts its weights.
-        autocast_output_bytes: bytes per element of its output under autocast; 0: the same as its input.
-        autocast_input_bytes: bytes per element of its input as its kernel reads it under autocast; 0: as it comes.
+        autocast_output_bytes: bytes per element of its output under autocast; 0: the same as its
+            input.
+        autocast_input_bytes: bytes per element of its input as its kernel reads it under autocast;
+            0: as it comes.
     """
 
     is_alias: bool
@@ -89,20 +131,31 @@ KIND_RULES: Final[dict[str, KindRule]] = {
         second_share=0.5 if kind in LAYER_GROUPS["norm"] and kind != "rms_norm" else 0.0,
         has_bias=kind in LAYER_GROUPS["linear"],
         is_cast=kind in CAST_KINDS,
-        autocast_output_bytes=HALF_BYTES if kind in LOWERED_KINDS else FULL_BYTES if kind in RAISED_KINDS else 0,
-        autocast_input_bytes=HALF_BYTES if kind in LOWERED_KINDS else FULL_BYTES if kind in RAISED_INPUT_KINDS else 0,
+        autocast_output_bytes=HALF_BYTES
+        if kind in LOWERED_KINDS
+        else FULL_BYTES
+        if kind in RAISED_KINDS
+        else 0,
+        autocast_input_bytes=HALF_BYTES
+        if kind in LOWERED_KINDS
+        else FULL_BYTES
+        if kind in RAISED_INPUT_KINDS
+        else 0,
     )
     for kind in KINDS
 }
 """Layer kind → its rule, in the order of :data:`gpumemnet.job.layers.KINDS`."""
 
-_SPECIAL_ACTIVATIONS: Final = frozenset({"softmax", "log_softmax", "glu", "swiglu", "prelu", "identity", "activation"})
+_SPECIAL_ACTIVATIONS: Final = frozenset(
+    {"softmax", "log_softmax", "glu", "swiglu", "prelu", "identity", "activation"}
+)
 """Activations that normalise, halve their input, have parameters, or are of no known function."""
 PLAIN_ACTIVATIONS: Final = frozenset(LAYER_GROUPS["activation"]) - _SPECIAL_ACTIVATIONS
 
 
 def alike(kinds: Set[str]) -> frozenset[str]:
-    """Activations that keep the same tensors, in the same types, as one of ``kinds``; no estimator here distinguishes them."""
+    """Activations that keep the same tensors, in the same types, as one of ``kinds``; no estimator
+    here distinguishes them."""
     known = {KIND_RULES[kind] for kind in PLAIN_ACTIVATIONS & kinds}
     return frozenset(kind for kind in PLAIN_ACTIVATIONS if KIND_RULES[kind] in known)
 
@@ -113,7 +166,7 @@ _KEEP_RESULT_IN_PLACE: Final = frozenset({"leaky_relu", "elu", "selu", "celu"})
 def kept_in_place(kind: str) -> str:
     """Return the kind that keeps the same tensors as ``kind`` where it overwrites its input.
 
-    Out of place, these activations keep their input.  In place they keep their result, as a ReLU does
-    (``tools/autograd/derivatives.yaml``); others clone their input first.
+    Out of place, these activations keep their input.  In place they keep their result, as a ReLU
+    does (``tools/autograd/derivatives.yaml``); others clone their input first.
     """
     return "relu" if kind in _KEEP_RESULT_IN_PLACE else kind

@@ -1,9 +1,11 @@
-"""Element types and sizes of the tensors of each layer: its output, its weight, and its bias or the shift of its norm.
+"""Element types and sizes of the tensors of each layer: its output, its weight, and its bias or the
+shift of its norm.
 
 They are fields of :class:`gpumemnet.physics.layer_records.Layer`.  The roles of the layers
 (:mod:`gpumemnet.physics.layer_roles`) must be known.
 
-Cython compiles this module with the types of ``tensor_sizes.pxd``.  Without a compiler it runs as it is.
+Cython compiles this module with the types of ``tensor_sizes.pxd``.  Without a compiler it runs as
+it is.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ _FULL: Final = float(FULL_BYTES)
 
 
 def note_element_types(job: JobNumbers, layers: list[Layer]) -> None:
-    """Notes the bytes per element of each layer's output, and of its input as its kernel reads it."""
+    """Notes the bytes per element of each layer's output, and of its input as its kernel reads
+    it."""
     if job.is_autocast or job.is_math_attention:
         _note_mixed_types(job, layers)
         return
@@ -34,9 +37,10 @@ def note_element_types(job: JobNumbers, layers: list[Layer]) -> None:
 def _note_mixed_types(job: JobNumbers, layers: list[Layer]) -> None:
     """Element types under autocast, or with attention in single steps.
 
-    Autocast lowers some kinds and raises others (:mod:`gpumemnet.physics.autocast`); the rest hand on what they are given.  A sum
-    with a residual stream that began with an embedding is fp32.  The math kernel computes attention scores and weights in fp32
-    whatever it is given (``aten/src/ATen/native/transformers/attention.cpp``).
+    Autocast lowers some kinds and raises others (:mod:`gpumemnet.physics.autocast`); the rest hand
+    on what they are given.  A sum with a residual stream that began with an embedding is fp32.  The
+    math kernel computes attention scores and weights in fp32 whatever it is given
+    (``aten/src/ATen/native/transformers/attention.cpp``).
     """
     has_embedding = False
     for layer in layers:

@@ -1,14 +1,19 @@
-"""Plans a training step that does not fit: which modules keep, recompute or swap what the backward pass needs.
+"""Plans a training step that does not fit: which modules keep, recompute or swap what the backward
+pass needs.
 
 The parts, in the order of use:
 
-* ``gpumemnet.planner.units.plan_units(model, inputs, request) -> StepCosts`` traces one model without a GPU and splits its
-  training step into units, with the memory and the modelled time of each;
-* ``gpumemnet.planner.machine.find_machine(name_or_path, host_memory_bytes) -> Machine`` gives the rates of a GPU and its host;
-* ``gpumemnet.planner.simulator.simulate(step, machine, decisions) -> Simulation`` gives peak memory and step time of a plan;
-* ``gpumemnet.planner.choose.choose_plan(step, machine, budget_bytes, optimizer="greedy") -> Plan`` finds a plan that fits;
-* ``gpumemnet.planner.applied(model, plan)`` applies a plan to a model, and ``gpumemnet.planner.verification`` checks on real data
-  that the model computes the same.
+* ``gpumemnet.planner.units.plan_units(model, inputs, request) -> StepCosts`` traces one model
+  without a GPU and splits its training step into units, with the memory and the modelled time of
+  each;
+* ``gpumemnet.planner.machine.find_machine(name_or_path, host_memory_bytes) -> Machine`` gives the
+  rates of a GPU and its host;
+* ``gpumemnet.planner.simulator.simulate(step, machine, decisions) -> Simulation`` gives peak memory
+  and step time of a plan;
+* ``gpumemnet.planner.choose.choose_plan(step, machine, budget_bytes, optimizer="greedy") -> Plan``
+  finds a plan that fits;
+* ``gpumemnet.planner.applied(model, plan)`` applies a plan to a model, and
+  ``gpumemnet.planner.verification`` checks on real data that the model computes the same.
 
 Importing this package loads neither torch nor scipy.
 """

@@ -1,7 +1,9 @@
-"""What else makes a job smaller: other settings of the same training, each with its memory from a trace.
+"""What else makes a job smaller: other settings of the same training, each with its memory from a
+trace.
 
-A plan recomputes or moves activations.  Often a setting does the same for less: an optimizer that needs no temporaries, autocast,
-smaller microbatches.  Each alternative here is one change to the job as it stands, traced anew; nothing is estimated by a factor.
+A plan recomputes or moves activations.  Often a setting does the same for less: an optimizer that
+needs no temporaries, autocast, smaller microbatches.  Each alternative here is one change to the
+job as it stands, traced anew; nothing is estimated by a factor.
 """
 
 from __future__ import annotations
@@ -35,12 +37,20 @@ from gpumemnet.tracing.timeline import Timeline
 
 _LOG: Final = logging.getLogger(__name__)
 _ACCUMULATED: Final = 2
-"""Microbatches that are traced where gradients accumulate: from the second on they exist during forward and backward passes."""
-_BITS: Final = {"adam": "Adam8bit", "adamw": "AdamW8bit", "sgd_momentum": "SGD8bit", "rmsprop": "RMSprop8bit"}
+"""Microbatches that are traced where gradients accumulate: from the second on they exist during
+forward and backward passes."""
+_BITS: Final = {
+    "adam": "Adam8bit",
+    "adamw": "AdamW8bit",
+    "sgd_momentum": "SGD8bit",
+    "rmsprop": "RMSprop8bit",
+}
 """Optimizer → the class of bitsandbytes that keeps its state in 8 bits."""
 
 
-def alternatives(model: nn.Module, inputs: ModelInputs, request: TraceRequest) -> tuple[Alternative, ...]:
+def alternatives(
+    model: nn.Module, inputs: ModelInputs, request: TraceRequest
+) -> tuple[Alternative, ...]:
     """Trace every change of settings that this job has not made yet; the model is left as it was.
 
     Args:
@@ -50,8 +60,9 @@ def alternatives(model: nn.Module, inputs: ModelInputs, request: TraceRequest) -
             :func:`~gpumemnet.gpu.mig.with_available`.
 
     Returns:
-        the alternatives, those that change least of the training first: settings that change no result, then faster number
-        formats, then slower steps, then a number format for the weights themselves.
+        the alternatives, those that change least of the training first: settings that change no
+        result, then faster number formats, then slower steps, then a number format for the weights
+        themselves.
     """
     return tuple(_Alternatives(model, inputs, request).all())
 
@@ -118,7 +129,10 @@ class _Alternatives:
     def _small_optimizer(self) -> Alternative | None:
         """Return the implementation of the same optimizer that needs fewer temporaries."""
         options = self._request.options
-        if options.own_optimizer is not None or options.optimizer_implementation not in ("default", "foreach"):
+        if options.own_optimizer is not None or options.optimizer_implementation not in (
+            "default",
+            "foreach",
+        ):
             return None
         rule = OPTIMIZER_RULES[options.optimizer]
         is_foreach = options.optimizer_implementation == "foreach" or rule.is_foreach_by_default
@@ -126,7 +140,9 @@ class _Alternatives:
             return None
         implementation = "fused" if rule.has_fused else "for_loop"
         _, arguments = torch_call(options.optimizer, implementation)
-        switch = next(f"{name}={value}" for name, value in arguments.items() if name in ("fused", "foreach"))
+        switch = next(
+            f"{name}={value}" for name, value in arguments.items() if name in ("fused", "foreach")
+        )
         return self._with_options(
             {"optimizer_implementation": implementation},
             name=f"{implementation}_optimizer",
@@ -203,7 +219,8 @@ class _Alternatives:
         return precision not in AUTOCAST_TYPES and precision != "bf16"
 
     def _all_together(self) -> Alternative | None:
-        """Return everything at once that leaves the weights in their number format, at the largest microbatch that fits."""
+        """Return everything at once that leaves the weights in their number format, at the largest
+        microbatch that fits."""
         options = self._request.options
         changed: dict[str, Any] = {}
         if self._is_full_precision:
@@ -230,12 +247,15 @@ class _Alternatives:
         )
 
     def _largest_microbatch(self, request: TraceRequest) -> tuple[BatchPoint, int]:
-        """Return the largest microbatch below the job's batch that fits, and how many accumulate to the job's samples per step.
+        """Return the largest microbatch below the job's batch that fits, and how many accumulate to
+        the job's samples per step.
 
         If none fits, it is that of one sample.
         """
         options, whole = request.options, self._inputs.batch_size
-        accumulating = replace(options, gradient_accumulation=max(_ACCUMULATED, options.gradient_accumulation))
+        accumulating = replace(
+            options, gradient_accumulation=max(_ACCUMULATED, options.gradient_accumulation)
+        )
         traces = BatchTraces(lambda batch_size: self._timeline(accumulating, batch_size), whole)
         memory = BatchMemory(traces, request.gpu, request.allocator)
         point = memory.point(microbatch_size(whole, min(memory.largest(), whole - 1)))
@@ -262,7 +282,9 @@ class _Alternatives:
 
     def _timeline(self, options: TraceOptions, batch_size: int) -> Timeline:
         _LOG.info("tracing an alternative at batch size %d", batch_size)
-        return record(self._model, self._inputs.resized(batch_size), options, self._platform).timeline
+        return record(
+            self._model, self._inputs.resized(batch_size), options, self._platform
+        ).timeline
 
 
 def _with_eight_bits(options: TraceOptions) -> TraceOptions:
@@ -278,9 +300,11 @@ def _with_eight_bits(options: TraceOptions) -> TraceOptions:
 
 
 def microbatch_size(batch_size: int, largest: int) -> int:
-    """Return the size of microbatches of at most ``largest`` samples, at least 1, that make up ``batch_size`` samples.
+    """Return the size of microbatches of at most ``largest`` samples, at least 1, that make up
+    ``batch_size`` samples.
 
-    They are of one size if that takes at most twice as many of them; otherwise the last one is smaller.
+    They are of one size if that takes at most twice as many of them; otherwise the last one is
+    smaller.
     """
     largest = max(1, largest)
     divisor = next(size for size in range(largest, 0, -1) if batch_size % size == 0)
@@ -295,7 +319,8 @@ _LEVELS: Final = 256
 
 
 class _EightBitOptimizer(Optimizer):
-    """Allocates what an 8-bit optimizer of bitsandbytes does: its state, in the first step; its step has no temporaries.
+    """Allocates what an 8-bit optimizer of bitsandbytes does: its state, in the first step; its
+    step has no temporaries.
 
     Source: ``bitsandbytes/optim/optimizer.py``, ``init_state``.
 

@@ -34,11 +34,13 @@ class Alternative:
     Attributes:
         name: its name for programs.
         change: what changes.
-        expected_bytes, safe_bytes: the job's memory with it, as in :class:`~gpumemnet.tracing.report.answer.TraceAnswer`.
+        expected_bytes, safe_bytes: the job's memory with it, as in
+            :class:`~gpumemnet.tracing.report.answer.TraceAnswer`.
         verdict: whether that fits, one of :data:`~gpumemnet.gpu.verdict.VERDICTS`.
         effect: what it does to numbers and time.
         how: how to make the change, in one line.
-        slowdown: share by which a step takes longer, modelled; negative if it is shorter, ``None`` if it is not modelled.
+        slowdown: share by which a step takes longer, modelled; negative if it is shorter, ``None``
+            if it is not modelled.
         trace_options: the options of ``gpumemnet trace`` that trace it; empty if none do.
     """
 
@@ -111,7 +113,9 @@ class PlanAnswer:
         return NO_PLAN if self.plan is None else PLANNED
 
     def __repr__(self) -> str:
-        smaller = "" if self.after is None else f", with the plan {self.after.safe_bytes / GIB:.2f} GiB"
+        smaller = (
+            "" if self.after is None else f", with the plan {self.after.safe_bytes / GIB:.2f} GiB"
+        )
         amounts = f"{self.outcome} in {self.budget_bytes / GIB:.2f} GiB, safe {self.before.safe_bytes / GIB:.2f} GiB{smaller}"
         return f"<PlanAnswer: {self.before.model}, batch size {self.before.batch_size}: {amounts}>"
 
@@ -146,7 +150,8 @@ def plan_answer_from_dict(document: Mapping[str, Any]) -> PlanAnswer:
 
 
 def units_by_decision(plan: Plan) -> dict[Decision, str]:
-    """Return the units of each decision in words, such as ``h.0–27, ln_f``; decisions in the order of their first unit."""
+    """Return the units of each decision in words, such as ``h.0–27, ln_f``; decisions in the order
+    of their first unit."""
     texts: dict[Decision, list[str]] = {}
     for decision, units in groupby(plan.units, plan.decision):
         texts.setdefault(decision, []).extend(_ranges(list(units)))
@@ -154,7 +159,8 @@ def units_by_decision(plan: Plan) -> dict[Decision, str]:
 
 
 def _ranges(units: list[str]) -> list[str]:
-    """Return names as ranges: those that differ in their last number only, and count up, are joined."""
+    """Return names as ranges: those that differ in their last number only, and count up, are
+    joined."""
     ranges: list[tuple[str, int | None, int | None]] = []
     for unit in units:
         stem, _, last = unit.rpartition(".")

@@ -55,24 +55,32 @@ def plan(
     allocator: AllocatorSettings | None = None,
     cudnn: str = OFF,
 ) -> PlanAnswer:
-    """Plan what a training step of ``model`` keeps, recomputes and swaps, so that it fits a GPU; no GPU is used.
+    """Plan what a training step of ``model`` keeps, recomputes and swaps, so that it fits a GPU; no
+    GPU is used.
 
-    The model is left as it was; :func:`gpumemnet.planner.executor.applied` puts the plan in force.  All times are modelled.
+    The model is left as it was; :func:`gpumemnet.planner.executor.applied` puts the plan in force.
+    All times are modelled.
 
     Args:
-        model, inputs, loss, optimizer, precision, batch_size, optimizer_implementation, channels_last, gradient_accumulation,
-            zero_grad, attention_kernel, cudnn_benchmark, best_effort, weight_decay, nesterov, clip_norm, tf32, context_mib,
+        model, inputs, loss, optimizer, precision, batch_size, optimizer_implementation,
+        channels_last, gradient_accumulation,
+            zero_grad, attention_kernel, cudnn_benchmark, best_effort, weight_decay, nesterov,
+            clip_norm, tf32, context_mib,
             allocator, cudnn, gpu: as in :func:`gpumemnet.trace`.
         budget_bytes: memory that the process may use; all that is available on the GPU by default.
         planner: the search, one of :data:`~gpumemnet.planner.options.PLANNERS`.
-        machine: GPU of the catalogue, or path of a file, whose rates give the times; those of ``gpu`` by default.
-        host_bytes: pinned host memory that swapped tensors may use; what the machine has by default.
+        machine: GPU of the catalogue, or path of a file, whose rates give the times; those of
+            ``gpu`` by default.
+        host_bytes: pinned host memory that swapped tensors may use; what the machine has by
+            default.
         with_alternatives: whether to trace other settings of the job too, if it does not fit.
-        with_searches: whether to run every search for several budgets too, and return the memory over a step, for pictures.
+        with_searches: whether to run every search for several budgets too, and return the memory
+            over a step, for pictures.
 
     Raises:
         ExtractError: names the operator or the line of code that cannot be traced.
-        InvalidJobError, InvalidRequestError: an option has no such value, options exclude each other, or the GPU has no rates.
+        InvalidJobError, InvalidRequestError: an option has no such value, options exclude each
+            other, or the GPU has no rates.
         MissingExtraError: torch is not installed.
         UnsupportedTorchError: the installed PyTorch lacks what a trace needs.
 
@@ -102,7 +110,9 @@ def plan(
     device = asked_profile(gpu, context_mib, "context_mib")
     extras = ExtraResults(curve=with_searches)
     request = PlanRequest(
-        trace=within_budget(checked_request(options, device, allocator, extras, batch_size, cudnn), budget_bytes),
+        trace=within_budget(
+            checked_request(options, device, allocator, extras, batch_size, cudnn), budget_bytes
+        ),
         planner=planner,
         machine=machine,
         host_bytes=host_bytes,

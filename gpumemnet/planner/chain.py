@@ -1,16 +1,21 @@
 """A training step as a chain of units with linear costs: what every search for a plan works on.
 
-The chain follows the rules of :mod:`gpumemnet.planner.decisions`.  Its memory is the sum of live storages by regions of the step,
-bounded from above: a storage counts as gone only where it is gone for a whole region.  Its times are those of one forward and one
+The chain follows the rules of :mod:`gpumemnet.planner.decisions`.  Its memory is the sum of live
+storages by regions of the step,
+bounded from above: a storage counts as gone only where it is gone for a whole region.  Its times
+    are those of one forward and one
 backward pass:
 
-* the forward pass of a unit follows the one before, and waits at its end for the copies of the unit :data:`COPIES_BEHIND` before;
+* the forward pass of a unit follows the one before, and waits at its end for the copies of the unit
+  :data:`COPIES_BEHIND` before;
 * copies to the host follow each other, and start when the unit's forward pass has ended;
 * the backward pass starts when they have all ended;
-* copies from the host follow each other, and start when the backward pass reaches the unit :data:`FETCHED_AHEAD` before;
+* copies from the host follow each other, and start when the backward pass reaches the unit
+  :data:`FETCHED_AHEAD` before;
 * the backward pass of a unit waits for them, then recomputes, then runs.
 
-Every maximum is one of a sum that is minimized, so the same model is a mixed-integer linear programme without loss.
+Every maximum is one of a sum that is minimized, so the same model is a mixed-integer linear
+programme without loss.
 """
 
 from __future__ import annotations
@@ -32,7 +37,13 @@ from gpumemnet.planner.machine import Machine
 from gpumemnet.tracing.timeline import CONVOLUTION
 
 OPTIONS: Final = (
-    *(Decision.KEEP, Decision.RECOMPUTE, Decision.SWAP, Decision.RECOMPUTE_AND_SWAP_INPUT, Decision.RECOMPUTE_CHEAP),
+    *(
+        Decision.KEEP,
+        Decision.RECOMPUTE,
+        Decision.SWAP,
+        Decision.RECOMPUTE_AND_SWAP_INPUT,
+        Decision.RECOMPUTE_CHEAP,
+    ),
 )
 """The decisions in the order of the columns of every array below."""
 KEEP: Final = 0
@@ -64,10 +75,13 @@ class Chain:
 
     Attributes:
         allowed: whether a unit has an option, ``[n, o]``; it always has the first one, to keep.
-        forward_seconds, backward_seconds: of each unit, with the operators outside of units before it and after it, ``[n]``.
-        turn_forward_seconds, turn_backward_seconds: between the last forward and the first backward pass of a unit.
+        forward_seconds, backward_seconds: of each unit, with the operators outside of units before
+            it and after it, ``[n]``.
+        turn_forward_seconds, turn_backward_seconds: between the last forward and the first backward
+        pass of a unit.
         other_seconds: the optimizer's step.
-        recompute_seconds, out_seconds, in_seconds, host_bytes: of each option, ``[n, o]``: recomputation, copies to the host and
+        recompute_seconds, out_seconds, in_seconds, host_bytes: of each option, ``[n, o]``:
+        recomputation, copies to the host and
             back, host memory.
         backward_order: indices of the units in the order of their backward passes.
         live_bytes: largest sum of live storages in each region if everything is kept, ``[r]``.
@@ -108,7 +122,12 @@ class Chain:
             choices: option of each unit, shape ``[plans, n]``.
         """
         each = np.arange(self.units)
-        kept = self.forward_seconds.sum() + self.turn_forward_seconds + self.turn_backward_seconds + self.backward_seconds.sum()
+        kept = (
+            self.forward_seconds.sum()
+            + self.turn_forward_seconds
+            + self.turn_backward_seconds
+            + self.backward_seconds.sum()
+        )
         seconds = self.recompute_seconds[each, choices].sum(axis=1) + kept
         swapping = np.flatnonzero((self.out_seconds + self.in_seconds)[each, choices].any(axis=1))
         if len(swapping):
@@ -119,9 +138,12 @@ class Chain:
         """Return the seconds of one pass for each row of ``choices``."""
         each = np.arange(self.units)
         recompute, out, back = (
-            np.ascontiguousarray(table[each, choices].T) for table in (self.recompute_seconds, self.out_seconds, self.in_seconds)
+            np.ascontiguousarray(table[each, choices].T)
+            for table in (self.recompute_seconds, self.out_seconds, self.in_seconds)
         )
-        never_out, never_back = (np.where(table > 0, 0.0, -np.inf) for table in (out, back))  # nothing waits for no copy
+        never_out, never_back = (
+            np.where(table > 0, 0.0, -np.inf) for table in (out, back)
+        )  # nothing waits for no copy
         time = np.zeros(len(choices))
         queue = np.zeros(len(choices))
         copied: list[Floats] = []
@@ -138,7 +160,11 @@ class Chain:
         for place, unit in enumerate(self.backward_order):
             arrivals.append(time)
             queue = np.maximum(queue, arrivals[place] + never_back[unit]) + back[unit]
-            time = np.maximum(time, queue + never_back[unit]) + recompute[unit] + self.backward_seconds[unit]
+            time = (
+                np.maximum(time, queue + never_back[unit])
+                + recompute[unit]
+                + self.backward_seconds[unit]
+            )
         return time
 
     def region_bytes(self, choices: NDArray[np.int64]) -> Floats:
@@ -186,8 +212,12 @@ def chain_of(step: StepCosts, machine: Machine) -> Chain:
     for number, unit in enumerate(units):
         for column, option in enumerate(OPTIONS):
             if option.recomputes:
-                recompute[number, column] = total(unit.cheap if option is Decision.RECOMPUTE_CHEAP else unit.rerun)
-            swapped = [step.timeline.storages[s].size_bytes for s in swapped_storages(step, unit, option)]
+                recompute[number, column] = total(
+                    unit.cheap if option is Decision.RECOMPUTE_CHEAP else unit.rerun
+                )
+            swapped = [
+                step.timeline.storages[s].size_bytes for s in swapped_storages(step, unit, option)
+            ]
             moved[number, column] = sum(swapped)
             host[number, column] = sum(map(pinned_bytes, swapped))
     memory = _Memory(step, each)
@@ -195,9 +225,17 @@ def chain_of(step: StepCosts, machine: Machine) -> Chain:
     return Chain(
         allowed=_allowed(step.evictable, recompute, moved, gone, shared),
         forward_seconds=np.array(
-            [total(unit.forward) + total(each.between[i - 1] if i else each.before) for i, unit in enumerate(units)]
+            [
+                total(unit.forward) + total(each.between[i - 1] if i else each.before)
+                for i, unit in enumerate(units)
+            ]
         ),
-        backward_seconds=np.array([total(unit.backward) + total(after) for unit, after in zip(units, each.after, strict=True)]),
+        backward_seconds=np.array(
+            [
+                total(unit.backward) + total(after)
+                for unit, after in zip(units, each.after, strict=True)
+            ]
+        ),
         turn_forward_seconds=total(each.between[-1]),
         turn_backward_seconds=total(each.turn),
         other_seconds=total(step.optimizer),
@@ -217,13 +255,21 @@ def chain_of(step: StepCosts, machine: Machine) -> Chain:
 
 def _convolves(step: StepCosts, unit: UnitPass) -> bool:
     storages = step.timeline.storages
-    return any(e >= 0 and storages[e].operator.startswith(CONVOLUTION) for e in step.timeline.events[unit.start : unit.end])
+    return any(
+        e >= 0 and storages[e].operator.startswith(CONVOLUTION)
+        for e in step.timeline.events[unit.start : unit.end]
+    )
 
 
 def _allowed(
-    evictable: Sequence[bool], recompute: Floats, moved: Floats, gone: Floats, shared: Sequence[SharedStorages]
+    evictable: Sequence[bool],
+    recompute: Floats,
+    moved: Floats,
+    gone: Floats,
+    shared: Sequence[SharedStorages],
 ) -> NDArray[np.bool_]:
-    """Return the options that free something and that no other option of the unit beats in everything."""
+    """Return the options that free something and that no other option of the unit beats in
+    everything."""
     n, o = recompute.shape
     shares = np.zeros((n, o, len(shared)))
     for index, each in enumerate(shared):
@@ -237,7 +283,11 @@ def _allowed(
             continue
         for option in range(1, o):
             own = frees[unit, option]
-            others = [other for other in range(o) if other != option and (other < option or allowed[unit, other])]
+            others = [
+                other
+                for other in range(o)
+                if other != option and (other < option or allowed[unit, other])
+            ]
             is_beaten = any(
                 recompute[unit, other] <= recompute[unit, option]
                 and moved[unit, other] <= moved[unit, option]
@@ -257,29 +307,38 @@ class _Memory:
         self._pass = each
         self._sizes = step.sizes
         events = step.timeline.events
-        signed = [0 if e == EMPTY_CACHE else self._sizes[e] if e >= 0 else -self._sizes[~e] for e in events]
+        signed = [
+            0 if e == EMPTY_CACHE else self._sizes[e] if e >= 0 else -self._sizes[~e]
+            for e in events
+        ]
         self._live = np.cumsum(signed)
         cuts = {each.start, each.forward_end, each.end, len(events)}
         for unit in each.units:
             cuts |= {unit.start, unit.end, unit.backward_start}
         ordered = sorted(cuts)
         spans = [(a, b) for a, b in pairwise(ordered)]
-        self._starts = np.array([a for a, _ in spans] + [unit.backward_start for unit in each.units])
+        self._starts = np.array(
+            [a for a, _ in spans] + [unit.backward_start for unit in each.units]
+        )
         self._ends = np.array([b for _, b in spans] + [unit.backward_start for unit in each.units])
         at = [unit.backward_start for unit in each.units]
         self._baseline = np.array(
-            [float(self._live[a:b].max()) for a, b in spans] + [float(self._live[max(a - 1, 0)]) for a in at]
+            [float(self._live[a:b].max()) for a, b in spans]
+            + [float(self._live[max(a - 1, 0)]) for a in at]
         )
         self._first_point = len(spans)
 
     def tables(self) -> tuple[Floats, Floats, tuple[SharedStorages, ...]]:
-        """Return the live bytes of every region, what each option takes away, and the storages that units share."""
+        """Return the live bytes of every region, what each option takes away, and the storages that
+        units share."""
         units = self._pass.units
         gone = np.zeros((len(units), len(OPTIONS), len(self._baseline)))
         for number, unit in enumerate(units):
             for column, option in enumerate(OPTIONS):
                 if option.recomputes:
-                    gone[number, column, self._first_point + number] -= self._second_pass_bytes(unit, option)
+                    gone[number, column, self._first_point + number] -= self._second_pass_bytes(
+                        unit, option
+                    )
                     self._add_longer_holds(gone[number, column], unit, option)
         holders: dict[int, list[int]] = defaultdict(list)
         for number, unit in enumerate(units):
@@ -293,14 +352,24 @@ class _Memory:
                     start, end = self._absence(storage, numbers[0], option)
                     gone[numbers[0], column, self._inside(start, end)] += self._sizes[storage]
             elif len(numbers) <= _MOST_HOLDERS:
-                spans = [[self._absence(storage, number, option) for option in OPTIONS] for number in numbers]
+                spans = [
+                    [self._absence(storage, number, option) for option in OPTIONS]
+                    for number in numbers
+                ]
                 lets_go = np.array([[start < end for start, end in row] for row in spans])
                 if not lets_go.any(axis=1).all():
                     continue
-                used = [span for row, own in zip(spans, lets_go, strict=True) for span, ok in zip(row, own, strict=True) if ok]
+                used = [
+                    span
+                    for row, own in zip(spans, lets_go, strict=True)
+                    for span, ok in zip(row, own, strict=True)
+                    if ok
+                ]
                 regions = self._inside(max(start for start, _ in used), min(end for _, end in used))
                 if regions.any():
-                    shared[tuple(numbers), lets_go.tobytes(), regions.tobytes()] += self._sizes[storage]
+                    shared[tuple(numbers), lets_go.tobytes(), regions.tobytes()] += self._sizes[
+                        storage
+                    ]
         groups = tuple(
             SharedStorages(
                 numbers,
@@ -317,7 +386,8 @@ class _Memory:
         return np.asarray((self._starts >= start) & (self._ends <= end))
 
     def _absence(self, storage: int, number: int, option: Decision) -> tuple[int, int]:
-        """Return the positions between which a unit does not hold a storage that it did; an empty range if it always does.
+        """Return the positions between which a unit does not hold a storage that it did; an empty
+        range if it always does.
 
         A unit that never held it lets go of it everywhere.
         """
@@ -332,7 +402,11 @@ class _Memory:
             return max(outside, copied_at(self._pass, number)), fetched_at(self._pass, number)
         if option is Decision.SWAP:
             return (1, 0) if is_saved else never
-        if is_input or (is_saved and not born_here) or (option is Decision.RECOMPUTE_CHEAP and storage in unit.results):
+        if (
+            is_input
+            or (is_saved and not born_here)
+            or (option is Decision.RECOMPUTE_CHEAP and storage in unit.results)
+        ):
             return 1, 0
         return outside, unit.backward_start
 
@@ -351,11 +425,14 @@ class _Memory:
         return peak
 
     def _add_longer_holds(self, gone: Floats, unit: UnitPass, option: Decision) -> None:
-        """Subtract what is held for the second forward pass, and was not held before, from one option's row of a table."""
+        """Subtract what is held for the second forward pass, and was not held before, from one
+        option's row of a table."""
         step = self._step
         longer = dict.fromkeys((s for s in unit.inputs if s not in unit.saved), unit.backward_end)
         if option is Decision.RECOMPUTE_CHEAP:
-            longer |= dict.fromkeys((s for s in unit.results if s not in unit.saved), unit.backward_start)
+            longer |= dict.fromkeys(
+                (s for s in unit.results if s not in unit.saved), unit.backward_start
+            )
         if option is Decision.RECOMPUTE_AND_SWAP_INPUT:
             for storage in swapped_storages(step, unit, option):
                 longer.pop(storage, None)
@@ -367,6 +444,10 @@ class _Memory:
         for storage in unit.saved:
             if storage in step.freed and unit.start <= step.allocated[storage] < unit.end:
                 outside = step.outside_until(storage)
-                if outside > unit.backward_start:  # the program holds the first copy beside the second one
-                    overlap = (self._starts < unit.saved[storage]) & (self._ends > unit.backward_start)
+                if (
+                    outside > unit.backward_start
+                ):  # the program holds the first copy beside the second one
+                    overlap = (self._starts < unit.saved[storage]) & (
+                        self._ends > unit.backward_start
+                    )
                     gone[overlap] -= self._sizes[storage]

@@ -28,10 +28,17 @@ def _answer(document: dict[str, Any]) -> dict[str, Any]:
     options = request.trace.options
     missing_values = GuessedValues() if options.best_effort else RefusedValues()
     with without_dynamo():
-        built, inputs = build(document, code, missing_values=missing_values, with_loss=True, keep_values=True)
+        built, inputs = build(
+            document, code, missing_values=missing_values, with_loss=True, keep_values=True
+        )
         if built.loss is not None:
             options = replace(options, loss=built.loss)
-        answer = plan_request(built.model, inputs, replace(request, trace=replace(request.trace, options=options)), torch_notes)
+        answer = plan_request(
+            built.model,
+            inputs,
+            replace(request, trace=replace(request.trace, options=options)),
+            torch_notes,
+        )
     before = replace(answer.before, notes=(*missing_values.notes, *answer.before.notes))
     return plan_answer_to_dict(replace(answer, before=before))
 

@@ -1,7 +1,9 @@
-"""Finds a plan that fits a budget: a search on the chain, checked through the caching allocator, again and again.
+"""Finds a plan that fits a budget: a search on the chain, checked through the caching allocator,
+again and again.
 
-The chain adds up live storages; the allocator reserves more, by an amount that depends on the plan.  So the search starts with a
-limit on live bytes below the budget, and the limit moves by what the allocator's replay of each plan found.
+The chain adds up live storages; the allocator reserves more, by an amount that depends on the plan.
+So the search starts with a limit on live bytes below the budget, and the limit moves by what the
+allocator's replay of each plan found.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ SEARCHES: Final[Mapping[str, Search]] = {
     "vdnn_all": vdnn_all,
     "vdnn_convolutions": vdnn_convolutions,
 }
-"""Name of an optimizer → its search; ``greedy`` is the default, those outside of :data:`PLANNING` are for comparison."""
+"""Name of an optimizer → its search; ``greedy`` is the default, those outside of :data:`PLANNING`
+are for comparison."""
 FIXED: Final = frozenset({"every_block", "every_sqrt", "vdnn_all", "vdnn_convolutions"})
 """Optimizers that do not look at the budget: their one plan fits or not."""
 PLANNING: Final = frozenset({"greedy", "exact", "swarm"})
@@ -54,7 +57,8 @@ _ROUNDS: Final = 8
 _OTHERS: Final = 2
 """How many further plans of one search are checked."""
 _SEARCH_EVENTS: Final = 200_000
-"""Once so many events were replayed, further plans of a search are not checked, and the lowest limit is the last one tried."""
+"""Once so many events were replayed, further plans of a search are not checked, and the lowest
+limit is the last one tried."""
 _REPAIR_ROUNDS: Final = 3
 _REPAIR_EVENTS: Final = 30_000
 """Events that one round of repairs may replay, so that planning stays short for large models."""
@@ -64,7 +68,8 @@ _FEWEST_RELAXED: Final = 8
 _MANY_GAPS: Final = 0.15
 """Share of the reserved bytes from which on fragmentation is worth a note."""
 _CLOSE: Final = 0.01
-"""Share of the budget that a plan may leave unused before the search goes on with a higher limit."""
+"""Share of the budget that a plan may leave unused before the search goes on with a higher
+limit."""
 
 
 def choose_plan(
@@ -84,16 +89,20 @@ def choose_plan(
         budget_bytes: memory of the process, CUDA context included.
         optimizer: a name of :data:`SEARCHES`.
         chain: the chain of ``step`` on ``machine``, if it is at hand.
-        time_limit_seconds: for ``exact``, time for its searches; the best plan so far counts when it is over.
+        time_limit_seconds: for ``exact``, time for its searches; the best plan so far counts when
+            it is over.
 
     Raises:
         InvalidRequestError: there is no such optimizer, or the budget is not positive.
         MissingExtraError: ``exact`` needs scipy.
-        BudgetError: the search found no plan that fits; says how small a plan can be, and where its peak lies.
+        BudgetError: the search found no plan that fits; says how small a plan can be, and where its
+            peak lies.
     """
     started = time.perf_counter()
     if optimizer not in SEARCHES:
-        raise InvalidRequestError(f"must be one of {', '.join(SEARCHES)}, not {optimizer!r}", "optimizer")
+        raise InvalidRequestError(
+            f"must be one of {', '.join(SEARCHES)}, not {optimizer!r}", "optimizer"
+        )
     if budget_bytes <= 0:
         raise InvalidRequestError(f"must be above 0 bytes, not {budget_bytes:,}", "budget")
     chain = chain or chain_of(step, machine)
@@ -127,7 +136,11 @@ def choose_plan(
         host_bytes=best.host_bytes,
         planning_seconds=time.perf_counter() - started,
         units=step.units,
-        notes=(*step.notes, *_fragmentation(step, best), f"times are modelled, not measured: {machine.source}"),
+        notes=(
+            *step.notes,
+            *_fragmentation(step, best),
+            f"times are modelled, not measured: {machine.source}",
+        ),
     )
 
 
@@ -152,7 +165,10 @@ class _Tries:
 
     def would_be_best(self, choices: NDArray[np.int64]) -> bool:
         """Whether a plan is faster than the best one so far."""
-        return self.best is None or float(self._chain.step_seconds(choices[None])[0]) < self.best.step_seconds
+        return (
+            self.best is None
+            or float(self._chain.step_seconds(choices[None])[0]) < self.best.step_seconds
+        )
 
     @property
     def events(self) -> int:
@@ -166,13 +182,18 @@ class _Tries:
 
     def fits(self, result: Simulation) -> bool:
         """Whether a plan stays within the budget and the host memory."""
-        return result.process_bytes <= self._budget_bytes and result.host_bytes <= self._machine.host_memory_bytes
+        return (
+            result.process_bytes <= self._budget_bytes
+            and result.host_bytes <= self._machine.host_memory_bytes
+        )
 
     def simulate(self, choices: NDArray[np.int64]) -> Simulation:
         """Check a plan, and remember it if it is the best so far."""
         key = choices.tobytes()
         if key not in self._seen:
-            self._seen[key] = simulate(self._step, self._machine, decisions_of(self._step, choices), chain=self._chain)
+            self._seen[key] = simulate(
+                self._step, self._machine, decisions_of(self._step, choices), chain=self._chain
+            )
         result = self._seen[key]
         excess = result.process_bytes - self._budget_bytes
         if 0 < excess < self._least_excess:
@@ -185,13 +206,17 @@ class _Tries:
         return result
 
     def simulate_extremes(self) -> None:
-        """Check the plans that decide the same for every unit: they show how small a plan can be."""
+        """Check the plans that decide the same for every unit: they show how small a plan can
+        be."""
         for option in range(1, len(OPTIONS)):
             self.simulate(np.where(self._chain.allowed[:, option], option, KEEP))
 
 
-def _search(tries: _Tries, chain: Chain, optimizer: str, keep: Simulation, time_limit_seconds: float) -> None:
-    """Search with moving limits on live bytes, between the highest that fitted and the lowest that did not."""
+def _search(
+    tries: _Tries, chain: Chain, optimizer: str, keep: Simulation, time_limit_seconds: float
+) -> None:
+    """Search with moving limits on live bytes, between the highest that fitted and the lowest that
+    did not."""
     keep_peak = float(chain.peak_bytes(chain.keep_all()[None])[0])
     uniform = [np.where(chain.allowed[:, option], option, KEEP) for option in range(len(OPTIONS))]
     least = float(chain.peak_bytes(np.array(uniform)).min())
@@ -234,7 +259,8 @@ def _search(tries: _Tries, chain: Chain, optimizer: str, keep: Simulation, time_
 
 
 def _search_from_extremes(tries: _Tries, chain: Chain, optimizer: str) -> Simulation | None:
-    """Search from the plans that decide the same for every unit, where no plan found so far fits."""
+    """Search from the plans that decide the same for every unit, where no plan found so far
+    fits."""
     nearest = tries.nearest_choices
     tries.simulate_extremes()
     extreme = tries.best_choices
@@ -250,7 +276,8 @@ def _search_from_extremes(tries: _Tries, chain: Chain, optimizer: str) -> Simula
 def _repair(tries: _Tries, chain: Chain) -> None:
     """Change single decisions of the plans that fit best, and check each through the allocator.
 
-    Fragmentation depends on the plan, so a neighbour of a plan that just does not fit may fit, and one that keeps more, too.
+    Fragmentation depends on the plan, so a neighbour of a plan that just does not fit may fit, and
+    one that keeps more, too.
     """
     count = max(_REPAIR_EVENTS // tries.events, 1)
     for _ in range(_REPAIR_ROUNDS):
@@ -264,10 +291,14 @@ def _repair(tries: _Tries, chain: Chain) -> None:
             rows[np.arange(len(rows)), units] = options
             seconds = chain.step_seconds(rows)
             limit = np.inf if tries.best is None else tries.best.step_seconds
-            rows = rows[np.argsort(seconds, kind="stable")][: int((seconds < limit * (1 - 1e-9)).sum())]
+            rows = rows[np.argsort(seconds, kind="stable")][
+                : int((seconds < limit * (1 - 1e-9)).sum())
+            ]
             peaks = chain.peak_bytes(rows)
             promising = rows[peaks <= max(tries.limit_bytes, 0)]
-            for row in promising[np.linspace(0, len(promising) - 1, min(count, len(promising))).astype(int)]:
+            for row in promising[
+                np.linspace(0, len(promising) - 1, min(count, len(promising))).astype(int)
+            ]:
                 tries.simulate(row)
         if tries.best is before:
             break
@@ -284,9 +315,11 @@ def _fragmentation(step: StepCosts, best: Simulation) -> tuple[str, ...]:
 
 
 def _relax(tries: _Tries, choices: NDArray[np.int64], faster: NDArray[np.int64]) -> None:
-    """Give units of a plan that fits the decisions of a faster one that does not, as many together as still fit.
+    """Give units of a plan that fits the decisions of a faster one that does not, as many together
+    as still fit.
 
-    Where fragmentation decides, the chain's searches may all exceed the budget, and the only plan that fits does far too much.
+    Where fragmentation decides, the chain's searches may all exceed the budget, and the only plan
+    that fits does far too much.
     """
     left = max(_RELAX_EVENTS // tries.events, _FEWEST_RELAXED)
     parts = [np.flatnonzero(faster != choices)]

@@ -1,7 +1,9 @@
-"""What a traced training step costs: its units, who holds which storage until when, and the work of its operators.
+"""What a traced training step costs: its units, who holds which storage until when, and the work of
+its operators.
 
-A storage that is saved for the backward pass stays until everything has let go of it: the program, which refers to it by its
-variables, and every unit, and every operator outside of units, that saved it.  Positions are numbers of events of the timeline.
+A storage that is saved for the backward pass stays until everything has let go of it: the program,
+which refers to it by its variables, and every unit, and every operator outside of units, that saved
+it.  Positions are numbers of events of the timeline.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ class Work:
     """Operators, one entry for each, in order.
 
     Attributes:
-        flops: floating-point operations of matrix products, convolutions and attention, shape ``[operators]``.
+        flops: floating-point operations of matrix products, convolutions and attention, shape
+            ``[operators]``.
         moved_bytes: bytes read and written, shape ``[operators]``.
         element_types: index into :data:`ELEMENT_TYPES`, shape ``[operators]``.
     """
@@ -35,7 +38,9 @@ class Work:
 
     def of(self, operators: NDArray[np.int64]) -> Work:
         """Return some of the operators."""
-        return Work(self.flops[operators], self.moved_bytes[operators], self.element_types[operators])
+        return Work(
+            self.flops[operators], self.moved_bytes[operators], self.element_types[operators]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +52,18 @@ class UnitPass:
         stop: position at which a second forward pass could stop, because everything was saved.
         backward_start: position at which its backward pass first needs something that was saved.
         backward_end: position at which its backward pass has let go of everything.
-        saved: storage that it saved → position at which its backward pass lets go of it; without parameters, buffers and what was
-            there before the step.
-        used_until: saved storage → position at which its backward pass does not need it any more, where it ever did: a copy that
-            only the backward pass knows ends there.
+        saved: storage that it saved → position at which its backward pass lets go of it; without
+            parameters, buffers and what was there before the step.
+        used_until: saved storage → position at which its backward pass does not need it any more,
+            where it ever did: a copy that only the backward pass knows ends there.
         inputs: storages of its arguments, without the same.
         weights: those of ``saved`` that are weights cast by autocast.
-        heavy: storages that its matrix products, convolutions and attention made, with their scratch memory.
+        heavy: storages that its matrix products, convolutions and attention made, with their
+            scratch memory.
         results: those of ``heavy`` that are no scratch memory.
         forward, backward: indices of the operators of its forward and of its backward pass.
-        rerun, cheap: indices of those of its forward pass that run again when it is recomputed; without matrix products,
-            convolutions and attention.
+        rerun, cheap: indices of those of its forward pass that run again when it is recomputed;
+            without matrix products, convolutions and attention.
     """
 
     start: int
@@ -85,9 +91,11 @@ class Pass:
         units: passes of the units, in the order of the forward pass.
         start, forward_end, end: positions of the forward pass, the backward pass and its end.
         before: operators before the first unit.
-        between: for each unit, the operators between its forward pass and that of the next unit, or the backward pass.
+        between: for each unit, the operators between its forward pass and that of the next unit, or
+            the backward pass.
         turn: operators of the backward pass before the first backward pass of a unit.
-        after: for each unit, the operators after its backward pass until that of the next one, or the end of the pass.
+        after: for each unit, the operators after its backward pass until that of the next one, or
+            the end of the pass.
     """
 
     units: tuple[UnitPass, ...]
@@ -119,8 +127,8 @@ class StepCosts:
         allocated, freed: storage → index of the event that allocates and that frees it.
         work: all recorded operators.
         optimizer: indices of the operators of the optimizer's step.
-        evictable: whether each unit may do anything but keep: the last one may not if it is the head of the model, or if hardly
-            anything runs between its passes.
+        evictable: whether each unit may do anything but keep: the last one may not if it is the
+            head of the model, or if hardly anything runs between its passes.
         device: the GPU.
         settings: settings of the caching allocator.
         microbatches: number of passes in a step.

@@ -1,15 +1,20 @@
-"""What a plan decides for each module, and a plan with its predicted figures; a plan is also a JSON object.
+"""What a plan decides for each module, and a plan with its predicted figures; a plan is also a JSON
+object.
 
-A unit is a module that runs once in a forward pass, such as a block of a transformer.  The rules below say what the simulator
-assumes of the executor, so that a plan takes on a GPU what was predicted:
+A unit is a module that runs once in a forward pass, such as a block of a transformer.  The rules
+below say what the simulator assumes of the executor, so that a plan takes on a GPU what was
+predicted:
 
-* Recomputing runs the unit inside ``torch.utils.checkpoint`` (non-reentrant, early stop): its inputs stay, what it saved for the
-  backward pass is freed when its forward pass ends.  Its forward pass runs again when its backward pass starts.
-* Swapping copies each storage that the unit saved to pinned host memory once, however many tensors share it; parameters,
-  buffers and weights cast by autocast stay.  The copies start when the unit's forward pass ends.  The GPU memory is released
-  when the forward pass of the unit :data:`COPIES_BEHIND` units later ends, at the latest when the backward pass starts; the
+* Recomputing runs the unit inside ``torch.utils.checkpoint`` (non-reentrant, early stop): its
+  inputs stay, what it saved for the backward pass is freed when its forward pass ends.  Its forward
+  pass runs again when its backward pass starts.
+* Swapping copies each storage that the unit saved to pinned host memory once, however many tensors
+  share it; parameters, buffers and weights cast by autocast stay.  The copies start when the unit's
+  forward pass ends.  The GPU memory is released when the forward pass of the unit
+  :data:`COPIES_BEHIND` units later ends, at the latest when the backward pass starts; the
   computation waits there for the copies.  Storages of less than :data:`MIN_SWAPPED_BYTES` stay.
-* A swapped unit is fetched when the backward pass of the unit :data:`FETCHED_AHEAD` units before it (in backward order) starts.
+* A swapped unit is fetched when the backward pass of the unit :data:`FETCHED_AHEAD` units before it
+  (in backward order) starts.
 * Copies to the host have one queue, copies from the host another one; each is worked off in order.
 """
 
@@ -33,20 +38,38 @@ MIN_SWAPPED_BYTES: Final = 2**16
 """Smallest storage that is swapped: a copy of less takes longer to start than to run."""
 EXPENSIVE_OPERATORS: Final = frozenset(
     {
-        *("mm", "addmm", "_addmm_activation", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "convolution"),
-        *("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu", "_flash_attention_forward"),
+        *(
+            "mm",
+            "addmm",
+            "_addmm_activation",
+            "bmm",
+            "baddbmm",
+            "_scaled_mm",
+            "_grouped_mm",
+            "convolution",
+        ),
+        *(
+            "_scaled_dot_product_flash_attention",
+            "_scaled_dot_product_flash_attention_for_cpu",
+            "_flash_attention_forward",
+        ),
         *("_scaled_dot_product_efficient_attention", "_efficient_attention_forward"),
-        *("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_fused_attention_overrideable"),
+        *(
+            "_scaled_dot_product_cudnn_attention",
+            "_scaled_dot_product_fused_attention_overrideable",
+        ),
     }
 )
-"""Operators of ``torch.ops.aten`` whose results :attr:`Decision.RECOMPUTE_CHEAP` keeps.  Attention with dropout is recomputed all
+"""Operators of ``torch.ops.aten`` whose results :attr:`Decision.RECOMPUTE_CHEAP` keeps.  Attention
+with dropout is recomputed all
 the same: the random numbers of the rest depend on it."""
 PLAN_FORMAT: Final = "gpumemnet-plan"
 PLAN_VERSION: Final = 1
 
 
 def pinned_bytes(size_bytes: int) -> int:
-    """Return the host memory that PyTorch takes for a pinned tensor: it rounds up to a power of two.
+    """Return the host memory that PyTorch takes for a pinned tensor: it rounds up to a power of
+    two.
 
     From ``aten/src/ATen/core/CachingHostAllocator.h``.
     """
@@ -64,12 +87,17 @@ class Decision(StrEnum):
     RECOMPUTE_AND_SWAP_INPUT = "recompute_and_swap_input"
     """They are recomputed, and the unit's inputs wait in host memory."""
     RECOMPUTE_CHEAP = "recompute_cheap"
-    """Results of matrix products, convolutions and attention are kept, everything else is recomputed."""
+    """Results of matrix products, convolutions and attention are kept, everything else is
+    recomputed."""
 
     @property
     def recomputes(self) -> bool:
         """Whether the unit's forward pass, or a part of it, runs twice."""
-        return self in (Decision.RECOMPUTE, Decision.RECOMPUTE_AND_SWAP_INPUT, Decision.RECOMPUTE_CHEAP)
+        return self in (
+            Decision.RECOMPUTE,
+            Decision.RECOMPUTE_AND_SWAP_INPUT,
+            Decision.RECOMPUTE_CHEAP,
+        )
 
     @property
     def swaps(self) -> bool:
@@ -79,23 +107,25 @@ class Decision(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A plan for one model, with its predicted figures.  All times are modelled from the rates of the machine, not measured.
+    """A plan for one model, with its predicted figures.  All times are modelled from the rates of
+    the machine, not measured.
 
     Attributes:
-        decisions: decision for each unit that does not keep what it saves, by its name in ``named_modules()``, in the order of
-            the forward pass.
+        decisions: decision for each unit that does not keep what it saves, by its name in
+            ``named_modules()``, in the order of the forward pass.
         optimizer: name of the search that found it.
         gpu: name of the GPU.
         budget_bytes: memory of the process that it had to fit into.
         process_bytes: predicted peak memory of the process, CUDA context included.
         peak_reserved_bytes, peak_allocated_bytes: maxima of the caching allocator.
-        peak_phase: phase of the training step with the largest allocation: ``forward``, ``backward`` or ``optimizer``.
+        peak_phase: phase of the training step with the largest allocation: ``forward``,
+            ``backward`` or ``optimizer``.
         peak_module: module of that allocation; empty outside of the model.
         keep_process_bytes: predicted peak memory of the process if everything is kept.
         step_seconds: modelled seconds of a training step.
         keep_step_seconds: the same if everything is kept.
-        bound_step_seconds: a proven lower bound on the step's seconds within the budget, before the allocator's fragmentation;
-            ``None`` if the search proves none.
+        bound_step_seconds: a proven lower bound on the step's seconds within the budget, before the
+            allocator's fragmentation; ``None`` if the search proves none.
         host_bytes: pinned host memory for swapped tensors.
         planning_seconds: seconds that the search took, without the trace.
         units: names of all units in the order of the forward pass.
@@ -122,12 +152,14 @@ class Plan:
 
     @property
     def slowdown(self) -> float:
-        """Modelled extra time of a step as a share of the step that keeps everything: 0.1 is 10 %."""
+        """Modelled extra time of a step as a share of the step that keeps everything: 0.1 is 10
+        %."""
         return self.step_seconds / self.keep_step_seconds - 1
 
     @property
     def gap(self) -> float | None:
-        """How far the slow-down may be from the smallest one, as a share of the step that keeps everything."""
+        """How far the slow-down may be from the smallest one, as a share of the step that keeps
+        everything."""
         if self.bound_step_seconds is None:
             return None
         return max(self.step_seconds - self.bound_step_seconds, 0.0) / self.keep_step_seconds
@@ -156,19 +188,30 @@ def plan_from_dict(document: object) -> Plan:
         raise InvalidRequestError(f"is no plan: its 'format' must be '{PLAN_FORMAT}'", "plan")
     if document.get("version") != PLAN_VERSION:
         raise InvalidRequestError(
-            f"has version {describe(document.get('version'))}, and this gpumemnet reads {PLAN_VERSION}", "plan"
+            f"has version {describe(document.get('version'))}, and this gpumemnet reads {PLAN_VERSION}",
+            "plan",
         )
     values = {name: value for name, value in document.items() if name not in ("format", "version")}
     known = {each.name: str(each.type) for each in fields(Plan)}
     for name in values:
         if name not in known:
-            raise InvalidRequestError(f"is not a field of a plan; {did_you_mean(name, known, 'leave it out')}", f"plan.{name}")
+            raise InvalidRequestError(
+                f"is not a field of a plan; {did_you_mean(name, known, 'leave it out')}",
+                f"plan.{name}",
+            )
     for name, kind in known.items():
         if name not in values:
             raise InvalidRequestError("is missing", f"plan.{name}")
         if name not in _READERS and type(values[name]) not in _TYPES[kind]:
-            raise InvalidRequestError(f"must be {kind}, not {describe(values[name])}", f"plan.{name}")
-    return Plan(**{name: _READERS[name](value, name) if name in _READERS else value for name, value in values.items()})
+            raise InvalidRequestError(
+                f"must be {kind}, not {describe(values[name])}", f"plan.{name}"
+            )
+    return Plan(
+        **{
+            name: _READERS[name](value, name) if name in _READERS else value
+            for name, value in values.items()
+        }
+    )
 
 
 def load_plan(path: Path | str) -> Plan:
@@ -193,11 +236,16 @@ def decisions_from_dict(document: object, field: str = "decisions") -> dict[str,
         InvalidRequestError: names the entry that is wrong.
     """
     if not isinstance(document, Mapping):
-        raise InvalidRequestError(f"must be an object of decisions by module, not {describe(document)}", field)
+        raise InvalidRequestError(
+            f"must be an object of decisions by module, not {describe(document)}", field
+        )
     known = [str(decision) for decision in Decision]
     for name, value in document.items():
         if value not in known:
-            raise InvalidRequestError(f"must be one of {', '.join(known)}, not {describe(value)}", f"{field}[{describe(name)}]")
+            raise InvalidRequestError(
+                f"must be one of {', '.join(known)}, not {describe(value)}",
+                f"{field}[{describe(name)}]",
+            )
     return {str(name): Decision(value) for name, value in document.items()}
 
 
@@ -212,4 +260,9 @@ _READERS: Final[dict[str, Any]] = {
     "units": _names,
     "notes": _names,
 }
-_TYPES: Final = {"str": (str,), "int": (int,), "float": (float, int), "float | None": (float, int, type(None))}
+_TYPES: Final = {
+    "str": (str,),
+    "int": (int,),
+    "float": (float, int),
+    "float | None": (float, int, type(None)),
+}

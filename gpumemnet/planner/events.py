@@ -1,8 +1,9 @@
 """The allocations of a planned step, made from those of the recorded step.
 
-What a unit saved is freed when nothing else holds it any more.  A second forward pass repeats the events of the first one; it
-stops when everything is saved again, as ``torch.utils.checkpoint`` does.  A swapped storage is freed when its copy has ended, and
-its successor is allocated when it is fetched.
+What a unit saved is freed when nothing else holds it any more.  A second forward pass repeats the
+events of the first one; it stops when everything is saved again, as ``torch.utils.checkpoint``
+does.  A swapped storage is freed when its copy has ended, and its successor is allocated when it is
+fetched.
 """
 
 from __future__ import annotations
@@ -53,7 +54,11 @@ def fetched_at(each: Pass, unit: int) -> int:
 def copied_at(each: Pass, unit: int) -> int:
     """Return the position at which the GPU memory of a unit's swapped storages is released."""
     behind = unit + COPIES_BEHIND
-    return each.units[behind].end if behind < len(each.units) else each.units[each.backward_order[0]].backward_start
+    return (
+        each.units[behind].end
+        if behind < len(each.units)
+        else each.units[each.backward_order[0]].backward_start
+    )
 
 
 class _Edit:
@@ -124,9 +129,12 @@ class _PassEdit:
                 touched |= unit.saved.keys() | set(unit.inputs)
             if decision is Decision.RECOMPUTE_CHEAP:
                 touched |= unit.results
-        until = {storage: step.outside_until(storage) for storage in touched if storage in step.freed}
+        until = {
+            storage: step.outside_until(storage) for storage in touched if storage in step.freed
+        }
         last = dict(until)
-        """Where the recorded holders of a storage have all let go: an event or a few before it was freed."""
+        """Where the recorded holders of a storage have all let go: an event or a few before it was
+        freed."""
         for unit in units:
             for storage in unit.saved.keys() & until.keys():
                 last[storage] = max(last[storage], unit.saved[storage])
@@ -141,7 +149,11 @@ class _PassEdit:
                 if storage not in fetched:  # of several units, the first one copies it
                     until[storage] = max(until[storage], copied_at(self._pass, number))
                 start = fetched_at(self._pass, number)
-                end = unit.used_until.get(storage, unit.backward_end) if decision is Decision.SWAP else unit.backward_end
+                end = (
+                    unit.used_until.get(storage, unit.backward_end)
+                    if decision is Decision.SWAP
+                    else unit.backward_end
+                )
                 before = fetched.get(storage, (start, end))
                 fetched[storage] = (min(before[0], start), max(before[1], end))
             if decision.recomputes:
@@ -159,13 +171,18 @@ class _PassEdit:
             self._edit.put_in(end, [~copy], 3)
 
     def _held(self, unit: UnitPass, decision: Decision) -> dict[int, int]:
-        """Return the storages that a unit holds on the GPU from its forward pass on, and the positions where it lets go."""
+        """Return the storages that a unit holds on the GPU from its forward pass on, and the
+        positions where it lets go."""
         if decision is Decision.KEEP:
             return dict(unit.saved)
         if decision is Decision.SWAP:
             swapped = set(swapped_storages(self._step, unit, decision))
             return {storage: end for storage, end in unit.saved.items() if storage not in swapped}
-        held = {storage: end for storage, end in unit.saved.items() if not unit.start <= self._step.allocated[storage] < unit.end}
+        held = {
+            storage: end
+            for storage, end in unit.saved.items()
+            if not unit.start <= self._step.allocated[storage] < unit.end
+        }
         held |= dict.fromkeys(unit.inputs, unit.backward_end)
         for storage in swapped_storages(self._step, unit, decision):
             del held[storage]

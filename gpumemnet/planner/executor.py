@@ -1,8 +1,10 @@
-"""Applies a plan to a model in eager PyTorch, without a change of its code, its module names or its ``state_dict``.
+"""Applies a plan to a model in eager PyTorch, without a change of its code, its module names or its
+``state_dict``.
 
-The forward pass of each unit is replaced on the instance: ``module.forward`` becomes a :class:`UnitForward`, which can be copied
-and pickled with the model.  Recomputation is in :mod:`gpumemnet.planner.recomputing`, swapping in
-:mod:`gpumemnet.planner.swapping`, and what is refused in :mod:`gpumemnet.planner.refusals`.
+The forward pass of each unit is replaced on the instance: ``module.forward`` becomes a
+:class:`UnitForward`, which can be copied and pickled with the model.  Recomputation is in
+:mod:`gpumemnet.planner.recomputing`, swapping in :mod:`gpumemnet.planner.swapping`, and what is
+refused in :mod:`gpumemnet.planner.refusals`.
 """
 
 from __future__ import annotations
@@ -25,9 +27,11 @@ _FORWARD: Final = "forward"
 
 
 def applied(model: nn.Module, plan: Plan | Mapping[str, str] | Path | str) -> AppliedPlan:
-    """Let ``model`` keep, recompute and swap as ``plan`` says; losses and gradients stay the same to the last bit.
+    """Let ``model`` keep, recompute and swap as ``plan`` says; losses and gradients stay the same
+    to the last bit.
 
-    The plan is in force from this call on, until the context is left or :meth:`AppliedPlan.undo` is called.
+    The plan is in force from this call on, until the context is left or :meth:`AppliedPlan.undo` is
+    called.
 
     Args:
         model: the model, on any device, before ``torch.compile``.
@@ -35,7 +39,8 @@ def applied(model: nn.Module, plan: Plan | Mapping[str, str] | Path | str) -> Ap
 
     Raises:
         InvalidRequestError: the file holds no plan.
-        PlanError: the plan does not belong to the model, or the model would compute something else under it.
+        PlanError: the plan does not belong to the model, or the model would compute something else
+            under it.
 
     Example:
         >>> import torch
@@ -56,9 +61,13 @@ class AppliedPlan:
         self._forwards: list[UnitForward] = []
         units = check_plan(model, decisions)
         if any(decision.swaps for decision in decisions.values()):
-            # Memory is released and fetched when other units run, those that keep everything among them.
+            # Memory is released and fetched when other units run, those that keep everything among
+            # them.
             others = {} if not isinstance(plan, Plan) else dict.fromkeys(plan.units, Decision.KEEP)
-            units |= check_plan(model, {name: decision for name, decision in others.items() if name not in decisions})
+            units |= check_plan(
+                model,
+                {name: decision for name, decision in others.items() if name not in decisions},
+            )
         for module, name in units.items():
             if isinstance(vars(module).get(_FORWARD), UnitForward):
                 raise PlanError(f"a plan is applied to '{name}' already: undo that one first")
@@ -80,7 +89,12 @@ class AppliedPlan:
     def __enter__(self) -> AppliedPlan:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.undo()
 
 
@@ -104,7 +118,8 @@ class UnitForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward pass as the plan says."""
-        # Without a bound method among the attributes: it would be pickled by its name, which now leads here.
+        # Without a bound method among the attributes: it would be pickled by its name, which now
+        # leads here.
         own = self._replaced or MethodType(type(self._module).forward, self._module)
         if not (self._is_in_force and torch.is_grad_enabled()):
             return own(*args, **kwargs)
@@ -115,7 +130,9 @@ class UnitForward:
 
     def remove(self) -> None:
         """Give the module back its own forward pass."""
-        self._is_in_force = False  # something may have been put around this object, and call it still
+        self._is_in_force = (
+            False  # something may have been put around this object, and call it still
+        )
         if vars(self._module).get(_FORWARD) is self:
             if self._replaced is None:
                 del self._module.forward
@@ -126,7 +143,9 @@ class UnitForward:
         if not self._decision.recomputes:
             return own(*args, **kwargs)
         state = StateCheck(self._module, self._name, (args, kwargs))
-        output = recompute(self._module, own, args, kwargs, cheap=self._decision == Decision.RECOMPUTE_CHEAP)
+        output = recompute(
+            self._module, own, args, kwargs, cheap=self._decision == Decision.RECOMPUTE_CHEAP
+        )
         state.check()
         return output
 

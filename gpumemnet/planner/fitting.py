@@ -1,4 +1,5 @@
-"""Makes a job fit: the trace as it stands, the plan, the trace with the plan applied, and what else would help."""
+"""Makes a job fit: the trace as it stands, the plan, the trace with the plan applied, and what else
+would help."""
 
 from __future__ import annotations
 
@@ -38,14 +39,17 @@ _BUDGETS: Final = 7
 """Number of budgets of that picture."""
 
 
-def plan_request(model: nn.Module, inputs: ModelInputs, request: PlanRequest, torch_notes: tuple[str, ...] = ()) -> PlanAnswer:
+def plan_request(
+    model: nn.Module, inputs: ModelInputs, request: PlanRequest, torch_notes: tuple[str, ...] = ()
+) -> PlanAnswer:
     """Return how ``model`` fits the memory that is available; the model is left as it was.
 
     Args:
         model: the model, on any device.
         inputs: what it is called with.
         request: how it is trained, on which GPU, and how to plan.
-        torch_notes: notes on the installed PyTorch, from :func:`~gpumemnet.tracing.api.checked_torch`.
+        torch_notes: notes on the installed PyTorch, from
+            :func:`~gpumemnet.tracing.api.checked_torch`.
 
     Raises:
         ExtractError, InvalidRequestError, PlanError: as :func:`gpumemnet.plan`.
@@ -69,11 +73,16 @@ def plan_request(model: nn.Module, inputs: ModelInputs, request: PlanRequest, to
     if request.with_alternatives:
         found = alternatives(model, inputs, request.trace)
         slowdowns = {"checkpointing": checkpointing}
-        answer = replace(answer, alternatives=tuple(replace(each, slowdown=slowdowns.get(each.name)) for each in found))
+        answer = replace(
+            answer,
+            alternatives=tuple(replace(each, slowdown=slowdowns.get(each.name)) for each in found),
+        )
     return answer
 
 
-def expected_budget(available_bytes: int, expected_bytes: int, safe_bytes: int, reserved_bytes: int) -> int:
+def expected_budget(
+    available_bytes: int, expected_bytes: int, safe_bytes: int, reserved_bytes: int
+) -> int:
     """Return the expected bytes at which the safe bytes of a job take all that is available.
 
     The bound above the expected bytes is a share of the reserved bytes and a fixed amount.
@@ -82,7 +91,10 @@ def expected_budget(available_bytes: int, expected_bytes: int, safe_bytes: int, 
         available_bytes: memory that the process may use.
         expected_bytes, safe_bytes, reserved_bytes: of the job without a plan.
     """
-    fixed, context_bytes = safe_bytes - expected_bytes - MARGIN * reserved_bytes, expected_bytes - reserved_bytes
+    fixed, context_bytes = (
+        safe_bytes - expected_bytes - MARGIN * reserved_bytes,
+        expected_bytes - reserved_bytes,
+    )
     return int((available_bytes - fixed + MARGIN * context_bytes) / (1 + MARGIN))
 
 
@@ -97,23 +109,33 @@ def _fitting_plan(
 ) -> tuple[Plan, TraceAnswer]:
     """Return a plan and the job traced with it, whose safe bytes fit.
 
-    A plan is made for expected bytes.  Where the safe bytes of the traced plan do not fit, the next one is made for less.
+    A plan is made for expected bytes.  Where the safe bytes of the traced plan do not fit, the next
+    one is made for less.
 
     Raises:
         PlanError: no plan fits.
     """
-    budget = expected_budget(before.available_bytes, before.expected_bytes, before.safe_bytes, before.reserved_bytes)
+    budget = expected_budget(
+        before.available_bytes, before.expected_bytes, before.safe_bytes, before.reserved_bytes
+    )
     available = format_bytes(before.available_bytes)
     target, too_small = budget, None
     for _ in range(_ATTEMPTS):
         _LOG.info("planning for %d MiB with %s", target // MIB, request.planner)
         try:
-            plan = choose_plan(step, machine, max(target, 1), optimizer=request.planner, chain=chain)
+            plan = choose_plan(
+                step, machine, max(target, 1), optimizer=request.planner, chain=chain
+            )
         except BudgetError as error:
             if too_small or error.smallest_bytes > before.available_bytes:
                 reason = too_small or error
-                raise PlanError(f"for safe bytes of {available}, {format_bytes(budget)} may be expected; {reason}") from None
-            target, too_small = error.smallest_bytes, error  # the bound is smaller where the allocator must give segments back
+                raise PlanError(
+                    f"for safe bytes of {available}, {format_bytes(budget)} may be expected; {reason}"
+                ) from None
+            target, too_small = (
+                error.smallest_bytes,
+                error,
+            )  # the bound is smaller where the allocator must give segments back
             continue
         _LOG.info("tracing the plan")
         with applied(model, plan):
@@ -124,10 +146,17 @@ def _fitting_plan(
     raise PlanError(f"no plan of '{request.planner}' was found whose safe bytes fit {available}")
 
 
-def _slowdown_of_checkpointing(model: nn.Module, step: StepCosts, machine: Machine, chain: Chain) -> float | None:
-    """Return the modelled slow-down if every block is recomputed; ``None`` if the blocks are no units of the step."""
+def _slowdown_of_checkpointing(
+    model: nn.Module, step: StepCosts, machine: Machine, chain: Chain
+) -> float | None:
+    """Return the modelled slow-down if every block is recomputed; ``None`` if the blocks are no
+    units of the step."""
     stack = blocks(model)
-    decisions = {name: Decision.RECOMPUTE for name, module in model.named_modules() if any(module is block for block in stack)}
+    decisions = {
+        name: Decision.RECOMPUTE
+        for name, module in model.named_modules()
+        if any(module is block for block in stack)
+    }
     if not stack or not decisions.keys() <= set(step.units):
         return None
     choices = np.array([choices_of(step, decisions), chain.keep_all()])
@@ -136,19 +165,31 @@ def _slowdown_of_checkpointing(model: nn.Module, step: StepCosts, machine: Machi
 
 
 def _search_points(step: StepCosts, machine: Machine, chain: Chain) -> Iterator[SearchPoint]:
-    """Yield what every search finds within several budgets; a search that finds nothing within one has no point there."""
+    """Yield what every search finds within several budgets; a search that finds nothing within one
+    has no point there."""
     most = simulate(step, machine, {}, chain=chain).process_bytes
     for optimizer in PLANNERS:
         seen: set[int] = set()
-        for budget_bytes in (most - 1,) if optimizer in FIXED else _budgets(step, machine, chain, most):
+        for budget_bytes in (
+            (most - 1,) if optimizer in FIXED else _budgets(step, machine, chain, most)
+        ):
             _LOG.info("planning for %d MiB with %s", budget_bytes // MIB, optimizer)
             try:
-                plan = choose_plan(step, machine, budget_bytes, optimizer, chain=chain, time_limit_seconds=_SEARCH_SECONDS)
+                plan = choose_plan(
+                    step,
+                    machine,
+                    budget_bytes,
+                    optimizer,
+                    chain=chain,
+                    time_limit_seconds=_SEARCH_SECONDS,
+                )
             except (PlanError, MissingExtraError):
                 break
             if plan.process_bytes not in seen:
                 seen.add(plan.process_bytes)
-                yield SearchPoint(optimizer=optimizer, process_bytes=plan.process_bytes, slowdown=plan.slowdown)
+                yield SearchPoint(
+                    optimizer=optimizer, process_bytes=plan.process_bytes, slowdown=plan.slowdown
+                )
 
 
 def _budgets(step: StepCosts, machine: Machine, chain: Chain, most: int) -> list[int]:

@@ -1,4 +1,5 @@
-"""The same plan by the settings that libraries have, where the plan is that regular; and a script that applies any plan.
+"""The same plan by the settings that libraries have, where the plan is that regular; and a script
+that applies any plan.
 
 This module loads no torch.
 """
@@ -24,7 +25,8 @@ class Knob:
     Attributes:
         library: where the setting is.
         code: Python that makes it for a ``model``; empty if it cannot have the plan's effect.
-        note: how its effect differs from the plan's, or why there is no code; one sentence, or empty.
+        note: how its effect differs from the plan's, or why there is no code; one sentence, or
+            empty.
     """
 
     library: str
@@ -33,14 +35,21 @@ class Knob:
 
 
 def knobs_of(plan: Plan) -> tuple[Knob, ...]:
-    """Return the settings of Hugging Face, of FSDP's wrappers and of ``torch.compile`` that have the effect of ``plan``."""
+    """Return the settings of Hugging Face, of FSDP's wrappers and of ``torch.compile`` that have
+    the effect of ``plan``."""
     return _hugging_face(plan), _wrappers(plan), _memory_budget(plan)
 
 
 def script_of(plan: Plan) -> str:
-    """Return Python that puts ``plan`` in force for a ``model``; comments name settings with the same effect."""
-    # A swapped unit's memory is released and fetched when its neighbours run, so the script names those, too.
-    units = plan.units if any(decision.swaps for decision in plan.decisions.values()) else tuple(plan.decisions)
+    """Return Python that puts ``plan`` in force for a ``model``; comments name settings with the
+    same effect."""
+    # A swapped unit's memory is released and fetched when its neighbours run, so the script names
+    # those, too.
+    units = (
+        plan.units
+        if any(decision.swaps for decision in plan.decisions.values())
+        else tuple(plan.decisions)
+    )
     rows = "".join(f'    "{unit}": "{plan.decision(unit)}",\n' for unit in units)
     return (
         f"# Predicted for {plan.gpu}: {format_bytes(plan.process_bytes)} instead of {format_bytes(plan.keep_process_bytes)}; "
@@ -64,10 +73,19 @@ def _hugging_face(plan: Plan) -> Knob:
     if decision is None:
         return Knob(library, "", reason)
     chosen = [number for number, unit in enumerate(stack) if unit in plan.decisions]
-    every = next((n for n in range(1, len(stack) + 1) if chosen == list(range(0, len(stack), n))), None)
+    every = next(
+        (n for n in range(1, len(stack) + 1) if chosen == list(range(0, len(stack), n))), None
+    )
     if every is None:
-        return Knob(library, "", f"It recomputes all blocks or every n-th from the first one on, not these {len(chosen)}.")
-    arguments = [*([f"every_n_layers={every}"] if every > 1 else []), *(["offload=True"] if decision.swaps else [])]
+        return Knob(
+            library,
+            "",
+            f"It recomputes all blocks or every n-th from the first one on, not these {len(chosen)}.",
+        )
+    arguments = [
+        *([f"every_n_layers={every}"] if every > 1 else []),
+        *(["offload=True"] if decision.swaps else []),
+    ]
     note = "Older versions call it gradient_checkpointing_enable, and many of them know no such arguments."
     return Knob(library, f"model.activation_checkpointing_enable({', '.join(arguments)})", note)
 
@@ -90,13 +108,29 @@ def _wrappers(plan: Plan) -> Knob:
         Decision.RECOMPUTE_AND_SWAP_INPUT: "offload_wrapper(checkpoint_wrapper(module))",
         Decision.SWAP: "offload_wrapper(module)",
     }
-    functions = sorted({name for each in by_decision for name in re.findall(r"\w+_wrapper", wrapped[each])})
-    lines = [f"from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import {', '.join(functions)}", ""]
+    functions = sorted(
+        {name for each in by_decision for name in re.findall(r"\w+_wrapper", wrapped[each])}
+    )
+    lines = [
+        f"from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import {', '.join(functions)}",
+        "",
+    ]
     for decision, units in by_decision.items():
         lines += ["for name in (", *(f'    "{unit}",' for unit in units), "):"]
-        lines += ["    module = model.get_submodule(name)", f"    model.set_submodule(name, {wrapped[decision]})"]
-    note = "Copies to the host wait for the GPU, and include weights." if any(each.swaps for each in by_decision) else ""
-    return Knob(library, "\n".join(lines) + "\n", f"Names of modules and of their weights change.  {note}".strip())
+        lines += [
+            "    module = model.get_submodule(name)",
+            f"    model.set_submodule(name, {wrapped[decision]})",
+        ]
+    note = (
+        "Copies to the host wait for the GPU, and include weights."
+        if any(each.swaps for each in by_decision)
+        else ""
+    )
+    return Knob(
+        library,
+        "\n".join(lines) + "\n",
+        f"Names of modules and of their weights change.  {note}".strip(),
+    )
 
 
 def _memory_budget(plan: Plan) -> Knob:
@@ -105,14 +139,21 @@ def _memory_budget(plan: Plan) -> Knob:
     if decision is None:
         return Knob(library, "", reason)
     if decision.swaps:
-        return Knob(library, "", "Its budget recomputes and does not swap, and the plan swaps inputs.")
+        return Knob(
+            library, "", "Its budget recomputes and does not swap, and the plan swaps inputs."
+        )
     share = 1 - len(plan.decisions) / len(stack)
     code = f"torch._functorch.config.activation_memory_budget = {share:.2f}\nmodel = torch.compile(model)\n"
-    return Knob(library, code, "It keeps that share of what compiled code saves, by a choice of its own; the peak is another.")
+    return Knob(
+        library,
+        code,
+        "It keeps that share of what compiled code saves, by a choice of its own; the peak is another.",
+    )
 
 
 def _one_decision(plan: Plan) -> tuple[tuple[str, ...], Decision | None, str]:
-    """Return the stack of blocks and the one decision that some of them take, or ``None`` and why there is none."""
+    """Return the stack of blocks and the one decision that some of them take, or ``None`` and why
+    there is none."""
     stacks: dict[str, list[str]] = defaultdict(list)
     for unit in plan.units:
         member = _MEMBER.fullmatch(unit)
@@ -120,11 +161,21 @@ def _one_decision(plan: Plan) -> tuple[tuple[str, ...], Decision | None, str]:
             stacks[member["stack"]].append(unit)
     largest: list[str] = max([*stacks.values(), []], key=len)
     stack = tuple(largest)
-    chosen = {unit: decision for unit, decision in plan.decisions.items() if decision is not Decision.KEEP}
+    chosen = {
+        unit: decision for unit, decision in plan.decisions.items() if decision is not Decision.KEEP
+    }
     others = [unit for unit in chosen if unit not in stack]
     if others:
-        return stack, None, f"It acts on one stack of blocks alone, and the plan has a decision for '{others[0]}' too."
+        return (
+            stack,
+            None,
+            f"It acts on one stack of blocks alone, and the plan has a decision for '{others[0]}' too.",
+        )
     kinds = sorted(set(chosen.values()))
     if len(kinds) != 1 or kinds[0] not in _RECOMPUTED:
-        return stack, None, f"It recomputes blocks in one way, and the plan has {', '.join(kinds) or 'nothing to recompute'}."
+        return (
+            stack,
+            None,
+            f"It recomputes blocks in one way, and the plan has {', '.join(kinds) or 'nothing to recompute'}.",
+        )
     return stack, kinds[0], ""

@@ -1,9 +1,11 @@
 """The rates of a GPU and its host, from which times are modelled.
 
-An operator takes the longer of two times: of its floating-point operations at the peak rate of their element type, and of the
-bytes that it moves at the bandwidth of the memory.  That is the roofline model (Williams et al., CACM 2009).  Peak rates come
-from the maker's data sheets.  Programs reach a part of them: one factor, :data:`EFFICIENCY`, applies to all rates, so which plan
-is best does not depend on it.  Nothing here is measured, unless the rates come from a file of the user.
+An operator takes the longer of two times: of its floating-point operations at the peak rate of
+their element type, and of the bytes that it moves at the bandwidth of the memory.  That is the
+roofline model (Williams et al., CACM 2009).  Peak rates come from the maker's data sheets.
+Programs reach a part of them: one factor, :data:`EFFICIENCY`, applies to all rates, so which plan
+    is best does not depend on it.  Nothing here is measured, unless the rates come from a file of
+    the user.
 """
 
 from __future__ import annotations
@@ -32,7 +34,11 @@ EFFICIENCY: Final = 0.7
 HOST_MEMORY_BYTES: Final = 64 * GIB
 """Pinned host memory that a plan may take, if nothing else is said."""
 MACHINE_FORMAT: Final = "gpumemnet-machine"
-_RATES: Final = ("memory_bytes_per_second", "to_host_bytes_per_second", "from_host_bytes_per_second")
+_RATES: Final = (
+    "memory_bytes_per_second",
+    "to_host_bytes_per_second",
+    "from_host_bytes_per_second",
+)
 
 
 @dataclass(frozen=True)
@@ -41,10 +47,11 @@ class Machine:
 
     Attributes:
         name: name of the GPU.
-        flops_per_second: peak rate of each element type of :data:`~gpumemnet.planner.costs.ELEMENT_TYPES`; one without a rate has
-            that of ``fp32``.
+        flops_per_second: peak rate of each element type of
+            :data:`~gpumemnet.planner.costs.ELEMENT_TYPES`; one without a rate has that of ``fp32``.
         memory_bytes_per_second: bandwidth of the GPU's memory.
-        to_host_bytes_per_second, from_host_bytes_per_second: bandwidth of copies to pinned host memory and back.
+        to_host_bytes_per_second, from_host_bytes_per_second: bandwidth of copies to pinned host
+        memory and back.
         host_memory_bytes: pinned host memory that a plan may take.
         efficiency: share of these rates that is reached; 1 for measured rates.
         source: where the rates come from.
@@ -85,7 +92,12 @@ def machine_of(gpu: DeviceProfile, host_memory_bytes: int = HOST_MEMORY_BYTES) -
     Raises:
         InvalidRequestError: the catalogue has no rates for it.
     """
-    fp32, fp16, memory, link = gpu.fp32_tflops, gpu.fp16_tflops, gpu.memory_gb_per_second, gpu.host_link_gb_per_second
+    fp32, fp16, memory, link = (
+        gpu.fp32_tflops,
+        gpu.fp16_tflops,
+        gpu.memory_gb_per_second,
+        gpu.host_link_gb_per_second,
+    )
     if fp32 is None or fp16 is None or memory is None or link is None:
         raise InvalidRequestError(
             f"the catalogue has no rates for {gpu.name}; with --machine name a similar GPU, or a file of rates "
@@ -120,9 +132,10 @@ def requested_machine(request: PlanRequest) -> Machine:
 def find_machine(name_or_path: str | Path, host_memory_bytes: int | None = None) -> Machine:
     """Return the machine of a GPU in the catalogue, or the one in a JSON file.
 
-    The file is an object.  Its ``format`` is ``gpumemnet-machine``, and it has ``name``, ``flops_per_second`` (rates by element
-    type, at least that of ``fp32``), ``memory_bytes_per_second``, ``to_host_bytes_per_second`` and
-    ``from_host_bytes_per_second``.  It may have ``host_memory_bytes``, ``efficiency`` and ``source``.
+    The file is an object.  Its ``format`` is ``gpumemnet-machine``, and it has ``name``,
+    ``flops_per_second`` (rates by element type, at least that of ``fp32``),
+    ``memory_bytes_per_second``, ``to_host_bytes_per_second`` and ``from_host_bytes_per_second``.
+    It may have ``host_memory_bytes``, ``efficiency`` and ``source``.
 
     Args:
         name_or_path: name or alias of a GPU, or the path of a file that ends in ``.json``.
@@ -141,7 +154,11 @@ def find_machine(name_or_path: str | Path, host_memory_bytes: int | None = None)
     except ValueError:
         raise InvalidRequestError(f"{path} is no JSON file", "machine") from None
     machine = _machine_from_dict(document)
-    return machine if host_memory_bytes is None else replace(machine, host_memory_bytes=host_memory_bytes)
+    return (
+        machine
+        if host_memory_bytes is None
+        else replace(machine, host_memory_bytes=host_memory_bytes)
+    )
 
 
 def machine_to_dict(machine: Machine) -> dict[str, Any]:
@@ -152,25 +169,40 @@ def machine_to_dict(machine: Machine) -> dict[str, Any]:
 
 def _machine_from_dict(document: object) -> Machine:
     if not isinstance(document, Mapping) or document.get("format") != MACHINE_FORMAT:
-        raise InvalidRequestError(f"is no machine: its 'format' must be '{MACHINE_FORMAT}'", "machine")
+        raise InvalidRequestError(
+            f"is no machine: its 'format' must be '{MACHINE_FORMAT}'", "machine"
+        )
     values = {name: value for name, value in document.items() if name != "format"}
     known = ("name", "flops_per_second", *_RATES, "host_memory_bytes", "efficiency", "source")
     for name in values:
         if name not in known:
-            raise InvalidRequestError(f"is not a field; known are {', '.join(known)}", f"machine.{name}")
+            raise InvalidRequestError(
+                f"is not a field; known are {', '.join(known)}", f"machine.{name}"
+            )
     for name in known[: 2 + len(_RATES)]:
         if name not in values:
             raise InvalidRequestError("is missing", f"machine.{name}")
     flops = values["flops_per_second"]
-    if not isinstance(flops, Mapping) or "fp32" not in flops or not set(flops) <= set(ELEMENT_TYPES):
+    if (
+        not isinstance(flops, Mapping)
+        or "fp32" not in flops
+        or not set(flops) <= set(ELEMENT_TYPES)
+    ):
         raise InvalidRequestError(
-            f"must hold the rate of fp32, and may hold those of {', '.join(ELEMENT_TYPES)}", "machine.flops_per_second"
+            f"must hold the rate of fp32, and may hold those of {', '.join(ELEMENT_TYPES)}",
+            "machine.flops_per_second",
         )
-    rates = {f"flops_per_second.{name}": rate for name, rate in flops.items()} | {name: values[name] for name in _RATES}
+    rates = {f"flops_per_second.{name}": rate for name, rate in flops.items()} | {
+        name: values[name] for name in _RATES
+    }
     rates |= {name: values[name] for name in ("host_memory_bytes", "efficiency") if name in values}
     for name, rate in rates.items():
         if type(rate) not in (int, float) or not 0 < rate < float("inf"):
-            raise InvalidRequestError(f"must be a number above 0, not {describe(rate)}", f"machine.{name}")
+            raise InvalidRequestError(
+                f"must be a number above 0, not {describe(rate)}", f"machine.{name}"
+            )
     if values.get("efficiency", 1) > 1:
-        raise InvalidRequestError(f"must be at most 1, not {describe(values['efficiency'])}", "machine.efficiency")
+        raise InvalidRequestError(
+            f"must be at most 1, not {describe(values['efficiency'])}", "machine.efficiency"
+        )
     return Machine(**{"efficiency": 1.0, "source": "rates given by the user", **values})

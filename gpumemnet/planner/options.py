@@ -1,4 +1,5 @@
-"""What a plan is asked with besides the model.  This module loads no torch, so the parent of a child process uses it too."""
+"""What a plan is asked with besides the model.  This module loads no torch, so the parent of a
+child process uses it too."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ PLANNERS: Final = (
     *("greedy", "exact", "swarm", "capuchin", "autoswap"),
     *("every_block", "every_sqrt", "vdnn_all", "vdnn_convolutions"),
 )
-"""Names of the searches, see :data:`gpumemnet.planner.choose.SEARCHES`; those from ``capuchin`` on are for comparison."""
+"""Names of the searches, see :data:`gpumemnet.planner.choose.SEARCHES`; those from ``capuchin`` on
+are for comparison."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +27,11 @@ class PlanRequest:
     """What a plan is asked with besides the model.
 
     Attributes:
-        trace: how the model is trained, and the GPU; the memory that is available on it is the budget.
+        trace: how the model is trained, and the GPU; the memory that is available on it is the
+            budget.
         planner: name of the search.
-        machine: GPU of the catalogue, or path of a file, whose rates give the times; ``None`` for those of the GPU.
+        machine: GPU of the catalogue, or path of a file, whose rates give the times; ``None`` for
+            those of the GPU.
         host_bytes: pinned host memory that may be used; ``None`` for what the machine has.
         with_alternatives: whether to trace other settings of the job too.
         with_searches: whether to run every search for several budgets too, for a picture.
@@ -45,11 +49,14 @@ class PlanRequest:
 
     def __post_init__(self) -> None:
         if self.planner not in PLANNERS:
-            raise InvalidRequestError(f"must be one of {', '.join(PLANNERS)}, not {describe(self.planner)}", "planner")
+            raise InvalidRequestError(
+                f"must be one of {', '.join(PLANNERS)}, not {describe(self.planner)}", "planner"
+            )
 
 
 def within_budget(request: TraceRequest, budget_bytes: int | None) -> TraceRequest:
-    """Return ``request`` for a GPU on which this much memory is available; all of it without a budget.
+    """Return ``request`` for a GPU on which this much memory is available; all of it without a
+    budget.
 
     Raises:
         InvalidRequestError: the GPU has less.

@@ -1,6 +1,8 @@
-"""Draws a plan: the memory over a step before and after, and the modelled time against the memory for every search.
+"""Draws a plan: the memory over a step before and after, and the modelled time against the memory
+for every search.
 
-The file's suffix selects the format, as for a trace: matplotlib draws PNG, SVG and PDF, and HTML needs no further package.
+The file's suffix selects the format, as for a trace: matplotlib draws PNG, SVG and PDF, and HTML
+needs no further package.
 """
 
 from __future__ import annotations
@@ -17,9 +19,26 @@ from gpumemnet.tracing.report import plot_html
 from gpumemnet.tracing.report.answer import TraceAnswer
 from gpumemnet.tracing.report.parts import PART_NAMES
 from gpumemnet.tracing.report.picture import COLOURS, Picture, picture_of, title_of
-from gpumemnet.tracing.report.plot import AVAILABLE, DASHES, HEADROOM, INK, QUIET, UNUSED, draw_chart, write_picture
+from gpumemnet.tracing.report.plot import (
+    AVAILABLE,
+    DASHES,
+    HEADROOM,
+    INK,
+    QUIET,
+    UNUSED,
+    draw_chart,
+    write_picture,
+)
 from gpumemnet.tracing.report.plot import plot as plot_trace
-from gpumemnet.tracing.report.plot_html import HEIGHT, WIDTH, html_page, html_table, step_chart, svg, svg_line
+from gpumemnet.tracing.report.plot_html import (
+    HEIGHT,
+    WIDTH,
+    html_page,
+    html_table,
+    step_chart,
+    svg,
+    svg_line,
+)
 from gpumemnet.units import GIB, ceil_mib
 
 if TYPE_CHECKING:
@@ -27,7 +46,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SIZE_INCHES: Final = (12.0, 8.0)
-_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999", "#661100", "#332288")
+_COLOURS: Final = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+    "#999999",
+    "#661100",
+    "#332288",
+)
 """Colours of the searches, of Okabe and Ito and of Tol for colour-blind readers."""
 _MARKERS: Final = "osD^vP*X<>"
 _MARGIN: Final = 0.05
@@ -40,14 +70,16 @@ _MOST_TICKS: Final = 7
 
 
 def plot(answer: PlanAnswer, path: Path) -> None:
-    """Write the picture of ``answer`` to ``path`` atomically; of a job without a plan, the memory over its step alone.
+    """Write the picture of ``answer`` to ``path`` atomically; of a job without a plan, the memory
+    over its step alone.
 
     Args:
         answer: a plan of which the step's memory was requested.
         path: a file that ends in ``.html``, ``.png``, ``.svg`` or ``.pdf``.
 
     Raises:
-        InvalidRequestError: another suffix, an answer without curves, or a file that cannot be written.
+        InvalidRequestError: another suffix, an answer without curves, or a file that cannot be
+            written.
         MissingExtraError: matplotlib is needed and not installed.
     """
     after = answer.after
@@ -58,7 +90,10 @@ def plot(answer: PlanAnswer, path: Path) -> None:
         raise InvalidRequestError("the answer has no curves; plan with with_searches", "plot")
     pictures = (picture_of(answer.before), picture_of(after))
     write_picture(
-        path, lambda: _page(answer, after, pictures), lambda figure: _draw(figure, answer, after, pictures), _SIZE_INCHES
+        path,
+        lambda: _page(answer, after, pictures),
+        lambda figure: _draw(figure, answer, after, pictures),
+        _SIZE_INCHES,
     )
 
 
@@ -73,26 +108,38 @@ def _title(answer: PlanAnswer) -> tuple[str, str]:
 
 def _decisions(answer: PlanAnswer) -> list[tuple[str, str]]:
     assert answer.plan is not None
-    return [(DECISION_TEXTS[decision], units) for decision, units in units_by_decision(answer.plan).items()]
+    return [
+        (DECISION_TEXTS[decision], units)
+        for decision, units in units_by_decision(answer.plan).items()
+    ]
 
 
 def _by_search(answer: PlanAnswer) -> dict[str, list[SearchPoint]]:
     found: dict[str, list[SearchPoint]] = {}
     for point in answer.searches:
         found.setdefault(point.optimizer, []).append(point)
-    return {name: sorted(points, key=lambda point: point.process_bytes) for name, points in found.items()}
+    return {
+        name: sorted(points, key=lambda point: point.process_bytes)
+        for name, points in found.items()
+    }
 
 
 def _highest_slowdown(answer: PlanAnswer) -> float:
-    """Return where the axis of times ends: at the slowest plan that is not far above those of the usual searches."""
+    """Return where the axis of times ends: at the slowest plan that is not far above those of the
+    usual searches."""
     plan = answer.plan
     assert plan is not None
-    usual = [plan.slowdown, *(point.slowdown for point in answer.searches if point.optimizer in _USUAL)]
+    usual = [
+        plan.slowdown,
+        *(point.slowdown for point in answer.searches if point.optimizer in _USUAL),
+    ]
     drawn = (point.slowdown for point in answer.searches if point.slowdown <= _HIGHEST * max(usual))
     return max(_LOWEST_END, *usual, *drawn)
 
 
-def _draw(figure: Figure, answer: PlanAnswer, after: TraceAnswer, pictures: tuple[Picture, Picture]) -> None:
+def _draw(
+    figure: Figure, answer: PlanAnswer, after: TraceAnswer, pictures: tuple[Picture, Picture]
+) -> None:
     top = HEADROOM * max(picture.top_bytes for picture in pictures)
     title, line = _title(answer)
     figure.text(0.05, 0.962, title, fontsize=13, fontweight="bold", parse_math=False)
@@ -114,12 +161,26 @@ def _draw_searches(axes: Axes, answer: PlanAnswer) -> None:
     plan = answer.plan
     assert plan is not None
     slowest = _highest_slowdown(answer)
-    for (name, points), colour, marker in zip(_by_search(answer).items(), _COLOURS, _MARKERS, strict=False):
+    for (name, points), colour, marker in zip(
+        _by_search(answer).items(), _COLOURS, _MARKERS, strict=False
+    ):
         drawn = [point for point in points if point.slowdown <= slowest]
         if not drawn:
             continue
-        memory, extra = [point.process_bytes / GIB for point in drawn], [100 * point.slowdown for point in drawn]
-        axes.plot(memory, extra, color=colour, marker=marker, markersize=4.5, linewidth=1.1, label=name, alpha=0.85)
+        memory, extra = (
+            [point.process_bytes / GIB for point in drawn],
+            [100 * point.slowdown for point in drawn],
+        )
+        axes.plot(
+            memory,
+            extra,
+            color=colour,
+            marker=marker,
+            markersize=4.5,
+            linewidth=1.1,
+            label=name,
+            alpha=0.85,
+        )
     axes.plot(
         plan.process_bytes / GIB,
         100 * plan.slowdown,
@@ -177,7 +238,10 @@ def _page(answer: PlanAnswer, after: TraceAnswer, pictures: tuple[Picture, Pictu
     top = plot_html.HEADROOM * max(picture.top_bytes for picture in pictures)
     charts = [
         f"<h2>{heading}</h2>{step_chart(trace, picture, top, has_pointer=False)}"
-        for heading, trace, picture in (("As it is", answer.before, pictures[0]), ("With the plan", after, pictures[1]))
+        for heading, trace, picture in (
+            ("As it is", answer.before, pictures[0]),
+            ("With the plan", after, pictures[1]),
+        )
     ]
     shown = {band.part for picture in pictures for band in picture.bands}
     keys = "".join(
@@ -185,7 +249,10 @@ def _page(answer: PlanAnswer, after: TraceAnswer, pictures: tuple[Picture, Pictu
         for part in reversed(COLOURS)
         if part in shown
     )
-    rows = [f"<tr><td>{escape(name)}</td><td>{escape(units)}</td></tr>" for name, units in _decisions(answer)]
+    rows = [
+        f"<tr><td>{escape(name)}</td><td>{escape(units)}</td></tr>"
+        for name, units in _decisions(answer)
+    ]
     sections = [
         f'<div class="pair"><div>{charts[0]}</div><div>{charts[1]}</div></div>',
         f'<p class="quiet">{keys}</p>'
@@ -209,7 +276,10 @@ def _searches(answer: PlanAnswer) -> str:
     plan = answer.plan
     assert plan is not None
     found = _by_search(answer)
-    memories = [point.process_bytes for point in answer.searches] + [answer.budget_bytes, plan.process_bytes]
+    memories = [point.process_bytes for point in answer.searches] + [
+        answer.budget_bytes,
+        plan.process_bytes,
+    ]
     slowest = _highest_slowdown(answer)
     low, high = min(memories), max(memories)
     room = _MARGIN * (high - low or 1)
@@ -229,19 +299,31 @@ def _searches(answer: PlanAnswer) -> str:
             words.append(f'<span class="x" style="left:{x(gib * GIB):.2%}">{gib:g}</span>')
     available = x(answer.budget_bytes)
     shapes.append(svg_line("available", available, available, 0, HEIGHT))
-    side = f"left:{available:.2%};padding-left:.3rem" if available < 0.7 else f"right:{1 - available:.2%};padding-right:.3rem"
+    side = (
+        f"left:{available:.2%};padding-left:.3rem"
+        if available < 0.7
+        else f"right:{1 - available:.2%};padding-right:.3rem"
+    )
     words.append(f'<span style="{side};top:.2rem">available</span>')
     keys, rows = [], []
     for (name, points), colour in zip(found.items(), _COLOURS, strict=False):
         drawn = [point for point in points if point.slowdown <= slowest]
-        corners = " ".join(f"{WIDTH * x(point.process_bytes):.1f},{HEIGHT * y(point.slowdown):.1f}" for point in drawn)
+        corners = " ".join(
+            f"{WIDTH * x(point.process_bytes):.1f},{HEIGHT * y(point.slowdown):.1f}"
+            for point in drawn
+        )
         shapes.append(f'<polyline class="drawn" style="stroke:{colour}" points="{corners}"/>')
         for point in drawn:
-            place = f"left:{x(point.process_bytes):.2%};top:{y(point.slowdown):.2%};background:{colour}"
+            place = (
+                f"left:{x(point.process_bytes):.2%};top:{y(point.slowdown):.2%};background:{colour}"
+            )
             words.append(f'<span class="dot" style="{place}"></span>')
         if drawn:
             keys.append(f'<i class="key" style="background:{colour}"></i>{escape(name)} &ensp; ')
-        cells = " ".join(f"{point.process_bytes / GIB:.1f} GiB {100 * point.slowdown:+.1f} %," for point in points).rstrip(",")
+        cells = " ".join(
+            f"{point.process_bytes / GIB:.1f} GiB {100 * point.slowdown:+.1f} %,"
+            for point in points
+        ).rstrip(",")
         rows.append(f"<tr><td>{escape(name)}</td><td>{cells}</td></tr>")
     ring = f"left:{x(plan.process_bytes):.2%};top:{y(plan.slowdown):.2%};width:1.2rem;height:1.2rem;margin:-.6rem;background:none"
     words.append(f'<span class="dot" style="{ring};border:2px solid var(--ink)"></span>')
@@ -257,7 +339,8 @@ def _searches(answer: PlanAnswer) -> str:
 
 
 def _ticks(most: float, width: float | None = None) -> list[float]:
-    """Return round numbers from 0 to ``most``, so far apart that a range of ``width`` has at most seven."""
+    """Return round numbers from 0 to ``most``, so far apart that a range of ``width`` has at most
+    seven."""
     distance, factors = 1e-4, cycle((2, 2.5, 2))
     while (width or most) / distance > _MOST_TICKS:
         distance *= next(factors)

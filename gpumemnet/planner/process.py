@@ -1,4 +1,5 @@
-"""Plans the training of a user's model in a child process, so that user code cannot affect the caller."""
+"""Plans the training of a user's model in a child process, so that user code cannot affect the
+caller."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from gpumemnet.planner.options import PlanRequest
 from gpumemnet.sandbox.parent import Child, Progress, ask
 from gpumemnet.tracing.options import DEADLINE_SECONDS
 
-_CHILD: Final = Child(module="gpumemnet.planner.child", result="a plan", purpose="planning the training of a model")
+_CHILD: Final = Child(
+    module="gpumemnet.planner.child", result="a plan", purpose="planning the training of a model"
+)
 
 
 def plan_file(
@@ -38,10 +41,21 @@ def plan_file(
 
     Raises:
         ExtractError: names the operator or the line of code that cannot be traced.
-        InvalidJobError, InvalidRequestError: an input has another form, options exclude each other, or the GPU has no rates.
+        InvalidJobError, InvalidRequestError: an input has another form, options exclude each other,
+            or the GPU has no rates.
         MissingExtraError: torch is not installed.
     """
     requested_machine(request)  # a machine without rates is refused before the child starts
-    document = {**factory_request(source, inputs, arguments, batch_size), "request": asdict(request)}
-    answer = ask(_CHILD, source, document, deadline_seconds=deadline_seconds, show_output=show_output, progress=progress)
+    document = {
+        **factory_request(source, inputs, arguments, batch_size),
+        "request": asdict(request),
+    }
+    answer = ask(
+        _CHILD,
+        source,
+        document,
+        deadline_seconds=deadline_seconds,
+        show_output=show_output,
+        progress=progress,
+    )
     return plan_answer_from_dict(answer)

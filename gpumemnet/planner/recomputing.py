@@ -1,8 +1,10 @@
-"""Runs a unit so that its forward pass runs again in the backward pass: ``torch.utils.checkpoint`` without re-entering autograd.
+"""Runs a unit so that its forward pass runs again in the backward pass: ``torch.utils.checkpoint``
+without re-entering autograd.
 
-The statistics of normalization layers must be updated once.  While a forward pass is repeated, such layers update copies.
-With :data:`~gpumemnet.planner.decisions.Decision.RECOMPUTE_CHEAP` the results of expensive operators are kept (selective
-activation checkpointing, Korthikanti et al., arXiv 2205.05198).
+The statistics of normalization layers must be updated once.  While a forward pass is repeated, such
+layers update copies. With :data:`~gpumemnet.planner.decisions.Decision.RECOMPUTE_CHEAP` the results
+of expensive operators are kept (selective activation checkpointing, Korthikanti et al., arXiv
+2205.05198).
 """
 
 from __future__ import annotations
@@ -13,7 +15,11 @@ from functools import cache
 from typing import Any, Final
 
 from torch import Tensor, nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from gpumemnet.planner.decisions import EXPENSIVE_OPERATORS
 from gpumemnet.torch_private.modules import own_buffers
@@ -28,7 +34,12 @@ NORMALIZATIONS: Final = (
 
 
 def recompute(
-    module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, cheap: bool
+    module: nn.Module,
+    forward: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    cheap: bool,
 ) -> Any:
     """Return ``forward(*args, **kwargs)``, which runs again in the backward pass.
 
@@ -36,7 +47,8 @@ def recompute(
         module: the unit.
         forward: its forward pass.
         args, kwargs: its arguments.
-        cheap: whether the results of :data:`~gpumemnet.planner.decisions.EXPENSIVE_OPERATORS` are kept.
+        cheap: whether the results of :data:`~gpumemnet.planner.decisions.EXPENSIVE_OPERATORS` are
+            kept.
     """
     names = tuple(kwargs)
 
@@ -44,11 +56,20 @@ def recompute(
         at = len(values) - len(names)
         return forward(*values[:at], **dict(zip(names, values[at:], strict=True)))
 
-    # A checkpoint saves positional arguments as autograd saves tensors, so that they can be swapped; it keeps the others.
-    return checkpoint(run, *args, *kwargs.values(), use_reentrant=False, context_fn=lambda: _contexts(module, cheap))
+    # A checkpoint saves positional arguments as autograd saves tensors, so that they can be
+    # swapped; it keeps the others.
+    return checkpoint(
+        run,
+        *args,
+        *kwargs.values(),
+        use_reentrant=False,
+        context_fn=lambda: _contexts(module, cheap),
+    )
 
 
-def _contexts(module: nn.Module, cheap: bool) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+def _contexts(
+    module: nn.Module, cheap: bool
+) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """Return the contexts of the forward pass and of its repetition."""
     first, again = _selective_contexts(_policy) if cheap else (nullcontext(), nullcontext())
     norms: list[nn.Module] = [each for each in module.modules() if isinstance(each, NORMALIZATIONS)]
@@ -56,7 +77,8 @@ def _contexts(module: nn.Module, cheap: bool) -> tuple[AbstractContextManager[An
 
 
 class _Repetition:
-    """Context in which normalization layers update copies of their statistics; it may be entered again.
+    """Context in which normalization layers update copies of their statistics; it may be entered
+    again.
 
     Args:
         norms: the layers.
@@ -87,13 +109,18 @@ class _Repetition:
 
 
 def _policy(context: object, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if keeps_results(operator, args, kwargs) else CheckpointPolicy.PREFER_RECOMPUTE
+    return (
+        CheckpointPolicy.MUST_SAVE
+        if keeps_results(operator, args, kwargs)
+        else CheckpointPolicy.PREFER_RECOMPUTE
+    )
 
 
 def keeps_results(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether the results of a call are kept when cheap operators are recomputed.
 
-    They are those of expensive operators that draw no random numbers: a repetition must draw all numbers again.
+    They are those of expensive operators that draw no random numbers: a repetition must draw all
+    numbers again.
     """
     if operator_name(operator) not in EXPENSIVE_OPERATORS:
         return False

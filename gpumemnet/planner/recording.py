@@ -1,6 +1,8 @@
-"""Records, beside the storages of a training step, what its operators compute and which module saves what for the backward pass.
+"""Records, beside the storages of a training step, what its operators compute and which module
+saves what for the backward pass.
 
-Positions are numbers of events of the timeline: what is recorded at position ``p`` happened after ``events[:p]``.
+Positions are numbers of events of the timeline: what is recorded at position ``p`` happened after
+``events[:p]``.
 """
 
 from __future__ import annotations
@@ -16,13 +18,26 @@ from torch.utils.flop_counter import flop_registry
 
 from gpumemnet.planner.recomputing import keeps_results
 from gpumemnet.torch_private.autograd import next_node_number, running_node_number
-from gpumemnet.torch_private.operators import operator_name, operator_packet, schema, tree_leaves, without_function_modes
+from gpumemnet.torch_private.operators import (
+    operator_name,
+    operator_packet,
+    schema,
+    tree_leaves,
+    without_function_modes,
+)
 from gpumemnet.torch_private.tensors import storage_id, storage_owners
 from gpumemnet.tracing.recorder import Recorder
 
-_TYPES: Final = {torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+_TYPES: Final = {
+    torch.float64: "fp64",
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+}
 _WEIGHT_CASTS: Final = frozenset({"_to_copy"})
-_ALLOCATES_ONLY: Final = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+_ALLOCATES_ONLY: Final = frozenset(
+    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+)
 
 
 @dataclass(slots=True)
@@ -34,9 +49,11 @@ class OperatorCost:
         phase: index of its phase in the timeline.
         call: index of the module call that it belongs to; -1 outside of modules.
         node: number of the backward node that ran it; ``None`` outside of the backward pass.
-        flops: floating-point operations of a matrix product, convolution or attention; 0 for others.
+        flops: floating-point operations of a matrix product, convolution or attention; 0 for
+            others.
         moved_bytes: bytes that it reads and writes.
-        element_type: ``fp64``, ``fp32``, ``fp16`` or ``bf16``, and ``tf32`` for a convolution in fp32.
+        element_type: ``fp64``, ``fp32``, ``fp16`` or ``bf16``, and ``tf32`` for a convolution in
+            fp32.
         is_kept: whether its results are kept when cheap operators are recomputed.
     """
 
@@ -103,7 +120,8 @@ class _Held:
 
 
 class StepRecorder(Recorder):
-    """A recorder that also collects operators, calls of modules and saved tensors; arguments as those of ``Recorder``."""
+    """A recorder that also collects operators, calls of modules and saved tensors; arguments as
+    those of ``Recorder``."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -111,13 +129,15 @@ class StepRecorder(Recorder):
         self.module_calls: list[ModuleCall] = []
         self.saved: list[SavedTensor] = []
         self.unreferenced: dict[int, int] = {}
-        """Saved storage → position when the program no longer refers to it, so that only the backward pass does."""
+        """Saved storage → position when the program no longer refers to it, so that only the
+        backward pass does."""
         self.casts: list[tuple[int, int]] = []
         """Storages of argument and result of each conversion to another element type."""
         self.node_ends: dict[tuple[int, int], int] = {}
         """Phase and number of a backward node → position after its last operator."""
         self.node_uses: dict[tuple[int, int], int] = {}
-        """The same without the sums by which the engine brings gradients to their shapes, after the node has ended."""
+        """The same without the sums by which the engine brings gradients to their shapes, after the
+        node has ended."""
         self._stack: list[int] = []
         self._marks: list[tuple[int, int]] = []
         self._mark_numbers: list[int] = []
@@ -142,7 +162,9 @@ class StepRecorder(Recorder):
             self._find_unreferenced()
             parent = self._stack[-1] if self._stack else -1
             self._stack.append(len(self.module_calls))
-            self.module_calls.append(ModuleCall(self._modules.path, parent, len(self._phases) - 1, self.now()))
+            self.module_calls.append(
+                ModuleCall(self._modules.path, parent, len(self._phases) - 1, self.now())
+            )
             self._mark()
 
     def left_module(self, module: object, arguments: object, output: object) -> None:
@@ -156,7 +178,9 @@ class StepRecorder(Recorder):
                 if call.module == name:
                     call.end = self.now()
                     tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
-                    call.inputs = tuple(dict.fromkeys(i for i in map(self._index, tensors) if i is not None))
+                    call.inputs = tuple(
+                        dict.fromkeys(i for i in map(self._index, tensors) if i is not None)
+                    )
                     break
             self._mark()
 
@@ -172,7 +196,9 @@ class StepRecorder(Recorder):
             held = _Held(tensor.data if tensor.layout is torch.strided else tensor.detach())
         index = self._index(tensor)
         if index is not None and not self._backward and self._phases:
-            held.record = SavedTensor(index, self._stack[-1] if self._stack else -1, len(self._phases) - 1, self.now())
+            held.record = SavedTensor(
+                index, self._stack[-1] if self._stack else -1, len(self._phases) - 1, self.now()
+            )
             self.saved.append(held.record)
             if self._step_starts and index >= self._first_of_step:
                 self._watched.setdefault(index, [storage_id(tensor), 0])[1] += 1
@@ -187,13 +213,19 @@ class StepRecorder(Recorder):
             node = running_node_number()
             if node is not None:
                 record.node = node
-                self.node_ends[len(self._phases) - 1, node] = self.node_uses[len(self._phases) - 1, node] = self.now()
+                self.node_ends[len(self._phases) - 1, node] = self.node_uses[
+                    len(self._phases) - 1, node
+                ] = self.now()
         return held.tensor
 
     # Called by PyTorch.
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if self._is_closed or not self._step_starts:
             return super().__torch_dispatch__(func, types, args, kwargs)
@@ -207,12 +239,23 @@ class StepRecorder(Recorder):
             self._record_operator(func, args, dict(kwargs or {}), result, start)
         return result
 
-    def _record_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, start: int) -> None:
-        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and self.holds(leaf)]
-        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and self.holds(leaf)]
+    def _record_operator(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, start: int
+    ) -> None:
+        inputs = [
+            leaf
+            for leaf in tree_leaves((args, kwargs))
+            if isinstance(leaf, Tensor) and self.holds(leaf)
+        ]
+        outputs = [
+            leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and self.holds(leaf)
+        ]
         if not inputs and not outputs:
             return
-        flops, dtype = 0, next((t.dtype for t in (*inputs, *outputs) if t.is_floating_point()), torch.float32)
+        flops, dtype = (
+            0,
+            next((t.dtype for t in (*inputs, *outputs) if t.is_floating_point()), torch.float32),
+        )
         element_type = _TYPES.get(dtype, "fp32")
         count = flop_registry.get(operator_packet(func))
         if count is not None:
@@ -236,12 +279,21 @@ class StepRecorder(Recorder):
                     self.node_uses[phase, node] = self.now()
         self.operators.append(
             OperatorCost(
-                start, self.now(), phase, call, node, flops, moved_bytes, element_type, keeps_results(func, args, kwargs)
+                start,
+                self.now(),
+                phase,
+                call,
+                node,
+                flops,
+                moved_bytes,
+                element_type,
+                keeps_results(func, args, kwargs),
             )
         )
 
     def _call_of(self, node: int | None) -> int:
-        """Return the module call that made a backward node; nodes that no call made belong to the operator before."""
+        """Return the module call that made a backward node; nodes that no call made belong to the
+        operator before."""
         if node is None or not self._mark_numbers or node >= next_node_number():
             return self.operators[-1].call if self.operators else -1
         position = bisect_right(self._mark_numbers, node) - 1
@@ -257,7 +309,9 @@ class StepRecorder(Recorder):
         super().begin_step()
         self._first_of_step = len(self._storages)
 
-    def _allocated(self, storage: torch.UntypedStorage, operator: Any, module: str, at: int | None = None) -> int:
+    def _allocated(
+        self, storage: torch.UntypedStorage, operator: Any, module: str, at: int | None = None
+    ) -> int:
         if at is not None:
             self._shift(at)
         return super()._allocated(storage, operator, module, at)
@@ -280,7 +334,9 @@ class StepRecorder(Recorder):
 
     def _find_unreferenced(self) -> None:
         ended = [
-            index for index, (storage, packs) in self._watched.items() if storage_owners(storage) <= packs + self._idle_references
+            index
+            for index, (storage, packs) in self._watched.items()
+            if storage_owners(storage) <= packs + self._idle_references
         ]
         for index in ended:
             del self._watched[index]
@@ -288,14 +344,17 @@ class StepRecorder(Recorder):
 
 
 def _idle_references() -> int:
-    """How many owners a storage has that no tensor refers to: its Python object, which the recorder made."""
+    """How many owners a storage has that no tensor refers to: its Python object, which the recorder
+    made."""
     tensor = torch.empty(1, device="meta")
     return storage_owners(storage_id(tensor)) - 1
 
 
 def _returns_views_only(func: Any) -> bool:
     returns = schema(func).returns
-    return bool(returns) and all(value.alias_info is not None and not value.alias_info.is_write for value in returns)
+    return bool(returns) and all(
+        value.alias_info is not None and not value.alias_info.is_write for value in returns
+    )
 
 
 def _bytes(tensor: Tensor) -> int:

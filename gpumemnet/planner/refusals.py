@@ -1,7 +1,8 @@
-"""Refuses plans under which a model would silently compute something else, with one sentence on what to do instead.
+"""Refuses plans under which a model would silently compute something else, with one sentence on
+what to do instead.
 
-What can be seen in the model is refused when the plan is applied.  What shows only in a forward pass, such as a buffer that
-changes, is refused in the first forward pass in which it happens.
+What can be seen in the model is refused when the plan is applied.  What shows only in a forward
+pass, such as a buffer that changes, is refused in the first forward pass in which it happens.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from gpumemnet.torch_private.tensors import version
 _CHECKPOINTING: Final = ("gradient_checkpointing", "grad_checkpointing")
 """Attributes that are true where Hugging Face's and timm's models recompute by themselves."""
 _OF_CACHE: Final = ("update", "get_seq_length")
-"""Methods of the caches of keys and values of Hugging Face's models, which they fill in training, too."""
+"""Methods of the caches of keys and values of Hugging Face's models, which they fill in training,
+too."""
 _WRAPPERS: Final = ("CheckpointWrapper", "OffloadWrapper")
-"""Classes of ``torch.distributed.algorithms._checkpoint`` around a module that is recomputed or offloaded."""
+"""Classes of ``torch.distributed.algorithms._checkpoint`` around a module that is recomputed or
+offloaded."""
 _STATELESS_HOOKS: Final = ("WeightNorm",)
 """Classes of hooks of PyTorch that may run twice: they compute a weight from others."""
 
@@ -34,14 +37,17 @@ def check_plan(model: nn.Module, decisions: Mapping[str, Decision]) -> dict[nn.M
     """Return the module of each name in ``decisions``.
 
     Raises:
-        PlanError: the plan does not belong to the model, or the model would compute something else under it.
+        PlanError: the plan does not belong to the model, or the model would compute something else
+            under it.
     """
     every = dict(model.named_modules(remove_duplicate=False))
     _check_model(every)
     units: dict[nn.Module, str] = {}
     for name, decision in decisions.items():
         if name not in every:
-            raise PlanError(f"the model has no module '{name}'; {did_you_mean(name, every, 'make a new plan for this model')}")
+            raise PlanError(
+                f"the model has no module '{name}'; {did_you_mean(name, every, 'make a new plan for this model')}"
+            )
         first = units.setdefault(every[name], name)
         if decisions[first] != decision:
             raise PlanError(
@@ -63,10 +69,17 @@ def _check_model(modules: Mapping[str, nn.Module]) -> None:
                 "or set torch._functorch.config.activation_memory_budget instead"
             )
         if isinstance(module, torch.jit.ScriptModule):
-            raise PlanError(f"{shown} is TorchScript, whose forward pass cannot be replaced: plan the model before torch.jit")
+            raise PlanError(
+                f"{shown} is TorchScript, whose forward pass cannot be replaced: plan the model before torch.jit"
+            )
         if isinstance(module, nn.DataParallel):
-            raise PlanError(f"{shown} is torch.nn.DataParallel, whose replicas cannot follow a plan: use DistributedDataParallel")
-        if any(getattr(module, flag, False) is True for flag in _CHECKPOINTING) or type(module).__name__ in _WRAPPERS:
+            raise PlanError(
+                f"{shown} is torch.nn.DataParallel, whose replicas cannot follow a plan: use DistributedDataParallel"
+            )
+        if (
+            any(getattr(module, flag, False) is True for flag in _CHECKPOINTING)
+            or type(module).__name__ in _WRAPPERS
+        ):
             raise PlanError(
                 f"{shown} is checkpointed already, so that it would be recomputed twice: switch that off "
                 "(such as model.gradient_checkpointing_disable()), and let the plan do it"
@@ -83,7 +96,11 @@ def _check_unit(module: nn.Module, name: str, decisions: Mapping[str, Decision])
             )
         if not decisions[name].recomputes:
             continue
-        for parametrization in getattr(part, "parametrizations", {}).values() if parametrize.is_parametrized(part) else ():
+        for parametrization in (
+            getattr(part, "parametrizations", {}).values()
+            if parametrize.is_parametrized(part)
+            else ()
+        ):
             if next(parametrization.buffers(), None) is not None:
                 raise PlanError(
                     f"'{path}' has a parametrization with a state ({_kinds(parametrization)}), which a recomputation of '{name}' "
@@ -108,7 +125,9 @@ def _kinds(parametrization: nn.Module) -> str:
 
 
 def _words(decision: Decision, ending: str = "") -> str:
-    first, *others = decision.value.replace("recompute_cheap", "recompute cheap operators").split("_")
+    first, *others = decision.value.replace("recompute_cheap", "recompute cheap operators").split(
+        "_"
+    )
     return " ".join([f"{first}{ending}" if " " not in first else first, *others])
 
 
@@ -124,7 +143,12 @@ class StateCheck:
         PlanError: an argument would be changed a second time.
     """
 
-    def __init__(self, module: nn.Module, name: str, arguments: tuple[tuple[object, ...], Mapping[str, object]]) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        name: str,
+        arguments: tuple[tuple[object, ...], Mapping[str, object]],
+    ) -> None:
         self._module = module
         self._name = name
         _check_arguments(name, arguments)
@@ -163,7 +187,8 @@ def _check_arguments(name: str, arguments: tuple[tuple[object, ...], Mapping[str
 
 
 def _state(module: nn.Module) -> dict[str, Any]:
-    """Return what a forward pass could change: buffers but those of normalizations, and numbers among the attributes."""
+    """Return what a forward pass could change: buffers but those of normalizations, and numbers
+    among the attributes."""
     state: dict[str, Any] = {}
     for name, part in module.named_modules():
         prefix = f"{name}." if name else ""

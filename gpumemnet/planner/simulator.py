@@ -1,6 +1,8 @@
-"""Simulates a training step with a plan: peak memory through the caching allocator, and modelled time.
+"""Simulates a training step with a plan: peak memory through the caching allocator, and modelled
+time.
 
-Times come from :class:`~gpumemnet.planner.chain.Chain`, memory from a replay of the planned step's allocations.
+Times come from :class:`~gpumemnet.planner.chain.Chain`, memory from a replay of the planned step's
+allocations.
 """
 
 from __future__ import annotations
@@ -48,7 +50,13 @@ class Simulation:
     timeline: Timeline
 
 
-def simulate(step: StepCosts, machine: Machine, decisions: Mapping[str, Decision], *, chain: Chain | None = None) -> Simulation:
+def simulate(
+    step: StepCosts,
+    machine: Machine,
+    decisions: Mapping[str, Decision],
+    *,
+    chain: Chain | None = None,
+) -> Simulation:
     """Simulate a training step with ``decisions``.
 
     Args:
@@ -68,16 +76,26 @@ def simulate(step: StepCosts, machine: Machine, decisions: Mapping[str, Decision
     timeline = planned_timeline(step, decisions)
     memory = peak_memory(step, timeline)
     units = zip(step.units, step.passes[-1].units, strict=True)
-    host = {s for name, unit in units for s in swapped_storages(step, unit, decisions.get(name, Decision.KEEP))}
+    host = {
+        s
+        for name, unit in units
+        for s in swapped_storages(step, unit, decisions.get(name, Decision.KEEP))
+    }
     return Simulation(
-        decisions={name: decisions[name] for name in step.units if decisions.get(name, Decision.KEEP) is not Decision.KEEP},
+        decisions={
+            name: decisions[name]
+            for name in step.units
+            if decisions.get(name, Decision.KEEP) is not Decision.KEEP
+        },
         process_bytes=memory.reserved_bytes + outside_bytes(step),
         peak_reserved_bytes=memory.reserved_bytes,
         peak_allocated_bytes=memory.allocated_bytes,
         peak=memory.peak,
         parts=memory.parts,
         step_seconds=float(chain.step_seconds(choices_of(step, decisions)[None])[0]),
-        host_bytes=sum(pinned_bytes(step.timeline.storages[storage].size_bytes) for storage in host),
+        host_bytes=sum(
+            pinned_bytes(step.timeline.storages[storage].size_bytes) for storage in host
+        ),
         timeline=timeline,
     )
 
@@ -96,9 +114,13 @@ def outside_bytes(step: StepCosts) -> int:
 
 def choices_of(step: StepCosts, decisions: Mapping[str, Decision]) -> NDArray[np.int64]:
     """Return the option of each unit, as indices into :data:`~gpumemnet.planner.chain.OPTIONS`."""
-    return np.array([OPTIONS.index(decisions.get(name, Decision.KEEP)) for name in step.units], dtype=np.int64)
+    return np.array(
+        [OPTIONS.index(decisions.get(name, Decision.KEEP)) for name in step.units], dtype=np.int64
+    )
 
 
 def decisions_of(step: StepCosts, choices: NDArray[np.int64]) -> dict[str, Decision]:
     """Return the decisions of the units that do not keep."""
-    return {name: OPTIONS[option] for name, option in zip(step.units, choices, strict=True) if option}
+    return {
+        name: OPTIONS[option] for name, option in zip(step.units, choices, strict=True) if option
+    }

@@ -1,11 +1,15 @@
-"""Moves what a unit saves for its backward pass to host memory, and back before the backward pass needs it.
+"""Moves what a unit saves for its backward pass to host memory, and back before the backward pass
+needs it.
 
-Autograd hands each saved tensor to a pair of hooks (``torch.autograd.graph.saved_tensors_hooks``).  One table for the whole model
-knows which storages were copied: tensors that share a storage share the copy.  When memory is released and fetched, and what is
+Autograd hands each saved tensor to a pair of hooks (``torch.autograd.graph.saved_tensors_hooks``).
+One table for the whole model
+knows which storages were copied: tensors that share a storage share the copy.  When memory is
+    released and fetched, and what is
 never swapped, follows the rules of :mod:`gpumemnet.planner.decisions`.
 
-On a GPU, copies run on a stream of their own for each direction.  Fetched tensors are allocated on the stream that computes, so
-the caching allocator needs no second pool.  On a CPU the same code copies at once, so that its results are tested without a GPU.
+On a GPU, copies run on a stream of their own for each direction.  Fetched tensors are allocated on
+the stream that computes, so the caching allocator needs no second pool.  On a CPU the same code
+copies at once, so that its results are tested without a GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +25,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from gpumemnet.extract.nested_tensors import tensors_in
-from gpumemnet.planner.decisions import COPIES_BEHIND, FETCHED_AHEAD, MIN_SWAPPED_BYTES, pinned_bytes
+from gpumemnet.planner.decisions import (
+    COPIES_BEHIND,
+    FETCHED_AHEAD,
+    MIN_SWAPPED_BYTES,
+    pinned_bytes,
+)
 from gpumemnet.torch_private.tensors import id_of_storage, storage_id, version
 
 _STEPS_FROM_WEIGHT: Final = 4
@@ -29,7 +38,8 @@ _STEPS_FROM_WEIGHT: Final = 4
 
 
 class Swaps:
-    """The storages of one model that wait in host memory.  A copy of a model begins with an empty table of its own."""
+    """The storages of one model that wait in host memory.  A copy of a model begins with an empty
+    table of its own."""
 
     def __init__(self) -> None:
         self._copies: dict[int, weakref.ref[_Copy]] = {}
@@ -43,7 +53,8 @@ class Swaps:
 
     @property
     def host_bytes(self) -> int:
-        """Host memory that the copies have taken so far; it is reused, and given back with the plan."""
+        """Host memory that the copies have taken so far; it is reused, and given back with the
+        plan."""
         return self._buffers.total_bytes
 
     @contextmanager
@@ -67,14 +78,16 @@ class Swaps:
             self._behind.popleft().release()
 
     def release_but(self, needed: Collection[UnitRun]) -> None:
-        """Release the GPU memory of what was copied and is not ``needed`` next: the backward pass starts."""
+        """Release the GPU memory of what was copied and is not ``needed`` next: the backward pass
+        starts."""
         while self._behind:
             run = self._behind.popleft()
             if run not in needed:
                 run.release()
 
     def find(self, tensor: Tensor) -> _Copy | None:
-        """Return the copy of the storage of ``tensor``, if there is one with its present content."""
+        """Return the copy of the storage of ``tensor``, if there is one with its present
+        content."""
         reference = self._copies.get(storage_id(tensor))
         copy = reference() if reference is not None else None
         return copy if copy is not None and copy.is_of(tensor) else None
@@ -87,7 +100,9 @@ class Swaps:
         copy = _Copy(tensor, self._buffers, *queues)
         key = storage_id(tensor)
         copies = self._copies
-        reference = weakref.ref(copy, lambda dead: copies.pop(key, None) if copies.get(key) is dead else None)
+        reference = weakref.ref(
+            copy, lambda dead: copies.pop(key, None) if copies.get(key) is dead else None
+        )
         copies[key] = reference
         return copy
 
@@ -106,7 +121,9 @@ class UnitRun:
 
     def __init__(self, swaps: Swaps, previous: UnitRun | None, module: nn.Module | None) -> None:
         self._swaps = swaps
-        self.previous: Callable[[], UnitRun | None] = (lambda: None) if previous is None else weakref.ref(previous)
+        self.previous: Callable[[], UnitRun | None] = (
+            (lambda: None) if previous is None else weakref.ref(previous)
+        )
         self._copies: dict[int, weakref.ref[_Copy]] = {}
         tensors = [] if module is None else [*module.parameters(), *module.buffers()]
         self._weights = {storage_id(tensor) for tensor in tensors}
@@ -123,7 +140,12 @@ class UnitRun:
         return _Saved(copy, tensor)
 
     def _is_swapped(self, tensor: Tensor) -> bool:
-        if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+        if (
+            type(tensor) is not Tensor
+            or tensor.layout is not torch.strided
+            or tensor.is_conj()
+            or tensor.is_neg()
+        ):
             return False
         if self._device is not None and tensor.device != self._device:
             return False
@@ -158,8 +180,13 @@ class UnitRun:
                 copy.fetch()
 
     def copies(self) -> list[_Copy]:
-        """Return the storages that it saved and that are still needed; other units may have saved them too."""
-        return [copy for copy in (reference() for reference in self._copies.values()) if copy is not None]
+        """Return the storages that it saved and that are still needed; other units may have saved
+        them too."""
+        return [
+            copy
+            for copy in (reference() for reference in self._copies.values())
+            if copy is not None
+        ]
 
 
 class _Kept:
@@ -168,7 +195,9 @@ class _Kept:
     __slots__ = ("tensor", "version")
 
     def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor.detach()  # the tensor itself may be the output of the node that saves it, and keep that alive
+        self.tensor = (
+            tensor.detach()
+        )  # the tensor itself may be the output of the node that saves it, and keep that alive
         self.version = version(self.tensor)
 
     def unpacked(self) -> Tensor:
@@ -244,24 +273,32 @@ class _Copy:
     def is_of(self, tensor: Tensor) -> bool:
         """Whether the copy is of the storage of ``tensor`` with its present content."""
         storage = self._storage()
-        return storage is not None and id_of_storage(storage) == storage_id(tensor) and self._version == version(tensor)
+        return (
+            storage is not None
+            and id_of_storage(storage) == storage_id(tensor)
+            and self._version == version(tensor)
+        )
 
     def copy_out(self) -> None:
         """Start the copy to the host, unless another unit that saved the storage has done so."""
         if self._held is None or self._buffer is not None:
             return
         self._buffer = self._buffers.take(self._size_bytes, self.device)
-        self._copied = self._outward.copy(self._buffer.tensor[: self._size_bytes], self._bytes_of(self._held), self._buffer.read)
+        self._copied = self._outward.copy(
+            self._buffer.tensor[: self._size_bytes], self._bytes_of(self._held), self._buffer.read
+        )
 
     def release(self) -> None:
-        """Let go of the device's memory, which what is computed from here on may use once the copies have ended."""
+        """Let go of the device's memory, which what is computed from here on may use once the
+        copies have ended."""
         if self._held is not None:
             self._outward.wait(self._copied)
             self._inward.wait(self._fetched)
             self._held = None
 
     def fetch(self) -> None:
-        """Start the copy to the device, if a tensor is still to be read and the storage is not there."""
+        """Start the copy to the device, if a tensor is still to be read and the storage is not
+        there."""
         if self.unread == 0 or self._held is not None:
             return
         self._held = self._storage()
@@ -302,7 +339,8 @@ class _Queue:
         self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def copy(self, target: Tensor, source: Tensor, after: Any) -> Any:
-        """Copy, after what the device computes now and after the event ``after``; return the event of the end."""
+        """Copy, after what the device computes now and after the event ``after``; return the event
+        of the end."""
         if self._stream is None:
             target.copy_(source)
             return None
@@ -352,7 +390,11 @@ class _Buffers:
         if free:
             return free.pop()
         self.total_bytes += size_bytes
-        return _Buffer(torch.empty(size_bytes, dtype=torch.uint8, device="cpu", pin_memory=device.type == "cuda"))
+        return _Buffer(
+            torch.empty(
+                size_bytes, dtype=torch.uint8, device="cpu", pin_memory=device.type == "cuda"
+            )
+        )
 
     def give_back(self, buffer: _Buffer, device: torch.device) -> None:
         """Keep ``buffer`` for the next storage of its size."""
@@ -360,7 +402,8 @@ class _Buffers:
 
 
 def _is_of_one_weight(tensor: Tensor) -> bool:
-    """Whether ``tensor`` holds the values of one weight, cast by autocast: its cache keeps that cast alive."""
+    """Whether ``tensor`` holds the values of one weight, cast by autocast: its cache keeps that
+    cast alive."""
     node = tensor.grad_fn
     for _ in range(_STEPS_FROM_WEIGHT):
         if node is None:

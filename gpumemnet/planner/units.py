@@ -1,8 +1,9 @@
-"""Splits a traced training step into units, and finds out what each of them saves, needs and computes.
+"""Splits a traced training step into units, and finds out what each of them saves, needs and
+computes.
 
-Repeated blocks are units, as trainers checkpoint them.  Other modules are split until none holds more than
-:data:`LARGEST_SHARE` of the saved bytes; what is left below :data:`SMALLEST_SHARE` is no unit, because a decision about it
-changes nothing.
+Repeated blocks are units, as trainers checkpoint them.  Other modules are split until none holds
+more than :data:`LARGEST_SHARE` of the saved bytes; what is left below :data:`SMALLEST_SHARE` is no
+unit, because a decision about it changes nothing.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def plan_units(
 
     Args:
         model, inputs, batch_size: as those of :func:`gpumemnet.trace`.
-        request: how the model is trained, and the GPU, from :func:`~gpumemnet.tracing.options.checked_request`.
+        request: how the model is trained, and the GPU, from
+            :func:`~gpumemnet.tracing.options.checked_request`.
         keep: names of modules that must not be recomputed nor swapped.
 
     Raises:
@@ -65,9 +67,13 @@ def plan_units(
     """
     options = request.options
     if options.parallel != "none":
-        raise InvalidRequestError("a plan is for one GPU; use 'none', and give each rank the same plan", "parallel")
+        raise InvalidRequestError(
+            "a plan is for one GPU; use 'none', and give each rank the same plan", "parallel"
+        )
     if options.checkpointing != "none":
-        raise InvalidRequestError("the plan decides what is recomputed; use 'none'", "checkpointing")
+        raise InvalidRequestError(
+            "the plan decides what is recomputed; use 'none'", "checkpointing"
+        )
     model_inputs = as_model_inputs(inputs, batch_size)
     platform, cudnn_notes = with_cudnn(Platform.of(request.gpu, options), request.cudnn)
     recorders: list[StepRecorder] = []
@@ -150,15 +156,27 @@ class _Reading:
         self._timeline = timeline
         self._sizes = timeline.sizes
         self.allocated = {event: index for index, event in enumerate(timeline.events) if event >= 0}
-        self.freed = {~event: index for index, event in enumerate(timeline.events) if event < 0 and event != EMPTY_CACHE}
+        self.freed = {
+            ~event: index
+            for index, event in enumerate(timeline.events)
+            if event < 0 and event != EMPTY_CACHE
+        }
         self.released: dict[int, int] = {}
         names = {module: name for name, module in model.named_modules()}
         self._blocks = {names[block] for block in _all_blocks(model) if block in names}
-        self._casts = {result for source, result in recorder.casts if timeline.storages[source].memory_class == "parameter"}
-        self._forward_phases = [i for i, phase in enumerate(timeline.phases) if phase.name == "forward" and phase.step]
+        self._casts = {
+            result
+            for source, result in recorder.casts
+            if timeline.storages[source].memory_class == "parameter"
+        }
+        self._forward_phases = [
+            i for i, phase in enumerate(timeline.phases) if phase.name == "forward" and phase.step
+        ]
         self._saved: dict[int, list[SavedTensor]] = defaultdict(list)
         for saved in recorder.saved:
-            if timeline.storages[saved.storage].memory_class not in _LASTING and self._is_of_a_step(saved.storage):
+            if timeline.storages[saved.storage].memory_class not in _LASTING and self._is_of_a_step(
+                saved.storage
+            ):
                 self._saved[saved.phase].append(saved)
         self._calls: dict[int, list[int]] = defaultdict(list)
         for index, call in enumerate(recorder.module_calls):
@@ -175,14 +193,18 @@ class _Reading:
         names = self._choose(self._forward_phases[-1])
         names = [name for name in names if self._has_backward_pass(name)]
         if not names:
-            raise ExtractError("plan: no module runs once in a forward pass and saves at least 1 % of the bytes: nothing to plan")
+            raise ExtractError(
+                "plan: no module runs once in a forward pass and saves at least 1 % of the bytes: nothing to plan"
+            )
         return tuple(names), tuple(self._pass(phase, names) for phase in self._forward_phases)
 
     def optimizer_operators(self) -> tuple[int, ...]:
         """Return the operators of the last optimizer step."""
         return tuple(self._operators[len(self._timeline.phases) - 1])
 
-    def evictable(self, last: Pass, names: Sequence[str], keep: Collection[str]) -> tuple[bool, ...]:
+    def evictable(
+        self, last: Pass, names: Sequence[str], keep: Collection[str]
+    ) -> tuple[bool, ...]:
         """Return which units may do anything but keep."""
         unit = last.units[-1]
         total = self._bytes_of(saved.storage for saved in self._saved[self._forward_phases[-1]])
@@ -210,12 +232,17 @@ class _Reading:
         share = {index: self._bytes_of(held[index]) / max(total, 1) for index in self._calls[phase]}
 
         def has_blocks(index: int) -> bool:
-            return any(calls[child].module in self._blocks or has_blocks(child) for child in children[index])
+            return any(
+                calls[child].module in self._blocks or has_blocks(child)
+                for child in children[index]
+            )
 
         def split(index: int) -> list[int]:
             inside = children[index]
             if calls[index].module in self._blocks and times[calls[index].module] == 1:
-                found = [unit for child in inside for unit in split(child)] if has_blocks(index) else []
+                found = (
+                    [unit for child in inside for unit in split(child)] if has_blocks(index) else []
+                )
                 is_stack = sum(share[unit] for unit in found) > (1 - LARGEST_SHARE) * share[index]
                 return found if is_stack else [index]
             is_root = calls[index].parent < 0
@@ -231,8 +258,12 @@ class _Reading:
 
         found = [unit for root in children[-1] for unit in split(root)]
         if not found:  # a model of layers without blocks
-            found = [index for index in self._calls[phase] if not children[index] and _is_unit(index)]
-        return [calls[index].module for index in sorted(found, key=lambda index: calls[index].start)]
+            found = [
+                index for index in self._calls[phase] if not children[index] and _is_unit(index)
+            ]
+        return [
+            calls[index].module for index in sorted(found, key=lambda index: calls[index].start)
+        ]
 
     def _has_backward_pass(self, name: str) -> bool:
         for phase in self._forward_phases:
@@ -277,7 +308,10 @@ class _Reading:
         forward, backward = self._operators[phase], self._operators[phase + 1]
         forward_by, outside_forward = self._by_unit(forward, owners, len(names))
         backward_by, outside_backward = self._by_unit(backward, owners, len(names))
-        calls = {self._recorder.module_calls[index].module: self._recorder.module_calls[index] for index in self._calls[phase]}
+        calls = {
+            self._recorder.module_calls[index].module: self._recorder.module_calls[index]
+            for index in self._calls[phase]
+        }
         units = tuple(
             self._unit_pass(calls[name], saved_by[number], forward_by[number], backward_by[number])
             for number, name in enumerate(names)
@@ -285,7 +319,9 @@ class _Reading:
         ends = [unit.end for unit in units]
         before, between = _split_at(outside_forward, operators, ends)
         order = sorted(range(len(names)), key=lambda number: units[number].backward_start)
-        turn, after = _split_at(outside_backward, operators, [units[number].backward_start for number in order])
+        turn, after = _split_at(
+            outside_backward, operators, [units[number].backward_start for number in order]
+        )
         phases = self._timeline.phases
         return Pass(
             units,
@@ -298,7 +334,9 @@ class _Reading:
             tuple(after[order.index(number)] for number in range(len(names))),
         )
 
-    def _by_unit(self, indices: Sequence[int], owners: dict[int, int], count: int) -> tuple[list[list[int]], list[int]]:
+    def _by_unit(
+        self, indices: Sequence[int], owners: dict[int, int], count: int
+    ) -> tuple[list[list[int]], list[int]]:
         by_unit: list[list[int]] = [[] for _ in range(count)]
         outside: list[int] = []
         for index in indices:
@@ -307,7 +345,11 @@ class _Reading:
         return by_unit, outside
 
     def _unit_pass(
-        self, call: ModuleCall, all_saved: Sequence[SavedTensor], forward: Sequence[int], backward: Sequence[int]
+        self,
+        call: ModuleCall,
+        all_saved: Sequence[SavedTensor],
+        forward: Sequence[int],
+        backward: Sequence[int],
     ) -> UnitPass:
         saved: dict[int, int] = {}
         used_until: dict[int, int] = {}
@@ -325,8 +367,16 @@ class _Reading:
         heavy: set[int] = set()
         for index in forward:
             if operators[index].is_kept:
-                heavy |= {e for e in self._timeline.events[operators[index].start : operators[index].end] if e >= 0}
-        inputs = (storage for storage in call.inputs if self._timeline.storages[storage].memory_class not in _LASTING)
+                heavy |= {
+                    e
+                    for e in self._timeline.events[operators[index].start : operators[index].end]
+                    if e >= 0
+                }
+        inputs = (
+            storage
+            for storage in call.inputs
+            if self._timeline.storages[storage].memory_class not in _LASTING
+        )
         return UnitPass(
             start=call.start,
             end=end,
@@ -338,7 +388,11 @@ class _Reading:
             inputs=tuple(storage for storage in inputs if self._is_of_a_step(storage)),
             weights=frozenset(saved) & self._casts,
             heavy=frozenset(heavy),
-            results=frozenset(storage for storage in heavy if self._timeline.storages[storage].memory_class != "workspace"),
+            results=frozenset(
+                storage
+                for storage in heavy
+                if self._timeline.storages[storage].memory_class != "workspace"
+            ),
             forward=tuple(forward),
             rerun=tuple(rerun),
             cheap=tuple(index for index in rerun if not operators[index].is_kept),
@@ -354,7 +408,8 @@ def _all_blocks(model: nn.Module) -> list[nn.Module]:
 def _split_at(
     indices: Sequence[int], operators: Sequence[OperatorCost], positions: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """Return the operators before the first of the ascending ``positions``, and those from each position to the next one."""
+    """Return the operators before the first of the ascending ``positions``, and those from each
+    position to the next one."""
     groups: list[list[int]] = [[] for _ in range(len(positions) + 1)]
     for index in indices:
         groups[int(np.searchsorted(positions, operators[index].start, side="right"))].append(index)

@@ -13,16 +13,23 @@ from gpumemnet.planner.executor import applied
 
 
 def verify(
-    model: nn.Module, batch: Any, loss: Callable[[Any], Tensor], plan: Plan | Mapping[str, str], *, seed: int = 0
+    model: nn.Module,
+    batch: Any,
+    loss: Callable[[Any], Tensor],
+    plan: Plan | Mapping[str, str],
+    *,
+    seed: int = 0,
 ) -> tuple[str, ...]:
-    """Run one forward and backward pass without and with ``plan``, and compare loss, gradients and buffers bit by bit.
+    """Run one forward and backward pass without and with ``plan``, and compare loss, gradients and
+    buffers bit by bit.
 
-    The model is left as it was, gradients included.  Operators that PyTorch runs in a random order differ without a plan, too:
-    call ``torch.use_deterministic_algorithms(True)`` first.
+    The model is left as it was, gradients included.  Operators that PyTorch runs in a random order
+    differ without a plan, too: call ``torch.use_deterministic_algorithms(True)`` first.
 
     Args:
         model: the model, on the device and in the mode that it is trained in.
-        batch: what it is called with: a tensor, a tuple or list of arguments, or a dict of keyword arguments.
+        batch: what it is called with: a tensor, a tuple or list of arguments, or a dict of keyword
+            arguments.
         loss: function from the model's output to a scalar.
         plan: the plan, or a decision for each module by its name.
         seed: of the random numbers of both runs.
@@ -51,19 +58,23 @@ def verify(
     )
 
 
-def _results(model: nn.Module, batch: Any, loss: Callable[[Any], Tensor], seed: int) -> dict[str, Tensor]:
+def _results(
+    model: nn.Module, batch: Any, loss: Callable[[Any], Tensor], seed: int
+) -> dict[str, Tensor]:
     model.zero_grad(set_to_none=True)
     devices = {tensor.device.index for tensor in model.parameters() if tensor.is_cuda}
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
-        if isinstance(batch, Mapping):
-            output = model(**batch)
-        else:
-            output = model(*batch) if isinstance(batch, tuple | list) else model(batch)
+        inputs = batch if isinstance(batch, tuple | list) else (batch,)
+        output = model(**batch) if isinstance(batch, Mapping) else model(*inputs)
         value = loss(output)
         torch.autograd.backward(value)
     found = {"the loss": value.detach()}
-    found |= {f"the gradient of '{name}'": p.grad for name, p in model.named_parameters() if p.grad is not None}
+    found |= {
+        f"the gradient of '{name}'": p.grad
+        for name, p in model.named_parameters()
+        if p.grad is not None
+    }
     return found | {f"buffer '{name}'": buffer.clone() for name, buffer in model.named_buffers()}
 
 
@@ -74,4 +85,6 @@ def _restore(model: nn.Module, buffers: dict[str, Tensor]) -> None:
 
 
 def _same(first: Tensor, second: Tensor) -> bool:
-    return torch.equal(first.nan_to_num(), second.nan_to_num()) and torch.equal(first.isnan(), second.isnan())
+    return torch.equal(first.nan_to_num(), second.nan_to_num()) and torch.equal(
+        first.isnan(), second.isnan()
+    )

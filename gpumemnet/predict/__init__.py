@@ -1,1 +1,2 @@
-"""Predictions: model bundles, distributions over memory, support checks, and the predictor that combines them."""
+"""Predictions: model bundles, distributions over memory, support checks, and the predictor that
+combines them."""

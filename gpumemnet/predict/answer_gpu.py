@@ -1,7 +1,9 @@
-"""Decides which GPU an answer is for, and which CUDA context it contains: once for all models, before one of them answers.
+"""Decides which GPU an answer is for, and which CUDA context it contains: once for all models,
+before one of them answers.
 
-The context depends on the GPU, its driver and the software, not on the model that answers.  It is, the first that is known: what
-the site has calibrated, what the site has set, what the labels measured on this GPU contain, and what the catalogue says.
+The context depends on the GPU, its driver and the software, not on the model that answers.  It is,
+the first that is known: what the site has calibrated, what the site has set, what the labels
+    measured on this GPU contain, and what the catalogue says.
 Published labels do not count: their readers may have had another driver.
 """
 
@@ -12,7 +14,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.gpu.catalogue import CONTEXT_GROWTH_BYTES, MAX_CONTEXT_MIB, ContextEstimate, context, device_profile
+from gpumemnet.gpu.catalogue import (
+    CONTEXT_GROWTH_BYTES,
+    MAX_CONTEXT_MIB,
+    ContextEstimate,
+    context,
+    device_profile,
+)
 from gpumemnet.gpu.mig import available_mib
 from gpumemnet.job.layers import describe
 from gpumemnet.predict.bundle import Bundle
@@ -23,7 +31,8 @@ REQUEST: Final = "request"
 SETTING: Final = "setting"
 DEFAULT: Final = "default"
 GPU_SOURCES: Final = (REQUEST, SETTING, DEFAULT)
-"""Why an answer is for its GPU: it was asked for, it is the setting, or it is the GPU of the most trusted labels."""
+"""Why an answer is for its GPU: it was asked for, it is the setting, or it is the GPU of the most
+trusted labels."""
 OF_THE_SITE: Final = ("observed", "measured")
 """Provenances of labels whose context was read on the GPU by whoever uses it."""
 
@@ -38,7 +47,8 @@ class AnswerGpu:
         capacity_bytes, blas_workspace_bytes: see :class:`~gpumemnet.gpu.catalogue.DeviceProfile`.
         available_bytes: the capacity without what the driver keeps, as far as that is known.
         context: the CUDA context in the answer, with its source.
-        is_calibrated: whether the site has calibrated the models on this GPU, which then differ from one another there.
+        is_calibrated: whether the site has calibrated the models on this GPU, which then differ
+            from one another there.
     """
 
     gpu: str
@@ -56,22 +66,34 @@ class GpuChoice:
     Args:
         bundles: the predictor's bundles, most trusted first.
         gpu: the GPU where none is asked for; by default that of the first bundle's labels.
-        context_bytes: the site's CUDA context, on any GPU that the site has not calibrated; by default nothing is stated.
+        context_bytes: the site's CUDA context, on any GPU that the site has not calibrated; by
+            default nothing is stated.
 
     Raises:
         InvalidRequestError: when the GPU is unknown or the context impossible.
     """
 
-    def __init__(self, bundles: Iterable[Bundle], gpu: str | None = None, context_bytes: int | None = None) -> None:
-        if context_bytes is not None and (type(context_bytes) is not int or not 0 < context_bytes <= MAX_CONTEXT_MIB * MIB):
-            stated = context_bytes / MIB if isinstance(context_bytes, int | float) else context_bytes
-            raise InvalidRequestError(
-                f"must be a number of MiB between 1 and {MAX_CONTEXT_MIB}, not {describe(stated)}", "context_mib"
+    def __init__(
+        self, bundles: Iterable[Bundle], gpu: str | None = None, context_bytes: int | None = None
+    ) -> None:
+        if context_bytes is not None and (
+            type(context_bytes) is not int or not 0 < context_bytes <= MAX_CONTEXT_MIB * MIB
+        ):
+            stated = (
+                context_bytes / MIB if isinstance(context_bytes, int | float) else context_bytes
             )
-        self._cards = [card for bundle in bundles for card in (bundle.card, *bundle.card.by_family.values())]
+            raise InvalidRequestError(
+                f"must be a number of MiB between 1 and {MAX_CONTEXT_MIB}, not {describe(stated)}",
+                "context_mib",
+            )
+        self._cards = [
+            card for bundle in bundles for card in (bundle.card, *bundle.card.by_family.values())
+        ]
         self._context_bytes = context_bytes
         self._known: dict[tuple[str, str], AnswerGpu] = {}
-        self._default = self._find(gpu, SETTING) if gpu is not None else self._find(self._cards[0].gpu, DEFAULT)
+        self._default = (
+            self._find(gpu, SETTING) if gpu is not None else self._find(self._cards[0].gpu, DEFAULT)
+        )
 
     def __call__(self, gpu: str | None) -> AnswerGpu:
         """Returns the GPU called ``gpu``; by default that of the settings.
@@ -88,27 +110,50 @@ class GpuChoice:
             own = [card for card in self._cards if card.gpu == gpu]
             if not own:
                 raise
-            return self._remembered(gpu, source, own[0].capacity_bytes, own[0].blas_workspace_bytes, _of_labels(own))
+            return self._remembered(
+                gpu, source, own[0].capacity_bytes, own[0].blas_workspace_bytes, _of_labels(own)
+            )
         name = profile.name
-        measured = [card for card in self._cards if card.gpu == name and provenance(card) in OF_THE_SITE]
+        measured = [
+            card for card in self._cards if card.gpu == name and provenance(card) in OF_THE_SITE
+        ]
         estimate = _of_labels(measured) if measured else context(profile)
-        return self._remembered(name, source, profile.capacity_bytes, profile.blas_workspace_bytes, estimate)
+        return self._remembered(
+            name, source, profile.capacity_bytes, profile.blas_workspace_bytes, estimate
+        )
 
     def _remembered(
-        self, gpu: str, source: str, capacity_bytes: int, blas_workspace_bytes: int, estimate: ContextEstimate
+        self,
+        gpu: str,
+        source: str,
+        capacity_bytes: int,
+        blas_workspace_bytes: int,
+        estimate: ContextEstimate,
     ) -> AnswerGpu:
         """The same object for the same GPU, so that what is computed for it can be kept."""
         if (gpu, source) not in self._known:
-            calibrated = [card.site_calibration for card in self._cards if card.site_calibration is not None]
+            calibrated = [
+                card.site_calibration for card in self._cards if card.site_calibration is not None
+            ]
             sites = [one for one in calibrated if one.gpu == gpu]
             if found := [one.context_bytes for one in sites if one.context_bytes is not None]:
                 amount = max(found)
-                estimate = ContextEstimate(amount, amount + CONTEXT_GROWTH_BYTES, "calibrated at this site (gpumemnet calibrate)")
+                estimate = ContextEstimate(
+                    amount,
+                    amount + CONTEXT_GROWTH_BYTES,
+                    "calibrated at this site (gpumemnet calibrate)",
+                )
             elif self._context_bytes is not None:
                 estimate = stated_context(self._context_bytes)
             available_bytes = _available_bytes(gpu, capacity_bytes)
             self._known[gpu, source] = AnswerGpu(
-                gpu, source, capacity_bytes, available_bytes, blas_workspace_bytes, estimate, bool(sites)
+                gpu,
+                source,
+                capacity_bytes,
+                available_bytes,
+                blas_workspace_bytes,
+                estimate,
+                bool(sites),
             )
         return self._known[gpu, source]
 
@@ -120,10 +165,13 @@ def stated_context(context_bytes: int) -> ContextEstimate:
 
 
 def of_labels(card: BundleCard) -> AnswerGpu:
-    """The GPU of a model's training labels, with the context that they contain: for comparing answers with these labels."""
+    """The GPU of a model's training labels, with the context that they contain: for comparing
+    answers with these labels."""
     estimate = ContextEstimate(card.context_bytes, card.context_bytes, "contained in the labels")
     available_bytes = _available_bytes(card.gpu, card.capacity_bytes)
-    return AnswerGpu(card.gpu, REQUEST, card.capacity_bytes, available_bytes, card.blas_workspace_bytes, estimate)
+    return AnswerGpu(
+        card.gpu, REQUEST, card.capacity_bytes, available_bytes, card.blas_workspace_bytes, estimate
+    )
 
 
 def _available_bytes(gpu: str, capacity_bytes: int) -> int:
@@ -134,10 +182,13 @@ def _available_bytes(gpu: str, capacity_bytes: int) -> int:
 
 
 def _of_labels(cards: Sequence[BundleCard]) -> ContextEstimate:
-    """The context of measured labels: the largest of the families, because a context grows with the kernels in use."""
+    """The context of measured labels: the largest of the families, because a context grows with the
+    kernels in use."""
     largest = max(cards, key=lambda card: card.context_bytes)
     source = f"measured: contained in the labels of {largest.name}"
-    return ContextEstimate(largest.context_bytes, largest.context_bytes + CONTEXT_GROWTH_BYTES, source)
+    return ContextEstimate(
+        largest.context_bytes, largest.context_bytes + CONTEXT_GROWTH_BYTES, source
+    )
 
 
 def provenance(card: BundleCard) -> str | None:

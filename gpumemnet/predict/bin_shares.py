@@ -1,7 +1,8 @@
 """Probabilities of bins under mixtures of logistics, one bin after the other: fast for one job.
 
-``MemoryDistribution.bin_probabilities`` (:mod:`gpumemnet.predict.distribution`) uses arrays for many jobs.  Cython compiles this
-module with the types of ``bin_shares.pxd``.  Without a compiler it runs as it is.
+``MemoryDistribution.bin_probabilities`` (:mod:`gpumemnet.predict.distribution`) uses arrays for
+many jobs.  Cython compiles this module with the types of ``bin_shares.pxd``.  Without a compiler it
+runs as it is.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def fill_shares(mixtures: Numbers, components: int, log_edges: Numbers, answers:
     """Add the probabilities of the ``E + 1`` bins between ``E`` rising edges to ``answers``.
 
     Args:
-        mixtures: the weights of ``B`` mixtures with ``components`` logistics each, then their locations in log-bytes, then their
+        mixtures: the weights of ``B`` mixtures with ``components`` logistics each, then their
+            locations in log-bytes, then their
             scales: ``3 * B * components`` numbers.
         components: of each mixture.
         log_edges: the edges in log-bytes.

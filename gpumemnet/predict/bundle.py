@@ -2,21 +2,26 @@
 
 A bundle is a folder with three files::
 
-    model.onnx    input  features   float32 [B, F]   the columns of gpumemnet.features.vector, in natural units
-                         sequences  float32 [B, L, S]   transformer only: the columns of gpumemnet.features.sequence
-                         mask       float32 [B, L]   transformer only: 1 for a token, 0 for padding
+    model.onnx    input  features   float32 [B, F]   the columns of gpumemnet.features.vector, in
+    natural units
+                         sequences  float32 [B, L, S]   transformer only: the columns of
+                         gpumemnet.features.sequence mask       float32 [B, L]   transformer only: 1
+                         for a token, 0 for padding
                   output weights    float32 [B, K]   mixture weights
                          locations  float32 [B, K]   component means in log-bytes
                          scales     float32 [B, K]   component scales in log-bytes
-                         amounts    float32 [B, 2 + L]   log-bytes of the calibrated closed form, of the mixture's
+                         amounts    float32 [B, 2 + L]   log-bytes of the calibrated closed form, of
+                         the mixture's
                                     centre, and of a bound for each calibrated coverage
     card.json     identity of the model, its training data, support, and calibration
     SHA256SUMS    checksums of both, in the format of sha256sum(1)
 
-A bundle serves one job family or several.  A bundle for several has the family ``all`` and the encoder ``common``.  The field
-``families`` of its card then holds what differs between them: support, fallback and calibration of traced peaks.
+A bundle serves one job family or several.  A bundle for several has the family ``all`` and the
+encoder ``common``.  The field ``families`` of its card then holds what differs between them:
+support, fallback and calibration of traced peaks.
 
-Each file is read once and checked.  The checked bytes are passed on, so a file that changes later has no effect.
+Each file is read once and checked.  The checked bytes are passed on, so a file that changes later
+has no effect.
 """
 
 from __future__ import annotations
@@ -64,8 +69,8 @@ def load_bundle(folder: str | Path) -> Bundle:
     """Reads and checks the bundle in ``folder``.
 
     Raises:
-        BundleError: when a file is missing or too large, a checksum differs, or the card has another format or
-            feature schema.
+        BundleError: when a file is missing or too large, a checksum differs, or the card has
+            another format or feature schema.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -74,13 +79,18 @@ def load_bundle(folder: str | Path) -> Bundle:
     sums = _parse_sums(contents[SUMS_FILE], folder)
     for name in (MODEL_FILE, CARD_FILE):
         if sums.get(name) != hashlib.sha256(contents[name]).hexdigest():
-            raise BundleError(f"{folder / name}: its checksum differs from {SUMS_FILE}: the file was altered or cut short")
+            raise BundleError(
+                f"{folder / name}: its checksum differs from {SUMS_FILE}: the file was altered or cut short"
+            )
     card = parse_card(contents[CARD_FILE], folder / CARD_FILE)
-    return Bundle(card, contents[MODEL_FILE], hashlib.sha256(contents[SUMS_FILE]).hexdigest(), str(folder))
+    return Bundle(
+        card, contents[MODEL_FILE], hashlib.sha256(contents[SUMS_FILE]).hexdigest(), str(folder)
+    )
 
 
 def load_bundles(folder: str | Path) -> tuple[Bundle, ...]:
-    """The bundle in ``folder``, or the bundles in its folders, as ``gpumemnet calibrate --out`` writes them.
+    """The bundle in ``folder``, or the bundles in its folders, as ``gpumemnet calibrate --out``
+    writes them.
 
     Raises:
         BundleError: when there is none, or one is damaged.
@@ -88,9 +98,13 @@ def load_bundles(folder: str | Path) -> tuple[Bundle, ...]:
     folder = Path(folder)
     if not folder.is_dir() or any((folder / name).exists() for name in BUNDLE_FILES):
         return (load_bundle(folder),)
-    found = tuple(load_bundle(entry) for entry in sorted(folder.iterdir()) if (entry / SUMS_FILE).is_file())
+    found = tuple(
+        load_bundle(entry) for entry in sorted(folder.iterdir()) if (entry / SUMS_FILE).is_file()
+    )
     if not found:
-        raise BundleError(f"{folder}: holds no bundle: neither {', '.join(sorted(BUNDLE_FILES))} nor folders with them")
+        raise BundleError(
+            f"{folder}: holds no bundle: neither {', '.join(sorted(BUNDLE_FILES))} nor folders with them"
+        )
     return found
 
 
@@ -104,7 +118,8 @@ def save_bundle(folder: str | Path, model: bytes, document: Mapping[str, Any]) -
     check_replaceable(folder)
     card = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
     sums = "".join(
-        f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in ((MODEL_FILE, model), (CARD_FILE, card))
+        f"{hashlib.sha256(content).hexdigest()}  {name}\n"
+        for name, content in ((MODEL_FILE, model), (CARD_FILE, card))
     ).encode()
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -131,7 +146,9 @@ def check_replaceable(folder: Path) -> None:
     Raises:
         BundleError: names the folder.
     """
-    if folder.exists() and (not folder.is_dir() or {entry.name for entry in folder.iterdir()} - BUNDLE_FILES):
+    if folder.exists() and (
+        not folder.is_dir() or {entry.name for entry in folder.iterdir()} - BUNDLE_FILES
+    ):
         raise BundleError(f"{folder}: exists and is no bundle; choose another folder")
 
 

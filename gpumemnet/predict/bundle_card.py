@@ -1,4 +1,5 @@
-"""The card of a bundle: identity of the model, its training data, support, and calibration; read from JSON and checked."""
+"""The card of a bundle: identity of the model, its training data, support, and calibration; read
+from JSON and checked."""
 
 from __future__ import annotations
 
@@ -23,13 +24,15 @@ ALL_FAMILIES: Final = "all"
 """Value of ``family`` in the card of such a model."""
 ENCODERS: Final = ("mlp", "transformer", COMMON)
 MAX_DEVICE_BYTES: Final = 2**41
-"""Upper limit of a card's capacity, above the memory of any GPU; it keeps the number of bins within its limit."""
+"""Upper limit of a card's capacity, above the memory of any GPU; it keeps the number of bins within
+its limit."""
 _MAX_DEPTH: Final = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedPeakCalibration:
-    """Distribution of measured memory around the traced peak plus the CUDA context, for jobs that state a traced peak.
+    """Distribution of measured memory around the traced peak plus the CUDA context, for jobs that
+    state a traced peak.
 
     Attributes:
         weights, log_scales: mixture of logistics around ``log(traced peak + context)``.
@@ -47,16 +50,19 @@ class TracedPeakCalibration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedFormCalibration:
-    """The closed form's error on real networks, for jobs whose layers' memory is known (:mod:`gpumemnet.predict.real_networks`).
+    """The closed form's error on real networks, for jobs whose layers' memory is known
+    (:mod:`gpumemnet.predict.real_networks`).
 
     Attributes:
         slopes: of :data:`gpumemnet.predict.real_networks.TERMS`.
         groups: for each of :data:`gpumemnet.predict.real_networks.GROUPS`, in that order.
-        within_support: whether the closed form answers for jobs inside the model's support, at every batch size.
+        within_support: whether the closed form answers for jobs inside the model's support, at
+            every batch size.
         beyond_support: whether it answers for jobs beyond it.
         options: job field → values for which the closed form was tested.
         ranges: feature column → smallest and largest value for which it was tested.
-        other_share: largest share of output elements that belonged to layers of kind ``other``, whose memory is unknown.
+        other_share: largest share of output elements that belonged to layers of kind ``other``,
+            whose memory is unknown.
     """
 
     slopes: tuple[float, ...]
@@ -75,12 +81,14 @@ class BundleCard:
     Attributes:
         name, version: identity of the model.
         family: the job family that the model predicts.
-        encoder: the model's input: ``mlp`` (feature vector), ``transformer`` (feature vector and layer sequence) or ``common``
-            (feature vector, one model for all families).
+        encoder: the model's input: ``mlp`` (feature vector), ``transformer`` (feature vector and
+            layer sequence) or ``common`` (feature vector, one model for all families).
         label_source: origin of the training labels: readings of a GPU, or ``traced``.
         gpu: the GPU model of the training labels.
-        capacity_bytes, blas_workspace_bytes: of that GPU, see :class:`gpumemnet.gpu.catalogue.DeviceProfile`.
-        context_bytes: CUDA context included in the training labels; for another GPU it is replaced by that GPU's context.
+        capacity_bytes, blas_workspace_bytes: of that GPU, see
+            :class:`gpumemnet.gpu.catalogue.DeviceProfile`.
+        context_bytes: CUDA context included in the training labels; for another GPU it is replaced
+            by that GPU's context.
         traced_peak: calibration for jobs that state a traced peak; ``None`` when there is none.
         options: job field → values seen in training; any other value is outside the support.
         kinds: layer kinds seen in training; any other kind is outside the support.
@@ -91,8 +99,8 @@ class BundleCard:
         closed_form: the closed form's calibration on real networks; ``None`` when there is none.
         document: the whole card as written.
         site_calibration: a site's calibration for its GPU; ``None`` in shipped bundles.
-        by_family: the card of each family, for a common model; empty for other models.  The fields of a common model's own card
-            span all its families.
+        by_family: the card of each family, for a common model; empty for other models.  The fields
+            of a common model's own card span all its families.
     """
 
     name: str
@@ -156,7 +164,9 @@ def parse_card(content: bytes, path: Path) -> BundleCard:
     try:
         card = _card(document)
         parts = document["families"] if card.family == ALL_FAMILIES else {}
-        by_family = {family: _card({**document, **part, "family": family}) for family, part in parts.items()}
+        by_family = {
+            family: _card({**document, **part, "family": family}) for family, part in parts.items()
+        }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BundleError(f"{path}: incomplete card ({type(error).__name__}: {error})") from None
     unfamiliar = {card.family, *by_family} - {*FAMILIES, *([ALL_FAMILIES] if by_family else [])}
@@ -165,8 +175,12 @@ def parse_card(content: bytes, path: Path) -> BundleCard:
     if card.encoder not in ENCODERS:
         raise BundleError(f"{path}: unknown encoder {card.encoder!r}: upgrade gpumemnet")
     if (card.encoder == COMMON) != bool(by_family):
-        raise BundleError(f"{path}: the encoder {COMMON} and the family {ALL_FAMILIES} belong together, and one is missing")
-    unknown = {column for one in (card, *by_family.values()) for column in one.ranges} - set(FEATURE_NAMES)
+        raise BundleError(
+            f"{path}: the encoder {COMMON} and the family {ALL_FAMILIES} belong together, and one is missing"
+        )
+    unknown = {column for one in (card, *by_family.values()) for column in one.ranges} - set(
+        FEATURE_NAMES
+    )
     if unknown:
         raise BundleError(f"{path}: unknown feature column {sorted(unknown)[0]!r} in the support")
     return dataclasses.replace(card, by_family=by_family)
@@ -183,24 +197,35 @@ def _card(document: Mapping[str, Any]) -> BundleCard:
         capacity_bytes=_count(document["device"], "capacity_bytes"),
         blas_workspace_bytes=_count(document["device"], "blas_workspace_bytes"),
         context_bytes=_count(document["device"], "context_bytes"),
-        traced_peak=_traced_peak(document.get("traced_peak"), len(document["conformal"]["coverages"])),
+        traced_peak=_traced_peak(
+            document.get("traced_peak"), len(document["conformal"]["coverages"])
+        ),
         options=_options(document["support"]["options"]),
         kinds=frozenset(_texts(document["support"]["kinds"])),
-        ranges={column: (_number(low), _number(high)) for column, (low, high) in document["support"]["ranges"].items()},
+        ranges={
+            column: (_number(low), _number(high))
+            for column, (low, high) in document["support"]["ranges"].items()
+        },
         coverages=_coverages(document["conformal"]["coverages"]),
         range_log_scale=_positive(document["fallback"]["range_log_scale"]),
         option_log_scale=_positive(document["fallback"]["option_log_scale"]),
         document=document,
-        closed_form=_closed_form(document["fallback"].get("closed_form"), len(document["conformal"]["coverages"])),
-        site_calibration=site_calibration_from_card(document.get("site_calibration"), len(document["conformal"]["coverages"])),
+        closed_form=_closed_form(
+            document["fallback"].get("closed_form"), len(document["conformal"]["coverages"])
+        ),
+        site_calibration=site_calibration_from_card(
+            document.get("site_calibration"), len(document["conformal"]["coverages"])
+        ),
     )
 
 
 def _check_portable(value: Any, path: Path, depth: int = 0) -> None:
-    """Raises an error for values that not every JSON library can write: the service's list of models contains the whole card.
+    """Raises an error for values that not every JSON library can write: the service's list of
+    models contains the whole card.
 
     Raises:
-        BundleError: on a number of more than 64 bits, text that UTF-8 cannot carry, or deep nesting.
+        BundleError: on a number of more than 64 bits, text that UTF-8 cannot carry, or deep
+            nesting.
     """
     if depth > _MAX_DEPTH:
         raise BundleError(f"{path}: nested more than {_MAX_DEPTH} deep")
@@ -213,16 +238,26 @@ def _check_portable(value: Any, path: Path, depth: int = 0) -> None:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise BundleError(f"{path}: holds text that is no Unicode (half of a surrogate pair)") from None
+            raise BundleError(
+                f"{path}: holds text that is no Unicode (half of a surrogate pair)"
+            ) from None
 
 
 def _traced_peak(document: Any, levels: int) -> TracedPeakCalibration | None:
     if document is None:
         return None
-    weights, log_scales = (tuple(map(_positive, document[name])) for name in ("weights", "log_scales"))
+    weights, log_scales = (
+        tuple(map(_positive, document[name])) for name in ("weights", "log_scales")
+    )
     log_bounds = tuple(map(_number, document["log_bounds"]))
-    if not 0 < len(weights) == len(log_scales) or abs(sum(weights) - 1.0) > 1e-6 or len(log_bounds) != levels:
-        raise ValueError("the calibration of the traced peak needs weights that sum to one, and a bound for each coverage")
+    if (
+        not 0 < len(weights) == len(log_scales)
+        or abs(sum(weights) - 1.0) > 1e-6
+        or len(log_bounds) != levels
+    ):
+        raise ValueError(
+            "the calibration of the traced peak needs weights that sum to one, and a bound for each coverage"
+        )
     return TracedPeakCalibration(
         weights=weights,
         log_scales=log_scales,
@@ -241,7 +276,10 @@ def _closed_form(document: Any, levels: int) -> ClosedFormCalibration | None:
         within_support=document["within_support"] is True,
         beyond_support=document["beyond_support"] is True,
         options=_options(document["options"]),
-        ranges={column: (_number(low), _number(high)) for column, (low, high) in document["ranges"].items()},
+        ranges={
+            column: (_number(low), _number(high))
+            for column, (low, high) in document["ranges"].items()
+        },
         other_share=_number(document["other_share"]),
     )
 
@@ -252,22 +290,36 @@ def _group(document: Mapping[str, Any], levels: int) -> GroupCalibration:
         raise ValueError("the calibration of the closed form needs a bound for each coverage")
     without, with_benchmark = map(_number, document["log_shifts"])
     return GroupCalibration(
-        log_shifts=(without, with_benchmark), log_scale=_positive(document["log_scale"]), log_bounds=log_bounds
+        log_shifts=(without, with_benchmark),
+        log_scale=_positive(document["log_scale"]),
+        log_bounds=log_bounds,
     )
 
 
 def _coverages(levels: Any) -> tuple[float, ...]:
     coverages = tuple(map(_number, levels))
-    if not coverages or coverages != tuple(sorted(set(coverages))) or not 0.0 < coverages[0] <= coverages[-1] < 1.0:
+    if (
+        not coverages
+        or coverages != tuple(sorted(set(coverages)))
+        or not 0.0 < coverages[0] <= coverages[-1] < 1.0
+    ):
         raise ValueError("the coverages must rise between 0 and 1")
     return coverages
 
 
 def _options(options: Any) -> dict[str, tuple[str | bool | int | None, ...]]:
     seen = {field: tuple(values) for field, values in options.items() if isinstance(values, list)}
-    if not seen or seen.keys() != options.keys() or not seen.keys() <= {*OPTION_FIELDS, *NUMBER_FIELDS}:
+    if (
+        not seen
+        or seen.keys() != options.keys()
+        or not seen.keys() <= {*OPTION_FIELDS, *NUMBER_FIELDS}
+    ):
         raise ValueError("the support's options must be lists of values of job fields")
-    if not all(value is None or isinstance(value, str | bool | int) for values in seen.values() for value in values):
+    if not all(
+        value is None or isinstance(value, str | bool | int)
+        for values in seen.values()
+        for value in values
+    ):
         raise ValueError("the support's options must be plain values")
     return seen
 

@@ -1,7 +1,9 @@
-"""Tells whether the compiled modules were built, and refuses those that are older than their sources.
+"""Tells whether the compiled modules were built, and refuses those that are older than their
+sources.
 
-Without compiled modules, predictions are the same but slower.  In a checkout, Python loads a compiled module even when its source
-has changed since; it would fail in strange ways, or compute by the old rules.
+Without compiled modules, predictions are the same but slower.  In a checkout, Python loads a
+compiled module even when its source has changed since; it would fail in strange ways, or compute by
+the old rules.
 """
 
 from __future__ import annotations
@@ -15,9 +17,7 @@ from typing import Final
 
 from gpumemnet.errors import StaleModulesError
 
-NOT_COMPILED: Final = (
-    "gpumemnet's compiled modules were not built, so predictions take longer: install a C compiler, then gpumemnet again"
-)
+NOT_COMPILED: Final = "gpumemnet's compiled modules were not built, so predictions take longer: install a C compiler, then gpumemnet again"
 
 _PACKAGE: Final = Path(__file__).parents[1]
 
@@ -31,8 +31,8 @@ def check_sources(record: str) -> None:
     """Check that the compiled modules of a checkout were made from its present sources.
 
     Args:
-        record: path of the file that an editable installation writes (``hatch_build.py``): compiled module → SHA-256 of its
-            ``.py`` and ``.pxd`` files.
+        record: path of the file that an editable installation writes (``hatch_build.py``): compiled
+            module → SHA-256 of its ``.py`` and ``.pxd`` files.
 
     Raises:
         StaleModulesError: names the changed sources, and the command that compiles them.
@@ -41,7 +41,10 @@ def check_sources(record: str) -> None:
     for library, digest in json.loads(Path(record).read_text("utf-8")).items():
         texts = [_PACKAGE / (library.partition(".")[0] + ending) for ending in (".py", ".pxd")]
         is_there = (_PACKAGE / library).exists() and all(text.exists() for text in texts)
-        if is_there and hashlib.sha256(b"".join(text.read_bytes() for text in texts)).hexdigest() != digest:
+        if (
+            is_there
+            and hashlib.sha256(b"".join(text.read_bytes() for text in texts)).hexdigest() != digest
+        ):
             changed.append(str(texts[0].relative_to(_PACKAGE.parent)))
     if changed:
         raise StaleModulesError(

@@ -1,8 +1,9 @@
 """Distributions over memory: mixtures of logistics over log-bytes.
 
-The probability of a bin is the difference of the cumulative distribution function at the bin's two edges.  The centre gives
-the expected memory, and the calibrated spread gives an upper bound.  The head is that of PixelCNN++ (Salimans et al., ICLR
-2017, section 2.1), applied to ordered bins of any width.
+The probability of a bin is the difference of the cumulative distribution function at the bin's two
+edges.  The centre gives the expected memory, and the calibrated spread gives an upper bound.  The
+head is that of PixelCNN++ (Salimans et al., ICLR 2017, section 2.1), applied to ordered bins of any
+width.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ Indices = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 _FEW_PAIRS: Final = 4096 if IS_COMPILED else 0
-"""Up to this many pairs of a component and an edge, the compiled loop is faster than arrays; 0 without compiled code."""
+"""Up to this many pairs of a component and an edge, the compiled loop is faster than arrays; 0
+without compiled code."""
 _PAIRS_AT_ONCE: Final = 2048
-"""Pairs of a distribution and an edge in one step; arrays of more do not fit the processor's cache."""
+"""Pairs of a distribution and an edge in one step; arrays of more do not fit the processor's
+cache."""
 _PROBABILITIES_AT_ONCE: Final = 2**18
 """Most bin probabilities held in memory when only the largest of each job is needed."""
 MOST_LOG_BYTES: Final = 700.0
@@ -31,7 +34,8 @@ MOST_LOG_BYTES: Final = 700.0
 _LEAST_SCALE: Final = 1e-300
 """Lower limit of a scale, so that dividing by it is safe."""
 _REACHES: Final = (0, 2, 12)
-"""Bins to each side of the guess that the search for the most probable bin tries, before it computes all bins."""
+"""Bins to each side of the guess that the search for the most probable bin tries, before it
+computes all bins."""
 _NEAR_TANGENTS: Final = 8192
 """Number of edges, with all components at each, that fit the processor's cache."""
 _DOUBT: Final = 1e-4
@@ -58,16 +62,19 @@ class MemoryDistribution:
         return MemoryDistribution(np.ones((len(location), 1)), location[:, None], scale[:, None])
 
     def _half_shares(self) -> Array:
-        """Half of the factor that normalises each job's weights, shape ``[B]``: float32 weights do not sum exactly to one."""
+        """Half of the factor that normalises each job's weights, shape ``[B]``: float32 weights do
+        not sum exactly to one."""
         shares: Array = 0.5 / np.add.reduce(self.weights, axis=1, dtype=np.float64)
         return shares
 
     def bin_probabilities(self, log_inner_edges: Array) -> Array:
-        """Probabilities of the ``E + 1`` bins between ``E`` increasing inner edges; shape ``[B, E + 1]``, rows sum to one.
+        """Probabilities of the ``E + 1`` bins between ``E`` increasing inner edges; shape ``[B, E +
+        1]``, rows sum to one.
 
-        Few pairs of a component and an edge go through a compiled loop, many through arrays: neither is fast for both.  On one
-        core, one job with 16 components and 40 edges takes 5 µs by the loop and 58 µs by arrays.  The first 1,000 traced CNNs,
-        with 141 edges and wide distributions, take 36 ms by the loop and 21 ms by arrays.
+        Few pairs of a component and an edge go through a compiled loop, many through arrays:
+        neither is fast for both.  On one core, one job with 16 components and 40 edges takes 5 µs
+        by the loop and 58 µs by arrays.  The first 1,000 traced CNNs, with 141 edges and wide
+        distributions, take 36 ms by the loop and 21 ms by arrays.
         """
         count = len(log_inner_edges)
         if self.weights.size * count <= _FEW_PAIRS:
@@ -75,7 +82,9 @@ class MemoryDistribution:
             mixtures = np.array((self.weights, self.locations, self.scales), dtype=np.float64)
             log_edges = np.ascontiguousarray(log_inner_edges, dtype=np.float64)
             fill_shares(mixtures.reshape(-1), self.weights.shape[1], log_edges, shares.reshape(-1))
-            np.minimum(shares, 1.0, out=shares)  # rounding: the shares of the components may add up to a little more
+            np.minimum(
+                shares, 1.0, out=shares
+            )  # rounding: the shares of the components may add up to a little more
             return shares
         # At most edges the cumulative distribution is 0 or 1: only those in between need computing.
         reaches = REACH * self.scales
@@ -100,18 +109,23 @@ class MemoryDistribution:
             tangents = log_amounts[at : at + _PAIRS_AT_ONCE, None] - self.locations[own]
             tangents *= halves[own]
             np.tanh(tangents, out=tangents)
-            answer[at : at + _PAIRS_AT_ONCE] = 0.5 + shares[own] * np.einsum("pk,pk->p", tangents, self.weights[own])
+            answer[at : at + _PAIRS_AT_ONCE] = 0.5 + shares[own] * np.einsum(
+                "pk,pk->p", tangents, self.weights[own]
+            )
         return answer
 
     def most_probable_bins(self, log_inner_edges: Array, near: Indices) -> Indices:
-        """Index of the most probable bin of each job, the first one on a tie of :meth:`bin_probabilities`; shape ``[B]``.
+        """Index of the most probable bin of each job, the first one on a tie of
+        :meth:`bin_probabilities`; shape ``[B]``.
 
-        Most distributions span a few bins, so the search starts with the bins around a guess.  If one of them is larger than
-        each of the others, and than all probability outside, it is the largest of all.
+        Most distributions span a few bins, so the search starts with the bins around a guess.  If
+        one of them is larger than each of the others, and than all probability outside, it is the
+        largest of all.
 
         Args:
             log_inner_edges: as for :meth:`bin_probabilities`.
-            near: a guess for each job, shape ``[B]``; a bad guess costs time and does not change the answer.
+            near: a guess for each job, shape ``[B]``; a bad guess costs time and does not change
+                the answer.
         """
         answer = np.empty(len(near), dtype=np.int64)
         left = np.arange(len(near))
@@ -125,7 +139,9 @@ class MemoryDistribution:
             for at in range(0, len(left), step):
                 rows = left[at : at + step]
                 first = np.clip(near[rows] - reach, 0, len(edges) - 1 - width)
-                best, is_sure = self.take(rows)._outweighing(edges[first + np.arange(width + 1)[:, None]])
+                best, is_sure = self.take(rows)._outweighing(
+                    edges[first + np.arange(width + 1)[:, None]]
+                )
                 answer[rows] = first + best
                 doubtful.append(rows[~is_sure])
             left = np.concatenate(doubtful)
@@ -136,8 +152,10 @@ class MemoryDistribution:
         return answer
 
     def _outweighing(self, log_edges: Array) -> tuple[Indices, Flags]:
-        """The largest bin between each job's own edges, shape ``[E, B]``, and whether it is certainly the largest of all."""
-        # Float32 is enough for differences from a nearby point; the logarithms themselves need float64.
+        """The largest bin between each job's own edges, shape ``[E, B]``, and whether it is
+        certainly the largest of all."""
+        # Float32 is enough for differences from a nearby point; the logarithms themselves need
+        # float64.
         middle = self.locations[:, 0].astype(np.float64)
         edges = (log_edges - middle).astype(np.float32)
         locations = (self.locations - middle[:, None]).astype(np.float32).T.copy()
@@ -156,8 +174,11 @@ class MemoryDistribution:
         """The distributions of the given rows."""
         return MemoryDistribution(self.weights[rows], self.locations[rows], self.scales[rows])
 
-    def replaced(self, rows: NDArray[np.bool_], location: Array, scale: Array) -> MemoryDistribution:
-        """Replaces the given rows by a single logistic; ``location`` and ``scale`` are in log-bytes, shape ``[B]``."""
+    def replaced(
+        self, rows: NDArray[np.bool_], location: Array, scale: Array
+    ) -> MemoryDistribution:
+        """Replaces the given rows by a single logistic; ``location`` and ``scale`` are in
+        log-bytes, shape ``[B]``."""
         chosen = rows[:, None]
         return MemoryDistribution(
             np.where(chosen, 1.0 / self.weights.shape[1], self.weights),
@@ -166,7 +187,8 @@ class MemoryDistribution:
         )
 
     def moved(self, amounts: Array) -> MemoryDistribution:
-        """Shifts each distribution up by ``amounts`` bytes, shape ``[B]``; rows with 0 stay unchanged.
+        """Shifts each distribution up by ``amounts`` bytes, shape ``[B]``; rows with 0 stay
+        unchanged.
 
         To first order, widths in bytes stay the same.
         """
@@ -176,11 +198,17 @@ class MemoryDistribution:
         return MemoryDistribution(
             self.weights,
             np.where(chosen, np.log(higher), self.locations),
-            np.where(chosen, np.maximum(self.scales * (centres / higher), _LEAST_SCALE), self.scales),
+            np.where(
+                chosen, np.maximum(self.scales * (centres / higher), _LEAST_SCALE), self.scales
+            ),
         )
 
     def mixed(
-        self, rows: NDArray[np.bool_], location: Array, weights: Sequence[float], scales: Sequence[float]
+        self,
+        rows: NDArray[np.bool_],
+        location: Array,
+        weights: Sequence[float],
+        scales: Sequence[float],
     ) -> MemoryDistribution:
         """Replaces the given rows by a mixture of logistics around one location.
 

@@ -1,7 +1,7 @@
 """The interface of all estimators.
 
-Classifiers, the trace and published formulas return the same type.  A report can therefore compare them, and a scheduler can
-replace one by another.
+Classifiers, the trace and published formulas return the same type.  A report can therefore compare
+them, and a scheduler can replace one by another.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Decides which GPUs hold a job: of the catalogue with its MIG profiles, or of a site's devices with their free memory.
+"""Decides which GPUs hold a job: of the catalogue with its MIG profiles, or of a site's devices
+with their free memory.
 
-The rule is that of :mod:`gpumemnet.gpu.verdict`.  Targets on which a job takes the same memory share one prediction.
+The rule is that of :mod:`gpumemnet.gpu.verdict`.  Targets on which a job takes the same memory
+share one prediction.
 """
 
 from __future__ import annotations
@@ -59,8 +61,8 @@ class Fit:
         gpu, mig, device, available_mib: the target, see :class:`Target`.
         request_mib: expected memory on this GPU in MiB, rounded up.
         limit_mib: safe memory on this GPU in MiB, rounded up; ``None`` outside the model's support.
-        verdict: ``yes`` if the limit is available, ``no`` if even the request is not, ``unsure`` in between, ``unknown`` if
-            there is no limit.
+        verdict: ``yes`` if the limit is available, ``no`` if even the request is not, ``unsure`` in
+            between, ``unknown`` if there is no limit.
         probability: predicted probability that the job's memory is at most the available memory.
     """
 
@@ -89,33 +91,53 @@ def catalogue_targets() -> tuple[Target, ...]:
     return tuple(targets)
 
 
-def target(name: str, *, mig: str | None = None, free_mib: int | None = None, device: str | None = None) -> Target:
+def target(
+    name: str, *, mig: str | None = None, free_mib: int | None = None, device: str | None = None
+) -> Target:
     """Looks up a target by the name that a user gives.
 
     Args:
-        name: name or alias of a GPU in the catalogue, optionally with a slash and a MIG profile (``A100/3g.20gb``).
+        name: name or alias of a GPU in the catalogue, optionally with a slash and a MIG profile
+            (``A100/3g.20gb``).
         mig: the MIG profile, if ``name`` does not contain it.
         free_mib: memory that is free now, in MiB; by default that of an empty device.
         device: the caller's name of the device.
 
     Raises:
-        InvalidRequestError: when the GPU or profile is not in the catalogue, or the free memory is impossible.
+        InvalidRequestError: when the GPU or profile is not in the catalogue, or the free memory is
+            impossible.
     """
     if device is None and mig is None and free_mib is None and isinstance(name, str):
         return _catalogue_target(name)
     if free_mib is not None and (type(free_mib) is not int or not 0 <= free_mib <= MAX_FREE_MIB):
         raise InvalidRequestError(
-            f"must be a whole number of MiB between 0 and {MAX_FREE_MIB}, not {describe(free_mib)}", "free_mib"
+            f"must be a whole number of MiB between 0 and {MAX_FREE_MIB}, not {describe(free_mib)}",
+            "free_mib",
         )
-    if device is not None and (not isinstance(device, str) or not 0 < len(device) <= MAX_DEVICE_NAME):
-        raise InvalidRequestError(f"must be a text of 1 to {MAX_DEVICE_NAME} characters, not {describe(device)}", "id")
+    if device is not None and (
+        not isinstance(device, str) or not 0 < len(device) <= MAX_DEVICE_NAME
+    ):
+        raise InvalidRequestError(
+            f"must be a text of 1 to {MAX_DEVICE_NAME} characters, not {describe(device)}", "id"
+        )
     if mig is not None and (not isinstance(mig, str) or "/" in mig):
-        raise InvalidRequestError(f"must be a MIG profile such as 3g.20gb, not {describe(mig)}", "mig")
+        raise InvalidRequestError(
+            f"must be a MIG profile such as 3g.20gb, not {describe(mig)}", "mig"
+        )
     if mig is not None and isinstance(name, str) and "/" in name:
-        raise InvalidRequestError("must not stand beside a gpu that names a profile: give it once", "mig")
-    found = _catalogue_target(name if mig is None else f"{name}/{mig}") if isinstance(name, str) else _unknown_gpu(name)
+        raise InvalidRequestError(
+            "must not stand beside a gpu that names a profile: give it once", "mig"
+        )
+    found = (
+        _catalogue_target(name if mig is None else f"{name}/{mig}")
+        if isinstance(name, str)
+        else _unknown_gpu(name)
+    )
     return Target(
-        gpu=found.gpu, mig=found.mig, device=device, available_mib=found.available_mib if free_mib is None else free_mib
+        gpu=found.gpu,
+        mig=found.mig,
+        device=device,
+        available_mib=found.available_mib if free_mib is None else free_mib,
     )
 
 
@@ -126,7 +148,9 @@ def _catalogue_target(name: str) -> Target:
     if not slash:
         return Target(gpu=profile.name, available_mib=available_mib(profile))
     partition = mig_profile(profile.name, mig)
-    return Target(gpu=profile.name, mig=partition.name, available_mib=available_mib(profile, partition))
+    return Target(
+        gpu=profile.name, mig=partition.name, available_mib=available_mib(profile, partition)
+    )
 
 
 def _unknown_gpu(name: object) -> Target:
@@ -151,9 +175,12 @@ def fits(
         encoder: ``mlp``, ``transformer`` or ``common``; by default the predictor chooses.
 
     Raises:
-        InvalidRequestError, UnsupportedJobError: as :meth:`gpumemnet.predict.predictor.Predictor.predict`.
+        InvalidRequestError, UnsupportedJobError: as
+            :meth:`gpumemnet.predict.predictor.Predictor.predict`.
     """
-    return fits_table(predictor, JobTable.from_jobs((job,)), targets, coverage=coverage, encoder=encoder)[0]
+    return fits_table(
+        predictor, JobTable.from_jobs((job,)), targets, coverage=coverage, encoder=encoder
+    )[0]
 
 
 def fits_table(
@@ -164,7 +191,8 @@ def fits_table(
     coverage: float = DEFAULT_COVERAGE,
     encoder: str | None = None,
 ) -> list[tuple[Fit, ...]]:
-    """Runs :func:`fits` for all jobs of a table, in order, in batches; arguments and errors as in :func:`fits`."""
+    """Runs :func:`fits` for all jobs of a table, in order, in batches; arguments and errors as in
+    :func:`fits`."""
     all_targets = catalogue_targets() if targets is None else tuple(targets)
     found: list[dict[int, Fit]] = [{} for _ in range(len(jobs))]
     for gpu, positions in alike(predictor, all_targets).items():
@@ -172,7 +200,9 @@ def fits_table(
         for at in range(0, len(amounts), MAX_BINS - 1):
             edges = AvailableMemory.of(amounts[at : at + MAX_BINS - 1])
             edge_of = {amount: row for row, amount in enumerate(edges.amounts_mib)}
-            predictions = predictor.predict_table(jobs, bins=edges, coverage=coverage, gpu=gpu, encoder=encoder)
+            predictions = predictor.predict_table(
+                jobs, bins=edges, coverage=coverage, gpu=gpu, encoder=encoder
+            )
             below = np.minimum(np.cumsum(predictions.probabilities, axis=1), 1.0).tolist()
             for row, memory in enumerate(memories_of(predictions)):
                 for position in positions:
@@ -183,7 +213,8 @@ def fits_table(
 
 
 class Memory(NamedTuple):
-    """Request and limit of a job on one GPU, in whole MiB; the limit is ``None`` outside the support."""
+    """Request and limit of a job on one GPU, in whole MiB; the limit is ``None`` outside the
+    support."""
 
     request_mib: int
     limit_mib: int | None
@@ -199,10 +230,11 @@ def memories_of(predictions: PredictionTable) -> list[Memory]:
 
 
 def alike(predictor: Predictor, targets: Sequence[Target]) -> dict[str, list[int]]:
-    """Groups targets on which a job takes the same memory: name of one GPU of the group → positions of its targets.
+    """Groups targets on which a job takes the same memory: name of one GPU of the group → positions
+    of its targets.
 
-    Predicted memory differs between GPUs only by the CUDA context and the cuBLAS workspace.  A GPU that a site has calibrated is
-    a group by itself.
+    Predicted memory differs between GPUs only by the CUDA context and the cuBLAS workspace.  A GPU
+    that a site has calibrated is a group by itself.
     """
     leaders: dict[object, str] = {}
     groups: dict[str, list[int]] = {}
@@ -214,7 +246,12 @@ def alike(predictor: Predictor, targets: Sequence[Target]) -> dict[str, list[int
 
 def _overheads(answer_gpu: AnswerGpu) -> tuple[int, int, int, str | None]:
     site = answer_gpu.gpu if answer_gpu.is_calibrated else None
-    return answer_gpu.context.expected_bytes, answer_gpu.context.bound_bytes, answer_gpu.blas_workspace_bytes, site
+    return (
+        answer_gpu.context.expected_bytes,
+        answer_gpu.context.bound_bytes,
+        answer_gpu.blas_workspace_bytes,
+        site,
+    )
 
 
 def _fit(target: Target, memory: Memory, probability: float) -> Fit:
@@ -232,7 +269,8 @@ def _fit(target: Target, memory: Memory, probability: float) -> Fit:
 
 @dataclass(frozen=True, slots=True)
 class AvailableMemory(BinScheme):
-    """Bins of unequal width whose edges are amounts of available memory, so that one prediction covers all of them.
+    """Bins of unequal width whose edges are amounts of available memory, so that one prediction
+    covers all of them.
 
     Attributes:
         amounts_mib: the inner edges in MiB, increasing.

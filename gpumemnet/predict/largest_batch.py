@@ -1,8 +1,9 @@
 """Finds the largest batch that fits a GPU, and the smallest GPU or MIG profile that holds a job.
 
-Predicted memory may fall slightly when the batch grows, which would confuse a scheduler that searches.  The functions therefore
-use the running maximum over a dense grid of batch sizes.  With more memory, the largest batch never shrinks.  With a larger
-batch, neither the memory nor the GPU shrinks.
+Predicted memory may fall slightly when the batch grows, which would confuse a scheduler that
+searches.  The functions therefore use the running maximum over a dense grid of batch sizes.  With
+more memory, the largest batch never shrinks.  With a larger batch, neither the memory nor the GPU
+shrinks.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_BATCH: Final = 65_536
 _FINE_STEPS: Final = 16
-"""Grid steps per doubling of the batch size; the grid holds every batch size up to twice this number."""
+"""Grid steps per doubling of the batch size; the grid holds every batch size up to twice this
+number."""
 _LAYER_ROWS: Final = 50_000
-"""Most layers that the grid up to the default may hold in all; jobs of many layers get fewer steps, which bounds the work."""
+"""Most layers that the grid up to the default may hold in all; jobs of many layers get fewer steps,
+which bounds the work."""
 
 _NOTHING: Final = Memory(0, 0)
 
@@ -60,7 +63,8 @@ class BatchSizes:
         gpu, mig, device, available_mib: the target, see :class:`~gpumemnet.predict.fits.Target`.
         coverage: share of jobs that stay below the limit.
         max_batch: the largest batch size considered.
-        safe_batch: the largest batch whose limit fits; ``None`` when no limit fits or there is no limit.
+        safe_batch: the largest batch whose limit fits; ``None`` when no limit fits or there is no
+            limit.
         likely_batch: the largest batch whose request fits; ``None`` when none does.
         reasons: why no batch size has a limit; empty when one has.
         curve: memory against batch size from 1 to ``max_batch``, never falling.
@@ -84,7 +88,8 @@ class SmallestGpu:
 
     Attributes:
         coverage: share of jobs that stay below the limit.
-        safe: the smallest target that holds the limit; ``None`` when none does or there is no limit.
+        safe: the smallest target that holds the limit; ``None`` when none does or there is no
+            limit.
         likely: the smallest target that holds the request; ``None`` when none does.
         reasons: why there is no limit; empty when there is one.
     """
@@ -104,7 +109,8 @@ def batch_sizes(
     encoder: str | None = None,
     max_batch: int = DEFAULT_MAX_BATCH,
 ) -> BatchSizes:
-    """Finds the largest batches of ``job`` that fit ``target``; the batch size of the job itself is ignored.
+    """Finds the largest batches of ``job`` that fit ``target``; the batch size of the job itself is
+    ignored.
 
     A traced peak holds for one batch size only and is ignored too.
 
@@ -117,12 +123,14 @@ def batch_sizes(
         max_batch: the largest batch size to consider.
 
     Raises:
-        InvalidRequestError: on an impossible ``max_batch``, and as :meth:`gpumemnet.predict.predictor.Predictor.predict`.
+        InvalidRequestError: on an impossible ``max_batch``, and as
+            :meth:`gpumemnet.predict.predictor.Predictor.predict`.
         UnsupportedJobError: when no bundle is loaded for the job's family.
     """
     if type(max_batch) is not int or not 1 <= max_batch <= MAX_BATCH_SIZE:
         raise InvalidRequestError(
-            f"must be a whole number between 1 and {MAX_BATCH_SIZE}, not {describe(max_batch)}", "max_batch"
+            f"must be a whole number between 1 and {MAX_BATCH_SIZE}, not {describe(max_batch)}",
+            "max_batch",
         )
     memory_of = _MemoryOfBatches(predictor, job, target.gpu, coverage, encoder)
     grid = batch_grid(max_batch, _steps(job))
@@ -158,13 +166,16 @@ def smallest_gpu(
 ) -> SmallestGpu:
     """Finds the smallest of ``targets`` that holds ``job``; by default, of the whole catalogue.
 
-    The memory is the running maximum up to the next batch size on the grid.  The answer has a limit only if every target has
-    one.  For a job with a traced peak, the answer uses that peak alone.
+    The memory is the running maximum up to the next batch size on the grid.  The answer has a limit
+    only if every target has one.  For a job with a traced peak, the answer uses that peak alone.
 
     Raises:
-        InvalidRequestError, UnsupportedJobError: as :meth:`gpumemnet.predict.predictor.Predictor.predict`.
+        InvalidRequestError, UnsupportedJobError: as
+            :meth:`gpumemnet.predict.predictor.Predictor.predict`.
     """
-    candidates = sorted(catalogue_targets() if targets is None else targets, key=lambda target: target.available_mib)
+    candidates = sorted(
+        catalogue_targets() if targets is None else targets, key=lambda target: target.available_mib
+    )
     if job.traced_peak_bytes is not None:
         found = fits(predictor, job, candidates, coverage=coverage, encoder=encoder)
         reasons = predictor.predict(job, coverage=coverage, encoder=encoder).reasons
@@ -178,9 +189,14 @@ def smallest_gpu(
         memories |= dict.fromkeys(positions, Memory(last.request_mib, last.limit_mib))
         reasons = reasons or memory_of.last_reasons
     if reasons:  # with limits on some GPUs only, the answer would jump between GPUs from one batch size to the next
-        memories = {position: Memory(memory.request_mib, None) for position, memory in memories.items()}
+        memories = {
+            position: Memory(memory.request_mib, None) for position, memory in memories.items()
+        }
     at = dataclasses.replace(job, batch_size=grid[-1])
-    probabilities = [fit.probability for fit in fits(predictor, at, candidates, coverage=coverage, encoder=encoder)]
+    probabilities = [
+        fit.probability
+        for fit in fits(predictor, at, candidates, coverage=coverage, encoder=encoder)
+    ]
     found = tuple(
         Fit(
             gpu=target.gpu,
@@ -189,7 +205,9 @@ def smallest_gpu(
             available_mib=target.available_mib,
             request_mib=memories[position].request_mib,
             limit_mib=memories[position].limit_mib,
-            verdict=verdict(memories[position].request_mib, memories[position].limit_mib, target.available_mib),
+            verdict=verdict(
+                memories[position].request_mib, memories[position].limit_mib, target.available_mib
+            ),
             probability=probabilities[position],
         )
         for position, target in enumerate(candidates)
@@ -206,8 +224,11 @@ def _smallest(found: Sequence[Fit], coverage: float, reasons: tuple[str, ...]) -
     )
 
 
-def batch_grid(max_batch: int, steps: int = _FINE_STEPS, *, is_rounded_up: bool = False) -> list[int]:
-    """Batch sizes from 1 to ``max_batch``: every one up to twice ``steps``, then ``steps`` per doubling.
+def batch_grid(
+    max_batch: int, steps: int = _FINE_STEPS, *, is_rounded_up: bool = False
+) -> list[int]:
+    """Batch sizes from 1 to ``max_batch``: every one up to twice ``steps``, then ``steps`` per
+    doubling.
 
     Args:
         max_batch: the last batch size.
@@ -231,7 +252,8 @@ def _grid(steps: int) -> tuple[int, ...]:
 
 
 def _steps(job: TrainingJob) -> int:
-    """Grid steps for a job; they do not depend on its batch size, so that answers for two batch sizes are comparable."""
+    """Grid steps for a job; they do not depend on its batch size, so that answers for two batch
+    sizes are comparable."""
     steps = _FINE_STEPS
     while steps > 1 and len(job.layers) * steps * DEFAULT_MAX_BATCH.bit_length() > _LAYER_ROWS:
         steps //= 2
@@ -246,8 +268,11 @@ def layers_of_batch_sizes(job: TrainingJob, max_batch: int) -> int:
     return max(1, len(job.layers)) * (len(batch_grid(max_batch, steps)) + 2 * _FINE_STEPS * rounds)
 
 
-def layers_of_smallest_gpu(predictor: Predictor, job: TrainingJob, targets: Iterable[Target] | None = None) -> int:
-    """About how many layers :func:`smallest_gpu` computes: it searches once for each group of targets with the same memory."""
+def layers_of_smallest_gpu(
+    predictor: Predictor, job: TrainingJob, targets: Iterable[Target] | None = None
+) -> int:
+    """About how many layers :func:`smallest_gpu` computes: it searches once for each group of
+    targets with the same memory."""
     groups = len(alike(predictor, catalogue_targets() if targets is None else tuple(targets)))
     has_grid = job.traced_peak_bytes is None
     points = len(batch_grid(job.batch_size, _steps(job), is_rounded_up=True)) if has_grid else 0
@@ -255,9 +280,12 @@ def layers_of_smallest_gpu(predictor: Predictor, job: TrainingJob, targets: Iter
 
 
 class _MemoryOfBatches:
-    """The memory of one job on one GPU at any batch size; many batch sizes are predicted as one table."""
+    """The memory of one job on one GPU at any batch size; many batch sizes are predicted as one
+    table."""
 
-    def __init__(self, predictor: Predictor, job: TrainingJob, gpu: str, coverage: float, encoder: str | None) -> None:
+    def __init__(
+        self, predictor: Predictor, job: TrainingJob, gpu: str, coverage: float, encoder: str | None
+    ) -> None:
         self._predictor = predictor
         self._table = JobTable.from_jobs((dataclasses.replace(job, traced_peak_bytes=None),))
         self._options = PredictionOptions(gpu=gpu, coverage=coverage, encoder=encoder)
@@ -265,33 +293,46 @@ class _MemoryOfBatches:
         self.last_reasons: tuple[str, ...] = ()
 
     def __call__(self, batches: Sequence[int]) -> list[Memory]:
-        jobs = self._table.take(np.zeros(len(batches), dtype=np.int64)).with_numbers("batch_size", np.array(batches, np.float64))
+        jobs = self._table.take(np.zeros(len(batches), dtype=np.int64)).with_numbers(
+            "batch_size", np.array(batches, np.float64)
+        )
         predictions = self._predictor.predict_table(jobs, self._options)
         self.fewest_reasons = min(map(predictions.reasons, range(len(jobs))), key=len)
         self.last_reasons = predictions.reasons(len(jobs) - 1)
         return memories_of(predictions)
 
 
-def _running_maximum(grid: Sequence[int], memories: Sequence[Memory], start: Memory = _NOTHING) -> list[BatchPoint]:
-    """Running maximum of request and limit; a limit is at least the request, and stays missing where there was none."""
+def _running_maximum(
+    grid: Sequence[int], memories: Sequence[Memory], start: Memory = _NOTHING
+) -> list[BatchPoint]:
+    """Running maximum of request and limit; a limit is at least the request, and stays missing
+    where there was none."""
     request, limit = start.request_mib, start.limit_mib or 0
     points = []
     for batch, memory in zip(grid, memories, strict=True):
         request = max(request, memory.request_mib)
         if memory.limit_mib is not None:
             limit = max(limit, request, memory.limit_mib)
-        points.append(BatchPoint(batch_size=batch, request_mib=request, limit_mib=None if memory.limit_mib is None else limit))
+        points.append(
+            BatchPoint(
+                batch_size=batch,
+                request_mib=request,
+                limit_mib=None if memory.limit_mib is None else limit,
+            )
+        )
     return points
 
 
 class _Bracket:
     """Searches for the largest batch that fits, between two neighbours on the grid.
 
-    The batch sizes that it tries depend on the bracket alone, not on the available memory.  More memory therefore leads to the
-    same bracket or to a later one, and never to a smaller batch.
+    The batch sizes that it tries depend on the bracket alone, not on the available memory.  More
+    memory therefore leads to the same bracket or to a later one, and never to a smaller batch.
     """
 
-    def __init__(self, curve: Sequence[BatchPoint], field: str, available_mib: int, max_batch: int) -> None:
+    def __init__(
+        self, curve: Sequence[BatchPoint], field: str, available_mib: int, max_batch: int
+    ) -> None:
         self._field = field
         self._available_mib = available_mib
         self.largest: int | None = None
@@ -304,13 +345,19 @@ class _Bracket:
         if self.largest is None or self._end - self.largest <= 1:
             return []
         width = self._end - self.largest
-        return sorted({self.largest + width * step // _FINE_STEPS for step in range(1, _FINE_STEPS)} - {self.largest})
+        return sorted(
+            {self.largest + width * step // _FINE_STEPS for step in range(1, _FINE_STEPS)}
+            - {self.largest}
+        )
 
     def narrow(self, known: dict[int, Memory]) -> None:
         """Narrows the bracket with the memory at the batch sizes that were tried."""
         batches = self.open_batches()
         if batches:
-            self._take(_running_maximum(batches, [known[batch] for batch in batches], self._below), self._end)
+            self._take(
+                _running_maximum(batches, [known[batch] for batch in batches], self._below),
+                self._end,
+            )
 
     def _take(self, points: Sequence[BatchPoint], end: int) -> None:
         fitting = [
@@ -321,7 +368,11 @@ class _Bracket:
         if fitting:
             last = points[fitting[-1]]
             self.largest = last.batch_size
-            limits = [point.limit_mib for point in points[: fitting[-1] + 1] if point.limit_mib is not None]
+            limits = [
+                point.limit_mib
+                for point in points[: fitting[-1] + 1]
+                if point.limit_mib is not None
+            ]
             self._below = Memory(last.request_mib, max(limits, default=self._below.limit_mib or 0))
             after = fitting[-1] + 1
         else:

@@ -27,7 +27,13 @@ from gpumemnet.predict.bundle import GRAPH_OUTPUTS, Bundle
 from gpumemnet.predict.bundle_card import COMMON
 from gpumemnet.predict.distribution import MOST_LOG_BYTES, MemoryDistribution
 from gpumemnet.predict.prediction_table import AnsweringModel, ModelAnswer, PredictionTable
-from gpumemnet.predict.real_networks import group_codes, growing_features, has_benchmark, line_bytes, with_log_errors
+from gpumemnet.predict.real_networks import (
+    group_codes,
+    growing_features,
+    has_benchmark,
+    line_bytes,
+    with_log_errors,
+)
 from gpumemnet.predict.site_calibration import SiteCalibration
 from gpumemnet.predict.startup_peak import startup_peaks
 from gpumemnet.predict.support import Support, Unseen, option_reasons
@@ -36,11 +42,16 @@ from gpumemnet.units import GIB
 Array = NDArray[np.floating[Any]]
 
 _ROWS_AT_ONCE: Final = {"mlp": 256, "transformer": 32, COMMON: 256}
-"""Encoder → jobs per run of the graph; larger runs do not fit the processor's cache, and onnxruntime keeps their memory."""
-CERTAIN_COLUMNS: Final = slice(FEATURE_NAMES.index("weight_bytes"), FEATURE_NAMES.index("optimizer_state_bytes") + 1)
-"""What every training step holds at once, whatever else it does: weights, gradients, optimizer state."""
+"""Encoder → jobs per run of the graph; larger runs do not fit the processor's cache, and
+onnxruntime keeps their memory."""
+CERTAIN_COLUMNS: Final = slice(
+    FEATURE_NAMES.index("weight_bytes"), FEATURE_NAMES.index("optimizer_state_bytes") + 1
+)
+"""What every training step holds at once, whatever else it does: weights, gradients, optimizer
+state."""
 LINE_SOURCE: Final = "readings_and_traces"
-"""Label source of answers by the line over the closed form, which is calibrated on published readings and on traced jobs."""
+"""Label source of answers by the line over the closed form, which is calibrated on published
+readings and on traced jobs."""
 NO_NUMBER: Final = "the model gives no number for it"
 """Reason given for a job when the graph outputs infinity or NaN."""
 _MOST_BYTES: Final = 2.0**62
@@ -55,8 +66,8 @@ class GraphAnswer(NamedTuple):
         reference_bytes: the closed form, shape ``[B]``.
         expected_bytes: the expected memory, shape ``[B]``.
         bounds_bytes: the bounds for the ``L`` calibrated coverages, shape ``[B, L]``.
-        is_broken: jobs with infinity or NaN in the output, whose amounts are set to the GPU's capacity, shape ``[B]``; ``None``
-            when there are none.
+        is_broken: jobs with infinity or NaN in the output, whose amounts are set to the GPU's
+            capacity, shape ``[B]``; ``None`` when there are none.
     """
 
     distribution: MemoryDistribution
@@ -72,8 +83,10 @@ class ModelGpu(NamedTuple):
     Attributes:
         answer_gpu: the GPU, with the CUDA context that the answer contains.
         least_context_bytes: the context that no answer is below.
-        shift_bytes: what the graph's expectation is moved by: the context of the answer, minus the one in the model's labels.
-        shift_bound_bytes: what the graph's bounds are moved by: the same with the upper bound of the context.
+        shift_bytes: what the graph's expectation is moved by: the context of the answer, minus the
+            one in the model's labels.
+        shift_bound_bytes: what the graph's bounds are moved by: the same with the upper bound of
+            the context.
         site: a site's calibration for this GPU; ``None`` for the model as trained.
     """
 
@@ -85,9 +98,15 @@ class ModelGpu(NamedTuple):
 
 
 class BundleModel:
-    """One bundle loaded for jobs of one family: its graph in onnxruntime, and its support as arrays."""
+    """One bundle loaded for jobs of one family: its graph in onnxruntime, and its support as
+    arrays."""
 
-    def __init__(self, bundle: Bundle, family: str | None = None, session: onnxruntime.InferenceSession | None = None) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        family: str | None = None,
+        session: onnxruntime.InferenceSession | None = None,
+    ) -> None:
         """Loads the bundle for jobs of one family.
 
         Args:
@@ -99,7 +118,8 @@ class BundleModel:
         self.card = card = bundle.card.of(family or bundle.card.families[0])
         self.needs_layers = card.encoder == "transformer"
         self.label_gpu = ModelGpu(of_labels(card), 0, 0, 0)
-        """The GPU and the context of the training labels: for comparing answers with labels like them, and for no answer."""
+        """The GPU and the context of the training labels: for comparing answers with labels like
+        them, and for no answer."""
         self._model_gpus: dict[AnswerGpu, ModelGpu] = {}
         self.support = Support(card)
         self._rows_at_once = _ROWS_AT_ONCE[card.encoder]
@@ -122,7 +142,12 @@ class BundleModel:
         if site is not None and site.gpu == answer_gpu.gpu:
             return ModelGpu(answer_gpu, 0, site.shift_bytes, site.shift_bound_bytes, site)
         context, own = answer_gpu.context, self.card.context_bytes
-        return ModelGpu(answer_gpu, context.expected_bytes, context.expected_bytes - own, context.bound_bytes - own)
+        return ModelGpu(
+            answer_gpu,
+            context.expected_bytes,
+            context.expected_bytes - own,
+            context.bound_bytes - own,
+        )
 
     def run(self, table: JobTable, features: NDArray[np.float64]) -> GraphAnswer:
         """Runs the graph for ``B`` jobs with their features, shape ``[B, F]``."""
@@ -131,11 +156,18 @@ class BundleModel:
             weights, locations, scales, amounts = self._run(table, features)
         else:
             starts = range(0, len(features), step)
-            parts = [self._run(table[at : at + step] if self.needs_layers else table, features[at : at + step]) for at in starts]
+            parts = [
+                self._run(
+                    table[at : at + step] if self.needs_layers else table, features[at : at + step]
+                )
+                for at in starts
+            ]
             weights, locations, scales, amounts = map(np.concatenate, zip(*parts, strict=True))
         is_broken = None
         if not _are_numbers(weights, locations, scales, amounts):
-            is_number = [np.isfinite(output).all(axis=1) for output in (weights, locations, scales, amounts)]
+            is_number = [
+                np.isfinite(output).all(axis=1) for output in (weights, locations, scales, amounts)
+            ]
             is_broken = ~np.logical_and.reduce(is_number)
             amounts = np.where(is_broken[:, None], math.log(self.card.capacity_bytes or 1), amounts)
         amounts_bytes = _in_bytes(amounts)
@@ -192,7 +224,8 @@ class BundleModel:
 
         Args:
             table: the jobs.
-            bins: bin scheme of the probabilities; by default 1 GiB bins up to the capacity of the GPU.
+            bins: bin scheme of the probabilities; by default 1 GiB bins up to the capacity of the
+                GPU.
             coverage: share of jobs that the safe bytes cover.
             model_gpu: the GPU, from :meth:`model_gpu`; by default :attr:`label_gpu`.
             features: the result of :meth:`features`, if already known.
@@ -215,37 +248,53 @@ class BundleModel:
             centre, scale, safe = self._closed_form_amounts(table, features, level, model_gpu)
             distribution, expected = MemoryDistribution.of_logistics(np.log(centre), scale), centre
         else:
-            distribution, expected, safe, reasons = self._graph_amounts(table, features, unseen, level, model_gpu.site)
+            distribution, expected, safe, reasons = self._graph_amounts(
+                table, features, unseen, level, model_gpu.site
+            )
             if by_closed_form.any():
                 rows = by_closed_form.nonzero()[0]
                 centre, scale, bound = np.zeros((3, len(table)))
-                amounts = self._closed_form_amounts(table.take(rows), features[rows], level, model_gpu)
+                amounts = self._closed_form_amounts(
+                    table.take(rows), features[rows], level, model_gpu
+                )
                 centre[rows], scale[rows], bound[rows] = amounts
-                distribution = distribution.replaced(by_closed_form, np.log(np.maximum(centre, 1.0)), scale)
+                distribution = distribution.replaced(
+                    by_closed_form, np.log(np.maximum(centre, 1.0)), scale
+                )
                 expected = np.where(by_closed_form, centre, expected)
                 safe = np.where(by_closed_form, bound, safe)
                 reasons = {row: words for row, words in reasons.items() if not by_closed_form[row]}
         traced = None if self.card.traced_peak is None else table.column("traced_peak_bytes")
         if traced is not None and traced.any():
-            distribution, expected, safe, theirs = self._with_traces(table, traced, distribution, expected, safe, level)
+            distribution, expected, safe, theirs = self._with_traces(
+                table, traced, distribution, expected, safe, level
+            )
             reasons = {row: words for row, words in (reasons | theirs).items() if words}
         safe = safe + model_gpu.shift_bound_bytes
         least = model_gpu.least_context_bytes + features[:, CERTAIN_COLUMNS].sum(axis=1)
         shifted = expected + model_gpu.shift_bytes
         if (least > shifted).any():
             missing = np.maximum(least - shifted, 0.0)
-            distribution, shifted = distribution.moved(missing), expected + missing + model_gpu.shift_bytes
+            distribution, shifted = (
+                distribution.moved(missing),
+                expected + missing + model_gpu.shift_bytes,
+            )
         expected, safe = shifted, np.maximum(safe, shifted)
         if (added := added_by_replicas(table, None if traced is None else traced > 0)) is not None:
             distribution = distribution.moved(added.expected_bytes)
             expected, safe = expected + added.expected_bytes, safe + added.bound_bytes
         safe = np.ceil(safe)
         answer_gpu = model_gpu.answer_gpu
-        startup = startup_peaks(expected, features, answer_gpu.context.expected_bytes, answer_gpu.available_bytes)
+        startup = startup_peaks(
+            expected, features, answer_gpu.context.expected_bytes, answer_gpu.available_bytes
+        )
         bins = bins or _gib_bins(answer_gpu.capacity_bytes)
         edges = _log_edges(bins, model_gpu.shift_bytes)
         answers = []
-        for source, chosen in ((self.card.label_source, ~by_closed_form), (LINE_SOURCE, by_closed_form)):
+        for source, chosen in (
+            (self.card.label_source, ~by_closed_form),
+            (LINE_SOURCE, by_closed_form),
+        ):
             rows = chosen.nonzero()[0]
             if len(rows):
                 model = AnsweringModel(self.card.name, self.card.version, source, answer_gpu, bins)
@@ -261,22 +310,34 @@ class BundleModel:
         )
 
     def _graph_amounts(
-        self, table: JobTable, features: NDArray[np.float64], unseen: Unseen, level: int, site: SiteCalibration | None
-    ) -> tuple[MemoryDistribution, NDArray[np.float64], NDArray[np.float64], dict[int, tuple[str, ...]]]:
+        self,
+        table: JobTable,
+        features: NDArray[np.float64],
+        unseen: Unseen,
+        level: int,
+        site: SiteCalibration | None,
+    ) -> tuple[
+        MemoryDistribution, NDArray[np.float64], NDArray[np.float64], dict[int, tuple[str, ...]]
+    ]:
         """The graph's answers for ``B`` jobs, with the context of the labels.
 
         Returns:
-            Distributions, expected bytes, bounds in bytes for the coverage at ``level``; why rows have no bound.
+            Distributions, expected bytes, bounds in bytes for the coverage at ``level``; why rows
+            have no bound.
         """
         distribution, reference, expected, bounds, is_broken = self.run(table, features)
         safe = bounds[:, level] if site is None else site.bounds(expected, bounds)[:, level]
         reasons = {row: unseen.reasons(row) for row in unseen.counts.nonzero()[0].tolist()}
         if is_broken is not None:
-            reasons |= {row: (*reasons.get(row, ()), NO_NUMBER) for row in is_broken.nonzero()[0].tolist()}
+            reasons |= {
+                row: (*reasons.get(row, ()), NO_NUMBER) for row in is_broken.nonzero()[0].tolist()
+            }
         if reasons:
             outside = np.zeros(len(table), dtype=np.bool_)
             outside[list(reasons)] = True
-            scales = np.where(unseen.has_unseen_option, self.card.option_log_scale, self.card.range_log_scale)
+            scales = np.where(
+                unseen.has_unseen_option, self.card.option_log_scale, self.card.range_log_scale
+            )
             distribution = distribution.replaced(outside, np.log(reference), scales)
             expected = np.where(outside, reference, expected)
         return distribution, expected, safe, reasons
@@ -287,13 +348,21 @@ class BundleModel:
         """The closed form's answers for ``B`` jobs, with the context of the labels.
 
         Returns:
-            Expected bytes, scale of a logistic in log-bytes, and the bound in bytes for the coverage at ``level``, ``[B]`` each.
+            Expected bytes, scale of a logistic in log-bytes, and the bound in bytes for the
+            coverage at ``level``, ``[B]`` each.
         """
         smoothed = growing_features(table, features, model_gpu.answer_gpu.blas_workspace_bytes)
         line, codes = line_bytes(smoothed, self._slopes), group_codes(features)
         shifts = self._log_shifts[codes, has_benchmark(features)]
-        centre, bound = with_log_errors(line, shifts), with_log_errors(line, shifts + self._log_bounds[codes, level])
-        return np.maximum(centre + self.card.context_bytes, 1.0), self._log_scales[codes], bound + self.card.context_bytes
+        centre, bound = (
+            with_log_errors(line, shifts),
+            with_log_errors(line, shifts + self._log_bounds[codes, level]),
+        )
+        return (
+            np.maximum(centre + self.card.context_bytes, 1.0),
+            self._log_scales[codes],
+            bound + self.card.context_bytes,
+        )
 
     def _with_traces(
         self,
@@ -303,20 +372,24 @@ class BundleModel:
         expected: NDArray[np.float64],
         safe: NDArray[np.float64],
         level: int,
-    ) -> tuple[MemoryDistribution, NDArray[np.float64], NDArray[np.float64], dict[int, tuple[str, ...]]]:
+    ) -> tuple[
+        MemoryDistribution, NDArray[np.float64], NDArray[np.float64], dict[int, tuple[str, ...]]
+    ]:
         """Replaces the predictions of jobs with a traced peak by ones based on that peak.
 
         A trace contains allocations that the feature vector cannot describe.
 
         Returns:
-            Distributions, expected bytes and safe bytes of all jobs; for each job with a traced peak, the reasons why it lies
-            outside the calibration.
+            Distributions, expected bytes and safe bytes of all jobs; for each job with a traced
+            peak, the reasons why it lies outside the calibration.
         """
         calibration = self.card.traced_peak
         assert calibration is not None
         is_traced = traced > 0
         centre = np.log(traced + self.card.context_bytes)
-        distribution = distribution.mixed(is_traced, centre + calibration.log_shift, calibration.weights, calibration.log_scales)
+        distribution = distribution.mixed(
+            is_traced, centre + calibration.log_shift, calibration.weights, calibration.log_scales
+        )
         expected = np.where(is_traced, np.exp(centre + calibration.log_shift), expected)
         safe = np.where(is_traced, np.exp(centre + calibration.log_bounds[level]), safe)
         reasons = {
@@ -327,7 +400,8 @@ class BundleModel:
 
 
 def _are_numbers(weights: Array, locations: Array, scales: Array, amounts: Array) -> bool:
-    """Whether all outputs are finite; a damaged graph can pass the trial run and still output NaN for some job."""
+    """Whether all outputs are finite; a damaged graph can pass the trial run and still output NaN
+    for some job."""
     products = np.vdot(weights, locations), np.vdot(scales, scales), np.vdot(amounts, amounts)
     return all(map(math.isfinite, products))
 
@@ -340,13 +414,16 @@ def _whole_bytes(amounts: Array) -> NDArray[np.int64]:
 
 def _in_bytes(amounts: Array) -> NDArray[np.float64]:
     """Amounts in bytes from their logarithms."""
-    amounts_bytes: NDArray[np.float64] = np.exp(np.minimum(amounts, MOST_LOG_BYTES, dtype=np.float64))
+    amounts_bytes: NDArray[np.float64] = np.exp(
+        np.minimum(amounts, MOST_LOG_BYTES, dtype=np.float64)
+    )
     return amounts_bytes
 
 
 @lru_cache(maxsize=64)
 def _log_edges(bins: BinScheme, shift_bytes: int) -> NDArray[np.float64]:
-    """Edges between the bins in log-bytes, as amounts that contain the context of the model's labels; read-only."""
+    """Edges between the bins in log-bytes, as amounts that contain the context of the model's
+    labels; read-only."""
     log_edges = bins.log_inner_edges
     if shift_bytes:
         log_edges = np.log(np.maximum(np.exp(log_edges) - shift_bytes, 1.0))
@@ -360,14 +437,17 @@ def _gib_bins(capacity_bytes: int) -> BinScheme:
 
 
 _SESSIONS: Final = WeakValueDictionary[tuple[bytes, str, int], onnxruntime.InferenceSession]()
-"""Sessions in use, by graph, encoder and number of coverages: releases that follow each other have most graphs in common."""
+"""Sessions in use, by graph, encoder and number of coverages: releases that follow each other have
+most graphs in common."""
 
 
 def load_session(bundle: Bundle) -> onnxruntime.InferenceSession:
-    """Loads the bundle's graph into onnxruntime and runs it once; predictors in one process share the sessions of equal graphs.
+    """Loads the bundle's graph into onnxruntime and runs it once; predictors in one process share
+    the sessions of equal graphs.
 
     Raises:
-        BundleError: when the graph does not load or run, or has other inputs or outputs than a bundle's graph.
+        BundleError: when the graph does not load or run, or has other inputs or outputs than a
+            bundle's graph.
     """
     key = bundle.model, bundle.card.encoder, len(bundle.card.coverages)
     session = _SESSIONS.get(key)
@@ -378,30 +458,54 @@ def load_session(bundle: Bundle) -> onnxruntime.InferenceSession:
 
 def _checked_session(bundle: Bundle) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1  # for graphs this small a second thread costs more than it saves
+    options.intra_op_num_threads = (
+        1  # for graphs this small a second thread costs more than it saves
+    )
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
     try:
-        session = onnxruntime.InferenceSession(bundle.model, options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            bundle.model, options, providers=["CPUExecutionProvider"]
+        )
         inputs = {entry.name: entry.shape for entry in session.get_inputs()}
         outputs = {entry.name for entry in session.get_outputs()}
     except Exception as error:  # onnxruntime raises undocumented exception classes
-        raise BundleError(f"{bundle.source}: the graph does not load ({type(error).__name__})") from None
+        raise BundleError(
+            f"{bundle.source}: the graph does not load ({type(error).__name__})"
+        ) from None
     wanted: dict[str, int | None] = {"features": len(FEATURE_NAMES)}
     if bundle.card.encoder == "transformer":
         wanted |= {"sequences": len(SEQUENCE_COLUMNS), "mask": None}
-    described = ", ".join(f"{name} [… {width}]" if width else name for name, width in wanted.items())
-    fits = inputs.keys() == wanted.keys() and all(width in (None, inputs[name][-1]) for name, width in wanted.items())
+    described = ", ".join(
+        f"{name} [… {width}]" if width else name for name, width in wanted.items()
+    )
+    fits = inputs.keys() == wanted.keys() and all(
+        width in (None, inputs[name][-1]) for name, width in wanted.items()
+    )
     if not fits or not outputs >= set(GRAPH_OUTPUTS):
-        raise BundleError(f"{bundle.source}: the graph must map {described} to {', '.join(GRAPH_OUTPUTS)}")
-    shapes = {"features": (1, len(FEATURE_NAMES)), "sequences": (1, 1, len(SEQUENCE_COLUMNS)), "mask": (1, 1)}
+        raise BundleError(
+            f"{bundle.source}: the graph must map {described} to {', '.join(GRAPH_OUTPUTS)}"
+        )
+    shapes = {
+        "features": (1, len(FEATURE_NAMES)),
+        "sequences": (1, 1, len(SEQUENCE_COLUMNS)),
+        "mask": (1, 1),
+    }
     try:
-        answer = session.run(GRAPH_OUTPUTS, {name: np.ones(shapes[name], dtype=np.float32) for name in wanted})
+        answer = session.run(
+            GRAPH_OUTPUTS, {name: np.ones(shapes[name], dtype=np.float32) for name in wanted}
+        )
         has_numbers = all(np.isfinite(output).all() for output in answer)
     except Exception as error:
-        raise BundleError(f"{bundle.source}: the graph does not run ({type(error).__name__})") from None
+        raise BundleError(
+            f"{bundle.source}: the graph does not run ({type(error).__name__})"
+        ) from None
     if answer[-1].shape != (1, 2 + len(bundle.card.coverages)):
-        raise BundleError(f"{bundle.source}: the graph does not give a bound for each of the card's coverages")
+        raise BundleError(
+            f"{bundle.source}: the graph does not give a bound for each of the card's coverages"
+        )
     if not has_numbers:
-        raise BundleError(f"{bundle.source}: the graph gives infinity or no number where an amount should stand")
+        raise BundleError(
+            f"{bundle.source}: the graph gives infinity or no number where an amount should stand"
+        )
     return session

@@ -23,8 +23,8 @@ class PredictionOptions:
         bins: bin scheme of the probabilities; by default 1 GiB bins up to the capacity of the GPU.
         coverage: share of jobs that the safe bytes cover.
         gpu: name or alias of the GPU; by default the predictor's.
-        encoder: ``mlp`` or ``transformer`` for a model of the family, ``common`` for the model of all families; by default
-            ``mlp`` if the family has it.
+        encoder: ``mlp`` or ``transformer`` for a model of the family, ``common`` for the model of
+            all families; by default ``mlp`` if the family has it.
 
     Raises:
         InvalidRequestError: when ``coverage`` is not a number.
@@ -37,7 +37,9 @@ class PredictionOptions:
 
     def __post_init__(self) -> None:
         if isinstance(self.coverage, bool) or not isinstance(self.coverage, int | float):
-            raise InvalidRequestError(f"must be a number, not {describe(self.coverage)}", "coverage")
+            raise InvalidRequestError(
+                f"must be a number, not {describe(self.coverage)}", "coverage"
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -46,23 +48,26 @@ class Prediction:
 
     Attributes:
         expected_bytes: centre of the predicted distribution: too low about as often as too high.
-        startup_peak_bytes: the expected memory at the moment of most memory.  It is above ``expected_bytes``, the steady state,
-            where cuDNN searches for algorithms in the first step (``cudnn_benchmark``) and gives the memory back.
-        safe_bytes: upper bound on the steady state that holds for the share ``coverage`` of jobs; ``None`` outside the model's
-            support.
+        startup_peak_bytes: the expected memory at the moment of most memory.  It is above
+            ``expected_bytes``, the steady state, where cuDNN searches for algorithms in the first
+            step (``cudnn_benchmark``) and gives the memory back.
+        safe_bytes: upper bound on the steady state that holds for the share ``coverage`` of jobs;
+            ``None`` outside the model's support.
         coverage: the requested coverage.
         bins: the bin scheme of ``probabilities``.
         probabilities: probability of every bin, shape ``[bins.count]``, sums to one.
         in_support: whether the job resembles those that the model was trained and calibrated on.
         reasons: why the job does not resemble them, one sentence each; empty inside the support.
         gpu: the GPU model that the amounts are for.
-        gpu_source: why they are for it: ``request``, ``setting``, or ``default``, the GPU of the most trusted labels.
+        gpu_source: why they are for it: ``request``, ``setting``, or ``default``, the GPU of the
+            most trusted labels.
         context_bytes: the CUDA context in ``expected_bytes``.
         context_source: where that number comes from.
         estimator: name of the estimator.
         version: version of the estimator.
-        label_source: origin of the labels behind the answer: readings of a GPU (``nvml_…``, ``nvidia_smi_…``), ``traced``, or
-            ``readings_and_traces`` where the line over the closed form answers.
+        label_source: origin of the labels behind the answer: readings of a GPU (``nvml_…``,
+            ``nvidia_smi_…``), ``traced``, or ``readings_and_traces`` where the line over the closed
+            form answers.
     """
 
     expected_bytes: int

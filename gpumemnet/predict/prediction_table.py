@@ -1,6 +1,7 @@
 """The prediction table: predictions for ``B`` jobs as columns, in the order of the jobs.
 
-One model predicts each job; different jobs of a table may have different models.  Probabilities are computed on first access.
+One model predicts each job; different jobs of a table may have different models.  Probabilities are
+computed on first access.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ class AnsweringModel(NamedTuple):
 
     Attributes:
         name, version: of the model's bundle.
-        label_source: origin of the labels behind these answers, as in :class:`~gpumemnet.predict.prediction.Prediction`.
+        label_source: origin of the labels behind these answers, as in
+            :class:`~gpumemnet.predict.prediction.Prediction`.
         answer_gpu: the GPU that the amounts are for, with the CUDA context in them.
-        bins: the bins of the probabilities: the requested ones, else 1 GiB wide up to the capacity of that GPU.
+        bins: the bins of the probabilities: the requested ones, else 1 GiB wide up to the capacity
+            of that GPU.
     """
 
     name: str
@@ -51,8 +54,10 @@ class ModelAnswer:
     Attributes:
         model: the model.
         rows: the rows of the table that it predicts, increasing, shape ``[R]``.
-        distribution: the distributions of these rows, without the shift of amounts that ``log_edges`` contains.
-        log_edges: edges between neighbouring bins for ``distribution``, in log-bytes, shape ``[bins.count - 1]``.
+        distribution: the distributions of these rows, without the shift of amounts that
+            ``log_edges`` contains.
+        log_edges: edges between neighbouring bins for ``distribution``, in log-bytes, shape
+            ``[bins.count - 1]``.
     """
 
     model: AnsweringModel
@@ -69,11 +74,14 @@ class ModelAnswer:
         return self._probabilities
 
     def bin_index(self, expected_bytes: Indices) -> Indices:
-        """Index of the most probable bin of each row; the search starts at the bin of ``expected_bytes``."""
+        """Index of the most probable bin of each row; the search starts at the bin of
+        ``expected_bytes``."""
         if self._probabilities is not None:
             indices: Indices = self._probabilities.argmax(axis=1)
             return indices
-        return self.distribution.most_probable_bins(self.log_edges, self.model.bins.index(expected_bytes.astype(np.float64)))
+        return self.distribution.most_probable_bins(
+            self.log_edges, self.model.bins.index(expected_bytes.astype(np.float64))
+        )
 
 
 class PredictionTable(Sequence[Prediction]):
@@ -81,12 +89,21 @@ class PredictionTable(Sequence[Prediction]):
 
     Attributes:
         expected_bytes: centre of each predicted distribution, int64, shape ``[B]``.
-        startup_peak_bytes: the expected memory at the moment of most memory, at least ``expected_bytes``, int64, shape ``[B]``.
+        startup_peak_bytes: the expected memory at the moment of most memory, at least
+            ``expected_bytes``, int64, shape ``[B]``.
         coverage: the requested coverage.
         answers: each model with its rows and distributions.
     """
 
-    __slots__ = ("_positions", "_reasons", "_safe_bytes", "answers", "coverage", "expected_bytes", "startup_peak_bytes")
+    __slots__ = (
+        "_positions",
+        "_reasons",
+        "_safe_bytes",
+        "answers",
+        "coverage",
+        "expected_bytes",
+        "startup_peak_bytes",
+    )
 
     def __init__(
         self,
@@ -108,7 +125,9 @@ class PredictionTable(Sequence[Prediction]):
             startup_peak_bytes: shape ``[B]``; by default ``expected_bytes``.
         """
         self.expected_bytes = expected_bytes
-        self.startup_peak_bytes = expected_bytes if startup_peak_bytes is None else startup_peak_bytes
+        self.startup_peak_bytes = (
+            expected_bytes if startup_peak_bytes is None else startup_peak_bytes
+        )
         self.coverage = coverage
         self.answers = tuple(answers)
         self._safe_bytes = safe_bytes
@@ -116,8 +135,11 @@ class PredictionTable(Sequence[Prediction]):
         self._positions: tuple[Indices, Indices] | None = None
 
     @staticmethod
-    def join(parts: Sequence[tuple[Indices, PredictionTable]], count: int, coverage: float) -> PredictionTable:
-        """Joins tables into one of ``count`` rows; each part is its rows in the result, and their predictions in that order."""
+    def join(
+        parts: Sequence[tuple[Indices, PredictionTable]], count: int, coverage: float
+    ) -> PredictionTable:
+        """Joins tables into one of ``count`` rows; each part is its rows in the result, and their
+        predictions in that order."""
         expected, startup, safe = np.zeros((3, count), dtype=np.int64)
         reasons: dict[int, tuple[str, ...]] = {}
         answers = []
@@ -127,7 +149,8 @@ class PredictionTable(Sequence[Prediction]):
             safe[rows] = table._safe_bytes
             reasons |= {int(rows[row]): words for row, words in table._reasons.items()}
             answers += [
-                ModelAnswer(answer.model, rows[answer.rows], answer.distribution, answer.log_edges) for answer in table.answers
+                ModelAnswer(answer.model, rows[answer.rows], answer.distribution, answer.log_edges)
+                for answer in table.answers
             ]
         return PredictionTable(expected, safe, reasons, coverage, answers, startup)
 
@@ -150,11 +173,13 @@ class PredictionTable(Sequence[Prediction]):
 
     @property
     def safe_bytes(self) -> np.ma.MaskedArray[tuple[int], np.dtype[np.int64]]:
-        """Upper bounds that hold for the share :attr:`coverage` of jobs, int64, masked outside the support, shape ``[B]``."""
+        """Upper bounds that hold for the share :attr:`coverage` of jobs, int64, masked outside the
+        support, shape ``[B]``."""
         return np.ma.MaskedArray(self._safe_bytes, mask=~self.in_support)
 
     def reasons(self, row: int) -> tuple[str, ...]:
-        """Why the job in ``row`` lies outside its model's support, one sentence each; empty inside the support."""
+        """Why the job in ``row`` lies outside its model's support, one sentence each; empty inside
+        the support."""
         return self._reasons.get(row, ())
 
     @property
@@ -167,7 +192,8 @@ class PredictionTable(Sequence[Prediction]):
 
     @property
     def probabilities(self) -> Array:
-        """Probability of every bin, shape ``[B, bins]``; rows whose model has fewer bins are padded with zeros."""
+        """Probability of every bin, shape ``[B, bins]``; rows whose model has fewer bins are padded
+        with zeros."""
         if len(self.answers) == 1:
             return self.answers[0].probabilities
         width = max((answer.model.bins.count for answer in self.answers), default=0)
@@ -177,20 +203,26 @@ class PredictionTable(Sequence[Prediction]):
         return probabilities
 
     def documents(self) -> list[dict[str, Any]]:
-        """The predictions as JSON objects, with the fields that HTTP and ``--json`` have in common; HTTP adds its own.
+        """The predictions as JSON objects, with the fields that HTTP and ``--json`` have in common;
+        HTTP adds its own.
 
-        ``request_mib`` and ``limit_mib`` are for schedulers: the expected and the safe bytes in MiB, rounded up.  Objects share
-        their parts, so they must not be changed.
+        ``request_mib`` and ``limit_mib`` are for schedulers: the expected and the safe bytes in
+        MiB, rounded up.  Objects share their parts, so they must not be changed.
         """
         documents: list[dict[str, Any]] = [{}] * len(self)
         expected_bytes, safe_bytes = self.expected_bytes.tolist(), self._safe_bytes.tolist()
         startup_peak_bytes = self.startup_peak_bytes.tolist()
         for answer in self.answers:
-            bins, model = answer.model.bins, {"name": answer.model.name, "version": answer.model.version}
+            bins, model = (
+                answer.model.bins,
+                {"name": answer.model.name, "version": answer.model.version},
+            )
             probabilities = answer.probabilities
             indices = probabilities.argmax(axis=1).tolist()
             bounds_bytes = {index: bins.bounds_bytes(index) for index in set(indices)}
-            for row, index, in_bins in zip(answer.rows.tolist(), indices, probabilities.tolist(), strict=True):
+            for row, index, in_bins in zip(
+                answer.rows.tolist(), indices, probabilities.tolist(), strict=True
+            ):
                 expected, reasons = expected_bytes[row], self._reasons.get(row, ())
                 safe = None if reasons else safe_bytes[row]
                 lower_bytes, upper_bytes = bounds_bytes[index]
@@ -238,13 +270,20 @@ class PredictionTable(Sequence[Prediction]):
         if isinstance(index, slice):
             return [self[row] for row in range(*index.indices(len(self)))]
         row = range(len(self))[index]
-        return self._prediction(row, int(self.expected_bytes[row]), int(self.startup_peak_bytes[row]), int(self._safe_bytes[row]))
+        return self._prediction(
+            row,
+            int(self.expected_bytes[row]),
+            int(self.startup_peak_bytes[row]),
+            int(self._safe_bytes[row]),
+        )
 
     def __iter__(self) -> Iterator[Prediction]:
         amounts = (self.expected_bytes, self.startup_peak_bytes, self._safe_bytes)
         return map(self._prediction, range(len(self)), *(column.tolist() for column in amounts))
 
-    def _prediction(self, row: int, expected_bytes: int, startup_peak_bytes: int, safe_bytes: int) -> Prediction:
+    def _prediction(
+        self, row: int, expected_bytes: int, startup_peak_bytes: int, safe_bytes: int
+    ) -> Prediction:
         answer, position = self.answers[0], row
         if len(self.answers) > 1:
             which, positions = self._rows_in_answers()
@@ -269,7 +308,8 @@ class PredictionTable(Sequence[Prediction]):
         )
 
     def _rows_in_answers(self) -> tuple[Indices, Indices]:
-        """For each row, the position of its answer and its position in that answer, both of shape ``[B]``."""
+        """For each row, the position of its answer and its position in that answer, both of shape
+        ``[B]``."""
         if self._positions is None:
             which, positions = np.zeros((2, len(self)), dtype=np.int64)
             for number, answer in enumerate(self.answers):

@@ -1,13 +1,16 @@
-"""The closed form on real networks: a line over its bytes, and groups of jobs whose errors have one cause.
+"""The closed form on real networks: a line over its bytes, and groups of jobs whose errors have one
+cause.
 
-A closed form needs no training, so it is calibrated on networks that people train: published readings, and traces of real
-architectures (``docs/evaluation/real_networks.md``).  The line adds what a layer list does not say.  Libraries compute the loss
-of a language model in fp32 and hold its logits meanwhile, and attention in single steps keeps copies of its matrices.  Each
-group has its own bound, so that a rare cause of large errors does not widen every bound.  This is Mondrian conformal prediction
-(Vovk et al., Algorithmic Learning in a Random World, section 4.5).
+A closed form needs no training, so it is calibrated on networks that people train: published
+readings, and traces of real architectures (``docs/evaluation/real_networks.md``).  The line adds
+what a layer list does not say.  Libraries compute the loss of a language model in fp32 and hold its
+logits meanwhile, and attention in single steps keeps copies of its matrices.  Each group has its
+own bound, so that a rare cause of large errors does not widen every bound.  This is Mondrian
+conformal prediction (Vovk et al., Algorithmic Learning in a Random World, section 4.5).
 
-Request and limit grow with the batch.  The terms do, once :func:`growing_features` has smoothed the one that need not.  No job
-changes its group with the batch size, and inside a group request and limit are increasing functions of the line.
+Request and limit grow with the batch.  The terms do, once :func:`growing_features` has smoothed the
+one that need not.  No job changes its group with the batch size, and inside a group request and
+limit are increasing functions of the line.
 """
 
 from __future__ import annotations
@@ -33,12 +36,13 @@ TERMS: Final = (
 )
 """What the line multiplies.
 
-In order: 1; the closed form with and without fragmentation; the logits, once more under autocast, and once more for weights in
+In order: 1; the closed form with and without fragmentation; the logits, once more under autocast,
+    and once more for weights in
 half precision; attention matrices; and what the norms of CNNs keep unless it is recomputed.
 
-The last has a slope below zero.  Where norms keep much, little of the peak is workspaces and temporary tensors of convolutions,
-of which the closed form knows least.  It is at most what the peak exceeds the optimizer's step by, so that it grows only where
-the closed form does.
+The last has a slope below zero.  Where norms keep much, little of the peak is workspaces and
+temporary tensors of convolutions, of which the closed form knows least.  It is at most what the
+peak exceeds the optimizer's step by, so that it grows only where the closed form does.
 """
 GROUPS: Final = (
     "checkpointed",
@@ -54,19 +58,25 @@ GROUPS: Final = (
 
 Attributes:
     checkpointed: blocks are recomputed; a layer list does not say how much of them at a time.
-    partly_trained: frozen parameters, or Adafactor, which holds a convolution's update in several forms.
-    normalised_cnn: norms keep at least :data:`NORMS_SHARE` of all outputs, so that workspaces of convolutions, which no layer
-        list shows, are a small part of the peak.
-    half_language_model: a language model with weights in half precision; only some convert their logits to fp32.
-    language_model: logits of at least :data:`LOGITS_SHARE` of all outputs, in a network that is no CNN.
+    partly_trained: frozen parameters, or Adafactor, which holds a convolution's update in several
+        forms.
+    normalised_cnn: norms keep at least :data:`NORMS_SHARE` of all outputs, so that workspaces of
+        convolutions, which no layer list shows, are a small part of the peak.
+    half_language_model: a language model with weights in half precision; only some convert their
+        logits to fp32.
+    language_model: logits of at least :data:`LOGITS_SHARE` of all outputs, in a network that is no
+        CNN.
 """
 LOGITS_SHARE: Final = 0.02
 NORMS_SHARE: Final = 0.04
 TYPICAL_SLACK_BYTES: Final = 256 * MIB
-"""Errors are relative to the line and this: those of small jobs are a few segments, whatever their size."""
+"""Errors are relative to the line and this: those of small jobs are a few segments, whatever their
+size."""
 _ALL_TRAINED: Final = 0.99
 _BATCH, _SEGMENT = (FEATURE_NAMES.index(name) for name in ("batch_size", "segment_bytes"))
-_LOGITS, _HALF, _OUTPUTS = (FEATURE_NAMES.index(name) for name in ("logits_bytes", "is_half", "activation_bytes"))
+_LOGITS, _HALF, _OUTPUTS = (
+    FEATURE_NAMES.index(name) for name in ("logits_bytes", "is_half", "activation_bytes")
+)
 _UNFRAGMENTED, _STEP = (FEATURE_NAMES.index(name) for name in ("unfragmented_bytes", "step_bytes"))
 _FACTORS: Final = np.array(
     [
@@ -85,17 +95,25 @@ _FACTORS: Final = np.array(
 ).T
 """For each term the two features that it is the product of; ``has_layers`` is 1."""
 _OF_NORMS: Final = TERMS.index("kept_by_norm_bytes, cnn")
-_CHECKPOINTED, _TRAINED, _FACTORED = (FEATURE_NAMES.index(name) for name in ("is_checkpointed", "trainable_share", "is_factored"))
-_KEPT_BY_CONVOLUTIONS, _KEPT_BY_NORMS = (FEATURE_NAMES.index(f"kept_by_{group}_bytes") for group in ("conv", "norm"))
-_IS_CNN, _IS_TRANSFORMER, _BENCHMARK = (FEATURE_NAMES.index(f"is_{name}") for name in ("cnn", "transformer", "cudnn_benchmark"))
+_CHECKPOINTED, _TRAINED, _FACTORED = (
+    FEATURE_NAMES.index(name) for name in ("is_checkpointed", "trainable_share", "is_factored")
+)
+_KEPT_BY_CONVOLUTIONS, _KEPT_BY_NORMS = (
+    FEATURE_NAMES.index(f"kept_by_{group}_bytes") for group in ("conv", "norm")
+)
+_IS_CNN, _IS_TRANSFORMER, _BENCHMARK = (
+    FEATURE_NAMES.index(f"is_{name}") for name in ("cnn", "transformer", "cudnn_benchmark")
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCalibration:
-    """The line's error in one group, in logarithms of memory above the context over the line, see :func:`log_errors`.
+    """The line's error in one group, in logarithms of memory above the context over the line, see
+    :func:`log_errors`.
 
     Attributes:
-        log_shifts: the centre, without and with ``cudnn.benchmark``, whose searches leave free segments behind.
+        log_shifts: the centre, without and with ``cudnn.benchmark``, whose searches leave free
+            segments behind.
         log_scale: scale of a logistic around the centre.
         log_bounds: upper bound for each coverage of the card, from the centre.
     """
@@ -106,11 +124,13 @@ class GroupCalibration:
 
 
 def growing_features(table: JobTable, features: Array, blas_workspace_bytes: int) -> Array:
-    """Returns the features for the line: those given, with ``segment_bytes`` smoothed over the batch size.
+    """Returns the features for the line: those given, with ``segment_bytes`` smoothed over the
+    batch size.
 
-    When tensors pass into another size class of the allocator and share its segments, the closed form falls at once; real memory
-    rises about as often as it falls there.  So it is taken at powers of two alone, at each the larger of the closed forms of this
-    batch size and of half of it, and interpolated between them.
+    When tensors pass into another size class of the allocator and share its segments, the closed
+    form falls at once; real memory rises about as often as it falls there.  So it is taken at
+    powers of two alone, at each the larger of the closed forms of this batch size and of half of
+    it, and interpolated between them.
 
     Args:
         table: the ``B`` jobs, with layers.
@@ -122,7 +142,9 @@ def growing_features(table: JobTable, features: Array, blas_workspace_bytes: int
     halved, between = (lower > 1.0).nonzero()[0], (sizes > lower).nonzero()[0]
     rows = np.concatenate((halved, between, between))
     asked = np.concatenate((lower[halved] / 2.0, lower[between], lower[between] * 2.0))
-    found = feature_matrix(table.take(rows).with_numbers("batch_size", asked), blas_workspace_bytes)[:, _SEGMENT]
+    found = feature_matrix(
+        table.take(rows).with_numbers("batch_size", asked), blas_workspace_bytes
+    )[:, _SEGMENT]
     at_half, at_lower, at_upper = np.split(found, [len(halved), len(halved) + len(between)])
     start = own.copy()
     start[between] = at_lower
@@ -135,9 +157,12 @@ def growing_features(table: JobTable, features: Array, blas_workspace_bytes: int
 
 
 def line_terms(features: Array) -> Array:
-    """Returns the :data:`TERMS` of jobs with layers, in bytes, shape ``[B, 8]``, from :func:`growing_features`."""
+    """Returns the :data:`TERMS` of jobs with layers, in bytes, shape ``[B, 8]``, from
+    :func:`growing_features`."""
     terms: Array = features[:, _FACTORS[0]] * features[:, _FACTORS[1]]
-    beyond_step = (features[:, _UNFRAGMENTED] - features[:, _STEP]) * (features[:, _CHECKPOINTED] == 0)
+    beyond_step = (features[:, _UNFRAGMENTED] - features[:, _STEP]) * (
+        features[:, _CHECKPOINTED] == 0
+    )
     terms[:, _OF_NORMS] = np.minimum(terms[:, _OF_NORMS], beyond_step)
     return terms
 
@@ -150,12 +175,15 @@ def line_bytes(features: Array, slopes: Array) -> Array:
 
 def log_errors(above_context_bytes: Array, line_bytes: Array) -> Array:
     """Returns the line's errors, shape ``[B]``."""
-    errors: Array = np.log((above_context_bytes + TYPICAL_SLACK_BYTES) / (line_bytes + TYPICAL_SLACK_BYTES))
+    errors: Array = np.log(
+        (above_context_bytes + TYPICAL_SLACK_BYTES) / (line_bytes + TYPICAL_SLACK_BYTES)
+    )
     return errors
 
 
 def with_log_errors(line_bytes: Array, errors: Array) -> Array:
-    """Returns the memory above the context that has these errors, shape ``[B]``; the inverse of :func:`log_errors`."""
+    """Returns the memory above the context that has these errors, shape ``[B]``; the inverse of
+    :func:`log_errors`."""
     amounts: Array = (line_bytes + TYPICAL_SLACK_BYTES) * np.exp(errors) - TYPICAL_SLACK_BYTES
     return amounts
 

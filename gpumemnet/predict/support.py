@@ -1,11 +1,13 @@
 """Checks whether a job resembles a model's training data, and explains why when it does not.
 
-A network's predictions far from its training data are unreliable, and a scheduler has to know.  The support consists of the
-options, layer kinds and feature ranges seen in training.  Each reason names the value of the job and the values seen.
+A network's predictions far from its training data are unreliable, and a scheduler has to know.  The
+support consists of the options, layer kinds and feature ranges seen in training.  Each reason names
+the value of the job and the values seen.
 
-Jobs whose layers' memory is known, by the rules of :mod:`gpumemnet.physics.saved_tensors`, under options for which the closed
-form was tested on real networks get the closed form and its own calibrated bound: outside the support, and for models that do no
-better than the closed form inside it, too.
+Jobs whose layers' memory is known, by the rules of :mod:`gpumemnet.physics.saved_tensors`, under
+options for which the closed form was tested on real networks get the closed form and its own
+calibrated bound: outside the support, and for models that do no better than the closed form inside
+    it, too.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ Flags = NDArray[np.bool_]
 OptionValue = str | bool | int | None
 
 RANGE_TOLERANCE: Final = 1.05
-"""Factor by which a value may exceed the largest value seen, or fall below the smallest, and still be inside."""
+"""Factor by which a value may exceed the largest value seen, or fall below the smallest, and still
+be inside."""
 
 _LISTED: Final = 8
 """Longer lists of numbers are written as a range."""
@@ -40,7 +43,10 @@ _NAMED: Final = re.compile(r"([a-z][a-z0-9_]*) is ")
 _OF_KINDS: Final = "layers of kind"
 _GROW_WITH_BATCH: Final = frozenset({"batch_size", "input_bytes", "activation_bytes"})
 """Feature columns that grow with the batch size of a job."""
-_CHECKPOINTED, _IS_TRANSFORMER = FEATURE_NAMES.index("is_checkpointed"), FEATURE_NAMES.index("is_transformer")
+_CHECKPOINTED, _IS_TRANSFORMER = (
+    FEATURE_NAMES.index("is_checkpointed"),
+    FEATURE_NAMES.index("is_transformer"),
+)
 
 
 class Support:
@@ -52,7 +58,9 @@ class Support:
         self._is_unseen_kind = np.array([kind not in self._inside_kinds for kind in KINDS])
         self._ranges = _Ranges(card.ranges)
         self._grows = np.array([name in _GROW_WITH_BATCH for name in card.ranges], dtype=np.bool_)
-        self._range_words = [(name, _range(name, low, high)) for name, (low, high) in card.ranges.items()]
+        self._range_words = [
+            (name, _range(name, low, high)) for name, (low, high) in card.ranges.items()
+        ]
         self._numbers = _Numbers(card.options)
         self._closed_form = card.closed_form
         if card.closed_form is not None:
@@ -62,7 +70,8 @@ class Support:
         self._tested_options = lru_cache(maxsize=_KNOWN_TABLES)(self._are_tested_options)
 
     def check(self, table: JobTable, features: Array) -> Unseen:
-        """Finds the options, layer kinds and feature values of ``B`` jobs that were not seen in training.
+        """Finds the options, layer kinds and feature values of ``B`` jobs that were not seen in
+        training.
 
         Args:
             table: the jobs.
@@ -82,7 +91,9 @@ class Support:
         if is_unseen.any():
             names, found = table.kind_names, dict[int, set[str]]()
             owners = table.layer_owners[is_unseen]
-            for row, kind in zip(owners.tolist(), table.layer_kinds[is_unseen].tolist(), strict=True):
+            for row, kind in zip(
+                owners.tolist(), table.layer_kinds[is_unseen].tolist(), strict=True
+            ):
                 found.setdefault(row, set()).add(names[kind])
             kinds = {row: frozenset(theirs) for row, theirs in found.items()}
             counts[list(kinds)] += list(map(len, kinds.values()))
@@ -93,24 +104,30 @@ class Support:
             is_inside |= is_by & is_near
         return Unseen(self, table, option_counts, kinds, values, beyond, counts, is_inside, is_by)
 
-    def _is_by_closed_form(self, table: JobTable, features: Array, counts: Indices, is_near: Flags) -> Flags:
-        """Whether the closed form answers for each job: where it was tested on real networks, shape ``[B]``.
+    def _is_by_closed_form(
+        self, table: JobTable, features: Array, counts: Indices, is_near: Flags
+    ) -> Flags:
+        """Whether the closed form answers for each job: where it was tested on real networks, shape
+        ``[B]``.
 
-        Inside the support it does so only if the card says so, and not for recomputed blocks of transformers, for which the model
-        has narrower bounds.
+        Inside the support it does so only if the card says so, and not for recomputed blocks of
+        transformers, for which the model has narrower bounds.
 
         Args:
             table: the jobs.
             features: their feature vectors, shape ``[B, F]``.
             counts: number of unseen options, kinds and values of each job, shape ``[B]``.
-            is_near: whether these are values that grow with the batch size, if anything, shape ``[B]``.
+            is_near: whether these are values that grow with the batch size, if anything, shape
+                ``[B]``.
         """
         tested = self._closed_form
         if tested is None:
             return np.zeros(len(table), dtype=np.bool_)
         is_by: Flags = counts > 0 if tested.beyond_support else np.zeros(len(table), dtype=np.bool_)
         if tested.within_support:
-            is_by |= is_near & ((features[:, _CHECKPOINTED] == 0) | (features[:, _IS_TRANSFORMER] == 0))
+            is_by |= is_near & (
+                (features[:, _CHECKPOINTED] == 0) | (features[:, _IS_TRANSFORMER] == 0)
+            )
         is_by &= table.layer_counts > 0
         if not is_by.any():
             return is_by
@@ -124,7 +141,9 @@ class Support:
         if table.unknown_kinds:
             is_by[owners[table.layer_kinds >= len(KINDS)]] = False
         every = np.bincount(owners, amounts, minlength=len(table))
-        other = np.bincount(owners, amounts * (table.layer_kinds == OTHER_CODE), minlength=len(table))
+        other = np.bincount(
+            owners, amounts * (table.layer_kinds == OTHER_CODE), minlength=len(table)
+        )
         return is_by & (other <= tested.other_share * every)
 
     def _are_tested_options(self, option_sets: tuple[OptionSet, ...]) -> Flags:
@@ -132,7 +151,10 @@ class Support:
         assert self._closed_form is not None
         tested = self._closed_form.options
         are_tested = [
-            all(value in tested.get(name, (value,)) for name, value in zip(OPTION_FIELDS, options, strict=True))
+            all(
+                value in tested.get(name, (value,))
+                for name, value in zip(OPTION_FIELDS, options, strict=True)
+            )
             for options in option_sets
         ]
         return np.array(are_tested, dtype=np.bool_)
@@ -141,7 +163,10 @@ class Support:
         """Number of options of each set that were not seen in training, shape ``[S]``."""
         seen = self._card.options
         counts = [
-            sum(value not in seen.get(name, (value,)) for name, value in zip(OPTION_FIELDS, options, strict=True))
+            sum(
+                value not in seen.get(name, (value,))
+                for name, value in zip(OPTION_FIELDS, options, strict=True)
+            )
             for options in option_sets
         ]
         return np.array(counts, dtype=np.int64)
@@ -166,7 +191,18 @@ class _Numbers:
 
     def __init__(self, options: Mapping[str, tuple[OptionValue, ...]]) -> None:
         self._seen = {
-            name: np.array([*sorted({0 if value is None else value for value in seen if not isinstance(value, str)}), np.inf])
+            name: np.array(
+                [
+                    *sorted(
+                        {
+                            0 if value is None else value
+                            for value in seen
+                            if not isinstance(value, str)
+                        }
+                    ),
+                    np.inf,
+                ]
+            )
             for name, seen in options.items()
             if name not in OPTION_FIELDS
         }
@@ -194,7 +230,8 @@ class _Ranges:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unseen:
-    """Properties of ``B`` jobs that a model has not seen in training; counted for all jobs, worded only for requested rows.
+    """Properties of ``B`` jobs that a model has not seen in training; counted for all jobs, worded
+    only for requested rows.
 
     Attributes:
         support: the model's support.
@@ -203,10 +240,13 @@ class Unseen:
         kinds: row → its unseen layer kinds; rows without any are left out.
         values: the features that have a range, shape ``[B, R]``.
         is_beyond: which of these lie outside their range, shape ``[B, R]``.
-        counts: number of unseen options, kinds and values of each job, shape ``[B]``; 0 inside the support.
-        is_inside: whether no model after this one is asked, shape ``[B]``.  Where the closed form answers inside the support,
-            that does not depend on the batch size, so that no answer changes its model as the batch grows.
-        is_by_closed_form: whether the closed form, calibrated on real networks, answers for the job, shape ``[B]``.
+        counts: number of unseen options, kinds and values of each job, shape ``[B]``; 0 inside the
+            support.
+        is_inside: whether no model after this one is asked, shape ``[B]``.  Where the closed form
+            answers inside the support, that does not depend on the batch size, so that no answer
+            changes its model as the batch grows.
+        is_by_closed_form: whether the closed form, calibrated on real networks, answers for the
+            job, shape ``[B]``.
     """
 
     support: Support
@@ -220,14 +260,17 @@ class Unseen:
     is_by_closed_form: Flags
 
     def reasons(self, row: int) -> tuple[str, ...]:
-        """Why the job in ``row`` lies outside the support, one sentence each; empty inside the support."""
+        """Why the job in ``row`` lies outside the support, one sentence each; empty inside the
+        support."""
         reasons: tuple[str, ...] = ()
         if self.option_counts[row]:
             reasons += self.support.option_reasons(self.table, row)
         if row in self.kinds:
             reasons += self.support.kind_reasons(self.kinds[row])
         columns = self.is_beyond[row].nonzero()[0].tolist()
-        return reasons + tuple(self.support.range_reason(column, float(self.values[row, column])) for column in columns)
+        return reasons + tuple(
+            self.support.range_reason(column, float(self.values[row, column])) for column in columns
+        )
 
     @property
     def has_unseen_option(self) -> Flags:
@@ -238,7 +281,11 @@ class Unseen:
 
     def take(self, rows: Indices) -> Unseen:
         """The same properties of the jobs in ``rows``."""
-        kinds = {at: self.kinds[row] for at, row in enumerate(rows.tolist()) if row in self.kinds} if self.kinds else {}
+        kinds = (
+            {at: self.kinds[row] for at, row in enumerate(rows.tolist()) if row in self.kinds}
+            if self.kinds
+            else {}
+        )
         return Unseen(
             self.support,
             self.table.take(rows),
@@ -252,8 +299,11 @@ class Unseen:
         )
 
 
-def option_reasons(table: JobTable, row: int, options: Mapping[str, tuple[OptionValue, ...]], seen_words: str) -> tuple[str, ...]:
-    """One sentence for each option of the job in ``row`` whose value is not listed in ``options``."""
+def option_reasons(
+    table: JobTable, row: int, options: Mapping[str, tuple[OptionValue, ...]], seen_words: str
+) -> tuple[str, ...]:
+    """One sentence for each option of the job in ``row`` whose value is not listed in
+    ``options``."""
     stated = dict(zip(OPTION_FIELDS, table.option_sets[table.option_codes[row]], strict=True))
     reasons = []
     for name, seen in options.items():
@@ -266,7 +316,8 @@ def option_reasons(table: JobTable, row: int, options: Mapping[str, tuple[Option
 
 
 def reason_code(sentence: str) -> str:
-    """What a reason is about, as a short name for counting: an option or feature of the job, ``layer_kind`` or ``no_number``."""
+    """What a reason is about, as a short name for counting: an option or feature of the job,
+    ``layer_kind`` or ``no_number``."""
     found = _NAMED.match(sentence)
     return found[1] if found else "layer_kind" if sentence.startswith(_OF_KINDS) else "no_number"
 
@@ -279,7 +330,11 @@ def _listed(values: Sequence[str | bool | int | None]) -> str:
 
 
 def _range(column: str, low: float, high: float) -> str:
-    return _amount(column, low) if low == high else f"{_amount(column, low)} to {_amount(column, high)}"
+    return (
+        _amount(column, low)
+        if low == high
+        else f"{_amount(column, low)} to {_amount(column, high)}"
+    )
 
 
 def _amount(column: str, value: float) -> str:

@@ -1,12 +1,14 @@
-"""Releases of a registry in MLflow: a release is a version of one registered model, and aliases say which is champion.
+"""Releases of a registry in MLflow: a release is a version of one registered model, and aliases say
+which is champion.
 
 ::
 
     release/release.json            name, bundles, lineage: what the registry's own file says
     release/bundles/<sha256>/       model.onnx, card.json, SHA256SUMS
 
-The registry in the folder is the truth, and :func:`push` lets MLflow follow it.  Elsewhere :func:`pull` lets the folder that a
-service reads follow an alias in MLflow; it acts only when the alias was moved, so that a rollback on the spot stays one.
+The registry in the folder is the truth, and :func:`push` lets MLflow follow it.  Elsewhere
+:func:`pull` lets the folder that a service reads follow an alias in MLflow; it acts only when the
+alias was moved, so that a rollback on the spot stays one.
 """
 
 from __future__ import annotations
@@ -23,7 +25,14 @@ from gpumemnet.data.atomic_files import replace_file
 from gpumemnet.errors import BundleError, RegistryError, TrackingError, UnknownReleaseError
 from gpumemnet.predict.bundle import BUNDLE_FILES, MAX_FILE_BYTES, Bundle, load_bundle
 from gpumemnet.registry.mlflow_store import MlflowStore
-from gpumemnet.registry.registry import SHIPPED, Registry, Release, is_bundle_hash, is_release_name, release_digest
+from gpumemnet.registry.registry import (
+    SHIPPED,
+    Registry,
+    Release,
+    is_bundle_hash,
+    is_release_name,
+    release_digest,
+)
 
 CHAMPION: Final = "champion"
 CHALLENGER: Final = "challenger"
@@ -48,10 +57,13 @@ class Pulled:
     sentence: str
 
 
-def push(registry: Registry, store: MlflowStore, runs: Mapping[str, str] | None = None) -> dict[str, str]:
+def push(
+    registry: Registry, store: MlflowStore, runs: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """Let the aliases champion and challenger in ``store`` be what they are in ``registry``.
 
-    A release that is no version yet becomes one, with all of its bundles, before an alias points to it.
+    A release that is no version yet becomes one, with all of its bundles, before an alias points to
+    it.
 
     Args:
         registry: the truth.
@@ -66,7 +78,9 @@ def push(registry: Registry, store: MlflowStore, runs: Mapping[str, str] | None 
         TrackingError: when MLflow cannot be reached or refuses.
     """
     if not registry.folder.is_dir():
-        raise RegistryError(f"there is no registry {registry.folder}: MLflow follows one that is there")
+        raise RegistryError(
+            f"there is no registry {registry.folder}: MLflow follows one that is there"
+        )
     aliases = registry.aliases()
     pointing = _aliases(store)
     moved: dict[str, str] = {}
@@ -85,7 +99,8 @@ def push(registry: Registry, store: MlflowStore, runs: Mapping[str, str] | None 
 
 
 def pull(registry: Registry, store: MlflowStore, alias: str, role: str = CHAMPION) -> Pulled:
-    """Let ``role`` in ``registry`` be the release that ``alias`` points to in ``store``, if that has moved since the last pull.
+    """Let ``role`` in ``registry`` be the release that ``alias`` points to in ``store``, if that
+    has moved since the last pull.
 
     Every bundle is checked before the registry changes.
 
@@ -97,7 +112,8 @@ def pull(registry: Registry, store: MlflowStore, alias: str, role: str = CHAMPIO
 
     Raises:
         TrackingError: when MLflow cannot be reached, or has no such alias.
-        BundleError: when what is there is no release, or a bundle of it is altered or from another version.
+        BundleError: when what is there is no release, or a bundle of it is altered or from another
+            version.
         RegistryError: when the registry cannot be written to.
     """
     version, found = _pointed_to(store, alias)
@@ -111,11 +127,20 @@ def pull(registry: Registry, store: MlflowStore, alias: str, role: str = CHAMPIO
     aliases = registry.aliases()
     current = aliases.champion if role == CHAMPION else aliases.challenger
     last = _last_pulls(registry).get(role)
-    is_new = last is None or (last["model"], last["alias"], last["version"]) != (store.model, alias, version)
+    is_new = last is None or (last["model"], last["alias"], last["version"]) != (
+        store.model,
+        alias,
+        version,
+    )
     if last is not None and not is_new:
         release = str(last["release"])
         if current == release:
-            return Pulled(version, release, False, f"{release} is {role}: version {version} of {store.model}, as before")
+            return Pulled(
+                version,
+                release,
+                False,
+                f"{release} is {role}: version {version} of {store.model}, as before",
+            )
         sentence = (
             f"{release} was pulled before (version {version} of {store.model}), and {current or 'no release'} has become {role} "
             f"since: it stays, until {alias} points to another version"
@@ -124,10 +149,14 @@ def pull(registry: Registry, store: MlflowStore, alias: str, role: str = CHAMPIO
     release = _fetched(registry, store, alias, version, found.source)
     if role == CHALLENGER and release == aliases.champion:
         _note_pull(registry, role, store, alias, version, release)
-        return Pulled(version, release, False, f"{release} is champion here: it is not made challenger")
+        return Pulled(
+            version, release, False, f"{release} is champion here: it is not made challenger"
+        )
     if current != release:
         if role == CHAMPION:
-            registry.set_champion(release, by=_BY, reason=f"version {version} of {store.model} is {alias}")
+            registry.set_champion(
+                release, by=_BY, reason=f"version {version} of {store.model} is {alias}"
+            )
         else:
             registry.set_challenger(release)
     _note_pull(registry, role, store, alias, version, release)
@@ -140,9 +169,16 @@ def _without_challenger(registry: Registry, store: MlflowStore, alias: str) -> P
     last = _last_pulls(registry).get(CHALLENGER)
     challenger = registry.aliases().challenger
     if last is None or challenger is None or last["release"] != challenger:
-        return Pulled("none", None, False, f"the model {store.model} has no alias {alias}: nothing was pulled")
+        return Pulled(
+            "none", None, False, f"the model {store.model} has no alias {alias}: nothing was pulled"
+        )
     registry.set_challenger(None)
-    return Pulled("none", None, True, f"{challenger} is challenger no longer: the model {store.model} has no alias {alias}")
+    return Pulled(
+        "none",
+        None,
+        True,
+        f"{challenger} is challenger no longer: the model {store.model} has no alias {alias}",
+    )
 
 
 # what stands in MLflow
@@ -154,14 +190,19 @@ def _aliases(store: MlflowStore) -> dict[str, str]:
         found = store.client.search_registered_models(f"name = '{store.model}'", max_results=1)
         if not found:
             store.client.create_registered_model(
-                store.model, description="Releases of gpumemnet's bundles: one version for each release of the registry."
+                store.model,
+                description="Releases of gpumemnet's bundles: one version for each release of the registry.",
             )
             return {}
-        return {alias: str(version) for alias, version in store.client.get_registered_model(store.model).aliases.items()}
+        return {
+            alias: str(version)
+            for alias, version in store.client.get_registered_model(store.model).aliases.items()
+        }
 
 
 def _pointed_to(store: MlflowStore, alias: str) -> tuple[str | None, Any]:
-    """The version that ``alias`` points to, and what MLflow says of it; ``None`` where it points nowhere."""
+    """The version that ``alias`` points to, and what MLflow says of it; ``None`` where it points
+    nowhere."""
     with store.calls(f"does not say what {alias} is"):
         if not store.client.search_registered_models(f"name = '{store.model}'", max_results=1):
             return None, None
@@ -190,13 +231,19 @@ def _version_of(store: MlflowStore, registry: Registry, name: str, run: str | No
     if run is None:
         run, _ = store.run({**tags, "gpumemnet.kind": "release"}, f"release {name}")
     with tempfile.TemporaryDirectory(prefix="gpumemnet-") as scratch:
-        store.log_folder(run, _laid_out(Path(scratch) / RELEASE_FOLDER, release, bundles), RELEASE_FOLDER)
+        store.log_folder(
+            run, _laid_out(Path(scratch) / RELEASE_FOLDER, release, bundles), RELEASE_FOLDER
+        )
     store.finish(run)
     with store.calls(f"does not take {name} as a version"):
         source = f"{store.client.get_run(run).info.artifact_uri}/{RELEASE_FOLDER}"
         models = {f"gpumemnet.model.{bundle.card.name}": bundle.sha256 for bundle in bundles}
         made = store.client.create_model_version(
-            store.model, source=source, run_id=run, tags={**tags, **models}, description=release.note or f"the release {name}"
+            store.model,
+            source=source,
+            run_id=run,
+            tags={**tags, **models},
+            description=release.note or f"the release {name}",
         )
         return str(made.version)
 
@@ -210,7 +257,9 @@ def _laid_out(folder: Path, release: Release, bundles: Sequence[Bundle]) -> Path
         if load_bundle(target).sha256 != bundle.sha256:
             raise BundleError(f"{bundle.source}: was altered while it was copied")
     document = {"format": _FORMAT, **asdict(release), "digest": release_digest(bundles)}
-    (folder / RELEASE_FILE).write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    (folder / RELEASE_FILE).write_text(
+        json.dumps(document, indent=2, ensure_ascii=False) + "\n", "utf-8"
+    )
     return folder
 
 
@@ -231,10 +280,14 @@ def _fetched(registry: Registry, store: MlflowStore, alias: str, version: str, s
             except BundleError as error:
                 raise BundleError(f"{where}, {str(error).replace(scratch, 'bundles')}") from None
             if bundles[-1].sha256 != folder.name:
-                raise BundleError(f"{where}: bundles/{folder.name} holds the bundle {bundles[-1].sha256}: it was altered")
+                raise BundleError(
+                    f"{where}: bundles/{folder.name} holds the bundle {bundles[-1].sha256}: it was altered"
+                )
         digest = release_digest(bundles)
         if document.get("digest") != digest:
-            raise BundleError(f"{where}: {RELEASE_FILE} and the bundles are not of one release: it was altered")
+            raise BundleError(
+                f"{where}: {RELEASE_FILE} and the bundles are not of one release: it was altered"
+            )
         if set(registry.release(SHIPPED).bundles) == set(hashes):
             return SHIPPED
         name = _free_name(registry, name, hashes, digest)
@@ -245,7 +298,13 @@ def _fetched(registry: Registry, store: MlflowStore, alias: str, version: str, s
             pass
         for folder in folders:
             registry.add_bundle(folder)
-    pulled = {"from": store.shown, "model": store.model, "version": version, "alias": alias, "parent": document.get("parent")}
+    pulled = {
+        "from": store.shown,
+        "model": store.model,
+        "version": version,
+        "alias": alias,
+        "parent": document.get("parent"),
+    }
     lineage = {**document["lineage"], "pulled": pulled}
     registry.create_release(name, hashes, parent=None, lineage=lineage, note=str(document["note"]))
     return name
@@ -256,13 +315,19 @@ def _read_release(content: bytes, where: str) -> tuple[str, tuple[str, ...], dic
         document = json.loads(content) if len(content) <= MAX_FILE_BYTES else None
         if isinstance(document, dict) and document.get("format") == _FORMAT:
             name, hashes = document["name"], tuple(document["bundles"])
-            is_whole = isinstance(document["note"], str) and isinstance(document["lineage"], dict) and is_release_name(name)
+            is_whole = (
+                isinstance(document["note"], str)
+                and isinstance(document["lineage"], dict)
+                and is_release_name(name)
+            )
             are_few = 0 < len(set(hashes)) == len(hashes) <= MOST_BUNDLES
             if is_whole and are_few and all(map(is_bundle_hash, hashes)):
                 return name, hashes, document
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
-    raise BundleError(f"{where}: its {RELEASE_FILE} is none of this format: upgrade gpumemnet, or push the release again")
+    raise BundleError(
+        f"{where}: its {RELEASE_FILE} is none of this format: upgrade gpumemnet, or push the release again"
+    )
 
 
 def _free_name(registry: Registry, name: str, hashes: Sequence[str], digest: str) -> str:
@@ -284,19 +349,33 @@ def _last_pulls(registry: Registry) -> dict[str, dict[str, str]]:
         document = json.loads(path.read_bytes())
         fields = ("model", "alias", "version", "release")
         return {
-            role: {field: str(document[role][field]) for field in fields} for role in (CHAMPION, CHALLENGER) if role in document
+            role: {field: str(document[role][field]) for field in fields}
+            for role in (CHAMPION, CHALLENGER)
+            if role in document
         }
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise RegistryError(f"{path}: damaged: delete it, and the next pull takes what the alias points to") from None
+        raise RegistryError(
+            f"{path}: damaged: delete it, and the next pull takes what the alias points to"
+        ) from None
 
 
-def _note_pull(registry: Registry, role: str, store: MlflowStore, alias: str, version: str, release: str) -> None:
-    pulled = {"from": store.shown, "model": store.model, "alias": alias, "version": version, "release": release}
+def _note_pull(
+    registry: Registry, role: str, store: MlflowStore, alias: str, version: str, release: str
+) -> None:
+    pulled = {
+        "from": store.shown,
+        "model": store.model,
+        "alias": alias,
+        "version": version,
+        "release": release,
+    }
     document = {**_last_pulls(registry), role: pulled}
     try:
         registry.folder.mkdir(parents=True, exist_ok=True)
         replace_file(registry.folder / PULLED_FILE, json.dumps(document, indent=2).encode() + b"\n")
     except OSError as error:
-        raise RegistryError(f"the registry {registry.folder} cannot be written to: {error.strerror}") from None
+        raise RegistryError(
+            f"the registry {registry.folder} cannot be written to: {error.strerror}"
+        ) from None

@@ -2,13 +2,16 @@
 
 ::
 
-    bundles/<sha256>/        model.onnx, card.json, SHA256SUMS: named by their content and never changed
-    releases/<release>.json  the bundles that answer together, and where they come from
-    aliases.json             which release is the champion and which the challenger, and the champions so far
+    bundles/<sha256>/        model.onnx, card.json, SHA256SUMS: named by their content and never
+    changed releases/<release>.json  the bundles that answer together, and where they come from
+    aliases.json             which release is the champion and which the challenger, and the
+    champions so far
 
-A *release* is the unit that is put into service: one bundle for each family, encoder and provenance.  The release ``shipped`` is
-the bundles of the package; it is always there and has no files.  Champion and challenger are aliases, as in MLflow's registry.
-Writers hold a lock and replace whole files, so that a reader needs no lock and a killed writer leaves nothing that can be read.
+A *release* is the unit that is put into service: one bundle for each family, encoder and
+provenance.  The release ``shipped`` is the bundles of the package; it is always there and has no
+files.  Champion and challenger are aliases, as in MLflow's registry. Writers hold a lock and
+replace whole files, so that a reader needs no lock and a killed writer leaves nothing that can be
+read.
 """
 
 from __future__ import annotations
@@ -25,10 +28,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.data.atomic_files import STAGING_PREFIX, locked, replace_file, sync_folder, write_file
+from gpumemnet.data.atomic_files import (
+    STAGING_PREFIX,
+    locked,
+    replace_file,
+    sync_folder,
+    write_file,
+)
 from gpumemnet.errors import BundleError, RegistryBusyError, RegistryError, UnknownReleaseError
 from gpumemnet.job.layers import describe
-from gpumemnet.predict.bundle import BUNDLE_FILES, MAX_FILE_BYTES, Bundle, load_bundle, shipped_bundles
+from gpumemnet.predict.bundle import (
+    BUNDLE_FILES,
+    MAX_FILE_BYTES,
+    Bundle,
+    load_bundle,
+    shipped_bundles,
+)
 
 FORMAT: Final = 1
 SHIPPED: Final = "shipped"
@@ -70,7 +85,8 @@ class Release:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One change of the champion: to which release, when (ISO 8601), by whom, why, and whether it went back to an older one."""
+    """One change of the champion: to which release, when (ISO 8601), by whom, why, and whether it
+    went back to an older one."""
 
     champion: str
     since: str
@@ -89,7 +105,8 @@ class Aliases:
 
     @property
     def previous(self) -> str | None:
-        """The release that a rollback goes back to: the champion before this one, past those that were themselves undone."""
+        """The release that a rollback goes back to: the champion before this one, past those that
+        were themselves undone."""
         champions: list[str] = []
         for change in self.history:
             if change.is_rollback:
@@ -102,7 +119,8 @@ class Aliases:
 class Registry:
     """The registry in ``folder``, which need not exist before something is written to it.
 
-    Every method that writes waits for another writer, and raises :class:`RegistryBusyError` when that takes too long.
+    Every method that writes waits for another writer, and raises :class:`RegistryBusyError` when
+    that takes too long.
     """
 
     def __init__(self, folder: str | Path, lock_seconds: float = LOCK_SECONDS) -> None:
@@ -144,8 +162,15 @@ class Registry:
         Raises:
             RegistryError: when one is damaged.
         """
-        names = [path.stem for path in (self.folder / "releases").glob("*.json") if not path.name.startswith(".")]
-        found = sorted((self.release(name) for name in names), key=lambda release: (release.created or "", release.name))
+        names = [
+            path.stem
+            for path in (self.folder / "releases").glob("*.json")
+            if not path.name.startswith(".")
+        ]
+        found = sorted(
+            (self.release(name) for name in names),
+            key=lambda release: (release.created or "", release.name),
+        )
         return self.release(SHIPPED), *found
 
     def release(self, name: str) -> Release:
@@ -158,7 +183,9 @@ class Registry:
         if _checked_name(name) == SHIPPED:
             hashes = tuple(bundle.sha256 for bundle in shipped_bundles())
             note = "the bundles of the package"
-            return Release(name=SHIPPED, bundles=hashes, created=None, parent=None, lineage={}, note=note)
+            return Release(
+                name=SHIPPED, bundles=hashes, created=None, parent=None, lineage={}, note=note
+            )
         path = self._release_file(name)
         content = _read(path)
         if content is None:
@@ -168,11 +195,16 @@ class Registry:
             bundles = tuple(document["bundles"])
             is_whole = document["name"] == name and isinstance(document["created"], str) and bundles
             if is_whole and all(_SHA256.fullmatch(sha256) for sha256 in bundles):
-                fields = {field: document[field] for field in ("name", "created", "parent", "lineage", "note")}
+                fields = {
+                    field: document[field]
+                    for field in ("name", "created", "parent", "lineage", "note")
+                }
                 return Release(bundles=bundles, **fields)
         except (KeyError, TypeError):
             pass
-        raise RegistryError(f"{path}: damaged: it must say its name, its bundles, when and from what it was made")
+        raise RegistryError(
+            f"{path}: damaged: it must say its name, its bundles, when and from what it was made"
+        )
 
     def load(self, name: str) -> tuple[Bundle, ...]:
         """The bundles of the release ``name``, checked against their checksums and their names.
@@ -186,9 +218,14 @@ class Registry:
         return tuple(self._load_bundle(sha256) for sha256 in self.release(name).bundles)
 
     def verify(self) -> tuple[str, ...]:
-        """What is wrong with the aliases, the releases and all their bundles, in sentences; empty when nothing is."""
+        """What is wrong with the aliases, the releases and all their bundles, in sentences; empty
+        when nothing is."""
         problems: list[str] = []
-        names = sorted(path.stem for path in (self.folder / "releases").glob("*.json") if not path.name.startswith("."))
+        names = sorted(
+            path.stem
+            for path in (self.folder / "releases").glob("*.json")
+            if not path.name.startswith(".")
+        )
         folders = {path.name for path in _entries(self.folder / "bundles")}
         try:
             aliases = self.aliases()
@@ -210,7 +247,8 @@ class Registry:
     # writing
 
     def add_bundle(self, source: str | Path) -> Bundle:
-        """Copy the bundle in the folder ``source`` into the registry; one that is there already stays as it is.
+        """Copy the bundle in the folder ``source`` into the registry; one that is there already
+        stays as it is.
 
         Raises:
             BundleError: when it is not a complete bundle.
@@ -228,31 +266,44 @@ class Registry:
         lineage: Mapping[str, Any] | None = None,
         note: str = "",
     ) -> Release:
-        """Make a release of the bundles of ``parent``, in which ``bundles`` (SHA-256 of bundles in the registry) take the place
-        of those with the same family, encoder and provenance; without a parent, of ``bundles`` alone.
+        """Make a release of the bundles of ``parent``, in which ``bundles`` (SHA-256 of bundles in
+        the registry) take the place of those with the same family, encoder and provenance; without
+        a parent, of ``bundles`` alone.
 
-        The shipped bundles that it keeps are copied into the registry: it answers the same after the package is upgraded.
+        The shipped bundles that it keeps are copied into the registry: it answers the same after
+        the package is upgraded.
 
         Raises:
             UnknownReleaseError: when there is no ``parent``.
-            BundleError: when a bundle is not in the registry or altered, or the bundles cannot answer together.
+            BundleError: when a bundle is not in the registry or altered, or the bundles cannot
+                answer together.
             RegistryError: when the name is none or taken.
         """
         from gpumemnet.predict.predictor import Predictor  # loads onnxruntime
 
         if _checked_name(name) == SHIPPED:
-            raise RegistryError(f"the name {SHIPPED!r} belongs to the bundles of the package: choose another")
+            raise RegistryError(
+                f"the name {SHIPPED!r} belongs to the bundles of the package: choose another"
+            )
         note = _checked_text(note, "note")
         with self._writing():
             path = self._release_file(name)
             if path.exists():
-                raise RegistryError(f"there is a release {name!r} already, and releases do not change: choose another name")
-            chosen = {} if parent is None else {_slot(bundle): bundle for bundle in self.load(parent)}
+                raise RegistryError(
+                    f"there is a release {name!r} already, and releases do not change: choose another name"
+                )
+            chosen = (
+                {} if parent is None else {_slot(bundle): bundle for bundle in self.load(parent)}
+            )
             added = [self._load_bundle(sha256) for sha256 in bundles]
             if not added:
-                raise RegistryError(f"the release {name!r} would be the same as {parent!r}: name at least one bundle")
+                raise RegistryError(
+                    f"the release {name!r} would be the same as {parent!r}: name at least one bundle"
+                )
             if parent is None and len({_slot(bundle) for bundle in added}) < len(added):
-                raise RegistryError(f"two bundles of the release {name!r} answer for the same: name one of them")
+                raise RegistryError(
+                    f"two bundles of the release {name!r} answer for the same: name one of them"
+                )
             chosen |= {_slot(bundle): bundle for bundle in added}
             Predictor(chosen.values())
             release = Release(
@@ -268,13 +319,16 @@ class Registry:
             sync_folder(self.folder)
             return release
 
-    def set_champion(self, name: str, *, by: str, reason: str, instead_of: str | None = None) -> Aliases:
+    def set_champion(
+        self, name: str, *, by: str, reason: str, instead_of: str | None = None
+    ) -> Aliases:
         """Make the release ``name`` champion; if it was the challenger, there is none afterwards.
 
         Args:
             name: the release.
             by, reason: for the history.
-            instead_of: the champion that the decision was about: while another one is champion, nothing changes.
+            instead_of: the champion that the decision was about: while another one is champion,
+                nothing changes.
 
         Raises:
             UnknownReleaseError: when there is no such release.
@@ -285,11 +339,14 @@ class Registry:
             self.load(name)
             aliases = self.aliases()
             if instead_of is not None and aliases.champion not in (instead_of, name):
-                raise RegistryError(f"{aliases.champion!r} has become champion in place of {instead_of!r} meanwhile: try again")
+                raise RegistryError(
+                    f"{aliases.champion!r} has become champion in place of {instead_of!r} meanwhile: try again"
+                )
             return aliases if aliases.champion == name else self._appoint(aliases, name, by, reason)
 
     def set_challenger(self, name: str | None) -> Aliases:
-        """Make the release ``name`` challenger, which is asked beside the champion; ``None`` removes the challenger.
+        """Make the release ``name`` challenger, which is asked beside the champion; ``None``
+        removes the challenger.
 
         Raises:
             UnknownReleaseError: when there is no such release.
@@ -301,8 +358,12 @@ class Registry:
                 self.load(name)
             aliases = self.aliases()
             if name == aliases.champion:
-                raise RegistryError(f"the release {name!r} is the champion: a challenger is another release")
-            return self._write(Aliases(champion=aliases.champion, challenger=name, history=aliases.history))
+                raise RegistryError(
+                    f"the release {name!r} is the champion: a challenger is another release"
+                )
+            return self._write(
+                Aliases(champion=aliases.champion, challenger=name, history=aliases.history)
+            )
 
     def rollback(self, *, by: str, reason: str) -> Aliases:
         """Make the previous champion champion again.
@@ -314,15 +375,21 @@ class Registry:
         with self._writing():
             aliases = self.aliases()
             if aliases.previous is None:
-                raise RegistryError(f"there was no champion before {aliases.champion!r}: name a release to go to")
+                raise RegistryError(
+                    f"there was no champion before {aliases.champion!r}: name a release to go to"
+                )
             self.load(aliases.previous)
             return self._appoint(aliases, aliases.previous, by, reason, is_rollback=True)
 
-    def prune(self, keep_releases: int | None = None, grace_seconds: float = PRUNE_GRACE_SECONDS) -> tuple[str, ...]:
-        """Delete unfinished files of killed writers, and bundles that no release holds; returns what was deleted.
+    def prune(
+        self, keep_releases: int | None = None, grace_seconds: float = PRUNE_GRACE_SECONDS
+    ) -> tuple[str, ...]:
+        """Delete unfinished files of killed writers, and bundles that no release holds; returns
+        what was deleted.
 
         Args:
-            keep_releases: delete releases too, but for so many of the newest, champion, challenger and previous champion.
+            keep_releases: delete releases too, but for so many of the newest, champion, challenger
+                and previous champion.
             grace_seconds: bundles younger than this stay.
 
         Raises:
@@ -332,24 +399,41 @@ class Registry:
             releases, aliases = self.releases()[1:], self.aliases()
             gone = set()
             if keep_releases is not None:
-                old = {release.name for release in releases[: max(0, len(releases) - keep_releases)]}
+                old = {
+                    release.name for release in releases[: max(0, len(releases) - keep_releases)]
+                }
                 gone = old - {aliases.champion, aliases.challenger, aliases.previous}
-            kept = {sha256 for release in releases if release.name not in gone for sha256 in release.bundles}
+            kept = {
+                sha256
+                for release in releases
+                if release.name not in gone
+                for sha256 in release.bundles
+            }
             for name in sorted(gone):
                 self._release_file(name).unlink()
-            pruned = [folder for folder in _entries(self.folder / "bundles") if folder.name not in kept]
-            pruned = [folder for folder in pruned if time.time() - folder.stat().st_mtime >= grace_seconds]
+            pruned = [
+                folder for folder in _entries(self.folder / "bundles") if folder.name not in kept
+            ]
+            pruned = [
+                folder for folder in pruned if time.time() - folder.stat().st_mtime >= grace_seconds
+            ]
             for folder in pruned:
                 # first under another name, so that no reader finds half a bundle
                 shutil.rmtree(folder.rename(folder.with_name(STAGING_PREFIX + folder.name)))
             return *sorted(gone), *sorted(folder.name for folder in pruned)
 
-    def _appoint(self, aliases: Aliases, name: str, by: str, reason: str, *, is_rollback: bool = False) -> Aliases:
-        history = aliases.history or (Change(champion=SHIPPED, since=_now(), by="", reason="the bundles of the package"),)
+    def _appoint(
+        self, aliases: Aliases, name: str, by: str, reason: str, *, is_rollback: bool = False
+    ) -> Aliases:
+        history = aliases.history or (
+            Change(champion=SHIPPED, since=_now(), by="", reason="the bundles of the package"),
+        )
         by, reason = _checked_text(by, "by"), _checked_text(reason, "reason")
         change = Change(champion=name, since=_now(), by=by, reason=reason, is_rollback=is_rollback)
         challenger = None if aliases.challenger == name else aliases.challenger
-        return self._write(Aliases(champion=name, challenger=challenger, history=(*history, change)[-MAX_HISTORY:]))
+        return self._write(
+            Aliases(champion=name, challenger=challenger, history=(*history, change)[-MAX_HISTORY:])
+        )
 
     def _write(self, aliases: Aliases) -> Aliases:
         replace_file(self.aliases_file, _document(asdict(aliases)))
@@ -382,10 +466,14 @@ class Registry:
 
     def _load_bundle(self, sha256: str) -> Bundle:
         if not is_bundle_hash(sha256):
-            raise RegistryError(f"{describe(sha256)} is no SHA-256 of a bundle, which is 64 hexadecimal digits")
+            raise RegistryError(
+                f"{describe(sha256)} is no SHA-256 of a bundle, which is 64 hexadecimal digits"
+            )
         folder = self._bundle_folder(sha256)
         if not folder.is_dir():
-            raise RegistryError(f"there is no bundle {sha256} in the registry {self.folder}: add it first")
+            raise RegistryError(
+                f"there is no bundle {sha256} in the registry {self.folder}: add it first"
+            )
         bundle = load_bundle(folder)
         if bundle.sha256 != sha256:
             raise RegistryError(f"{folder}: holds the bundle {bundle.sha256}: it was altered")
@@ -411,10 +499,14 @@ class Registry:
                             left.unlink()
                 yield
         except TimeoutError:
-            raise RegistryBusyError(f"the registry {self.folder} is being written to by another process: try again") from None
+            raise RegistryBusyError(
+                f"the registry {self.folder} is being written to by another process: try again"
+            ) from None
         except OSError as error:
             where = f" ({error.filename})" if error.filename else ""
-            raise RegistryError(f"the registry {self.folder} cannot be written to: {error.strerror}{where}") from None
+            raise RegistryError(
+                f"the registry {self.folder} cannot be written to: {error.strerror}{where}"
+            ) from None
 
 
 def existing_registry(folder: str | Path) -> Registry:
@@ -425,34 +517,50 @@ def existing_registry(folder: str | Path) -> Registry:
     """
     registry = Registry(folder)
     if not any((registry.folder / name).exists() for name in (ALIASES_FILE, "releases", "bundles")):
-        raise RegistryError(f"there is no registry in {folder}: check the path; 'gpumemnet registry add' makes one")
+        raise RegistryError(
+            f"there is no registry in {folder}: check the path; 'gpumemnet registry add' makes one"
+        )
     return registry
 
 
 def release_digest(bundles: Collection[Bundle]) -> str:
-    """SHA-256 over the bundles, whatever their order: the same for the same models, under whatever name."""
+    """SHA-256 over the bundles, whatever their order: the same for the same models, under whatever
+    name."""
     import hashlib
 
-    return hashlib.sha256("\n".join(sorted(bundle.sha256 for bundle in bundles)).encode()).hexdigest()
+    return hashlib.sha256(
+        "\n".join(sorted(bundle.sha256 for bundle in bundles)).encode()
+    ).hexdigest()
 
 
 def is_release_name(name: object) -> bool:
-    """Whether ``name`` is a text that a release may be called; no such name leads out of the registry's folder."""
+    """Whether ``name`` is a text that a release may be called; no such name leads out of the
+    registry's folder."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
 def is_bundle_hash(value: object) -> bool:
-    """Whether ``value`` is a SHA-256 as bundles are named by; no such name leads out of the registry's folder."""
+    """Whether ``value`` is a SHA-256 as bundles are named by; no such name leads out of the
+    registry's folder."""
     return isinstance(value, str) and _SHA256.fullmatch(value) is not None
 
 
 def _slot(bundle: Bundle) -> tuple[str, str, object]:
-    """What a release holds one bundle for, as :class:`gpumemnet.predict.predictor.Predictor` does."""
-    return bundle.card.family, bundle.card.encoder, bundle.card.document["training_data"].get("provenance")
+    """What a release holds one bundle for, as :class:`gpumemnet.predict.predictor.Predictor`
+    does."""
+    return (
+        bundle.card.family,
+        bundle.card.encoder,
+        bundle.card.document["training_data"].get("provenance"),
+    )
 
 
 def _entries(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
+    return (
+        [path for path in folder.iterdir() if not path.name.startswith(".")]
+        if folder.is_dir()
+        else []
+    )
 
 
 def _read(path: Path) -> bytes | None:
@@ -474,13 +582,20 @@ def _parsed(content: bytes, path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise RegistryError(f"{path}: no valid JSON") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise RegistryError(f"{path}: no file of a registry of format {FORMAT}: upgrade gpumemnet, or restore the file")
+        raise RegistryError(
+            f"{path}: no file of a registry of format {FORMAT}: upgrade gpumemnet, or restore the file"
+        )
     return document
 
 
 def _document(content: Mapping[str, Any]) -> bytes:
     try:
-        return json.dumps({"format": FORMAT, **content}, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        return (
+            json.dumps(
+                {"format": FORMAT, **content}, indent=2, ensure_ascii=False, allow_nan=False
+            ).encode()
+            + b"\n"
+        )
     except (TypeError, ValueError) as error:
         raise RegistryError(f"the lineage must be a JSON object ({error})") from None
 

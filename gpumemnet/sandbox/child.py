@@ -1,7 +1,9 @@
-"""The child process: reads a request, computes the answer, and writes the answer or an error message.
+"""The child process: reads a request, computes the answer, and writes the answer or an error
+message.
 
-User code runs only here.  Of this project it can import only ``gpumemnet``, so a ``models`` or ``service`` package of the user's
-own is the one that it imports.  Whatever user code prints goes to standard error.
+User code runs only here.  Of this project it can import only ``gpumemnet``, so a ``models`` or
+``service`` package of the user's own is the one that it imports.  Whatever user code prints goes to
+standard error.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from gpumemnet.sandbox.checkout import checkout_folder
 from gpumemnet.sandbox.faults import user_location
 
 _REPEAT_SECONDS: Final = 0.5
-"""The alarm repeats at this interval: Python only prints an exception that is raised in a callback, of a weak reference say."""
+"""The alarm repeats at this interval: Python only prints an exception that is raised in a callback,
+of a weak reference say."""
 
 
 _TERMINAL_SIZE: Final = (24, 80)
@@ -40,7 +43,8 @@ def serve(compute: Callable[[dict[str, Any]], object]) -> NoReturn:
     """Answer one request and exit at once, even if user code has left threads running.
 
     Args:
-        compute: returns a JSON value for the request, or raises a :class:`~gpumemnet.errors.GpumemnetError`.
+        compute: returns a JSON value for the request, or raises a
+            :class:`~gpumemnet.errors.GpumemnetError`.
     """
     envelope = json.load(sys.stdin)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -62,9 +66,14 @@ def serve(compute: Callable[[dict[str, Any]], object]) -> NoReturn:
         signal.setitimer(signal.ITIMER_REAL, 0)
         where = user_location(error)
         within = f" (it was at {where})" if where else ""
-        answer = {"error": f"was not done after {envelope['deadline_seconds']:g} seconds{within}: raise --deadline"}
+        answer = {
+            "error": f"was not done after {envelope['deadline_seconds']:g} seconds{within}: raise --deadline"
+        }
     except SystemExit as error:
-        answer = {"error": f"the code exited the program: {user_location(error)}: sys.exit({error.code!r})", "ended": True}
+        answer = {
+            "error": f"the code exited the program: {user_location(error)}: sys.exit({error.code!r})",
+            "ended": True,
+        }
     except KeyboardInterrupt:
         answer = {"interrupted": True}
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -76,9 +85,11 @@ def serve(compute: Callable[[dict[str, Any]], object]) -> NoReturn:
 
 
 def _give_terminal() -> None:
-    """Let user code find a terminal of the usual size as its standard input: some ask for the size, with ``stty size`` say.
+    """Let user code find a terminal of the usual size as its standard input: some ask for the size,
+    with ``stty size`` say.
 
-    Where it reads, it finds the end of input.  Where the system gives no terminal, it finds an empty file.
+    Where it reads, it finds the end of input.  Where the system gives no terminal, it finds an
+    empty file.
     """
     try:
         held, given = os.openpty()  # both stay open until this process ends
@@ -112,8 +123,9 @@ def _report_progress(descriptor: int) -> None:
 def _set_import_path(pythonpath: str | None) -> None:
     """Give child processes the user's own ``PYTHONPATH``, and take a checkout off the import path.
 
-    A checkout holds ``models`` and ``service`` beside ``gpumemnet``.  They would be found in place of a user's ``models/``
-    without an ``__init__.py``, even behind it on the path.  ``gpumemnet`` is imported by now and needs no path.
+    A checkout holds ``models`` and ``service`` beside ``gpumemnet``.  They would be found in place
+    of a user's ``models/`` without an ``__init__.py``, even behind it on the path.  ``gpumemnet``
+    is imported by now and needs no path.
     """
     os.environ.pop("PYTHONPATH", None)
     if pythonpath is not None:

@@ -13,10 +13,11 @@ _POLL_SECONDS: Final = 0.2
 
 
 def end_with_parent() -> None:
-    """End this worker process when its parent dies, by whatever signal; for the initializer of a process pool.
+    """End this worker process when its parent dies, by whatever signal; for the initializer of a
+    process pool.
 
-    A worker waits for its next task on a pipe that the other workers hold open too.  If the parent were killed, all of them would
-    wait forever and keep their memory.
+    A worker waits for its next task on a pipe that the other workers hold open too.  If the parent
+    were killed, all of them would wait forever and keep their memory.
     """
     parent = multiprocessing.parent_process()
     if parent is None:
@@ -30,7 +31,8 @@ def end_with_parent() -> None:
 
 
 def end_with_starter() -> None:
-    """End this process when its parent dies; for a program that is not a worker of a process pool."""
+    """End this process when its parent dies; for a program that is not a worker of a process
+    pool."""
     parent = os.getppid()
 
     def poll() -> None:

@@ -40,13 +40,18 @@ def fault_sentence(error: BaseException) -> str:
     root = error
     while root.__cause__ is not None:
         root = root.__cause__
-    what = _described(root) if root is error else f"{_described(root)}; this led to {_described(error)}"
+    what = (
+        _described(root)
+        if root is error
+        else f"{_described(root)}; this led to {_described(error)}"
+    )
     where = user_location(error) or _library_location(error)
     return f"{where}: {what}" if where else what
 
 
 def _described(error: BaseException) -> str:
-    """Return class and first words of an error; of one in a data loader's process the error there."""
+    """Return class and first words of an error; of one in a data loader's process the error
+    there."""
     lines = str(error).strip().splitlines()
     if any(line.startswith("Original Traceback") for line in lines):
         return f"{lines[-1]} ({lines[0].rstrip('.')})"
@@ -58,7 +63,8 @@ def _described(error: BaseException) -> str:
 
 
 def _library_location(error: BaseException) -> str:
-    """Return ``transformers/cache_utils.py line 12, in update`` where only installed packages but PyTorch ran; else nothing."""
+    """Return ``transformers/cache_utils.py line 12, in update`` where only installed packages but
+    PyTorch ran; else nothing."""
     installed = [Path(sysconfig.get_paths()[kind]) for kind in ("purelib", "platlib")]
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         file = Path(frame.f_code.co_filename)
@@ -69,7 +75,8 @@ def _library_location(error: BaseException) -> str:
 
 
 def user_location(error: BaseException) -> str:
-    """Return ``file.py line 12, in forward`` for the innermost frame of the user's code; empty if there is none."""
+    """Return ``file.py line 12, in forward`` for the innermost frame of the user's code; empty if
+    there is none."""
     return _innermost(reversed(list(traceback.walk_tb(error.__traceback__))))
 
 
@@ -96,7 +103,8 @@ def _innermost(frames: Iterable[tuple[FrameType, int]]) -> str:
 
 
 def is_user_code(filename: str) -> bool:
-    """Whether a file is the user's own: not of Python, of an installed package or of this project."""
+    """Whether a file is the user's own: not of Python, of an installed package or of this
+    project."""
     return not _is_library(filename)
 
 
@@ -107,7 +115,13 @@ def _is_library(filename: str) -> bool:
 @cache
 def _library_folders(with_torch: bool) -> frozenset[str]:
     paths = sysconfig.get_paths()
-    folders = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], *gpumemnet.__path__}
+    folders = {
+        paths["stdlib"],
+        paths["platstdlib"],
+        paths["purelib"],
+        paths["platlib"],
+        *gpumemnet.__path__,
+    }
     return frozenset(folders | set(sys.modules["torch"].__path__) if with_torch else folders)
 
 

@@ -1,7 +1,8 @@
-"""The parent process: sends a request to a child process that runs user code, and returns the child's answer.
+"""The parent process: sends a request to a child process that runs user code, and returns the
+child's answer.
 
-User code cannot affect the caller.  The child has a deadline and sees no GPU.  If it crashes, hangs or exits, the caller gets one
-error message.
+User code cannot affect the caller.  The child has a deadline and sees no GPU.  If it crashes, hangs
+or exits, the caller gets one error message.
 """
 
 from __future__ import annotations
@@ -71,19 +72,29 @@ def ask(
         progress: called with what the child does.
 
     Raises:
-        CodeEndedError: the code ended before there was an answer; its last line of output is quoted.
+        CodeEndedError: the code ended before there was an answer; its last line of output is
+            quoted.
         ExtractError: says what is wrong with the user's code, and where.
         InvalidRequestError: the deadline is out of range, or the child rejected the request.
         KeyboardInterrupt: the child was interrupted.
         MissingExtraError: torch is not installed.
     """
     if not (math.isfinite(deadline_seconds) and 0 < deadline_seconds <= _MAX_DEADLINE_SECONDS):
-        raise InvalidRequestError(f"must be above 0 and at most {_MAX_DEADLINE_SECONDS:,.0f} seconds", "deadline")
+        raise InvalidRequestError(
+            f"must be above 0 and at most {_MAX_DEADLINE_SECONDS:,.0f} seconds", "deadline"
+        )
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError("torch", "extract", child.purpose)
     with tempfile.TemporaryFile() as output:
         try:
-            text, status = _run(child, request, deadline_seconds, variables or {}, None if show_output else output, progress)
+            text, status = _run(
+                child,
+                request,
+                deadline_seconds,
+                variables or {},
+                None if show_output else output,
+                progress,
+            )
         except subprocess.TimeoutExpired:
             raise ExtractError(
                 f"{source}: was not done after {deadline_seconds:g} seconds and was stopped: raise --deadline"
@@ -125,7 +136,11 @@ def _run(
         "TORCHDYNAMO_DISABLE": "1",
     }
     # Files, not pipes: a process that user code leaves running would keep a pipe open.
-    with tempfile.TemporaryFile() as sent, tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as steps:
+    with (
+        tempfile.TemporaryFile() as sent,
+        tempfile.TemporaryFile() as answer,
+        tempfile.TemporaryFile() as steps,
+    ):
         envelope = {
             "request": request,
             "deadline_seconds": deadline_seconds,
@@ -156,7 +171,9 @@ def _run(
         return answer.read().decode(), process.returncode
 
 
-def _follow(process: subprocess.Popen[bytes], seconds: float, steps: int, progress: Progress) -> None:
+def _follow(
+    process: subprocess.Popen[bytes], seconds: float, steps: int, progress: Progress
+) -> None:
     """Wait for the child, and report what it writes to ``steps``."""
     end, read = monotonic() + seconds, 0
     while True:
@@ -183,6 +200,8 @@ def _exit_reason(status: int, result: str) -> str:
 def _last_line(output: IO[bytes]) -> str:
     end = output.seek(0, os.SEEK_END)
     output.seek(max(0, end - 4096))
-    lines = re.split("[\n\r]", output.read().decode(errors="replace"))  # progress bars return to the start of their line
+    lines = re.split(
+        "[\n\r]", output.read().decode(errors="replace")
+    )  # progress bars return to the start of their line
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     return f"; its last output was: {last[:200]}" if last else ""

@@ -11,10 +11,13 @@ from typing import Any, Final
 from gpumemnet.sandbox.child_lifetime import end_with_parent
 
 _CHUNK: Final = 4
-"""Tasks per message to a worker: few enough that all workers end together, many enough that messages cost nothing."""
+"""Tasks per message to a worker: few enough that all workers end together, many enough that
+messages cost nothing."""
 
 
-def worker_pool(workers: int | None = None, prepare: Callable[[], None] | None = None) -> ProcessPoolExecutor:
+def worker_pool(
+    workers: int | None = None, prepare: Callable[[], None] | None = None
+) -> ProcessPoolExecutor:
     """Return a pool of new processes.
 
     Args:
@@ -22,12 +25,18 @@ def worker_pool(workers: int | None = None, prepare: Callable[[], None] | None =
         prepare: called in each process before its first task.
     """
     return ProcessPoolExecutor(
-        workers or os.cpu_count() or 1, mp_context=get_context("spawn"), initializer=_start, initargs=(prepare,)
+        workers or os.cpu_count() or 1,
+        mp_context=get_context("spawn"),
+        initializer=_start,
+        initargs=(prepare,),
     )
 
 
-def in_processes(function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], workers: int | None) -> Iterator[Any]:
-    """Call ``function`` with the arguments of each task in a :func:`worker_pool`, and yield the results in order."""
+def in_processes(
+    function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], workers: int | None
+) -> Iterator[Any]:
+    """Call ``function`` with the arguments of each task in a :func:`worker_pool`, and yield the
+    results in order."""
     if tasks:
         with worker_pool(workers) as pool:
             yield from pool.map(function, *zip(*tasks, strict=True), chunksize=_CHUNK)

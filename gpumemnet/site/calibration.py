@@ -1,8 +1,10 @@
-"""Calibrates models to a site without retraining: the CUDA context and the bounds, from a few probes or some fifty observations.
+"""Calibrates models to a site without retraining: the CUDA context and the bounds, from a few
+probes or some fifty observations.
 
-A site differs from the machine that a model learned on mostly by the CUDA context, which no job describes, and by how far its own
-jobs scatter.  A third of a model's jobs give the shift, a weighted median; the others give the bounds, by split conformal
-prediction.  Before and after are judged by cross-validation: on jobs whose architecture the calibration judged has not seen.
+A site differs from the machine that a model learned on mostly by the CUDA context, which no job
+describes, and by how far its own jobs scatter.  A third of a model's jobs give the shift, a
+weighted median; the others give the bounds, by split conformal prediction.  Before and after are
+judged by cross-validation: on jobs whose architecture the calibration judged has not seen.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ FOLDS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class CoverageFigures:
-    """The bound at one coverage: jobs that it was put to the test by, those within it, bytes above what they took over these."""
+    """The bound at one coverage: jobs that it was put to the test by, those within it, bytes above
+    what they took over these."""
 
     judged: int
     covered: int
@@ -81,9 +84,11 @@ class ModelCalibration:
         bundle: the bundle that it is of, as it was.
         family, encoder: of the model.
         site: the calibration.
-        is_own: whether shift and bounds are from jobs that this model answers for; else it has the context alone.
+        is_own: whether shift and bounds are from jobs that this model answers for; else it has the
+            context alone.
         shift: the shift, in bytes, with its interval.
-        jobs, fit_jobs, calibration_jobs: different jobs that it answers for; for the shift; for the bounds.
+        jobs, fit_jobs, calibration_jobs: different jobs that it answers for; for the shift; for the
+            bounds.
         before, after: cross-validated; ``None`` where it answers for no job of the site.
     """
 
@@ -109,7 +114,8 @@ class Calibration:
         jobs: different jobs.
         left_out: reason → rows that were not used.
         context: the CUDA context in bytes, with its interval.
-        is_context_read: whether probes read it; else it is what jobs took less the reserved part that the models expect.
+        is_context_read: whether probes read it; else it is what jobs took less the reserved part
+            that the models expect.
         models: every model of the bundles.
         files: name → SHA-256.
         first, last: when the first and the last job ended, ISO 8601, where that is known.
@@ -129,7 +135,8 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """The ``B`` jobs that one model answers for, in an order that has nothing to do with what they took; amounts in bytes.
+    """The ``B`` jobs that one model answers for, in an order that has nothing to do with what they
+    took; amounts in bytes.
 
     Attributes:
         model: the model.
@@ -160,13 +167,18 @@ class _Fit:
 
 
 def calibrate(
-    found: SiteRows, bundles: Sequence[Bundle], *, gpu: str | None = None, label_source: str | None = None
+    found: SiteRows,
+    bundles: Sequence[Bundle],
+    *,
+    gpu: str | None = None,
+    label_source: str | None = None,
 ) -> Calibration:
     """Calibrate ``bundles`` for the GPU that the rows are of.
 
     Args:
         found: the site's rows.
-        bundles: that answer together; every family and encoder of them gets the context, and those with jobs enough their bounds.
+        bundles: that answer together; every family and encoder of them gets the context, and those
+            with jobs enough their bounds.
         gpu: the one GPU whose rows count; needed where there are several.
         label_source: the one source whose rows count; needed where there are several.
 
@@ -181,18 +193,32 @@ def calibrate(
     device = device_profile(name)
     predictor = Predictor(bundles)
     kept = _different([row for row in rows if not _is_impossible(row)])
-    _count(left_out, "took less than their weights: the unit is wrong", sum(map(_is_impossible, rows)))
-    _count(left_out, "another run of the same job, which took no more", len(rows) - len(kept) - sum(map(_is_impossible, rows)))
+    _count(
+        left_out, "took less than their weights: the unit is wrong", sum(map(_is_impossible, rows))
+    )
+    _count(
+        left_out,
+        "another run of the same job, which took no more",
+        len(rows) - len(kept) - sum(map(_is_impossible, rows)),
+    )
     parts, outside = _parts(predictor, kept, device.name)
-    readings = np.array([row.context_bytes for row in kept if row.context_bytes is not None], dtype=np.float64)
+    readings = np.array(
+        [row.context_bytes for row in kept if row.context_bytes is not None], dtype=np.float64
+    )
     is_read = len(readings) >= MIN_READINGS
     inside = max((sum(len(part.label) for part in of.values()) for of in parts.values()), default=0)
     _count(left_out, "outside the support of every model", len(kept) - inside)
     if not is_read:
         _check_enough(inside, len(kept), outside)
-    context = weighted_centre(readings, np.ones(len(readings))) if is_read else _residual_context(parts, None)
+    context = (
+        weighted_centre(readings, np.ones(len(readings)))
+        if is_read
+        else _residual_context(parts, None)
+    )
     if context is None:
-        raise DatasetError(f"all {len(kept)} jobs ran out of memory: what they took is not known, so nothing can be calibrated")
+        raise DatasetError(
+            f"all {len(kept)} jobs ran out of memory: what they took is not known, so nothing can be calibrated"
+        )
     times = sorted(row.observed_at for row in kept if row.observed_at is not None)
     return Calibration(
         gpu=device.name,
@@ -211,33 +237,58 @@ def calibrate(
 # rows
 
 
-def _one_kind(found: SiteRows, gpu: str | None, label_source: str | None) -> tuple[list[SiteRow], dict[str, int]]:
-    """The rows of one GPU and one source with a known peak; and the number of other rows by reason."""
+def _one_kind(
+    found: SiteRows, gpu: str | None, label_source: str | None
+) -> tuple[list[SiteRow], dict[str, int]]:
+    """The rows of one GPU and one source with a known peak; and the number of other rows by
+    reason."""
     left_out = dict(found.left_out)
-    rows = [row for row in found.rows if row.gpu is not None and (row.label_bytes is not None or row.is_oom)]
+    rows = [
+        row
+        for row in found.rows
+        if row.gpu is not None and (row.label_bytes is not None or row.is_oom)
+    ]
     _count(left_out, "without what the job took, and on which GPU", len(found.rows) - len(rows))
     own = [row for row in rows if not row.job.is_replica]
     _count(left_out, WITH_OTHERS, len(rows) - len(own))
     rows, names = own, ", ".join(found.files)
     if not rows:
-        why = "; ".join(f"{count} rows: {reason}" for reason, count in left_out.items()) or "it is empty"
-        raise DatasetError(f"{names} says of no job what it took ({why}): give measurements or observations")
+        why = (
+            "; ".join(f"{count} rows: {reason}" for reason, count in left_out.items())
+            or "it is empty"
+        )
+        raise DatasetError(
+            f"{names} says of no job what it took ({why}): give measurements or observations"
+        )
     traced = sum(row.provenance == TRACED for row in rows)
     if traced:
         raise DatasetError(
             f"{names} holds {traced} rows with traced labels, which are predictions themselves: calibrate on what a GPU has run"
         )
-    for field, chosen, option in (("gpu", gpu and _known_gpu(gpu), "--gpu"), ("label_source", label_source, "--label-source")):
+    for field, chosen, option in (
+        ("gpu", gpu and _known_gpu(gpu), "--gpu"),
+        ("label_source", label_source, "--label-source"),
+    ):
         counts = Counter(str(getattr(row, field)) for row in rows)
         if chosen is None and len(counts) > 1:
             listed = ", ".join(f"{value} ({count})" for value, count in counts.most_common())
-            what = "several GPUs" if field == "gpu" else "labels that were read in different ways, which differ by themselves"
+            what = (
+                "several GPUs"
+                if field == "gpu"
+                else "labels that were read in different ways, which differ by themselves"
+            )
             raise DatasetError(f"{names} holds rows of {what}: {listed}; choose one with {option}")
         if chosen is not None:
             if chosen not in counts:
-                raise DatasetError(f"{names} holds no rows of {chosen}: there are {', '.join(counts)}")
+                raise DatasetError(
+                    f"{names} holds no rows of {chosen}: there are {', '.join(counts)}"
+                )
             rows = [row for row in rows if getattr(row, field) == chosen]
-            _count(left_out, f"of another {'GPU' if field == 'gpu' else 'label source'}", sum(counts.values()) - len(rows))
+            _count(
+                left_out,
+                f"of another {'GPU' if field == 'gpu' else 'label source'}",
+                sum(counts.values()) - len(rows),
+            )
     return rows, left_out
 
 
@@ -253,13 +304,17 @@ def _is_impossible(row: SiteRow) -> bool:
 def _different(rows: Sequence[SiteRow]) -> list[SiteRow]:
     """One row for each job: the run with the largest reading, or the one that ran out of memory.
 
-    They come in an order that has nothing to do with what they took, nor with the order of the files.
+    They come in an order that has nothing to do with what they took, nor with the order of the
+    files.
     """
     largest: dict[TrainingJob, SiteRow] = {}
     for row in rows:
         job = replace(row.job, traced_peak_bytes=None)  # calibrated is what answers without a trace
         before = largest.get(job)
-        if before is None or (row.is_oom, row.label_bytes or 0) > (before.is_oom, before.label_bytes or 0):
+        if before is None or (row.is_oom, row.label_bytes or 0) > (
+            before.is_oom,
+            before.label_bytes or 0,
+        ):
             largest[job] = replace(row, job=job)
     return sorted(largest.values(), key=lambda row: _hash(job_to_json(row.job)))
 
@@ -267,7 +322,8 @@ def _different(rows: Sequence[SiteRow]) -> list[SiteRow]:
 def _parts(
     predictor: Predictor, rows: Sequence[SiteRow], gpu: str
 ) -> tuple[dict[str, dict[tuple[str, str], _Part]], Counter[str]]:
-    """Encoder → family and name of a model → the jobs that it answers for, as the predictor asks; why others have none."""
+    """Encoder → family and name of a model → the jobs that it answers for, as the predictor asks;
+    why others have none."""
     keys = [architecture_key(row.job) for row in rows]
     fold_of = {key: number % FOLDS for number, key in enumerate(sorted(set(keys), key=_hash))}
     folds = np.array([fold_of[key] for key in keys])
@@ -275,20 +331,34 @@ def _parts(
     outside: Counter[str] = Counter()
     for family, encoder in _slots(predictor):
         needs_layers = encoder == "transformer"
-        left = [at for at, row in enumerate(rows) if row.job.family == family and (row.job.layers or not needs_layers)]
+        left = [
+            at
+            for at, row in enumerate(rows)
+            if row.job.family == family and (row.job.layers or not needs_layers)
+        ]
         for model in predictor.models_of(family, encoder):
             if not left:
                 break
             table = JobTable.from_jobs([rows[at].job for at in left])
             features = model.features(table, predictor.model_gpu(model, gpu))
             unseen = model.support.check(table, features)
-            mine, others = (np.flatnonzero(chosen) for chosen in (unseen.counts == 0, unseen.counts > 0))
-            outside.update(reason for number in others.tolist() for reason in unseen.reasons(number))
+            mine, others = (
+                np.flatnonzero(chosen) for chosen in (unseen.counts == 0, unseen.counts > 0)
+            )
+            outside.update(
+                reason for number in others.tolist() for reason in unseen.reasons(number)
+            )
             if len(mine):
                 at = np.array(left)[mine]
                 answer = model.run(table.take(mine), features[mine])
                 numbers = {
-                    name: np.array([np.nan if value is None else value for value in map(pick, (rows[n] for n in at))], np.float64)
+                    name: np.array(
+                        [
+                            np.nan if value is None else value
+                            for value in map(pick, (rows[n] for n in at))
+                        ],
+                        np.float64,
+                    )
                     for name, pick in _NUMBERS.items()
                 }
                 parts.setdefault(encoder, {})[family, model.card.name] = _Part(
@@ -312,16 +382,30 @@ _NUMBERS: Final = {
 
 def _slots(predictor: Predictor) -> list[tuple[str, str]]:
     """Families and encoders for which there are models, in the order of the bundles."""
-    return list(dict.fromkeys((family, bundle.card.encoder) for bundle in predictor.bundles for family in bundle.card.families))
+    return list(
+        dict.fromkeys(
+            (family, bundle.card.encoder)
+            for bundle in predictor.bundles
+            for family in bundle.card.families
+        )
+    )
 
 
 def _check_enough(inside: int, rows: int, outside: Counter[str]) -> None:
     remedy = f"{MIN_JOBS} are needed, about 50 are better; or {MIN_READINGS} rows of dataset_builder, which read the context"
     if not inside:
-        commonest = f": {outside.most_common(1)[0][0]}" if outside else ", as no model is loaded for their family"
-        raise DatasetError(f"all {rows} jobs lie outside the support of the models, which say nothing of them{commonest[:400]}")
+        commonest = (
+            f": {outside.most_common(1)[0][0]}"
+            if outside
+            else ", as no model is loaded for their family"
+        )
+        raise DatasetError(
+            f"all {rows} jobs lie outside the support of the models, which say nothing of them{commonest[:400]}"
+        )
     if inside < MIN_JOBS:
-        raise DatasetError(f"{inside} different jobs within the models' support are too few to calibrate on: {remedy}")
+        raise DatasetError(
+            f"{inside} different jobs within the models' support are too few to calibrate on: {remedy}"
+        )
 
 
 # fitting
@@ -345,9 +429,18 @@ def _calibrated(
             before = after = None
             if part is not None:
                 fits = {
-                    fold: _fit(model, device.name, part, part.fold != fold, contexts[fold] or context, is_own)
+                    fold: _fit(
+                        model,
+                        device.name,
+                        part,
+                        part.fold != fold,
+                        contexts[fold] or context,
+                        is_own,
+                    )
                     for fold in folds
-                    if (part.fold == fold).any() and (part.fold != fold).any() and contexts[fold] is not None
+                    if (part.fold == fold).any()
+                    and (part.fold != fold).any()
+                    and contexts[fold] is not None
                 }
                 before, after = _judged(part, predictor.model_gpu(model, device.name), fits)
             calibrated.append(
@@ -368,7 +461,9 @@ def _calibrated(
     return calibrated
 
 
-def _context_without(parts: Mapping[str, Mapping[tuple[str, str], _Part]], fold: int, is_read: bool) -> Centre | None:
+def _context_without(
+    parts: Mapping[str, Mapping[tuple[str, str], _Part]], fold: int, is_read: bool
+) -> Centre | None:
     """The context by the jobs of the other folds; ``None`` if there are none."""
     if is_read:
         known = [part.reading[part.fold != fold] for of in parts.values() for part in of.values()]
@@ -378,8 +473,11 @@ def _context_without(parts: Mapping[str, Mapping[tuple[str, str], _Part]], fold:
     return _residual_context(parts, fold)
 
 
-def _residual_context(parts: Mapping[str, Mapping[tuple[str, str], _Part]], without: int | None) -> Centre | None:
-    """The context as what jobs took less the part that the models expect to be reserved, by the encoder that answers for most."""
+def _residual_context(
+    parts: Mapping[str, Mapping[tuple[str, str], _Part]], without: int | None
+) -> Centre | None:
+    """The context as what jobs took less the part that the models expect to be reserved, by the
+    encoder that answers for most."""
     of = max(parts.values(), key=lambda models: sum(len(part.label) for part in models.values()))
     values, weights = [], []
     for part in of.values():
@@ -390,8 +488,16 @@ def _residual_context(parts: Mapping[str, Mapping[tuple[str, str], _Part]], with
     return weighted_centre(amounts, np.concatenate(weights)) if len(amounts) else None
 
 
-def _fit(model: BundleModel, gpu: str, part: _Part | None, keep: Flags | None, context: Centre, is_own: bool) -> _Fit:
-    """The calibration of ``model`` by the jobs of ``part`` that ``keep`` names, all unless given; by the context alone else."""
+def _fit(
+    model: BundleModel,
+    gpu: str,
+    part: _Part | None,
+    keep: Flags | None,
+    context: Centre,
+    is_own: bool,
+) -> _Fit:
+    """The calibration of ``model`` by the jobs of ``part`` that ``keep`` names, all unless given;
+    by the context alone else."""
     coverages, levels = model.card.coverages, unit_levels(model.card.coverages)
     if is_own and part is not None:
         rows = np.flatnonzero(np.ones(len(part.label), dtype=bool) if keep is None else keep)
@@ -402,7 +508,8 @@ def _fit(model: BundleModel, gpu: str, part: _Part | None, keep: Flags | None, c
             shift = weighted_centre((part.label - part.expected)[first], 1.0 / part.unit[first])
             shift_bytes = round(shift.value)
             expected = part.expected + shift_bytes
-            # Whether a job is expected to fit does not depend on what it took, so that leaving the others out biases nothing.
+            # Whether a job is expected to fit does not depend on what it took, so that leaving the
+            # others out biases nothing.
             others = others[~(expected > part.limit)[others]]
             scores = ((part.label - expected) / part.unit)[others]
             finite = scores[~np.isnan(scores)]
@@ -410,13 +517,17 @@ def _fit(model: BundleModel, gpu: str, part: _Part | None, keep: Flags | None, c
                 gpu=gpu,
                 shift_bytes=shift_bytes,
                 shift_bound_bytes=shift_bytes,
-                multiples=conformal_quantiles(np.where(np.isnan(scores), np.inf, scores), coverages),
+                multiples=conformal_quantiles(
+                    np.where(np.isnan(scores), np.inf, scores), coverages
+                ),
                 largest=float(finite.max()) if len(finite) else None,
                 unit_levels=levels,
             )
             return _Fit(site, shift, len(first), len(others))
     own = model.card.context_bytes
-    shift = replace(context, value=context.value - own, low=context.low - own, high=context.high - own)
+    shift = replace(
+        context, value=context.value - own, low=context.low - own, high=context.high - own
+    )
     site = SiteCalibration(
         gpu=gpu,
         shift_bytes=round(shift.value),
@@ -428,8 +539,11 @@ def _fit(model: BundleModel, gpu: str, part: _Part | None, keep: Flags | None, c
     return _Fit(site, shift, 0, 0)
 
 
-def _judged(part: _Part, model_gpu: Any, fits: Mapping[int, _Fit]) -> tuple[Figures | None, Figures | None]:
-    """Figures of the model as it answers now, and as each fold's jobs are answered by the calibration of the others."""
+def _judged(
+    part: _Part, model_gpu: Any, fits: Mapping[int, _Fit]
+) -> tuple[Figures | None, Figures | None]:
+    """Figures of the model as it answers now, and as each fold's jobs are answered by the
+    calibration of the others."""
     rows = np.flatnonzero(np.isin(part.fold, list(fits)))
     if not len(rows) or np.isnan(part.label[rows]).all():
         return None, None
@@ -437,19 +551,29 @@ def _judged(part: _Part, model_gpu: Any, fits: Mapping[int, _Fit]) -> tuple[Figu
     for fold, fit in fits.items():
         mine = part.fold == fold
         expected[mine] = part.expected[mine] + fit.site.shift_bytes
-        bounds[mine] = fit.site.bounds(part.expected[mine], part.bounds[mine]) + fit.site.shift_bound_bytes
-    before = part.bounds if model_gpu.site is None else model_gpu.site.bounds(part.expected, part.bounds)
+        bounds[mine] = (
+            fit.site.bounds(part.expected[mine], part.bounds[mine]) + fit.site.shift_bound_bytes
+        )
+    before = (
+        part.bounds if model_gpu.site is None else model_gpu.site.bounds(part.expected, part.bounds)
+    )
     coverages = part.model.card.coverages
     label, limit = part.label[rows], part.limit[rows]
     return (
         _figures(
-            label, limit, (part.expected + model_gpu.shift_bytes)[rows], (before + model_gpu.shift_bound_bytes)[rows], coverages
+            label,
+            limit,
+            (part.expected + model_gpu.shift_bytes)[rows],
+            (before + model_gpu.shift_bound_bytes)[rows],
+            coverages,
         ),
         _figures(label, limit, expected[rows], bounds[rows], coverages),
     )
 
 
-def _figures(label: Array, limit: Array, expected: Array, bounds: Array, coverages: Sequence[float]) -> Figures:
+def _figures(
+    label: Array, limit: Array, expected: Array, bounds: Array, coverages: Sequence[float]
+) -> Figures:
     expected = np.maximum(expected, 1.0)
     is_known = ~np.isnan(label)
     errors = np.abs(expected - label)[is_known]
@@ -460,7 +584,9 @@ def _figures(label: Array, limit: Array, expected: Array, bounds: Array, coverag
         is_judged = is_known | ~(limit < safe)
         covered = int((label[is_known] <= safe[is_known]).sum())
         total = label[is_known].sum()
-        figures[coverage] = CoverageFigures(int(is_judged.sum()), covered, float((safe[is_known].sum() - total) / total))
+        figures[coverage] = CoverageFigures(
+            int(is_judged.sum()), covered, float((safe[is_known].sum() - total) / total)
+        )
     return Figures(
         jobs=len(errors),
         median_error_mib=float(np.median(errors) / MIB),

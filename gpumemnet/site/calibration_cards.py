@@ -32,8 +32,8 @@ METHOD: Final = (
 def calibrated_cards(calibration: Calibration) -> list[tuple[Bundle, dict[str, Any]]]:
     """Each bundle with its calibrated card and the same graph.
 
-    The version gets the first digits of a hash over files and calibration; golden answers of a card are left out, as they are
-    those of the model as it was.
+    The version gets the first digits of a hash over files and calibration; golden answers of a card
+    are left out, as they are those of the model as it was.
     """
     of_bundle: dict[str, list[ModelCalibration]] = {}
     for model in calibration.models:
@@ -41,41 +41,72 @@ def calibrated_cards(calibration: Calibration) -> list[tuple[Bundle, dict[str, A
     cards = []
     for models in of_bundle.values():
         bundle = models[0].bundle
-        document = {key: value for key, value in bundle.card.document.items() if key not in ("site_calibration", "golden")}
+        document = {
+            key: value
+            for key, value in bundle.card.document.items()
+            if key not in ("site_calibration", "golden")
+        }
         parts = {model.family: _site_document(calibration, model) for model in models}
         if bundle.card.family == ALL_FAMILIES:
             families: Mapping[str, Mapping[str, Any]] = document["families"]
-            document["families"] = {family: {**part, "site_calibration": parts[family]} for family, part in families.items()}
+            document["families"] = {
+                family: {**part, "site_calibration": parts[family]}
+                for family, part in families.items()
+            }
         else:
             document["site_calibration"] = parts[bundle.card.family]
         base = str(document["version"]).partition("+site.")[0]
-        digest = hashlib.sha256(repr((sorted(calibration.files.values()), sorted(parts.items()))).encode()).hexdigest()[:8]
+        digest = hashlib.sha256(
+            repr((sorted(calibration.files.values()), sorted(parts.items()))).encode()
+        ).hexdigest()[:8]
         cards.append((bundle, {**document, "version": f"{base}+site.{digest}"}))
     return cards
 
 
 def profile_document(calibration: Calibration) -> dict[str, Any]:
-    """The GPU's profile with the site's context, in the form that :func:`gpumemnet.gpu.catalogue.load_profile` reads.
+    """The GPU's profile with the site's context, in the form that
+    :func:`gpumemnet.gpu.catalogue.load_profile` reads.
 
-    What is reserved for workspaces stays as in the catalogue: what a job took does not tell it from the context.
+    What is reserved for workspaces stays as in the catalogue: what a job took does not tell it from
+    the context.
     """
     one, context = calibration, calibration.context
-    how = "read by probes" if one.is_context_read else "what jobs took, less the reserved part that the models expect"
+    how = (
+        "read by probes"
+        if one.is_context_read
+        else "what jobs took, less the reserved part that the models expect"
+    )
     interval = f"{context.low / MIB:,.0f} to {context.high / MIB:,.0f} MiB with confidence {context.confidence:.2g}"
-    source = f"gpumemnet calibrate, {context.count} jobs ({one.label_source}): {how}; median, {interval}"
-    profile = asdict(device_profile(one.gpu)) | {"context_bytes": max(1, round(context.value)), "context_source": source}
-    return {"format": PROFILE_FORMAT, "version": PROFILE_VERSION, "provenance": "measured", "profile": profile}
+    source = (
+        f"gpumemnet calibrate, {context.count} jobs ({one.label_source}): {how}; median, {interval}"
+    )
+    profile = asdict(device_profile(one.gpu)) | {
+        "context_bytes": max(1, round(context.value)),
+        "context_source": source,
+    }
+    return {
+        "format": PROFILE_FORMAT,
+        "version": PROFILE_VERSION,
+        "provenance": "measured",
+        "profile": profile,
+    }
 
 
 def calibration_document(calibration: Calibration) -> dict[str, Any]:
     """All figures for programs; amounts in bytes."""
     one = calibration
     return {
-        **{name: getattr(one, name) for name in ("gpu", "label_source", "jobs", "left_out", "files", "first", "last")},
+        **{
+            name: getattr(one, name)
+            for name in ("gpu", "label_source", "jobs", "left_out", "files", "first", "last")
+        },
         "context_bytes": asdict(one.context),
         "is_context_read": one.is_context_read,
         "guarantee": GUARANTEE,
-        "models": [{"name": model.bundle.card.name, **_site_document(calibration, model)} for model in one.models],
+        "models": [
+            {"name": model.bundle.card.name, **_site_document(calibration, model)}
+            for model in one.models
+        ],
     }
 
 
@@ -95,10 +126,20 @@ def _site_document(calibration: Calibration, model: ModelCalibration) -> dict[st
         "label_source": calibration.label_source,
         "first": calibration.first,
         "last": calibration.last,
-        "files": [{"name": Path(name).name, "sha256": sha256} for name, sha256 in calibration.files.items()],
-        "base": {"version": str(card.version).partition("+site.")[0], "sha256": model.bundle.sha256},
-        "method": METHOD if model.is_own else "the context of the site's GPU, from other models' jobs or from probes; no bounds",
-        "guarantee": GUARANTEE if model.is_own else "none: bounds as shipped, with room for the context's uncertainty and growth",
+        "files": [
+            {"name": Path(name).name, "sha256": sha256}
+            for name, sha256 in calibration.files.items()
+        ],
+        "base": {
+            "version": str(card.version).partition("+site.")[0],
+            "sha256": model.bundle.sha256,
+        },
+        "method": METHOD
+        if model.is_own
+        else "the context of the site's GPU, from other models' jobs or from probes; no bounds",
+        "guarantee": GUARANTEE
+        if model.is_own
+        else "none: bounds as shipped, with room for the context's uncertainty and growth",
         "cross_validated": {
             name: None if figures is None else _figures_document(figures)
             for name, figures in (("before", model.before), ("after", model.after))
@@ -108,5 +149,7 @@ def _site_document(calibration: Calibration, model: ModelCalibration) -> dict[st
 
 def _figures_document(figures: Figures) -> dict[str, Any]:
     document = asdict(figures)
-    document["coverages"] = [{"coverage": coverage, **asdict(one)} for coverage, one in figures.coverages.items()]
+    document["coverages"] = [
+        {"coverage": coverage, **asdict(one)} for coverage, one in figures.coverages.items()
+    ]
     return document

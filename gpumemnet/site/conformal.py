@@ -1,7 +1,9 @@
-"""Split conformal bounds, and a robust centre with its confidence interval, for the few jobs of a site.
+"""Split conformal bounds, and a robust centre with its confidence interval, for the few jobs of a
+site.
 
-The bound at a coverage is the score of rank ``ceil((n + 1) coverage)`` among ``n`` scores that were not fitted to (Vovk et al.,
-*Algorithmic Learning in a Random World*, 2005; Lei et al., JASA 2018).  Where that rank is above ``n`` there is no bound.
+The bound at a coverage is the score of rank ``ceil((n + 1) coverage)`` among ``n`` scores that were
+not fitted to (Vovk et al., *Algorithmic Learning in a Random World*, 2005; Lei et al., JASA 2018).
+Where that rank is above ``n`` there is no bound.
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ Array = NDArray[np.float64]
 CONFIDENCE: Final = 0.95
 _NORMAL_95: Final = 1.959964
 _ROUNDING: Final = 1e-9
-"""``(n + 1) coverage`` is a whole number for many pairs, and floating point may put it just above."""
+"""``(n + 1) coverage`` is a whole number for many pairs, and floating point may put it just
+above."""
 
 
 def conformal_rank(count: int, coverage: float) -> int | None:
-    """Rank, from 1, of the score that bounds the next one with probability ``coverage``; ``None`` where ``count`` are too few."""
+    """Rank, from 1, of the score that bounds the next one with probability ``coverage``; ``None``
+    where ``count`` are too few."""
     rank = max(1, math.ceil((count + 1) * coverage - _ROUNDING))
     return rank if rank <= count else None
 
@@ -34,7 +38,8 @@ def rows_needed(coverage: float) -> int:
 
 
 def conformal_quantiles(scores: Array, coverages: Sequence[float]) -> tuple[float | None, ...]:
-    """The bound at each coverage, from scores of shape ``[n]``; ``None`` with too few scores, or an infinite one."""
+    """The bound at each coverage, from scores of shape ``[n]``; ``None`` with too few scores, or an
+    infinite one."""
     ordered = np.sort(scores)
     ranks = [conformal_rank(len(ordered), coverage) for coverage in coverages]
     found = [math.inf if rank is None else float(ordered[rank - 1]) for rank in ranks]
@@ -47,7 +52,8 @@ class Centre:
 
     Attributes:
         value: the median.
-        low, high: an interval for it, which assumes of the values no more than that they lie about it independently.
+        low, high: an interval for it, which assumes of the values no more than that they lie about
+            it independently.
         confidence: of the interval: 0.95, or what so few values give.
         count: of the values.
     """
@@ -60,9 +66,11 @@ class Centre:
 
 
 def weighted_centre(values: Array, weights: Array) -> Centre:
-    """The weighted median of ``values``, shape ``[n]``, ``n`` above 0, with the interval that inverts the weighted sign test.
+    """The weighted median of ``values``, shape ``[n]``, ``n`` above 0, with the interval that
+    inverts the weighted sign test.
 
-    A value's weight is one over its spread: the median is then the most likely centre of values with Laplace errors.
+    A value's weight is one over its spread: the median is then the most likely centre of values
+    with Laplace errors.
     """
     order = np.argsort(values, kind="stable")
     ordered = values[order]
@@ -70,7 +78,9 @@ def weighted_centre(values: Array, weights: Array) -> Centre:
     half = 0.5 * _NORMAL_95 * math.sqrt(float((weights**2).sum())) / float(weights.sum())
 
     def at(share: float) -> float:
-        return float(ordered[min(int(np.searchsorted(shares, share - _ROUNDING)), len(ordered) - 1)])
+        return float(
+            ordered[min(int(np.searchsorted(shares, share - _ROUNDING)), len(ordered) - 1)]
+        )
 
     confidence = min(CONFIDENCE, 1.0 - 2.0 ** (1 - len(ordered)))
     return Centre(at(0.5), at(0.5 - half), at(0.5 + half), confidence, len(ordered))

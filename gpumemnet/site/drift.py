@@ -1,8 +1,10 @@
-"""Detects drift: recent jobs that differ from the training data, or that take more or less memory than predicted.
+"""Detects drift: recent jobs that differ from the training data, or that take more or less memory
+than predicted.
 
-Four things are tested for every family and GPU with enough jobs: the error, the coverage of the safe bytes, the share of jobs
-outside the support, and the distribution of every feature and option.  Something counts as drift when it is both too unlikely
-to be chance, corrected for the number of tests, and large enough to matter: among many jobs some test always finds a difference.
+Four things are tested for every family and GPU with enough jobs: the error, the coverage of the
+safe bytes, the share of jobs outside the support, and the distribution of every feature and option.
+Something counts as drift when it is both too unlikely to be chance, corrected for the number of
+tests, and large enough to matter: among many jobs some test always finds a difference.
 """
 
 from __future__ import annotations
@@ -23,8 +25,20 @@ from gpumemnet.physics.replicas import WITH_OTHERS
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE, Prediction
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.site.rows import SiteRow
-from gpumemnet.site.significance import binomial_tail, fisher_test, holm, ks_distance, ks_probability, sign_test
-from gpumemnet.site.training_reference import OPTIONS, TrainingReference, job_amounts, reference_from_card
+from gpumemnet.site.significance import (
+    binomial_tail,
+    fisher_test,
+    holm,
+    ks_distance,
+    ks_probability,
+    sign_test,
+)
+from gpumemnet.site.training_reference import (
+    OPTIONS,
+    TrainingReference,
+    job_amounts,
+    reference_from_card,
+)
 
 KINDS: Final = ("error", "coverage", "support", "features")
 ALPHA: Final = 0.01
@@ -45,9 +59,11 @@ class Finding:
     Attributes:
         kind: one of :data:`KINDS`.
         family, gpu: of the jobs; the GPU is ``None`` where only jobs are known.
-        name: what was tested: ``median``, ``safe bytes``, ``outside the support``, a feature, or an option and its value.
+        name: what was tested: ``median``, ``safe bytes``, ``outside the support``, a feature, or an
+            option and its value.
         jobs: number of jobs tested.
-        effect: how far it is off: share of the median, of jobs, or the distance of two distributions.
+        effect: how far it is off: share of the median, of jobs, or the distance of two
+            distributions.
         matters: the effect from which it counts.
         probability: of such an effect, or a larger one, by chance.
         corrected: the same, corrected for the number of tests.
@@ -73,10 +89,12 @@ class DriftReport:
     """The tests of one run and their results.
 
     Attributes:
-        findings: every test: drift first, then in the order of :data:`KINDS`, the least likely first.
+        findings: every test: drift first, then in the order of :data:`KINDS`, the least likely
+            first.
         notes: what could not be tested, and why.
         alpha: probability with which a run errs at all, if nothing has drifted.
-        kinds: those that start a retraining; ``None`` for all, but features only if the memory of the jobs is unknown.
+        kinds: those that start a retraining; ``None`` for all, but features only if the memory of
+            the jobs is unknown.
     """
 
     findings: tuple[Finding, ...]
@@ -87,7 +105,9 @@ class DriftReport:
     @property
     def causes(self) -> tuple[Finding, ...]:
         """The findings that start a retraining."""
-        judged = {(finding.family, finding.gpu) for finding in self.findings if finding.kind == "error"}
+        judged = {
+            (finding.family, finding.gpu) for finding in self.findings if finding.kind == "error"
+        }
 
         def counts(finding: Finding) -> bool:
             if self.kinds is not None:
@@ -129,13 +149,16 @@ def find_drift(
     Args:
         rows: recent jobs, with what they took where that is known.
         predictor: what predicts now.
-        references: family → the jobs that it shall be compared with; unless given, those in the card of the model that answers
-            for most of the group.
-        window: number of newest rows of each group; the last rows of the files if no row has a time.
+        references: family → the jobs that it shall be compared with; unless given, those in the
+            card of the model that answers for most of the group.
+        window: number of newest rows of each group; the last rows of the files if no row has a
+            time.
         alpha: probability with which a run may err at all.
         coverage: of the safe bytes.
-        kinds: the kinds of tests that start a retraining, the others are shown; by default all, but features only if the
-            memory of the jobs is unknown: other jobs do not need other models as long as the predictions are right.
+        kinds: the kinds of tests that start a retraining, the others are shown; by default all, but
+            features only if the
+            memory of the jobs is unknown: other jobs do not need other models as long as the
+                predictions are right.
 
     Raises:
         InvalidRequestError: on a window, an alpha, kinds or a coverage that cannot be.
@@ -147,7 +170,9 @@ def find_drift(
     for kind in kinds or ():
         if kind not in KINDS:
             raise InvalidRequestError(f"must be one of {', '.join(KINDS)}, not '{kind[:40]}'", "on")
-    alone = [row for row in rows if not row.job.is_replica]  # a retraining, which a finding starts, learns from no others
+    alone = [
+        row for row in rows if not row.job.is_replica
+    ]  # a retraining, which a finding starts, learns from no others
     notes = [f"{len(rows) - len(alone)} jobs: {WITH_OTHERS}"] if len(alone) < len(rows) else []
     findings: list[Finding] = []
     for (family, gpu), group in _groups(alone):
@@ -157,7 +182,9 @@ def find_drift(
             continue
         newest = sorted(group, key=lambda row: row.observed_at or 0.0)[-window:]
         try:
-            found, note = _group_findings(newest, family, gpu, predictor, references or {}, coverage)
+            found, note = _group_findings(
+                newest, family, gpu, predictor, references or {}, coverage
+            )
         except UnsupportedJobError as error:
             found, note = [], error.reason
         findings += found
@@ -168,8 +195,12 @@ def find_drift(
         replace(one, corrected=value, is_drift=value < alpha and one.effect >= one.matters)
         for one, value in zip(findings, corrected, strict=True)
     ]
-    findings.sort(key=lambda one: (not one.is_drift, KINDS.index(one.kind), one.corrected, -one.effect))
-    return DriftReport(tuple(findings), tuple(notes), alpha, None if kinds is None else tuple(kinds))
+    findings.sort(
+        key=lambda one: (not one.is_drift, KINDS.index(one.kind), one.corrected, -one.effect)
+    )
+    return DriftReport(
+        tuple(findings), tuple(notes), alpha, None if kinds is None else tuple(kinds)
+    )
 
 
 def _groups(rows: Sequence[SiteRow]) -> list[tuple[tuple[str, str | None], list[SiteRow]]]:
@@ -189,7 +220,9 @@ def _group_findings(
 ) -> tuple[list[Finding], str | None]:
     jobs = [row.job for row in rows]
     known_gpu = gpu if gpu is None or _is_known(gpu) else None
-    estimates = list(predictor.predict_table(JobTable.from_jobs(jobs), coverage=coverage, gpu=known_gpu))
+    estimates = list(
+        predictor.predict_table(JobTable.from_jobs(jobs), coverage=coverage, gpu=known_gpu)
+    )
     findings = [_support(estimates)]
     notes = []
     if gpu is None or _is_known(gpu):
@@ -198,7 +231,9 @@ def _group_findings(
         notes.append(f"there is no profile of the {gpu}, so that nothing was predicted for it")
     reference = references.get(family) or _own_reference(predictor, family, estimates)
     if reference is None:
-        notes.append("features are not compared, as the model's card holds no picture of its training jobs: give --reference")
+        notes.append(
+            "features are not compared, as the model's card holds no picture of its training jobs: give --reference"
+        )
     else:
         findings += _features(rows, reference)
     return [replace(one, family=family, gpu=gpu) for one in findings], "; ".join(notes) or None
@@ -212,7 +247,9 @@ def _is_known(gpu: str) -> bool:
     return True
 
 
-def _own_reference(predictor: Predictor, family: str, estimates: Sequence[Prediction]) -> TrainingReference | None:
+def _own_reference(
+    predictor: Predictor, family: str, estimates: Sequence[Prediction]
+) -> TrainingReference | None:
     commonest = Counter(estimate.estimator for estimate in estimates).most_common(1)[0][0]
     for bundle in predictor.bundles:
         if bundle.card.name == commonest:
@@ -220,7 +257,15 @@ def _own_reference(predictor: Predictor, family: str, estimates: Sequence[Predic
     return None
 
 
-def _finding(kind: str, name: str, jobs: int, effect: float, matters: float, probability: float, sentence: str) -> Finding:
+def _finding(
+    kind: str,
+    name: str,
+    jobs: int,
+    effect: float,
+    matters: float,
+    probability: float,
+    sentence: str,
+) -> Finding:
     return Finding(kind, "", None, name, jobs, effect, matters, probability, 1.0, False, sentence)
 
 
@@ -238,26 +283,40 @@ def _error(rows: Sequence[SiteRow], estimates: Sequence[Prediction]) -> Iterator
     median = math.expm1(float(np.median(ratios)))
     probability = sign_test(int((ratios > 0).sum()), int((ratios < 0).sum()))
     sentence = f"half of {len(ratios)} jobs took {1 + median:.3g} times what was expected, or {'more' if median > 0 else 'less'}"
-    yield _finding("error", "median", len(ratios), abs(median), ERROR_MATTERS, probability, sentence)
+    yield _finding(
+        "error", "median", len(ratios), abs(median), ERROR_MATTERS, probability, sentence
+    )
 
 
-def _coverage(rows: Sequence[SiteRow], estimates: Sequence[Prediction], coverage: float) -> Iterator[Finding]:
+def _coverage(
+    rows: Sequence[SiteRow], estimates: Sequence[Prediction], coverage: float
+) -> Iterator[Finding]:
     """Exact binomial test: no more jobs should exceed their safe bytes than the coverage allows."""
     kept = [
         one
         for row, estimate in zip(rows, estimates, strict=True)
-        if estimate.safe_bytes is not None and (one := _is_within(row, estimate.safe_bytes)) is not None
+        if estimate.safe_bytes is not None
+        and (one := _is_within(row, estimate.safe_bytes)) is not None
     ]
     if len(kept) < MIN_JOBS:
         return
     misses = len(kept) - sum(kept)
     excess = misses / len(kept) - (1.0 - coverage)
     sentence = f"{misses} of {len(kept)} jobs took more than their safe bytes, which promise {coverage:.4g} coverage"
-    yield _finding("coverage", "safe bytes", len(kept), excess, 0.0, binomial_tail(misses, len(kept), 1.0 - coverage), sentence)
+    yield _finding(
+        "coverage",
+        "safe bytes",
+        len(kept),
+        excess,
+        0.0,
+        binomial_tail(misses, len(kept), 1.0 - coverage),
+        sentence,
+    )
 
 
 def _is_within(row: SiteRow, safe_bytes: int) -> bool | None:
-    """Whether the job stayed within its safe bytes; ``None`` if it ran out of a smaller limit, so that it is unknown."""
+    """Whether the job stayed within its safe bytes; ``None`` if it ran out of a smaller limit, so
+    that it is unknown."""
     if row.label_bytes is not None:
         return row.label_bytes <= safe_bytes
     if not row.is_oom or (row.limit_bytes is not None and row.limit_bytes < safe_bytes):
@@ -271,34 +330,57 @@ def _support(estimates: Sequence[Prediction]) -> Finding:
     why = f", most often: {Counter(outside).most_common(1)[0][0]}" if outside else ""
     sentence = f"{len(outside)} of {len(estimates)} jobs lie outside the support{why}"
     probability = binomial_tail(len(outside), len(estimates), TOLERATED_OUTSIDE)
-    return _finding("support", "outside the support", len(estimates), share, TOLERATED_OUTSIDE, probability, sentence)
+    return _finding(
+        "support",
+        "outside the support",
+        len(estimates),
+        share,
+        TOLERATED_OUTSIDE,
+        probability,
+        sentence,
+    )
 
 
 def _features(rows: Sequence[SiteRow], reference: TrainingReference) -> Iterator[Finding]:
-    """Kolmogorov-Smirnov test of each amount, and Fisher's exact test of the share of each option and layer kind."""
+    """Kolmogorov-Smirnov test of each amount, and Fisher's exact test of the share of each option
+    and layer kind."""
     jobs = [row.job for row in rows]
     for name, values in job_amounts(jobs).items():
         quantiles = np.array(reference.quantiles[name])
         distance = ks_distance(values, quantiles)
         sentence = f"{name}: median {np.median(values):,.4g}, in training {quantiles[len(quantiles) // 2]:,.4g}"
         probability = ks_probability(distance, len(jobs), reference.rows)
-        yield _finding("features", name, len(jobs), distance, DISTANCE_MATTERS, probability, sentence)
+        yield _finding(
+            "features", name, len(jobs), distance, DISTANCE_MATTERS, probability, sentence
+        )
     for field in OPTIONS:
         counts = Counter(str(getattr(job, field)) for job in jobs)
         yield from _shares(field, counts, len(jobs), reference.options[field], reference.rows)
     layered = [job for job in jobs if job.layers]
     if len(layered) >= MIN_JOBS and reference.rows_with_layers:
         counts = Counter(kind for job in layered for kind in {layer.kind for layer in job.layers})
-        yield from _shares("layers of kind", counts, len(layered), reference.kinds, reference.rows_with_layers)
+        yield from _shares(
+            "layers of kind", counts, len(layered), reference.kinds, reference.rows_with_layers
+        )
 
 
-def _shares(field: str, counts: Mapping[str, int], jobs: int, trained: Mapping[str, int], of_trained: int) -> Iterator[Finding]:
+def _shares(
+    field: str, counts: Mapping[str, int], jobs: int, trained: Mapping[str, int], of_trained: int
+) -> Iterator[Finding]:
     for value in sorted({*counts, *trained}):
         now, then = counts.get(value, 0), trained.get(value, 0)
         if now == jobs and then == of_trained:
             continue  # nothing could have come out otherwise
         effect = abs(now / jobs - then / of_trained)
-        sentence = f"{field} {value}: {now / jobs:.0%} of the jobs, in training {then / of_trained:.0%}"
+        sentence = (
+            f"{field} {value}: {now / jobs:.0%} of the jobs, in training {then / of_trained:.0%}"
+        )
         yield _finding(
-            "features", f"{field} {value}", jobs, effect, DISTANCE_MATTERS, fisher_test(now, jobs, then, of_trained), sentence
+            "features",
+            f"{field} {value}",
+            jobs,
+            effect,
+            DISTANCE_MATTERS,
+            fisher_test(now, jobs, then, of_trained),
+            sentence,
         )

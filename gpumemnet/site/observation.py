@@ -1,7 +1,9 @@
 """An observation: the memory that a finished job really used, as a scheduler reports it.
 
-It names the job by the id of the prediction that it was scheduled with, or holds the job itself.  A job that ran out of GPU
-memory is a censored observation: it needed more than it had.  The service stores observations, ``gpumemnet import-sacct`` makes
+It names the job by the id of the prediction that it was scheduled with, or holds the job itself.  A
+job that ran out of GPU
+memory is a censored observation: it needed more than it had.  The service stores observations,
+    ``gpumemnet import-sacct`` makes
 them from Slurm's accounting, and they join the dataset.
 """
 
@@ -40,10 +42,14 @@ SOURCES: Final[Mapping[str, str]] = {
     "dcgm": "DCGM's framebuffer in use (DCGM_FI_DEV_FB_USED), the job alone on the GPU: the highest reading",
     "prometheus": "another exporter's series of a GPU's memory, the job alone on it: the highest sample",
 }
-"""Where a peak may come from.  Not accepted: the allocator's own maximum (``torch.cuda.max_memory_reserved``), which lacks the
-CUDA context, and a trace, which is a prediction itself."""
+"""Where a peak may come from.  Not accepted: the allocator's own maximum
+(``torch.cuda.max_memory_reserved``), which lacks the CUDA context, and a trace, which is a
+prediction itself."""
 
-PROCESS_OBSERVATIONS: Final = (*(source for source in PROCESS_SOURCES if source != TRACED), *SITE_PROCESS_SOURCES)
+PROCESS_OBSERVATIONS: Final = (
+    *(source for source in PROCESS_SOURCES if source != TRACED),
+    *SITE_PROCESS_SOURCES,
+)
 """Sources that read the process; the others read the whole GPU."""
 
 MIN_BYTES: Final = MIB
@@ -56,7 +62,17 @@ CLOCK_SKEW: Final = timedelta(days=1)
 """How far in the future an observation may lie, as clocks and time zones differ."""
 
 OBSERVATION_FIELDS: Final = (
-    *("prediction_id", "job", "gpu", "peak_mib", "peak_bytes", "source", "oom", "limit_mib", "limit_bytes"),
+    *(
+        "prediction_id",
+        "job",
+        "gpu",
+        "peak_mib",
+        "peak_bytes",
+        "source",
+        "oom",
+        "limit_mib",
+        "limit_bytes",
+    ),
     *("observed_at", "idempotency_key", "driver", "cuda", "torch"),
 )
 _SOFTWARE: Final = ("driver", "cuda", "torch")
@@ -73,13 +89,18 @@ class Observation:
     Attributes:
         source: where the peak comes from, one of :data:`SOURCES`; of an ``oom``, who noticed.
         prediction_id: id of the prediction that the job was scheduled with.
-        job: the job itself; beside a prediction's id it counts where the prediction is not known any more.
-        gpu: the GPU that it ran on, by NVML's name where the catalogue has it; ``None`` for that of the prediction.
-        peak_bytes: the most GPU memory that it took, CUDA context included; ``None`` only with ``oom``.
-        oom: whether it ran out of GPU memory: it needed more than ``peak_bytes`` and ``limit_bytes``.
+        job: the job itself; beside a prediction's id it counts where the prediction is not known
+            any more.
+        gpu: the GPU that it ran on, by NVML's name where the catalogue has it; ``None`` for that of
+            the prediction.
+        peak_bytes: the most GPU memory that it took, CUDA context included; ``None`` only with
+            ``oom``.
+        oom: whether it ran out of GPU memory: it needed more than ``peak_bytes`` and
+            ``limit_bytes``.
         limit_bytes: the memory that it could have had, its limit or the whole GPU.
         observed_at: when it ended.
-        idempotency_key: the reporter's name for this observation; an observation sent again under its key is stored once.
+        idempotency_key: the reporter's name for this observation; an observation sent again under
+            its key is stored once.
         driver, cuda, torch: versions of the software.
     """
 
@@ -108,7 +129,9 @@ def observation_from_dict(document: object) -> Observation:
         raise InvalidRequestError(f"an observation must be a JSON object, not {describe(document)}")
     for name in document:
         if name not in OBSERVATION_FIELDS:
-            hint = did_you_mean(name, OBSERVATION_FIELDS, f"known fields are {', '.join(OBSERVATION_FIELDS)}")
+            hint = did_you_mean(
+                name, OBSERVATION_FIELDS, f"known fields are {', '.join(OBSERVATION_FIELDS)}"
+            )
             raise InvalidRequestError(f"is not a field: {hint}", str(name)[:64])
     given = {name: value for name, value in document.items() if value is not None}
     oom = given.get("oom", False)
@@ -127,18 +150,26 @@ def observation_from_dict(document: object) -> Observation:
         **{name: _text(given, name, MAX_TEXT_LENGTH) for name in _SOFTWARE},
     )
     if observation.peak_bytes is None and not oom:
-        raise InvalidRequestError("is missing: give the peak as peak_mib or peak_bytes, or oom if the job ran out", "peak_mib")
+        raise InvalidRequestError(
+            "is missing: give the peak as peak_mib or peak_bytes, or oom if the job ran out",
+            "peak_mib",
+        )
     if observation.prediction_id is None and observation.job is None:
-        raise InvalidRequestError("is missing: give the prediction's id, or the job and its gpu", "prediction_id")
+        raise InvalidRequestError(
+            "is missing: give the prediction's id, or the job and its gpu", "prediction_id"
+        )
     if observation.job is not None and observation.gpu is None:
-        raise InvalidRequestError("is missing: the memory of a job depends on the GPU that it ran on", "gpu")
+        raise InvalidRequestError(
+            "is missing: the memory of a job depends on the GPU that it ran on", "gpu"
+        )
     if observation.gpu is not None:
         check_capacity(observation, observation.gpu)
     return observation
 
 
 def observation_to_dict(observation: Observation) -> dict[str, Any]:
-    """The JSON object of ``observation``, without what is not known; :func:`observation_from_dict` gives the same back."""
+    """The JSON object of ``observation``, without what is not known; :func:`observation_from_dict`
+    gives the same back."""
     one = observation
     values = {
         "prediction_id": one.prediction_id,
@@ -156,15 +187,21 @@ def observation_to_dict(observation: Observation) -> dict[str, Any]:
 
 
 def content_hash(observation: Observation) -> str:
-    """SHA-256 over all that ``observation`` says, its idempotency key left out: equal for equal observations.
+    """SHA-256 over all that ``observation`` says, its idempotency key left out: equal for equal
+    observations.
 
-    Fields of the job that say nothing beyond their default are left out, too: one that joins later changes no older hash.
+    Fields of the job that say nothing beyond their default are left out, too: one that joins later
+    changes no older hash.
     """
     document = observation_to_dict(observation)
     document.pop("idempotency_key", None)
     if "job" in document:
-        document["job"] = {name: value for name, value in document["job"].items() if value != FIELD_DEFAULTS[name]}
-    return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        document["job"] = {
+            name: value for name, value in document["job"].items() if value != FIELD_DEFAULTS[name]
+        }
+    return hashlib.sha256(
+        json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
 
 
 def check_capacity(observation: Observation, gpu: str) -> None:
@@ -187,7 +224,9 @@ def check_capacity(observation: Observation, gpu: str) -> None:
 
 def _source(value: object) -> str:
     if value == TRACED:
-        raise InvalidRequestError("must say what was read of a GPU; a trace is a prediction and no observation", "source")
+        raise InvalidRequestError(
+            "must say what was read of a GPU; a trace is a prediction and no observation", "source"
+        )
     if not isinstance(value, str) or value not in SOURCES:
         wrong = "is missing" if value is None else f"is {describe(value)}"
         raise InvalidRequestError(f"{wrong}: must be one of {', '.join(SOURCES)}", "source")
@@ -199,7 +238,8 @@ def _prediction_id(value: object) -> str | None:
         return None
     if not isinstance(value, str) or not _PREDICTION_ID.match(value.lower()):
         raise InvalidRequestError(
-            f"must be a prediction's id as the answer gave it (a UUID), not {describe(value)}", "prediction_id"
+            f"must be a prediction's id as the answer gave it (a UUID), not {describe(value)}",
+            "prediction_id",
         )
     return value.lower()
 
@@ -208,7 +248,9 @@ def _job(value: object) -> TrainingJob:
     try:
         return job_from_dict(value)
     except InvalidJobError as error:
-        raise InvalidJobError(error.reason, f"job.{error.field}" if error.field else "job") from None
+        raise InvalidJobError(
+            error.reason, f"job.{error.field}" if error.field else "job"
+        ) from None
 
 
 def _gpu(value: object) -> str | None:
@@ -226,16 +268,22 @@ def _amount(given: Mapping[str, Any], name: str) -> int | None:
     if in_mib is None and in_bytes is None:
         return None
     if in_mib is not None and in_bytes is not None:
-        raise InvalidRequestError(f"must not stand beside {name}_bytes: give one of them", f"{name}_mib")
+        raise InvalidRequestError(
+            f"must not stand beside {name}_bytes: give one of them", f"{name}_mib"
+        )
     if in_mib is None:
         if type(in_bytes) is not int or not MIN_BYTES <= in_bytes <= MAX_BYTES:
             raise InvalidRequestError(
-                f"must be a whole number of bytes between {MIN_BYTES} and {MAX_BYTES}, not {describe(in_bytes)}", f"{name}_bytes"
+                f"must be a whole number of bytes between {MIN_BYTES} and {MAX_BYTES}, not {describe(in_bytes)}",
+                f"{name}_bytes",
             )
         return int(in_bytes)
-    if type(in_mib) not in (int, float) or not MIN_BYTES <= in_mib * MIB <= MAX_BYTES:  # NaN is not between either
+    if (
+        type(in_mib) not in (int, float) or not MIN_BYTES <= in_mib * MIB <= MAX_BYTES
+    ):  # NaN is not between either
         raise InvalidRequestError(
-            f"must be a number of MiB between {MIN_BYTES // MIB} and {MAX_BYTES // MIB}, not {describe(in_mib)}", f"{name}_mib"
+            f"must be a number of MiB between {MIN_BYTES // MIB} and {MAX_BYTES // MIB}, not {describe(in_mib)}",
+            f"{name}_mib",
         )
     amount_bytes: int = math.ceil(in_mib * MIB)
     return amount_bytes
@@ -250,10 +298,13 @@ def _time(value: object) -> datetime | None:
         time = None
     if time is None or time.tzinfo is None:
         raise InvalidRequestError(
-            f"must be a time with its zone such as 2026-01-31T12:00:00Z (RFC 3339), not {describe(value)}", "observed_at"
+            f"must be a time with its zone such as 2026-01-31T12:00:00Z (RFC 3339), not {describe(value)}",
+            "observed_at",
         )
     if not EARLIEST <= time <= datetime.now(UTC) + CLOCK_SKEW:
-        raise InvalidRequestError(f"must lie between {EARLIEST:%Y} and now, not at {describe(value)}", "observed_at")
+        raise InvalidRequestError(
+            f"must lie between {EARLIEST:%Y} and now, not at {describe(value)}", "observed_at"
+        )
     return time.astimezone(UTC)
 
 
@@ -261,6 +312,12 @@ def _text(given: Mapping[str, Any], name: str, longest: int) -> str | None:
     value = given.get(name)
     if value is None:
         return None
-    if not isinstance(value, str) or not 1 <= len(value.strip()) <= len(value) <= longest or not value.isprintable():
-        raise InvalidRequestError(f"must be a text of 1 to {longest} printable characters, not {describe(value)}", name)
+    if (
+        not isinstance(value, str)
+        or not 1 <= len(value.strip()) <= len(value) <= longest
+        or not value.isprintable()
+    ):
+        raise InvalidRequestError(
+            f"must be a text of 1 to {longest} printable characters, not {describe(value)}", name
+        )
     return value

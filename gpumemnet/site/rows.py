@@ -1,6 +1,7 @@
 """Reads the jobs of a site: datasets, exported observations, or JSON Lines of observations or jobs.
 
-All become rows of one form.  A row that cannot be read is counted with the reason; nothing is guessed.
+All become rows of one form.  A row that cannot be read is counted with the reason; nothing is
+guessed.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ class SiteRow:
 
     Attributes:
         job: the job.
-        gpu: the GPU that it ran on, by NVML's name where the catalogue has it; ``None`` where only the job is known.
+        gpu: the GPU that it ran on, by NVML's name where the catalogue has it; ``None`` where only
+            the job is known.
         label_bytes: its peak; ``None`` where it ran out of memory, or where only the job is known.
         is_oom: whether it ran out of memory.
         limit_bytes: the memory that it could have had, where known.
         context_bytes: its CUDA context, where it was read.
-        label_source, provenance: as :class:`~gpumemnet.data.measurement.Measurement` has them; ``None`` where only the job is
-            known.
+        label_source, provenance: as :class:`~gpumemnet.data.measurement.Measurement` has them;
+            ``None`` where only the job is known.
         observed_at: seconds since the epoch when it ended, where known.
     """
 
@@ -72,7 +74,8 @@ def read_site_rows(paths: Sequence[Path]) -> SiteRows:
     """The rows of all ``paths``: datasets or jobs in Parquet, observations or jobs in JSON Lines.
 
     Raises:
-        InvalidRequestError: when a file does not exist or has another ending; names the line of a bad one.
+        InvalidRequestError: when a file does not exist or has another ending; names the line of a
+            bad one.
         DatasetError: when a Parquet file is damaged, foreign or of another version.
         MissingExtraError: when Parquet is asked for and pyarrow is not installed.
     """
@@ -85,7 +88,11 @@ def read_site_rows(paths: Sequence[Path]) -> SiteRows:
         if not path.is_file():
             raise InvalidRequestError(f"{path} does not exist", "rows")
         files[str(path)] = _sha256(path)
-        rows += _parquet_rows(path, left_out) if path.suffix == ".parquet" else _line_rows(path, left_out)
+        rows += (
+            _parquet_rows(path, left_out)
+            if path.suffix == ".parquet"
+            else _line_rows(path, left_out)
+        )
     return SiteRows(tuple(rows), dict(left_out), files)
 
 
@@ -125,7 +132,10 @@ def _line_rows(path: Path, left_out: Counter[str]) -> list[SiteRow]:
                 continue
             try:
                 document = parse_json(line)
-                if not isinstance(document, Mapping) or not {"source", "prediction_id", "job"} & document.keys():
+                if (
+                    not isinstance(document, Mapping)
+                    or not {"source", "prediction_id", "job"} & document.keys()
+                ):
                     rows.append(SiteRow(job=job_from_dict(document)))
                     continue
                 observation = observation_from_dict(document)
@@ -133,7 +143,9 @@ def _line_rows(path: Path, left_out: Counter[str]) -> list[SiteRow]:
                 location = f"{path}, line {number}" + (f", {error.field}" if error.field else "")
                 raise InvalidRequestError(error.reason, location) from None
             if observation.job is None:
-                left_out["names a prediction and not the job: export the observations from the service instead"] += 1
+                left_out[
+                    "names a prediction and not the job: export the observations from the service instead"
+                ] += 1
             else:
                 rows.append(_observed(observation, observation.job))
     return rows

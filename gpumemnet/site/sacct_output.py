@@ -1,8 +1,10 @@
 """Reads the jobs in the output of Slurm's ``sacct``, with the GPU memory that they used.
 
-Slurm accounts ``gres/gpumem`` where ``AccountingStorageTRES`` names it and ``gres.conf`` detects GPUs by NVML: the memory of the
-job's processes, read every ``JobAcctGatherFrequency`` (30 seconds by default).  ``TRESUsageInMax`` is the highest reading of any
-task.  Two forms are read: ``sacct -P`` with a header, and ``sacct --json``, where the usage stands under a step's
+Slurm accounts ``gres/gpumem`` where ``AccountingStorageTRES`` names it and ``gres.conf`` detects
+GPUs by NVML: the memory of the job's processes, read every ``JobAcctGatherFrequency`` (30 seconds
+    by default).  ``TRESUsageInMax`` is the highest reading of any
+task.  Two forms are read: ``sacct -P`` with a header, and ``sacct --json``, where the usage stands
+    under a step's
 ``tres.requested``.
 """
 
@@ -19,7 +21,9 @@ from typing import Any, Final, TextIO
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
 
-SACCT_FIELDS: Final = "JobID,State,Cluster,End,ElapsedRaw,NTasks,AllocTRES,TRESUsageInMax,Comment,AdminComment"
+SACCT_FIELDS: Final = (
+    "JobID,State,Cluster,End,ElapsedRaw,NTasks,AllocTRES,TRESUsageInMax,Comment,AdminComment"
+)
 """What to ask ``sacct -P -o`` for; all but JobID, State and TRESUsageInMax may be missing."""
 
 _NEEDED: Final = ("JobID", "State", "TRESUsageInMax")
@@ -97,9 +101,11 @@ def read_jobs(path: Path) -> Iterator[SlurmJob | Skipped]:
 
 
 def usage_bytes(text: str) -> int | None:
-    """The ``gres/gpumem`` of a list of trackable resources such as ``cpu=00:01:02,gres/gpumem=38888M,mem=9G``.
+    """The ``gres/gpumem`` of a list of trackable resources such as
+    ``cpu=00:01:02,gres/gpumem=38888M,mem=9G``.
 
-    Where Slurm names types (``gres/gpumem:a100=…``) without a total, it is the largest.  ``None`` where there is no reading.
+    Where Slurm names types (``gres/gpumem:a100=…``) without a total, it is the largest.  ``None``
+    where there is no reading.
 
     Raises:
         ValueError: when the amount cannot be read.
@@ -146,7 +152,8 @@ def _text_jobs(stream: TextIO, path: Path) -> Iterator[SlurmJob | Skipped]:
     lacking = [name for name in _NEEDED if name.lower() not in (one.lower() for one in names)]
     if lacking:
         raise InvalidRequestError(
-            f"{path} lacks the column {lacking[0]}: write it with  sacct -P -o {SACCT_FIELDS}  or  sacct --json", "file"
+            f"{path} lacks the column {lacking[0]}: write it with  sacct -P -o {SACCT_FIELDS}  or  sacct --json",
+            "file",
         )
     spelling = {name.lower(): name for name in _USED}
     names = [spelling.get(name.lower(), name) for name in names]
@@ -158,7 +165,12 @@ def _text_jobs(stream: TextIO, path: Path) -> Iterator[SlurmJob | Skipped]:
         row = _row(names, text)
         location = f"line {number}"
         if row is None:
-            yield Skipped(location, None, f"has not the {len(names)} columns of the header (a comment with a '|' in it?)", text)
+            yield Skipped(
+                location,
+                None,
+                f"has not the {len(names)} columns of the header (a comment with a '|' in it?)",
+                text,
+            )
             continue
         job_id, _, step = row["JobID"].strip().partition(".")
         if not job_id:
@@ -169,7 +181,9 @@ def _text_jobs(stream: TextIO, path: Path) -> Iterator[SlurmJob | Skipped]:
                 yield current
             current = SlurmJob(location, job_id, _state(row["State"]), row.get("Cluster") or None)
         elif current is None or current.job_id != job_id:
-            yield Skipped(location, job_id, "is a step of a job whose own line does not come before it", text)
+            yield Skipped(
+                location, job_id, "is a step of a job whose own line does not come before it", text
+            )
             continue
         try:
             _add_row(current, row, is_step=bool(step))
@@ -182,14 +196,18 @@ def _text_jobs(stream: TextIO, path: Path) -> Iterator[SlurmJob | Skipped]:
 
 def _row(names: list[str], text: str) -> dict[str, str] | None:
     values = text.split("|")
-    if len(values) == len(names) + 1 and not values[-1]:  # sacct -p ends every line with the delimiter
+    if (
+        len(values) == len(names) + 1 and not values[-1]
+    ):  # sacct -p ends every line with the delimiter
         values.pop()
     return dict(zip(names, values, strict=True)) if len(values) == len(names) else None
 
 
 def _add_row(job: SlurmJob, row: Mapping[str, str], *, is_step: bool) -> None:
     if not is_step:
-        job.elapsed_seconds = int(row["ElapsedRaw"]) if row.get("ElapsedRaw", "").isdigit() else None
+        job.elapsed_seconds = (
+            int(row["ElapsedRaw"]) if row.get("ElapsedRaw", "").isdigit() else None
+        )
         job.ended_at = _local_time(row.get("End", ""))
         job.gpus = _gpus((name, amount) for name, amount in _resources(row.get("AllocTRES", "")))
     job.comments += [row[name] for name in ("Comment", "AdminComment") if row.get(name)]
@@ -233,7 +251,9 @@ def _json_jobs(stream: TextIO, path: Path) -> Iterator[SlurmJob | Skipped]:
     try:
         document = json.load(stream)
     except (ValueError, RecursionError):
-        raise InvalidRequestError(f"{path} begins as JSON and is none: was it cut short?", "file") from None
+        raise InvalidRequestError(
+            f"{path} begins as JSON and is none: was it cut short?", "file"
+        ) from None
     jobs = document.get("jobs") if isinstance(document, dict) else None
     if not isinstance(jobs, list):
         raise InvalidRequestError(f"{path} holds no 'jobs': write it with  sacct --json", "file")
@@ -241,10 +261,24 @@ def _json_jobs(stream: TextIO, path: Path) -> Iterator[SlurmJob | Skipped]:
         location = f"jobs[{index}]"
         try:
             yield _json_job(entry, location)
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, OSError) as error:  # the last of a date
+        except (
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
+            OverflowError,
+            OSError,
+        ) as error:  # the last of a date
             identity = entry.get("job_id") if isinstance(entry, dict) else None
-            reason = f"is not as sacct --json writes jobs ({type(error).__name__}: {str(error)[:80]})"
-            yield Skipped(location, None if identity is None else str(identity)[:40], reason, json.dumps(entry)[:1000])
+            reason = (
+                f"is not as sacct --json writes jobs ({type(error).__name__}: {str(error)[:80]})"
+            )
+            yield Skipped(
+                location,
+                None if identity is None else str(identity)[:40],
+                reason,
+                json.dumps(entry)[:1000],
+            )
 
 
 def _json_job(entry: Any, location: str) -> SlurmJob:
@@ -253,7 +287,11 @@ def _json_job(entry: Any, location: str) -> SlurmJob:
     current = state.get("current") if isinstance(state, dict) else state
     ended = _number(time.get("end"))
     comment = entry.get("comment") or {}
-    comments = [comment] if isinstance(comment, str) else [text for text in comment.values() if isinstance(text, str)]
+    comments = (
+        [comment]
+        if isinstance(comment, str)
+        else [text for text in comment.values() if isinstance(text, str)]
+    )
     job = SlurmJob(
         location,
         _json_job_id(entry),
@@ -298,7 +336,8 @@ def _json_resources(listed: Any) -> Iterator[tuple[str, int]]:
 
 
 def _number(value: Any) -> int | None:
-    """A number as older Slurms write it, or as newer ones do: ``{"set": true, "infinite": false, "number": 7}``."""
+    """A number as older Slurms write it, or as newer ones do: ``{"set": true, "infinite": false,
+    "number": 7}``."""
     if isinstance(value, dict):
         value = value.get("number") if value.get("set") and not value.get("infinite") else None
     return value if type(value) is int else None

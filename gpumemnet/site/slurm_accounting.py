@@ -1,6 +1,7 @@
 """Turns finished jobs of Slurm's accounting into observations.
 
-:mod:`gpumemnet.site.sacct_output` reads the jobs.  What cannot be an observation is reported with the reason; nothing is guessed.
+:mod:`gpumemnet.site.sacct_output` reads the jobs.  What cannot be an observation is reported with
+the reason; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ MIN_SECONDS: Final = 60
 
 _TAKEN_STATES: Final = ("COMPLETED", "TIMEOUT", "CANCELLED", "PREEMPTED", "DEADLINE")
 _UNFINISHED_STATES: Final = ("PENDING", "RUNNING", "REQUEUED", "RESIZING", "SUSPENDED")
-_PREDICTION: Final = re.compile(r"gpumemnet:([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})(?![0-9a-fA-F])")
+_PREDICTION: Final = re.compile(
+    r"gpumemnet:([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})(?![0-9a-fA-F])"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +41,17 @@ class Known:
 
 
 def read_sacct(
-    path: Path, known: Mapping[str, Known] | None = None, gpus: Mapping[str, str] | None = None, min_seconds: int = MIN_SECONDS
+    path: Path,
+    known: Mapping[str, Known] | None = None,
+    gpus: Mapping[str, str] | None = None,
+    min_seconds: int = MIN_SECONDS,
 ) -> Iterator[Observation | Skipped]:
     """The observations in ``path``, and the jobs that gave none; text is read one job at a time.
 
     Args:
         path: output of ``sacct -P`` with its header, or of ``sacct --json``.
-        known: Slurm's job id → what is known of the job; comments with ``gpumemnet:<prediction id>`` need no entry.
+        known: Slurm's job id → what is known of the job; comments with ``gpumemnet:<prediction
+            id>`` need no entry.
         gpus: Slurm's type of a GPU → its name in NVML; an empty type stands for all.
         min_seconds: shortest job that is taken.
 
@@ -52,11 +59,16 @@ def read_sacct(
         InvalidRequestError: when the file cannot be read, or holds neither form.
     """
     for job in read_jobs(path):
-        yield job if isinstance(job, Skipped) else _observation(job, known or {}, gpus or {}, min_seconds)
+        yield (
+            job
+            if isinstance(job, Skipped)
+            else _observation(job, known or {}, gpus or {}, min_seconds)
+        )
 
 
 def read_known_jobs(path: Path) -> dict[str, Known]:
-    """A mapping file: JSON Lines with ``job_id`` and ``prediction_id``, or ``job_id``, ``job`` and ``gpu``.
+    """A mapping file: JSON Lines with ``job_id`` and ``prediction_id``, or ``job_id``, ``job`` and
+    ``gpu``.
 
     Raises:
         InvalidRequestError: names the line and what is wrong with it.
@@ -75,7 +87,9 @@ def read_known_jobs(path: Path) -> dict[str, Known]:
                 raise InvalidRequestError("must be an object with the job_id of Slurm")
             unknown = set(entry) - {"job_id", "prediction_id", "job", "gpu"}
             if unknown:
-                raise InvalidRequestError("is not a field: they are job_id, prediction_id, job and gpu", min(unknown)[:64])
+                raise InvalidRequestError(
+                    "is not a field: they are job_id, prediction_id, job and gpu", min(unknown)[:64]
+                )
             job = None if entry.get("job") is None else job_from_dict(entry["job"])
             known[str(entry["job_id"])] = Known(entry.get("prediction_id"), job, entry.get("gpu"))
         except FieldError as error:
@@ -85,14 +99,17 @@ def read_known_jobs(path: Path) -> dict[str, Known]:
     return known
 
 
-def _observation(job: SlurmJob, known: Mapping[str, Known], gpus: Mapping[str, str], min_seconds: int) -> Observation | Skipped:
+def _observation(
+    job: SlurmJob, known: Mapping[str, Known], gpus: Mapping[str, str], min_seconds: int
+) -> Observation | Skipped:
     entry = known.get(job.job_id) or known.get(re.split(r"[_+]", job.job_id)[0])
-    token = next((found[1].lower() for comment in job.comments if (found := _PREDICTION.search(comment))), None)
+    token = next(
+        (found[1].lower() for comment in job.comments if (found := _PREDICTION.search(comment))),
+        None,
+    )
     reason = _why_not(job, entry.job if entry else None, min_seconds)
     if reason is None and entry is None and token is None:
-        reason = (
-            "no prediction is known for it: its comments hold no gpumemnet:<prediction id>, and no mapping file names the job"
-        )
+        reason = "no prediction is known for it: its comments hold no gpumemnet:<prediction id>, and no mapping file names the job"
     if reason is not None:
         return Skipped(job.location, job.job_id, reason)
     entry = entry or Known(prediction_id=token)
@@ -120,10 +137,15 @@ def _observation(job: SlurmJob, known: Mapping[str, Known], gpus: Mapping[str, s
 
 
 def _predicted_at(prediction_id: str) -> datetime | None:
-    """When a prediction was made: its id is a UUID of version 7, which begins with the time in milliseconds (RFC 9562)."""
+    """When a prediction was made: its id is a UUID of version 7, which begins with the time in
+    milliseconds (RFC 9562)."""
     try:
         identity = UUID(prediction_id)
-        return datetime.fromtimestamp((identity.int >> 80) / 1000, UTC) if identity.version == 7 else None
+        return (
+            datetime.fromtimestamp((identity.int >> 80) / 1000, UTC)
+            if identity.version == 7
+            else None
+        )
     except (ValueError, AttributeError, OverflowError, OSError):
         return None
 

@@ -1,4 +1,5 @@
-"""A summary of the jobs that a model was trained on, with which drift detection compares recent jobs: some 10 KB in a card.
+"""A summary of the jobs that a model was trained on, with which drift detection compares recent
+jobs: some 10 KB in a card.
 
 Amounts are kept as evenly spaced quantiles, options and layer kinds as counts.
 """
@@ -20,7 +21,14 @@ from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.training_job import TrainingJob
 
 AMOUNTS: Final = (
-    *("batch_size", "input_elements", "total_parameters", "total_activations", "trainable_share", "sequence_length"),
+    *(
+        "batch_size",
+        "input_elements",
+        "total_parameters",
+        "total_activations",
+        "trainable_share",
+        "sequence_length",
+    ),
     *("input_bytes", "activation_bytes"),
 )
 """Feature columns that totals give and that do not depend on the GPU."""
@@ -53,13 +61,24 @@ def training_reference(jobs: Sequence[TrainingJob]) -> TrainingReference:
     """The summary of ``jobs``, at least one."""
     columns = job_amounts(jobs)
     steps = np.linspace(0.0, 1.0, QUANTILES)
-    quantiles = {name: np.quantile(values, steps, method="inverted_cdf") for name, values in columns.items()}
+    quantiles = {
+        name: np.quantile(values, steps, method="inverted_cdf") for name, values in columns.items()
+    }
     return TrainingReference(
         rows=len(jobs),
         rows_with_layers=sum(bool(job.layers) for job in jobs),
         quantiles={name: tuple(values.tolist()) for name, values in quantiles.items()},
-        options={field: dict(sorted(Counter(str(getattr(job, field)) for job in jobs).items())) for field in OPTIONS},
-        kinds=dict(sorted(Counter(kind for job in jobs for kind in {layer.kind for layer in job.layers}).items())),
+        options={
+            field: dict(sorted(Counter(str(getattr(job, field)) for job in jobs).items()))
+            for field in OPTIONS
+        },
+        kinds=dict(
+            sorted(
+                Counter(
+                    kind for job in jobs for kind in {layer.kind for layer in job.layers}
+                ).items()
+            )
+        ),
     )
 
 
@@ -81,14 +100,18 @@ def reference_document(reference: TrainingReference) -> dict[str, Any]:
 
 
 def reference_from_card(document: Any) -> TrainingReference | None:
-    """The reference in a card; ``None`` if it has none, or one that this version cannot use.  Only drift detection needs it."""
+    """The reference in a card; ``None`` if it has none, or one that this version cannot use.  Only
+    drift detection needs it."""
     try:
         reference = TrainingReference(
             rows=_count(document["rows"]),
             rows_with_layers=_count(document["rows_with_layers"]),
             quantiles={str(name): _rising(document["quantiles"][name]) for name in AMOUNTS},
             options={
-                str(field): {str(value): _count(number) for value, number in document["options"][field].items()}
+                str(field): {
+                    str(value): _count(number)
+                    for value, number in document["options"][field].items()
+                }
                 for field in OPTIONS
             },
             kinds={str(kind): _count(number) for kind, number in document["kinds"].items()},

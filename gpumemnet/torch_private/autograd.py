@@ -1,4 +1,5 @@
-"""Private names of autograd: which node of the backward graph runs, and whether the engine itself calls an operator."""
+"""Private names of autograd: which node of the backward graph runs, and whether the engine itself
+calls an operator."""
 
 from __future__ import annotations
 
@@ -14,12 +15,16 @@ from torch import Tensor
 from gpumemnet.torch_private.names import check, declare
 from gpumemnet.torch_private.operators import DispatchMode
 
-ENGINE: Final = declare("torch.autograd.graph:_engine_run_backward", "see whether the backward engine itself adds gradients")
+ENGINE: Final = declare(
+    "torch.autograd.graph:_engine_run_backward",
+    "see whether the backward engine itself adds gradients",
+)
 _NO_TASK: Final = -1
 
 
 def next_node_number() -> int:
-    """The sequence number that the next node of the backward graph gets; it grows with every node of this thread."""
+    """The sequence number that the next node of the backward graph gets; it grows with every node
+    of this thread."""
     return int(torch._C._autograd._get_sequence_nr())
 
 
@@ -30,12 +35,14 @@ def running_node_number() -> int | None:
 
 
 def backward_runs() -> bool:
-    """Whether this thread is in a backward pass, where code runs without the function modes that were entered before."""
+    """Whether this thread is in a backward pass, where code runs without the function modes that
+    were entered before."""
     return torch._C._current_graph_task_id() != _NO_TASK
 
 
 def called_by_engine(own_packages: frozenset[str]) -> bool:
-    """Whether a backward pass that records no gradients runs, and no Python code called since it started.
+    """Whether a backward pass that records no gradients runs, and no Python code called since it
+    started.
 
     Args:
         own_packages: packages of the kernels that ask; their frames are not looked at.
@@ -56,7 +63,9 @@ def _probe() -> None:
     found: list[tuple[int | None, bool]] = []
 
     class Mode(DispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             found.append((running_node_number(), torch._C._current_graph_task_id() != _NO_TASK))
             return func(*args, **(kwargs or {}))
 
@@ -65,17 +74,25 @@ def _probe() -> None:
     result = leaf.sin()
     check(next_node_number() > number, "sequence numbers do not grow with nodes")
     check(running_node_number() is None, "a node is said to run where none does")
-    check(torch._C._current_graph_task_id() == _NO_TASK, "a backward pass is said to run where none does")
+    check(
+        torch._C._current_graph_task_id() == _NO_TASK,
+        "a backward pass is said to run where none does",
+    )
     with Mode():
         torch.autograd.backward(result, torch.empty(2, device="meta"))
-    check((number, True) in found, f"the nodes of a backward pass are {found}, without the forward pass's {number}")
+    check(
+        (number, True) in found,
+        f"the nodes of a backward pass are {found}, without the forward pass's {number}",
+    )
 
 
 def _probe_engine() -> None:
     called: list[bool] = []
 
     class Mode(DispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             frame: FrameType | None = sys._getframe(1)
             codes = set()
             while frame is not None:
@@ -87,10 +104,17 @@ def _probe_engine() -> None:
     leaf = torch.empty(2, device="meta", requires_grad=True)
     with Mode():
         torch.autograd.backward(leaf.sin().sum())
-    check(not called[0] and called[-1], "the engine's function is not found below a backward pass alone")
+    check(
+        not called[0] and called[-1],
+        "the engine's function is not found below a backward pass alone",
+    )
 
 
-declare("torch._C:_autograd._get_sequence_nr", "know which module made a node of the backward graph", probe=_probe)
+declare(
+    "torch._C:_autograd._get_sequence_nr",
+    "know which module made a node of the backward graph",
+    probe=_probe,
+)
 declare("torch._C:_current_autograd_node", "know which node of the backward graph runs")
 declare("torch._C:_current_graph_task_id", "see whether a backward pass runs", probe=_probe_engine)
 
@@ -104,7 +128,9 @@ def leaves_of(outputs: Iterable[Tensor]) -> list[Tensor]:
         leaf = getattr(node, "variable", None)
         if isinstance(leaf, Tensor):
             leaves.append(leaf)
-        following = [later for later, _ in node.next_functions if later is not None and later not in seen]
+        following = [
+            later for later, _ in node.next_functions if later is not None and later not in seen
+        ]
         seen.update(following)
         nodes += following
     return leaves

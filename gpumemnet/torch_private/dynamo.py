@@ -1,8 +1,10 @@
-"""Keeps PyTorch from importing Dynamo: a trace does not compile, and the import takes more than a second.
+"""Keeps PyTorch from importing Dynamo: a trace does not compile, and the import takes more than a
+second.
 
-Optimizers, checkpoints and reference kernels are wrapped in a function that imports ``torch._dynamo`` on its first call, only to
-exclude itself from compilation (``torch/_compile.py``).  A placeholder module answers that call.  Any other access loads the
-real module.
+Optimizers, checkpoints and reference kernels are wrapped in a function that imports
+``torch._dynamo`` on its first call, only to exclude itself from compilation
+(``torch/_compile.py``).  A placeholder module answers that call.  Any other access loads the real
+module.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ class _Placeholder(ModuleType):
         super().__init__(_NAME)
         self.disabled: list[Any] = []
 
-    def disable(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+    def disable(
+        self, function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Callable[..., Any]:
         """Return the function unchanged: without Dynamo nothing compiles it."""
         self.disabled.append(function)
         return function
@@ -39,14 +43,19 @@ class _Placeholder(ModuleType):
         """Do nothing: no graph is recorded."""
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("__spec__", "__wrapped__", "__file__"):  # ``inspect`` reads these of every loaded module
+        if name in (
+            "__spec__",
+            "__wrapped__",
+            "__file__",
+        ):  # ``inspect`` reads these of every loaded module
             raise AttributeError(name)
         _withdraw(self)
         return getattr(import_module(_NAME), name)
 
 
 def _withdraw(placeholder: _Placeholder) -> None:
-    """Remove the placeholder, so that the next import of ``torch._dynamo`` loads the real module."""
+    """Remove the placeholder, so that the next import of ``torch._dynamo`` loads the real
+    module."""
     if sys.modules.get(_NAME) is placeholder:
         del sys.modules[_NAME]
         vars(torch).pop("_dynamo", None)
@@ -57,7 +66,8 @@ def _withdraw(placeholder: _Placeholder) -> None:
 
 @contextmanager
 def without_dynamo() -> Iterator[None]:
-    """Context in which only code that uses Dynamo loads it; without effect where it is loaded already."""
+    """Context in which only code that uses Dynamo loads it; without effect where it is loaded
+    already."""
     if _NAME in sys.modules:
         yield
         return
@@ -82,7 +92,14 @@ def _probe() -> None:
             return 1
 
         check(excluded() == 1, "a function that Dynamo is to leave out does not run")
-        check(isinstance(sys.modules.get(_NAME), _Placeholder), "a function that Dynamo is to leave out loads it")
+        check(
+            isinstance(sys.modules.get(_NAME), _Placeholder),
+            "a function that Dynamo is to leave out loads it",
+        )
 
 
-declare("torch._compile:_disable_dynamo", "keep optimizers and checkpoints from importing Dynamo", probe=_probe)
+declare(
+    "torch._compile:_disable_dynamo",
+    "keep optimizers and checkpoints from importing Dynamo",
+    probe=_probe,
+)

@@ -13,21 +13,29 @@ from gpumemnet.torch_private.names import check, declare
 CHECKPOINT_FILE: Final = str(torch.utils.checkpoint.__file__)
 """The file whose frames say that a model recomputes a part of itself."""
 
-OWN_DICTS: Final = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, dict))
+OWN_DICTS: Final = frozenset(
+    name for name, value in vars(nn.Module()).items() if isinstance(value, dict)
+)
 """Attributes of every module that are dicts: its parameters, its children, its hooks."""
 
 LOAD: Final = declare("torch:load", "open files of weights without reading the weights")
-SET_DEFAULT_DEVICE: Final = declare("torch:set_default_device", "keep code from choosing a device for everything")
-SET_CUDA_DEVICE: Final = declare("torch.cuda:set_device", "let code choose a GPU where there is none")
+SET_DEFAULT_DEVICE: Final = declare(
+    "torch:set_default_device", "keep code from choosing a device for everything"
+)
+SET_CUDA_DEVICE: Final = declare(
+    "torch.cuda:set_device", "let code choose a GPU where there is none"
+)
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
-    """The parameters of ``module`` itself, without its children's; changing the dict changes the module."""
+    """The parameters of ``module`` itself, without its children's; changing the dict changes the
+    module."""
     return module._parameters
 
 
 def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
-    """The buffers of ``module`` itself, without its children's; changing the dict changes the module."""
+    """The buffers of ``module`` itself, without its children's; changing the dict changes the
+    module."""
     return module._buffers
 
 
@@ -64,8 +72,14 @@ def _probe_hooks() -> None:
 
 def _probe_tables() -> None:
     module = nn.BatchNorm1d(2, device="meta")
-    check(list(own_parameters(module)) == ["weight", "bias"], f"a batch norm's parameters are {list(own_parameters(module))}")
-    check("running_mean" in own_buffers(module), f"a batch norm's buffers are {list(own_buffers(module))}")
+    check(
+        list(own_parameters(module)) == ["weight", "bias"],
+        f"a batch norm's parameters are {list(own_parameters(module))}",
+    )
+    check(
+        "running_mean" in own_buffers(module),
+        f"a batch norm's buffers are {list(own_buffers(module))}",
+    )
     replacement = nn.Parameter(torch.empty(2, device="meta"))
     own_parameters(module)["weight"] = replacement
     check(module.weight is replacement, "a module does not use the parameter that its dict holds")
@@ -76,8 +90,18 @@ def _probe_checkpoint() -> None:
     check(code.co_filename == CHECKPOINT_FILE, f"checkpoints run in {code.co_filename}")
 
 
-declare("torch.nn:Module.__init__", "put meta tensors in place of a model's parameters and buffers", probe=_probe_tables)
-declare("torch.nn:Module.register_forward_hook", "find hooks that would run twice", probe=_probe_hooks)
-declare("torch.utils.checkpoint:__file__", "notice that a model recomputes a part of itself", probe=_probe_checkpoint)
+declare(
+    "torch.nn:Module.__init__",
+    "put meta tensors in place of a model's parameters and buffers",
+    probe=_probe_tables,
+)
+declare(
+    "torch.nn:Module.register_forward_hook", "find hooks that would run twice", probe=_probe_hooks
+)
+declare(
+    "torch.utils.checkpoint:__file__",
+    "notice that a model recomputes a part of itself",
+    probe=_probe_checkpoint,
+)
 declare("torch.nn.modules.loss:_Loss", "know a loss of torch.nn")
 declare("torch.nn.modules.batchnorm:_BatchNorm", "know a batch norm")

@@ -17,7 +17,8 @@ MODEL: Final = "model"
 PARALLEL: Final = "parallel"
 SCRIPT: Final = "script"
 USES: Final = (MODEL, PARALLEL, SCRIPT)
-"""What a name is needed for: every extraction and trace; several GPUs; a training script that runs on a simulated GPU."""
+"""What a name is needed for: every extraction and trace; several GPUs; a training script that runs
+on a simulated GPU."""
 
 Probe = Callable[[], None]
 """Raises an error that says what misbehaves; returns nothing where all is well."""
@@ -28,7 +29,8 @@ class TorchName:
     """One name of PyTorch.
 
     Attributes:
-        path: ``module:attribute``, such as ``torch._C:_current_autograd_node``; the module alone for a module.
+        path: ``module:attribute``, such as ``torch._C:_current_autograd_node``; the module alone
+            for a module.
         purpose: what it is used for, as the end of "is needed to …".
         use: when it is needed, one of :data:`USES`.
         probe: checks its behavior; ``None`` where only its existence is checked.
@@ -83,7 +85,14 @@ class TorchName:
 _DECLARED: Final[dict[str, TorchName]] = {}
 
 
-def declare(path: str, purpose: str, *, use: str = MODEL, probe: Probe | None = None, is_created: bool = False) -> TorchName:
+def declare(
+    path: str,
+    purpose: str,
+    *,
+    use: str = MODEL,
+    probe: Probe | None = None,
+    is_created: bool = False,
+) -> TorchName:
     """Add a name to the list that is probed; the arguments are those of :class:`TorchName`."""
     name = TorchName(path, purpose, use, probe, is_created)
     _DECLARED[path] = name
@@ -162,7 +171,9 @@ def has_parameters(path: str, *expected: str) -> Probe:
     def probe() -> None:
         found = tuple(inspect.signature(TorchName(path, "be probed").value()).parameters)
         if found[: len(expected)] != expected:
-            raise AssertionError(f"its parameters are ({', '.join(found)}), not ({', '.join(expected)})")
+            raise AssertionError(
+                f"its parameters are ({', '.join(found)}), not ({', '.join(expected)})"
+            )
 
     return probe
 

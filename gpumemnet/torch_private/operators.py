@@ -1,4 +1,5 @@
-"""Private names of PyTorch's dispatcher: modes below autograd, operators and their schemas, kernels of our own."""
+"""Private names of PyTorch's dispatcher: modes below autograd, operators and their schemas, kernels
+of our own."""
 
 from __future__ import annotations
 
@@ -12,9 +13,15 @@ import torch.overrides
 
 from gpumemnet.torch_private.names import TorchName, check, declare
 
-DISPATCH_MODE: Final = declare("torch.utils._python_dispatch:TorchDispatchMode", "see every operator below autograd")
-TREE_LEAVES: Final = declare("torch.utils._pytree:tree_leaves", "find the tensors among an operator's arguments")
-TREE_MAP_ONLY: Final = declare("torch.utils._pytree:tree_map_only", "put meta tensors in place of an operator's arguments")
+DISPATCH_MODE: Final = declare(
+    "torch.utils._python_dispatch:TorchDispatchMode", "see every operator below autograd"
+)
+TREE_LEAVES: Final = declare(
+    "torch.utils._pytree:tree_leaves", "find the tensors among an operator's arguments"
+)
+TREE_MAP_ONLY: Final = declare(
+    "torch.utils._pytree:tree_map_only", "put meta tensors in place of an operator's arguments"
+)
 DISPATCH_KEY: Final = declare("torch._C:DispatchKey", "reach the kernel behind one of our own")
 
 if TYPE_CHECKING:
@@ -74,7 +81,8 @@ def operator_name(operator: Any) -> str:
 
 
 def operator_packet(operator: Any) -> Any:
-    """The ``OpOverloadPacket`` that has an ``OpOverload``, such as ``aten.add`` for ``aten.add.Tensor``."""
+    """The ``OpOverloadPacket`` that has an ``OpOverload``, such as ``aten.add`` for
+    ``aten.add.Tensor``."""
     return operator._overloadpacket
 
 
@@ -93,12 +101,15 @@ def overriding_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[No
     """Context in which operators run other kernels on meta tensors, ahead of autograd.
 
     Args:
-        kernels: by ``OpOverload``; called as ``kernel(original, *args, **kwargs)``, where ``original`` is the operator's own.
+        kernels: by ``OpOverload``; called as ``kernel(original, *args, **kwargs)``, where
+            ``original`` is the operator's own.
     """
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
         for operator, kernel in kernels.items():
-            library.impl(operator, _with_original(operator, kernel), "AutogradMeta", with_keyset=True)
+            library.impl(
+                operator, _with_original(operator, kernel), "AutogradMeta", with_keyset=True
+            )
         yield
     finally:
         library._destroy()
@@ -108,7 +119,8 @@ def _with_original(operator: Any, kernel: Callable[..., Any]) -> Callable[..., A
     key: Any = DISPATCH_KEY.value()
 
     def run(keys: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        # No device has this key, but PyTorch's autograd kernels are registered for it as for all the others.
+        # No device has this key, but PyTorch's autograd kernels are registered for it as for all
+        # the others.
         other_keys = keys.remove(key.AutogradMeta).add(key.AutogradOther)
         return kernel(partial(operator.redispatch, other_keys), *args, **kwargs)
 
@@ -116,24 +128,44 @@ def _with_original(operator: Any, kernel: Callable[..., Any]) -> Callable[..., A
 
 
 PRIVATE_OPERATORS: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax"), "cast inside the kernel, and copy what is not contiguous"),
-    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), "copy what is not contiguous"),
-    **dict.fromkeys(("_fused_rms_norm", "_fused_rms_norm_backward"), "keep what the fused kernel keeps"),
+    **dict.fromkeys(
+        ("_softmax", "_log_softmax", "_safe_softmax"),
+        "cast inside the kernel, and copy what is not contiguous",
+    ),
+    **dict.fromkeys(
+        ("_softmax_backward_data", "_log_softmax_backward_data"), "copy what is not contiguous"
+    ),
+    **dict.fromkeys(
+        ("_fused_rms_norm", "_fused_rms_norm_backward"), "keep what the fused kernel keeps"
+    ),
     **dict.fromkeys(
         (
-            *("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward"),
-            *("_scaled_dot_product_efficient_attention", "_scaled_dot_product_efficient_attention_backward"),
-            *("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_cudnn_attention_backward"),
+            *(
+                "_scaled_dot_product_flash_attention",
+                "_scaled_dot_product_flash_attention_backward",
+            ),
+            *(
+                "_scaled_dot_product_efficient_attention",
+                "_scaled_dot_product_efficient_attention_backward",
+            ),
+            *(
+                "_scaled_dot_product_cudnn_attention",
+                "_scaled_dot_product_cudnn_attention_backward",
+            ),
         ),
         "run the attention kernel that PyTorch would choose",
     ),
     "_thnn_fused_lstm_cell": "run the fused kernel of an LSTM cell",
     "_foreach_norm": "know the scratch memory of norms",
-    **dict.fromkeys(("_index_put_impl_", "_unsafe_index_put"), "know the scratch memory of sorting indices"),
+    **dict.fromkeys(
+        ("_index_put_impl_", "_unsafe_index_put"), "know the scratch memory of sorting indices"
+    ),
     "_pack_padded_sequence": "pack sequences by their lengths",
     "_grouped_mm": "multiply groups of rows by matrices of their own",
     "_sparse_addmm": "know the scratch memory of sparse products",
-    **dict.fromkeys(("_addmm_activation", "_scaled_mm", "_int_mm"), "know which operators use cuBLAS"),
+    **dict.fromkeys(
+        ("_addmm_activation", "_scaled_mm", "_int_mm"), "know which operators use cuBLAS"
+    ),
 }
 """Private operators → what they are needed to do."""
 
@@ -143,8 +175,12 @@ class _Aten:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") and name not in PRIVATE_OPERATORS:
-            raise AttributeError(f"the private operator aten.{name} is not declared in PRIVATE_OPERATORS")
-        operator = TorchName(f"torch:ops.aten.{name}", PRIVATE_OPERATORS.get(name, "trace its CUDA kernel")).value()
+            raise AttributeError(
+                f"the private operator aten.{name} is not declared in PRIVATE_OPERATORS"
+            )
+        operator = TorchName(
+            f"torch:ops.aten.{name}", PRIVATE_OPERATORS.get(name, "trace its CUDA kernel")
+        ).value()
         self.__dict__[name] = operator
         return operator
 
@@ -154,13 +190,16 @@ aten: Final[Any] = _Aten()
 
 
 def find_operator(name: str) -> Any:
-    """The overload of ``torch.ops.aten`` called ``name``, such as ``pow.Scalar``; ``None`` if PyTorch does not have it."""
+    """The overload of ``torch.ops.aten`` called ``name``, such as ``pow.Scalar``; ``None`` if
+    PyTorch does not have it."""
     packet, _, overload = name.partition(".")
     operator = getattr(torch.ops.aten, packet, None)
     return None if operator is None else getattr(operator, overload or "default", None)
 
 
-def unscale_gradients(gradients: list[torch.Tensor], found_infinite: torch.Tensor, inverse_scale: torch.Tensor) -> None:
+def unscale_gradients(
+    gradients: list[torch.Tensor], found_infinite: torch.Tensor, inverse_scale: torch.Tensor
+) -> None:
     """Divide gradients by the scale, in place, as ``GradScaler`` does."""
     torch._amp_foreach_non_finite_check_and_unscale_(gradients, found_infinite, inverse_scale)
 
@@ -169,23 +208,34 @@ def _probe_mode() -> None:
     seen: list[str] = []
 
     class Mode(DispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             seen.append(operator_name(func))
             return func(*args, **(kwargs or {}))
 
     weight = torch.empty(3, 3, device="meta", requires_grad=True)
     with Mode():
         torch.autograd.backward(torch.mm(weight, weight).sum())
-    check(seen[:2] == ["mm", "sum"] and seen.count("mm") == 3, f"a mode sees {seen} of a forward and a backward pass")
+    check(
+        seen[:2] == ["mm", "sum"] and seen.count("mm") == 3,
+        f"a mode sees {seen} of a forward and a backward pass",
+    )
 
 
 def _probe_schema() -> None:
     add = torch.ops.aten.add_.Tensor
     names = [argument.name for argument in schema(add).arguments]
-    check(operator_name(add) == "add_" and schema(add).name == "aten::add_", f"aten.add_ is called {schema(add).name}")
+    check(
+        operator_name(add) == "add_" and schema(add).name == "aten::add_",
+        f"aten.add_ is called {schema(add).name}",
+    )
     check(names == ["self", "other", "alpha"], f"the arguments of aten.add_ are {names}")
     writes = schema(add).arguments[0].alias_info
-    check(writes is not None and writes.is_write, "aten.add_ does not say that it writes into its first argument")
+    check(
+        writes is not None and writes.is_write,
+        "aten.add_ does not say that it writes into its first argument",
+    )
     check(operator_packet(add) is torch.ops.aten.add_, "an operator does not name its packet")
 
 
@@ -200,7 +250,10 @@ def _probe_kernels() -> None:
     with overriding_kernels({torch.ops.aten.digamma.default: kernel}):
         result = tensor.digamma()
         check(called == [5], "a kernel of our own is not called")
-        check(result.grad_fn is not None, "autograd records nothing of the operator behind a kernel of our own")
+        check(
+            result.grad_fn is not None,
+            "autograd records nothing of the operator behind a kernel of our own",
+        )
     tensor.digamma()
     check(called == [5], "a kernel of our own is called after its context")
 
@@ -209,7 +262,9 @@ def _probe_function_modes() -> None:
     seen: list[object] = []
 
     class Mode(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             seen.append(func)
             return func(*args, **(kwargs or {}))
 
@@ -228,14 +283,40 @@ def _probe_below_autograd() -> None:
     check(result.grad_fn is None, "autograd records what it should not record")
 
 
-declare("torch.utils._python_dispatch:TorchDispatchMode.__torch_dispatch__", "see every operator", probe=_probe_mode)
-declare("torch.utils._python_dispatch:TorchDispatchMode._should_skip_dynamo", "keep dispatch modes from importing Dynamo")
-declare("torch._ops:OpOverload.redispatch", "reach the kernel behind one of our own", probe=_probe_kernels)
+declare(
+    "torch.utils._python_dispatch:TorchDispatchMode.__torch_dispatch__",
+    "see every operator",
+    probe=_probe_mode,
+)
+declare(
+    "torch.utils._python_dispatch:TorchDispatchMode._should_skip_dynamo",
+    "keep dispatch modes from importing Dynamo",
+)
+declare(
+    "torch._ops:OpOverload.redispatch",
+    "reach the kernel behind one of our own",
+    probe=_probe_kernels,
+)
 declare("torch.library:Library._destroy", "take kernels of our own away again")
-declare("torch:ops.aten.add_.Tensor._schema", "know what an operator returns and writes into", probe=_probe_schema)
+declare(
+    "torch:ops.aten.add_.Tensor._schema",
+    "know what an operator returns and writes into",
+    probe=_probe_schema,
+)
 declare("torch:ops.aten.add_.Tensor._opname", "know an operator by its name")
-declare("torch._C:DisableTorchFunction", "hide the trace's own calls from function modes", probe=_probe_function_modes)
-declare("torch._C:_AutoDispatchBelowAutograd", "run a kernel without its backward formula", probe=_probe_below_autograd)
-declare("torch:_amp_foreach_non_finite_check_and_unscale_", "divide gradients by the scale as GradScaler does")
+declare(
+    "torch._C:DisableTorchFunction",
+    "hide the trace's own calls from function modes",
+    probe=_probe_function_modes,
+)
+declare(
+    "torch._C:_AutoDispatchBelowAutograd",
+    "run a kernel without its backward formula",
+    probe=_probe_below_autograd,
+)
+declare(
+    "torch:_amp_foreach_non_finite_check_and_unscale_",
+    "divide gradients by the scale as GradScaler does",
+)
 for _name, _purpose in PRIVATE_OPERATORS.items():
     declare(f"torch:ops.aten.{_name}", _purpose)

@@ -1,4 +1,5 @@
-"""Private names of ``torch.optim``: for which devices foreach and fused implementations are chosen, and LBFGS's history."""
+"""Private names of ``torch.optim``: for which devices foreach and fused implementations are chosen,
+and LBFGS's history."""
 
 from __future__ import annotations
 
@@ -12,19 +13,29 @@ from torch.optim import LBFGS
 from gpumemnet.torch_private.names import SCRIPT, TorchName, check, declare, replaced
 
 _MODULES: Final = ("torch.optim.optimizer", "torch.utils._foreach_utils")
-_FUNCTIONS: Final = ("_get_foreach_kernels_supported_devices", "_get_fused_kernels_supported_devices")
+_FUNCTIONS: Final = (
+    "_get_foreach_kernels_supported_devices",
+    "_get_fused_kernels_supported_devices",
+)
 
 
 def _devices_probe(path: str) -> Callable[[], None]:
     def probe() -> None:
         devices = TorchName(path, "be probed").value()()
-        check(isinstance(devices, list) and "cuda" in devices, f"it returns {devices!r}, not a list of devices with cuda")
+        check(
+            isinstance(devices, list) and "cuda" in devices,
+            f"it returns {devices!r}, not a list of devices with cuda",
+        )
 
     return probe
 
 
 _SUPPORTED: Final = tuple(
-    declare(path, "let optimizers choose the implementation that they choose on a GPU", probe=_devices_probe(path))
+    declare(
+        path,
+        "let optimizers choose the implementation that they choose on a GPU",
+        probe=_devices_probe(path),
+    )
     for module in _MODULES
     for function in _FUNCTIONS
     for path in (f"{module}:{function}",)
@@ -32,7 +43,8 @@ _SUPPORTED: Final = tuple(
 
 
 def gpu_optimizers() -> AbstractContextManager[None]:
-    """Context in which optimizers treat meta parameters as CUDA's: foreach by default, fused where asked for."""
+    """Context in which optimizers treat meta parameters as CUDA's: foreach by default, fused where
+    asked for."""
 
     def with_meta(original: Callable[[], list[str]]) -> Callable[[], list[str]]:
         return lambda: [*original(), "cuda", "meta"]
@@ -63,8 +75,14 @@ def _probe_history() -> None:
     optimizer.step(closure)  # type: ignore[no-untyped-call]
     state = optimizer.state[weight]
     lengths = {name: len(state[name]) for name in ("old_dirs", "old_stps", "ro")}
-    check(set(lengths.values()) == {2}, f"after three iterations the history of LBFGS is {lengths}, not of two updates")
-    check(state["old_dirs"][0].shape == state["d"].shape, "the history of LBFGS has another shape than its direction")
+    check(
+        set(lengths.values()) == {2},
+        f"after three iterations the history of LBFGS is {lengths}, not of two updates",
+    )
+    check(
+        state["old_dirs"][0].shape == state["d"].shape,
+        "the history of LBFGS has another shape than its direction",
+    )
 
 
 declare("torch.optim:LBFGS", "know the history that LBFGS keeps", use=SCRIPT, probe=_probe_history)

@@ -1,6 +1,7 @@
 """Runs the probes of all declared names and says what the installed PyTorch lacks.
 
-A tested version whose probes pass is traced without a word.  Any other version is traced with a note, unless a name fails
+A tested version whose probes pass is traced without a word.  Any other version is traced with a
+note, unless a name fails
 that the trace needs: that is an error which names it.
 """
 
@@ -27,7 +28,16 @@ from gpumemnet.torch_private.names import (
 )
 
 _SUBJECTS: Final = (
-    *("tensors", "operators", "autograd", "modules", "optimizers", "mixed_precision", "attention", "dynamo"),
+    *(
+        "tensors",
+        "operators",
+        "autograd",
+        "modules",
+        "optimizers",
+        "mixed_precision",
+        "attention",
+        "dynamo",
+    ),
     *("distributed", "script"),
 )
 """Modules that declare names."""
@@ -75,7 +85,9 @@ def probe_torch(uses: Collection[str] = USES) -> list[Finding]:
     """
     with without_dynamo():
         faults = [(name, _fault(name)) for name in private_names(uses)]
-    return [Finding(name.shown, name.purpose, name.use, reason) for name, reason in faults if reason]
+    return [
+        Finding(name.shown, name.purpose, name.use, reason) for name, reason in faults if reason
+    ]
 
 
 def check_torch(*uses: str) -> tuple[str, ...]:
@@ -127,5 +139,9 @@ def _fault(name: TorchName) -> str:
     try:
         name.probe()
     except Exception as error:  # whatever a changed PyTorch raises is the finding
-        return f"misbehaves: {type(error).__name__}: {error}" if str(error) else f"misbehaves: {type(error).__name__}"
+        return (
+            f"misbehaves: {type(error).__name__}: {error}"
+            if str(error)
+            else f"misbehaves: {type(error).__name__}"
+        )
     return ""

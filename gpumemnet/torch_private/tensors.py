@@ -22,7 +22,8 @@ def id_of_storage(storage: torch.UntypedStorage) -> int:
 
 
 def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    """The tensors that have the storages of ``tensor``: itself, or the indices and values of a sparse one."""
+    """The tensors that have the storages of ``tensor``: itself, or the indices and values of a
+    sparse one."""
     if tensor.layout is torch.strided:
         return (tensor,)
     if tensor.layout is torch.sparse_coo:
@@ -35,7 +36,8 @@ def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
 
 
 def reference_counts(tensor: Tensor) -> tuple[int, int]:
-    """How many owners in C++ a tensor and its storage have; the storage object that this call makes counts as one."""
+    """How many owners in C++ a tensor and its storage have; the storage object that this call makes
+    counts as one."""
     return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
 
 
@@ -55,14 +57,17 @@ def version(tensor: Tensor) -> int:
 
 
 def part_on_rank(tensor: Tensor) -> Tensor:
-    """The part of ``tensor`` that this rank holds: all of it, unless it is sharded (a ``DTensor``)."""
+    """The part of ``tensor`` that this rank holds: all of it, unless it is sharded (a
+    ``DTensor``)."""
     held: Tensor = getattr(tensor, "_local_tensor", tensor)
     return held
 
 
 def _probe_identity() -> None:
     tensor, other = torch.empty(2, 3, device="meta"), torch.empty(2, 3, device="meta")
-    check(storage_id(tensor) == storage_id(tensor.t()), "a view has another storage id than its base")
+    check(
+        storage_id(tensor) == storage_id(tensor.t()), "a view has another storage id than its base"
+    )
     check(storage_id(tensor) != storage_id(other), "two tensors have one storage id")
     died: list[object] = []
     reference = weakref.ref(tensor.untyped_storage(), died.append)
@@ -76,7 +81,10 @@ def _probe_counts() -> None:
     before = reference_counts(tensor)
     view = tensor.t()
     after = reference_counts(tensor)
-    check(after[1] == before[1] + 1 and after[0] >= before[0], f"a view changes the counts from {before} to {after}")
+    check(
+        after[1] == before[1] + 1 and after[0] >= before[0],
+        f"a view changes the counts from {before} to {after}",
+    )
     del view
     check(reference_counts(tensor)[1] == before[1], "the end of a view does not restore the count")
 
@@ -94,11 +102,17 @@ def _probe_version() -> None:
 
 
 declare("torch:UntypedStorage._cdata", "tell which tensors share memory", probe=_probe_identity)
-declare("torch:Tensor._use_count", "see whether PyTorch would add gradients in place", probe=_probe_counts)
+declare(
+    "torch:Tensor._use_count",
+    "see whether PyTorch would add gradients in place",
+    probe=_probe_counts,
+)
 declare("torch._C:_storage_Use_Count", "see whether PyTorch would add gradients in place")
 declare("torch:Tensor._version", "notice that a tensor was changed in place", probe=_probe_version)
 declare("torch:Tensor._is_view", "cache the casts of weights as autocast does", probe=_probe_view)
 
 STORAGE_RESIZE: Final[TorchName] = declare(
-    "torch:UntypedStorage.resize_", "notice that fully_shard gives up gathered parameters", use=PARALLEL
+    "torch:UntypedStorage.resize_",
+    "notice that fully_shard gives up gathered parameters",
+    use=PARALLEL,
 )

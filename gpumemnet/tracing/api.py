@@ -56,42 +56,51 @@ def trace(
 ) -> TraceAnswer:
     """Predict the GPU memory that training ``model`` takes, without a GPU.
 
-    Two training steps run on meta tensors, which have shapes and no values.  Every allocation goes through a simulation of
-    PyTorch's caching allocator.  The model is left as it was.
+    Two training steps run on meta tensors, which have shapes and no values.  Every allocation goes
+    through a simulation of PyTorch's caching allocator.  The model is left as it was.
 
     Args:
         model: the model, on any device, meta included; its weights are neither read nor copied.
-        inputs: what the model is called with: a tensor, a tuple or list of arguments, or a dict of keyword arguments, each
-            ``[batch, …]``.  Only shapes and dtypes matter, and the values of small tensors of whole numbers, such as masks.
-        loss: a name of :data:`~gpumemnet.tracing.options.LOSSES`, a loss of ``torch.nn``, or a function from the model's
-            output to a scalar tensor.
-        optimizer: a name of :data:`~gpumemnet.job.training_options.OPTIMIZERS`, an optimizer over the model's parameters, or a
-            function from parameters to an optimizer.
+        inputs: what the model is called with: a tensor, a tuple or list of arguments, or a dict of
+            keyword arguments, each ``[batch, …]``.  Only shapes and dtypes matter, and the values
+            of small tensors of whole numbers, such as masks.
+        loss: a name of :data:`~gpumemnet.tracing.options.LOSSES`, a loss of ``torch.nn``, or a
+            function from the model's output to a scalar tensor.
+        optimizer: a name of :data:`~gpumemnet.job.training_options.OPTIMIZERS`, an optimizer over
+            the model's parameters, or a function from parameters to an optimizer.
         precision: one of :data:`~gpumemnet.job.training_options.PRECISIONS`.
         batch_size: samples per step; the batch size of ``inputs`` by default.
-        gpu: name or alias of a GPU in the catalogue, path of a profile's ``.json`` file, or a profile.
-        optimizer_implementation: one of :data:`~gpumemnet.job.training_options.OPTIMIZER_IMPLEMENTATIONS`.
+        gpu: name or alias of a GPU in the catalogue, path of a profile's ``.json`` file, or a
+            profile.
+        optimizer_implementation: one of
+            :data:`~gpumemnet.job.training_options.OPTIMIZER_IMPLEMENTATIONS`.
         checkpointing: ``none``, or ``every_block`` to recompute each block in the backward pass.
         channels_last: whether model and images use the NHWC memory format.
         gradient_accumulation: forward and backward passes per optimizer step.
-        zero_grad: where the training loop drops its gradients, one of :data:`~gpumemnet.tracing.options.ZERO_GRAD`.
-        attention_kernel: one of :data:`~gpumemnet.job.training_options.ATTENTION_KERNELS`; the kernel that PyTorch would
-            choose by default.
+        zero_grad: where the training loop drops its gradients, one of
+            :data:`~gpumemnet.tracing.options.ZERO_GRAD`.
+        attention_kernel: one of :data:`~gpumemnet.job.training_options.ATTENTION_KERNELS`; the
+            kernel that PyTorch would choose by default.
         cudnn_benchmark: whether ``torch.backends.cudnn.benchmark`` is on.
-        parallel: how several GPUs are used, one of :data:`~gpumemnet.tracing.options.PARALLEL`; the answer is for one of them.
+        parallel: how several GPUs are used, one of :data:`~gpumemnet.tracing.options.PARALLEL`; the
+            answer is for one of them.
         ranks: number of GPUs; each has a batch of ``batch_size``.
-        best_effort: whether to continue with a guess, and a note, where the model needs the values of tensors.
+        best_effort: whether to continue with a guess, and a note, where the model needs the values
+            of tensors.
         weight_decay: that of an optimizer given by its name; PyTorch's default by default.
         nesterov: whether ``sgd_momentum`` uses Nesterov's momentum.
-        clip_norm: largest norm of the gradients, as ``torch.nn.utils.clip_grad_norm_`` takes it; not clipped by default.
-        tf32: whether fp32 convolutions may run on TF32 tensor cores (``torch.backends.cudnn.allow_tf32``).
-        keeps_names: whether batch, output and loss of a step live until the next step replaces them, as in a loop outside of a
-            function.
+        clip_norm: largest norm of the gradients, as ``torch.nn.utils.clip_grad_norm_`` takes it;
+            not clipped by default.
+        tf32: whether fp32 convolutions may run on TF32 tensor cores
+            (``torch.backends.cudnn.allow_tf32``).
+        keeps_names: whether batch, output and loss of a step live until the next step replaces
+            them, as in a loop outside of a function.
         last_batch_size: samples in the last batch of an epoch, where it is smaller.
         context_mib: CUDA context of the process in MiB; the GPU's usual one by default.
         allocator: settings of the caching allocator; PyTorch's defaults by default.
-        cudnn: where the workspaces of convolutions come from: ``off`` for rules; ``auto`` for cuDNN's own plans if cuDNN 9.8 or
-            later is installed, else rules; or the path of the cuDNN that the job will run with.
+        cudnn: where the workspaces of convolutions come from: ``off`` for rules; ``auto`` for
+            cuDNN's own plans if cuDNN 9.8 or later is installed, else rules; or the path of the
+            cuDNN that the job will run with.
         extras: further results to compute, such as the largest batch size.
 
     Returns:
@@ -138,7 +147,9 @@ def trace(
     return trace_request(model, inputs, request, batch_size)
 
 
-def trace_request(model: nn.Module, inputs: object, request: TraceRequest, batch_size: int | None = None) -> TraceAnswer:
+def trace_request(
+    model: nn.Module, inputs: object, request: TraceRequest, batch_size: int | None = None
+) -> TraceAnswer:
     """Predict as :func:`trace` does, with everything but the model in one checked object.
 
     Args:
@@ -146,7 +157,8 @@ def trace_request(model: nn.Module, inputs: object, request: TraceRequest, batch
         request: how the model is trained, on which GPU, and what else to compute.
 
     Raises:
-        ExtractError, InvalidJobError, InvalidRequestError, MissingExtraError, UnsupportedTorchError: as in :func:`trace`.
+        ExtractError, InvalidJobError, InvalidRequestError, MissingExtraError,
+        UnsupportedTorchError: as in :func:`trace`.
     """
     notes = checked_torch(*(() if request.options.parallel == "none" else ("parallel",)))
     from gpumemnet.extract.inputs import as_model_inputs

@@ -50,7 +50,9 @@ class BatchMemory:
 
     def largest(self) -> int:
         """Return the largest batch size that fits, 0 if none does."""
-        return largest_batch(self._traces, lambda size: verdict_of(self._memory_at(size), self._device) == YES)
+        return largest_batch(
+            self._traces, lambda size: verdict_of(self._memory_at(size), self._device) == YES
+        )
 
     def _memory_at(self, batch_size: int) -> Memory:
         timeline, sizes, bounds = self._traces.sizes(batch_size)
@@ -59,4 +61,6 @@ class BatchMemory:
 
 def verdict_of(memory: Memory, device: DeviceProfile) -> str:
     """Return whether the memory fits ``device``, one of :data:`~gpumemnet.gpu.verdict.VERDICTS`."""
-    return verdict(ceil_mib(memory.expected_bytes), ceil_mib(memory.safe_bytes), available_mib(device))
+    return verdict(
+        ceil_mib(memory.expected_bytes), ceil_mib(memory.safe_bytes), available_mib(device)
+    )

@@ -1,9 +1,12 @@
-"""One trace gives the run at every batch size: the job is traced at a prime batch size, and what the prime divides scales.
+"""One trace gives the run at every batch size: the job is traced at a prime batch size, and what
+the prime divides scales.
 
-Sizes, shapes and strides of a run are products, so a prime that divides no size of the model tells which of them hold the batch.
-Scratch memory does not scale; it is computed again from the operators' arguments, by the recorder that recorded the run.
-This needs no second trace and gives workspaces of libraries at each batch size, which :mod:`gpumemnet.tracing.batch_sizes` can
-only interpolate.  A sum of a term with the batch and one without it would be taken for a constant; no vision model has one.
+Sizes, shapes and strides of a run are products, so a prime that divides no size of the model tells
+which of them hold the batch. Scratch memory does not scale; it is computed again from the
+operators' arguments, by the recorder that recorded the run. This needs no second trace and gives
+workspaces of libraries at each batch size, which :mod:`gpumemnet.tracing.batch_sizes` can only
+interpolate.  A sum of a term with the batch and one without it would be taken for a constant; no
+vision model has one.
 """
 
 from __future__ import annotations
@@ -26,8 +29,8 @@ from gpumemnet.tracing.timeline import Timeline
 from gpumemnet.tracing.workspaces.rules import scratch
 
 PRIMES: Final = (131, 139, 149, 151, 163, 167)
-"""Batch sizes to trace at.  They are large enough to stand out, and leave tensors of images below 2**31 elements, from which on
-PyTorch runs other kernels."""
+"""Batch sizes to trace at.  They are large enough to stand out, and leave tensors of images below
+2**31 elements, from which on PyTorch runs other kernels."""
 _WORKSPACE: Final = "workspace"
 
 
@@ -44,7 +47,9 @@ def prime_for(dimensions: Iterable[int]) -> int:
     for prime in PRIMES:
         if all(dimension % prime or not dimension for dimension in taken):
             return prime
-    raise ExtractError(f"the model has dimensions that {', '.join(map(str, PRIMES))} divide: trace each batch size by itself")
+    raise ExtractError(
+        f"the model has dimensions that {', '.join(map(str, PRIMES))} divide: trace each batch size by itself"
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +67,8 @@ class ScalableRun:
     batch_size: int
 
     def at(self, batch_size: int, platform: Platform) -> tuple[Timeline, dict[str, int]]:
-        """Return the run at ``batch_size`` on ``platform``, and the largest piece of scratch memory of each kind, in bytes.
+        """Return the run at ``batch_size`` on ``platform``, and the largest piece of scratch memory
+        of each kind, in bytes.
 
         Raises:
             ExtractError: the run has memory that no call explains.
@@ -116,7 +122,9 @@ class _Repetition:
         elif event >= 0:
             storage = self._run.timeline.storages[event]
             if storage.memory_class == _WORKSPACE:
-                raise ExtractError(f"{storage.operator} takes scratch memory, but its call was not kept")
+                raise ExtractError(
+                    f"{storage.operator} takes scratch memory, but its call was not kept"
+                )
             self._tensors[event] = tensor = self._bytes(event)
             self._recorder.arrived(tensor, storage.memory_class, storage.module)
         elif self._run.timeline.storages[~event].memory_class != _WORKSPACE:
@@ -137,11 +145,15 @@ class _Repetition:
             self._tensors[event] = tensor
 
     def _bytes(self, event: int) -> Tensor:
-        size = _scaled(self._run.timeline.storages[event].size_bytes, self._run.batch_size, self._batch_size)
+        size = _scaled(
+            self._run.timeline.storages[event].size_bytes, self._run.batch_size, self._batch_size
+        )
         return torch.empty(size, dtype=torch.uint8, device="meta")
 
 
-def _arguments(call: OperatorCall, before: int, after: int) -> tuple[Any, tuple[Any, ...], dict[str, Any], list[Tensor]]:
+def _arguments(
+    call: OperatorCall, before: int, after: int
+) -> tuple[Any, tuple[Any, ...], dict[str, Any], list[Tensor]]:
     """Return operator, arguments and outputs of ``call`` at another batch size, as meta tensors."""
     args = tuple(_at(value, before, after) for value in call.args)
     kwargs = {name: _at(value, before, after) for name, value in call.kwargs.items()}
@@ -151,7 +163,9 @@ def _arguments(call: OperatorCall, before: int, after: int) -> tuple[Any, tuple[
 
 def _at(value: Any, before: int, after: int) -> Any:
     if isinstance(value, TensorLayout):
-        shape, strides = (tuple(_scaled(number, before, after) for number in numbers) for numbers in value[:2])
+        shape, strides = (
+            tuple(_scaled(number, before, after) for number in numbers) for numbers in value[:2]
+        )
         return torch.empty_strided(shape, strides, dtype=value.dtype, device="meta")
     if isinstance(value, int) and not isinstance(value, bool):
         return _scaled(value, before, after)

@@ -1,7 +1,9 @@
-"""A job's memory at other batch sizes, interpolated from two traces: storage sizes are affine in the batch size.
+"""A job's memory at other batch sizes, interpolated from two traces: storage sizes are affine in
+the batch size.
 
-Two traces give each size as ``a + b·batch``, and a third trace checks it.  Final answers are traced again.  Scratch memory of
-libraries is not affine; it is interpolated linearly between two traces and is never below zero.
+Two traces give each size as ``a + b·batch``, and a third trace checks it.  Final answers are traced
+again.  Scratch memory of libraries is not affine; it is interpolated linearly between two traces
+and is never below zero.
 """
 
 from __future__ import annotations
@@ -37,7 +39,10 @@ class AffineSizes:
     def at(self, batch_size: int) -> tuple[list[int], list[int]]:
         """Return expected bytes and upper bounds of every storage at ``batch_size``."""
         further = batch_size - self.batch_size
-        expected, most = ([max(0, round(a + b * further)) for a, b in lines] for lines in (self.sizes, self.bounds))
+        expected, most = (
+            [max(0, round(a + b * further)) for a, b in lines]
+            for lines in (self.sizes, self.bounds)
+        )
         return expected, most
 
     def agrees_with(self, batch_size: int, timeline: Timeline) -> bool:
@@ -45,12 +50,19 @@ class AffineSizes:
         if skeleton(self.timeline) != skeleton(timeline):
             return False
         predicted, _ = self.at(batch_size)
-        tensors = [size for size, storage in zip(predicted, self.timeline.storages, strict=True) if not storage.is_scratch]
-        return tensors == [storage.size_bytes for storage in timeline.storages if not storage.is_scratch]
+        tensors = [
+            size
+            for size, storage in zip(predicted, self.timeline.storages, strict=True)
+            if not storage.is_scratch
+        ]
+        return tensors == [
+            storage.size_bytes for storage in timeline.storages if not storage.is_scratch
+        ]
 
 
 def skeleton(timeline: Timeline) -> tuple[list[int], list[tuple[str, str, str]]]:
-    """Return events and storages of a run without sizes and without scratch memory, which depends on sizes."""
+    """Return events and storages of a run without sizes and without scratch memory, which depends
+    on sizes."""
     numbers: dict[int, int] = {}
     roles: list[tuple[str, str, str]] = []
     for index, storage in enumerate(timeline.storages):
@@ -83,13 +95,18 @@ def affine_sizes(first: tuple[int, Timeline], second: tuple[int, Timeline]) -> A
             bounds.append((storage.bound_bytes, storage.bound_bytes / high))
         else:
             other = next(before)
-            sizes.append((storage.size_bytes, (storage.size_bytes - other.size_bytes) / (high - low)))
-            bounds.append((storage.bound_bytes, (storage.bound_bytes - other.bound_bytes) / (high - low)))
+            sizes.append(
+                (storage.size_bytes, (storage.size_bytes - other.size_bytes) / (high - low))
+            )
+            bounds.append(
+                (storage.bound_bytes, (storage.bound_bytes - other.bound_bytes) / (high - low))
+            )
     return AffineSizes(upper, high, tuple(sizes), tuple(bounds))
 
 
 class BatchTraces:
-    """Timelines at any batch size: interpolated between two traces if the run is the same, else traced.
+    """Timelines at any batch size: interpolated between two traces if the run is the same, else
+    traced.
 
     Args:
         trace: traces at a batch size.
@@ -99,7 +116,9 @@ class BatchTraces:
 
     def __init__(self, trace: Trace, batch_size: int, timeline: Timeline | None = None) -> None:
         self._trace = trace
-        self._own = max(2, batch_size)  # at batch size 1 strides are ambiguous, and some operators run other code
+        self._own = max(
+            2, batch_size
+        )  # at batch size 1 strides are ambiguous, and some operators run other code
         self._traced = {} if timeline is None else {batch_size: timeline}
         self._lines: dict[tuple[int, int], AffineSizes | None] = {}
         self._is_affine: bool | None = None
@@ -116,7 +135,8 @@ class BatchTraces:
         return self._traced[batch_size]
 
     def sizes(self, batch_size: int) -> tuple[Timeline, list[int], list[int]]:
-        """Return a timeline, and the expected bytes and upper bounds of its storages at ``batch_size``."""
+        """Return a timeline, and the expected bytes and upper bounds of its storages at
+        ``batch_size``."""
         lines = None
         if batch_size > 1 and batch_size not in self._traced and self._can_interpolate():
             lines = self._lines_around(batch_size)
@@ -127,17 +147,30 @@ class BatchTraces:
 
     def _can_interpolate(self) -> bool:
         if self._is_affine is None:
-            lines = affine_sizes((self._own, self.exact(self._own)), (self._own + 1, self.exact(self._own + 1)))
+            lines = affine_sizes(
+                (self._own, self.exact(self._own)), (self._own + 1, self.exact(self._own + 1))
+            )
             guard = 2 * self._own + 1
             self._is_affine = lines is not None and lines.agrees_with(guard, self.exact(guard))
         return self._is_affine
 
     def _lines_around(self, batch_size: int) -> AffineSizes | None:
         known = [size for size in self.traced if size > 1]
-        below, above = [size for size in known if size < batch_size], [size for size in known if size > batch_size]
-        pair = (below[-1], above[0]) if below and above else (below[-2], below[-1]) if below else (above[0], above[1])
+        below, above = (
+            [size for size in known if size < batch_size],
+            [size for size in known if size > batch_size],
+        )
+        pair = (
+            (below[-1], above[0])
+            if below and above
+            else (below[-2], below[-1])
+            if below
+            else (above[0], above[1])
+        )
         if pair not in self._lines:
-            self._lines[pair] = affine_sizes((pair[0], self._traced[pair[0]]), (pair[1], self._traced[pair[1]]))
+            self._lines[pair] = affine_sizes(
+                (pair[0], self._traced[pair[0]]), (pair[1], self._traced[pair[1]])
+            )
         return self._lines[pair]
 
 
@@ -162,7 +195,11 @@ def largest_batch(traces: BatchTraces, fits: Callable[[int], bool]) -> int:
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle) else (low, middle)
-        news = [batch for batch in (low, high) if 1 <= batch <= MAX_BATCH_SIZE and batch not in traces.traced]
+        news = [
+            batch
+            for batch in (low, high)
+            if 1 <= batch <= MAX_BATCH_SIZE and batch not in traces.traced
+        ]
         if not news:
             return low
         for batch in news:

@@ -1,4 +1,5 @@
-"""The calls of operators that take scratch memory, kept beside a recorded run, so that the scratch can be computed again.
+"""The calls of operators that take scratch memory, kept beside a recorded run, so that the scratch
+can be computed again.
 
 Only the layouts of tensors are kept: what a rule for scratch memory reads of its arguments.
 """
@@ -35,7 +36,8 @@ class OperatorCall:
     """One call of an operator that takes scratch memory.
 
     Attributes:
-        start, end: its events are ``events[start:end]`` of the timeline; the range is empty if it allocated nothing.
+        start, end: its events are ``events[start:end]`` of the timeline; the range is empty if it
+            allocated nothing.
         operator: name of the operator with its overload, such as ``aten.mm.default``.
         args, kwargs: its arguments, a :class:`TensorLayout` in place of every tensor.
         outputs: the layouts of its outputs.
@@ -50,12 +52,21 @@ class OperatorCall:
 
     @classmethod
     def of(
-        cls, start: int, end: int, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Sequence[Tensor]
+        cls,
+        start: int,
+        end: int,
+        operator: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        outputs: Sequence[Tensor],
     ) -> OperatorCall:
         """Return the record of a call."""
         return cls(
             *(start, end, str(operator)),
-            *(tuple(map(_layouts, args)), {name: _layouts(value) for name, value in kwargs.items()}),
+            *(
+                tuple(map(_layouts, args)),
+                {name: _layouts(value) for name, value in kwargs.items()},
+            ),
             tuple(map(TensorLayout.of, outputs)),
         )
 

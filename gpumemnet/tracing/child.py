@@ -58,8 +58,12 @@ def _trace_file(document: dict[str, Any], request: TraceRequest) -> TraceAnswer:
     _LOG.info("building the model")
     missing_values = GuessedValues() if request.options.best_effort else RefusedValues()
     with without_dynamo():
-        built, inputs = build(document, code, missing_values=missing_values, with_loss=True, keep_values=True)
-        options = request.options if built.loss is None else replace(request.options, loss=built.loss)
+        built, inputs = build(
+            document, code, missing_values=missing_values, with_loss=True, keep_values=True
+        )
+        options = (
+            request.options if built.loss is None else replace(request.options, loss=built.loss)
+        )
         answer = trace_request(built.model, inputs, replace(request, options=options))
     return replace(answer, notes=(*missing_values.notes, *answer.notes))
 

@@ -1,7 +1,8 @@
-"""The loss of a trace: a name, a user's function, a loss of ``torch.nn``, or one that fits the model's output.
+"""The loss of a trace: a name, a user's function, a loss of ``torch.nn``, or one that fits the
+model's output.
 
-A loss is a function of the model's output.  If it needs targets, it makes them as tensors of the batch, because a training loop
-has them on the GPU too.
+A loss is a function of the model's output.  If it needs targets, it makes them as tensors of the
+batch, because a training loop has them on the GPU too.
 """
 
 from __future__ import annotations
@@ -29,7 +30,15 @@ Loss = Callable[[Any, Target], Tensor]
 
 _OF_CLASSES: Final = (nn.CrossEntropyLoss, nn.NLLLoss)
 """Losses of ``torch.nn`` whose target is one class for each output."""
-_OF_VALUES: Final = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.KLDivLoss)
+_OF_VALUES: Final = (
+    nn.MSELoss,
+    nn.L1Loss,
+    nn.SmoothL1Loss,
+    nn.HuberLoss,
+    nn.BCELoss,
+    nn.BCEWithLogitsLoss,
+    nn.KLDivLoss,
+)
 """Losses of ``torch.nn`` whose target is like the output."""
 
 
@@ -47,20 +56,27 @@ class TargetLoss:
 
 
 def loss_function(loss: object) -> Loss:
-    """Return the loss for a name of :data:`LOSSES`, a loss of ``torch.nn``, or a function of the model's output.
+    """Return the loss for a name of :data:`LOSSES`, a loss of ``torch.nn``, or a function of the
+    model's output.
 
     Raises:
         InvalidRequestError: it is none of these.
     """
     if isinstance(loss, TargetLoss):
-        return lambda output, target: scalar(loss.function(output, *[target(t.shape, t.dtype) for t in loss.targets]))
+        return lambda output, target: scalar(
+            loss.function(output, *[target(t.shape, t.dtype) for t in loss.targets])
+        )
     if is_torch_loss(loss):
         return lambda output, target: scalar(_of_torch(loss, output, target))
     if callable(loss):
-        return lambda output, target: scalar(loss(output), f"the loss {loss_name(loss, output)}{definition(loss)}")
+        return lambda output, target: scalar(
+            loss(output), f"the loss {loss_name(loss, output)}{definition(loss)}"
+        )
     if loss not in LOSSES:
         names = ", ".join(LOSSES)
-        raise InvalidRequestError(f"must be one of {names}, or a function of the output, not {describe(loss)}", "loss")
+        raise InvalidRequestError(
+            f"must be one of {names}, or a function of the output, not {describe(loss)}", "loss"
+        )
     return lambda output, target: _named(str(loss), output, target)
 
 
@@ -86,9 +102,13 @@ def scalar(value: object, name: str = "the loss") -> Tensor:
     if not isinstance(value, Tensor):
         raise ExtractError(f"{name} must be a tensor, not {describe(value)}")
     if value.numel() != 1:
-        raise ExtractError(f"{name} must be a scalar, not a tensor of shape {'x'.join(map(str, value.shape))}: reduce it")
+        raise ExtractError(
+            f"{name} must be a scalar, not a tensor of shape {'x'.join(map(str, value.shape))}: reduce it"
+        )
     if not value.requires_grad:
-        raise ExtractError(f"{name} does not depend on any parameter that requires a gradient: nothing would be trained")
+        raise ExtractError(
+            f"{name} does not depend on any parameter that requires a gradient: nothing would be trained"
+        )
     return value
 
 
@@ -98,11 +118,16 @@ def _settled(name: str, output: object) -> str:
     if own_loss(output) is not None:
         return "the model's own"
     main = _main(output)
-    return "cross_entropy" if main.ndim >= 2 and main.shape[1 if main.ndim != 3 else -1] > 1 else "mean"
+    return (
+        "cross_entropy"
+        if main.ndim >= 2 and main.shape[1 if main.ndim != 3 else -1] > 1
+        else "mean"
+    )
 
 
 def own_loss(output: object) -> Tensor | None:
-    """Return the loss that the model computes itself, ``output.loss`` or ``output["loss"]``; ``None`` if there is none."""
+    """Return the loss that the model computes itself, ``output.loss`` or ``output["loss"]``;
+    ``None`` if there is none."""
     found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     return found if isinstance(found, Tensor) and found.numel() == 1 else None
 
@@ -129,7 +154,9 @@ def _of_torch(loss: nn.Module, output: object, target: Target) -> object:
     if isinstance(loss, _OF_VALUES):
         return loss(main, target(main.shape, main.dtype))
     name = type(loss).__name__
-    raise ExtractError(f"loss: the target of {name} is unknown; give a function of the model's output instead")
+    raise ExtractError(
+        f"loss: the target of {name} is unknown; give a function of the model's output instead"
+    )
 
 
 def _with_classes(main: Tensor, target: Target) -> tuple[Tensor, Tensor]:
@@ -147,5 +174,10 @@ def _main(output: object) -> Tensor:
     """
     tensors = tensors_in(output)
     if not tensors:
-        raise ExtractError("loss: the model's output holds no tensor; give a function of the output that returns a scalar")
-    return next((tensor for tensor in tensors if tensor.requires_grad and tensor.is_floating_point()), tensors[0])
+        raise ExtractError(
+            "loss: the model's output holds no tensor; give a function of the output that returns a scalar"
+        )
+    return next(
+        (tensor for tensor in tensors if tensor.requires_grad and tensor.is_floating_point()),
+        tensors[0],
+    )

@@ -1,11 +1,15 @@
-"""The memory of a recorded run on one GPU: replayed through the allocator, with the memory outside the allocator added.
+"""The memory of a recorded run on one GPU: replayed through the allocator, with the memory outside
+the allocator added.
 
-The parts of the memory are those at the moment of the largest allocation.  The allocator keeps what it has reserved, so the
-reserved bytes are largest then.  The start-up may take more: cuDNN's search for algorithms, or a program that empties the cache
-before it trains.  Reserved bytes that no tensor holds are fragmentation: rounding, and cached blocks that no request fits into.
+The parts of the memory are those at the moment of the largest allocation.  The allocator keeps what
+it has reserved, so the reserved bytes are largest then.  The start-up may take more: cuDNN's search
+for algorithms, or a program that empties the cache before it trains.  Reserved bytes that no tensor
+holds are fragmentation: rounding, and cached blocks that no request fits into.
 
-The safe bytes are an upper bound.  Scratch memory and the CUDA context enter at their upper bounds.  A margin on the reserved
-bytes covers what a trace does not see: other orders of the same allocations, which fragment memory differently, and the
+The safe bytes are an upper bound.  Scratch memory and the CUDA context enter at their upper bounds.
+A margin on the reserved
+bytes covers what a trace does not see: other orders of the same allocations, which fragment memory
+    differently, and the
 algorithms that cuDNN chooses.  The margins come from measurements.
 """
 
@@ -27,9 +31,11 @@ from gpumemnet.units import MIB
 MARGIN: Final = 0.056
 """Share of the reserved bytes added for what a trace does not see."""
 WORKSPACE_MARGIN: Final = 2.8
-"""How many times the largest convolution workspace is added too: readings of networks with large workspaces scatter more."""
+"""How many times the largest convolution workspace is added too: readings of networks with large
+workspaces scatter more."""
 MARGIN_BASIS: Final = "98.8 % of 2,827 published readings of an A100 lie below, of architecture families that set no margin"
-"""From ``benchmarks/real_runs.py``: the margins are in the ratio 0.02 to 1, and scaled so that 99 % of the readings lie below."""
+"""From ``benchmarks/real_runs.py``: the margins are in the ratio 0.02 to 1, and scaled so that 99 %
+of the readings lie below."""
 _MEASURED_GPU: Final = (8, 0)
 
 
@@ -38,11 +44,13 @@ class Replayed:
     """The memory of a run.
 
     Attributes:
-        reserved_bytes, allocated_bytes, requested_bytes: the allocator's maxima; those of the steady state, if the run gave
+        reserved_bytes, allocated_bytes, requested_bytes: the allocator's maxima; those of the
+        steady state, if the run gave
             memory back to the driver before its second step.
         startup_peak_reserved_bytes: maximum of the reserved bytes over the run.
         capacity_bytes: memory that the allocator could reserve; ``None`` for no limit.
-        parts: bytes of each memory class at the peak, and ``fragmentation``; they add up to ``reserved_bytes``.
+        parts: bytes of each memory class at the peak, and ``fragmentation``; they add up to
+            ``reserved_bytes``.
         peak: the peak.
     """
 
@@ -63,7 +71,8 @@ class Memory:
         replayed: the replay with the expected sizes.
         expected_bytes: reserved bytes and the memory outside the allocator.
         safe_bytes: the upper bound.
-        startup_peak_bytes: the same as ``expected_bytes`` for the largest amount that is reserved at any moment.
+        startup_peak_bytes: the same as ``expected_bytes`` for the largest amount that is reserved
+            at any moment.
     """
 
     replayed: Replayed
@@ -73,13 +82,18 @@ class Memory:
 
 
 def memory_of(
-    run: LongRun, sizes: Sequence[int], bounds: Sequence[int], device: DeviceProfile, settings: AllocatorSettings
+    run: LongRun,
+    sizes: Sequence[int],
+    bounds: Sequence[int],
+    device: DeviceProfile,
+    settings: AllocatorSettings,
 ) -> Memory:
     """Return the memory of ``run`` on ``device``.
 
     Args:
         run: the run, its last step repeated.
-        sizes, bounds: expected and largest bytes of each storage of the run before its last step was repeated.
+        sizes, bounds: expected and largest bytes of each storage of the run before its last step
+            was repeated.
         device: the GPU.
         settings: settings of the allocator.
     """
@@ -93,10 +107,15 @@ def memory_of(
     return Memory(expected, expected_bytes, max(safe, expected_bytes), startup_peak_bytes)
 
 
-def _replayed_on(run: LongRun, sizes: Sequence[int], device: DeviceProfile, settings: AllocatorSettings) -> Replayed:
-    """Replay within the capacity, where the allocator gives cached segments back; without a limit if that does not fit."""
+def _replayed_on(
+    run: LongRun, sizes: Sequence[int], device: DeviceProfile, settings: AllocatorSettings
+) -> Replayed:
+    """Replay within the capacity, where the allocator gives cached segments back; without a limit
+    if that does not fit."""
     timeline, long_sizes = run.timeline, [sizes[origin] for origin in run.origins]
-    capacity_bytes = available_mib(device) * MIB - non_allocator_memory(device, timeline.groups).expected_bytes
+    capacity_bytes = (
+        available_mib(device) * MIB - non_allocator_memory(device, timeline.groups).expected_bytes
+    )
     try:
         return replayed(timeline, long_sizes, settings, max(capacity_bytes, 0))
     except OutOfMemory:
@@ -111,10 +130,16 @@ def _safe_bytes(
     settings: AllocatorSettings,
     usable_bytes: int,
 ) -> int:
-    """Return the bound on the memory of the process; at most the usable memory if the run fits with all sizes at their bounds."""
+    """Return the bound on the memory of the process; at most the usable memory if the run fits with
+    all sizes at their bounds."""
     timeline = run.timeline
-    sizes = [0 if timeline.storages[index].is_search else bounds[origin] for index, origin in enumerate(run.origins)]
-    run_within = partial(replay, timeline.events, sizes, settings, streams=timeline.streams, loops=timeline.loops)
+    sizes = [
+        0 if timeline.storages[index].is_search else bounds[origin]
+        for index, origin in enumerate(run.origins)
+    ]
+    run_within = partial(
+        replay, timeline.events, sizes, settings, streams=timeline.streams, loops=timeline.loops
+    )
     safe = bound.of_process(max(run_within().peak_reserved_bytes, expected_reserved_bytes))
     if safe <= usable_bytes:
         return safe
@@ -126,7 +151,10 @@ def _safe_bytes(
 
 
 def replayed(
-    timeline: Timeline, sizes: Sequence[int], settings: AllocatorSettings, capacity_bytes: int | None = None
+    timeline: Timeline,
+    sizes: Sequence[int],
+    settings: AllocatorSettings,
+    capacity_bytes: int | None = None,
 ) -> Replayed:
     """Replay ``timeline``.
 
@@ -183,7 +211,8 @@ def live_at(timeline: Timeline, event: int) -> list[int]:
 
 
 def non_allocator_memory(device: DeviceProfile, groups: Sequence[int]) -> ContextEstimate:
-    """Return the GPU memory of a training process outside the caching allocator: CUDA context and NCCL's buffers.
+    """Return the GPU memory of a training process outside the caching allocator: CUDA context and
+    NCCL's buffers.
 
     Args:
         device: profile of the GPU.
@@ -193,7 +222,9 @@ def non_allocator_memory(device: DeviceProfile, groups: Sequence[int]) -> Contex
     if not bound_bytes:
         return alone
     return ContextEstimate(
-        alone.expected_bytes + communicator_bytes(groups), alone.bound_bytes + bound_bytes, f"{alone.source}; {SOURCE}"
+        alone.expected_bytes + communicator_bytes(groups),
+        alone.bound_bytes + bound_bytes,
+        f"{alone.source}; {SOURCE}",
     )
 
 
@@ -214,20 +245,26 @@ class _Bound:
         return round(reserved_bytes * (1 + MARGIN) + self._fixed_bytes())
 
     def of_allocator(self, usable_bytes: int) -> int:
-        """Return what is left for the allocator within ``usable_bytes``: the inverse of :meth:`of_process`."""
+        """Return what is left for the allocator within ``usable_bytes``: the inverse of
+        :meth:`of_process`."""
         return int((usable_bytes - self._fixed_bytes()) / (1 + MARGIN))
 
     def _fixed_bytes(self) -> float:
         return WORKSPACE_MARGIN * self.workspace_bytes + self.outside.bound_bytes
 
 
-def _largest_workspace_bytes(timeline: Timeline, sizes: Sequence[int], origins: Sequence[int]) -> int:
-    """Return the largest expected workspace of a convolution; what a search tries does not count."""
+def _largest_workspace_bytes(
+    timeline: Timeline, sizes: Sequence[int], origins: Sequence[int]
+) -> int:
+    """Return the largest expected workspace of a convolution; what a search tries does not
+    count."""
     return max(
         (
             sizes[origin]
             for storage, origin in zip(timeline.storages, origins, strict=True)
-            if storage.is_scratch and not storage.is_search and storage.operator.startswith(CONVOLUTION)
+            if storage.is_scratch
+            and not storage.is_search
+            and storage.operator.startswith(CONVOLUTION)
         ),
         default=0,
     )
@@ -242,7 +279,9 @@ def safe_basis(device: DeviceProfile, convolves: bool, exchanges: bool = False) 
         exchanges: whether it exchanges data with other GPUs.
     """
     outside = ", CUDA context and NCCL" if exchanges else " and CUDA context"
-    workspaces = f", and {WORKSPACE_MARGIN} times the largest convolution workspace" if convolves else ""
+    workspaces = (
+        f", and {WORKSPACE_MARGIN} times the largest convolution workspace" if convolves else ""
+    )
     is_measured = device.compute_capability == _MEASURED_GPU and not exchanges
     coverage = MARGIN_BASIS if is_measured else "no coverage has been measured on this GPU"
     return (
@@ -252,28 +291,42 @@ def safe_basis(device: DeviceProfile, convolves: bool, exchanges: bool = False) 
 
 
 def steady_run(timeline: Timeline, device: DeviceProfile) -> Replayed:
-    """Return what ``timeline`` takes from the allocator on ``device``, with its last step repeated; the bound is not computed."""
+    """Return what ``timeline`` takes from the allocator on ``device``, with its last step repeated;
+    the bound is not computed."""
     return _replayed_on(repeated(timeline), timeline.sizes, device, AllocatorSettings())
 
 
-def steady_memory(timeline: Timeline, device: DeviceProfile, settings: AllocatorSettings | None = None) -> Memory:
-    """Return the memory of ``timeline`` on ``device`` in steady state, with its last step repeated."""
-    return memory_of(repeated(timeline), timeline.sizes, timeline.bounds, device, settings or AllocatorSettings())
+def steady_memory(
+    timeline: Timeline, device: DeviceProfile, settings: AllocatorSettings | None = None
+) -> Memory:
+    """Return the memory of ``timeline`` on ``device`` in steady state, with its last step
+    repeated."""
+    return memory_of(
+        repeated(timeline), timeline.sizes, timeline.bounds, device, settings or AllocatorSettings()
+    )
 
 
-def smallest_bytes(run: LongRun, sizes: Sequence[int], device: DeviceProfile, settings: AllocatorSettings) -> int:
+def smallest_bytes(
+    run: LongRun, sizes: Sequence[int], device: DeviceProfile, settings: AllocatorSettings
+) -> int:
     """Return the smallest memory in which the run succeeds, context included.
 
     Cached blocks are released on demand, and convolutions do without workspaces.
     """
     timeline = run.timeline
     shrinkable = timeline.shrinkable
-    needed = [0 if index in shrinkable else sizes[origin] for index, origin in enumerate(run.origins)]
-    within = smallest_limit(timeline.events, needed, settings, streams=timeline.streams, loops=timeline.loops)
+    needed = [
+        0 if index in shrinkable else sizes[origin] for index, origin in enumerate(run.origins)
+    ]
+    within = smallest_limit(
+        timeline.events, needed, settings, streams=timeline.streams, loops=timeline.loops
+    )
     return within + non_allocator_memory(device, timeline.groups).expected_bytes
 
 
-def curve_of(run: LongRun, sizes: Sequence[int], settings: AllocatorSettings, capacity_bytes: int | None) -> Curve:
+def curve_of(
+    run: LongRun, sizes: Sequence[int], settings: AllocatorSettings, capacity_bytes: int | None
+) -> Curve:
     """Return the memory over the last step of ``run``, within the capacity that its replay had."""
     timeline = run.timeline
     start, end = timeline.step_starts[-2], timeline.step_starts[-1]
@@ -303,5 +356,9 @@ def curve_of(run: LongRun, sizes: Sequence[int], settings: AllocatorSettings, ca
         classes=MEMORY_CLASSES,
         bytes_by_class=tuple(map(tuple, rows)),
         reserved_bytes=tuple(int(value) for value in reserved[start:end]),
-        phases=tuple((phase.name, phase.start - start) for phase in timeline.phases if start <= phase.start < end),
+        phases=tuple(
+            (phase.name, phase.start - start)
+            for phase in timeline.phases
+            if start <= phase.start < end
+        ),
     )

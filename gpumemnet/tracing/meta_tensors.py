@@ -1,6 +1,8 @@
-"""Replaces a model's parameters and buffers by meta tensors while it is traced, as ``module.to(device)`` does with CUDA tensors.
+"""Replaces a model's parameters and buffers by meta tensors while it is traced, as
+``module.to(device)`` does with CUDA tensors.
 
-The model itself is left as it was: its weights are not read or copied and get no gradients.  Small buffers keep their values,
+The model itself is left as it was: its weights are not read or copied and get no gradients.  Small
+    buffers keep their values,
 because models read them, such as position tables and masks.
 """
 
@@ -26,8 +28,8 @@ class MetaTensors:
 
     Attributes:
         parameters: meta parameter by the ``id`` of the model's own.
-        moves: ``(tensor, module path, whether it is a parameter)`` for all that goes to the GPU, in the order of
-            ``module.to(device)``.
+        moves: ``(tensor, module path, whether it is a parameter)`` for all that goes to the GPU, in
+            the order of ``module.to(device)``.
     """
 
     parameters: dict[int, nn.Parameter]
@@ -35,7 +37,9 @@ class MetaTensors:
 
 
 @contextmanager
-def with_meta_tensors(model: nn.Module, dtype: torch.dtype | None = None, channels_last: bool = False) -> Iterator[MetaTensors]:
+def with_meta_tensors(
+    model: nn.Module, dtype: torch.dtype | None = None, channels_last: bool = False
+) -> Iterator[MetaTensors]:
     """Context in which the model's parameters and buffers are meta tensors.
 
     Args:
@@ -57,10 +61,22 @@ def with_meta_tensors(model: nn.Module, dtype: torch.dtype | None = None, channe
         if real:
             return tensor.detach().to(target_dtype, copy=True)
         shared = None if tensor.is_meta else storages.get(storage_id(tensor))
-        if shared is not None and target_dtype == shared.dtype and shared.numel() >= tensor.storage_offset() + tensor.numel():
-            return shared.reshape(-1).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-        layout = torch.channels_last if channels_last and tensor.ndim == IMAGE_DIMENSIONS else torch.preserve_format
-        converted = torch.empty_like(tensor, dtype=target_dtype, device="meta", memory_format=layout)
+        if (
+            shared is not None
+            and target_dtype == shared.dtype
+            and shared.numel() >= tensor.storage_offset() + tensor.numel()
+        ):
+            return shared.reshape(-1).as_strided(
+                tensor.shape, tensor.stride(), tensor.storage_offset()
+            )
+        layout = (
+            torch.channels_last
+            if channels_last and tensor.ndim == IMAGE_DIMENSIONS
+            else torch.preserve_format
+        )
+        converted = torch.empty_like(
+            tensor, dtype=target_dtype, device="meta", memory_format=layout
+        )
         if not tensor.is_meta:
             storages[storage_id(tensor)] = converted
         return converted
@@ -74,7 +90,9 @@ def with_meta_tensors(model: nn.Module, dtype: torch.dtype | None = None, channe
             if parameter is None:
                 continue
             if id(parameter) not in parameters:
-                parameters[id(parameter)] = nn.Parameter(convert(parameter.detach(), False), parameter.requires_grad)
+                parameters[id(parameter)] = nn.Parameter(
+                    convert(parameter.detach(), False), parameter.requires_grad
+                )
                 moves.append((parameters[id(parameter)], path, True))
             undo.append((own_parameters(module), name, parameter))
         for name, buffer in own_buffers(module).items():
@@ -89,7 +107,9 @@ def with_meta_tensors(model: nn.Module, dtype: torch.dtype | None = None, channe
         replace(model, "")
     try:
         for tensors, name, original in undo:
-            tensors[name] = parameters[id(original)] if id(original) in parameters else buffers[id(original)]
+            tensors[name] = (
+                parameters[id(original)] if id(original) in parameters else buffers[id(original)]
+            )
         yield MetaTensors(parameters, moves)
     finally:
         for tensors, name, original in undo:

@@ -1,8 +1,10 @@
-"""Code that needs the values of tensors, which a trace does not compute: refuse it, or with ``--best-effort`` guess.
+"""Code that needs the values of tensors, which a trace does not compute: refuse it, or with
+``--best-effort`` guess.
 
-Each guess is a note that names the operator and the line.  There are four guesses.  A value that is read is 1.  A condition is
-true.  An operator that selects elements by their values selects all of them.  An operator that is not PyTorch's own and does not
-describe its output returns a tensor like its first argument.
+Each guess is a note that names the operator and the line.  There are four guesses.  A value that is
+read is 1.  A condition is true.  An operator that selects elements by their values selects all of
+them.  An operator that is not PyTorch's own and does not describe its output returns a tensor like
+its first argument.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ _MAX_TIMES: Final = 10_000
 
 
 class RefusedValues(MissingValues):
-    """Refuses code that needs values, says where a guess would be possible, and notes copies to the host."""
+    """Refuses code that needs values, says where a guess would be possible, and notes copies to the
+    host."""
 
     def __init__(self) -> None:
         self._notes: dict[tuple[str, str], str] = {}
@@ -41,7 +44,8 @@ class RefusedValues(MissingValues):
 
     @contextmanager
     def stepping(self, optimizer: Optimizer) -> Iterator[None]:
-        """Context of an optimizer's step: PyTorch's own optimizers read scalars only to scale updates, so any value will do."""
+        """Context of an optimizer's step: PyTorch's own optimizers read scalars only to scale
+        updates, so any value will do."""
         self._scalars_are_factors = (type(optimizer).__module__ + ".").startswith("torch.optim.")
         try:
             yield
@@ -59,18 +63,25 @@ class RefusedValues(MissingValues):
             return _one(tensor.dtype)
         raise UnknownValueError(function, f"{NEEDS_VALUES}{HINT}")
 
-    def result(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: UnknownValueError) -> Any:
+    def result(
+        self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: UnknownValueError
+    ) -> Any:
         """Refuse."""
         hint = "" if guess_of(operator, args, kwargs) is None else HINT
         raise UnknownValueError(error.operator, f"{error.reason}{hint}")
 
     def copied_to_host(self, function: str) -> None:
         """Note the copy."""
-        self._note(function, "copies a tensor to the host; results computed from the copy are counted as if they were on the GPU")
+        self._note(
+            function,
+            "copies a tensor to the host; results computed from the copy are counted as if they were on the GPU",
+        )
 
     def _note(self, operator: str, what: str) -> str:
         where = running_line()
-        self._notes.setdefault((operator, where), f"{operator}{f' at {where},' if where else ''} {what}.")
+        self._notes.setdefault(
+            (operator, where), f"{operator}{f' at {where},' if where else ''} {what}."
+        )
         return where
 
 
@@ -90,7 +101,10 @@ class GuessedValues(RefusedValues):
             where = self._note(function, "was taken to be true")
             self._conditions[where] += 1
             if self._conditions[where] > _MAX_TIMES:
-                raise UnknownValueError(function, f"was taken to be true {_MAX_TIMES:,} times, and the code does not end")
+                raise UnknownValueError(
+                    function,
+                    f"was taken to be true {_MAX_TIMES:,} times, and the code does not end",
+                )
             return True
         if kind in _ARRAYS:
             if tensor.numel() > _MAX_VALUES:
@@ -99,9 +113,13 @@ class GuessedValues(RefusedValues):
             ones = np.ones(tensor.shape, _numpy_type(tensor.dtype))
             return ones.tolist() if kind == "tolist" else ones
         self._note(function, "was taken to be 1")
-        return {"__int__": 1, "__index__": 1, "__float__": 1.0, "__complex__": 1 + 0j}.get(kind, _one(tensor.dtype))
+        return {"__int__": 1, "__index__": 1, "__float__": 1.0, "__complex__": 1 + 0j}.get(
+            kind, _one(tensor.dtype)
+        )
 
-    def result(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: UnknownValueError) -> Any:
+    def result(
+        self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: UnknownValueError
+    ) -> Any:
         """Return an output of the largest possible shape.
 
         Raises:
@@ -146,7 +164,9 @@ def _true(*tensors: Any) -> tuple[Any, str]:
 
 
 def _nonzero(tensor: Tensor, *, share: float = 1) -> tuple[Any, str]:
-    return _empty(_part(tensor.numel(), share), tensor.ndim), f"was taken to find {_of(tensor.numel(), share)} elements"
+    return _empty(
+        _part(tensor.numel(), share), tensor.ndim
+    ), f"was taken to find {_of(tensor.numel(), share)} elements"
 
 
 def _masked_select(tensor: Tensor, mask: Tensor, *, share: float = 1) -> tuple[Any, str]:
@@ -155,7 +175,9 @@ def _masked_select(tensor: Tensor, mask: Tensor, *, share: float = 1) -> tuple[A
     return kept, f"was taken to keep {_of(elements, share)} elements"
 
 
-def _indexed(tensor: Tensor, indices: Sequence[Tensor | None], *, share: float = 1) -> tuple[Any, str]:
+def _indexed(
+    tensor: Tensor, indices: Sequence[Tensor | None], *, share: float = 1
+) -> tuple[Any, str]:
     """Index with masks: each mask selects all of its elements, or the same share of them."""
     numbers: list[Tensor | None] = []
     elements = 0
@@ -165,20 +187,36 @@ def _indexed(tensor: Tensor, indices: Sequence[Tensor | None], *, share: float =
             numbers += [_empty(_part(elements, share)) for _ in range(index.ndim)]
         else:
             numbers.append(None if index is None else _meta(index))
-    return torch.ops.aten.index.Tensor(_meta(tensor), numbers), f"was taken to pick {_of(elements, share)} elements of its mask"
+    return torch.ops.aten.index.Tensor(
+        _meta(tensor), numbers
+    ), f"was taken to pick {_of(elements, share)} elements of its mask"
 
 
 def _unique(
-    tensor: Tensor, sorted: bool = True, inverse: bool = False, counts: bool = False, *, share: float = 1
+    tensor: Tensor,
+    sorted: bool = True,
+    inverse: bool = False,
+    counts: bool = False,
+    *,
+    share: float = 1,
 ) -> tuple[Any, str]:
     elements = _part(tensor.numel(), share)
     values = torch.empty(elements, dtype=tensor.dtype, device="meta")
-    outputs = (values, _empty(*tensor.shape) if inverse else _empty(0), _empty(elements) if counts else _empty(0))
+    outputs = (
+        values,
+        _empty(*tensor.shape) if inverse else _empty(0),
+        _empty(elements) if counts else _empty(0),
+    )
     return outputs, _distinct(tensor.numel(), share)
 
 
 def _unique_consecutive(
-    tensor: Tensor, inverse: bool = False, counts: bool = False, dim: int | None = None, *, share: float = 1
+    tensor: Tensor,
+    inverse: bool = False,
+    counts: bool = False,
+    dim: int | None = None,
+    *,
+    share: float = 1,
 ) -> tuple[Any, str]:
     if dim is None:
         return _unique(tensor, True, inverse, counts, share=share)
@@ -186,12 +224,24 @@ def _unique_consecutive(
 
 
 def _unique_dim(
-    tensor: Tensor, dim: int, sorted: bool = True, inverse: bool = False, counts: bool = False, *, share: float = 1
+    tensor: Tensor,
+    dim: int,
+    sorted: bool = True,
+    inverse: bool = False,
+    counts: bool = False,
+    *,
+    share: float = 1,
 ) -> tuple[Any, str]:
     length = tensor.shape[dim]
     found = _part(length, share)
-    values = _meta(tensor) if found == length else torch.empty_like(tensor.narrow(dim, 0, found), device="meta")
-    return (values, _empty(length if inverse else 0), _empty(found if counts else 0)), _distinct(length, share)
+    values = (
+        _meta(tensor)
+        if found == length
+        else torch.empty_like(tensor.narrow(dim, 0, found), device="meta")
+    )
+    return (values, _empty(length if inverse else 0), _empty(found if counts else 0)), _distinct(
+        length, share
+    )
 
 
 def _distinct(elements: int, share: float) -> str:
@@ -199,7 +249,9 @@ def _distinct(elements: int, share: float) -> str:
 
 
 def _all_boxes(boxes: Tensor, *others: Any, share: float = 1) -> tuple[Any, str]:
-    return _empty(_part(boxes.shape[0], share)), f"was taken to keep {_of(boxes.shape[0], share)} boxes"
+    return _empty(
+        _part(boxes.shape[0], share)
+    ), f"was taken to keep {_of(boxes.shape[0], share)} boxes"
 
 
 def _part(elements: int, share: float) -> int:
@@ -211,16 +263,27 @@ def _of(elements: int, share: float) -> str:
 
 
 def _counts(values: Tensor, weights: Tensor | None = None, minlength: int = 0) -> tuple[Any, str]:
-    """Count values: no more kinds than elements, or than the smallest length that the caller asks for."""
+    """Count values: no more kinds than elements, or than the smallest length that the caller asks
+    for."""
     kinds = minlength or values.numel()
-    dtype = torch.long if weights is None else weights.dtype if weights.dtype == torch.float32 else torch.float64
-    return torch.empty(kinds, dtype=dtype, device="meta"), f"was taken to find values below {kinds:,}"
+    dtype = (
+        torch.long
+        if weights is None
+        else weights.dtype
+        if weights.dtype == torch.float32
+        else torch.float64
+    )
+    return torch.empty(
+        kinds, dtype=dtype, device="meta"
+    ), f"was taken to find values below {kinds:,}"
 
 
 def _packed(sequence: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Any, str]:
     batch, steps = sequence.shape[:2] if batch_first else sequence.shape[1::-1]
     whole = torch.full((batch,), steps, dtype=torch.long, device="cpu")
-    return aten._pack_padded_sequence.default(_meta(sequence), whole, batch_first), f"was taken to get samples of {steps:,} steps"
+    return aten._pack_padded_sequence.default(
+        _meta(sequence), whole, batch_first
+    ), f"was taken to get samples of {steps:,} steps"
 
 
 _READS: Final = frozenset({"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"})
@@ -240,7 +303,9 @@ _GUESSES: Final[Mapping[str, _Guess]] = {
 }
 
 
-_SELECTIONS: Final = frozenset({_nonzero, _masked_select, _indexed, _unique, _unique_dim, _unique_consecutive, _all_boxes})
+_SELECTIONS: Final = frozenset(
+    {_nonzero, _masked_select, _indexed, _unique, _unique_dim, _unique_consecutive, _all_boxes}
+)
 
 
 def selects(operator: Any) -> bool:
@@ -249,7 +314,8 @@ def selects(operator: Any) -> bool:
 
 
 def selection_of(operator: Any, share: float = 1) -> Callable[..., tuple[Any, str]] | None:
-    """Return what takes the place of an operator whose output depends on values; one that selects elements selects a share.
+    """Return what takes the place of an operator whose output depends on values; one that selects
+    elements selects a share.
 
     ``None`` for other operators.  It is called with the operator's arguments.
     """
@@ -262,16 +328,29 @@ def selection_of(operator: Any, share: float = 1) -> Callable[..., tuple[Any, st
 def guess_of(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Guess | None:
     """Return the guess for an operator, ``None`` if there is none."""
     guess = _GUESSES.get(schema(operator).name)
-    return guess if guess or operator.namespace in ("aten", "prims") else _foreign(operator, args, kwargs)
+    return (
+        guess
+        if guess or operator.namespace in ("aten", "prims")
+        else _foreign(operator, args, kwargs)
+    )
 
 
 def _foreign(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Guess | None:
-    """Return the guess for an operator that is not PyTorch's; ``None`` if it returns several tensors, or numbers."""
+    """Return the guess for an operator that is not PyTorch's; ``None`` if it returns several
+    tensors, or numbers."""
     returns = [str(value.type) for value in schema(operator).returns]
-    first = next((leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, Tensor)), None)
+    first = next(
+        (leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, Tensor)), None
+    )
     if not returns:
-        return lambda *args, **kwargs: (None, "was taken to allocate nothing, and to write into its arguments")
+        return lambda *args, **kwargs: (
+            None,
+            "was taken to allocate nothing, and to write into its arguments",
+        )
     if returns != ["Tensor"] or first is None:
         return None
     shape = list(first.shape)
-    return lambda *args, **kwargs: (_meta(first), f"was taken to return a tensor like its first, of shape {shape}")
+    return lambda *args, **kwargs: (
+        _meta(first),
+        f"was taken to return a tensor like its first, of shape {shape}",
+    )

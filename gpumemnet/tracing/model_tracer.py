@@ -1,6 +1,8 @@
-"""Traces a model: record the steps, replay them through the allocator, add the memory outside the allocator.
+"""Traces a model: record the steps, replay them through the allocator, add the memory outside the
+allocator.
 
-The order is that of a real run: tensors (recorder), segments (caching allocator), CUDA context (device profile).
+The order is that of a real run: tensors (recorder), segments (caching allocator), CUDA context
+    (device profile).
 """
 
 from __future__ import annotations
@@ -24,7 +26,14 @@ from gpumemnet.physics.nccl import communicator_bytes
 from gpumemnet.tracing.batch_memory import BatchMemory, verdict_of
 from gpumemnet.tracing.batch_sizes import BatchTraces
 from gpumemnet.tracing.corrections import CORRECTIONS
-from gpumemnet.tracing.memory import curve_of, memory_of, non_allocator_memory, replayed, safe_basis, smallest_bytes
+from gpumemnet.tracing.memory import (
+    curve_of,
+    memory_of,
+    non_allocator_memory,
+    replayed,
+    safe_basis,
+    smallest_bytes,
+)
 from gpumemnet.tracing.missing_values import GuessedValues
 from gpumemnet.tracing.optimizers import stated_optimizer
 from gpumemnet.tracing.options import TraceRequest
@@ -50,7 +59,9 @@ _OUTSIDE: Final = (
     "an evaluation loop, metrics and logging that keep tensors on the GPU",
     "CUDA graphs",
 )
-_ONE_GPU: Final = "several GPUs: what they exchange, and NCCL's buffers (some 0.7 GiB for each process group)"
+_ONE_GPU: Final = (
+    "several GPUs: what they exchange, and NCCL's buffers (some 0.7 GiB for each process group)"
+)
 
 
 def answer_for(
@@ -102,7 +113,9 @@ def answer_for(
         loss=loss,
         notes=notes,
         not_included=not_included(timeline),
-        curve=curve_of(run, timeline.sizes, settings, memory.replayed.capacity_bytes) if with_curve else None,
+        curve=curve_of(run, timeline.sizes, settings, memory.replayed.capacity_bytes)
+        if with_curve
+        else None,
         ranks=timeline.ranks,
         convolution_workspaces=_workspace_source(platform) if timeline.convolves else None,
     )
@@ -122,11 +135,19 @@ class ModelTracer:
         notes: what the answer's notes begin with.
     """
 
-    def __init__(self, model: nn.Module, inputs: ModelInputs, request: TraceRequest, notes: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: ModelInputs,
+        request: TraceRequest,
+        notes: tuple[str, ...] = (),
+    ) -> None:
         self._model = model
         self._inputs = inputs
         self._request = request
-        self._platform, cudnn_notes = with_cudnn(Platform.of(request.gpu, request.options), request.cudnn)
+        self._platform, cudnn_notes = with_cudnn(
+            Platform.of(request.gpu, request.options), request.cudnn
+        )
         self._notes = (*notes, *cudnn_notes)
         self._runs: dict[int, tuple[Timeline, LongRun]] = {}
 
@@ -153,18 +174,23 @@ class ModelTracer:
             batches=tuple(memory.point(size) for size in extras.batches),
             max_batch_size=memory.largest() if extras.max_batch else None,
             gpus=self._gpus(timeline) if extras.gpus else (),
-            job=job_to_dict(self._job(self._unlimited_reserved_bytes(timeline))) if extras.job else None,
+            job=job_to_dict(self._job(self._unlimited_reserved_bytes(timeline)))
+            if extras.job
+            else None,
         )
 
     def _record(self, batch_size: int, platform: Platform) -> Recording:
         _LOG.info("tracing batch size %d as on %s", batch_size, platform.device.name)
-        return record(self._model, self._inputs.resized(batch_size), self._request.options, platform)
+        return record(
+            self._model, self._inputs.resized(batch_size), self._request.options, platform
+        )
 
     def _timeline_at(self, batch_size: int) -> Timeline:
         return self._record(batch_size, self._platform).timeline
 
     def _unlimited_reserved_bytes(self, timeline: Timeline) -> int:
-        """Return the reserved bytes on a GPU that is large enough, as a job is described without its GPU."""
+        """Return the reserved bytes on a GPU that is large enough, as a job is described without
+        its GPU."""
         run = self._long_run(timeline)
         sizes = [timeline.sizes[origin] for origin in run.origins]
         return replayed(run.timeline, sizes, self._request.allocator).reserved_bytes
@@ -175,7 +201,8 @@ class ModelTracer:
         return self._runs[id(timeline)][1]
 
     def _gpus(self, own: Timeline) -> tuple[GpuFit, ...]:
-        """Return the memory on every GPU of the catalogue but those of laptops; GPUs with the same kernels share a trace."""
+        """Return the memory on every GPU of the catalogue but those of laptops; GPUs with the same
+        kernels share a trace."""
         timelines = {_kernels(self._platform): own}
         fits = []
         for device in device_profiles():
@@ -183,9 +210,17 @@ class ModelTracer:
                 continue
             platform = replace(self._platform, device=device)
             if _kernels(platform) not in timelines:
-                timelines[_kernels(platform)] = self._record(self._inputs.batch_size, platform).timeline
+                timelines[_kernels(platform)] = self._record(
+                    self._inputs.batch_size, platform
+                ).timeline
             timeline = timelines[_kernels(platform)]
-            memory = memory_of(self._long_run(timeline), timeline.sizes, timeline.bounds, device, self._request.allocator)
+            memory = memory_of(
+                self._long_run(timeline),
+                timeline.sizes,
+                timeline.bounds,
+                device,
+                self._request.allocator,
+            )
             fits.append(
                 GpuFit(
                     gpu=device.name,
@@ -202,21 +237,29 @@ class ModelTracer:
         alone = {} if options.parallel == "ddp" else {"ranks": 1}
         own = options.own_optimizer
         if callable(own):
-            own = own([parameter for parameter in self._model.parameters() if parameter.requires_grad])
+            own = own(
+                [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+            )
         optimizer = stated_optimizer(own) if isinstance(own, Optimizer) else {}
         if own is not None and not optimizer:
-            _LOG.warning("a job has no name for the optimizer %s; the job says %s", type(own).__name__, options.optimizer)
+            _LOG.warning(
+                "a job has no name for the optimizer %s; the job says %s",
+                type(own).__name__,
+                options.optimizer,
+            )
         missing_values = GuessedValues() if options.best_effort else None
         stated = ExtractOptions(**options.job_fields() | alone | optimizer)
-        job = extract_from(self._model, self._inputs, stated, missing_values, self._platform.device).job
+        job = extract_from(
+            self._model, self._inputs, stated, missing_values, self._platform.device
+        ).job
         return replace(job, traced_peak_bytes=reserved_bytes)
 
 
 def _kernels(platform: Platform) -> tuple[Any, ...]:
     """Return the properties of a GPU that decide which operators run and what they keep.
 
-    GPUs that differ only in the number of multiprocessors share a trace, unless cuDNN is asked: by the rules, that number hardly
-    changes scratch memory.
+    GPUs that differ only in the number of multiprocessors share a trace, unless cuDNN is asked: by
+    the rules, that number hardly changes scratch memory.
     """
     device = None if platform.cudnn is None else platform.device.name
     return (platform.compute_capability, platform.device.blas_workspace_bytes, device)

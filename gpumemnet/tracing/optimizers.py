@@ -1,4 +1,5 @@
-"""Builds the optimizer as it would run on CUDA: a named one with its usual settings, or a user's own over meta parameters.
+"""Builds the optimizer as it would run on CUDA: a named one with its usual settings, or a user's
+own over meta parameters.
 
 PyTorch picks the foreach or the fused path only for parameters on a GPU;
 :func:`~gpumemnet.torch_private.optimizers.gpu_optimizers` lets it pick them here.
@@ -26,7 +27,8 @@ OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 def named_optimizer(
     name: str, implementation: str = "default", settings: Mapping[str, Any] = MappingProxyType({})
 ) -> OptimizerFactory:
-    """Return a factory of the optimizer called ``name``, one of :data:`gpumemnet.job.training_options.OPTIMIZERS`.
+    """Return a factory of the optimizer called ``name``, one of
+    :data:`gpumemnet.job.training_options.OPTIMIZERS`.
 
     Args:
         name: the name.
@@ -34,7 +36,8 @@ def named_optimizer(
         settings: arguments besides the usual ones.
 
     Raises:
-        InvalidRequestError: PyTorch does not have this implementation of it, or one of the settings.
+        InvalidRequestError: PyTorch does not have this implementation of it, or one of the
+            settings.
     """
     class_name, arguments = torch_call(name, implementation)
     made: type[Optimizer] = getattr(torch.optim, class_name)
@@ -45,12 +48,18 @@ def named_optimizer(
         raise InvalidRequestError("needs momentum: use the optimizer sgd_momentum", "nesterov")
     missing = arguments.keys() - accepted
     if missing:
-        raise InvalidRequestError(f"PyTorch's {made.__name__} has no {implementation} implementation", "optimizer_implementation")
+        raise InvalidRequestError(
+            f"PyTorch's {made.__name__} has no {implementation} implementation",
+            "optimizer_implementation",
+        )
     return lambda parameters: made(parameters, **arguments, **settings)
 
 
-def same_optimizer(optimizer: Optimizer, meta_parameters: Mapping[int, nn.Parameter]) -> OptimizerFactory:
-    """Return a factory of an optimizer like ``optimizer`` whose parameters are replaced by meta parameters.
+def same_optimizer(
+    optimizer: Optimizer, meta_parameters: Mapping[int, nn.Parameter]
+) -> OptimizerFactory:
+    """Return a factory of an optimizer like ``optimizer`` whose parameters are replaced by meta
+    parameters.
 
     Raises:
         InvalidRequestError: it holds parameters that are not the model's.
@@ -61,7 +70,10 @@ def same_optimizer(optimizer: Optimizer, meta_parameters: Mapping[int, nn.Parame
         for group in optimizer.param_groups:
             foreign = [p for p in group["params"] if id(p) not in meta_parameters]
             if foreign:
-                raise InvalidRequestError(f"{type(optimizer).__name__} holds parameters that are not the model's", "optimizer")
+                raise InvalidRequestError(
+                    f"{type(optimizer).__name__} holds parameters that are not the model's",
+                    "optimizer",
+                )
             groups.append({**group, "params": [meta_parameters[id(p)] for p in group["params"]]})
         accepted = inspect.signature(type(optimizer)).parameters
         defaults = {name: value for name, value in optimizer.defaults.items() if name in accepted}
@@ -75,7 +87,8 @@ _LOOPS: Final = {True: "foreach", False: "for_loop", None: "default"}
 
 
 def stated_optimizer(optimizer: Optimizer) -> dict[str, str]:
-    """Return the fields of a job that name ``optimizer``; none where a job has no name for its class."""
+    """Return the fields of a job that name ``optimizer``; none where a job has no name for its
+    class."""
     made, settings = type(optimizer).__name__, optimizer.defaults
     names = [
         name
@@ -86,7 +99,9 @@ def stated_optimizer(optimizer: Optimizer) -> dict[str, str]:
     return {"optimizer": names[-1], "optimizer_implementation": implementation} if names else {}
 
 
-def optimizer_factory(options: TraceOptions, meta_parameters: Mapping[int, nn.Parameter]) -> OptimizerFactory:
+def optimizer_factory(
+    options: TraceOptions, meta_parameters: Mapping[int, nn.Parameter]
+) -> OptimizerFactory:
     """Return the factory for a name, an optimizer over the model's own parameters, or a factory.
 
     Raises:
@@ -95,10 +110,17 @@ def optimizer_factory(options: TraceOptions, meta_parameters: Mapping[int, nn.Pa
     optimizer = options.optimizer if options.own_optimizer is None else options.own_optimizer
     if isinstance(optimizer, str):
         if optimizer not in OPTIMIZER_RULES:
-            raise InvalidRequestError(f"must be one of {', '.join(OPTIMIZER_RULES)}, not {describe(optimizer)}", "optimizer")
-        return named_optimizer(optimizer, options.optimizer_implementation, options.optimizer_settings)
+            raise InvalidRequestError(
+                f"must be one of {', '.join(OPTIMIZER_RULES)}, not {describe(optimizer)}",
+                "optimizer",
+            )
+        return named_optimizer(
+            optimizer, options.optimizer_implementation, options.optimizer_settings
+        )
     if isinstance(optimizer, Optimizer):
         return same_optimizer(optimizer, meta_parameters)
     if callable(optimizer):
         return optimizer
-    raise InvalidRequestError("must be a name, an optimizer, or a function from parameters to an optimizer", "optimizer")
+    raise InvalidRequestError(
+        "must be a name, an optimizer, or a function from parameters to an optimizer", "optimizer"
+    )

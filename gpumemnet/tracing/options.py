@@ -1,4 +1,5 @@
-"""What a trace is told besides the model: options, GPU, allocator and extra results, checked, and as JSON for a child process.
+"""What a trace is told besides the model: options, GPU, allocator and extra results, checked, and
+as JSON for a child process.
 
 This module loads no torch, so the command line and the parent of a child process use it too.
 """
@@ -25,8 +26,9 @@ ZERO_GRAD: Final = ("before_forward", "before_backward", "after_step")
 PARALLEL: Final = ("none", "ddp", "fsdp", "fsdp_zero2")
 """How a job uses several GPUs.
 
-``ddp`` holds a replica on each GPU.  ``fsdp`` and ``fsdp_zero2`` shard parameters, gradients and optimizer state.  With ``fsdp``
-(ZeRO-3) gathered parameters are freed after each block; with ``fsdp_zero2`` (ZeRO-2) they stay until the backward pass.
+``ddp`` holds a replica on each GPU.  ``fsdp`` and ``fsdp_zero2`` shard parameters, gradients and
+optimizer state.  With ``fsdp`` (ZeRO-3) gathered parameters are freed after each block; with
+``fsdp_zero2`` (ZeRO-2) they stay until the backward pass.
 """
 DEADLINE_SECONDS: Final = 600.0
 """Time for a whole trace in a child process, including the import of torch."""
@@ -58,21 +60,28 @@ class TraceOptions(TrainingOptions):
     ``ranks`` counts the GPUs for every value of ``parallel``, not only replicas.
 
     Attributes:
-        own_optimizer: an optimizer over the model's parameters, or a function from parameters to one; it replaces ``optimizer``.
+        own_optimizer: an optimizer over the model's parameters, or a function from parameters to
+            one; it replaces ``optimizer``.
         loss: a name of :data:`LOSSES`, or a function of the model's output.
         zero_grad: where the loop drops its gradients, one of :data:`ZERO_GRAD`.
-        parallel: how several GPUs are used, one of :data:`PARALLEL`; each GPU has the batch size of the inputs.
-        best_effort: whether to continue with a guess where the model needs the values of tensors, see
-            :class:`~gpumemnet.tracing.missing_values.GuessedValues`.
-        keeps_names: whether batch, output and loss of a step stay alive until the next step replaces them, as in a loop that is
-            not inside a function.
-        last_batch_size: samples in the last batch of an epoch, if it is smaller.  Two further steps run, one of that size and one
-            of the full size, because the allocator's cache then holds blocks for both.
-        forward_passes_first: forward passes in training mode before the optimizer exists, such as those of a model summary.
-        weight_decay: that of a named optimizer; PyTorch's default by default.  SGD copies the gradients to add it.
+        parallel: how several GPUs are used, one of :data:`PARALLEL`; each GPU has the batch size of
+            the inputs.
+        best_effort: whether to continue with a guess where the model needs the values of tensors,
+            see :class:`~gpumemnet.tracing.missing_values.GuessedValues`.
+        keeps_names: whether batch, output and loss of a step stay alive until the next step
+            replaces them, as in a loop that is not inside a function.
+        last_batch_size: samples in the last batch of an epoch, if it is smaller.  Two further steps
+            run, one of that size and one of the full size, because the allocator's cache then holds
+            blocks for both.
+        forward_passes_first: forward passes in training mode before the optimizer exists, such as
+            those of a model summary.
+        weight_decay: that of a named optimizer; PyTorch's default by default.  SGD copies the
+            gradients to add it.
         nesterov: whether a named SGD with momentum uses Nesterov's.
-        clip_norm: largest norm of the gradients (``torch.nn.utils.clip_grad_norm_``); they are not clipped by default.
-        tf32: whether fp32 convolutions may run on TF32 tensor cores (``torch.backends.cudnn.allow_tf32``).
+        clip_norm: largest norm of the gradients (``torch.nn.utils.clip_grad_norm_``); they are not
+            clipped by default.
+        tf32: whether fp32 convolutions may run on TF32 tensor cores
+            (``torch.backends.cudnn.allow_tf32``).
 
     Raises:
         InvalidJobError, InvalidRequestError: names the option and its values.
@@ -96,12 +105,20 @@ class TraceOptions(TrainingOptions):
         for name, choices in (("loss", LOSSES), ("zero_grad", ZERO_GRAD), ("parallel", PARALLEL)):
             value = getattr(self, name)
             if (name != "loss" or isinstance(value, str)) and value not in choices:
-                raise InvalidRequestError(f"must be one of {', '.join(choices)}, not {describe(value)}", name)
+                raise InvalidRequestError(
+                    f"must be one of {', '.join(choices)}, not {describe(value)}", name
+                )
         if self.own_optimizer is not None and self.optimizer_settings:
             name = next(iter(self.optimizer_settings))
-            raise InvalidRequestError("belongs to an optimizer given by its name; your own has its own", name)
-        if self.last_batch_size is not None and (type(self.last_batch_size) is not int or self.last_batch_size < 1):
-            raise InvalidRequestError(f"must be at least 1, not {describe(self.last_batch_size)}", "last_batch_size")
+            raise InvalidRequestError(
+                "belongs to an optimizer given by its name; your own has its own", name
+            )
+        if self.last_batch_size is not None and (
+            type(self.last_batch_size) is not int or self.last_batch_size < 1
+        ):
+            raise InvalidRequestError(
+                f"must be at least 1, not {describe(self.last_batch_size)}", "last_batch_size"
+            )
         for name in ("weight_decay", "clip_norm"):
             value = getattr(self, name)
             if value is not None and not value >= 0:
@@ -148,7 +165,8 @@ def checked_request(
 
     Args:
         options: how the model is trained.
-        gpu: name or alias of a GPU in the catalogue, path of a profile's ``.json`` file, or a profile.
+        gpu: name or alias of a GPU in the catalogue, path of a profile's ``.json`` file, or a
+            profile.
         allocator: settings of the caching allocator; PyTorch's defaults by default.
         extras: further results to compute.
         batch_size: batch size of the job, if it is known.
@@ -167,7 +185,9 @@ def checked_request(
     profile = find_profile(gpu) if isinstance(gpu, str) else gpu
     library = cudnn if cudnn in (AUTO, OFF) else str(find_library(cudnn))
     settings = allocator or AllocatorSettings()
-    return TraceRequest(options=options, gpu=profile, allocator=settings, extras=extras, cudnn=library)
+    return TraceRequest(
+        options=options, gpu=profile, allocator=settings, extras=extras, cudnn=library
+    )
 
 
 def request_from_dict(document: Mapping[str, Any]) -> TraceRequest:
@@ -182,7 +202,12 @@ def request_from_dict(document: Mapping[str, Any]) -> TraceRequest:
     return TraceRequest(
         options=TraceOptions(**document["options"]),
         gpu=DeviceProfile(**profile),
-        allocator=AllocatorSettings(**{**allocator, "roundup_power2_divisions": tuple(allocator["roundup_power2_divisions"])}),
+        allocator=AllocatorSettings(
+            **{
+                **allocator,
+                "roundup_power2_divisions": tuple(allocator["roundup_power2_divisions"]),
+            }
+        ),
         extras=ExtraResults(**{**extras, "batches": tuple(extras["batches"])}),
         cudnn=document["cudnn"],
     )
@@ -201,14 +226,22 @@ def _check_parallel(options: TraceOptions, with_job: bool) -> None:
     parallel, ranks = options.parallel, options.ranks
     if parallel == "none":
         if ranks > 1:
-            raise InvalidRequestError(f"{ranks:,} GPUs need a value of parallel: use {', '.join(PARALLEL[1:])}", "ranks")
+            raise InvalidRequestError(
+                f"{ranks:,} GPUs need a value of parallel: use {', '.join(PARALLEL[1:])}", "ranks"
+            )
         return
     if ranks == 1:
         raise InvalidRequestError(f"{parallel} needs at least 2 GPUs; set ranks", "ranks")
     if options.precision in SCALED_PRECISIONS and parallel != "ddp":
-        raise InvalidRequestError(f"{options.precision} is not supported with sharded parameters; use amp_bf16", "precision")
+        raise InvalidRequestError(
+            f"{options.precision} is not supported with sharded parameters; use amp_bf16",
+            "precision",
+        )
     if with_job and parallel != "ddp":
-        raise InvalidRequestError("a training job can describe replicas (ddp), not shards; do not request the job", "parallel")
+        raise InvalidRequestError(
+            "a training job can describe replicas (ddp), not shards; do not request the job",
+            "parallel",
+        )
 
 
 def check_ranks(ranks: int) -> int:
@@ -218,5 +251,7 @@ def check_ranks(ranks: int) -> int:
         InvalidRequestError: names the range.
     """
     if type(ranks) is not int or not 1 <= ranks <= MAX_RANKS:
-        raise InvalidRequestError(f"must be a number of GPUs from 1 to {MAX_RANKS:,}, not {describe(ranks)}", "ranks")
+        raise InvalidRequestError(
+            f"must be a number of GPUs from 1 to {MAX_RANKS:,}, not {describe(ranks)}", "ranks"
+        )
     return ranks

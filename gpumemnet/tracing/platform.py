@@ -15,11 +15,16 @@ class Platform:
 
     Attributes:
         device: profile of the GPU.
-        attention_kernel: the scaled-dot-product kernel to use; ``None`` for the kernel that PyTorch would choose.
-        cudnn_benchmark: whether cuDNN tries every convolution algorithm (``torch.backends.cudnn.benchmark``).
-        tf32: whether fp32 convolutions may run on TF32 tensor cores (``torch.backends.cudnn.allow_tf32``, on by default).
-        tries_transforms: whether that search includes FFT and Winograd transforms, as versions of cuDNN before 9.8 did.
-        cudnn: the cuDNN that lists its plans for convolutions; ``None`` to compute workspaces by rules.
+        attention_kernel: the scaled-dot-product kernel to use; ``None`` for the kernel that PyTorch
+            would choose.
+        cudnn_benchmark: whether cuDNN tries every convolution algorithm
+            (``torch.backends.cudnn.benchmark``).
+        tf32: whether fp32 convolutions may run on TF32 tensor cores
+            (``torch.backends.cudnn.allow_tf32``, on by default).
+        tries_transforms: whether that search includes FFT and Winograd transforms, as versions of
+            cuDNN before 9.8 did.
+        cudnn: the cuDNN that lists its plans for convolutions; ``None`` to compute workspaces by
+            rules.
     """
 
     device: DeviceProfile
@@ -46,7 +51,8 @@ class Platform:
 
 
 def with_cudnn(platform: Platform, cudnn: str) -> tuple[Platform, tuple[str, ...]]:
-    """Return the platform with the cuDNN that is to be asked, and notes on why an installed one is not.
+    """Return the platform with the cuDNN that is to be asked, and notes on why an installed one is
+    not.
 
     Args:
         platform: the GPU and its switches.

@@ -25,7 +25,9 @@ from gpumemnet.tracing.options import (
 from gpumemnet.tracing.report.answer import TraceAnswer, answer_from_dict
 from gpumemnet.tracing.script.both_ways import larger_way
 
-_CHILD: Final = Child(module="gpumemnet.tracing.child", result="an answer", purpose="tracing a model")
+_CHILD: Final = Child(
+    module="gpumemnet.tracing.child", result="an answer", purpose="tracing a model"
+)
 
 
 def trace_file(
@@ -46,14 +48,17 @@ def trace_file(
     """Predict the memory of training the model that ``source`` builds.
 
     Args:
-        source: ``path/to/file.py:factory``; the factory returns a ``torch.nn.Module``, ``(model, inputs)`` or
-            ``(model, inputs, loss)``, where ``loss`` is a function from the model's output to a scalar.
+        source: ``path/to/file.py:factory``; the factory returns a ``torch.nn.Module``, ``(model,
+            inputs)`` or ``(model, inputs, loss)``, where ``loss`` is a function from the model's
+            output to a scalar.
         options: how the model is trained; words, numbers and switches only.
-        inputs: shape of one sample for each input of the model, as :func:`gpumemnet.extract.inputs.parse_input` reads it;
-            empty if the factory returns inputs.
+        inputs: shape of one sample for each input of the model, as
+            :func:`gpumemnet.extract.inputs.parse_input` reads it; empty if the factory returns
+            inputs.
         arguments: keyword arguments of the factory; any JSON values.
         batch_size: samples per step; required unless the factory returns inputs.
-        gpu: name or alias of a GPU in the catalogue, path of a profile's ``.json`` file, or a profile.
+        gpu: name or alias of a GPU in the catalogue, path of a profile's ``.json`` file, or a
+            profile.
         allocator: settings of the caching allocator; PyTorch's defaults by default.
         cudnn: ``off``, ``auto`` or the path of a cuDNN library, see :func:`gpumemnet.trace`.
         extras: further results to compute.
@@ -66,7 +71,8 @@ def trace_file(
 
     Raises:
         ExtractError: names the operator or the line of code that cannot be traced.
-        InvalidJobError, InvalidRequestError: an input has another form, or options exclude each other.
+        InvalidJobError, InvalidRequestError: an input has another form, or options exclude each
+            other.
         MissingExtraError: torch is not installed.
     """
     request = {
@@ -74,7 +80,14 @@ def trace_file(
         **factory_request(source, inputs, arguments, batch_size),
         **asdict(checked_request(options, gpu, allocator, extras, batch_size, cudnn)),
     }
-    answer = ask(_CHILD, source, request, deadline_seconds=deadline_seconds, show_output=show_output, progress=progress)
+    answer = ask(
+        _CHILD,
+        source,
+        request,
+        deadline_seconds=deadline_seconds,
+        show_output=show_output,
+        progress=progress,
+    )
     return answer_from_dict(answer)
 
 
@@ -98,20 +111,25 @@ def trace_script(
 ) -> TraceAnswer:
     """Predict the memory of an unmodified training script.
 
-    The script really runs, on a simulated GPU, up to its second optimizer step; twice if it branches on values of the GPU.
+    The script really runs, on a simulated GPU, up to its second optimizer step; twice if it
+    branches on values of the GPU.
 
     Args:
         script: the file, or the dotted name of a module.
         arguments: command-line arguments of the script.
         gpu, allocator, cudnn, deadline_seconds, show_output, progress: as in :func:`trace_file`.
-        attention_kernel: the scaled-dot-product kernel to use; the kernel that PyTorch would choose by default.
-        best_effort: whether to continue with a guess where an operator of another library does not describe its output.
+        attention_kernel: the scaled-dot-product kernel to use; the kernel that PyTorch would choose
+            by default.
+        best_effort: whether to continue with a guess where an operator of another library does not
+            describe its output.
         is_module: whether it is a module, to be run as by ``python -m`` in this folder.
-        ranks: number of GPUs that the script is started on by ``torchrun``, as whose first rank it is traced; ``None`` if it
-            is started alone.
+        ranks: number of GPUs that the script is started on by ``torchrun``, as whose first rank it
+            is traced; ``None`` if it is started alone.
         variables: further environment variables of the script.
-        extras: further results: the memory over one training step, and other batch sizes, for which the script is run again.
-        batch_argument: the script's argument that sets its batch size; found by its name and value by default.
+        extras: further results: the memory over one training step, and other batch sizes, for which
+            the script is run again.
+        batch_argument: the script's argument that sets its batch size; found by its name and value
+            by default.
 
     Returns:
         the answer; all amounts are in bytes, for one GPU.

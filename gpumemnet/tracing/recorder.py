@@ -1,10 +1,12 @@
-"""Records every storage on the simulated GPU while PyTorch runs on meta tensors: allocation, release, operator and module.
+"""Records every storage on the simulated GPU while PyTorch runs on meta tensors: allocation,
+release, operator and module.
 
-The recorder is a dispatch mode below autograd, so it sees each operator of the forward and the backward pass once.  A storage is
-on the GPU if an operator made it from one that is, or if the code requested it there.  It is released when the last reference to
-it goes, which a weak reference reports, as in ``torch/distributed/_tools/mem_tracker.py``.
-A module owns what its operators allocate.  In the backward pass, the sequence number of the running autograd node tells which
-module made the node.
+The recorder is a dispatch mode below autograd, so it sees each operator of the forward and the
+backward pass once.  A storage is on the GPU if an operator made it from one that is, or if the code
+requested it there.  It is released when the last reference to it goes, which a weak reference
+reports, as in ``torch/distributed/_tools/mem_tracker.py``. A module owns what its operators
+allocate.  In the backward pass, the sequence number of the running autograd node tells which module
+made the node.
 """
 
 from __future__ import annotations
@@ -23,7 +25,13 @@ from torch import Tensor
 from gpumemnet.allocator import EMPTY_CACHE
 from gpumemnet.extract.module_path import ModulePath
 from gpumemnet.torch_private.autograd import backward_runs, next_node_number, running_node_number
-from gpumemnet.torch_private.operators import DispatchMode, aten, operator_name, schema, without_function_modes
+from gpumemnet.torch_private.operators import (
+    DispatchMode,
+    aten,
+    operator_name,
+    schema,
+    without_function_modes,
+)
 from gpumemnet.torch_private.tensors import dense_parts, id_of_storage, storage_id
 from gpumemnet.tracing.calls import OperatorCall
 from gpumemnet.tracing.corrections.result_layouts import LayoutRule, layout_rule
@@ -34,16 +42,20 @@ from gpumemnet.tracing.workspaces.rules import Scratch, blas_workspace, scratch,
 _UNKNOWN: Final = "temporary"
 _COMMUNICATION: Final = "communication"
 _GUESSED: Final = frozenset({_UNKNOWN, _COMMUNICATION, "saved_activation", "input", "buffer"})
-"""Classes that follow from when and how a storage arrived; what a model or an optimizer refers to later is known better."""
+"""Classes that follow from when and how a storage arrived; what a model or an optimizer refers to
+later is known better."""
 _HOST: Final = torch.device("cpu")
 _FUSED: Final = frozenset({"_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"})
-"""Optimizer steps in one kernel, in place: they allocate nothing, and not all of them run on meta tensors."""
+"""Optimizer steps in one kernel, in place: they allocate nothing, and not all of them run on meta
+tensors."""
 _LAST_OUTPUT_FIRST: Final = frozenset({aten.native_dropout.default})
-"""Operators that allocate their last output first: dropout its mask (``aten/src/ATen/native/cuda/Dropout.cu``)."""
+"""Operators that allocate their last output first: dropout its mask
+(``aten/src/ATen/native/cuda/Dropout.cu``)."""
 
 _EFFICIENT_ATTENTION: Final = aten._scaled_dot_product_efficient_attention.default
 _ON_THE_GPU: Final = {_EFFICIENT_ATTENTION: 2, aten._pack_padded_sequence.default: 1}
-"""Operator → number of its outputs that are on the GPU: these keep a random state, or the sizes of batches, in host memory."""
+"""Operator → number of its outputs that are on the GPU: these keep a random state, or the sizes of
+batches, in host memory."""
 
 
 class _StorageRef(weakref.ref):  # type: ignore[type-arg]
@@ -71,7 +83,8 @@ class Recorder(DispatchMode):
     Args:
         modules: tells which module is running.
         platform: the GPU that the job will run on.
-        keeps_calls: whether to keep the calls of operators that take scratch memory, see :attr:`calls`.
+        keeps_calls: whether to keep the calls of operators that take scratch memory, see
+            :attr:`calls`.
         run: runs an operator with its arguments; it goes on to the mode below by default.
     """
 
@@ -140,7 +153,8 @@ class Recorder(DispatchMode):
         self._passes.append(len(self._events))
 
     def requested(self, tensor: Tensor, operator: str) -> None:
-        """Record that the model's code requests ``tensor`` on the GPU; see :func:`gpumemnet.extract.placement.placement`."""
+        """Record that the model's code requests ``tensor`` on the GPU; see
+        :func:`gpumemnet.extract.placement.placement`."""
         if self._phases and not self._is_closed and storage_id(tensor) not in self._live:
             self._allocated(tensor.untyped_storage(), operator, self._modules.path)
 
@@ -148,7 +162,13 @@ class Recorder(DispatchMode):
         """Return the number of events so far, for :meth:`arrived`."""
         return len(self._events)
 
-    def arrived(self, tensor: Tensor, memory_class: str = _UNKNOWN, module: str | None = None, at: int | None = None) -> None:
+    def arrived(
+        self,
+        tensor: Tensor,
+        memory_class: str = _UNKNOWN,
+        module: str | None = None,
+        at: int | None = None,
+    ) -> None:
         """Record that ``tensor`` was copied to the GPU, unless it is there already.
 
         Args:
@@ -162,15 +182,22 @@ class Recorder(DispatchMode):
         storage = tensor.untyped_storage()
         index = self._live.get(id_of_storage(storage))
         if index is None:
-            index = self._allocated(storage, "to", self._modules.path if module is None else module, at)
+            index = self._allocated(
+                storage, "to", self._modules.path if module is None else module, at
+            )
         if memory_class != _UNKNOWN:
             self._classes[index] = memory_class
 
     def classify(self, tensors: Iterable[Tensor], memory_class: str, module: str) -> None:
-        """Set class and module of those ``tensors`` that are on the GPU and whose class is unknown or guessed."""
+        """Set class and module of those ``tensors`` that are on the GPU and whose class is unknown
+        or guessed."""
         for tensor in tensors:
             index = self._live.get(storage_id(tensor))
-            if index is not None and self._classes[index] in _GUESSED and self._classes[index] != memory_class:
+            if (
+                index is not None
+                and self._classes[index] in _GUESSED
+                and self._classes[index] != memory_class
+            ):
                 self._classes[index] = memory_class
                 self._storages[index] = self._storages[index]._replace(module=module)
 
@@ -192,7 +219,8 @@ class Recorder(DispatchMode):
 
     @contextmanager
     def communicating(self) -> Iterator[None]:
-        """Context of code that communicates with other ranks: what it allocates on the meta device is on the GPU too."""
+        """Context of code that communicates with other ranks: what it allocates on the meta device
+        is on the GPU too."""
         before, self._communicates = self._communicates, True
         try:
             yield
@@ -200,7 +228,8 @@ class Recorder(DispatchMode):
             self._communicates = before
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """Record that ``storage`` was freed or allocated again by :meth:`torch.UntypedStorage.resize_`."""
+        """Record that ``storage`` was freed or allocated again by
+        :meth:`torch.UntypedStorage.resize_`."""
         if storage.device.type != "meta":
             return
         index = self._live.get(id_of_storage(storage))
@@ -229,7 +258,8 @@ class Recorder(DispatchMode):
         return sum(self._storages[index].size_bytes for index in self._live.values())
 
     def entered_module(self, module: object) -> None:
-        """Callback for :class:`ModulePath`: autograd nodes made from here on belong to the module that runs now."""
+        """Callback for :class:`ModulePath`: autograd nodes made from here on belong to the module
+        that runs now."""
         self._sequence_numbers.append(next_node_number())
         self._nodes.append((self._sequence_numbers[-1], self._modules.path))
 
@@ -241,14 +271,28 @@ class Recorder(DispatchMode):
         """Return the record."""
         storages = tuple(
             Storage(
-                *(storage.size_bytes, storage.bound_bytes, memory_class, storage.operator, storage.module),
+                *(
+                    storage.size_bytes,
+                    storage.bound_bytes,
+                    memory_class,
+                    storage.operator,
+                    storage.module,
+                ),
                 *(storage.scratch, storage.stream),
             )
             for storage, memory_class in zip(self._storages, self._classes, strict=True)
         )
         starts = (*self._step_starts, len(self._events))
         groups = tuple(self._groups.values())
-        return Timeline(storages, tuple(self._events), tuple(self._phases), starts, self._ranks, groups, tuple(self._passes))
+        return Timeline(
+            storages,
+            tuple(self._events),
+            tuple(self._phases),
+            starts,
+            self._ranks,
+            groups,
+            tuple(self._passes),
+        )
 
     def close(self) -> None:
         """Stop recording, also what threads of a script do that go on."""
@@ -259,7 +303,11 @@ class Recorder(DispatchMode):
     # Called by PyTorch.
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         watched = self._kinds.get(func)
         if watched is None:
@@ -274,37 +322,60 @@ class Recorder(DispatchMode):
             self._classify_recomputed()
         result = self._run(func, args, kwargs)
         # Real tensors keep their values, and subclasses and sparse tensors define their own layout.
-        if (layout := self._layouts[func]) is not None and all(map(_has_strides_on_meta, _tensors(result))):
+        if (layout := self._layouts[func]) is not None and all(
+            map(_has_strides_on_meta, _tensors(result))
+        ):
             with without_function_modes():  # the model did not request what the rule makes
                 result = layout(args, result)
         outputs = [part for tensor in _tensors(result) for part in dense_parts(tensor)]
-        fresh = [tensor for tensor in outputs[: _ON_THE_GPU.get(func)] if storage_id(tensor) not in self._live]
+        fresh = [
+            tensor
+            for tensor in outputs[: _ON_THE_GPU.get(func)]
+            if storage_id(tensor) not in self._live
+        ]
         if func in _LAST_OUTPUT_FIRST:
             fresh.reverse()
         device = kwargs.get("device")
         is_meta = device is not None and device.type == "meta"
-        made_there = is_meta and (self._communicates or backward_runs())  # hooks run there without what calls ``requested``
+        made_there = is_meta and (
+            self._communicates or backward_runs()
+        )  # hooks run there without what calls ``requested``
         goes_to_host = device is not None and device.type == _HOST.type
-        if not goes_to_host and (made_there or self._any_live(args) or self._any_live(kwargs.values())):
+        if not goes_to_host and (
+            made_there or self._any_live(args) or self._any_live(kwargs.values())
+        ):
             start = len(self._events)
             with without_function_modes():
                 self.called(func, fresh, scratch(func, args, kwargs, outputs, self._platform))
-            if self._keeps_calls and (takes_scratch(func) or blas_workspace(func, self._platform) is not None):
-                self.calls.append(OperatorCall.of(start, len(self._events), func, args, kwargs, outputs))
+            if self._keeps_calls and (
+                takes_scratch(func) or blas_workspace(func, self._platform) is not None
+            ):
+                self.calls.append(
+                    OperatorCall.of(start, len(self._events), func, args, kwargs, outputs)
+                )
         return result
 
     def called(self, func: Any, fresh: Sequence[Tensor], pieces: Sequence[Scratch]) -> None:
-        """Record what a call of ``func`` allocates: its new outputs, the scratch memory in between, the workspace of cuBLAS."""
+        """Record what a call of ``func`` allocates: its new outputs, the scratch memory in between,
+        the workspace of cuBLAS."""
         held: list[int] = []
         for number, tensor in enumerate(fresh):
             between: list[int] = []
-            self._record_scratch([piece for piece in pieces if piece.after == number], func, between if number else held)
+            self._record_scratch(
+                [piece for piece in pieces if piece.after == number],
+                func,
+                between if number else held,
+            )
             self._events += [~index for index in reversed(between)]
             if storage_id(tensor) not in self._live:  # outputs may share a storage
                 index = self._allocated(tensor.untyped_storage(), func, self._owner())
                 if self._backward and torch.is_grad_enabled():
                     self._recomputed.append(index)
-        self._record_scratch([piece for piece in pieces if piece.after is None or piece.after >= len(fresh)], func, held)
+        self._record_scratch(
+            [piece for piece in pieces if piece.after is None or piece.after >= len(fresh)],
+            func,
+            held,
+        )
         workspace = blas_workspace(func, self._platform)
         if workspace is not None and self._backward not in self._cublas_handles:
             self._cublas_handles.add(self._backward)
@@ -313,17 +384,24 @@ class Recorder(DispatchMode):
 
     # Bookkeeping.
 
-    def _allocated(self, storage: torch.UntypedStorage, operator: Any, module: str, at: int | None = None) -> int:
+    def _allocated(
+        self, storage: torch.UntypedStorage, operator: Any, module: str, at: int | None = None
+    ) -> int:
         size = storage.nbytes()
         with self._adding:
             index = len(self._storages)
-            self._storages.append(_UnclassifiedStorage(size, size, _name(operator), module, stream=self._stream))
+            self._storages.append(
+                _UnclassifiedStorage(size, size, _name(operator), module, stream=self._stream)
+            )
             self._classes.append(_COMMUNICATION if self._communicates else _UNKNOWN)
         if at is None:
             self._events.append(index)
         else:
             self._events.insert(at, index)
-            self.calls = [replace(c, start=c.start + 1, end=c.end + 1) if c.start >= at else c for c in self.calls]
+            self.calls = [
+                replace(c, start=c.start + 1, end=c.end + 1) if c.start >= at else c
+                for c in self.calls
+            ]
         reference = _StorageRef(storage, self._released)
         reference.index, reference.key = index, id_of_storage(storage)
         self._references[index] = reference
@@ -336,16 +414,20 @@ class Recorder(DispatchMode):
             del self._live[reference.key]
 
     def _record_scratch(self, pieces: Sequence[Scratch], operator: Any, held: list[int]) -> None:
-        """Record scratch memory and its release, see :class:`~gpumemnet.tracing.workspaces.scratch.Scratch`.
+        """Record scratch memory and its release, see
+        :class:`~gpumemnet.tracing.workspaces.scratch.Scratch`.
 
-        Pieces that are held until the operator ends are added to ``held`` instead of being released.
+        Pieces that are held until the operator ends are added to ``held`` instead of being
+        released.
         """
         for piece in pieces:
             if piece.once is not None:
                 if (self._backward, piece.once) in self._done_once:
                     continue
                 self._done_once.add((self._backward, piece.once))
-            index = self._record_library_memory(piece.expected_bytes, piece.bound_bytes, operator, piece.kind)
+            index = self._record_library_memory(
+                piece.expected_bytes, piece.bound_bytes, operator, piece.kind
+            )
             if piece.held:
                 held.append(index)
             else:
@@ -353,8 +435,12 @@ class Recorder(DispatchMode):
             if piece.once is not None:
                 self._events.append(EMPTY_CACHE)
 
-    def _record_library_memory(self, size_bytes: int, bound_bytes: int, operator: Any, scratch: str = "") -> int:
-        made = _UnclassifiedStorage(size_bytes, bound_bytes, _name(operator), self._owner(), scratch, self._stream)
+    def _record_library_memory(
+        self, size_bytes: int, bound_bytes: int, operator: Any, scratch: str = ""
+    ) -> int:
+        made = _UnclassifiedStorage(
+            size_bytes, bound_bytes, _name(operator), self._owner(), scratch, self._stream
+        )
         with self._adding:
             index = len(self._storages)
             self._storages.append(made)
@@ -373,7 +459,9 @@ class Recorder(DispatchMode):
 
     def _owner(self) -> str:
         """Return the path of the module that the running operator belongs to."""
-        if not self._backward or torch.is_grad_enabled():  # gradients enabled in the backward pass: a recomputed forward pass
+        if (
+            not self._backward or torch.is_grad_enabled()
+        ):  # gradients enabled in the backward pass: a recomputed forward pass
             return self._modules.path
         node = running_node_number()
         if node is None:
@@ -383,7 +471,9 @@ class Recorder(DispatchMode):
 
     def _classify_saved_activations(self) -> None:
         start = self._phases[-1].start
-        for index in {event for event in self._events[start:] if event >= 0} & self._references.keys():
+        for index in {
+            event for event in self._events[start:] if event >= 0
+        } & self._references.keys():
             if self._classes[index] == _UNKNOWN:
                 self._classes[index] = "saved_activation"
 
@@ -395,11 +485,15 @@ class Recorder(DispatchMode):
 
 
 def _allocates(func: Any) -> bool:
-    """Whether the operator may return new memory: not if it returns only views or tensors that it wrote into."""
+    """Whether the operator may return new memory: not if it returns only views or tensors that it
+    wrote into."""
     if operator_name(func) in _FUSED:
         return False
     returns = schema(func).returns
-    return any(value.alias_info is None for value in returns) or operator_name(func) in ("set_", "resize_")
+    return any(value.alias_info is None for value in returns) or operator_name(func) in (
+        "set_",
+        "resize_",
+    )
 
 
 def _name(operator: Any) -> str:
@@ -407,7 +501,11 @@ def _name(operator: Any) -> str:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    return [value] if isinstance(value, Tensor) else [each for each in _flat(value) if isinstance(each, Tensor)]
+    return (
+        [value]
+        if isinstance(value, Tensor)
+        else [each for each in _flat(value) if isinstance(each, Tensor)]
+    )
 
 
 def _has_strides_on_meta(tensor: Tensor) -> bool:

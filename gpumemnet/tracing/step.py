@@ -1,7 +1,9 @@
-"""The training loop that is traced: build the model, then run forward pass, loss, backward pass and optimizer, without a GPU.
+"""The training loop that is traced: build the model, then run forward pass, loss, backward pass and
+optimizer, without a GPU.
 
-It follows the loop that the dataset builder measures.  The batch is copied from the host for every microbatch.  Batch, output and
-loss stay alive until the step ends.  Gradients are dropped (``set_to_none``) where ``zero_grad`` says.
+It follows the loop that the dataset builder measures.  The batch is copied from the host for every
+microbatch.  Batch, output and loss stay alive until the step ends.  Gradients are dropped
+(``set_to_none``) where ``zero_grad`` says.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.timeline import Timeline
 
-AUTOCAST: Final[dict[str, torch.dtype]] = {name: getattr(torch, type_) for name, type_ in AUTOCAST_TYPES.items()}
+AUTOCAST: Final[dict[str, torch.dtype]] = {
+    name: getattr(torch, type_) for name, type_ in AUTOCAST_TYPES.items()
+}
 """Precision with autocast → the type that autocast computes in."""
 
 
@@ -82,8 +86,10 @@ def record(
         options: how it is trained.
         platform: the GPU that the job will run on.
         steps: at least 2, so that optimizer state and the gradients of the previous step exist.
-        corrected: whether to correct the differences between CUDA and meta tensors; ``False`` for a baseline.
-        keeps_calls: whether to keep the calls of operators that take scratch memory, for other batch sizes.
+        corrected: whether to correct the differences between CUDA and meta tensors; ``False`` for a
+            baseline.
+        keeps_calls: whether to keep the calls of operators that take scratch memory, for other
+            batch sizes.
         new_recorder: makes the recorder, which may record more than storages.
 
     Raises:
@@ -96,7 +102,9 @@ def record(
     run = _TrainingRun(model, inputs, options, platform, missing_values, keeps_calls, new_recorder)
     try:
         with torch.enable_grad(), ExitStack() as stack:
-            stack.enter_context(placement(missing_values, run.recorder.requested, run.recorder.holds))
+            stack.enter_context(
+                placement(missing_values, run.recorder.requested, run.recorder.holds)
+            )
             stack.enter_context(without_dynamo())
             if corrected:
                 stack.enter_context(cuda_autocast(platform))
@@ -106,8 +114,14 @@ def record(
             if any(nn.parameter.is_lazy(parameter) for parameter in model.parameters()):
                 run.phase = "the forward pass that initializes lazy modules"
                 model(*inputs.args, **inputs.kwargs)
-            dtype = getattr(torch, MODEL_TYPES[options.precision]) if options.precision in MODEL_TYPES else None
-            meta_tensors = stack.enter_context(with_meta_tensors(model, dtype, options.channels_last))
+            dtype = (
+                getattr(torch, MODEL_TYPES[options.precision])
+                if options.precision in MODEL_TYPES
+                else None
+            )
+            meta_tensors = stack.enter_context(
+                with_meta_tensors(model, dtype, options.channels_last)
+            )
             if options.checkpointing == "every_block":
                 stack.enter_context(checkpointed(model))
             whole, last = inputs.batch_size, options.last_batch_size
@@ -116,7 +130,9 @@ def record(
         raise
     except Exception as error:
         within = f" (in module '{run.path}')" if run.path else ""
-        raise ExtractError(f"{run.phase} fails: {fault_sentence(error)}{within}{inputs.shapes_of_fault(error)}") from error
+        raise ExtractError(
+            f"{run.phase} fails: {fault_sentence(error)}{within}{inputs.shapes_of_fault(error)}"
+        ) from error
     finally:
         for module, training in modes.items():
             module.training = training
@@ -166,9 +182,18 @@ class _TrainingRun:
         """Build the model, and train for one step with each of ``batch_sizes``."""
         recorder, options = self.recorder, self._options
         if not any(parameter.requires_grad for parameter in meta_tensors.parameters.values()):
-            raise ExtractError("the model has no parameter that requires a gradient: nothing would be trained")
+            raise ExtractError(
+                "the model has no parameter that requires a gradient: nothing would be trained"
+            )
         recorder.begin("build")
-        on_gpu = on_rank(self._model, meta_tensors, recorder, options.parallel, options.ranks, self._gathered_type)
+        on_gpu = on_rank(
+            self._model,
+            meta_tensors,
+            recorder,
+            options.parallel,
+            options.ranks,
+            self._gathered_type,
+        )
         with self._modules, recorder, on_gpu as rank:
             self._model_on_rank, self._owners = rank.model, rank.owners
             self.notes += rank.notes
@@ -193,7 +218,11 @@ class _TrainingRun:
                 self._model_on_rank(*self._first_batch.args, **self._first_batch.kwargs)
 
     def _step(
-        self, optimizer: torch.optim.Optimizer, scaler: _Scaler | None, trained: list[nn.Parameter], batch_size: int
+        self,
+        optimizer: torch.optim.Optimizer,
+        scaler: _Scaler | None,
+        trained: list[nn.Parameter],
+        batch_size: int,
     ) -> None:
         options, recorder = self._options, self.recorder
         if options.zero_grad == "before_forward":
@@ -210,7 +239,9 @@ class _TrainingRun:
                 self._keep_alive("output", output)
                 self.phase = "the loss"
                 loss = self._loss(output, self._target)
-                if options.gradient_accumulation > 1 or isinstance(options.loss, TargetLoss):  # the measured loop always divides
+                if options.gradient_accumulation > 1 or isinstance(
+                    options.loss, TargetLoss
+                ):  # the measured loop always divides
                     loss = loss / options.gradient_accumulation
                 self._keep_alive("loss", loss)
             targets += self._new_targets
@@ -223,7 +254,9 @@ class _TrainingRun:
             torch.autograd.backward(scaler.scale(loss) if scaler else loss)
             for parameter in trained:
                 if parameter.grad is not None:
-                    recorder.classify((part_on_rank(parameter.grad),), "gradient", self._owners[id(parameter)])
+                    recorder.classify(
+                        (part_on_rank(parameter.grad),), "gradient", self._owners[id(parameter)]
+                    )
         self._begin("optimizer", "the optimizer's step")
         if scaler:
             scaler.unscale(trained)
@@ -237,7 +270,11 @@ class _TrainingRun:
 
     def _classify_state(self, optimizer: torch.optim.Optimizer) -> None:
         for owner, state in optimizer.state.items():
-            self.recorder.classify(map(part_on_rank, tensors_in(state)), "optimizer_state", self._owners.get(id(owner), ""))
+            self.recorder.classify(
+                map(part_on_rank, tensors_in(state)),
+                "optimizer_state",
+                self._owners.get(id(owner), ""),
+            )
 
     def _keep_alive(self, name: str, value: object) -> None:
         """Keep ``value`` alive until the next step replaces it, if the options say so."""
@@ -262,7 +299,9 @@ class _TrainingRun:
         def arrive_input(tensor: Tensor) -> Tensor:
             if tensor.is_meta:
                 return arrive(tensor.shape, tensor.dtype)
-            with without_function_modes():  # small whole numbers keep their values, because models read them
+            with (
+                without_function_modes()
+            ):  # small whole numbers keep their values, because models read them
                 fresh = tensor.clone()
             self.recorder.arrived(fresh, "input", "")
             return fresh
@@ -276,12 +315,19 @@ class _TrainingRun:
     def _target(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """Return a target of the batch.
 
-        It arrives with the inputs, although in the first step its shape is known only when the loss asks for it.
+        It arrives with the inputs, although in the first step its shape is known only when the loss
+        asks for it.
         """
         if self._targets_left:
             return self._targets_left.pop(0)
-        if dtype.is_floating_point and self._options.precision in AUTOCAST and not isinstance(self._options.loss, TargetLoss):
-            dtype = torch.float32  # the type is that of the model's output; autocast changes that, not the data
+        if (
+            dtype.is_floating_point
+            and self._options.precision in AUTOCAST
+            and not isinstance(self._options.loss, TargetLoss)
+        ):
+            dtype = (
+                torch.float32
+            )  # the type is that of the model's output; autocast changes that, not the data
         self._targets.append((shape, dtype))
         with without_function_modes():  # the model's code does not request it
             target = torch.empty(shape, dtype=dtype, device="meta")
@@ -292,7 +338,11 @@ class _TrainingRun:
 
     def _autocast(self) -> AbstractContextManager[object]:
         dtype = AUTOCAST.get(self._options.precision)
-        return nullcontext() if dtype is None or self._gathered_type is not None else torch.autocast("cuda", dtype=dtype)
+        return (
+            nullcontext()
+            if dtype is None or self._gathered_type is not None
+            else torch.autocast("cuda", dtype=dtype)
+        )
 
     def _entered(self, module: nn.Module) -> None:
         self.recorder.entered_module(module)
@@ -302,7 +352,8 @@ class _TrainingRun:
 
 
 class _Scaler:
-    """Allocates what ``torch.amp.GradScaler`` does: its scale, and a few scalars in each step (``torch/amp/grad_scaler.py``)."""
+    """Allocates what ``torch.amp.GradScaler`` does: its scale, and a few scalars in each step
+    (``torch/amp/grad_scaler.py``)."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -312,7 +363,9 @@ class _Scaler:
     def scale(self, loss: Tensor) -> Tensor:
         """Return the scaled loss."""
         if self._scale is None:
-            self._scale, self._growth = (torch.empty((), dtype=t, device="meta") for t in (torch.float32, torch.int32))
+            self._scale, self._growth = (
+                torch.empty((), dtype=t, device="meta") for t in (torch.float32, torch.int32)
+            )
             for tensor in (self._scale, self._growth):
                 self._recorder.arrived(tensor, "optimizer_state", "")
         return loss * self._scale
@@ -331,4 +384,8 @@ def _cast(inputs: ModelInputs, options: TraceOptions) -> ModelInputs:
     if options.precision not in MODEL_TYPES:
         return inputs
     dtype = getattr(torch, MODEL_TYPES[options.precision])
-    return inputs.mapped(lambda tensor: torch.empty_like(tensor, dtype=dtype) if tensor.is_floating_point() else tensor)
+    return inputs.mapped(
+        lambda tensor: (
+            torch.empty_like(tensor, dtype=dtype) if tensor.is_floating_point() else tensor
+        )
+    )

@@ -1,7 +1,7 @@
 """Simulated CUDA streams, which only tell the recorder on which stream memory is allocated.
 
-The caching allocator keeps a pool for each stream.  Memory that ``fully_shard`` or a script's prefetching allocates on another
-stream is not reused by the rest of the step.
+The caching allocator keeps a pool for each stream.  Memory that ``fully_shard`` or a script's
+prefetching allocates on another stream is not reused by the rest of the step.
 """
 
 from __future__ import annotations
@@ -66,7 +66,12 @@ class NumberedStream:
         self._streams.set_stream(self)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._streams.set_stream(self._before.pop())
 
     def wait_stream(self, stream: object) -> None:

@@ -1,9 +1,9 @@
 """The record of a traced run: every storage on the GPU, its allocation and its release, in order.
 
-Events are integers, which makes a replay fast: ``e >= 0`` allocates storage ``e``, ``e < 0`` frees storage ``~e``, and
-:data:`~gpumemnet.allocator.EMPTY_CACHE` empties the cache.
-The memory classes are those of PyTorch's memory profiler (``torch/profiler/_memory_profiler.py``, ``Category``), with workspaces
-as a class of their own.
+Events are integers, which makes a replay fast: ``e >= 0`` allocates storage ``e``, ``e < 0`` frees
+storage ``~e``, and :data:`~gpumemnet.allocator.EMPTY_CACHE` empties the cache.
+The memory classes are those of PyTorch's memory profiler (``torch/profiler/_memory_profiler.py``,
+``Category``), with workspaces as a class of their own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ from gpumemnet.allocator import EMPTY_CACHE
 from gpumemnet.allocator.loops import Loop, find_loops
 
 MEMORY_CLASSES: Final = (
-    *("parameter", "buffer", "gradient", "optimizer_state", "saved_activation", "input", "temporary"),
+    *(
+        "parameter",
+        "buffer",
+        "gradient",
+        "optimizer_state",
+        "saved_activation",
+        "input",
+        "temporary",
+    ),
     *("communication", "workspace"),
 )
 CONVOLUTION: Final = "aten.convolution"
@@ -24,9 +32,11 @@ CONVOLUTION: Final = "aten.convolution"
 CONVOLUTION_WORKSPACE: Final = "convolution"
 """Kind of the scratch memory of a convolution."""
 CONVOLUTION_SEARCH: Final = "convolution_benchmark"
-"""Kind of what cuDNN takes when it searches for the fastest algorithm (``torch.backends.cudnn.benchmark``)."""
+"""Kind of what cuDNN takes when it searches for the fastest algorithm
+(``torch.backends.cudnn.benchmark``)."""
 STEADY_STEPS: Final = 3
-"""How often the replay repeats the last step; the measured loop stops when reserved bytes are steady, after 3 to 10 steps."""
+"""How often the replay repeats the last step; the measured loop stops when reserved bytes are
+steady, after 3 to 10 steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +44,16 @@ class Storage:
     """One allocation on the GPU.
 
     Attributes:
-        size_bytes: bytes requested from the allocator; for scratch memory of a library, the expected bytes.
+        size_bytes: bytes requested from the allocator; for scratch memory of a library, the
+            expected bytes.
         bound_bytes: upper bound of ``size_bytes``; differs from it only for scratch memory.
         memory_class: one of :data:`MEMORY_CLASSES`.
         operator: the operator that allocated it, such as ``aten.mm``.
-        module: dotted path of the module that it belongs to; empty for the model itself and outside of it.
+        module: dotted path of the module that it belongs to; empty for the model itself and outside
+            of it.
         scratch: kind of the scratch memory that a library uses during one operator
-            (:class:`~gpumemnet.tracing.workspaces.scratch.Scratch`); such memory is estimated, not traced.  Empty for a tensor.
+            (:class:`~gpumemnet.tracing.workspaces.scratch.Scratch`); such memory is estimated, not
+            traced.  Empty for a tensor.
         stream: the CUDA stream that it is allocated on; 0 is the default stream.
     """
 
@@ -86,10 +99,12 @@ class Timeline:
         storages: in order of allocation.
         events: see the module's docstring.
         phases: in order; each lasts until the next one starts.
-        step_starts: for each optimizer step, index of its first event; the last entry is the end of the last step.
+        step_starts: for each optimizer step, index of its first event; the last entry is the end of
+            the last step.
         ranks: number of GPUs that the job runs on; the timeline is that of one of them.
         groups: number of ranks in each process group that this GPU communicated in.
-        passes: index of the event at which each pass through a model begins, if the run may repeat equal ones.
+        passes: index of the event at which each pass through a model begins, if the run may repeat
+            equal ones.
     """
 
     storages: tuple[Storage, ...]
@@ -123,17 +138,21 @@ class Timeline:
 
     @property
     def shrinkable(self) -> frozenset[int]:
-        """Indices of the storages that are smaller where memory is short: the workspaces of convolutions.
+        """Indices of the storages that are smaller where memory is short: the workspaces of
+        convolutions.
 
-        A search takes what is free.  Else PyTorch tries cuDNN's plans in turn, until the workspace of one can be allocated
-        (``aten/src/ATen/native/cudnn/Conv_v8.cpp``).
+        A search takes what is free.  Else PyTorch tries cuDNN's plans in turn, until the workspace
+        of one can be allocated (``aten/src/ATen/native/cudnn/Conv_v8.cpp``).
         """
         kinds = (CONVOLUTION_WORKSPACE, CONVOLUTION_SEARCH)
-        return frozenset(index for index, storage in enumerate(self.storages) if storage.scratch in kinds)
+        return frozenset(
+            index for index, storage in enumerate(self.storages) if storage.scratch in kinds
+        )
 
     @property
     def steady_from(self) -> int | None:
-        """Index of the event at which the second step begins; ``None`` if there is one step only."""
+        """Index of the event at which the second step begins; ``None`` if there is one step
+        only."""
         return self.step_starts[1] if len(self.step_starts) > 2 else None
 
     @property
@@ -162,8 +181,9 @@ class LongRun:
 def repeated(timeline: Timeline, steps: int = STEADY_STEPS) -> LongRun:
     """Repeat the last step of ``timeline`` ``steps`` times, as further training would.
 
-    A step in steady state leaves as many storages as it frees of the previous step; they are paired in order of allocation.  If
-    they do not pair, the step is not in steady state, and nothing is repeated.
+    A step in steady state leaves as many storages as it frees of the previous step; they are paired
+    in order of allocation.  If they do not pair, the step is not in steady state, and nothing is
+    repeated.
     """
     start = timeline.step_starts[-2]
     window = timeline.events[start:]
@@ -175,7 +195,11 @@ def repeated(timeline: Timeline, steps: int = STEADY_STEPS) -> LongRun:
     origins = list(range(len(storages)))
     if [_role(storages[s]) for s in inherited] != [_role(storages[s]) for s in left]:
         return LongRun(timeline, tuple(origins))
-    events, phases, starts = list(timeline.events), list(timeline.phases), list(timeline.step_starts)
+    events, phases, starts = (
+        list(timeline.events),
+        list(timeline.phases),
+        list(timeline.step_starts),
+    )
     passes = list(timeline.passes)
     window_passes = [index for index in passes if index >= start]
     window_phases = [phase for phase in phases if phase.start >= start]
@@ -192,7 +216,9 @@ def repeated(timeline: Timeline, steps: int = STEADY_STEPS) -> LongRun:
                 events.append(event)
             else:
                 events.append(~names[~event] if ~event in names else ~successor[~event])
-        phases += [Phase(phase.name, phase.step + step, phase.start + offset) for phase in window_phases]
+        phases += [
+            Phase(phase.name, phase.step + step, phase.start + offset) for phase in window_phases
+        ]
         passes += [index + offset for index in window_passes]
         starts.append(len(events))
         successor = {old: names[new] for old, new in zip(inherited, left, strict=True)}
@@ -213,7 +239,8 @@ def _role(storage: Storage) -> tuple[str, int]:
 
 
 def peak_of(timeline: Timeline, sizes: Sequence[int]) -> tuple[int, int]:
-    """Return the largest sum of live sizes in bytes, without an allocator, and the index of its event."""
+    """Return the largest sum of live sizes in bytes, without an allocator, and the index of its
+    event."""
     live = peak = at = 0
     for index, event in enumerate(timeline.events):
         if event >= 0:

@@ -1,8 +1,10 @@
-"""A mutating admission webhook that writes what gpumemnet predicts for a pod's training job into the field of the GPU scheduler.
+"""A mutating admission webhook that writes what gpumemnet predicts for a pod's training job into
+the field of the GPU scheduler.
 
-A pod names its job in the annotation ``gpumemnet.io/job`` (JSON).  The webhook asks the service, and answers the API server with
-a patch for HAMi, Volcano or KAI.  It fails open: every pod is allowed, and where nothing is known it is left as it was, with a
-warning that ``kubectl`` shows.  README.md beside this file says how to install it.
+A pod names its job in the annotation ``gpumemnet.io/job`` (JSON).  The webhook asks the service,
+and answers the API server with a patch for HAMi, Volcano or KAI.  It fails open: every pod is
+allowed, and where nothing is known it is left as it was, with a warning that ``kubectl`` shows.
+README.md beside this file says how to install it.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ class Field:
     Attributes:
         asks: resource by which a container asks for GPUs.
         memory: resource that takes the amount, by GPU, in units of ``mib_per_unit``.
-        others: resources that say the same in another way; one of them present, the container is left alone.
+        others: resources that say the same in another way; one of them present, the container is
+            left alone.
     """
 
     asks: str
@@ -64,7 +67,9 @@ class Field:
 
 FIELDS: Final = {
     "hami": Field("nvidia.com/gpu", "nvidia.com/gpumem", ("nvidia.com/gpumem-percentage",)),
-    "volcano": Field("volcano.sh/vgpu-number", "volcano.sh/vgpu-memory", ("volcano.sh/vgpu-memory-percentage",)),
+    "volcano": Field(
+        "volcano.sh/vgpu-number", "volcano.sh/vgpu-memory", ("volcano.sh/vgpu-memory-percentage",)
+    ),
 }
 MODES: Final = (*FIELDS, "kai")
 KAI_MEMORY: Final = "gpu-memory"
@@ -79,9 +84,11 @@ class Settings:
     Attributes:
         mode: one of :data:`MODES`.
         url: address of the prediction service.
-        key_file: file with an API key of scope ``predict``; read for every question, so that it can be changed.
+        key_file: file with an API key of scope ``predict``; read for every question, so that it can
+            be changed.
         gpu: GPU to ask for where the pod's annotation names none; the service's when empty.
-        volcano_memory_factor: MiB in one unit of ``volcano.sh/vgpu-memory``, as its device plugin was started with.
+        volcano_memory_factor: MiB in one unit of ``volcano.sh/vgpu-memory``, as its device plugin
+            was started with.
         timeout_seconds: for the whole question; shorter than the webhook's ``timeoutSeconds``.
     """
 
@@ -109,13 +116,20 @@ async def ask(client: httpx.AsyncClient, settings: Settings, job: str, gpu: str)
         if settings.key_file:
             headers["X-API-Key"] = settings.key_file.read_text().strip()
         async with asyncio.timeout(settings.timeout_seconds):
-            response = await client.post(f"{settings.url}/v1/predict", content=content, headers=headers)
+            response = await client.post(
+                f"{settings.url}/v1/predict", content=content, headers=headers
+            )
         answer = response.json()
         if response.status_code != 200:
             raise Skip(f"the service refused ({response.status_code}): {answer['detail']}")
-        if not (isinstance(answer["prediction_id"], str) and isinstance(answer["label_source"], str)):
+        if not (
+            isinstance(answer["prediction_id"], str) and isinstance(answer["label_source"], str)
+        ):
             raise TypeError
-        return {name: answer[name] for name in ("prediction_id", "label_source", "request_mib", "limit_mib", "reasons")}
+        return {
+            name: answer[name]
+            for name in ("prediction_id", "label_source", "request_mib", "limit_mib", "reasons")
+        }
     except TimeoutError:
         raise Skip(f"the service did not answer within {settings.timeout_seconds:g} s") from None
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
@@ -133,7 +147,9 @@ def amounts(answer: Document) -> tuple[int, int]:
     request, limit = answer["request_mib"], answer["limit_mib"]
     if type(request) is not int or type(limit) is not int or not 0 < request <= limit:
         reasons = answer["reasons"]
-        raise Skip(f"no safe amount is known for this job: {reasons[0] if reasons else 'no reason given'}")
+        raise Skip(
+            f"no safe amount is known for this job: {reasons[0] if reasons else 'no reason given'}"
+        )
     return request, limit
 
 
@@ -141,15 +157,21 @@ def place_of(settings: Settings, pod: Document) -> int | None:
     """Index of the container that the amount belongs to, or ``None`` where it belongs to the pod.
 
     Raises:
-        Skip: when the pod asks for no GPU, says the amount itself, or leaves open which container is meant.
+        Skip: when the pod asks for no GPU, says the amount itself, or leaves open which container
+            is meant.
     """
     containers = pod["spec"]["containers"]
     annotations = pod["metadata"]["annotations"]
     if settings.mode == "kai":
         if KAI_MEMORY in annotations or KAI_FRACTION in annotations:
             raise Skip("")
-        if any(asked(container, WHOLE_GPU) for container in (*containers, *pod["spec"].get("initContainers", ()))):
-            raise Skip(f"KAI refuses a pod that asks for {WHOLE_GPU} and for {KAI_MEMORY}: leave the former out to share a GPU")
+        if any(
+            asked(container, WHOLE_GPU)
+            for container in (*containers, *pod["spec"].get("initContainers", ()))
+        ):
+            raise Skip(
+                f"KAI refuses a pod that asks for {WHOLE_GPU} and for {KAI_MEMORY}: leave the former out to share a GPU"
+            )
         return None
     field = FIELDS[settings.mode]
     name = annotations.get(CONTAINER)
@@ -161,8 +183,12 @@ def place_of(settings: Settings, pod: Document) -> int | None:
     if not candidates:
         raise Skip(f"no container {'called ' + name + ' ' if name else ''}asks for {field.asks}")
     if len(candidates) > 1:
-        raise Skip(f"{len(candidates)} containers ask for {field.asks}: name the one that runs the job in {CONTAINER}")
-    if any(stated(containers[candidates[0]], resource) for resource in (field.memory, *field.others)):
+        raise Skip(
+            f"{len(candidates)} containers ask for {field.asks}: name the one that runs the job in {CONTAINER}"
+        )
+    if any(
+        stated(containers[candidates[0]], resource) for resource in (field.memory, *field.others)
+    ):
         raise Skip("")
     return candidates[0]
 
@@ -170,7 +196,14 @@ def place_of(settings: Settings, pod: Document) -> int | None:
 def stated(container: Document, resource: str) -> Any:
     """The amount of a resource that a container states, or ``None``."""
     resources = container.get("resources") or {}
-    return next((amount[resource] for kind in ("limits", "requests") if resource in (amount := resources.get(kind) or {})), None)
+    return next(
+        (
+            amount[resource]
+            for kind in ("limits", "requests")
+            if resource in (amount := resources.get(kind) or {})
+        ),
+        None,
+    )
 
 
 def asked(container: Document, resource: str) -> bool:
@@ -193,8 +226,14 @@ def patch(settings: Settings, pod: Document, place: int | None, answer: Document
             steps.append(_add(at, {}))
         if not (container.get("resources") or {}).get("limits"):
             steps.append(_add(f"{at}/limits", {}))
-        steps.append(_add(f"{at}/limits/{_escaped(FIELDS[settings.mode].memory)}", str(-(-limit // unit_mib))))
-    return steps + [_add(f"/metadata/annotations/{_escaped(name)}", text) for name, text in annotations.items()]
+        steps.append(
+            _add(
+                f"{at}/limits/{_escaped(FIELDS[settings.mode].memory)}", str(-(-limit // unit_mib))
+            )
+        )
+    return steps + [
+        _add(f"/metadata/annotations/{_escaped(name)}", text) for name, text in annotations.items()
+    ]
 
 
 def _add(path: str, value: Any) -> Document:
@@ -206,7 +245,8 @@ def _escaped(name: str) -> str:
 
 
 async def review(client: httpx.AsyncClient, settings: Settings, request: Document) -> Document:
-    """The ``response`` of an AdmissionReview for its ``request``: always allowed, at most with a patch or a warning."""
+    """The ``response`` of an AdmissionReview for its ``request``: always allowed, at most with a
+    patch or a warning."""
     response: Document = {"uid": request["uid"], "allowed": True}
     try:
         pod = request.get("object")
@@ -231,11 +271,15 @@ async def review(client: httpx.AsyncClient, settings: Settings, request: Documen
             response["warnings"] = [f"gpumemnet: {reason}"[:MAX_WARNING_CHARACTERS]]
         return response
     except (LookupError, TypeError, AttributeError):  # no pod that an API server sends
-        response["warnings"] = ["gpumemnet: the pod is not of the expected shape; it is left as it is"]
+        response["warnings"] = [
+            "gpumemnet: the pod is not of the expected shape; it is left as it is"
+        ]
         return response
     except Exception:
         logger.exception("pod of %s left as it is", request.get("namespace"))
-        response["warnings"] = ["gpumemnet: the webhook could not read this pod; it is left as it is"]
+        response["warnings"] = [
+            "gpumemnet: the webhook could not read this pod; it is left as it is"
+        ]
         return response
     response["patchType"] = "JSONPatch"
     response["patch"] = base64.b64encode(json.dumps(steps).encode()).decode()
@@ -243,7 +287,8 @@ async def review(client: httpx.AsyncClient, settings: Settings, request: Documen
 
 
 def create_app(settings: Settings) -> Starlette:
-    """The webhook as an ASGI application: ``POST /mutate`` for the API server, ``GET /healthz`` for the kubelet."""
+    """The webhook as an ASGI application: ``POST /mutate`` for the API server, ``GET /healthz`` for
+    the kubelet."""
     client = httpx.AsyncClient(timeout=settings.timeout_seconds, trust_env=False)
 
     async def mutate(request: Request) -> Response:
@@ -255,12 +300,18 @@ def create_app(settings: Settings) -> Starlette:
                     return Response("the review is too large", 413, {"Connection": "close"})
             document = json.loads(body)
             asked_for = document["request"]
-            if document["apiVersion"] != "admission.k8s.io/v1" or not isinstance(asked_for["uid"], str):
+            if document["apiVersion"] != "admission.k8s.io/v1" or not isinstance(
+                asked_for["uid"], str
+            ):
                 raise ValueError
         except (ValueError, KeyError, TypeError, RecursionError):
-            return Response("an AdmissionReview of admission.k8s.io/v1 with a request is expected", 400)
+            return Response(
+                "an AdmissionReview of admission.k8s.io/v1 with a request is expected", 400
+            )
         answer = await review(client, settings, asked_for)
-        return JSONResponse({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": answer})
+        return JSONResponse(
+            {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": answer}
+        )
 
     async def healthz(_: Request) -> Response:
         return Response("ok")
@@ -275,7 +326,8 @@ def create_app(settings: Settings) -> Starlette:
 
 
 async def keep_certificate(load: Callable[[], None], files: Sequence[Path]) -> None:
-    """Load the certificate again whenever its files have changed: cert-manager renews them under a running process."""
+    """Load the certificate again whenever its files have changed: cert-manager renews them under a
+    running process."""
 
     def state() -> list[int]:
         return [file.stat().st_mtime_ns for file in files]
@@ -307,7 +359,9 @@ async def serve(settings: Settings, host: str, port: int, certificate: Path, key
     config.load()
     context = config.ssl
     assert context is not None
-    watch = asyncio.create_task(keep_certificate(lambda: context.load_cert_chain(certificate, key), (certificate, key)))
+    watch = asyncio.create_task(
+        keep_certificate(lambda: context.load_cert_chain(certificate, key), (certificate, key))
+    )
     try:
         await uvicorn.Server(config).serve()
     finally:
@@ -316,22 +370,52 @@ async def serve(settings: Settings, host: str, port: int, certificate: Path, key
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the webhook; returns the exit code."""
-    parser = argparse.ArgumentParser(description="Fill the GPU memory field of pods with what gpumemnet predicts.")
-    parser.add_argument("--mode", choices=MODES, required=True, help="the system that shares the GPUs")
-    parser.add_argument("--url", required=True, help="address of the prediction service, such as http://gpumemnet:8000")
-    parser.add_argument("--certificate", type=Path, required=True, help="TLS certificate (PEM) for the webhook's service name")
+    parser = argparse.ArgumentParser(
+        description="Fill the GPU memory field of pods with what gpumemnet predicts."
+    )
+    parser.add_argument(
+        "--mode", choices=MODES, required=True, help="the system that shares the GPUs"
+    )
+    parser.add_argument(
+        "--url",
+        required=True,
+        help="address of the prediction service, such as http://gpumemnet:8000",
+    )
+    parser.add_argument(
+        "--certificate",
+        type=Path,
+        required=True,
+        help="TLS certificate (PEM) for the webhook's service name",
+    )
     parser.add_argument("--key", type=Path, required=True, help="its private key (PEM)")
     parser.add_argument("--api-key-file", type=Path, help="file with an API key of scope predict")
-    parser.add_argument("--gpu", default="", help="GPU to ask for unless the pod says; see GET /v1/gpus of the service")
-    parser.add_argument("--volcano-memory-factor", type=_whole, default=1, help="--gpu-memory-factor of Volcano's device plugin")
     parser.add_argument(
-        "--timeout-seconds", type=_seconds, default=0.5, help="for the question; below the webhook's timeoutSeconds"
+        "--gpu",
+        default="",
+        help="GPU to ask for unless the pod says; see GET /v1/gpus of the service",
+    )
+    parser.add_argument(
+        "--volcano-memory-factor",
+        type=_whole,
+        default=1,
+        help="--gpu-memory-factor of Volcano's device plugin",
+    )
+    parser.add_argument(
+        "--timeout-seconds",
+        type=_seconds,
+        default=0.5,
+        help="for the question; below the webhook's timeoutSeconds",
     )
     parser.add_argument("--host", default="0.0.0.0", help="address to listen on")  # noqa: S104  the API server comes from outside
     parser.add_argument("--port", type=int, default=8443, help="port to listen on")
     chosen = parser.parse_args(arguments)
     settings = Settings(
-        chosen.mode, chosen.url.rstrip("/"), chosen.api_key_file, chosen.gpu, chosen.volcano_memory_factor, chosen.timeout_seconds
+        chosen.mode,
+        chosen.url.rstrip("/"),
+        chosen.api_key_file,
+        chosen.gpu,
+        chosen.volcano_memory_factor,
+        chosen.timeout_seconds,
     )
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel("WARNING")

@@ -1,10 +1,12 @@
-"""One turn of the loop every night as a DAG of Airflow 3: export, look for drift, retrain where it is due, tell.
+"""One turn of the loop every night as a DAG of Airflow 3: export, look for drift, retrain where it
+is due, tell.
 
-Copy it into the folder of DAGs.  The worker's environment has ``GPUMEMNET_REGISTRY`` and ``GPUMEMNET_DATABASE_URL``, and may have
-``RETRAIN_FOLDER`` (``/var/lib/gpumemnet/retrain``), ``RETRAIN_OPTIONS`` for ``gpumemnet retrain``, such as
-``--challenger``, and ``PYTHON`` (``python3``): the one that gpumemnet is installed for; it need not be Airflow's.  No drift, and
-nothing better, are skips and no failures.  A retraining that was cut off is tried again and goes on where it was; no two work in
-one folder.
+Copy it into the folder of DAGs.  The worker's environment has ``GPUMEMNET_REGISTRY`` and
+``GPUMEMNET_DATABASE_URL``, and may have ``RETRAIN_FOLDER`` (``/var/lib/gpumemnet/retrain``),
+``RETRAIN_OPTIONS`` for ``gpumemnet retrain``, such as ``--challenger``, and ``PYTHON``
+(``python3``): the one that gpumemnet is installed for; it need not be Airflow's.  No drift, and
+nothing better, are skips and no failures.  A retraining that was cut off is tried again and goes on
+where it was; no two work in one folder.
 """
 
 from datetime import datetime, timedelta
@@ -25,7 +27,10 @@ DRIFT = START + (
     '"${PYTHON:-python3}" -m gpumemnet drift site.parquet; code=$?; '
     f"case $code in 10) exit 0;; 0) exit {SKIP};; *) exit $code;; esac"
 )
-RETRAIN = START + 'exec "${PYTHON:-python3}" -m gpumemnet retrain --observations site.parquet --work . ${RETRAIN_OPTIONS:-}'
+RETRAIN = (
+    START
+    + 'exec "${PYTHON:-python3}" -m gpumemnet retrain --observations site.parquet --work . ${RETRAIN_OPTIONS:-}'
+)
 NOTHING_BETTER = 10
 TELL = 'exec "${PYTHON:-python3}" -m gpumemnet registry list'
 
@@ -41,6 +46,8 @@ with DAG(
 ) as dag:
     export = BashOperator(task_id="export", bash_command=EXPORT, skip_on_exit_code=SKIP, retries=2)
     drift = BashOperator(task_id="drift", bash_command=DRIFT, skip_on_exit_code=SKIP, retries=0)
-    retrain = BashOperator(task_id="retrain", bash_command=RETRAIN, skip_on_exit_code=NOTHING_BETTER, retries=1)
+    retrain = BashOperator(
+        task_id="retrain", bash_command=RETRAIN, skip_on_exit_code=NOTHING_BETTER, retries=1
+    )
     tell = BashOperator(task_id="tell", bash_command=TELL, retries=0)
     export >> drift >> retrain >> tell

@@ -1,4 +1,5 @@
-"""The command line of training and evaluation: :mod:`~models.cli.commands` lists the commands, and each has a file here.
+"""The command line of training and evaluation: :mod:`~models.cli.commands` lists the commands, and
+each has a file here.
 
 A user's mistake ends in one sentence on standard error and exit code 2.
 """
@@ -9,7 +10,8 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command line, by default ``sys.argv``; returns the exit code: 0, 2 for a user's mistake, 130 for Ctrl-C."""
+    """Runs one command line, by default ``sys.argv``; returns the exit code: 0, 2 for a user's
+    mistake, 130 for Ctrl-C."""
     from gpumemnet.cli.running import command_of, run
 
     from .commands import app

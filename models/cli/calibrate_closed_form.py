@@ -16,20 +16,38 @@ _SHIPPED_BUNDLES: Final = Path("gpumemnet/bundles")
 
 
 def calibrate_closed_form(
-    bundles: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Bundles whose cards get the calibration.")],
-    rows: Annotated[Path, typer.Option("--rows", metavar="FILE", help="Traced ordinary networks.")] = _ORDINARY_NETWORKS,
+    bundles: Annotated[
+        list[Path],
+        typer.Argument(metavar="FOLDER", help="Bundles whose cards get the calibration."),
+    ],
+    rows: Annotated[
+        Path, typer.Option("--rows", metavar="FILE", help="Traced ordinary networks.")
+    ] = _ORDINARY_NETWORKS,
     real_runs: RealRuns = None,
     union: Annotated[
-        Path, typer.Option("--union", metavar="FOLDER", help="Bundle of all families, whose options and ranges were tested.")
+        Path,
+        typer.Option(
+            "--union",
+            metavar="FOLDER",
+            help="Bundle of all families, whose options and ranges were tested.",
+        ),
     ] = _SHIPPED_BUNDLES / "all-h200-traced",
 ) -> None:
-    """Calibrate the closed form on real networks, in the cards of bundles, without training anything."""
+    """Calibrate the closed form on real networks, in the cards of bundles, without training
+    anything."""
     from gpumemnet.predict.bundle import load_bundle
 
     from ..evaluation.closed_form.card import calibration, extend_bundle
-    from ..evaluation.closed_form.rows import joined_networks, networks_of_runs, ordinary_networks, rows_like_labels
+    from ..evaluation.closed_form.rows import (
+        joined_networks,
+        networks_of_runs,
+        ordinary_networks,
+        rows_like_labels,
+    )
 
-    real = joined_networks([ordinary_networks(rows), networks_of_runs(real_runs or default_real_runs())])
+    real = joined_networks(
+        [ordinary_networks(rows), networks_of_runs(real_runs or default_real_runs())]
+    )
     support = load_bundle(union).card.document["support"]
     entries: dict[tuple[str, tuple[float, ...]], dict[str, Any]] = {}
     for folder in bundles:
@@ -45,10 +63,16 @@ def calibrate_closed_form(
 
 def _print_calibration(name: str, coverages: Sequence[float], entry: Mapping[str, Any]) -> None:
     slopes = ", ".join(f"{term} {slope:.3g}" for term, slope in entry["slopes"].items() if slope)
-    typer.echo(f"{name}: {entry['rows']:,} rows of {entry['families']:,} families; slopes: {slopes}")
+    typer.echo(
+        f"{name}: {entry['rows']:,} rows of {entry['families']:,} families; slopes: {slopes}"
+    )
     for group, part in entry["groups"].items():
         if not part["rows"]:
             continue
         typer.echo(f"{group}: {part['rows']:,} rows")
-        for coverage, bound, held_out in zip(coverages, part["log_bounds"], part["held_out_coverage"], strict=True):
-            typer.echo(f"  coverage {coverage:g}: {math.exp(bound):.2f} times the centre; held out {held_out:.1%}")
+        for coverage, bound, held_out in zip(
+            coverages, part["log_bounds"], part["held_out_coverage"], strict=True
+        ):
+            typer.echo(
+                f"  coverage {coverage:g}: {math.exp(bound):.2f} times the centre; held out {held_out:.1%}"
+            )

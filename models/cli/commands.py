@@ -14,7 +14,16 @@ from .search import search
 from .train import train
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-for command in (train, evaluate, report, real_networks, calibrate_closed_form, retrain, scoreboard, search):
+for command in (
+    train,
+    evaluate,
+    report,
+    real_networks,
+    calibrate_closed_form,
+    retrain,
+    scoreboard,
+    search,
+):
     app.command(command.__name__.replace("_", "-"))(command)
 
 

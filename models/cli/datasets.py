@@ -1,4 +1,5 @@
-"""Loads the datasets that options name; what is wrong with one becomes an error that says what to do."""
+"""Loads the datasets that options name; what is wrong with one becomes an error that says what to
+do."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def load(dataset: Path, family: str) -> LabelledJobs:
         DatasetError: when there is no such file, or no such job in it.
     """
     if not dataset.is_file():
-        raise DatasetError(f"{dataset} does not exist: measure one with gpumemnet build measure; {_PUBLISHED_HINT} {dataset}")
+        raise DatasetError(
+            f"{dataset} does not exist: measure one with gpumemnet build measure; {_PUBLISHED_HINT} {dataset}"
+        )
     import torch
 
     from ..training.data import load_labelled_jobs
@@ -44,7 +47,9 @@ def load_all(datasets: list[Path]) -> LabelledJobs:
 
     data = joined(list(load_by_family(datasets).values()))
     if len(data.families) == 1:
-        raise DatasetError(f"{datasets[0]} has {data.family} jobs only: the common classifier learns from several families")
+        raise DatasetError(
+            f"{datasets[0]} has {data.family} jobs only: the common classifier learns from several families"
+        )
     return data
 
 
@@ -58,7 +63,9 @@ def load_by_family(datasets: list[Path]) -> dict[str, LabelledJobs]:
     for path in datasets:
         families = _families(path)
         if not found.keys().isdisjoint(families):
-            raise DatasetError(f"{path} has jobs of a family that another dataset has too: merge them first")
+            raise DatasetError(
+                f"{path} has jobs of a family that another dataset has too: merge them first"
+            )
         found |= {family: load(path, family) for family in families}
     return found
 

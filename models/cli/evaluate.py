@@ -19,11 +19,14 @@ def evaluate(
     dataset: Dataset = DEFAULT_DATASET,
     family: Family = "mlp",
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for evaluation.md, evaluation.json and confusion.png.")
+        Path | None,
+        typer.Option("--out", help="Folder for evaluation.md, evaluation.json and confusion.png."),
     ] = None,
     folds: Folds = 3,
     seed: Seed = 0,
-    epochs: Annotated[int, typer.Option("--epochs", min=1, max=10_000, help="Passes over the training jobs.")] = 80,
+    epochs: Annotated[
+        int, typer.Option("--epochs", min=1, max=10_000, help="Passes over the training jobs.")
+    ] = 80,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate every estimator on held-out architectures. Prints a table."""
@@ -33,7 +36,9 @@ def evaluate(
     from ..training.plans import mlp_plan
 
     with progress_bar("evaluating") as report, split_errors(dataset):
-        evaluation = run_evaluation(data, plan=mlp_plan(data, seed, epochs), fold_count=folds, progress=report)
+        evaluation = run_evaluation(
+            data, plan=mlp_plan(data, seed, epochs), fold_count=folds, progress=report
+        )
     paths = write_report(evaluation, out) if out else []
     if as_json:
         typer.echo(json.dumps(evaluation.rows(), indent=2))

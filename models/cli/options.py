@@ -15,12 +15,22 @@ COMMITTED_DATASETS: Final = Path(__file__).resolve().parents[2] / DATASETS
 """From any folder."""
 DEFAULT_DATASET: Final = DATASETS / "published_mlp_a100.parquet"
 
-Dataset = Annotated[Path, typer.Option("--dataset", metavar="FILE", help="Parquet dataset, as gpumemnet build writes it.")]
+Dataset = Annotated[
+    Path,
+    typer.Option(
+        "--dataset", metavar="FILE", help="Parquet dataset, as gpumemnet build writes it."
+    ),
+]
 Family = Annotated[str, typer.Option("--family", help=f"One of {', '.join(FAMILIES)}.")]
 Folds = Annotated[int, typer.Option("--folds", min=2, max=20, help="Folds, split by architecture.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of folds, initialisation and order.")]
+Seed = Annotated[
+    int, typer.Option("--seed", min=0, help="Seed of folds, initialisation and order.")
+]
 RealRuns = Annotated[
-    list[Path] | None, typer.Option("--real-runs", metavar="FILE", help="Runs of real networks; the committed unless given.")
+    list[Path] | None,
+    typer.Option(
+        "--real-runs", metavar="FILE", help="Runs of real networks; the committed unless given."
+    ),
 ]
 
 

@@ -22,7 +22,8 @@ def found_plan(path: Path, family: str, encoder: str) -> FoundPlan:
     found = read_plan(path)
     if (found.family, found.encoder) != (family, encoder):
         raise InvalidRequestError(
-            f"{path} is for {found.family} jobs and the encoder {found.encoder}, not for {family} jobs and {encoder}", "plan"
+            f"{path} is for {found.family} jobs and the encoder {found.encoder}, not for {family} jobs and {encoder}",
+            "plan",
         )
     return found
 

@@ -18,14 +18,19 @@ _REAL_FAMILIES: Final = ("cnn", "transformer")
 
 def real_networks(
     out: Annotated[Path, typer.Option("--out", help="Folder for report.md.")] = Path("report"),
-    families: Annotated[list[str] | None, typer.Option("--family", help="cnn or transformer; both unless given.")] = None,
+    families: Annotated[
+        list[str] | None, typer.Option("--family", help="cnn or transformer; both unless given.")
+    ] = None,
     real_runs: RealRuns = None,
     seed: Seed = 0,
 ) -> None:
-    """Evaluate the estimators on real networks, each on architecture families that it has not seen."""
+    """Evaluate the estimators on real networks, each on architecture families that it has not
+    seen."""
     chosen = families or list(_REAL_FAMILIES)
     if unknown := [name for name in chosen if name not in _REAL_FAMILIES]:
-        raise InvalidRequestError(f"must be of {', '.join(_REAL_FAMILIES)}, not '{unknown[0]}'", "family")
+        raise InvalidRequestError(
+            f"must be of {', '.join(_REAL_FAMILIES)}, not '{unknown[0]}'", "family"
+        )
     import torch
 
     from ..evaluation.real_networks import write_report

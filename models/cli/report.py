@@ -17,19 +17,36 @@ from .progress import progress_bar
 
 
 def report(
-    out: Annotated[Path, typer.Option("--out", help="Folder for report.md, report.json and the pictures.")] = Path("report"),
-    datasets: Annotated[Path, typer.Option("--datasets", help="Folder of Parquet datasets, all of which are used.")] = DATASETS,
+    out: Annotated[
+        Path, typer.Option("--out", help="Folder for report.md, report.json and the pictures.")
+    ] = Path("report"),
+    datasets: Annotated[
+        Path, typer.Option("--datasets", help="Folder of Parquet datasets, all of which are used.")
+    ] = DATASETS,
     seed: Seed = 0,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core unless given.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes; one for each core unless given.")
+    ] = None,
     smoke: Annotated[
-        bool, typer.Option("--smoke", help="Few rows, folds and epochs: checks that the report runs; its figures say nothing.")
+        bool,
+        typer.Option(
+            "--smoke",
+            help="Few rows, folds and epochs: checks that the report runs; its figures say nothing.",
+        ),
     ] = False,
     common: Annotated[
-        bool, typer.Option("--common", help="Only networks of all families, and of both label sources, beside the families' own.")
+        bool,
+        typer.Option(
+            "--common",
+            help="Only networks of all families, and of both label sources, beside the families' own.",
+        ),
     ] = False,
     encoder: Annotated[
         list[str] | None,
-        typer.Option(metavar="mlp|transformer", help="Networks for --common, may be given twice; both unless given."),
+        typer.Option(
+            metavar="mlp|transformer",
+            help="Networks for --common, may be given twice; both unless given.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -42,11 +59,21 @@ def report(
     if encoder and not common:
         raise InvalidRequestError("is for --common: the full report tries both", "encoder")
     if unknown := [name for name in encoder or () if name not in OWN_CANDIDATES]:
-        raise InvalidRequestError(f"must be {' or '.join(OWN_CANDIDATES)}, not '{unknown[0]}'", "encoder")
+        raise InvalidRequestError(
+            f"must be {' or '.join(OWN_CANDIDATES)}, not '{unknown[0]}'", "encoder"
+        )
     with progress_bar("reporting") as progress, split_errors(datasets):
         if common:
             encoders = encoder or tuple(OWN_CANDIDATES)
-            paths = write_common_report(datasets, out, seed=seed, workers=workers, encoders=encoders, progress=progress)
+            paths = write_common_report(
+                datasets, out, seed=seed, workers=workers, encoders=encoders, progress=progress
+            )
         else:
-            paths = write_full_report(datasets, out, seed=seed, workers=workers, is_smoke=smoke, progress=progress)
-    print_result({"written": list(map(str, paths))}, "\n".join(f"wrote {path}" for path in paths), as_json=as_json)
+            paths = write_full_report(
+                datasets, out, seed=seed, workers=workers, is_smoke=smoke, progress=progress
+            )
+    print_result(
+        {"written": list(map(str, paths))},
+        "\n".join(f"wrote {path}" for path in paths),
+        as_json=as_json,
+    )

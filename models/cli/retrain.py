@@ -21,37 +21,77 @@ if TYPE_CHECKING:
 
 def retrain(
     registry: Annotated[
-        Path | None, typer.Option("--registry", envvar="GPUMEMNET_REGISTRY", help="The registry's folder; a dry run needs none.")
+        Path | None,
+        typer.Option(
+            "--registry",
+            envvar="GPUMEMNET_REGISTRY",
+            help="The registry's folder; a dry run needs none.",
+        ),
     ] = None,
     dataset: Annotated[
         list[Path] | None,
-        typer.Option("--dataset", metavar="FILE", help="Parquet dataset to train on, in addition to the committed ones."),
+        typer.Option(
+            "--dataset",
+            metavar="FILE",
+            help="Parquet dataset to train on, in addition to the committed ones.",
+        ),
     ] = None,
     observations: Annotated[
         list[Path] | None,
-        typer.Option("--observations", metavar="FILE", help="Observations, as gpumemnet observations export writes them."),
+        typer.Option(
+            "--observations",
+            metavar="FILE",
+            help="Observations, as gpumemnet observations export writes them.",
+        ),
     ] = None,
     committed: Annotated[
-        bool, typer.Option("--committed/--without-committed", help="Whether to train on the datasets of the repository.")
+        bool,
+        typer.Option(
+            "--committed/--without-committed",
+            help="Whether to train on the datasets of the repository.",
+        ),
     ] = True,
-    work: Annotated[Path, typer.Option("--work", help="Folder for reports and finished steps.")] = Path("runs/retrain"),
+    work: Annotated[
+        Path, typer.Option("--work", help="Folder for reports and finished steps.")
+    ] = Path("runs/retrain"),
     encoder: Annotated[
         list[str] | None,
-        typer.Option(metavar="mlp|transformer", help="Classifier to train, may be given twice; mlp unless given."),
+        typer.Option(
+            metavar="mlp|transformer",
+            help="Classifier to train, may be given twice; mlp unless given.",
+        ),
     ] = None,
     seed: Seed = 0,
     epochs: Annotated[
         int | None,
-        typer.Option("--epochs", min=1, max=10_000, help="Passes over the training jobs; the plans decide unless given."),
+        typer.Option(
+            "--epochs",
+            min=1,
+            max=10_000,
+            help="Passes over the training jobs; the plans decide unless given.",
+        ),
     ] = None,
     plan: Annotated[
         list[Path] | None,
-        typer.Option("--plan", metavar="FILE", help="Plan file of gpumemnet search; the default plan unless given."),
+        typer.Option(
+            "--plan",
+            metavar="FILE",
+            help="Plan file of gpumemnet search; the default plan unless given.",
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Train and judge, but do not change the registry.")] = False,
-    challenger: Annotated[bool, typer.Option("--challenger", help="Make a better release challenger, not champion.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Train and judge, but do not change the registry.")
+    ] = False,
+    challenger: Annotated[
+        bool, typer.Option("--challenger", help="Make a better release challenger, not champion.")
+    ] = False,
     tracking: Annotated[
-        str | None, typer.Option("--tracking", metavar="mlflow", help="Log the run and register the release in MLflow, too.")
+        str | None,
+        typer.Option(
+            "--tracking",
+            metavar="mlflow",
+            help="Log the run and register the release in MLflow, too.",
+        ),
     ] = None,
     tracking_uri: Annotated[
         str | None,
@@ -62,24 +102,33 @@ def retrain(
             help="sqlite:///mlflow.db or a server, https://…; an SQLite file in the work folder unless given.",
         ),
     ] = None,
-    tracking_model: Annotated[str, typer.Option("--tracking-model", help="Name of the model registered there.")] = "gpumemnet",
+    tracking_model: Annotated[
+        str, typer.Option("--tracking-model", help="Name of the model registered there.")
+    ] = "gpumemnet",
     as_json: AsJson = False,
 ) -> None:
     """Train on new data, and promote what is better than the champion.
 
-    Exit codes: 0 something was promoted (or would have been), 10 nothing is better, 2 a mistake in command or data, 1 a failure.
+    Exit codes: 0 something was promoted (or would have been), 10 nothing is better, 2 a mistake in
+        command or data, 1 a failure.
     """
     from ..retrain.pipeline import retrain as run_retraining
     from ..retrain.request import FAILED, RETRAINED, Request, RetrainingError
 
     if registry is None and not dry_run:
-        raise InvalidRequestError("name the registry's folder with --registry, or try it with --dry-run", "registry")
+        raise InvalidRequestError(
+            "name the registry's folder with --registry, or try it with --dry-run", "registry"
+        )
     chosen = tuple(dict.fromkeys(encoder or ["mlp"]))
     if unknown := [name for name in chosen if name not in RETRAINED]:
-        raise InvalidRequestError(f"must be of {', '.join(RETRAINED)}, not '{unknown[0]}'", "encoder")
+        raise InvalidRequestError(
+            f"must be of {', '.join(RETRAINED)}, not '{unknown[0]}'", "encoder"
+        )
     files = (*(sorted(COMMITTED_DATASETS.glob("*.parquet")) if committed else ()), *(dataset or ()))
     if not files and not observations:
-        raise DatasetError(f"no dataset: {COMMITTED_DATASETS} holds none, and neither --dataset nor --observations was given")
+        raise DatasetError(
+            f"no dataset: {COMMITTED_DATASETS} holds none, and neither --dataset nor --observations was given"
+        )
     store = _tracking_store(tracking, tracking_uri, tracking_model, work)
     request = Request(
         datasets=files,
@@ -97,8 +146,15 @@ def retrain(
         with progress_bar("retraining") as progress:
             outcome = run_retraining(request, progress)
     except (OSError, RetrainingError) as error:
-        reason = f"{error.strerror} ({error.filename})" if isinstance(error, OSError) and error.filename else str(error)
-        typer.echo(f"error: {reason}: the champion is unchanged; run the same command again to continue", err=True)
+        reason = (
+            f"{error.strerror} ({error.filename})"
+            if isinstance(error, OSError) and error.filename
+            else str(error)
+        )
+        typer.echo(
+            f"error: {reason}: the champion is unchanged; run the same command again to continue",
+            err=True,
+        )
         raise typer.Exit(FAILED) from None
     if as_json:
         typer.echo(json.dumps(outcome.document, indent=2))
@@ -109,7 +165,8 @@ def retrain(
 
 
 def _tracking_store(tracking: str | None, uri: str | None, model: str, work: Path) -> str | None:
-    """The address of the MLflow store, checked before any work starts; ``None`` if there is none."""
+    """The address of the MLflow store, checked before any work starts; ``None`` if there is
+    none."""
     if tracking is None:
         return None
     if tracking != "mlflow":
@@ -125,10 +182,14 @@ def _tracking_store(tracking: str | None, uri: str | None, model: str, work: Pat
 
 
 def _track(request: Request, outcome: Outcome, uri: str, model: str) -> None:
-    """Log the result of a retraining; a failure here is reported, but changes neither the champion nor the exit code."""
+    """Log the result of a retraining; a failure here is reported, but changes neither the champion
+    nor the exit code."""
     from ..retrain.tracking import track
 
     try:
         typer.echo(f"tracking: {track(request, outcome, uri, model)}", err=True)
     except (OSError, GpumemnetError) as error:
-        typer.echo(f"warning: not tracked: {error}: the decision is unchanged, and the next run logs it", err=True)
+        typer.echo(
+            f"warning: not tracked: {error}: the decision is unchanged, and the next run logs it",
+            err=True,
+        )

@@ -14,9 +14,15 @@ from .progress import progress_bar
 
 
 def scoreboard(
-    out: Annotated[Path, typer.Option("--out", help="Folder of the page; answers that it keeps are used again.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", help="Folder of the page; answers that it keeps are used again."),
+    ],
     networks: Annotated[
-        str, typer.Option("--networks", metavar="MODULE:FUNCTION", help="What makes the model of a dataset's row.")
+        str,
+        typer.Option(
+            "--networks", metavar="MODULE:FUNCTION", help="What makes the model of a dataset's row."
+        ),
     ] = "dataset_builder.traced.rebuilt:rebuilt",
     seconds: Annotated[
         float | None,
@@ -28,13 +34,23 @@ def scoreboard(
         ),
     ] = None,
     cpu_seconds: Annotated[
-        float, typer.Option("--cpu-budget", min=0, metavar="SECONDS", help="Time for real runs on the CPU, which xMem needs.")
+        float,
+        typer.Option(
+            "--cpu-budget",
+            min=0,
+            metavar="SECONDS",
+            help="Time for real runs on the CPU, which xMem needs.",
+        ),
     ] = 600,
     smoke: Annotated[
-        bool, typer.Option("--smoke", help="A small part, in a minute: two sets, few rows, nothing trained.")
+        bool,
+        typer.Option(
+            "--smoke", help="A small part, in a minute: two sets, few rows, nothing trained."
+        ),
     ] = False,
 ) -> None:
-    """Compare published estimators and ours on published runs; what was asked before is kept in the folder."""
+    """Compare published estimators and ours on published runs; what was asked before is kept in the
+    folder."""
     import torch
 
     from ..evaluation.scoreboard.run import make_scoreboard

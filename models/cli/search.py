@@ -19,25 +19,46 @@ from .progress import progress_bar
 def search(
     out: Annotated[Path, typer.Option("--out", help="JSON file of the plan that is found.")],
     trials: Annotated[
-        int, typer.Option("--trials", min=1, max=10_000, help="Number of plans to try, including those of earlier runs.")
+        int,
+        typer.Option(
+            "--trials",
+            min=1,
+            max=10_000,
+            help="Number of plans to try, including those of earlier runs.",
+        ),
     ],
     storage: Annotated[
         str,
-        typer.Option("--storage", metavar="URL", help="SQLite file of the trials; the same command resumes the search in it."),
+        typer.Option(
+            "--storage",
+            metavar="URL",
+            help="SQLite file of the trials; the same command resumes the search in it.",
+        ),
     ] = "sqlite:///search.db",
     family: Family = "mlp",
-    encoder: Annotated[str, typer.Option(metavar="mlp|transformer", help="Classifier to train.")] = "mlp",
+    encoder: Annotated[
+        str, typer.Option(metavar="mlp|transformer", help="Classifier to train.")
+    ] = "mlp",
     dataset: Dataset = DEFAULT_DATASET,
     folds: Folds = 3,
     seed: Seed = 0,
     epochs: Annotated[
-        int | None, typer.Option("--epochs", min=1, max=10_000, help="Passes of every plan; searched for unless given.")
+        int | None,
+        typer.Option(
+            "--epochs", min=1, max=10_000, help="Passes of every plan; searched for unless given."
+        ),
     ] = None,
-    engine: Annotated[str, typer.Option(metavar="local|ray", help="Where folds are trained.")] = "local",
-    workers: Annotated[int | None, typer.Option(min=1, help="Ray tasks at a time; as many as it has cores unless given.")] = None,
+    engine: Annotated[
+        str, typer.Option(metavar="local|ray", help="Where folds are trained.")
+    ] = "local",
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Ray tasks at a time; as many as it has cores unless given."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Search for a training plan with Optuna. The file that it writes is for train --plan and retrain --plan."""
+    """Search for a training plan with Optuna. The file that it writes is for train --plan and
+    retrain --plan."""
     check_writable(out)
     if encoder not in (encoders := ("mlp", "transformer")):
         raise InvalidRequestError(f"must be {' or '.join(encoders)}, not {encoder}", "encoder")
@@ -52,7 +73,9 @@ def search(
 
     task = load_task(dataset, family, encoder, folds, seed)
     with progress_bar("searching") as progress:
-        result = search(task, trials, storage, lambda: open_engine(engine, task, workers), epochs, progress)
+        result = search(
+            task, trials, storage, lambda: open_engine(engine, task, workers), epochs, progress
+        )
     document = document_of(family, encoder, result.plan, search_report(task, result, epochs))
     write_atomically(out, json.dumps(document, indent=2) + "\n")
     counts = ", ".join(f"{count} {state}" for state, count in result.trials.items() if count)

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 
 def train(
-    out: Annotated[Path, typer.Option("--out", help="Bundle folder to write; an existing bundle there is replaced.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", help="Bundle folder to write; an existing bundle there is replaced."),
+    ],
     dataset: Annotated[
         list[Path] | None,
         typer.Option(
@@ -37,17 +40,33 @@ def train(
         ),
     ] = None,
     family: Annotated[
-        str | None, typer.Option("--family", help=f"One of {', '.join(FAMILIES)}; mlp unless given. Not with --encoder common.")
+        str | None,
+        typer.Option(
+            "--family",
+            help=f"One of {', '.join(FAMILIES)}; mlp unless given. Not with --encoder common.",
+        ),
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Name of the model; the folder's name unless given.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="Name of the model; the folder's name unless given."),
+    ] = None,
     version: Annotated[str, typer.Option("--model-version", help="Version of the model.")] = "1",
     metrics: Annotated[
-        Path | None, typer.Option("--metrics", help="evaluation.json of the same dataset, to be copied into the card.")
+        Path | None,
+        typer.Option(
+            "--metrics", help="evaluation.json of the same dataset, to be copied into the card."
+        ),
     ] = None,
-    encoder: Annotated[str, typer.Option(metavar="|".join(ENCODERS), help="Classifier to train.")] = "mlp",
+    encoder: Annotated[
+        str, typer.Option(metavar="|".join(ENCODERS), help="Classifier to train.")
+    ] = "mlp",
     plan_file: Annotated[
         Path | None,
-        typer.Option("--plan", metavar="FILE", help="Plan file of gpumemnet search; the default plan unless given."),
+        typer.Option(
+            "--plan",
+            metavar="FILE",
+            help="Plan file of gpumemnet search; the default plan unless given.",
+        ),
     ] = None,
     traces: Annotated[
         list[Path] | None,
@@ -59,13 +78,21 @@ def train(
     ] = None,
     real_runs: Annotated[
         list[Path] | None,
-        typer.Option("--real-runs", metavar="FILE", help="Runs of real networks to train on, too. Not with --encoder common."),
+        typer.Option(
+            "--real-runs",
+            metavar="FILE",
+            help="Runs of real networks to train on, too. Not with --encoder common.",
+        ),
     ] = None,
     seed: Seed = 0,
-    epochs: Annotated[int | None, typer.Option("--epochs", min=1, max=10_000, help="Passes over the training jobs.")] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option("--epochs", min=1, max=10_000, help="Passes over the training jobs."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a classifier on a dataset, and write its bundle. The encoder common learns from several datasets."""
+    """Train a classifier on a dataset, and write its bundle. The encoder common learns from several
+    datasets."""
     check_replaceable(out)
     if encoder not in ENCODERS:
         raise InvalidRequestError(f"must be {' or '.join(ENCODERS)}, not {encoder}", "encoder")
@@ -84,16 +111,30 @@ def train(
     if found is not None:
         plan = found.plan(seed, epochs)
     else:
-        plan = transformer_plan(seed, epochs) if encoder == "transformer" else mlp_plan(data, seed, epochs)
+        plan = (
+            transformer_plan(seed, epochs)
+            if encoder == "transformer"
+            else mlp_plan(data, seed, epochs)
+        )
     rows = _evaluated_rows(metrics, data, asdict(plan)) if metrics else []
     with progress_bar("training") as progress, split_errors(datasets[0]):
         if isinstance(plan, SequencePlan):
-            classifier = train_sequence_classifier(data, plan, lambda share: progress("training", share))
+            classifier = train_sequence_classifier(
+                data, plan, lambda share: progress("training", share)
+            )
         else:
             classifier = train_classifier(data, plan, lambda share: progress("training", share))
-    bundle = save_classifier(out, classifier, data, plan, name=name, version=version, metrics=rows, traces=calibration)
+    bundle = save_classifier(
+        out, classifier, data, plan, name=name, version=version, metrics=rows, traces=calibration
+    )
     print_result(
-        {"bundle": out, "name": name, "version": version, "jobs": len(data), "sha256": bundle.sha256},
+        {
+            "bundle": out,
+            "name": name,
+            "version": version,
+            "jobs": len(data),
+            "sha256": bundle.sha256,
+        },
         f"{out}: trained on {len(data):,} jobs, {len(bundle.model):,} bytes, sha256 {bundle.sha256[:12]}",
         as_json=as_json,
     )
@@ -104,7 +145,9 @@ def _jobs_of_one_family(
 ) -> tuple[LabelledJobs, dict[str, LabelledJobs]]:
     """Returns the jobs to train on, and family → the rows with traced peaks of ``--traces``."""
     if len(datasets) > 1 or len(traces) > 1:
-        raise DatasetError(f"the classifiers of a family learn from one dataset: give one, or --encoder {COMMON}")
+        raise DatasetError(
+            f"the classifiers of a family learn from one dataset: give one, or --encoder {COMMON}"
+        )
     family = family or "mlp"
     data = load(datasets[0], family)
     if real_runs:
@@ -119,19 +162,31 @@ def _jobs_of_all_families(
 ) -> tuple[LabelledJobs, dict[str, LabelledJobs]]:
     """Returns the jobs to train on, and family → the rows with traced peaks of ``--traces``."""
     if family not in (None, ALL_FAMILIES):
-        raise InvalidRequestError(f"must be left out with --encoder {COMMON}, which learns from all families", "family")
+        raise InvalidRequestError(
+            f"must be left out with --encoder {COMMON}, which learns from all families", "family"
+        )
     if real_runs:
         raise InvalidRequestError(f"must be left out with --encoder {COMMON}", "real_runs")
     return load_all(datasets), load_by_family(traces)
 
 
-def _evaluated_rows(path: Path, data: LabelledJobs, plan: dict[str, object]) -> list[dict[str, object]]:
-    """Returns the rows of an ``evaluation.json``, which must be of the same dataset and training plan."""
+def _evaluated_rows(
+    path: Path, data: LabelledJobs, plan: dict[str, object]
+) -> list[dict[str, object]]:
+    """Returns the rows of an ``evaluation.json``, which must be of the same dataset and training
+    plan."""
     try:
         document = json.loads(path.read_text("utf-8"))
-        rows, evaluated = document["candidates"], [document[name] for name in ("data_sha256", "feature_schema", "plan")]
+        rows, evaluated = (
+            document["candidates"],
+            [document[name] for name in ("data_sha256", "feature_schema", "plan")],
+        )
     except (OSError, ValueError, KeyError, TypeError):
-        raise DatasetError(f"{path} is no evaluation.json as 'gpumemnet evaluate --out' writes it") from None
+        raise DatasetError(
+            f"{path} is no evaluation.json as 'gpumemnet evaluate --out' writes it"
+        ) from None
     if evaluated != [data.sha256, FEATURE_SCHEMA, plan]:
-        raise DatasetError(f"{path} was measured on another dataset, or with another training plan: evaluate this one first")
+        raise DatasetError(
+            f"{path} was measured on another dataset, or with another training plan: evaluate this one first"
+        )
     return list(rows)

@@ -1,7 +1,7 @@
 """The baselines that the classifiers are compared with: the most frequent bin, and regressions.
 
-A regression's bound is its prediction plus the conformal quantile of its errors on rows that it was not fitted to.  ExtraTrees
-was the most accurate of scikit-learn's regressions on this data.
+A regression's bound is its prediction plus the conformal quantile of its errors on rows that it was
+not fitted to.  ExtraTrees was the most accurate of scikit-learn's regressions on this data.
 """
 
 from __future__ import annotations
@@ -29,10 +29,15 @@ CALIBRATION_FOLDS: Final = 5
 WEIGHT_AND_ACTIVATION_TERMS: Final = (("weight_bytes",), ("activation_bytes",), ("input_bytes",))
 
 
-def commonest_bin(training: LabelledJobs, test: LabelledJobs, schemes: tuple[BinScheme, ...]) -> Answers:
+def commonest_bin(
+    training: LabelledJobs, test: LabelledJobs, schemes: tuple[BinScheme, ...]
+) -> Answers:
     """Always the bin that most training jobs fall into; expected is their median."""
     labels = training.label_bytes[~np.isnan(training.label_bytes)]
-    bins = {scheme.name: np.full(len(test), np.bincount(scheme.index(labels)).argmax()) for scheme in schemes}
+    bins = {
+        scheme.name: np.full(len(test), np.bincount(scheme.index(labels)).argmax())
+        for scheme in schemes
+    }
     bound = np.sort(labels)[min(math.ceil((len(labels) + 1) * COVERAGE), len(labels)) - 1]
     return Answers(np.full(len(test), np.median(labels)), np.full(len(test), bound), bins)
 
@@ -52,12 +57,16 @@ def regression_answers(
         fit: the regression.
         training, test: the jobs.
         schemes: of the bins.
-        relative: whether the bound is a multiple of the expected bytes, as it must be over many octaves, and not an amount more.
+        relative: whether the bound is a multiple of the expected bytes, as it must be over many
+            octaves, and not an amount more.
         calibration_folds: folds of the training jobs whose held-out errors give the bound.
     """
     errors = []
     for rows, held_out in folds(training.groups, calibration_folds, seed=0):
-        answers, labels = fit(training.take(rows))(training.take(held_out)), training.label_bytes[held_out]
+        answers, labels = (
+            fit(training.take(rows))(training.take(held_out)),
+            training.label_bytes[held_out],
+        )
         errors.append(labels / np.maximum(answers, 1.0) if relative else labels - answers)
     ordered = np.sort(np.concatenate(errors))
     ordered = ordered[~np.isnan(ordered)]
@@ -68,13 +77,17 @@ def regression_answers(
 
 
 def calibrated_physics(training: LabelledJobs) -> Callable[[LabelledJobs], Array]:
-    """Least squares on weight bytes, activation bytes and input bytes: what a line on three numbers gives."""
-    line = fit_line(training.features, training.label_bytes, WEIGHT_AND_ACTIVATION_TERMS, least_squares=True)
+    """Least squares on weight bytes, activation bytes and input bytes: what a line on three numbers
+    gives."""
+    line = fit_line(
+        training.features, training.label_bytes, WEIGHT_AND_ACTIVATION_TERMS, least_squares=True
+    )
     return lambda jobs: line.predict_bytes(jobs.features)
 
 
 def calibrated_closed_form(training: LabelledJobs) -> Callable[[LabelledJobs], Array]:
-    """Median regression on the closed form, with and without fragmentation, where layers are known, else on the totals."""
+    """Median regression on the closed form, with and without fragmentation, where layers are known,
+    else on the totals."""
     terms = LAYER_TERMS if training.jobs[0].has_layers else TOTALS_TERMS
     line = fit_line(training.features, training.label_bytes, terms)
     return lambda jobs: line.predict_bytes(jobs.features)

@@ -1,7 +1,9 @@
-"""The candidates of the report: baselines, the paper's networks, our classifiers, and the traced peak.
+"""The candidates of the report: baselines, the paper's networks, our classifiers, and the traced
+peak.
 
-A candidate is a function of training jobs and test jobs that returns answers for the latter; it is trained anew each time.  Our
-classifiers are judged as they are served: exported to a bundle and called through :class:`gpumemnet.predict.predictor.Predictor`.
+A candidate is a function of training jobs and test jobs that returns answers for the latter; it is
+trained anew each time.  Our classifiers are judged as they are served: exported to a bundle and
+called through :class:`gpumemnet.predict.predictor.Predictor`.
 """
 
 from __future__ import annotations
@@ -34,9 +36,18 @@ from ..published.gpumemnet_paper.training import fit_paper_mlp, fit_paper_transf
 from ..training.bounds import COVERAGES
 from ..training.data import LabelledJobs, features_on, joined, with_context
 from ..training.export import save_classifier
-from ..training.mlp import TrainingPlan, fitted_transforms, train_classifier, train_common_classifiers
+from ..training.mlp import (
+    TrainingPlan,
+    fitted_transforms,
+    train_classifier,
+    train_common_classifiers,
+)
 from ..training.plans import Plan
-from ..training.sequence import SequencePlan, train_common_sequence_classifiers, train_sequence_classifier
+from ..training.sequence import (
+    SequencePlan,
+    train_common_sequence_classifiers,
+    train_sequence_classifier,
+)
 from ..training.traced_peak import fit_traced_peak
 from .baselines import (
     calibrated_closed_form,
@@ -48,7 +59,10 @@ from .baselines import (
 Array = NDArray[np.float64]
 
 ONE_GIB: Final = bins_of_width(GIB, 192 * GIB)
-SCHEMES: Final[tuple[BinScheme, ...]] = (ONE_GIB, *(PUBLISHED_BINS[f"published-{width}mib"] for width in (1000, 2000, 8000)))
+SCHEMES: Final[tuple[BinScheme, ...]] = (
+    ONE_GIB,
+    *(PUBLISHED_BINS[f"published-{width}mib"] for width in (1000, 2000, 8000)),
+)
 PAPER_SCHEMES: Final = SCHEMES[1:]
 MLP_BASED: Final = "MLP-based classifier"
 TOTALS_SUFFIX: Final = ", totals only"
@@ -93,7 +107,11 @@ def _formulas(training: LabelledJobs, test: LabelledJobs, plans: Plans) -> dict[
     answers = {}
     for name, formula in (("naive formula", naive), ("Horus", horus)):
         expected = formula(test.jobs)
-        answers[name] = Answers(expected, np.full(len(test), np.nan), {scheme.name: scheme.index(expected) for scheme in SCHEMES})
+        answers[name] = Answers(
+            expected,
+            np.full(len(test), np.nan),
+            {scheme.name: scheme.index(expected) for scheme in SCHEMES},
+        )
     return answers
 
 
@@ -114,7 +132,9 @@ def _paper_mlp(training: LabelledJobs, test: LabelledJobs, plans: Plans) -> dict
     return {PAPER_MLP: answer(test)}
 
 
-def _paper_transformer(training: LabelledJobs, test: LabelledJobs, plans: Plans) -> dict[str, Answers]:
+def _paper_transformer(
+    training: LabelledJobs, test: LabelledJobs, plans: Plans
+) -> dict[str, Answers]:
     answer = fit_paper_transformer(training, PAPER_SCHEMES, plans.mlp.seed, plans.paper_epochs // 6)
     return {"GPUMemNet's transformer-based (softmax)": answer(test)}
 
@@ -122,14 +142,23 @@ def _paper_transformer(training: LabelledJobs, test: LabelledJobs, plans: Plans)
 def _mlp_based(training: LabelledJobs, test: LabelledJobs, plans: Plans) -> dict[str, Answers]:
     with tempfile.TemporaryDirectory() as folder:
         trained = train_classifier(training, plans.mlp)
-        bundle = save_classifier(Path(folder) / "fold", trained, training, plans.mlp, name="fold", version="0")
-    return {MLP_BASED: served_answers(bundle, test), TOTALS_ONLY: served_answers(bundle, test.without_layers())}
+        bundle = save_classifier(
+            Path(folder) / "fold", trained, training, plans.mlp, name="fold", version="0"
+        )
+    return {
+        MLP_BASED: served_answers(bundle, test),
+        TOTALS_ONLY: served_answers(bundle, test.without_layers()),
+    }
 
 
-def _transformer_based(training: LabelledJobs, test: LabelledJobs, plans: Plans) -> dict[str, Answers]:
+def _transformer_based(
+    training: LabelledJobs, test: LabelledJobs, plans: Plans
+) -> dict[str, Answers]:
     with tempfile.TemporaryDirectory() as folder:
         trained = train_sequence_classifier(training, plans.transformer)
-        bundle = save_classifier(Path(folder) / "fold", trained, training, plans.transformer, name="fold", version="0")
+        bundle = save_classifier(
+            Path(folder) / "fold", trained, training, plans.transformer, name="fold", version="0"
+        )
     return {TRANSFORMER_BASED: served_answers(bundle, test)}
 
 
@@ -151,9 +180,11 @@ class CommonNetwork:
 def common_answers(
     plan: Plan, sources: Sequence[Sequence[LabelledJobs]], tests: Sequence[tuple[int, LabelledJobs]]
 ) -> list[tuple[Answers, ...]]:
-    """Train one network; return its answers for each of ``tests``, with layers and, where it can, with totals only.
+    """Train one network; return its answers for each of ``tests``, with layers and, where it can,
+    with totals only.
 
-    Several label sources are brought to one CUDA context for training; the answers hold that of the test's source.
+    Several label sources are brought to one CUDA context for training; the answers hold that of the
+    test's source.
 
     Args:
         plan: the training plan.
@@ -175,7 +206,11 @@ def common_answers(
             path = Path(folder) / str(number)
             bundle = save_classifier(path, trained[source], own, plan, name="fold", version="0")
             asked = [test] if isinstance(plan, SequencePlan) else [test, test.without_layers()]
-            answers.append(tuple(served_answers(bundle, jobs, context_bytes=contexts[source]) for jobs in asked))
+            answers.append(
+                tuple(
+                    served_answers(bundle, jobs, context_bytes=contexts[source]) for jobs in asked
+                )
+            )
     return answers
 
 
@@ -184,25 +219,36 @@ def _ablations(training: LabelledJobs, test: LabelledJobs, plans: Plans) -> dict
     with tempfile.TemporaryDirectory() as folder:
         plan = replace(plans.mlp, members=2)
         trained = train_classifier(training, plan)
-        bundle = save_classifier(Path(folder) / "fold", trained, training, plan, name="fold", version="0")
-    return {TWO_MEMBERS: served_answers(bundle, test), SOFTMAX_HEAD: softmax_answers(training, test, plans.mlp.seed)}
+        bundle = save_classifier(
+            Path(folder) / "fold", trained, training, plan, name="fold", version="0"
+        )
+    return {
+        TWO_MEMBERS: served_answers(bundle, test),
+        SOFTMAX_HEAD: softmax_answers(training, test, plans.mlp.seed),
+    }
 
 
 def softmax_answers(training: LabelledJobs, test: LabelledJobs, seed: int) -> Answers:
-    """A softmax over bins on the inputs of the MLP-based classifier, one network for each bin width.
+    """A softmax over bins on the inputs of the MLP-based classifier, one network for each bin
+    width.
 
-    Expected is the middle of the predicted 1 GiB bin; a job that ran out of memory is of the class that begins at the capacity.
+    Expected is the middle of the predicted 1 GiB bin; a job that ran out of memory is of the class
+    that begins at the capacity.
     """
     (transform,) = fitted_transforms([training], [training.without_layers()])
     with torch.no_grad():
-        inputs, others = (transform(float_tensor(jobs.features))[0].numpy() for jobs in (training, test))
+        inputs, others = (
+            transform(float_tensor(jobs.features))[0].numpy() for jobs in (training, test)
+        )
     labels = np.where(np.isnan(training.label_bytes), training.lower_bytes, training.label_bytes)
     bins = {}
     for scheme in SCHEMES:
         classes = scheme.index(labels)
         network = MLPClassifier((64, 64), max_iter=60, random_state=seed)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # sixty passes are intended, even if the loss has not converged
+            warnings.simplefilter(
+                "ignore"
+            )  # sixty passes are intended, even if the loss has not converged
             bins[scheme.name] = network.fit(inputs, classes).predict(others).astype(np.int64)
     expected = (bins[ONE_GIB.name] + 0.5) * ONE_GIB.width_bytes
     return Answers(expected, np.full(len(test), np.nan), bins)
@@ -213,8 +259,11 @@ def _traced_peak(training: LabelledJobs, test: LabelledJobs, plans: Plans) -> di
     return {} if answers is None else {TRACED_PEAK: answers}
 
 
-def traced_peak_answers(training: LabelledJobs, test: LabelledJobs, context_bytes: int | None = None) -> Answers | None:
-    """What the traced peaks of ``test`` give, calibrated on ``training``; ``None`` where either has none.
+def traced_peak_answers(
+    training: LabelledJobs, test: LabelledJobs, context_bytes: int | None = None
+) -> Answers | None:
+    """What the traced peaks of ``test`` give, calibrated on ``training``; ``None`` where either has
+    none.
 
     Args:
         training: measured jobs with traced peaks.
@@ -261,27 +310,41 @@ TRACED_CANDIDATES: Final[tuple[Candidate, ...]] = (
 )
 
 
-def served_answers(bundle: Bundle, test: LabelledJobs, gpu: str | None = None, context_bytes: int | None = None) -> Answers:
+def served_answers(
+    bundle: Bundle, test: LabelledJobs, gpu: str | None = None, context_bytes: int | None = None
+) -> Answers:
     """The bundle's answers for the jobs of ``test``, which are of one family.
 
     Args:
         bundle: the bundle.
         test: the jobs.
         gpu: the GPU to answer for; the bundle's own unless given.
-        context_bytes: CUDA context in the labels of ``test``, if it is known better than from the GPU's profile.
+        context_bytes: CUDA context in the labels of ``test``, if it is known better than from the
+            GPU's profile.
     """
     model = BundleModel(bundle, test.family)
-    model_gpu = model.label_gpu if gpu is None else Predictor([bundle], keeps_label_context=True).model_gpu(model, gpu)
+    model_gpu = (
+        model.label_gpu
+        if gpu is None
+        else Predictor([bundle], keeps_label_context=True).model_gpu(model, gpu)
+    )
     if context_bytes is not None:
         shift = context_bytes - model.card.context_bytes
         model_gpu = ModelGpu(model_gpu.answer_gpu, 0, shift, shift)
     table = JobTable.from_jobs([replace(job, traced_peak_bytes=None) for job in test.jobs])
     features = model.features(table, model_gpu)
     unseen = model.support.check(table, features)
-    predictions = {scheme.name: model.predict(table, scheme, COVERAGE, model_gpu, features, unseen) for scheme in SCHEMES}
+    predictions = {
+        scheme.name: model.predict(table, scheme, COVERAGE, model_gpu, features, unseen)
+        for scheme in SCHEMES
+    }
     first = predictions[ONE_GIB.name]
     answer = model.run(table, features)
-    bounds = answer.bounds_bytes if model_gpu.site is None else model_gpu.site.bounds(answer.expected_bytes, answer.bounds_bytes)
+    bounds = (
+        answer.bounds_bytes
+        if model_gpu.site is None
+        else model_gpu.site.bounds(answer.expected_bytes, answer.bounds_bytes)
+    )
     bounds = np.maximum(bounds + model_gpu.shift_bound_bytes, 0.0)
     bounds[unseen.counts > 0] = np.nan
     return Answers(
@@ -294,31 +357,42 @@ def served_answers(bundle: Bundle, test: LabelledJobs, gpu: str | None = None, c
 
 
 def transferred(bundle: Bundle, training: LabelledJobs, test: LabelledJobs) -> Answers:
-    """A bundle of one GPU on jobs of another; only the context of the latter is estimated, from the training jobs."""
+    """A bundle of one GPU on jobs of another; only the context of the latter is estimated, from the
+    training jobs."""
     model = BundleModel(bundle, training.family)
     known = ~np.isnan(training.label_bytes)
     model_gpu = model.model_gpu(Predictor([bundle]).find_gpu(training.gpu))
     table = JobTable.from_jobs(training.jobs)
-    reserved = model.run(table, model.features(table, model_gpu)).expected_bytes - model.card.context_bytes
+    reserved = (
+        model.run(table, model.features(table, model_gpu)).expected_bytes - model.card.context_bytes
+    )
     context_bytes = int(np.median((training.label_bytes - reserved)[known]))
     return served_answers(bundle, test, training.gpu, max(0, context_bytes))
 
 
 def extra_trees_ratio(training: LabelledJobs) -> Callable[[LabelledJobs], Array]:
-    """ExtraTrees on the whole feature vector, for the logarithm of what the calibrated closed form leaves."""
+    """ExtraTrees on the whole feature vector, for the logarithm of what the calibrated closed form
+    leaves."""
     return _ratio_regression(
-        training, ExtraTreesRegressor(n_estimators=100, max_features=0.4, min_samples_leaf=2, random_state=0)
+        training,
+        ExtraTreesRegressor(n_estimators=100, max_features=0.4, min_samples_leaf=2, random_state=0),
     )
 
 
-def _ratio_regression(training: LabelledJobs, regression: ExtraTreesRegressor) -> Callable[[LabelledJobs], Array]:
+def _ratio_regression(
+    training: LabelledJobs, regression: ExtraTreesRegressor
+) -> Callable[[LabelledJobs], Array]:
     closed_form = calibrated_closed_form(training)
     known = ~np.isnan(training.label_bytes)
 
     def feature_rows(jobs: LabelledJobs) -> Array:
-        return np.concatenate((_logarithms(jobs), jobs.features / closed_form(jobs)[:, None]), axis=1)
+        return np.concatenate(
+            (_logarithms(jobs), jobs.features / closed_form(jobs)[:, None]), axis=1
+        )
 
-    regression.fit(feature_rows(training)[known], np.log(training.label_bytes / closed_form(training))[known])
+    regression.fit(
+        feature_rows(training)[known], np.log(training.label_bytes / closed_form(training))[known]
+    )
 
     def predict(jobs: LabelledJobs) -> Array:
         expected: Array = closed_form(jobs) * np.exp(regression.predict(feature_rows(jobs)))
@@ -328,11 +402,16 @@ def _ratio_regression(training: LabelledJobs, regression: ExtraTreesRegressor) -
 
 
 def monotone_boosting(training: LabelledJobs) -> Callable[[LabelledJobs], Array]:
-    """Gradient-boosted trees on the logarithm of memory that never falls when an amount of bytes grows."""
+    """Gradient-boosted trees on the logarithm of memory that never falls when an amount of bytes
+    grows."""
     known = ~np.isnan(training.label_bytes)
     rising = [int(name.endswith("_bytes") and "slack" not in name) for name in FEATURE_NAMES]
     trees = HistGradientBoostingRegressor(
-        loss="absolute_error", max_iter=MONOTONE_ITERATIONS, learning_rate=0.1, monotonic_cst=rising, random_state=0
+        loss="absolute_error",
+        max_iter=MONOTONE_ITERATIONS,
+        learning_rate=0.1,
+        monotonic_cst=rising,
+        random_state=0,
     )
     trees.fit(_logarithms(training)[known], np.log(training.label_bytes[known]))
     return lambda jobs: np.exp(trees.predict(_logarithms(jobs)))

@@ -1,7 +1,9 @@
-"""Compares networks that families or label sources have in common with each family's own, on the same held-out jobs.
+"""Compares networks that families or label sources have in common with each family's own, on the
+same held-out jobs.
 
-Differences have intervals of a paired bootstrap over architectures (Efron and Tibshirani, "An Introduction to the Bootstrap",
-1993, section 8): both networks are judged on the same redrawn architectures.
+Differences have intervals of a paired bootstrap over architectures (Efron and Tibshirani, "An
+Introduction to the Bootstrap", 1993, section 8): both networks are judged on the same redrawn
+architectures.
 """
 
 from __future__ import annotations
@@ -14,7 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..answers import COVERAGE
-from .report.candidate_figures import GIB_BINS, GIB_BINS_TOP_BYTES, architectures, judged_rows, predicted_bins
+from .report.candidate_figures import (
+    GIB_BINS,
+    GIB_BINS_TOP_BYTES,
+    architectures,
+    judged_rows,
+    predicted_bins,
+)
 from .section import Section
 
 RESAMPLES: Final = 1_000
@@ -63,19 +71,32 @@ LEGEND: Final = (
 )
 
 
-def comparison_parts(sections: Sequence[Section], compared: Sequence[tuple[str, Mapping[str, str]]]) -> list[str]:
+def comparison_parts(
+    sections: Sequence[Section], compared: Sequence[tuple[str, Mapping[str, str]]]
+) -> list[str]:
     """Return one table for each of ``compared``, as Markdown.
 
     Args:
         sections: the sections; a candidate that a section lacks is left out there.
-        compared: the candidate of the families' own networks; what to compare with it, as the table's name → candidate.
+        compared: the candidate of the families' own networks; what to compare with it, as the
+            table's name → candidate.
     """
     parts = []
     for own, others in compared:
-        headings = ["judged on", "rows", "network", *(figure.name for figure in FIGURES), "worse in"]
+        headings = [
+            "judged on",
+            "rows",
+            "network",
+            *(figure.name for figure in FIGURES),
+            "worse in",
+        ]
         rows = [headings, ["---", "---:", "---", *["---:"] * len(FIGURES), "---"]]
         for section in sections:
-            rows += _rows(section, own, {title: name for title, name in others.items() if name in section.answers})
+            rows += _rows(
+                section,
+                own,
+                {title: name for title, name in others.items() if name in section.answers},
+            )
         table = "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
         parts.append(f"## Common networks beside the families' own: {own}\n\n{LEGEND}\n\n{table}")
     return parts
@@ -94,7 +115,10 @@ def _rows(section: Section, own: str, others: Mapping[str, str]) -> list[list[st
             number = figure.of(after)
             low, high = difference_interval(figure.of, before, after, clusters)
             cells.append(f"{number:{figure.form}} ({low:+{figure.form}} to {high:+{figure.form}})")
-            if max(low * figure.rising, high * figure.rising) < 0 and number * figure.rising < figure.enough:
+            if (
+                max(low * figure.rising, high * figure.rising) < 0
+                and number * figure.rising < figure.enough
+            ):
                 worse.append(figure.name)
         rows.append([section.title, judged, title, *cells, ", ".join(worse) or "nothing"])
     return rows
@@ -105,7 +129,11 @@ def _values(section: Section, candidate: str) -> list[Array]:
     rows = judged_rows(section)
     answers, labels = section.answers[candidate], section.label_bytes[rows]
     expected, safe = answers.expected_bytes[rows], answers.safe_bytes[rows]
-    right = np.where(labels <= GIB_BINS_TOP_BYTES, predicted_bins(answers, GIB_BINS)[rows] == GIB_BINS.index(labels), np.nan)
+    right = np.where(
+        labels <= GIB_BINS_TOP_BYTES,
+        predicted_bins(answers, GIB_BINS)[rows] == GIB_BINS.index(labels),
+        np.nan,
+    )
     error = np.abs(expected / labels - 1.0)
     below = np.where(np.isnan(safe), np.nan, labels <= safe)
     return [right, error, error, below, safe / expected]
@@ -114,7 +142,8 @@ def _values(section: Section, candidate: str) -> list[Array]:
 def difference_interval(
     figure: Callable[[Array], float], before: Array, after: Array, clusters: NDArray[np.int64]
 ) -> tuple[float, float]:
-    """Return the 95 % interval of ``figure(after) - figure(before)`` when whole clusters are drawn again.
+    """Return the 95 % interval of ``figure(after) - figure(before)`` when whole clusters are drawn
+    again.
 
     Args:
         figure: the figure.
@@ -126,7 +155,9 @@ def difference_interval(
     order = np.random.default_rng(0)
     differences = []
     for _ in range(RESAMPLES):
-        rows = np.concatenate([rows_of[code] for code in order.integers(len(rows_of), size=len(rows_of))])
+        rows = np.concatenate(
+            [rows_of[code] for code in order.integers(len(rows_of), size=len(rows_of))]
+        )
         differences.append(figure(after[rows]) - figure(before[rows]))
     low, high = np.quantile(differences, (0.025, 0.975)).tolist()
     return low, high

@@ -1,6 +1,8 @@
-"""Evaluates every candidate on the same folds, split by architecture; candidates are trained anew in each fold.
+"""Evaluates every candidate on the same folds, split by architecture; candidates are trained anew
+in each fold.
 
-The classifier is judged as it is served: each fold's model is exported to a bundle and called through
+The classifier is judged as it is served: each fold's model is exported to a bundle and called
+    through
 :class:`gpumemnet.predict.predictor.Predictor`.  Figures are pooled over the folds' held-out jobs.
 """
 
@@ -27,7 +29,10 @@ from .baselines import REGRESSIONS, commonest_bin, regression_answers
 from .metrics import AmountFigures, BinFigures, amount_figures, bin_figures
 
 FOLDS: Final = 3
-SCHEMES: Final[tuple[BinScheme, ...]] = (PUBLISHED_BINS["published-1000mib"], PUBLISHED_BINS["published-2000mib"])
+SCHEMES: Final[tuple[BinScheme, ...]] = (
+    PUBLISHED_BINS["published-1000mib"],
+    PUBLISHED_BINS["published-2000mib"],
+)
 MIN_TRAINING_JOBS: Final = 150
 """A bound at 99 % needs 99 rows to be calibrated on; folds are not exactly even."""
 CLASSIFIER: Final = "MLP-based classifier"
@@ -65,7 +70,9 @@ class Evaluation:
         return [
             {
                 "candidate": candidate,
-                "bins": {scheme.name: asdict(self.bin_figures(candidate, scheme)) for scheme in SCHEMES},
+                "bins": {
+                    scheme.name: asdict(self.bin_figures(candidate, scheme)) for scheme in SCHEMES
+                },
                 **asdict(self.amount_figures(candidate)),
             }
             for candidate in self.answers
@@ -82,7 +89,8 @@ def evaluate(
     """Evaluate all candidates on ``data``.
 
     Args:
-        data: jobs with layers and labels; jobs that ran out of memory train the classifier but are not tested on.
+        data: jobs with layers and labels; jobs that ran out of memory train the classifier but are
+            not tested on.
         plan: training plan of the classifier.
         fold_count: number of folds.
         progress: called with the current step and its finished share.
@@ -93,11 +101,18 @@ def evaluate(
     plan = plan or TrainingPlan()
     labelled = int((~np.isnan(data.label_bytes)).sum())
     if labelled * (fold_count - 1) // fold_count < MIN_TRAINING_JOBS:
-        raise ValueError(f"{labelled} measured jobs are too few for {fold_count} folds: measure at least {2 * MIN_TRAINING_JOBS}")
+        raise ValueError(
+            f"{labelled} measured jobs are too few for {fold_count} folds: measure at least {2 * MIN_TRAINING_JOBS}"
+        )
     parts: dict[str, list[Answers]] = {}
     labels = []
-    for fold, (training_rows, test_rows) in enumerate(folds(data.groups, fold_count, plan.seed), start=1):
-        training, test = data.take(training_rows), data.take(test_rows[~np.isnan(data.label_bytes[test_rows])])
+    for fold, (training_rows, test_rows) in enumerate(
+        folds(data.groups, fold_count, plan.seed), start=1
+    ):
+        training, test = (
+            data.take(training_rows),
+            data.take(test_rows[~np.isnan(data.label_bytes[test_rows])]),
+        )
         labels.append(test.label_bytes)
         parts.setdefault("commonest bin", []).append(commonest_bin(training, test, SCHEMES))
         for name, fit in REGRESSIONS.items():
@@ -111,18 +126,25 @@ def evaluate(
     return Evaluation(np.concatenate(labels), pooled, plan, fold_count, data)
 
 
-def _served(training: LabelledJobs, plan: TrainingPlan, progress: Callable[[float], None]) -> Predictor:
+def _served(
+    training: LabelledJobs, plan: TrainingPlan, progress: Callable[[float], None]
+) -> Predictor:
     """A predictor with a bundle freshly trained on ``training``."""
     with tempfile.TemporaryDirectory() as folder:
         classifier = train_classifier(training, plan, progress)
-        bundle = save_classifier(Path(folder) / "fold", classifier, training, plan, name="fold", version="0")
+        bundle = save_classifier(
+            Path(folder) / "fold", classifier, training, plan, name="fold", version="0"
+        )
     return Predictor([bundle], keeps_label_context=True)
 
 
 def _classifier_answers(predictor: Predictor, test: LabelledJobs) -> Answers:
     # without traced peaks, so that the classifier itself answers
     table = JobTable.from_jobs([replace(job, traced_peak_bytes=None) for job in test.jobs])
-    predictions = {scheme.name: predictor.predict_table(table, bins=scheme, coverage=COVERAGE) for scheme in SCHEMES}
+    predictions = {
+        scheme.name: predictor.predict_table(table, bins=scheme, coverage=COVERAGE)
+        for scheme in SCHEMES
+    }
     first = predictions[SCHEMES[0].name]
     return Answers(
         expected_bytes=first.expected_bytes.astype(np.float64),

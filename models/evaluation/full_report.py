@@ -1,7 +1,8 @@
-"""The full report: every candidate on every dataset of a folder and on real models, and an ablation of our classifiers.
+"""The full report: every candidate on every dataset of a folder and on real models, and an ablation
+of our classifiers.
 
-Measured and published rows give tables of accuracy, traced rows give tables of agreement with the trace, and real models are used
-for testing only.
+Measured and published rows give tables of accuracy, traced rows give tables of agreement with the
+trace, and real models are used for testing only.
 """
 
 from __future__ import annotations
@@ -59,7 +60,15 @@ from .learning_curves import Learning, learn
 from .report import write_report
 from .report.map_picture import MAX_MAP_ROWS
 from .section import Section
-from .study import MEASURED_FOLDS, TRACED_FOLDS, Progress, Study, measured_study, run_studies, traced_study
+from .study import (
+    MEASURED_FOLDS,
+    TRACED_FOLDS,
+    Progress,
+    Study,
+    measured_study,
+    run_studies,
+    traced_study,
+)
 
 SMOKE_ROWS: Final = 200
 SMOKE_EPOCHS: Final = 2
@@ -85,7 +94,13 @@ class _Sources:
 
 
 def write_full_report(
-    datasets: Path, out: Path, *, seed: int, workers: int | None, is_smoke: bool, progress: Progress = lambda what, share: None
+    datasets: Path,
+    out: Path,
+    *,
+    seed: int,
+    workers: int | None,
+    is_smoke: bool,
+    progress: Progress = lambda what, share: None,
 ) -> list[Path]:
     """Write the report on all datasets in the folder ``datasets`` to ``out``.
 
@@ -116,9 +131,15 @@ def write_full_report(
             traced = {TRANSFERRED: bundles[family][0]} if family in bundles else {}
             if common is not None and family in common.card.families:
                 traced[COMMON_TRANSFERRED] = common
-            studies.append(_shortened(measured_study(data, _plans(data, seed, epochs), traced), is_smoke))
+            studies.append(
+                _shortened(measured_study(data, _plans(data, seed, epochs), traced), is_smoke)
+            )
         studies.sort(key=lambda study: (study.data.provenance == TRACED, study.slug))
-        networks = [CommonNetwork(COMMON, common_plan(seed, epochs), (tuple(all_traced),))] if several else []
+        networks = (
+            [CommonNetwork(COMMON, common_plan(seed, epochs), (tuple(all_traced),))]
+            if several
+            else []
+        )
         sections = run_studies(studies, progress, workers, networks)
         zoo = [
             _zoo_section(family, *rows, bundles[family], common, sources.measured.get(family))
@@ -126,10 +147,14 @@ def write_full_report(
             if family in bundles
         ]
     learning = [
-        learn(study.slug, study.data, study.plans.mlp, MEASURED_FOLDS) for study in studies if len(study.data) >= LEARNING_ROWS
+        learn(study.slug, study.data, study.plans.mlp, MEASURED_FOLDS)
+        for study in studies
+        if len(study.data) >= LEARNING_ROWS
     ]
     minutes = (time.monotonic() - start) / 60
-    notes = [f"Training and judging took {minutes:.1f} minutes with {workers or os.cpu_count()} processes, seed {seed}."]
+    notes = [
+        f"Training and judging took {minutes:.1f} minutes with {workers or os.cpu_count()} processes, seed {seed}."
+    ]
     if is_smoke:
         notes.insert(0, "A smoke run on few rows: its figures say nothing.")
     return write_report(
@@ -150,7 +175,8 @@ def write_common_report(
     encoders: Sequence[str] = tuple(OWN_CANDIDATES),
     progress: Progress = lambda what, share: None,
 ) -> list[Path]:
-    """Write the report on networks that families and label sources have in common, beside each family's own, to ``out``.
+    """Write the report on networks that families and label sources have in common, beside each
+    family's own, to ``out``.
 
     Args:
         datasets: folder of datasets.
@@ -161,25 +187,40 @@ def write_common_report(
         progress: called with the finished step and the finished share.
 
     Raises:
-        DatasetError: when the folder does not hold readings and traces of the same families, of several ones.
+        DatasetError: when the folder does not hold readings and traces of the same families, of
+            several ones.
         ValueError: when a dataset has too few architectures to split.
     """
     start = time.monotonic()
     sources = _sources(datasets, is_smoke=False)
     if len(sources.traced) < 2 or sources.traced.keys() != sources.measured.keys():
-        raise DatasetError(f"{datasets} does not hold readings and traces of the same families: the networks learn from both")
+        raise DatasetError(
+            f"{datasets} does not hold readings and traces of the same families: the networks learn from both"
+        )
     own = [OWN_CANDIDATES[encoder] for encoder in encoders]
     studies = [
-        replace(study, candidates=tuple(candidate for _, candidate in own), fold_count=TRACED_FOLDS, candidate=own[0][0])
+        replace(
+            study,
+            candidates=tuple(candidate for _, candidate in own),
+            fold_count=TRACED_FOLDS,
+            candidate=own[0][0],
+        )
         for study in (
-            *(measured_study(data, _plans(data, seed, None), {}) for data in sources.measured.values()),
+            *(
+                measured_study(data, _plans(data, seed, None), {})
+                for data in sources.measured.values()
+            ),
             *(traced_study(data, _plans(data, seed, None)) for data in sources.traced.values()),
         )
     ]
     measured, traced = tuple(sources.measured.values()), tuple(sources.traced.values())
     names = {encoder: OWN_CANDIDATES[encoder][0] for encoder in encoders}
     networks = [
-        CommonNetwork(f"{name}, {suffix}", transformer_plan(seed) if encoder == "transformer" else common_plan(seed), parts)
+        CommonNetwork(
+            f"{name}, {suffix}",
+            transformer_plan(seed) if encoder == "transformer" else common_plan(seed),
+            parts,
+        )
         for encoder, name in names.items()
         for suffix, parts in (
             (ALL_FAMILIES_NAME, (measured,)),
@@ -189,13 +230,18 @@ def write_common_report(
     ]
     sections = run_studies(studies, progress, workers, networks)
     compared = [
-        (f"{name}{mode}", {suffix: f"{name}, {suffix}{mode}" for suffix in (ALL_FAMILIES_NAME, ALL_SOURCES_NAME)})
+        (
+            f"{name}{mode}",
+            {suffix: f"{name}, {suffix}{mode}" for suffix in (ALL_FAMILIES_NAME, ALL_SOURCES_NAME)},
+        )
         for name in names.values()
         for mode in ("", TOTALS_SUFFIX)
         if f"{name}{mode}" in sections[0].answers
     ]
     minutes = (time.monotonic() - start) / 60
-    notes = [f"Training and judging took {minutes:.1f} minutes with {workers or os.cpu_count()} processes, seed {seed}."]
+    notes = [
+        f"Training and judging took {minutes:.1f} minutes with {workers or os.cpu_count()} processes, seed {seed}."
+    ]
     return write_report(sections, out, notes=notes, appendix=comparison_parts(sections, compared))
 
 
@@ -208,14 +254,22 @@ def _sources(folder: Path, is_smoke: bool) -> _Sources:
         rows = load_training_rows(path)
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
         for family, is_zoo in sorted({(row.job.family, row.recipe == ZOO) for row in rows}):
-            family_rows = [row for row in rows if row.job.family == family and (row.recipe == ZOO) == is_zoo]
-            data = labelled_jobs(family_rows if is_zoo or not is_smoke else family_rows[:SMOKE_ROWS], str(path), sha256)
+            family_rows = [
+                row for row in rows if row.job.family == family and (row.recipe == ZOO) == is_zoo
+            ]
+            data = labelled_jobs(
+                family_rows if is_zoo or not is_smoke else family_rows[:SMOKE_ROWS],
+                str(path),
+                sha256,
+            )
             if is_zoo:
                 sources.zoo[family] = (data, family_rows)
                 continue
             kept = sources.traced if data.provenance == TRACED else sources.measured
             if family in kept:
-                raise DatasetError(f"{path} holds {family} jobs that another dataset of {folder} has too: merge them first")
+                raise DatasetError(
+                    f"{path} holds {family} jobs that another dataset of {folder} has too: merge them first"
+                )
             kept[family] = data
     return sources
 
@@ -232,21 +286,42 @@ def _plans(data: LabelledJobs, seed: int, epochs: int | None) -> Plans:
 def _common_bundle(data: LabelledJobs, seed: int, epochs: int | None, scratch: Path) -> Bundle:
     """One model for all families, trained on all of ``data``."""
     plan = common_plan(seed, epochs)
-    return save_classifier(scratch / "all-mlp", train_classifier(data, plan), data, plan, name="all-mlp", version="0")
+    return save_classifier(
+        scratch / "all-mlp", train_classifier(data, plan), data, plan, name="all-mlp", version="0"
+    )
 
 
 def _shortened(study: Study, is_smoke: bool) -> Study:
-    return replace(study, fold_count=2 if len(study.data) >= SMOKE_ROWS else 4) if is_smoke else study
+    return (
+        replace(study, fold_count=2 if len(study.data) >= SMOKE_ROWS else 4) if is_smoke else study
+    )
 
 
-def _bundles(data: LabelledJobs, plans: Plans, calibration: LabelledJobs | None, scratch: Path) -> tuple[Bundle, Bundle]:
+def _bundles(
+    data: LabelledJobs, plans: Plans, calibration: LabelledJobs | None, scratch: Path
+) -> tuple[Bundle, Bundle]:
     """Both encoders, trained on all of ``data``."""
     family = data.jobs[0].family
     first = train_classifier(data, plans.mlp)
     second = train_sequence_classifier(data, plans.transformer)
     return (
-        save_classifier(scratch / f"{family}-mlp", first, data, plans.mlp, name=f"{family}-mlp", version="0", traces=calibration),
-        save_classifier(scratch / f"{family}-t", second, data, plans.transformer, name=f"{family}-t", version="0"),
+        save_classifier(
+            scratch / f"{family}-mlp",
+            first,
+            data,
+            plans.mlp,
+            name=f"{family}-mlp",
+            version="0",
+            traces=calibration,
+        ),
+        save_classifier(
+            scratch / f"{family}-t",
+            second,
+            data,
+            plans.transformer,
+            name=f"{family}-t",
+            version="0",
+        ),
     )
 
 
@@ -258,9 +333,11 @@ def _zoo_section(
     common: Bundle | None,
     measured: LabelledJobs | None,
 ) -> Section:
-    """The section of real models, which no classifier was trained on, with the context of the GPU's profile."""
+    """The section of real models, which no classifier was trained on, with the context of the GPU's
+    profile."""
     answers = {
-        name: served_answers(bundle, data, data.gpu) for name, bundle in zip((MLP_BASED, TRANSFORMER_BASED), bundles, strict=True)
+        name: served_answers(bundle, data, data.gpu)
+        for name, bundle in zip((MLP_BASED, TRANSFORMER_BASED), bundles, strict=True)
     }
     if common is not None:
         answers[COMMON] = served_answers(common, data, data.gpu)
@@ -287,7 +364,9 @@ def _zoo_section(
         answers=answers,
         candidate=MLP_BASED,
         others_mib={
-            title: np.array([row_options.get(field) or np.nan for row_options in options], dtype=np.float64)
+            title: np.array(
+                [row_options.get(field) or np.nan for row_options in options], dtype=np.float64
+            )
             for field, title in PUBLISHED_VALUES.items()
         },
         names=tuple(names),
@@ -296,7 +375,11 @@ def _zoo_section(
 
 def _answers_without_bound(expected: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Answers:
     """Answers without a bound."""
-    return Answers(expected, np.full(len(expected), np.nan), {scheme.name: scheme.index(expected) for scheme in SCHEMES})
+    return Answers(
+        expected,
+        np.full(len(expected), np.nan),
+        {scheme.name: scheme.index(expected) for scheme in SCHEMES},
+    )
 
 
 _ABLATION: Final = {
@@ -327,10 +410,20 @@ def _ablation_parts(sections: Sequence[Section]) -> list[str]:
             answers, labels = section.answers[name], section.label_bytes
             errors, is_small = np.abs(answers.expected_bytes / labels - 1.0), labels <= SMALL_JOBS
             right = [
-                np.mean((answers.bins.get(scheme.name, scheme.index(answers.expected_bytes)) == scheme.index(labels))[is_small])
+                np.mean(
+                    (
+                        answers.bins.get(scheme.name, scheme.index(answers.expected_bytes))
+                        == scheme.index(labels)
+                    )[is_small]
+                )
                 for scheme in (ONE_GIB, SCHEMES[-1])
             ]
-            cells = (f"{right[0]:.1%}", f"{right[1]:.1%}", f"{np.median(errors):.1%}", f"{(errors <= 0.1).mean():.1%}")
+            cells = (
+                f"{right[0]:.1%}",
+                f"{right[1]:.1%}",
+                f"{np.median(errors):.1%}",
+                f"{(errors <= 0.1).mean():.1%}",
+            )
             lines.append(f"| {description} | {' | '.join(cells)} |")
         parts.append("\n".join(lines))
     return parts
@@ -340,15 +433,31 @@ def _learning_parts(learning: Sequence[Learning]) -> list[str]:
     """The curves and importances as Markdown."""
     parts = []
     for study in learning:
-        lines = [f"### What more rows give: {study.slug}", "", "| rows | median error | within 10 % |", "| ---: | ---: | ---: |"]
-        lines += [f"| {point.rows:,} | {point.median_error:.2%} | {point.within_10_percent:.1%} |" for point in study.curve]
+        lines = [
+            f"### What more rows give: {study.slug}",
+            "",
+            "| rows | median error | within 10 % |",
+            "| ---: | ---: | ---: |",
+        ]
+        lines += [
+            f"| {point.rows:,} | {point.median_error:.2%} | {point.within_10_percent:.1%} |"
+            for point in study.curve
+        ]
         lines += [
             "",
             f"### What each kind of feature is worth: {study.slug}",
             "",
             "Growth of the median error when its columns are",
         ]
-        lines += ["permuted among the held-out jobs.", "", "| columns | error added |", "| --- | ---: |"]
-        lines += [f"| {importance.group} | {importance.added_error:+.2%} |" for importance in study.importances]
+        lines += [
+            "permuted among the held-out jobs.",
+            "",
+            "| columns | error added |",
+            "| --- | ---: |",
+        ]
+        lines += [
+            f"| {importance.group} | {importance.added_error:+.2%} |"
+            for importance in study.importances
+        ]
         parts.append("\n".join(lines))
     return parts

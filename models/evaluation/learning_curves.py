@@ -1,4 +1,5 @@
-"""Learning curves and feature importances of the MLP-based classifier, on one split of a dataset."""
+"""Learning curves and feature importances of the MLP-based classifier, on one split of a
+dataset."""
 
 from __future__ import annotations
 
@@ -21,12 +22,32 @@ FEATURE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "batch size and input": ("batch_size", "input_elements", "input_bytes"),
     "totals": ("total_parameters", "trainable_share", "total_activations", "activation_bytes"),
     "options": tuple(name for name in FEATURE_NAMES if name.startswith("is_")),
-    "model state": ("weight_bytes", "gradient_bytes", "optimizer_state_bytes", "optimizer_temporary_bytes"),
+    "model state": (
+        "weight_bytes",
+        "gradient_bytes",
+        "optimizer_state_bytes",
+        "optimizer_temporary_bytes",
+    ),
     "counts of layers": tuple(name for name in FEATURE_NAMES if name.endswith("_count")),
-    "closed form by size class": tuple(name for name in FEATURE_NAMES if name.startswith(("weights_", "peak_", "kept_"))),
-    "moments of the step": ("resident_bytes", "loss_bytes", "backward_bytes", "step_bytes", "unfragmented_bytes"),
-    "largest tensors": tuple(name for name in FEATURE_NAMES if name.startswith("largest_") or name == "logits_bytes"),
-    "closed form in whole segments": ("segment_bytes", "small_slack_bytes", "medium_slack_bytes", "spare_medium_segments"),
+    "closed form by size class": tuple(
+        name for name in FEATURE_NAMES if name.startswith(("weights_", "peak_", "kept_"))
+    ),
+    "moments of the step": (
+        "resident_bytes",
+        "loss_bytes",
+        "backward_bytes",
+        "step_bytes",
+        "unfragmented_bytes",
+    ),
+    "largest tensors": tuple(
+        name for name in FEATURE_NAMES if name.startswith("largest_") or name == "logits_bytes"
+    ),
+    "closed form in whole segments": (
+        "segment_bytes",
+        "small_slack_bytes",
+        "medium_slack_bytes",
+        "spare_medium_segments",
+    ),
 }
 """Groups of columns that are permuted together, because they are strongly correlated."""
 
@@ -42,7 +63,8 @@ class LearningPoint:
 
 @dataclass(frozen=True, slots=True)
 class Importance:
-    """How much the median relative error grows when a group of columns is permuted among the held-out jobs."""
+    """How much the median relative error grows when a group of columns is permuted among the
+    held-out jobs."""
 
     group: str
     added_error: float
@@ -58,7 +80,8 @@ class Learning:
 
 
 def learn(slug: str, data: LabelledJobs, plan: TrainingPlan, fold_count: int) -> Learning:
-    """Train on rising shares of the first fold's training jobs, and permute columns for the last of these models."""
+    """Train on rising shares of the first fold's training jobs, and permute columns for the last of
+    these models."""
     training_rows, test_rows = folds(data.groups, fold_count, plan.seed)[0]
     test = data.take(test_rows[~np.isnan(data.label_bytes[test_rows])])
     shuffled = np.random.default_rng(plan.seed).permutation(training_rows)
@@ -69,21 +92,31 @@ def learn(slug: str, data: LabelledJobs, plan: TrainingPlan, fold_count: int) ->
         if len(rows) < MIN_ROWS and share < 1.0:
             continue
         # with fewer rows, the same number of steps
-        classifier = train_classifier(data.take(rows), replace(plan, epochs=min(4 * plan.epochs, round(plan.epochs / share))))
+        classifier = train_classifier(
+            data.take(rows), replace(plan, epochs=min(4 * plan.epochs, round(plan.epochs / share)))
+        )
         errors = _errors(classifier, test)
-        curve.append(LearningPoint(len(rows), float(np.median(errors)), float((errors <= 0.1).mean())))
+        curve.append(
+            LearningPoint(len(rows), float(np.median(errors)), float((errors <= 0.1).mean()))
+        )
     assert classifier is not None
     return Learning(slug, tuple(curve), _importances(classifier, test, plan.seed))
 
 
-def _errors(classifier: TrainedClassifier, test: LabelledJobs) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _errors(
+    classifier: TrainedClassifier, test: LabelledJobs
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     with torch.no_grad():
         amounts = classifier.network(float_tensor(test.features))[3].double().numpy()
-    errors: np.ndarray[tuple[int], np.dtype[np.float64]] = np.abs(np.exp(amounts[:, 1]) / test.label_bytes - 1.0)
+    errors: np.ndarray[tuple[int], np.dtype[np.float64]] = np.abs(
+        np.exp(amounts[:, 1]) / test.label_bytes - 1.0
+    )
     return errors
 
 
-def _importances(classifier: TrainedClassifier, test: LabelledJobs, seed: int) -> tuple[Importance, ...]:
+def _importances(
+    classifier: TrainedClassifier, test: LabelledJobs, seed: int
+) -> tuple[Importance, ...]:
     generator = np.random.default_rng(seed)
     baseline = float(np.median(_errors(classifier, test)))
     importances = []
@@ -91,5 +124,10 @@ def _importances(classifier: TrainedClassifier, test: LabelledJobs, seed: int) -
         columns = [FEATURE_NAMES.index(name) for name in names]
         features = test.features.copy()
         features[:, columns] = features[generator.permutation(len(test))][:, columns]
-        importances.append(Importance(group, float(np.median(_errors(classifier, replace(test, features=features)))) - baseline))
+        importances.append(
+            Importance(
+                group,
+                float(np.median(_errors(classifier, replace(test, features=features)))) - baseline,
+            )
+        )
     return tuple(sorted(importances, key=lambda importance: -importance.added_error))

@@ -1,7 +1,7 @@
 """Figures that judge estimators: bins, error in MiB, under-prediction, waste, coverage.
 
-The published tables have accuracy only (arXiv 2602.17817, tables 2–4).  The other figures matter to a scheduler: an
-under-predicted job runs out of memory, an over-predicted one wastes it.
+The published tables have accuracy only (arXiv 2602.17817, tables 2–4).  The other figures matter to
+a scheduler: an under-predicted job runs out of memory, an over-predicted one wastes it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class AmountFigures:
     """Figures of expected and safe bytes.
 
     Attributes:
-        median_error_mib, p90_error_mib, p99_error_mib, mean_error_mib: absolute error of the expected bytes.
+        median_error_mib, p90_error_mib, p99_error_mib, mean_error_mib: absolute error of the
+        expected bytes.
         above_safe: share of the jobs with safe bytes that need more than these.
         wasted: mean of safe over measured, minus one, over the same jobs.
         wasted_mib: mean of safe minus measured.
@@ -79,8 +80,11 @@ def amount_figures(label_bytes: Array, answers: Answers) -> AmountFigures:
     )
 
 
-def confusion(label_bytes: Array, predicted: NDArray[np.int64], scheme: BinScheme) -> NDArray[np.int64]:
-    """Counts of measured (rows) against predicted (columns) bins, up to the highest that occurs; square."""
+def confusion(
+    label_bytes: Array, predicted: NDArray[np.int64], scheme: BinScheme
+) -> NDArray[np.int64]:
+    """Counts of measured (rows) against predicted (columns) bins, up to the highest that occurs;
+    square."""
     measured = scheme.index(label_bytes)
     size = int(max(measured.max(), predicted.max())) + 1
     counts = np.zeros((size, size), dtype=np.int64)

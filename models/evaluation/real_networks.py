@@ -1,7 +1,9 @@
 """Judges estimators on runs of real networks, by five folds over architecture families.
 
-Every estimator answers from layers alone, and no row of the family that it answers for was in its training.  What is compared is
-the whole reading, with the CUDA context: one constant for each GPU and source (:func:`models.training.data.above_context_bytes`).
+Every estimator answers from layers alone, and no row of the family that it answers for was in its
+training.  What is compared is
+the whole reading, with the CUDA context: one constant for each GPU and source
+    (:func:`models.training.data.above_context_bytes`).
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ FOLDS: Final = 5
 COVERAGE: Final = 0.99
 _RESAMPLES: Final = 1_000
 SHIPPED: Final = "closed form, as shipped"
-"""What the bundles of CNNs and transformers answer with (:mod:`gpumemnet.predict.real_networks`)."""
+"""What the bundles of CNNs and transformers answer with
+(:mod:`gpumemnet.predict.real_networks`)."""
 _SEGMENT: Final = FEATURE_NAMES.index("segment_bytes")
 
 Array = NDArray[np.float64]
@@ -43,7 +46,8 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Amounts:
-    """What one estimator answers for ``B`` rows: expectation, and bound for :data:`COVERAGE` (NaN without one), shape ``[B]``."""
+    """What one estimator answers for ``B`` rows: expectation, and bound for :data:`COVERAGE` (NaN
+    without one), shape ``[B]``."""
 
     expected_bytes: Array
     bound_bytes: Array
@@ -52,7 +56,8 @@ class Amounts:
 def held_out_answers(
     data: LabelledJobs, networks: RealNetworks, seed: int, progress: Callable[[str, float], None]
 ) -> dict[str, Amounts]:
-    """Answer for the real rows of ``data``, the last ones, each by estimators that have not seen its architecture family.
+    """Answer for the real rows of ``data``, the last ones, each by estimators that have not seen
+    its architecture family.
 
     Args:
         data: jobs of one family.
@@ -77,12 +82,19 @@ def held_out_answers(
     found = {}
     for name, parts in answers.items():
         rows = np.concatenate([rows for rows, _, _ in parts]).argsort()
-        found[name] = Amounts(*(np.concatenate([part[at] for part in parts])[rows] for at in (1, 2)))
+        found[name] = Amounts(
+            *(np.concatenate([part[at] for part in parts])[rows] for at in (1, 2))
+        )
     return found
 
 
 def _estimators(
-    own: LabelledJobs, both: LabelledJobs, networks: RealNetworks, tested: LabelledJobs, asked: RealNetworks, seed: int
+    own: LabelledJobs,
+    both: LabelledJobs,
+    networks: RealNetworks,
+    tested: LabelledJobs,
+    asked: RealNetworks,
+    seed: int,
 ) -> Mapping[str, tuple[Array, Array]]:
     """Return name → expectation and bound for the rows of ``tested``.
 
@@ -111,15 +123,24 @@ def _estimators(
     classifier = train_classifier(both, mlp_plan(both, seed))
     level = min(bisect_left(classifier.coverages, COVERAGE), len(classifier.coverages) - 1)
     with torch.no_grad():
-        amounts = classifier.network(float_tensor(tested.features))[GRAPH_OUTPUTS.index("amounts")].double().numpy()
+        amounts = (
+            classifier.network(float_tensor(tested.features))[GRAPH_OUTPUTS.index("amounts")]
+            .double()
+            .numpy()
+        )
     answers["MLP-based classifier"] = (np.exp(amounts[:, 1]), np.exp(amounts[:, 2 + level]))
     return answers
 
 
 def write_report(
-    datasets: Mapping[str, Path], runs: Sequence[Path], out: Path, seed: int, progress: Callable[[str, float], None]
+    datasets: Mapping[str, Path],
+    runs: Sequence[Path],
+    out: Path,
+    seed: int,
+    progress: Callable[[str, float], None],
 ) -> Path:
-    """Judge the estimators on the real networks of every family, and write ``report.md`` into ``out``; returns its path.
+    """Judge the estimators on the real networks of every family, and write ``report.md`` into
+    ``out``; returns its path.
 
     Args:
         datasets: family → sampled jobs that the networks learn from as well.
@@ -138,16 +159,29 @@ def write_report(
         data = with_real_networks(load_labelled_jobs(dataset, family), runs)
         rows = real_rows(runs, family)
         readings = np.array([row.label_bytes for row in rows], dtype=np.float64)
-        constants = readings - (data.label_bytes[len(data) - len(rows) :] - float(data.context_bytes or 0))
+        constants = readings - (
+            data.label_bytes[len(data) - len(rows) :] - float(data.context_bytes or 0)
+        )
         families = np.array([row.split_group for row in rows])
         sources = np.array([row.provenance for row in rows])
         for name, answers in held_out_answers(data, networks, seed, progress).items():
             expected, bound = (
-                amounts - float(data.context_bytes or 0) + constants for amounts in (answers.expected_bytes, answers.bound_bytes)
+                amounts - float(data.context_bytes or 0) + constants
+                for amounts in (answers.expected_bytes, answers.bound_bytes)
             )
             for source in sorted(set(sources.tolist())):
                 chosen = sources == source
-                lines.append(_line(family, source, name, expected[chosen], bound[chosen], readings[chosen], families[chosen]))
+                lines.append(
+                    _line(
+                        family,
+                        source,
+                        name,
+                        expected[chosen],
+                        bound[chosen],
+                        readings[chosen],
+                        families[chosen],
+                    )
+                )
             if name == SHIPPED:
                 worst += _worst(rows, expected, readings)
     lines += ["", "## The twenty worst rows of each family, in MiB", "", *_WORST_HEADER]
@@ -170,14 +204,28 @@ _HEADER: Final = (
     "| below the 99 % bound | bound over answer, median |",
     "|---|---|---|--:|--:|--:|--:|--:|--:|--:|",
 )
-_WORST_HEADER: Final = ("| family | architecture family | network | options | reading | answer |", "|---|---|---|---|--:|--:|")
+_WORST_HEADER: Final = (
+    "| family | architecture family | network | options | reading | answer |",
+    "|---|---|---|---|--:|--:|",
+)
 _WORST: Final = 20
 
 
-def _line(family: str, source: str, name: str, expected: Array, bound: Array, readings: Array, families: NDArray[np.str_]) -> str:
+def _line(
+    family: str,
+    source: str,
+    name: str,
+    expected: Array,
+    bound: Array,
+    readings: Array,
+    families: NDArray[np.str_],
+) -> str:
     errors = np.abs(expected / readings - 1.0)
     median, lowest, highest = _median_interval(errors, families)
-    same = [np.mean((expected // width).astype(np.int64) == (readings // width).astype(np.int64)) for width in (8_000 * MIB, GIB)]
+    same = [
+        np.mean((expected // width).astype(np.int64) == (readings // width).astype(np.int64))
+        for width in (8_000 * MIB, GIB)
+    ]
     cells = (
         f"{median:.1%} ({lowest:.1%}–{highest:.1%})",
         f"{np.quantile(errors, 0.9):.1%}",
@@ -193,7 +241,13 @@ def _median_interval(errors: Array, families: NDArray[np.str_]) -> tuple[float, 
     rows_of = [np.flatnonzero(codes == code) for code in range(len(names))]
     order = np.random.default_rng(0)
     medians = [
-        np.median(errors[np.concatenate([rows_of[code] for code in order.integers(len(names), size=len(names))])])
+        np.median(
+            errors[
+                np.concatenate(
+                    [rows_of[code] for code in order.integers(len(names), size=len(names))]
+                )
+            ]
+        )
         for _ in range(_RESAMPLES)
     ]
     lowest, highest = np.quantile(medians, (0.025, 0.975)).tolist()

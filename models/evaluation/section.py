@@ -32,7 +32,8 @@ class Section:
         answers: candidate → its answers.
         candidate: the key of ``answers`` for pictures of one candidate.
         seconds: candidate → total training time.
-        others_mib: name of a published estimator → its published values in MiB, NaN where there is none, shape ``[B]`` each.
+        others_mib: name of a published estimator → its published values in MiB, NaN where there is
+            none, shape ``[B]`` each.
         names: names of the models of the zoo; otherwise empty.
     """
 

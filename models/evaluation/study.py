@@ -1,4 +1,5 @@
-"""Runs candidates over folds and gathers the sections of the report; folds run side by side in processes of their own."""
+"""Runs candidates over folds and gathers the sections of the report; folds run side by side in
+processes of their own."""
 
 from __future__ import annotations
 
@@ -109,7 +110,10 @@ def traced_study(data: LabelledJobs, plans: Plans) -> Study:
 
 
 def run_studies(
-    studies: Sequence[Study], progress: Progress, workers: int | None = None, networks: Sequence[CommonNetwork] = ()
+    studies: Sequence[Study],
+    progress: Progress,
+    workers: int | None = None,
+    networks: Sequence[CommonNetwork] = (),
 ) -> list[Section]:
     """The sections of ``studies``, in their order.
 
@@ -117,8 +121,8 @@ def run_studies(
         studies: the studies.
         progress: called with the finished step and the finished share.
         workers: processes; one for each core unless given.
-        networks: networks that several datasets have in common; candidates in the studies of these datasets, which have equally
-            many folds.
+        networks: networks that several datasets have in common; candidates in the studies of these
+            datasets, which have equally many folds.
 
     Raises:
         ValueError: when a dataset has fewer architectures than folds.
@@ -126,9 +130,14 @@ def run_studies(
     tasks = [(study, fold) for study in studies for fold in range(study.fold_count)]
     for study in studies:
         folds(study.data.groups, study.fold_count, study.plans.mlp.seed)
-    concerned = [[study for study in studies if _source_of(study, network) is not None] for network in networks]
+    concerned = [
+        [study for study in studies if _source_of(study, network) is not None]
+        for network in networks
+    ]
     common_tasks = [
-        (network, own, fold) for network, own in zip(networks, concerned, strict=True) for fold in range(own[0].fold_count)
+        (network, own, fold)
+        for network, own in zip(networks, concerned, strict=True)
+        for fold in range(own[0].fold_count)
     ]
     workers = workers or min(os.cpu_count() or 1, len(tasks) + len(common_tasks))
     # the longest first, so that no core is idle while a long task ends
@@ -140,19 +149,33 @@ def run_studies(
             last = future.result()[-1]
             progress(f"{last.slug}, fold {last.fold + 1}", done / len(results))
         finished = [part for future in results for part in future.result()]
-    return [_section(study, [_merged(finished, study, fold) for fold in range(study.fold_count)]) for study in studies]
+    return [
+        _section(study, [_merged(finished, study, fold) for fold in range(study.fold_count)])
+        for study in studies
+    ]
 
 
 def _merged(finished: Sequence[_Fold], study: Study, fold: int) -> _Fold:
     """Return all candidates of one fold of a study together."""
     parts = [part for part in finished if (part.slug, part.fold) == (study.slug, fold)]
     answers = {name: answer for part in parts for name, answer in part.answers.items()}
-    return replace(parts[0], answers=answers, seconds={name: took for part in parts for name, took in part.seconds.items()})
+    return replace(
+        parts[0],
+        answers=answers,
+        seconds={name: took for part in parts for name, took in part.seconds.items()},
+    )
 
 
 def _source_of(study: Study, network: CommonNetwork) -> int | None:
     """Return the number of the label source whose datasets the study's is among."""
-    return next((n for n, families in enumerate(network.sources) if any(study.data is data for data in families)), None)
+    return next(
+        (
+            n
+            for n, families in enumerate(network.sources)
+            if any(study.data is data for data in families)
+        ),
+        None,
+    )
 
 
 def _use_one_thread() -> None:
@@ -164,7 +187,9 @@ def _use_one_thread() -> None:
 
 def _fold_rows(study: Study, fold: int) -> tuple[Rows, Rows]:
     """Return the rows to train on, and those to test on, which have a label."""
-    training_rows, test_rows = folds(study.data.groups, study.fold_count, study.plans.mlp.seed)[fold]
+    training_rows, test_rows = folds(study.data.groups, study.fold_count, study.plans.mlp.seed)[
+        fold
+    ]
     return training_rows, test_rows[~np.isnan(study.data.label_bytes[test_rows])]
 
 
@@ -191,14 +216,26 @@ def _run_common(network: CommonNetwork, studies: Sequence[Study], fold: int) -> 
     """
     start = time.monotonic()
     count, seed = studies[0].fold_count, studies[0].plans.mlp.seed
-    training = [[data.take(folds(data.groups, count, seed)[fold][0]) for data in families] for families in network.sources]
+    training = [
+        [data.take(folds(data.groups, count, seed)[fold][0]) for data in families]
+        for families in network.sources
+    ]
     rows = [_fold_rows(study, fold)[1] for study in studies]
-    tests = [(_source_of(study, network) or 0, study.data.take(own)) for study, own in zip(studies, rows, strict=True)]
+    tests = [
+        (_source_of(study, network) or 0, study.data.take(own))
+        for study, own in zip(studies, rows, strict=True)
+    ]
     found = common_answers(network.plan, training, tests)
     seconds = (time.monotonic() - start) / sum(map(len, found))
     names = (network.name, f"{network.name}{TOTALS_SUFFIX}")
     return [
-        _Fold(study.slug, fold, own, dict(zip(names, answers, strict=False)), dict.fromkeys(names[: len(answers)], seconds))
+        _Fold(
+            study.slug,
+            fold,
+            own,
+            dict(zip(names, answers, strict=False)),
+            dict.fromkeys(names[: len(answers)], seconds),
+        )
         for study, own, answers in zip(studies, rows, found, strict=True)
     ]
 

@@ -1,8 +1,10 @@
-"""The MLP-based classifier in training: an ensemble of small MLPs that predict a distribution over memory.
+"""The MLP-based classifier in training: an ensemble of small MLPs that predict a distribution over
+memory.
 
-The encoder is GPUMemNet's (arXiv 2602.17817, section 5.1: an ensemble of tiny MLPs over the feature vector).  The head is a
-mixture of logistics over log-bytes relative to the calibrated closed form.  So it supports bins of any width and respects their
-order.  The modules take raw feature columns, so the exported graph includes every transform (:mod:`models.networks.served`).
+The encoder is GPUMemNet's (arXiv 2602.17817, section 5.1: an ensemble of tiny MLPs over the feature
+vector).  The head is a mixture of logistics over log-bytes relative to the calibrated closed form.
+So it supports bins of any width and respects their order.  The modules take raw feature columns, so
+the exported graph includes every transform (:mod:`models.networks.served`).
 """
 
 from __future__ import annotations
@@ -25,21 +27,24 @@ from gpumemnet.units import MIB
 
 from .physics_line import MODEL_STATE_COLUMNS, PhysicsLine
 
-# Shapes: B jobs, F feature columns, D inputs, E ensemble members, H hidden width, K mixture components; M modes (2, or 2 for each
+# Shapes: B jobs, F feature columns, D inputs, E ensemble members, H hidden width, K mixture
+# components; M modes (2, or 2 for each
 # family of a common model), G groups of jobs (2 M).
 
 SMALLEST_SCALE: Final = 0.03
 """Floor of a component's scale, in units of the closed form's typical error."""
 BACKGROUND_WEIGHT: Final = 0.005
 BACKGROUND_SCALE: Final = 8.0
-"""Scale of a wide component with small weight that absorbs faulty labels, in units of the closed form's typical error."""
+"""Scale of a wide component with small weight that absorbs faulty labels, in units of the closed
+form's typical error."""
 MEAN_DEVIATION: Final = 2.0 * math.log(2.0)
 """Mean absolute deviation of a logistic of scale 1."""
 LANES: Final = 16
 """Rows of logarithms are padded to a multiple of this, so that vector code computes all of them.
 
-onnxruntime computes logarithms and sines in vectors, of four numbers in current builds.  It computes the remaining numbers one by
-one, and these differ in the last bits.  There are four sines, so they need no padding.
+onnxruntime computes logarithms and sines in vectors, of four numbers in current builds.  It
+computes the remaining numbers one by one, and these differ in the last bits.  There are four sines,
+so they need no padding.
 """
 CLIP: Final = 6.0
 CONSTANT: Final = 1e-5
@@ -70,7 +75,8 @@ TOTAL_AMOUNTS: Final[tuple[Amount, ...]] = (
     {"total_activations": 0.004},
     dict.fromkeys((*MODEL_STATE_COLUMNS, "activation_bytes"), _MIB),
 )
-"""Amounts that totals determine; the inputs are each one's logarithm and its ratio to the calibrated line."""
+"""Amounts that totals determine; the inputs are each one's logarithm and its ratio to the
+calibrated line."""
 FINE_AMOUNTS: Final[tuple[Amount, ...]] = (
     {"weight_bytes": 16 * _MIB},
     {"activation_bytes": 16 * _MIB},
@@ -81,12 +87,17 @@ FINE_AMOUNTS: Final[tuple[Amount, ...]] = (
 )
 """Amounts in finer units that distinguish small jobs; the inputs are their logarithms only."""
 LAYER_AMOUNTS: Final[tuple[Amount, ...]] = tuple({name: _MIB} for name in LAYER_BYTES)
-"""Amounts that need the layers; the inputs are each one's logarithm and its ratio to the calibrated line."""
+"""Amounts that need the layers; the inputs are each one's logarithm and its ratio to the calibrated
+line."""
 COUNTS: Final[tuple[Amount, ...]] = tuple(
-    {name: 1.0} for name in (*(f"{group}_count" for group in GROUP_NAMES), "layer_count", "block_count")
+    {name: 1.0}
+    for name in (*(f"{group}_count" for group in GROUP_NAMES), "layer_count", "block_count")
 )
 """Numbers of layers; the inputs are their logarithms only."""
-SHARED_COUNTS: Final[tuple[Amount, ...]] = ({"sequence_length": 1.0}, {"gradient_accumulation": 1.0})
+SHARED_COUNTS: Final[tuple[Amount, ...]] = (
+    {"sequence_length": 1.0},
+    {"gradient_accumulation": 1.0},
+)
 """Counts that do not need the layers; the inputs are their logarithms only."""
 ANGLES: Final[tuple[Amount, ...]] = (
     {"small_slack_bytes": _TURN_SMALL},
@@ -110,13 +121,17 @@ BENCHMARK: Final = "is_cudnn_benchmark"
 
 
 def group_names(families: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the groups of jobs whose bounds are calibrated separately; a common model has them for each of its ``families``.
+    """Return the groups of jobs whose bounds are calibrated separately; a common model has them for
+    each of its ``families``.
 
-    This is Mondrian conformal prediction (Vovk et al., Algorithmic Learning in a Random World, section 4.5).  Jobs with
-    ``cudnn.benchmark`` form separate groups, because the workspace of one convolution can then exceed all other memory.
-    Separate groups by family make the bounds of a common model hold in every family.
+    This is Mondrian conformal prediction (Vovk et al., Algorithmic Learning in a Random World,
+    section 4.5).  Jobs with ``cudnn.benchmark`` form separate groups, because the workspace of one
+    convolution can then exceed all other memory. Separate groups by family make the bounds of a
+    common model hold in every family.
     """
-    modes = tuple(mode_name(mode, family) for family in families or ("",) for mode in ("layers", "totals"))
+    modes = tuple(
+        mode_name(mode, family) for family in families or ("",) for mode in ("layers", "totals")
+    )
     return (*modes, *(f"{mode}, cudnn_benchmark" for mode in modes))
 
 
@@ -126,7 +141,8 @@ def mode_name(mode: str, family: str = "") -> str:
 
 
 def _affine(amounts: Sequence[Amount]) -> tuple[Tensor, Tensor]:
-    """Return matrix ``[F, len(amounts)]`` and offset ``[len(amounts)]`` that map features to the amounts."""
+    """Return matrix ``[F, len(amounts)]`` and offset ``[len(amounts)]`` that map features to the
+    amounts."""
     matrix, offset = torch.zeros(len(FEATURE_NAMES), len(amounts)), torch.zeros(len(amounts))
     for column, amount in enumerate(amounts):
         for name, factor in amount.items():
@@ -138,7 +154,8 @@ def _affine(amounts: Sequence[Amount]) -> tuple[Tensor, Tensor]:
 
 
 def _group_amounts(families: Sequence[str]) -> list[Amount]:
-    """Return one amount per name of :func:`group_names`: 1 for jobs with all flags of the group, 0 or less for others."""
+    """Return one amount per name of :func:`group_names`: 1 for jobs with all flags of the group, 0
+    or less for others."""
     amounts: list[Amount] = []
     for benchmark in (-1.0, 1.0):
         for family in families or ("",):
@@ -156,16 +173,22 @@ def _scaled(amount: Amount, factor: float) -> Amount:
 
 
 def _line_amount(line: PhysicsLine) -> Amount:
-    slopes = {name: slope for slope, columns in zip(line.slopes, line.terms, strict=True) for name in columns}
+    slopes = {
+        name: slope
+        for slope, columns in zip(line.slopes, line.terms, strict=True)
+        for name in columns
+    }
     return {**slopes, "": line.intercept_mib * MIB}
 
 
 class FeatureTransform(nn.Module):
-    """Converts raw feature columns to the network's inputs and to the reference, the calibrated closed form.
+    """Converts raw feature columns to the network's inputs and to the reference, the calibrated
+    closed form.
 
-    Jobs with layers and jobs with totals only share the network.  The totals enter twice, once for each mode, so that the modes
-    have separate weights; a mask sets the inputs of the other mode to zero.  A common model has separate lines for each family,
-    because the share of memory that the closed form omits depends on the family.
+    Jobs with layers and jobs with totals only share the network.  The totals enter twice, once for
+    each mode, so that the modes have separate weights; a mask sets the inputs of the other mode to
+    zero.  A common model has separate lines for each family, because the share of memory that the
+    closed form omits depends on the family.
     """
 
     matrix: Tensor
@@ -177,12 +200,16 @@ class FeatureTransform(nn.Module):
     mask: Tensor
     flags: Tensor
 
-    def __init__(self, lines: Sequence[PhysicsLine], errors: Sequence[float], families: Sequence[str] = ()) -> None:
+    def __init__(
+        self, lines: Sequence[PhysicsLine], errors: Sequence[float], families: Sequence[str] = ()
+    ) -> None:
         """Create a transform that is not yet fitted.
 
         Args:
-            lines: the line of jobs with layers and that of jobs with totals only; for a common model, both for each family.
-            errors: typical error of each line in log-bytes, which is the unit of the network's output.
+            lines: the line of jobs with layers and that of jobs with totals only; for a common
+                model, both for each family.
+            errors: typical error of each line in log-bytes, which is the unit of the network's
+                output.
             families: families of a common model.
         """
         super().__init__()
@@ -199,11 +226,19 @@ class FeatureTransform(nn.Module):
             [(_scaled(amount, MIB), modes) for amount, modes in twice],
             [(_scaled(amount, MIB), modes) for amount, modes in layers],
             [(amount, _LAYERS) for amount in ANGLES],
-            [*((amount, _LAYERS) for amount in PLAIN_AMOUNTS), *(({name: 1.0}, _BOTH) for name in (*OPTIONS, "has_layers"))],
+            [
+                *((amount, _LAYERS) for amount in PLAIN_AMOUNTS),
+                *(({name: 1.0}, _BOTH) for name in (*OPTIONS, "has_layers")),
+            ],
         )
         logarithms, *others = ([amount for amount, _ in block] for block in inputs)
         padding = [ONE] * (-(len(logarithms) + len(lines)) % LANES)
-        blocks = [[*logarithms, *map(_line_amount, lines), *padding], *others, list(MODES), _group_amounts(families)]
+        blocks = [
+            [*logarithms, *map(_line_amount, lines), *padding],
+            *others,
+            list(MODES),
+            _group_amounts(families),
+        ]
         self.blocks = [len(block) for block in blocks]
         self.positive = [len(logarithms), len(lines), len(padding)]
         matrix, offset = _affine([amount for block in blocks for amount in block])
@@ -211,14 +246,20 @@ class FeatureTransform(nn.Module):
         self.width = mask.shape[1]
         self.register_buffer("matrix", matrix)
         self.register_buffer("offset", offset)
-        floors = [0.0] * len(logarithms) + [line.floor_mib * MIB for line in lines] + [0.0] * len(padding)
+        floors = (
+            [0.0] * len(logarithms)
+            + [line.floor_mib * MIB for line in lines]
+            + [0.0] * len(padding)
+        )
         self.register_buffer("floors", torch.tensor(floors))
         self.register_buffer("errors", torch.tensor(errors).unsqueeze(1).repeat(2, 1))
         self.register_buffer("mean", torch.zeros(self.width))
         self.register_buffer("deviation", torch.ones(self.width))
         self.register_buffer("mask", mask)
         if families:
-            self.register_buffer("flags", _affine([{f"is_{family}": 1.0} for family in families])[0])
+            self.register_buffer(
+                "flags", _affine([{f"is_{family}": 1.0} for family in families])[0]
+            )
 
     def raw_inputs(self, features_BF: Tensor) -> Tensor:
         """Return the inputs before standardisation, ``[B, D]``."""
@@ -226,25 +267,37 @@ class FeatureTransform(nn.Module):
         return raw_BD
 
     def fit(self, raw_BD: Tensor) -> None:
-        """Set mean and deviation from :meth:`raw_inputs` of jobs with layers; the last input, the mode, is not scaled."""
+        """Set mean and deviation from :meth:`raw_inputs` of jobs with layers; the last input, the
+        mode, is not scaled."""
         self.mean[:-1] = raw_BD.mean(0)[:-1]
         deviation = raw_BD.std(0)[:-1]
         self.deviation[:-1] = torch.where(deviation > CONSTANT, deviation, torch.inf)
 
     def forward(self, features_BF: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return inputs ``[B, D]``; reference and unit of the output in log-bytes ``[B, 1]``; :func:`group_names` ``[B, G]``."""
+        """Return inputs ``[B, D]``; reference and unit of the output in log-bytes ``[B, 1]``;
+        :func:`group_names` ``[B, G]``."""
         raw_BD, log_lines_B2, modes_B2, groups_BG = self._raw(features_BF)
-        inputs_BD = ((raw_BD - self.mean) / self.deviation).clamp(-CLIP, CLIP) * (modes_B2 @ self.mask)
-        return inputs_BD, (log_lines_B2 * modes_B2).sum(1, keepdim=True), groups_BG @ self.errors, groups_BG
+        inputs_BD = ((raw_BD - self.mean) / self.deviation).clamp(-CLIP, CLIP) * (
+            modes_B2 @ self.mask
+        )
+        return (
+            inputs_BD,
+            (log_lines_B2 * modes_B2).sum(1, keepdim=True),
+            groups_BG @ self.errors,
+            groups_BG,
+        )
 
     def _raw(self, features_BF: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return inputs before standardisation, both lines of the job's family in log-bytes, the modes, and the groups."""
+        """Return inputs before standardisation, both lines of the job's family in log-bytes, the
+        modes, and the groups."""
         blocks = torch.split(torch.addmm(self.offset, features_BF, self.matrix), self.blocks, dim=1)
         positive, totals, layers, angles, plain, modes_B2, groups_BG = blocks
         positive = torch.maximum(positive, self.floors)
         _, lines_BM, _ = torch.split(positive, self.positive, dim=1)
         logarithms, log_lines_BM, _ = torch.split(positive.log(), self.positive, dim=1)
-        layers_line_B1, totals_line_B1 = torch.split(self._of_family(lines_BM, features_BF), 1, dim=1)
+        layers_line_B1, totals_line_B1 = torch.split(
+            self._of_family(lines_BM, features_BF), 1, dim=1
+        )
         relative = (totals / totals_line_B1, layers / layers_line_B1)
         raw_BD = torch.cat((logarithms, *relative, angles.sin(), plain), dim=1)
         return raw_BD, self._of_family(log_lines_BM, features_BF), modes_B2, groups_BG.relu()
@@ -258,7 +311,8 @@ class FeatureTransform(nn.Module):
 
 
 Mixture = tuple[Tensor, Tensor, Tensor]
-"""Weights, locations and scales of each member's components, ``[B, E, K]`` each, in units of the closed form's error."""
+"""Weights, locations and scales of each member's components, ``[B, E, K]`` each, in units of the
+closed form's error."""
 
 
 class MemberMLPs(nn.Module):
@@ -276,7 +330,9 @@ class MemberMLPs(nn.Module):
         )
         self.biases = nn.ParameterList(torch.zeros(members, 1, columns) for columns in widths[1:])
         with torch.no_grad():
-            self.biases[2][:, :, components : 2 * components] = torch.linspace(-0.8, 0.8, components)
+            self.biases[2][:, :, components : 2 * components] = torch.linspace(
+                -0.8, 0.8, components
+            )
             self.biases[2][:, :, 2 * components :] = -0.7
 
     def forward(self, inputs_EBD: Tensor) -> Mixture:
@@ -289,7 +345,8 @@ class MemberMLPs(nn.Module):
 
 
 def with_constant_inputs(members: MemberMLPs, constants: Tensor) -> MemberMLPs:
-    """Return the members with their last inputs, as many as ``constants`` [N], held at these values."""
+    """Return the members with their last inputs, as many as ``constants`` [N], held at these
+    values."""
     fixed = copy.deepcopy(members)
     weights, bias = members.weights[0].detach(), members.biases[0].detach()
     kept = weights.shape[1] - len(constants)
@@ -299,10 +356,12 @@ def with_constant_inputs(members: MemberMLPs, constants: Tensor) -> MemberMLPs:
 
 
 def centre_and_spread(weights: Tensor, locations: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a mixture's centre and the mean distance of its mass from the centre; ``[..., K]`` to ``[..., 1]`` each.
+    """Return a mixture's centre and the mean distance of its mass from the centre; ``[..., K]`` to
+    ``[..., 1]`` each.
 
-    The centre is the mean of the locations, weighted by each component's height ``weight / scale``.  It is close to the mode and
-    needs no search.  The spread is proportional to the sum of the weights.
+    The centre is the mean of the locations, weighted by each component's height ``weight / scale``.
+    It is close to the mode and needs no search.  The spread is proportional to the sum of the
+    weights.
     """
     heights = weights / scales
     centre = (heights * locations).sum(-1, keepdim=True) / heights.sum(-1, keepdim=True)
@@ -311,10 +370,13 @@ def centre_and_spread(weights: Tensor, locations: Tensor, scales: Tensor) -> tup
 
 
 def mixture_cdf(mixture: Mixture, positions: Tensor) -> Tensor:
-    """Return the CDF of each member's mixture and background, at positions ``[B, E]`` in units of the closed form's error."""
+    """Return the CDF of each member's mixture and background, at positions ``[B, E]`` in units of
+    the closed form's error."""
     weights, locations, scales = mixture
     cumulative = (weights * torch.sigmoid((positions[..., None] - locations) / scales)).sum(-1)
-    return (1.0 - BACKGROUND_WEIGHT) * cumulative + BACKGROUND_WEIGHT * torch.sigmoid(positions / BACKGROUND_SCALE)
+    return (1.0 - BACKGROUND_WEIGHT) * cumulative + BACKGROUND_WEIGHT * torch.sigmoid(
+        positions / BACKGROUND_SCALE
+    )
 
 
 def float_tensor(values: NDArray[np.float64]) -> Tensor:

@@ -1,8 +1,9 @@
 """The transformer-based classifier: attention over a job's layers together with its feature vector.
 
-The encoder is GPUMemNet's (arXiv 2602.17817, section 5.2: tiny transformer encoders over (type, activations, parameters) of each
-layer, pooled, with the job features).  Attention runs over the layers, padding is masked, and any length is supported.  The head
-is that of the MLP-based classifier.
+The encoder is GPUMemNet's (arXiv 2602.17817, section 5.2: tiny transformer encoders over (type,
+activations, parameters) of each layer, pooled, with the job features).  Attention runs over the
+layers, padding is masked, and any length is supported.  The head is that of the MLP-based
+classifier.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from .mlp import FeatureTransform, MemberMLPs, Mixture
 
 
 class LayerAttention(nn.Module):
-    """One encoder layer: attention over the layers of a job, then a feed-forward network, each preceded by a norm."""
+    """One encoder layer: attention over the layers of a job, then a feed-forward network, each
+    preceded by a norm."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -33,9 +35,12 @@ class LayerAttention(nn.Module):
         self.narrow = nn.Linear(2 * width, width)
 
     def forward(self, tokens_BLW: Tensor, bias_B11L: Tensor) -> Tensor:
-        """Return the transformed tokens, shape ``[B, L, W]``; the attention bias is 0, or very negative for padding."""
+        """Return the transformed tokens, shape ``[B, L, W]``; the attention bias is 0, or very
+        negative for padding."""
         batch, length, width = tokens_BLW.shape
-        split = self.projections(self.before_attention(tokens_BLW)).reshape(batch, length, 3, self.heads, width // self.heads)
+        split = self.projections(self.before_attention(tokens_BLW)).reshape(
+            batch, length, 3, self.heads, width // self.heads
+        )
         query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
         scores = query @ key.transpose(-1, -2) * (width // self.heads) ** -0.5 + bias_B11L
         mixed = (scores.softmax(-1) @ value).transpose(1, 2).reshape(batch, length, width)
@@ -46,7 +51,8 @@ class LayerAttention(nn.Module):
 
 
 class LayerEncoder(nn.Module):
-    """Encodes a layer sequence as one vector: embedding, attention, then mean and maximum over the layers."""
+    """Encodes a layer sequence as one vector: embedding, attention, then mean and maximum over the
+    layers."""
 
     def __init__(self, width: int, depth: int, heads: int) -> None:
         super().__init__()
@@ -85,8 +91,11 @@ class SequenceInputs(nn.Module):
         self.transform = transform
         self.encoder = encoder
 
-    def forward(self, features_BF: Tensor, sequences_BLF: Tensor, mask_BL: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the head's inputs ``[B, D]``, and the transform's reference and unit ``[B, 1]`` and groups ``[B, 4]``."""
+    def forward(
+        self, features_BF: Tensor, sequences_BLF: Tensor, mask_BL: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the head's inputs ``[B, D]``, and the transform's reference and unit ``[B, 1]``
+        and groups ``[B, 4]``."""
         inputs_BD, reference_B1, units_B1, groups_B4 = self.transform(features_BF)
         pooled = self.encoder(sequences_BLF, mask_BL, reference_B1)
         return torch.cat((inputs_BD, pooled), dim=1), reference_B1, units_B1, groups_B4
@@ -101,7 +110,12 @@ class SequenceNetwork(nn.Module):
         self.members = members
 
     def forward(
-        self, inputs_BD: Tensor, reference_B1: Tensor, flags_BS: Tensor, sequences_BLF: Tensor, mask_BL: Tensor
+        self,
+        inputs_BD: Tensor,
+        reference_B1: Tensor,
+        flags_BS: Tensor,
+        sequences_BLF: Tensor,
+        mask_BL: Tensor,
     ) -> Mixture:
         """Return the members' mixtures, ``[B, E, K]`` each.
 
@@ -111,7 +125,9 @@ class SequenceNetwork(nn.Module):
             sequences_BLF, mask_BL: as for :class:`LayerEncoder`.
         """
         pooled = self.encoder(sequences_BLF, mask_BL, reference_B1)
-        mixture: Mixture = self.members(torch.cat((inputs_BD, pooled, flags_BS), dim=1).unsqueeze(0))
+        mixture: Mixture = self.members(
+            torch.cat((inputs_BD, pooled, flags_BS), dim=1).unsqueeze(0)
+        )
         return mixture
 
 
@@ -121,12 +137,16 @@ def encoder_width(width: int) -> int:
 
 
 def initialised(width: int, depth: int, heads: int, seed: int) -> LayerEncoder:
-    """Return an encoder whose random weights depend on ``seed`` alone, not on earlier random numbers."""
+    """Return an encoder whose random weights depend on ``seed`` alone, not on earlier random
+    numbers."""
     generator = torch.Generator().manual_seed(seed)
     encoder = LayerEncoder(width, depth, heads)
     with torch.no_grad():
         for module in encoder.modules():
             if isinstance(module, nn.Linear):
-                module.weight.copy_(torch.randn(module.weight.shape, generator=generator) / math.sqrt(module.in_features))
+                module.weight.copy_(
+                    torch.randn(module.weight.shape, generator=generator)
+                    / math.sqrt(module.in_features)
+                )
                 module.bias.zero_()
     return encoder

@@ -1,9 +1,10 @@
 """The classifiers in inference: the trained networks, rearranged into a few large operations.
 
-Each node of a graph costs a third of a microsecond.  onnxruntime packs the weights of two-dimensional products once, when it
-loads the graph, but those of other products at every call.  Two-dimensional products also give each row the same result alone
-and in a batch.  So the members' weights are concatenated, and sums are products with ones.  Every constant is a buffer in the
-form that the operations need.  So classifiers of one architecture differ in their state only
+Each node of a graph costs a third of a microsecond.  onnxruntime packs the weights of
+two-dimensional products once, when it loads the graph, but those of other products at every call.
+Two-dimensional products also give each row the same result alone and in a batch.  So the members'
+weights are concatenated, and sums are products with ones.  Every constant is a buffer in the form
+that the operations need.  So classifiers of one architecture differ in their state only
 (:mod:`models.training.graph_export`).
 """
 
@@ -27,11 +28,13 @@ from .mlp import (
 )
 from .sequence import SequenceInputs
 
-# Shapes: B jobs, L layers, F feature columns, D inputs, E ensemble members, H hidden width, K mixture components, G groups of
+# Shapes: B jobs, L layers, F feature columns, D inputs, E ensemble members, H hidden width, K
+# mixture components, G groups of
 # jobs, C coverages.
 
 MAX_LOGIT: Final = 40.0
-"""Limit of logits and log-scales, far above trained values, which keeps their exponentials finite."""
+"""Limit of logits and log-scales, far above trained values, which keeps their exponentials
+finite."""
 
 
 class SideBySide(nn.Module):
@@ -50,30 +53,43 @@ class SideBySide(nn.Module):
         components = members.components
         self.register_buffer("first", first.transpose(0, 1).flatten(1))
         self.register_buffer("first_bias", first_bias.flatten())
-        self.second = nn.ParameterList(nn.Parameter(member.clone(), requires_grad=False) for member in second)
-        self.second_biases = nn.ParameterList(nn.Parameter(member.clone(), requires_grad=False) for member in second_bias)
+        self.second = nn.ParameterList(
+            nn.Parameter(member.clone(), requires_grad=False) for member in second
+        )
+        self.second_biases = nn.ParameterList(
+            nn.Parameter(member.clone(), requires_grad=False) for member in second_bias
+        )
 
         order = torch.tensor([0, 2, 1])
         apart = torch.eye(count)[:, None, None, :, None]
         weights = last.reshape(count, self.hidden, 3, 1, components) * apart
         weights = weights.reshape(count * self.hidden, 3, count * components)
         self.register_buffer("last", nn.functional.pad(weights, (0, 1))[:, order].flatten(1))
-        biases = last_bias.reshape(count, 3, components).transpose(0, 1).reshape(3, count * components)
+        biases = (
+            last_bias.reshape(count, 3, components).transpose(0, 1).reshape(3, count * components)
+        )
         background = torch.tensor([[0.0], [0.0], [math.log(BACKGROUND_SCALE - SMALLEST_SCALE)]])
         self.register_buffer("last_bias", torch.cat((biases, background), dim=1)[order].flatten())
 
     def forward(self, inputs_BD: Tensor) -> Tensor:
-        """Return logits, logarithms of the scales minus their floor, and locations, shape ``[B, 3 (E·K + 1)]``."""
+        """Return logits, logarithms of the scales minus their floor, and locations, shape ``[B, 3
+        (E·K + 1)]``."""
         hidden_BH = nn.functional.silu(torch.addmm(self.first_bias, inputs_BD, self.first))
-        members_in_turn = zip(self.second_biases, torch.split(hidden_BH, self.hidden, dim=1), self.second, strict=True)
+        members_in_turn = zip(
+            self.second_biases, torch.split(hidden_BH, self.hidden, dim=1), self.second, strict=True
+        )
         hidden_BH = nn.functional.silu(
-            torch.cat([torch.addmm(bias, member, weight) for bias, member, weight in members_in_turn], dim=1)
+            torch.cat(
+                [torch.addmm(bias, member, weight) for bias, member, weight in members_in_turn],
+                dim=1,
+            )
         )
         return torch.addmm(self.last_bias, hidden_BH, self.last)
 
 
 class MixtureHead(nn.Module):
-    """Computes the graph's outputs (:mod:`gpumemnet.predict.bundle`): members, mixture and calibrated bounds.
+    """Computes the graph's outputs (:mod:`gpumemnet.predict.bundle`): members, mixture and
+    calibrated bounds.
 
     It combines the members' forward pass and :func:`models.networks.mlp.centre_and_spread`.
     """
@@ -84,14 +100,19 @@ class MixtureHead(nn.Module):
     floor: Tensor
 
     def __init__(
-        self, members: MemberMLPs, transform: FeatureTransform, multiples: Mapping[str, Sequence[float]], floor: float
+        self,
+        members: MemberMLPs,
+        transform: FeatureTransform,
+        multiples: Mapping[str, Sequence[float]],
+        floor: float,
     ) -> None:
         """Create the head from trained members.
 
         Args:
             members: the trained members.
             transform: the fitted transform.
-            multiples: one of :func:`group_names` → for each calibrated coverage, the multiple of spread and floor.
+            multiples: one of :func:`group_names` → for each calibrated coverage, the multiple of
+                spread and floor.
             floor: constant added to every spread, in units of the closed form's error.
         """
         super().__init__()
@@ -99,26 +120,45 @@ class MixtureHead(nn.Module):
         self.width = count * components + 1
         share = (1.0 - BACKGROUND_WEIGHT) / count
         all_but_background = torch.tensor([[1.0]] * (self.width - 1) + [[0.0]])
-        # A component's weight is its odds, divided by the sum of its member's odds, times the member's share of the weight.
+        # A component's weight is its odds, divided by the sum of its member's odds, times the
+        # member's share of the weight.
         of_member = torch.kron(torch.eye(count), torch.full((components, components), 1.0 / share))
-        of_member = nn.functional.pad(of_member, (0, 1, 0, 1)) + torch.diag(1.0 - all_but_background[:, 0]) / BACKGROUND_WEIGHT
+        of_member = (
+            nn.functional.pad(of_member, (0, 1, 0, 1))
+            + torch.diag(1.0 - all_but_background[:, 0]) / BACKGROUND_WEIGHT
+        )
         multiples_GC = torch.tensor([multiples[group] for group in group_names(transform.families)])
         self.members = SideBySide(members)
         self.register_buffer("all_but_background", all_but_background)
         self.register_buffer("of_member", of_member)
-        self.register_buffer("multiples", multiples_GC * transform.errors / (1.0 - BACKGROUND_WEIGHT))
+        self.register_buffer(
+            "multiples", multiples_GC * transform.errors / (1.0 - BACKGROUND_WEIGHT)
+        )
         self.register_buffer("floor", torch.tensor([[floor * (1.0 - BACKGROUND_WEIGHT)]]))
 
-    def forward(self, inputs_BD: Tensor, reference_B1: Tensor, units_B1: Tensor, groups_BG: Tensor) -> tuple[Tensor, ...]:
-        """Return weights, locations, scales ``[B, E·K + 1]``; reference, expected and bounds in log-bytes ``[B, 2 + C]``."""
-        positive, locations_BK = torch.split(self.members(inputs_BD), [2 * self.width, self.width], dim=1)
-        odds_BK, scales_BK = torch.split(positive.clamp(-MAX_LOGIT, MAX_LOGIT).exp(), self.width, dim=1)
+    def forward(
+        self, inputs_BD: Tensor, reference_B1: Tensor, units_B1: Tensor, groups_BG: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Return weights, locations, scales ``[B, E·K + 1]``; reference, expected and bounds in
+        log-bytes ``[B, 2 + C]``."""
+        positive, locations_BK = torch.split(
+            self.members(inputs_BD), [2 * self.width, self.width], dim=1
+        )
+        odds_BK, scales_BK = torch.split(
+            positive.clamp(-MAX_LOGIT, MAX_LOGIT).exp(), self.width, dim=1
+        )
         weights_BK = odds_BK / (odds_BK @ self.of_member)
         scales_BK = scales_BK + SMALLEST_SCALE
         heights_BK = weights_BK / scales_BK
-        centre_B1 = (heights_BK * locations_BK) @ self.all_but_background / (heights_BK @ self.all_but_background)
+        centre_B1 = (
+            (heights_BK * locations_BK)
+            @ self.all_but_background
+            / (heights_BK @ self.all_but_background)
+        )
         distances_BK = (locations_BK - centre_B1).abs() + MEAN_DEVIATION * scales_BK
-        spread_B1 = (weights_BK * distances_BK) @ self.all_but_background  # mean of the members, without the background
+        spread_B1 = (
+            weights_BK * distances_BK
+        ) @ self.all_but_background  # mean of the members, without the background
         expected_B1 = reference_B1 + centre_B1 * units_B1
         bounds_BC = expected_B1 + (spread_B1 + self.floor) * (groups_BG @ self.multiples)
         return (
@@ -153,7 +193,9 @@ class SequenceClassifier(nn.Module):
         self.inputs = inputs
         self.head = head
 
-    def forward(self, features_BF: Tensor, sequences_BLF: Tensor, mask_BL: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        self, features_BF: Tensor, sequences_BLF: Tensor, mask_BL: Tensor
+    ) -> tuple[Tensor, ...]:
         """The outputs of :class:`MixtureHead`."""
         outputs: tuple[Tensor, ...] = self.head(*self.inputs(features_BF, sequences_BLF, mask_BL))
         return outputs

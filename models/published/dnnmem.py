@@ -1,18 +1,22 @@
-"""DNNMem (Gao et al., ESEC/FSE 2020): tensors of a computation graph with their lifetimes, replayed on the framework's allocator.
+"""DNNMem (Gao et al., ESEC/FSE 2020): tensors of a computation graph with their lifetimes, replayed
+on the framework's allocator.
 
-A forward pass on meta tensors gives the graph: its operators, in order, with the tensors that each reads and makes.  A cost
-function for each operator says what its backward pass needs.  The schedule is the forward order, then its reverse; reference
-counts give each tensor's end.  The allocator is PyTorch's.
+A forward pass on meta tensors gives the graph: its operators, in order, with the tensors that each
+reads and makes.  A cost function for each operator says what its backward pass needs.  The schedule
+is the forward order, then its reverse; reference counts give each tensor's end.  The allocator is
+PyTorch's.
 
-Only the first page of the paper is public; the rest follows how xMem's authors re-implemented it.  Assumptions:
+Only the first page of the paper is public; the rest follows how xMem's authors re-implemented it.
+Assumptions:
 
 * ReLU runs in place, weight gradients live to the end, and there is no optimizer state.
 * Workspaces, which the paper reads from cuDNN on the GPU, are 0.
 * The framework keeps 64 MiB for itself, as LLMem's paper reports of DNNMem.
 * The context is that of the GPU's profile.
 
-:data:`DNNMEM_OF_MODULES` is the same with a coarser graph, in which each call of a module without children is one operator, as
-``torch.fx`` shows it.  What a module makes and keeps inside is not in the graph.
+:data:`DNNMEM_OF_MODULES` is the same with a coarser graph, in which each call of a module without
+children is one operator, as ``torch.fx`` shows it.  What a module makes and keeps inside is not in
+the graph.
 """
 
 from __future__ import annotations
@@ -42,21 +46,83 @@ FRAMEWORK_BYTES: Final = 64 * MIB
 
 KEEPS_INPUTS: Final = frozenset(
     {
-        *("convolution", "addmm", "mm", "bmm", "baddbmm", "mul", "div", "pow", "embedding", "index", "gather"),
-        *("native_batch_norm", "cudnn_batch_norm", "native_layer_norm", "native_group_norm", "gelu", "silu", "mish", "hardswish"),
-        *("hardsigmoid", "hardtanh", "leaky_relu", "elu", "softplus", "log_sigmoid_forward", "max_pool2d_with_indices"),
-        *("avg_pool2d", "nll_loss_forward", "nll_loss2d_forward", "binary_cross_entropy_with_logits", "mse_loss", "abs", "log"),
+        *(
+            "convolution",
+            "addmm",
+            "mm",
+            "bmm",
+            "baddbmm",
+            "mul",
+            "div",
+            "pow",
+            "embedding",
+            "index",
+            "gather",
+        ),
+        *(
+            "native_batch_norm",
+            "cudnn_batch_norm",
+            "native_layer_norm",
+            "native_group_norm",
+            "gelu",
+            "silu",
+            "mish",
+            "hardswish",
+        ),
+        *(
+            "hardsigmoid",
+            "hardtanh",
+            "leaky_relu",
+            "elu",
+            "softplus",
+            "log_sigmoid_forward",
+            "max_pool2d_with_indices",
+        ),
+        *(
+            "avg_pool2d",
+            "nll_loss_forward",
+            "nll_loss2d_forward",
+            "binary_cross_entropy_with_logits",
+            "mse_loss",
+            "abs",
+            "log",
+        ),
         *("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"),
-        *("_scaled_dot_product_fused_attention_overrideable", "_scaled_dot_product_flash_attention_for_cpu", "var", "var_mean"),
+        *(
+            "_scaled_dot_product_fused_attention_overrideable",
+            "_scaled_dot_product_flash_attention_for_cpu",
+            "var",
+            "var_mean",
+        ),
     }
 )
 """Operators whose backward pass reads what they read."""
 KEEPS_OUTPUTS: Final = frozenset(
     {
-        *("_softmax", "_log_softmax", "tanh", "sigmoid", "exp", "sqrt", "rsqrt", "relu", "native_batch_norm", "cudnn_batch_norm"),
-        *("native_layer_norm", "native_group_norm", "native_dropout", "max_pool2d_with_indices", "nll_loss_forward"),
+        *(
+            "_softmax",
+            "_log_softmax",
+            "tanh",
+            "sigmoid",
+            "exp",
+            "sqrt",
+            "rsqrt",
+            "relu",
+            "native_batch_norm",
+            "cudnn_batch_norm",
+        ),
+        *(
+            "native_layer_norm",
+            "native_group_norm",
+            "native_dropout",
+            "max_pool2d_with_indices",
+            "nll_loss_forward",
+        ),
         *("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"),
-        *("_scaled_dot_product_fused_attention_overrideable", "_scaled_dot_product_flash_attention_for_cpu"),
+        *(
+            "_scaled_dot_product_fused_attention_overrideable",
+            "_scaled_dot_product_flash_attention_for_cpu",
+        ),
     }
 )
 """Operators whose backward pass reads what they made: results, statistics, masks and indices."""
@@ -112,7 +178,8 @@ class _GraphRecorder(DispatchMode):
     """Writes down every operator below autograd.
 
     Attributes:
-        call: number of the call of a module without children that runs; ``None`` outside of such calls.
+        call: number of the call of a module without children that runs; ``None`` outside of such
+            calls.
         calls: that of each operator.
     """
 
@@ -122,7 +189,9 @@ class _GraphRecorder(DispatchMode):
         self.call: int | None = None
         self.calls: list[int | None] = []
         self._index: dict[int, int] = {}
-        self._alive: list[torch.UntypedStorage] = []  # a storage's number is used again once it is gone
+        self._alive: list[
+            torch.UntypedStorage
+        ] = []  # a storage's number is used again once it is gone
         self._differentiable: set[int] = set()
 
     def known(self, tensor: Tensor) -> int:
@@ -140,7 +209,13 @@ class _GraphRecorder(DispatchMode):
         self._graph.trained.add(index)
         self._differentiable.add(index)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
         output = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         read = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
@@ -154,7 +229,9 @@ class _GraphRecorder(DispatchMode):
         has_gradient = any(index in self._differentiable for index in reads)
         if has_gradient:
             self._differentiable.update(
-                index for tensor, index in zip(made, map(self.known, made), strict=True) if tensor.is_floating_point()
+                index
+                for tensor, index in zip(made, map(self.known, made), strict=True)
+                if tensor.is_floating_point()
             )
         keeps: tuple[int, ...] = ()
         if has_gradient:
@@ -191,7 +268,9 @@ def recorded_graph(subject: Subject, of_modules: bool = False) -> Graph:
                 graph.inputs.append(recorder.known(tensor))
             with recorder, _numbered_calls(model, recorder):
                 output = _called(model, training)
-                loss_function(training.options.loss)(output, lambda shape, dtype: torch.empty(shape, dtype=dtype, device="meta"))
+                loss_function(training.options.loss)(
+                    output, lambda shape, dtype: torch.empty(shape, dtype=dtype, device="meta")
+                )
     if of_modules:
         graph.operators = _joined(graph, recorder.calls)
     return graph
@@ -219,14 +298,21 @@ def _numbered_calls(model: nn.Module, recorder: _GraphRecorder) -> Iterator[None
 
 
 def _joined(graph: Graph, calls: Sequence[int | None]) -> list[Operator]:
-    """One operator for each call of a module: it makes its last result, and keeps what it reads of other operators' results."""
+    """One operator for each call of a module: it makes its last result, and keeps what it reads of
+    other operators' results."""
     known = {*graph.weights, *graph.inputs}
     joined: list[Operator] = []
     for call, pairs in groupby(zip(calls, graph.operators, strict=True), key=lambda pair: pair[0]):
         operators = [operator for _, operator in pairs]
         if call is not None:
-            reads = tuple(dict.fromkeys(tensor for operator in operators for tensor in operator.reads if tensor in known))
-            makes = next((operator.makes[:1] for operator in reversed(operators) if operator.makes), ())
+            reads = tuple(
+                dict.fromkeys(
+                    tensor for operator in operators for tensor in operator.reads if tensor in known
+                )
+            )
+            makes = next(
+                (operator.makes[:1] for operator in reversed(operators) if operator.makes), ()
+            )
             has_gradient = any(operator.has_gradient for operator in operators)
             operators = [Operator(reads, makes, reads if has_gradient else (), has_gradient)]
         known.update(tensor for operator in operators for tensor in operator.makes)
@@ -239,10 +325,12 @@ def _called(model: nn.Module, training: Any) -> Any:
 
 
 def schedule(graph: Graph) -> tuple[list[int], list[int]]:
-    """Allocations and frees of one iteration, and the bytes of each storage, as :func:`gpumemnet.allocator.replay` takes them.
+    """Allocations and frees of one iteration, and the bytes of each storage, as
+    :func:`gpumemnet.allocator.replay` takes them.
 
-    Weights come first and stay.  An output is freed after the last operator that reads it, forward or backward.  The gradient of
-    a tensor is allocated by the first backward operator that computes it, and freed by that of the operator that made the tensor.
+    Weights come first and stay.  An output is freed after the last operator that reads it, forward
+    or backward.  The gradient of a tensor is allocated by the first backward operator that computes
+    it, and freed by that of the operator that made the tensor.
     """
     sizes, events = list(graph.sizes), []
     persistent = set(graph.weights) | set(graph.inputs)
@@ -250,14 +338,18 @@ def schedule(graph: Graph) -> tuple[list[int], list[int]]:
     last_use: dict[int, int] = {}
     for at, operator in enumerate(graph.operators):
         last_use |= dict.fromkeys((*operator.reads, *operator.makes), at)
-    for at, operator in enumerate(graph.operators):  # backward operators run at 2 n - 1 - at; the earliest forward one is last
+    for at, operator in enumerate(
+        graph.operators
+    ):  # backward operators run at 2 n - 1 - at; the earliest forward one is last
         for tensor in operator.keeps:
             last_use[tensor] = max(last_use.get(tensor, 0), 2 * count - 1 - at)
     freed_at: dict[int, list[int]] = {}
     for tensor, at in last_use.items():
         if tensor not in persistent:
             freed_at.setdefault(at, []).append(tensor)
-    made_at = {tensor: at for at, operator in enumerate(graph.operators) for tensor in operator.makes}
+    made_at = {
+        tensor: at for at, operator in enumerate(graph.operators) for tensor in operator.makes
+    }
     events += list(dict.fromkeys((*graph.weights, *graph.inputs)))
     alive = set(events)
     differentiable = set(graph.trained)
@@ -293,7 +385,8 @@ def schedule(graph: Graph) -> tuple[list[int], list[int]]:
 
 
 def parts(subject: Subject, of_modules: bool = False) -> Mapping[str, int]:
-    """Reserved bytes of the replayed schedule, the framework's own, and the context; see :func:`recorded_graph`."""
+    """Reserved bytes of the replayed schedule, the framework's own, and the context; see
+    :func:`recorded_graph`."""
     events, sizes = schedule(recorded_graph(subject, of_modules))
     reserved = replay(events, sizes).peak_reserved_bytes
     return {"reserved": reserved, "framework": FRAMEWORK_BYTES, "context": subject.context_bytes}

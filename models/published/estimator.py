@@ -1,7 +1,9 @@
-"""The one interface of all estimators on the scoreboard: ``estimate(subject)`` gives bytes, their parts, and the seconds it took.
+"""The one interface of all estimators on the scoreboard: ``estimate(subject)`` gives bytes, their
+parts, and the seconds it took.
 
-An estimator sees of a subject only what its paper gives it, which :attr:`PublishedEstimator.needs` names.  What it leaves out of
-a job's memory is part of its description, because most differences between published estimators are differences of scope.
+An estimator sees of a subject only what its paper gives it, which :attr:`PublishedEstimator.needs`
+names.  What it leaves out of a job's memory is part of its description, because most differences
+between published estimators are differences of scope.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ if TYPE_CHECKING:
     from gpumemnet.tracing.platform import Platform
 
 NEEDS: Final = ("totals", "layers", "module", "cpu run")
-"""What an estimator may need, cheapest first: a job's totals, its layers, the model as a module, or a run of it on a CPU."""
+"""What an estimator may need, cheapest first: a job's totals, its layers, the model as a module, or
+a run of it on a CPU."""
 ABOVE_CONTEXT: Final = "above-context"
-"""Protocol of readings that start when the CUDA context exists, so that the label does not hold it."""
+"""Protocol of readings that start when the CUDA context exists, so that the label does not hold
+it."""
 
 
 class NotCoveredError(Exception):
@@ -33,7 +37,8 @@ class NotCoveredError(Exception):
 
 
 class Training(Protocol):
-    """A job as it can be run: what :mod:`dataset_builder.traced.rebuilt` makes of a dataset's row."""
+    """A job as it can be run: what :mod:`dataset_builder.traced.rebuilt` makes of a dataset's
+    row."""
 
     @property
     def network(self) -> nn.Module:
@@ -63,8 +68,10 @@ class Subject:
     Attributes:
         job: the job, with its layers.
         gpu: the GPU that it runs on.
-        context_bytes: what an estimator adds for the CUDA context: the profile's, or 0 where readings start above it.
-        architecture: parameters of the network that a job has no field for, such as the number of heads.
+        context_bytes: what an estimator adds for the CUDA context: the profile's, or 0 where
+            readings start above it.
+        architecture: parameters of the network that a job has no field for, such as the number of
+            heads.
         build: makes the model; ``None`` where there is only the job.
     """
 
@@ -86,7 +93,9 @@ class Subject:
 
 
 def subject_of(
-    row: Measurement, architecture: Mapping[str, Any], build: Callable[[Measurement, DeviceProfile], Training] | None = None
+    row: Measurement,
+    architecture: Mapping[str, Any],
+    build: Callable[[Measurement, DeviceProfile], Training] | None = None,
 ) -> Subject:
     """The subject of a dataset's row.
 
@@ -97,7 +106,13 @@ def subject_of(
     """
     gpu = device_profile(row.gpu)
     context_bytes = 0 if row.protocol == ABOVE_CONTEXT else context(gpu).expected_bytes
-    return Subject(row.job, gpu, context_bytes, architecture, None if build is None else lambda: build(row, gpu))
+    return Subject(
+        row.job,
+        gpu,
+        context_bytes,
+        architecture,
+        None if build is None else lambda: build(row, gpu),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +122,8 @@ class Estimate:
     Attributes:
         total_bytes: the estimated memory.
         parts: what it is made of, in bytes; they add up to it.
-        seconds: wall-clock time of the estimate, the building of the model included where one is needed.
+        seconds: wall-clock time of the estimate, the building of the model included where one is
+            needed.
     """
 
     total_bytes: int
@@ -124,7 +140,8 @@ class PublishedEstimator:
         needs: the most that it needs, one of :data:`NEEDS`.
         leaves_out: what of a job's memory it does not count.
         source: paper or program that it follows.
-        parts: computes the parts of the memory of a subject, in bytes; raises :class:`NotCoveredError` where it has no answer.
+        parts: computes the parts of the memory of a subject, in bytes; raises
+            :class:`NotCoveredError` where it has no answer.
     """
 
     name: str
@@ -133,7 +150,9 @@ class PublishedEstimator:
     source: str
     parts: Callable[[Subject], Mapping[str, int]]
 
-    def estimate(self, subject: Subject, clock: Callable[[], float] = time.perf_counter) -> Estimate:
+    def estimate(
+        self, subject: Subject, clock: Callable[[], float] = time.perf_counter
+    ) -> Estimate:
         """Estimate the memory of ``subject``.
 
         Raises:

@@ -1,7 +1,9 @@
-"""Estimators that run the model on fake tensors: FakeTensor as GPUMemNet ran it, and PyTorch's MemTracker.
+"""Estimators that run the model on fake tensors: FakeTensor as GPUMemNet ran it, and PyTorch's
+MemTracker.
 
-Both sum live tensors; neither knows the allocator, workspaces or the context.  The run is that of the trace without its
-corrections for CUDA, whose allocated peak equals that of ``torch.distributed._tools.mem_tracker.MemTracker`` byte for byte
+Both sum live tensors; neither knows the allocator, workspaces or the context.  The run is that of
+the trace without its corrections for CUDA, whose allocated peak equals that of
+``torch.distributed._tools.mem_tracker.MemTracker`` byte for byte
 (``tests/gpumemnet/tracing/test_mem_tracker.py``).
 """
 
@@ -25,7 +27,9 @@ from .estimator import PublishedEstimator, Subject, Training
 def fake_tensor_parts(subject: Subject) -> Mapping[str, int]:
     """Peak of forward pass and ``output.sum().backward()``, with no optimizer."""
     training = subject.training()
-    options = TraceOptions(optimizer="sgd", loss=_sum, zero_grad="after_step", best_effort=training.options.best_effort)
+    options = TraceOptions(
+        optimizer="sgd", loss=_sum, zero_grad="after_step", best_effort=training.options.best_effort
+    )
     return _peak_parts(training, options)
 
 
@@ -35,7 +39,9 @@ def mem_tracker_parts(subject: Subject) -> Mapping[str, int]:
     given = training.options
     # MemTracker runs on a fake CPU, whose optimizers loop over the parameters.
     implementation = "for_loop" if given.own_optimizer is None else given.optimizer_implementation
-    options = replace(given, optimizer_implementation=implementation, last_batch_size=None, forward_passes_first=0)
+    options = replace(
+        given, optimizer_implementation=implementation, last_batch_size=None, forward_passes_first=0
+    )
     return _peak_parts(training, options)
 
 
@@ -49,8 +55,13 @@ def _sum(output: object) -> Tensor:
 
 
 def _peak_parts(training: Training, options: TraceOptions) -> Mapping[str, int]:
-    timeline = record(training.network, training.inputs, options, training.platform, corrected=False).timeline
-    sizes = [0 if storage.memory_class == "workspace" else storage.size_bytes for storage in timeline.storages]
+    timeline = record(
+        training.network, training.inputs, options, training.platform, corrected=False
+    ).timeline
+    sizes = [
+        0 if storage.memory_class == "workspace" else storage.size_bytes
+        for storage in timeline.storages
+    ]
     _, at = peak_of(timeline, sizes)
     parts = dict.fromkeys(MEMORY_CLASSES, 0)
     for index in live_at(timeline, at):

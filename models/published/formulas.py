@@ -1,4 +1,5 @@
-"""Estimators that are one formula over a job's totals: naive, Horus, DeepSpeed's ZeRO, ``accelerate estimate-memory``."""
+"""Estimators that are one formula over a job's totals: naive, Horus, DeepSpeed's ZeRO, ``accelerate
+estimate-memory``."""
 
 from __future__ import annotations
 
@@ -18,16 +19,21 @@ ADAM_BYTES: Final = 16
 
 
 def naive_parts(subject: Subject) -> Mapping[str, int]:
-    """Parameters and the input of one sample in fp32 (:func:`gpumemnet.physics.published_formulas.naive`)."""
+    """Parameters and the input of one sample in fp32
+    (:func:`gpumemnet.physics.published_formulas.naive`)."""
     return {"total": int(naive([subject.job])[0])}
 
 
 def copies_parts(subject: Subject) -> Mapping[str, int]:
-    """Parameters × bytes × copies (weight, gradient, optimizer state), and all activations of the batch once."""
+    """Parameters × bytes × copies (weight, gradient, optimizer state), and all activations of the
+    batch once."""
     job, element = subject.job, ELEMENT_BYTES[subject.job.precision]
     copies = 2 + OPTIMIZER_RULES[job.optimizer].state_copies
     activations = (job.total_activations or 0) * job.batch_size * element.activation
-    return {"weights, gradients, state": round(parameters(job) * element.weight * copies), "activations": activations}
+    return {
+        "weights, gradients, state": round(parameters(job) * element.weight * copies),
+        "activations": activations,
+    }
 
 
 def horus_parts(subject: Subject) -> Mapping[str, int]:
@@ -38,7 +44,8 @@ def horus_parts(subject: Subject) -> Mapping[str, int]:
 def zero2_bytes(parameters: int, gpus: int, *, offloads_optimizer: bool = False) -> int:
     """Model states per GPU under ZeRO-2, without activations.
 
-    Two bytes for each parameter in half precision; gradients, master weights and Adam's moments are divided.
+    Two bytes for each parameter in half precision; gradients, master weights and Adam's moments are
+    divided.
 
     Args:
         parameters: of the whole model.
@@ -50,7 +57,12 @@ def zero2_bytes(parameters: int, gpus: int, *, offloads_optimizer: bool = False)
 
 
 def zero3_bytes(
-    parameters: int, largest_layer: int, gpus: int, *, offloads_optimizer: bool = False, offloads_parameters: bool = False
+    parameters: int,
+    largest_layer: int,
+    gpus: int,
+    *,
+    offloads_optimizer: bool = False,
+    offloads_parameters: bool = False,
 ) -> int:
     """Model states per GPU under ZeRO-3, without activations.
 
@@ -58,12 +70,16 @@ def zero3_bytes(
         parameters: of the whole model.
         largest_layer: parameters of its largest layer, which is gathered while it runs.
         gpus: number of GPUs.
-        offloads_optimizer, offloads_parameters: what lies on the CPU; parameters only with the optimizer.
+        offloads_optimizer, offloads_parameters: what lies on the CPU; parameters only with the
+            optimizer.
     """
     gathered = 2 * HALF_BYTES * largest_layer
     if offloads_parameters:
         return gathered
-    return gathered + (HALF_BYTES if offloads_optimizer else ADAM_BYTES + HALF_BYTES) * parameters // gpus
+    return (
+        gathered
+        + (HALF_BYTES if offloads_optimizer else ADAM_BYTES + HALF_BYTES) * parameters // gpus
+    )
 
 
 def zero2_parts(subject: Subject) -> Mapping[str, int]:
@@ -80,7 +96,8 @@ def zero3_parts(subject: Subject) -> Mapping[str, int]:
 def accelerate_parts(subject: Subject) -> Mapping[str, int]:
     """Adam's step: four times the weights, whatever the batch and the optimizer.
 
-    The tool prints the largest of weights, gradients, optimizer and step; with Adam that is the step, four copies.
+    The tool prints the largest of weights, gradients, optimizer and step; with Adam that is the
+    step, four copies.
     """
     weights = parameters(subject.job) * ELEMENT_BYTES[subject.job.precision].weight
     return dict.fromkeys(("weights", "gradients", "first moment", "second moment"), weights)

@@ -1,8 +1,11 @@
-"""LLMem (Kim et al., IJCAI 2024, arXiv 2404.10933): memory of fine-tuning a language model on one or several GPUs.
+"""LLMem (Kim et al., IJCAI 2024, arXiv 2404.10933): memory of fine-tuning a language model on one
+or several GPUs.
 
-It assumes Gemini's chunks, fp16 parameters with fp32 masters, gradient checkpointing and Adam.  In the paper the base memory is
-measured on the GPU after the weights lie there; an estimate made beforehand cannot know it, so it is the context of the GPU's
-profile here.  Also assumed: a chunk holds 32 MiB of fp16 parameters, and logits take two bytes an element (four only for two
+It assumes Gemini's chunks, fp16 parameters with fp32 masters, gradient checkpointing and Adam.  In
+the paper the base memory is measured on the GPU after the weights lie there; an estimate made
+beforehand cannot know it, so it is the context of the GPU's
+profile here.  Also assumed: a chunk holds 32 MiB of fp16 parameters, and logits take two bytes an
+    element (four only for two
 models that the paper names).
 """
 
@@ -55,7 +58,13 @@ class LlmParts:
 
     def tensor(self, gpus: int) -> int:
         """Memory of each GPU where every matrix is divided; gathered outputs are added."""
-        return self.base + (self.half + self.master + self.state) // gpus + self.outputs + self.head + self._gathered(gpus)
+        return (
+            self.base
+            + (self.half + self.master + self.state) // gpus
+            + self.outputs
+            + self.head
+            + self._gathered(gpus)
+        )
 
     def combined(self, data: int, tensor: int) -> int:
         """Memory of each GPU with ``data`` groups of ``tensor`` GPUs."""
@@ -89,16 +98,22 @@ def llm_parts(shape: TransformerShape, batch_size: int, base_bytes: int) -> LlmP
         half=pages(elements * HALF_BYTES),
         master=pages(elements * FULL_BYTES),
         state=sum(pages(count * STATE_BYTES) for count in shape.linear_parameters),
-        outputs=pages((embeddings + shape.layers) * batch_size * shape.sequence * shape.hidden * HALF_BYTES),
+        outputs=pages(
+            (embeddings + shape.layers) * batch_size * shape.sequence * shape.hidden * HALF_BYTES
+        ),
         head=logits + 2 * shifted + pages(shape.vocabulary * shape.hidden * HALF_BYTES),
     )
 
 
-def chosen_method(shape: TransformerShape, gpus: int, base_bytes: int, capacity_bytes: int) -> tuple[str, int] | None:
-    """LLMem's choice among :data:`METHODS`, and the batch size of a GPU; ``None`` where no method fits one sample.
+def chosen_method(
+    shape: TransformerShape, gpus: int, base_bytes: int, capacity_bytes: int
+) -> tuple[str, int] | None:
+    """LLMem's choice among :data:`METHODS`, and the batch size of a GPU; ``None`` where no method
+    fits one sample.
 
-    Each method gets the largest batch that fits, and a score: the samples of a step, half as many again for plain data
-    parallelism.  With two dimensions, tensor groups are of two GPUs (assumed; the paper leaves the split open).
+    Each method gets the largest batch that fits, and a score: the samples of a step, half as many
+    again for plain data parallelism.  With two dimensions, tensor groups are of two GPUs (assumed;
+    the paper leaves the split open).
 
     Args:
         shape: of the language model.
@@ -118,11 +133,22 @@ def chosen_method(shape: TransformerShape, gpus: int, base_bytes: int, capacity_
 
 
 def _largest_batch(
-    shape: TransformerShape, method: str, gpus: int, data: int, tensor: int, base_bytes: int, capacity_bytes: int
+    shape: TransformerShape,
+    method: str,
+    gpus: int,
+    data: int,
+    tensor: int,
+    base_bytes: int,
+    capacity_bytes: int,
 ) -> int:
     def takes(size: int) -> int:
         parts = llm_parts(shape, size, base_bytes)
-        amounts = (parts.single, parts.zero3(gpus), parts.tensor(gpus), parts.combined(data, tensor))
+        amounts = (
+            parts.single,
+            parts.zero3(gpus),
+            parts.tensor(gpus),
+            parts.combined(data, tensor),
+        )
         return amounts[METHODS.index(method)]
 
     fits, fails = 0, 1

@@ -1,10 +1,13 @@
-"""SchedTune (Albahar et al., CCGrid 2022): a random forest over sizes of the model and features of the GPU.
+"""SchedTune (Albahar et al., CCGrid 2022): a random forest over sizes of the model and features of
+the GPU.
 
-It learns from measured jobs, so it answers by folds: never for an architecture family that it was fitted on.  Features are those
-of its repository: megabytes of activations, parameters and input, and of the GPU memory bandwidth, CUDA cores and
-multiprocessors.  Its estimate is the prediction times one plus the largest error.  Assumed: activations are those of the whole
-batch; the largest error is the largest relative under-prediction of rows outside each tree's sample, because a forest's errors
-on its own rows say little.
+It learns from measured jobs, so it answers by folds: never for an architecture family that it was
+fitted on.  Features are those
+of its repository: megabytes of activations, parameters and input, and of the GPU memory bandwidth,
+    CUDA cores and
+multiprocessors.  Its estimate is the prediction times one plus the largest error.  Assumed:
+activations are those of the whole batch; the largest error is the largest relative under-prediction
+of rows outside each tree's sample, because a forest's errors on its own rows say little.
 """
 
 from __future__ import annotations
@@ -52,7 +55,8 @@ def _features(row: Measurement) -> tuple[float, ...]:
 def fit_schedtune(
     training: Sequence[Measurement], label_bytes: Array, seed: int = 0
 ) -> Callable[[Sequence[Measurement]], tuple[Array, Array]]:
-    """Fit the forest; return the function that gives prediction and SchedTune's estimate for other rows, shape ``[B]`` each.
+    """Fit the forest; return the function that gives prediction and SchedTune's estimate for other
+    rows, shape ``[B]`` each.
 
     Args:
         training: jobs that ended well.

@@ -1,4 +1,5 @@
-"""Width, depth, heads and vocabulary of a transformer, read from its layers: what the formulas for transformers ask for."""
+"""Width, depth, heads and vocabulary of a transformer, read from its layers: what the formulas for
+transformers ask for."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from gpumemnet.job.training_job import TrainingJob
 from .estimator import NotCoveredError, Subject
 
 HEAD_WIDTH: Final = 64
-"""Assumed where neither the architecture nor a layer says how many heads there are: that of BERT, GPT-2, OPT, T5 and ViT."""
+"""Assumed where neither the architecture nor a layer says how many heads there are: that of BERT,
+GPT-2, OPT, T5 and ViT."""
 _NORMS: Final = ("layer_norm", "rms_norm")
 
 
@@ -22,10 +24,12 @@ class TransformerShape:
 
     Attributes:
         hidden: width of the hidden state.
-        layers: number of blocks, each with one attention; the two attentions of a decoder's block count twice.
+        layers: number of blocks, each with one attention; the two attentions of a decoder's block
+            count twice.
         heads: heads of an attention.
         sequence: tokens per sample.
-        vocabulary: outputs per token of the last layer; 0 where the model does not end in one output per token.
+        vocabulary: outputs per token of the last layer; 0 where the model does not end in one
+            output per token.
         embedding_parameters, other_parameters: of the embeddings, and of everything else.
         linear_parameters: those of each embedding and linear layer, in order.
     """
@@ -49,7 +53,9 @@ def transformer_shape(subject: Subject) -> TransformerShape:
     job = subject.job
     if job.family != "transformer" or not job.sequence_length or not job.layers:
         raise NotCoveredError("no transformer with layers and a sequence length")
-    widths = Counter(layer.activations // job.sequence_length for layer in job.layers if layer.kind in _NORMS)
+    widths = Counter(
+        layer.activations // job.sequence_length for layer in job.layers if layer.kind in _NORMS
+    )
     if len(widths) != 1:
         raise NotCoveredError("the blocks differ in width")
     hidden = next(iter(widths))
@@ -65,7 +71,11 @@ def transformer_shape(subject: Subject) -> TransformerShape:
         vocabulary=whole if whole > hidden else 0,
         embedding_parameters=embeddings,
         other_parameters=_parameters(job) - embeddings,
-        linear_parameters=tuple(layer.parameters for layer in job.layers if layer.kind == "linear" or "embedding" in layer.kind),
+        linear_parameters=tuple(
+            layer.parameters
+            for layer in job.layers
+            if layer.kind == "linear" or "embedding" in layer.kind
+        ),
     )
 
 

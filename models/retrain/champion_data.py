@@ -1,7 +1,8 @@
 """Checks that the champion's training data is available for regression tests.
 
-A model from an earlier retraining names its datasets in its card, and was not trained on the held-out architectures.  Any other
-model, such as a shipped bundle, was trained on all rows of its dataset.
+A model from an earlier retraining names its datasets in its card, and was not trained on the
+held-out architectures.  Any other model, such as a shipped bundle, was trained on all rows of its
+dataset.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ Slot = tuple[str, str, str]
 
 def slot_of(bundle: Bundle) -> Slot:
     """The slot that the bundle fills in a release."""
-    return bundle.card.family, bundle.card.encoder, str(bundle.card.document["training_data"].get("provenance"))
+    return (
+        bundle.card.family,
+        bundle.card.encoder,
+        str(bundle.card.document["training_data"].get("provenance")),
+    )
 
 
 def data_hash(bundle: Bundle) -> str:
@@ -31,7 +36,8 @@ def data_hash(bundle: Bundle) -> str:
 
 
 def dataset_hashes(bundle: Bundle) -> tuple[str, ...]:
-    """SHA-256 of each dataset that the bundle was trained on; exports of observations do not count."""
+    """SHA-256 of each dataset that the bundle was trained on; exports of observations do not
+    count."""
     record = _retraining_record(bundle)
     return (data_hash(bundle),) if record is None else tuple(map(str, record.get("origins", ())))
 
@@ -62,12 +68,18 @@ def known_held_out_architectures(bundle: Bundle, tracks: Iterable[Track]) -> fro
 
 
 def missing_comparison_data(
-    track: Track, champion: Sequence[Bundle], tracks: Sequence[Track], files: Collection[str], fewest_rows: int
+    track: Track,
+    champion: Sequence[Bundle],
+    tracks: Sequence[Track],
+    files: Collection[str],
+    fewest_rows: int,
 ) -> str | None:
-    """Why a candidate cannot be compared with the champion on the champion's own training data; ``None`` if it can.
+    """Why a candidate cannot be compared with the champion on the champion's own training data;
+    ``None`` if it can.
 
-    A candidate answers in place of every model that is trusted as much or less, so it must be tested on the data of all of these.
-    A candidate that is trained on a site's observations needs no such test: it answers for jobs like the observed ones.
+    A candidate answers in place of every model that is trusted as much or less, so it must be
+    tested on the data of all of these. A candidate that is trained on a site's observations needs
+    no such test: it answers for jobs like the observed ones.
 
     Args:
         track: the candidate's.
@@ -95,7 +107,9 @@ def missing_comparison_data(
                 )
         if not dataset_hashes(bundle):
             continue
-        held_out = [row for other in tracks if other.family == track.family for row in other.held_out]
+        held_out = [
+            row for other in tracks if other.family == track.family for row in other.held_out
+        ]
         count = sum(row.origin in dataset_hashes(bundle) for row in held_out)
         if count < fewest_rows:
             return (

@@ -1,7 +1,9 @@
-"""Collects the rows to learn from, out of datasets and exported observations; refuses rows that cannot be true.
+"""Collects the rows to learn from, out of datasets and exported observations; refuses rows that
+cannot be true.
 
-A row is refused if its numbers contradict physics or each other (:mod:`gpumemnet.data.validation`, :mod:`.columns_check`).  If a
-file has many such rows of a family, the whole family of that file is refused.  So it is if all its labels are in another unit.
+A row is refused if its numbers contradict physics or each other (:mod:`gpumemnet.data.validation`,
+:mod:`.columns_check`).  If a file has many such rows of a family, the whole family of that file is
+refused.  So it is if all its labels are in another unit.
 """
 
 from __future__ import annotations
@@ -27,12 +29,18 @@ from .units_check import unit_error
 
 REFUSING_RULES: Final = frozenset(
     {
-        *("below-weights", "below-training-state", "reserved-above-label", "reserved-above-process", "allocated-above-reserved"),
+        *(
+            "below-weights",
+            "below-training-state",
+            "reserved-above-label",
+            "reserved-above-process",
+            "allocated-above-reserved",
+        ),
         *("above-capacity", "device-far-from-process", "oom-without-capacity"),
     }
 )
-"""Rules of :func:`gpumemnet.data.validation.validate` that refuse a row.  ``below-floor`` is not among them, as it compares a row
-with others and would refuse the smallest jobs."""
+"""Rules of :func:`gpumemnet.data.validation.validate` that refuse a row.  ``below-floor`` is not
+among them, as it compares a row with others and would refuse the smallest jobs."""
 MOST_REFUSED: Final = 0.1
 """Share of refused rows above which the other rows of that file and family are refused too."""
 
@@ -66,20 +74,27 @@ class Collected:
 
 
 def collect(datasets: Sequence[Path], observations: Sequence[Path] = ()) -> Collected:
-    """Read the files in their order; of several rows of the same job, options, GPU and software the first is used.
+    """Read the files in their order; of several rows of the same job, options, GPU and software the
+    first is used.
 
     Raises:
-        DatasetError: when a file is missing, damaged or of another schema, or all of them together hold nothing to learn from.
+        DatasetError: when a file is missing, damaged or of another schema, or all of them together
+            hold nothing to learn from.
     """
     rows: list[Row] = []
     files: list[InputFile] = []
     refusals: list[Refusal] = []
     seen: dict[str, str] = {}
-    for path, is_export in [*((path, False) for path in datasets), *((path, True) for path in observations)]:
+    for path, is_export in [
+        *((path, False) for path in datasets),
+        *((path, True) for path in observations),
+    ]:
         measurements = read_dataset(path)
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
         if sha256 in seen:
-            refusals.append(Refusal(path.name, len(measurements), f"the same file as {seen[sha256]}"))
+            refusals.append(
+                Refusal(path.name, len(measurements), f"the same file as {seen[sha256]}")
+            )
             continue
         seen[sha256] = path.name
         if is_export and any(measurement.provenance != OBSERVED for measurement in measurements):
@@ -92,13 +107,23 @@ def collect(datasets: Sequence[Path], observations: Sequence[Path] = ()) -> Coll
         rows += kept
     unique = _without_duplicates(rows)
     if len(unique) < len(rows):
-        refusals.append(Refusal("all files", len(rows) - len(unique), "the same job again, on the same GPU and software"))
+        refusals.append(
+            Refusal(
+                "all files",
+                len(rows) - len(unique),
+                "the same job again, on the same GPU and software",
+            )
+        )
     if not unique:
-        raise DatasetError(f"{', '.join(path.name for path in (*datasets, *observations)) or 'no file'}: no row to learn from")
+        raise DatasetError(
+            f"{', '.join(path.name for path in (*datasets, *observations)) or 'no file'}: no row to learn from"
+        )
     return Collected(tuple(unique), tuple(files), tuple(refusals))
 
 
-def _plausible_rows(measurements: Sequence[Measurement], sha256: str, earlier: Sequence[Row]) -> tuple[list[Row], Counter[str]]:
+def _plausible_rows(
+    measurements: Sequence[Measurement], sha256: str, earlier: Sequence[Row]
+) -> tuple[list[Row], Counter[str]]:
     """The rows that can be true, and the number of the others for each reason."""
     reasons: Counter[str] = Counter()
     rules: dict[int, str] = {}
@@ -111,7 +136,9 @@ def _plausible_rows(measurements: Sequence[Measurement], sha256: str, earlier: S
     kept: list[Row] = []
     for family in FAMILIES:
         usable = [
-            (number, measurement) for number, measurement in enumerate(measurements, start=1) if measurement.job.family == family
+            (number, measurement)
+            for number, measurement in enumerate(measurements, start=1)
+            if measurement.job.family == family
         ]
         real_models = sum(measurement.recipe == ZOO for _, measurement in usable)
         unfinished = sum(measurement.status not in ("ok", "oom") for _, measurement in usable)
@@ -121,9 +148,15 @@ def _plausible_rows(measurements: Sequence[Measurement], sha256: str, earlier: S
             if measurement.recipe != ZOO and measurement.status in ("ok", "oom")
         ]
         replicas = sum(measurement.job.is_replica for _, measurement in usable)
-        usable = [(number, measurement) for number, measurement in usable if not measurement.job.is_replica]
+        usable = [
+            (number, measurement)
+            for number, measurement in usable
+            if not measurement.job.is_replica
+        ]
         accepted = [
-            Row(measurement, sha256, number, observation_time(measurement), content_key(measurement))
+            Row(
+                measurement, sha256, number, observation_time(measurement), content_key(measurement)
+            )
             for number, measurement in usable
             if number not in rules
         ]
@@ -134,7 +167,9 @@ def _plausible_rows(measurements: Sequence[Measurement], sha256: str, earlier: S
         reasons += Counter({f"{family}: {rule}": count for rule, count in refused.items()})
         if refused.total() > MOST_REFUSED * len(usable):
             share = f"{refused.total()} of {len(usable)} rows cannot be true ({', '.join(sorted(refused))})"
-            reasons += Counter({f"{family}: {share}, so the others are not trusted either": len(accepted)})
+            reasons += Counter(
+                {f"{family}: {share}, so the others are not trusted either": len(accepted)}
+            )
             continue
         for group in _groups(accepted):
             sentence = unit_error(group, _same_group(earlier, group[0]))
@@ -157,7 +192,11 @@ def _groups(rows: Iterable[Row]) -> list[list[Row]]:
 
 
 def _same_group(rows: Iterable[Row], example: Row) -> list[Measurement]:
-    return [row.measurement for row in rows if _group_key(row.measurement) == _group_key(example.measurement)]
+    return [
+        row.measurement
+        for row in rows
+        if _group_key(row.measurement) == _group_key(example.measurement)
+    ]
 
 
 def _without_duplicates(rows: Iterable[Row]) -> list[Row]:

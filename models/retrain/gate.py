@@ -1,8 +1,9 @@
-"""The gate: whether a candidate is better than the champion, by paired differences on jobs that neither was trained on.
+"""The gate: whether a candidate is better than the champion, by paired differences on jobs that
+neither was trained on.
 
-Every judged job gives one loss for each measure, of the champion and of the candidate, and only their difference counts.  The
-bootstrap draws whole architectures (cluster bootstrap; Field and Welsh, JRSS B 69, 2007), because errors of jobs of one network
-are correlated.
+Every judged job gives one loss for each measure, of the champion and of the candidate, and only
+their difference counts.  The bootstrap draws whole architectures (cluster bootstrap; Field and
+Welsh, JRSS B 69, 2007), because errors of jobs of one network are correlated.
 """
 
 from __future__ import annotations
@@ -37,14 +38,17 @@ class Rule:
     Attributes:
         alpha: significance level of an improvement for each track, divided among the tests.
         least_gain: smallest improvement that counts, as a share of the champion's loss.
-        most_error, most_waste: largest increase of error and waste that is allowed, as a share of the champion's loss.
-        least_error, least_waste: an increase up to this amount is always allowed: no scheduler would notice it.
-        most_share: largest increase that is allowed in the shares of jobs above safe, in a wrong bin, and in a bin too low.
+        most_error, most_waste: largest increase of error and waste that is allowed, as a share of
+            the champion's loss.
+        least_error, least_waste: an increase up to this amount is always allowed: no scheduler
+            would notice it.
+        most_share: largest increase that is allowed in the shares of jobs above safe, in a wrong
+            bin, and in a bin too low.
         worse_alpha: a larger increase is an objection only if its p-value is at most this.
         coverage: coverage of the safe bytes.
         coverage_alpha: the coverage is broken where the share above safe has a p-value below this.
-        doubtful_coverage: p-value, divided among the parts, below which more jobs above safe than the champion's are an
-            objection.
+        doubtful_coverage: p-value, divided among the parts, below which more jobs above safe than
+            the champion's are an objection.
         fewest_rows, fewest_architectures: jobs and architectures that a part needs to decide.
         fewest_guard_rows: jobs that a guard needs.
         draws, seed: number of bootstrap samples, and their seed.
@@ -80,7 +84,8 @@ class Judged:
         decides: whether an improvement here counts; elsewhere a loss does.
         label_bytes: measured, shape ``[B]``.
         architectures: of each job, shape ``[B]``.
-        champion, candidate: expected and safe bytes, shape ``[2, B]``; where there are no safe bytes, the whole GPU.
+        champion, candidate: expected and safe bytes, shape ``[2, B]``; where there are no safe
+            bytes, the whole GPU.
     """
 
     name: str
@@ -96,7 +101,8 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One measure on one part: mean losses, and the chance that the candidate is not better, or not worse, by the bootstrap."""
+    """One measure on one part: mean losses, and the chance that the candidate is not better, or not
+    worse, by the bootstrap."""
 
     champion: float
     candidate: float
@@ -111,7 +117,8 @@ class PartVerdict:
     Attributes:
         name, decides, rows, architectures: of the part.
         measures: measure → its comparison.
-        champion_keeps_coverage, candidate_keeps_coverage: whether the share above the safe bytes agrees with the coverage.
+        champion_keeps_coverage, candidate_keeps_coverage: whether the share above the safe bytes
+        agrees with the coverage.
         better: measures shown to be better.
         objections: sentences that speak against the candidate.
     """
@@ -143,21 +150,35 @@ class Verdict:
 def judge(parts: Sequence[Judged], rule: Rule | None = None) -> Verdict:
     """The verdict on a candidate.
 
-    It is promoted when a part that decides, with enough jobs, shows one of :data:`SUPERIOR` to be better, no part shows any of
-    :data:`MEASURES` to be worse, and its safe bytes keep their promise on every part that decides.
+    It is promoted when a part that decides, with enough jobs, shows one of :data:`SUPERIOR` to be
+    better, no part shows any of :data:`MEASURES` to be worse, and its safe bytes keep their promise
+    on every part that decides.
     """
     rule = rule or Rule()
     deciding = [part for part in parts if part.decides and _has_enough_jobs(part, rule)]
-    guards = [part for part in parts if part not in deciding and len(part) >= rule.fewest_guard_rows]
+    guards = [
+        part for part in parts if part not in deciding and len(part) >= rule.fewest_guard_rows
+    ]
     if not deciding:
-        counts = ", ".join(f"{len(part)} of {part.name}" for part in parts if part.decides) or "none"
+        counts = (
+            ", ".join(f"{len(part)} of {part.name}" for part in parts if part.decides) or "none"
+        )
         needed = f"{rule.fewest_rows} jobs of {rule.fewest_architectures} architectures"
-        return Verdict(False, (f"too few jobs to judge by ({counts}): one part needs {needed}",), ())
+        return Verdict(
+            False, (f"too few jobs to judge by ({counts}): one part needs {needed}",), ()
+        )
     level = rule.alpha / (len(deciding) * len(SUPERIOR))
     doubtful_level = max(rule.doubtful_coverage / len((*deciding, *guards)), rule.coverage_alpha)
-    verdicts = tuple(_part_verdict(part, part in deciding, level, doubtful_level, rule) for part in (*deciding, *guards))
-    objections = tuple(f"{verdict.name}: {sentence}" for verdict in verdicts for sentence in verdict.objections)
-    better = tuple(f"{verdict.name}: better {measure}" for verdict in verdicts for measure in verdict.better)
+    verdicts = tuple(
+        _part_verdict(part, part in deciding, level, doubtful_level, rule)
+        for part in (*deciding, *guards)
+    )
+    objections = tuple(
+        f"{verdict.name}: {sentence}" for verdict in verdicts for sentence in verdict.objections
+    )
+    better = tuple(
+        f"{verdict.name}: better {measure}" for verdict in verdicts for measure in verdict.better
+    )
     if objections:
         return Verdict(False, objections, verdicts)
     if not better:
@@ -166,14 +187,18 @@ def judge(parts: Sequence[Judged], rule: Rule | None = None) -> Verdict:
 
 
 def _has_enough_jobs(part: Judged, rule: Rule) -> bool:
-    return len(part) >= rule.fewest_rows and len(np.unique(part.architectures)) >= rule.fewest_architectures
+    return (
+        len(part) >= rule.fewest_rows
+        and len(np.unique(part.architectures)) >= rule.fewest_architectures
+    )
 
 
 def losses(label_bytes: Array, answers: Array) -> dict[str, Array]:
-    """The loss of each job in each of :data:`MEASURES`, from expected and safe bytes, shape ``[2, B]``.
+    """The loss of each job in each of :data:`MEASURES`, from expected and safe bytes, shape ``[2,
+    B]``.
 
-    The error is in log-bytes, up to :data:`MOST_ERROR`; waste is what safe bytes are above the memory, as a share of it, up to
-    :data:`MOST_WASTE`; the others are 0 or 1.
+    The error is in log-bytes, up to :data:`MOST_ERROR`; waste is what safe bytes are above the
+    memory, as a share of it, up to :data:`MOST_WASTE`; the others are 0 or 1.
     """
     expected, safe = answers
     bins, predicted = np.floor(label_bytes / GIB), np.floor(expected / GIB)
@@ -186,8 +211,13 @@ def losses(label_bytes: Array, answers: Array) -> dict[str, Array]:
     }
 
 
-def _part_verdict(part: Judged, decides: bool, level: float, doubtful_level: float, rule: Rule) -> PartVerdict:
-    champion, candidate = losses(part.label_bytes, part.champion), losses(part.label_bytes, part.candidate)
+def _part_verdict(
+    part: Judged, decides: bool, level: float, doubtful_level: float, rule: Rule
+) -> PartVerdict:
+    champion, candidate = (
+        losses(part.label_bytes, part.champion),
+        losses(part.label_bytes, part.candidate),
+    )
     differences = np.stack([candidate[measure] - champion[measure] for measure in MEASURES])
     drawn = _bootstrap(differences, part.architectures, rule)
     measures = {
@@ -206,16 +236,28 @@ def _part_verdict(part: Judged, decides: bool, level: float, doubtful_level: flo
     # the champion's safe bytes were too low, so the waste of correct ones is no loss
     ignored = {"waste"} if keeps_coverage[1] and not keeps_coverage[0] else set()
     if measures["wrong bin"].p_not_better <= rule.alpha:
-        ignored.add("bin too low")  # a champion that predicts too much has few bins too low, and many wrong bins
+        ignored.add(
+            "bin too low"
+        )  # a champion that predicts too much has few bins too low, and many wrong bins
     better = tuple(
-        measure for measure in SUPERIOR if decides and _is_better(measure, measures[measure], level, keeps_coverage, rule)
+        measure
+        for measure in SUPERIOR
+        if decides and _is_better(measure, measures[measure], level, keeps_coverage, rule)
     )
     if _coverage_p_value(candidate["above safe"], rule) >= doubtful_level:
-        ignored.add("above safe")  # within the coverage: a champion with fewer has more waste instead
-    objections = [_objection(measure, measures[measure], rule) for measure in MEASURES if measure not in ignored]
+        ignored.add(
+            "above safe"
+        )  # within the coverage: a champion with fewer has more waste instead
+    objections = [
+        _objection(measure, measures[measure], rule)
+        for measure in MEASURES
+        if measure not in ignored
+    ]
     if not keeps_coverage[1] and (decides or keeps_coverage[0]):
         share = measures["above safe"].candidate
-        objections.append(f"{share:.1%} of the jobs take more than the safe bytes, and {1.0 - rule.coverage:.0%} is promised")
+        objections.append(
+            f"{share:.1%} of the jobs take more than the safe bytes, and {1.0 - rule.coverage:.0%} is promised"
+        )
     return PartVerdict(
         name=part.name,
         decides=decides,
@@ -229,31 +271,43 @@ def _part_verdict(part: Judged, decides: bool, level: float, doubtful_level: flo
     )
 
 
-def _is_better(measure: str, comparison: Comparison, level: float, keeps_coverage: Sequence[bool], rule: Rule) -> bool:
+def _is_better(
+    measure: str, comparison: Comparison, level: float, keeps_coverage: Sequence[bool], rule: Rule
+) -> bool:
     if measure == "above safe":  # fewer than the coverage allows is no merit: it costs waste
         return comparison.p_not_better <= level and keeps_coverage[1] and not keeps_coverage[0]
     if measure == "waste" and not keeps_coverage[1]:
         return False
-    return comparison.p_not_better <= level and comparison.candidate <= (1.0 - rule.least_gain) * comparison.champion
+    return (
+        comparison.p_not_better <= level
+        and comparison.candidate <= (1.0 - rule.least_gain) * comparison.champion
+    )
 
 
 def _objection(measure: str, comparison: Comparison, rule: Rule) -> str | None:
-    """The objection to the candidate in one measure: a loss above the limit that chance does not explain."""
+    """The objection to the candidate in one measure: a loss above the limit that chance does not
+    explain."""
     if measure in _SHARES:
         allowed = rule.most_share
         text = f"{measure} {comparison.candidate:.1%} of the jobs, the champion {comparison.champion:.1%}"
     else:
         is_error = measure == "error"
-        most_share, least_amount = (rule.most_error, rule.least_error) if is_error else (rule.most_waste, rule.least_waste)
+        most_share, least_amount = (
+            (rule.most_error, rule.least_error) if is_error else (rule.most_waste, rule.least_waste)
+        )
         allowed = max(most_share * comparison.champion, least_amount)
         text = f"{measure} {comparison.candidate:.2%}, the champion {comparison.champion:.2%}"
-    if comparison.candidate - comparison.champion <= allowed or comparison.p_not_worse > rule.worse_alpha:
+    if (
+        comparison.candidate - comparison.champion <= allowed
+        or comparison.p_not_worse > rule.worse_alpha
+    ):
         return None
     return f"{text}: worse by more than is allowed"
 
 
 def _coverage_p_value(above: Array, rule: Rule) -> float:
-    """Probability of at least this many jobs above their safe bytes if the coverage holds: exact binomial test."""
+    """Probability of at least this many jobs above their safe bytes if the coverage holds: exact
+    binomial test."""
     return binomial_tail(int(above.sum()), len(above), 1.0 - rule.coverage)
 
 
@@ -266,6 +320,8 @@ def _bootstrap(differences: Array, architectures: NDArray[np.str_], rule: Rule) 
     generator = np.random.default_rng(rule.seed)
     parts = []
     for first in range(0, rule.draws, 250):
-        weights = generator.multinomial(count, np.full(count, 1.0 / count), size=min(250, rule.draws - first)).astype(np.float64)
+        weights = generator.multinomial(
+            count, np.full(count, 1.0 / count), size=min(250, rule.draws - first)
+        ).astype(np.float64)
         parts.append((sums @ weights.T) / (sizes @ weights.T))
     return np.concatenate(parts, axis=1)

@@ -1,7 +1,8 @@
-"""Rows that no retraining trains on: architectures chosen by the hash of their key, and the newest observations.
+"""Rows that no retraining trains on: architectures chosen by the hash of their key, and the newest
+observations.
 
-The hash gives the same choice always and on every machine.  So a champion of an earlier retraining was not trained on the rows on
-which its successor is judged.
+The hash gives the same choice always and on every machine.  So a champion of an earlier retraining
+was not trained on the rows on which its successor is judged.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 
 HELD_OUT_SHARE: Final = 0.15
 HELD_OUT_RULE: Final = f"sha256('held-out/1 ' + architecture_key) < {HELD_OUT_SHARE:g}"
-"""The rule as cards state it; a bundle with another rule, or none, may have been trained on these rows."""
+"""The rule as cards state it; a bundle with another rule, or none, may have been trained on these
+rows."""
 NEWEST_SHARE: Final = 0.2
 """Share of the observations, the newest, that the candidate is not trained on."""
 
@@ -27,7 +29,8 @@ def is_held_out(architecture_key: str) -> bool:
 
 
 def newest_after(rows: Sequence[Row], learned_until: float | None) -> float | None:
-    """The time after which observations are for judging: the newest share, and none that the champion was trained on.
+    """The time after which observations are for judging: the newest share, and none that the
+    champion was trained on.
 
     ``None`` where no row has a time: then all of them may be trained on.
     """

@@ -1,8 +1,10 @@
-"""Answers of champion and candidate for jobs that neither was trained on; whole releases answer, as in the service.
+"""Answers of champion and candidate for jobs that neither was trained on; whole releases answer, as
+in the service.
 
-A champion of an earlier retraining was not trained on the held-out architectures, so it answers itself.  A shipped bundle was
-trained on all rows of its dataset, which would be data leakage.  For held-out architectures a stand-in answers in its place: the
-champion's plan, trained again without them.  For all other architectures every champion answers itself.
+A champion of an earlier retraining was not trained on the held-out architectures, so it answers
+itself.  A shipped bundle was trained on all rows of its dataset, which would be data leakage.  For
+held-out architectures a stand-in answers in its place: the champion's plan, trained again without
+them.  For all other architectures every champion answers itself.
 """
 
 from __future__ import annotations
@@ -58,11 +60,18 @@ class Part:
     is_held_out: bool
 
 
-def parts_of(track: Track, tracks: Sequence[Track], shifts: dict[str, int], file_names: dict[str, str], rule: Rule) -> list[Part]:
-    """The track's own held-out and newest rows, which decide, and rows on which no candidate may be worse.
+def parts_of(
+    track: Track,
+    tracks: Sequence[Track],
+    shifts: dict[str, int],
+    file_names: dict[str, str],
+    rule: Rule,
+) -> list[Part]:
+    """The track's own held-out and newest rows, which decide, and rows on which no candidate may be
+    worse.
 
-    The latter are the same rows file by file, and the rows of the family's other tracks.  Rows that were read where the track
-    borrows from are shifted like its training rows.
+    The latter are the same rows file by file, and the rows of the family's other tracks.  Rows that
+    were read where the track borrows from are shifted like its training rows.
     """
     parts = [
         Part(HELD_OUT, track.held_out, track.gpu, True, True),
@@ -76,7 +85,10 @@ def parts_of(track: Track, tracks: Sequence[Track], shifts: dict[str, int], file
         if other is track or other.family != track.family:
             continue
         description = f"{other.provenance} jobs on {other.gpu}"
-        for name, rows, is_held_out in ((HELD_OUT, other.held_out, True), (NEWEST, other.newest, False)):
+        for name, rows, is_held_out in (
+            (HELD_OUT, other.held_out, True),
+            (NEWEST, other.newest, False),
+        ):
             if other.gpu == track.gpu:
                 rows = tuple(_shifted(row, shifts, track) for row in rows)
             parts.append(Part(f"{name}, {description}", rows, other.gpu, False, is_held_out))
@@ -85,7 +97,11 @@ def parts_of(track: Track, tracks: Sequence[Track], shifts: dict[str, int], file
 
 def _shifted(row: Row, shifts: dict[str, int], track: Track) -> Row:
     shift = shifts.get(source_of(row.measurement))
-    return row if shift is None else replace(row, measurement=shift_label(row.measurement, shift, track))
+    return (
+        row
+        if shift is None
+        else replace(row, measurement=shift_label(row.measurement, shift, track))
+    )
 
 
 def judge_candidate(
@@ -96,44 +112,63 @@ def judge_candidate(
     stand_in: StandIn,
     rule: Rule,
 ) -> Verdict:
-    """The gate's verdict on a candidate beside the champion's bundles of the same family and encoder.
+    """The gate's verdict on a candidate beside the champion's bundles of the same family and
+    encoder.
 
     Raises:
         ValueError: when a stand-in cannot be trained.
     """
-    # Readings of the site hold the context that the site's answers should contain.  Other labels hold that of other machines.
-    predictor = partial(Predictor, keeps_label_context=provenance(candidate.card) not in OF_THE_SITE)
+    # Readings of the site hold the context that the site's answers should contain.  Other labels
+    # hold that of other machines.
+    predictor = partial(
+        Predictor, keeps_label_context=provenance(candidate.card) not in OF_THE_SITE
+    )
     cached_predictors: dict[frozenset[str], tuple[Predictor, Predictor]] = {}
 
     def predictors(informed: frozenset[str]) -> tuple[Predictor, Predictor]:
         if informed not in cached_predictors:
-            bundles = [stand_in(bundle) if bundle.sha256 in informed else bundle for bundle in champion]
+            bundles = [
+                stand_in(bundle) if bundle.sha256 in informed else bundle for bundle in champion
+            ]
             others = [bundle for bundle in bundles if slot_of(bundle) != slot_of(candidate)]
             cached_predictors[informed] = predictor(bundles), predictor([*others, candidate])
         return cached_predictors[informed]
 
     judged = []
     for part in parts:
-        rows = [row for row in part.rows if row.measurement.label_bytes is not None and _fits_encoder(row, candidate)]
+        rows = [
+            row
+            for row in part.rows
+            if row.measurement.label_bytes is not None and _fits_encoder(row, candidate)
+        ]
         by_view: dict[frozenset[str], list[Row]] = {}
         for row in rows:
             architecture = row.measurement.architecture_key
-            informed = [bundle.sha256 for bundle in champion if part.is_held_out and architecture in known(bundle)]
+            informed = [
+                bundle.sha256
+                for bundle in champion
+                if part.is_held_out and architecture in known(bundle)
+            ]
             by_view.setdefault(frozenset(informed), []).append(row)
         if rows:
             judged_groups = [
-                _judged(part, group, candidate.card.encoder, *predictors(informed)) for informed, group in by_view.items()
+                _judged(part, group, candidate.card.encoder, *predictors(informed))
+                for informed, group in by_view.items()
             ]
             judged.append(_joined(judged_groups))
     return judge(judged, rule)
 
 
-def _judged(part: Part, rows: Sequence[Row], encoder: str, champion: Predictor, candidate: Predictor) -> Judged:
+def _judged(
+    part: Part, rows: Sequence[Row], encoder: str, champion: Predictor, candidate: Predictor
+) -> Judged:
     measurements = [row.measurement for row in rows]
     return Judged(
         name=part.name,
         decides=part.decides,
-        label_bytes=np.array([measurement.label_bytes for measurement in measurements], dtype=np.float64),
+        label_bytes=np.array(
+            [measurement.label_bytes for measurement in measurements], dtype=np.float64
+        ),
         architectures=np.array([measurement.architecture_key for measurement in measurements]),
         champion=_answers(champion, rows, part.gpu, encoder),
         candidate=_answers(candidate, rows, part.gpu, encoder),
@@ -150,24 +185,38 @@ def _joined(parts: Sequence[Judged]) -> Judged:
     )
 
 
-def _answers(predictor: Predictor, rows: Sequence[Row], gpu: str, encoder: str) -> NDArray[np.float64]:
-    """Expected and safe bytes, shape ``[2, B]``; a job without safe bytes gets the whole GPU, which is also the maximum."""
+def _answers(
+    predictor: Predictor, rows: Sequence[Row], gpu: str, encoder: str
+) -> NDArray[np.float64]:
+    """Expected and safe bytes, shape ``[2, B]``; a job without safe bytes gets the whole GPU, which
+    is also the maximum."""
     gpu_bytes = max(row.measurement.capacity_bytes for row in rows)
     predictions = _predictions(predictor, rows, gpu, encoder)
     safe = np.ma.filled(predictions.safe_bytes.astype(np.float64), gpu_bytes)
     return np.stack((predictions.expected_bytes.astype(np.float64), np.minimum(safe, gpu_bytes)))
 
 
-def _predictions(predictor: Predictor, rows: Sequence[Row], gpu: str, encoder: str) -> PredictionTable:
+def _predictions(
+    predictor: Predictor, rows: Sequence[Row], gpu: str, encoder: str
+) -> PredictionTable:
     """The networks' own answers, without traced peaks."""
-    table = JobTable.from_jobs([replace(row.measurement.job, traced_peak_bytes=None) for row in rows])
+    table = JobTable.from_jobs(
+        [replace(row.measurement.job, traced_peak_bytes=None) for row in rows]
+    )
     with np.errstate(over="ignore"):
-        return predictor.predict_table(table, coverage=COVERAGE, gpu=_profiled_gpu(gpu), encoder=encoder)
+        return predictor.predict_table(
+            table, coverage=COVERAGE, gpu=_profiled_gpu(gpu), encoder=encoder
+        )
 
 
 def without_answer(candidate: Bundle, track: Track) -> int:
-    """Number of the track's jobs, training jobs included, for which the candidate's answer is not a finite number."""
-    rows = [row for row in (*track.training, *track.held_out, *track.newest) if _fits_encoder(row, candidate)]
+    """Number of the track's jobs, training jobs included, for which the candidate's answer is not a
+    finite number."""
+    rows = [
+        row
+        for row in (*track.training, *track.held_out, *track.newest)
+        if _fits_encoder(row, candidate)
+    ]
     predictions = _predictions(Predictor([candidate]), rows, track.gpu, candidate.card.encoder)
     return sum(NO_NUMBER in predictions.reasons(row) for row in range(len(rows)))
 

@@ -1,7 +1,8 @@
-"""Runs a retraining from end to end: collect, train, judge, report, release.  The result of each step is stored and reused.
+"""Runs a retraining from end to end: collect, train, judge, report, release.  The result of each
+step is stored and reused.
 
-A killed run leaves complete results or none, and the next run continues from there.  The registry is written last: first the
-bundles, then the release, then the alias, each atomically.
+A killed run leaves complete results or none, and the next run continues from there.  The registry
+is written last: first the bundles, then the release, then the alias, each atomically.
 """
 
 from __future__ import annotations
@@ -39,9 +40,11 @@ def retrain(request: Request, progress: Progress = lambda what, share: None) -> 
     """Run the retraining that ``request`` describes.
 
     Raises:
-        DatasetError: when a file is missing, damaged or of another schema, or all of them hold nothing to learn from.
+        DatasetError: when a file is missing, damaged or of another schema, or all of them hold
+            nothing to learn from.
         RegistryError: when the registry is damaged.
-        RetrainingError: when another retraining uses the folder, a file changes meanwhile, or the release cannot be made.
+        RetrainingError: when another retraining uses the folder, a file changes meanwhile, or the
+            release cannot be made.
         OSError: when the work folder cannot be written to.
     """
     request.work.mkdir(parents=True, exist_ok=True)
@@ -49,9 +52,21 @@ def retrain(request: Request, progress: Progress = lambda what, share: None) -> 
         champion, bundles = _champion(request)
         hashes = {path: _sha256(path) for path in (*request.datasets, *request.observations)}
         files = [(path.name, sha256) for path, sha256 in hashes.items()]
-        chosen = (request.encoders, request.seed, request.epochs, sorted(plan.sha256 for plan in request.plans))
+        chosen = (
+            request.encoders,
+            request.seed,
+            request.epochs,
+            sorted(plan.sha256 for plan in request.plans),
+        )
         key = content_hash(
-            *(files, len(request.datasets), [bundle.sha256 for bundle in bundles], chosen, code_hash(JUDGING_CODE), asdict(RULE))
+            *(
+                files,
+                len(request.datasets),
+                [bundle.sha256 for bundle in bundles],
+                chosen,
+                code_hash(JUDGING_CODE),
+                asdict(RULE),
+            )
         )
         # the champion's training data comes first: of contradicting files the later one is refused
         known = {origin for bundle in bundles for origin in dataset_hashes(bundle)}
@@ -92,7 +107,9 @@ def _judged_tracks(
     tracks, left_out = find_tracks(collected.rows, newest_training_observation(bundles))
     runner = TrackRunner(request, collected, tracks, bundles, report_step)
     tasks = [(track, encoder) for track in tracks for encoder in request.encoders]
-    missing = _missing_observations(request, tracks, bundles, [file.sha256 for file in collected.files])
+    missing = _missing_observations(
+        request, tracks, bundles, [file.sha256 for file in collected.files]
+    )
     entries = []
     for done, (track, encoder) in enumerate(tasks):
         share = done / len(tasks)
@@ -119,16 +136,22 @@ def _judged_tracks(
 def _missing_observations(
     request: Request, tracks: Sequence[Track], champion: Sequence[Bundle], files: Sequence[str]
 ) -> list[str]:
-    """Why nothing can be learned from the observations, when the champion knows all other files; empty when there is something.
+    """Why nothing can be learned from the observations, when the champion knows all other files;
+    empty when there is something.
 
-    Without this, a site's first few observations would cost minutes of training on data that the champion was trained on.
+    Without this, a site's first few observations would cost minutes of training on data that the
+    champion was trained on.
     """
     known = {origin for bundle in champion for origin in dataset_hashes(bundle)}
     observed = [track for track in tracks if track.provenance == OBSERVED]
     obstacles = {track.name: too_few(track) for track in observed}
     if not request.observations or None in obstacles.values():
         return []
-    own = {row.origin for track in observed for row in (*track.training, *track.held_out, *track.newest)}
+    own = {
+        row.origin
+        for track in observed
+        for row in (*track.training, *track.held_out, *track.newest)
+    }
     if any(sha256 not in known | own for sha256 in files):
         return []
     return [f"{name}: {obstacle}" for name, obstacle in obstacles.items()]
@@ -138,7 +161,9 @@ def _promoted_bundles_exist(work: Path, document: dict[str, Any]) -> bool:
     """Whether the bundles that a report would promote still exist."""
     try:
         return all(
-            load_bundle(work / track["folder"]).sha256 == track["bundle"] for track in document["tracks"] if track["promote"]
+            load_bundle(work / track["folder"]).sha256 == track["bundle"]
+            for track in document["tracks"]
+            if track["promote"]
         )
     except (BundleError, LookupError, TypeError):
         return False
@@ -175,4 +200,6 @@ def _locked_work_folder(work: Path) -> Iterator[None]:
                     unfinished.unlink(missing_ok=True)
             yield
     except TimeoutError:
-        raise RetrainingError(f"another retraining is using {work}: wait for it, or give another --work") from None
+        raise RetrainingError(
+            f"another retraining is using {work}: wait for it, or give another --work"
+        ) from None

@@ -31,7 +31,8 @@ class Request:
         work: folder of the steps' results and of the reports.
         encoders: which classifiers to train.
         seed, epochs: of the plans; their own epochs unless given.
-        plans: found by a search, at most one for a family and encoder; the project's own for the others.
+        plans: found by a search, at most one for a family and encoder; the project's own for the
+            others.
         is_dry_run: whether the registry is left alone.
         as_challenger: whether what is better becomes challenger and not champion.
     """

@@ -19,7 +19,8 @@ class Row:
         measurement: the row.
         origin: SHA-256 of its file.
         number: its number in the file, from 1.
-        observed_at: when the job ended, in seconds since 1970; ``None`` unless it is an observation that says so.
+        observed_at: when the job ended, in seconds since 1970; ``None`` unless it is an observation
+            that says so.
         key: hash of what it says.
     """
 
@@ -31,7 +32,8 @@ class Row:
 
 
 def newest_runs(rows: Iterable[Row]) -> list[Row]:
-    """The newest of several observed runs of a job, so that a job that runs every hour does not outweigh the others."""
+    """The newest of several observed runs of a job, so that a job that runs every hour does not
+    outweigh the others."""
     chosen: dict[object, Row] = {}
     for row in rows:
         earlier = chosen.get(row.measurement.job)
@@ -56,7 +58,8 @@ def content_key(measurement: Measurement) -> str:
 
 
 def observation_time(measurement: Measurement) -> float | None:
-    """When an observed job ended, or else when it was reported, in seconds since 1970; ``None`` for other rows."""
+    """When an observed job ended, or else when it was reported, in seconds since 1970; ``None`` for
+    other rows."""
     if measurement.provenance != OBSERVED:
         return None
     try:

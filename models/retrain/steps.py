@@ -24,25 +24,33 @@ ROOT: Final = Path(__file__).resolve().parents[__name__.count(".")]
 TRAINING_CODE: Final = (f"{_MODELS}.retrain.training",)
 """Modules whose change, or that of one that they import, makes another model of the same data."""
 JUDGING_CODE: Final = (f"{_MODELS}.retrain.pipeline", *TRAINING_CODE)
-"""Modules whose change, or that of one that they import, may give another verdict on the same models."""
+"""Modules whose change, or that of one that they import, may give another verdict on the same
+models."""
 _OURS: Final = ("gpumemnet", _MODELS)
 _PACKAGES: Final = ("torch", "numpy", "scikit-learn", "onnx", "onnxscript", "onnxruntime", "scipy")
 
 
 def content_hash(*parts: Any) -> str:
     """Hash of JSON-ready values."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
 
 
 @cache
 def code_hash(modules: tuple[str, ...]) -> str:
-    """Hash of the code of ``modules`` and of all of ours that it imports, and of the packages' versions; nothing is imported."""
-    sources = [[str(path.relative_to(ROOT)), hashlib.sha256(path.read_bytes()).hexdigest()] for path in code_files(modules)]
+    """Hash of the code of ``modules`` and of all of ours that it imports, and of the packages'
+    versions; nothing is imported."""
+    sources = [
+        [str(path.relative_to(ROOT)), hashlib.sha256(path.read_bytes()).hexdigest()]
+        for path in code_files(modules)
+    ]
     return content_hash(sources, packages(), FEATURE_SCHEMA)
 
 
 def code_files(modules: Iterable[str]) -> list[Path]:
-    """The files of ``modules``, of those that they import from us wherever they do so, and the JSON beside each."""
+    """The files of ``modules``, of those that they import from us wherever they do so, and the JSON
+    beside each."""
     found: set[Path] = set()
     left = [path for name in modules for path in _file_of(name)]
     while left:
@@ -50,9 +58,15 @@ def code_files(modules: Iterable[str]) -> list[Path]:
         if path not in found:
             found.add(path)
             package = path.relative_to(ROOT).parent.parts
-            names = (name for node in ast.walk(ast.parse(path.read_bytes())) for name in _imported(node, package))
+            names = (
+                name
+                for node in ast.walk(ast.parse(path.read_bytes()))
+                for name in _imported(node, package)
+            )
             left += [imported for name in names for imported in _file_of(name)]
-    return sorted({*found, *(data for path in found if (data := path.with_suffix(".json")).is_file())})
+    return sorted(
+        {*found, *(data for path in found if (data := path.with_suffix(".json")).is_file())}
+    )
 
 
 def _imported(node: ast.AST, package: tuple[str, ...]) -> list[str]:
@@ -67,7 +81,8 @@ def _imported(node: ast.AST, package: tuple[str, ...]) -> list[str]:
 
 
 def _file_of(module: str) -> list[Path]:
-    """The module's file where it is one of ours; a package's ``__init__`` counts, what else it holds does not."""
+    """The module's file where it is one of ours; a package's ``__init__`` counts, what else it
+    holds does not."""
     if module.split(".")[0] not in _OURS:
         return []
     path = ROOT.joinpath(*module.split("."))
@@ -86,7 +101,8 @@ def packages() -> dict[str, str]:
 
 
 def code_version() -> dict[str, Any]:
-    """The code in a lineage: package version, commit if there is one, and hashes of the code itself."""
+    """The code in a lineage: package version, commit if there is one, and hashes of the code
+    itself."""
     try:
         version = metadata.version("gpumemnet")
     except metadata.PackageNotFoundError:
@@ -104,7 +120,14 @@ def _commit() -> str | None:
     if not (ROOT / ".git").exists():
         return None
     try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None
@@ -120,7 +143,9 @@ def cached_bundle(folder: Path, make: Callable[[Path], Bundle]) -> tuple[Bundle,
 
 
 def cached_document(
-    path: Path, make: Callable[[], dict[str, Any]], still_holds: Callable[[dict[str, Any]], bool] = lambda found: True
+    path: Path,
+    make: Callable[[], dict[str, Any]],
+    still_holds: Callable[[dict[str, Any]], bool] = lambda found: True,
 ) -> tuple[dict[str, Any], bool]:
     """The JSON object in ``path``, made if it is missing or outdated, and whether it was there."""
     try:
@@ -131,5 +156,7 @@ def cached_document(
         pass
     made = make()
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, json.dumps(made, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+    replace_file(
+        path, json.dumps(made, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    )
     return made, False

@@ -1,6 +1,8 @@
-"""Trains and judges the candidate of one track after another; a better candidate replaces the champion.
+"""Trains and judges the candidate of one track after another; a better candidate replaces the
+champion.
 
-Candidates, stand-ins and verdicts are stored under the hash of everything they depend on, so each is made once.
+Candidates, stand-ins and verdicts are stored under the hash of everything they depend on, so each
+is made once.
 """
 
 from __future__ import annotations
@@ -13,18 +15,31 @@ from typing import Any
 from gpumemnet.predict.bundle import Bundle
 
 from ..training.data import LabelledJobs, labelled_jobs
-from .champion_data import dataset_hashes, known_held_out_architectures, missing_comparison_data, slot_of
+from .champion_data import (
+    dataset_hashes,
+    known_held_out_architectures,
+    missing_comparison_data,
+    slot_of,
+)
 from .collect import Collected
 from .gate import RULE
 from .judging import judge_candidate, parts_of, without_answer
 from .request import Request
 from .rows import Row
-from .steps import JUDGING_CODE, TRAINING_CODE, cached_bundle, cached_document, code_hash, content_hash
+from .steps import (
+    JUDGING_CODE,
+    TRAINING_CODE,
+    cached_bundle,
+    cached_document,
+    code_hash,
+    content_hash,
+)
 from .tracks import Track, calibration_track, too_few, training_data
 
 
 class TrackRunner:
-    """The tracks of one run, and the current bundles: the champion's, or those that have replaced them in this run."""
+    """The tracks of one run, and the current bundles: the champion's, or those that have replaced
+    them in this run."""
 
     def __init__(
         self,
@@ -55,23 +70,33 @@ class TrackRunner:
             "provenance": track.provenance,
             "gpu": track.gpu,
             "label_source": track.label_source,
-            "rows": {name: len(getattr(track, name)) for name in ("training", "held_out", "newest", "borrowed")},
+            "rows": {
+                name: len(getattr(track, name))
+                for name in ("training", "held_out", "newest", "borrowed")
+            },
             "promote": False,
             "bundle": None,
             "verdict": None,
         }
-        champion = [bundle for slot, bundle in self._current.items() if slot[:2] == (track.family, encoder)]
+        champion = [
+            bundle for slot, bundle in self._current.items() if slot[:2] == (track.family, encoder)
+        ]
         obstacle = too_few(track) or nothing_new
         if obstacle is None and not champion:
             obstacle = "the champion has no model for this track: put a first one into the registry by hand"
-        obstacle = obstacle or missing_comparison_data(track, champion, self._tracks, self._file_names, RULE.fewest_guard_rows)
+        obstacle = obstacle or missing_comparison_data(
+            track, champion, self._tracks, self._file_names, RULE.fewest_guard_rows
+        )
         if obstacle:
             return {**entry, "reasons": [obstacle]}
         try:
             candidate = self._candidate(track, encoder)
         except ValueError as error:
             return {**entry, "reasons": [str(error)]}
-        entry |= {"bundle": candidate.sha256, "model": {"name": candidate.card.name, "version": candidate.card.version}}
+        entry |= {
+            "bundle": candidate.sha256,
+            "model": {"name": candidate.card.name, "version": candidate.card.version},
+        }
         entry |= {
             "folder": str(Path(candidate.source).relative_to(self._folder)),
             "retraining": candidate.card.document["retraining"],
@@ -84,16 +109,36 @@ class TrackRunner:
             return {**entry, "reasons": [str(error)]}
         if verdict["promote"]:
             self._current[slot_of(candidate)] = candidate
-        return {**entry, "promote": verdict["promote"], "reasons": verdict["reasons"], "verdict": verdict}
+        return {
+            **entry,
+            "promote": verdict["promote"],
+            "reasons": verdict["reasons"],
+            "verdict": verdict,
+        }
 
     def _candidate(self, track: Track, encoder: str) -> Bundle:
         calibration = calibration_track(track, self._tracks)
-        plans = (plan for plan in self._request.plans if (plan.family, plan.encoder) == (track.family, encoder))
+        plans = (
+            plan
+            for plan in self._request.plans
+            if (plan.family, plan.encoder) == (track.family, encoder)
+        )
         plan = next(plans, None)
         key = content_hash(
-            *(code_hash(TRAINING_CODE), track.name, track.label_source, encoder, self._request.seed, self._request.epochs),
+            *(
+                code_hash(TRAINING_CODE),
+                track.name,
+                track.label_source,
+                encoder,
+                self._request.seed,
+                self._request.epochs,
+            ),
             *([row.key for row in part] for part in (track.training, track.borrowed)),
-            *(track.origins, calibration and [row.key for row in calibration.training], plan and plan.sha256),
+            *(
+                track.origins,
+                calibration and [row.key for row in calibration.training],
+                plan and plan.sha256,
+            ),
         )
         description = f"{track.name}, {encoder}"
 
@@ -119,14 +164,27 @@ class TrackRunner:
             self._say(f"trained before: {description}")
         return bundle
 
-    def _verdict(self, track: Track, candidate: Bundle, champion: Sequence[Bundle]) -> dict[str, Any]:
-        parts = parts_of(track, self._tracks, candidate.card.document["retraining"]["moved_bytes"], self._file_names, RULE)
-        known = {bundle.sha256: known_held_out_architectures(bundle, self._tracks) for bundle in champion}
+    def _verdict(
+        self, track: Track, candidate: Bundle, champion: Sequence[Bundle]
+    ) -> dict[str, Any]:
+        parts = parts_of(
+            track,
+            self._tracks,
+            candidate.card.document["retraining"]["moved_bytes"],
+            self._file_names,
+            RULE,
+        )
+        known = {
+            bundle.sha256: known_held_out_architectures(bundle, self._tracks) for bundle in champion
+        }
         key = content_hash(
             *(code_hash(JUDGING_CODE), candidate.sha256, asdict(RULE)),
             sorted([sha256, sorted(keys)] for sha256, keys in known.items()),
             [self._stand_in_key(bundle) for bundle in champion if known[bundle.sha256]],
-            [[part.name, part.gpu, [[row.key, row.measurement.label_bytes] for row in part.rows]] for part in parts],
+            [
+                [part.name, part.gpu, [[row.key, row.measurement.label_bytes] for row in part.rows]]
+                for part in parts
+            ],
         )
 
         def make() -> dict[str, Any]:
@@ -134,7 +192,12 @@ class TrackRunner:
             if count := without_answer(candidate, track):
                 raise ValueError(f"its answer is no finite number for {count} of the jobs")
             return judge_candidate(
-                candidate, champion, parts, lambda bundle: known[bundle.sha256], self._stand_in, RULE
+                candidate,
+                champion,
+                parts,
+                lambda bundle: known[bundle.sha256],
+                self._stand_in,
+                RULE,
             ).document()
 
         return cached_document(self._folder / "verdicts" / f"{key}.json", make)[0]
@@ -150,29 +213,47 @@ class TrackRunner:
             from .training import train_stand_in
 
             measurements = [row.measurement for row in rows]
-            return train_stand_in(folder, champion, measurements, _labelled_rows(self._calibration_of(champion)))
+            return train_stand_in(
+                folder, champion, measurements, _labelled_rows(self._calibration_of(champion))
+            )
 
         return cached_bundle(self._folder / "stand-ins" / self._stand_in_key(champion), train)[0]
 
     def _stand_in_key(self, champion: Bundle) -> str:
         calibration = self._calibration_of(champion)
         keys = [
-            [row.key for row in rows] for rows in (self._training_rows(champion), calibration.training if calibration else ())
+            [row.key for row in rows]
+            for rows in (self._training_rows(champion), calibration.training if calibration else ())
         ]
         return content_hash(code_hash(TRAINING_CODE), "stand-in", champion.sha256, keys)
 
     def _training_rows(self, champion: Bundle) -> list[Row]:
         """The champion's training rows, without the held-out ones."""
         known = dataset_hashes(champion)
-        return [row for track in self._own_tracks(champion) for row in track.training if row.origin in known]
+        return [
+            row
+            for track in self._own_tracks(champion)
+            for row in track.training
+            if row.origin in known
+        ]
 
     def _own_tracks(self, champion: Bundle) -> list[Track]:
         family, _, provenance = slot_of(champion)
-        return [track for track in self._tracks if (track.family, track.provenance) == (family, provenance)]
+        return [
+            track
+            for track in self._tracks
+            if (track.family, track.provenance) == (family, provenance)
+        ]
 
     def _calibration_of(self, champion: Bundle) -> Track | None:
-        return next((calibration_track(track, self._tracks) for track in self._own_tracks(champion)), None)
+        return next(
+            (calibration_track(track, self._tracks) for track in self._own_tracks(champion)), None
+        )
 
 
 def _labelled_rows(track: Track | None) -> LabelledJobs | None:
-    return labelled_jobs([row.measurement for row in track.training], track.name, "") if track else None
+    return (
+        labelled_jobs([row.measurement for row in track.training], track.name, "")
+        if track
+        else None
+    )

@@ -1,7 +1,9 @@
-"""Logs a finished retraining to an MLflow store: a run with figures and files, model versions, aliases.
+"""Logs a finished retraining to an MLflow store: a run with figures and files, model versions,
+aliases.
 
-The registry in the folder is authoritative, and the verdict is final before this is called: nothing here promotes anything.  What
-could not be logged waits in the work folder for the next run.  That run, or ``gpumemnet registry push``, also moves the aliases.
+The registry in the folder is authoritative, and the verdict is final before this is called: nothing
+here promotes anything.  What could not be logged waits in the work folder for the next run.  That
+run, or ``gpumemnet registry push``, also moves the aliases.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ def default_store(work: Path) -> str:
 
 
 def track(request: Request, outcome: Outcome, uri: str, model: str) -> str:
-    """Log the retraining's run, and those that could not be logged before, and let the aliases follow the registry.
+    """Log the retraining's run, and those that could not be logged before, and let the aliases
+    follow the registry.
 
     Args:
         request: the retraining's request.
@@ -50,13 +53,17 @@ def track(request: Request, outcome: Outcome, uri: str, model: str) -> str:
         A sentence.
 
     Raises:
-        TrackingError: when MLflow cannot be reached or refuses, or another run is being logged from the same folder.
+        TrackingError: when MLflow cannot be reached or refuses, or another run is being logged from
+            the same folder.
         RegistryError: when the registry, which the aliases follow, is damaged.
         OSError: when the work folder cannot be written to.
     """
     waiting = request.work / "untracked"
     waiting.mkdir(exist_ok=True)
-    replace_file(waiting / f"{outcome.document['run'][:12]}.json", json.dumps(_outcome_record(request, outcome)).encode())
+    replace_file(
+        waiting / f"{outcome.document['run'][:12]}.json",
+        json.dumps(_outcome_record(request, outcome)).encode(),
+    )
     try:
         with locked(request.work / ".tracking.lock", _LOCK_SECONDS):
             store = MlflowStore(uri, model)
@@ -69,8 +76,16 @@ def track(request: Request, outcome: Outcome, uri: str, model: str) -> str:
                 except _ReportError as error:
                     failure = error
                 path.unlink()  # a deleted report cannot be logged later either
-            moves_aliases = request.registry is not None and request.registry.is_dir() and not request.is_dry_run
-            moved = push(Registry(request.registry), store, runs) if request.registry is not None and moves_aliases else {}
+            moves_aliases = (
+                request.registry is not None
+                and request.registry.is_dir()
+                and not request.is_dry_run
+            )
+            moved = (
+                push(Registry(request.registry), store, runs)
+                if request.registry is not None and moves_aliases
+                else {}
+            )
     except TimeoutError:
         raise TrackingError(f"another run is being logged from {request.work}") from None
     if failure is not None:
@@ -97,17 +112,24 @@ def _log_waiting(store: MlflowStore, work: Path, waiting: Path) -> tuple[str, st
     try:
         record = json.loads(waiting.read_bytes())
         report = work / record["report"]
-        document = {**json.loads(report.with_suffix(".json").read_bytes()), "champion": record["champion"]}
+        document = {
+            **json.loads(report.with_suffix(".json").read_bytes()),
+            "champion": record["champion"],
+        }
         return _log_run(store, work, record, report, document), record["release"]
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _ReportError(f"{waiting}: its report is gone, or of another version ({type(error).__name__}: {error})") from None
+        raise _ReportError(
+            f"{waiting}: its report is gone, or of another version ({type(error).__name__}: {error})"
+        ) from None
 
 
 class _ReportError(TrackingError):
     """The report of a run cannot be read."""
 
 
-def _log_run(store: MlflowStore, work: Path, record: dict[str, Any], report: Path, document: dict[str, Any]) -> str:
+def _log_run(
+    store: MlflowStore, work: Path, record: dict[str, Any], report: Path, document: dict[str, Any]
+) -> str:
     """The complete run of a retraining; an unfinished run is continued."""
     run, is_logged = store.run({**_KIND, KEY_TAG: document["run"]}, document["release"])
     if not is_logged:
@@ -117,7 +139,9 @@ def _log_run(store: MlflowStore, work: Path, record: dict[str, Any], report: Pat
         store.log_file(run, report.with_suffix(".json"))
         with tempfile.TemporaryDirectory(prefix="gpumemnet-") as scratch:
             path = Path(scratch) / "lineage.json"
-            path.write_text(json.dumps(lineage(document), indent=2, ensure_ascii=False) + "\n", "utf-8")
+            path.write_text(
+                json.dumps(lineage(document), indent=2, ensure_ascii=False) + "\n", "utf-8"
+            )
             store.log_file(run, path)
         for entry in document["tracks"]:
             if entry.get("folder") and (work / entry["folder"]).is_dir():
@@ -147,11 +171,19 @@ def _params(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in document["rule"].items():
         yield f"rule.{name}", _text(value)
     for file in document["files"]:
-        yield _name("file", file["name"]), f"sha256 {file['sha256']}, {file['used']} of {file['rows']} rows used"
+        yield (
+            _name("file", file["name"]),
+            f"sha256 {file['sha256']}, {file['used']} of {file['rows']} rows used",
+        )
     for found in document["tracks"]:
         place = (found["track"], found["encoder"])
         yield _name(*place, "gpu"), _text(found["gpu"])
-        yield _name(*place, "verdict"), _text(("better: " if found["promote"] else "not taken: ") + "; ".join(found["reasons"]))
+        yield (
+            _name(*place, "verdict"),
+            _text(
+                ("better: " if found["promote"] else "not taken: ") + "; ".join(found["reasons"])
+            ),
+        )
         if found["bundle"]:
             yield _name(*place, "bundle"), found["bundle"]
 
@@ -175,7 +207,11 @@ def _log(store: MlflowStore, run: str, kind: str, values: dict[str, Any]) -> Non
     with store.calls(f"does not take the {kind} of a run"):
         from mlflow.entities import Metric, Param, RunTag
 
-        make = {"params": Param, "metrics": lambda name, value: Metric(name, value, 0, 0), "tags": RunTag}[kind]
+        make = {
+            "params": Param,
+            "metrics": lambda name, value: Metric(name, value, 0, 0),
+            "tags": RunTag,
+        }[kind]
         entities = (make(name, value) for name, value in values.items())
         while some := list(islice(entities, _PER_CALL[kind])):
             store.client.log_batch(run, **{kind: some})

@@ -1,7 +1,9 @@
-"""Tracks: groups of rows for which one bundle is trained, by family, provenance, GPU and way of reading memory.
+"""Tracks: groups of rows for which one bundle is trained, by family, provenance, GPU and way of
+reading memory.
 
-Observations are a track of their own.  It borrows the family's other rows, shifted by the difference of the contexts: reserved
-bytes are the same under other drivers and ways of reading, the CUDA context is not.
+Observations are a track of their own.  It borrows the family's other rows, shifted by the
+difference of the contexts: reserved bytes are the same under other drivers and ways of reading, the
+    CUDA context is not.
 """
 
 from __future__ import annotations
@@ -65,12 +67,15 @@ class Track:
 
     @property
     def origins(self) -> tuple[str, ...]:
-        """SHA-256 of the datasets that its candidate is trained on, in order, without exports of observations."""
+        """SHA-256 of the datasets that its candidate is trained on, in order, without exports of
+        observations."""
         rows = (*self.training, *self.borrowed)
         return tuple(sorted({row.origin for row in rows if row.measurement.provenance != OBSERVED}))
 
 
-def find_tracks(rows: Sequence[Row], champion_until: dict[str, float]) -> tuple[list[Track], list[str]]:
+def find_tracks(
+    rows: Sequence[Row], champion_until: dict[str, float]
+) -> tuple[list[Track], list[str]]:
     """The tracks, the most trusted last, and sentences about the rows that are in none.
 
     Args:
@@ -92,30 +97,53 @@ def find_tracks(rows: Sequence[Row], champion_until: dict[str, float]) -> tuple[
                     f"{len(others)} {provenance} {family} rows of {source[0]}, read by {source[1]}: a release holds one model "
                     f"for a family's {provenance} jobs, and {gpu}, read by {label_source}, has more rows"
                 )
-        tracks.append(_split(family, provenance, gpu, label_source, chosen, champion_until.get(family)))
+        tracks.append(
+            _split(family, provenance, gpu, label_source, chosen, champion_until.get(family))
+        )
     tracks.sort(key=lambda track: (FAMILIES.index(track.family), -TRUST.index(track.provenance)))
     return [_with_borrowed(track, tracks) for track in tracks], left_out
 
 
-def _split(family: str, provenance: str, gpu: str, label_source: str, rows: Sequence[Row], until: float | None) -> Track:
+def _split(
+    family: str,
+    provenance: str,
+    gpu: str,
+    label_source: str,
+    rows: Sequence[Row],
+    until: float | None,
+) -> Track:
     after = newest_after(rows, until) if provenance == OBSERVED else None
     parts: dict[str, list[Row]] = {"training": [], "held_out": [], "newest": []}
     for row in rows:
         if after is not None and row.observed_at is not None and row.observed_at > after:
             parts["newest"].append(row)
         else:
-            parts["held_out" if is_held_out(row.measurement.architecture_key) else "training"].append(row)
+            parts[
+                "held_out" if is_held_out(row.measurement.architecture_key) else "training"
+            ].append(row)
     times = [row.observed_at for row in parts["training"] if row.observed_at is not None]
     if provenance == OBSERVED:
         parts = {name: newest_runs(part) for name, part in parts.items()}
     training, held_out, newest = map(tuple, parts.values())
     learned_until = max(times, default=None)
-    return Track(family, provenance, gpu, label_source, training, held_out, newest, learned_until=learned_until)
+    return Track(
+        family,
+        provenance,
+        gpu,
+        label_source,
+        training,
+        held_out,
+        newest,
+        learned_until=learned_until,
+    )
 
 
 def _with_borrowed(track: Track, tracks: Sequence[Track]) -> Track:
-    """Observations borrow from the tracks of their family: those on the same GPU, else the most trusted."""
-    others = [other for other in tracks if other.family == track.family and other.provenance != OBSERVED]
+    """Observations borrow from the tracks of their family: those on the same GPU, else the most
+    trusted."""
+    others = [
+        other for other in tracks if other.family == track.family and other.provenance != OBSERVED
+    ]
     if track.provenance != OBSERVED or not others:
         return track
     near = [other for other in others if other.gpu == track.gpu] or [others[-1]]
@@ -141,16 +169,24 @@ class TrainingData:
 
 def too_few(track: Track) -> str | None:
     """Why a track has too few rows to train on; ``None`` if it has enough."""
-    labelled = [row.measurement for row in track.training if row.measurement.label_bytes is not None]
+    labelled = [
+        row.measurement for row in track.training if row.measurement.label_bytes is not None
+    ]
     if track.borrowed and len(labelled) < FEWEST_OBSERVED_ROWS:
-        missing = ceil((FEWEST_OBSERVED_ROWS - len(labelled)) / (1 - HELD_OUT_SHARE) / (1 - NEWEST_SHARE))
+        missing = ceil(
+            (FEWEST_OBSERVED_ROWS - len(labelled)) / (1 - HELD_OUT_SHARE) / (1 - NEWEST_SHARE)
+        )
         return (
             f"{len(labelled)} observed rows to train on are too few: {FEWEST_OBSERVED_ROWS} are needed, which takes some "
             f"{missing} observations more, as a part of them is for judging only"
         )
     borrowed = sum(row.measurement.label_bytes is not None for row in track.borrowed)
     count = sum(measurement.job.has_layers for measurement in labelled) + borrowed
-    return f"{count} rows with layers to train on are too few: {FEWEST_ROWS} are needed" if count < FEWEST_ROWS else None
+    return (
+        f"{count} rows with layers to train on are too few: {FEWEST_ROWS} are needed"
+        if count < FEWEST_ROWS
+        else None
+    )
 
 
 def training_data(track: Track) -> TrainingData:
@@ -164,17 +200,29 @@ def training_data(track: Track) -> TrainingData:
     usable = [measurement for measurement in own if measurement.job.has_layers]
     copies = max(1, min(MOST_COPIES, len(borrowed) // max(1, len(usable))))
     data = labelled_jobs([*usable, *borrowed], track.name, "")
-    data = replace(data, capacity_bytes=_capacity_bytes(track.gpu, data.capacity_bytes), sha256=digest(track, shifts))
+    data = replace(
+        data,
+        capacity_bytes=_capacity_bytes(track.gpu, data.capacity_bytes),
+        sha256=digest(track, shifts),
+    )
     if data.context_bytes is None:
         intercept = fit_line(data.features, data.label_bytes, LAYER_TERMS).intercept_mib
         data = replace(data, context_bytes=max(0, round(intercept * MIB)))
-    order = np.concatenate((np.tile(np.arange(len(usable)), copies), np.arange(len(usable), len(data))))
+    order = np.concatenate(
+        (np.tile(np.arange(len(usable)), copies), np.arange(len(usable), len(data)))
+    )
     return TrainingData(data, data.take(order), copies, shifts)
 
 
-def context_shift(borrowed: Sequence[Measurement], observed: Sequence[Measurement], gpu: str) -> int:
+def context_shift(
+    borrowed: Sequence[Measurement], observed: Sequence[Measurement], gpu: str
+) -> int:
     """Median difference of observed labels and the line of the borrowed ones, in bytes."""
-    known = [measurement for measurement in borrowed if measurement.label_bytes is not None and measurement.job.has_layers]
+    known = [
+        measurement
+        for measurement in borrowed
+        if measurement.label_bytes is not None and measurement.job.has_layers
+    ]
     reference = labelled_jobs(known, "borrowed rows", "")
     totals = reference.without_layers()
     lines = {
@@ -190,7 +238,10 @@ def context_shift(borrowed: Sequence[Measurement], observed: Sequence[Measuremen
         ]
         if rows:
             labels = np.array([measurement.label_bytes for measurement in rows], dtype=np.float64)
-            residuals.append(labels - line.predict_bytes(features_on(gpu, [measurement.job for measurement in rows])))
+            residuals.append(
+                labels
+                - line.predict_bytes(features_on(gpu, [measurement.job for measurement in rows]))
+            )
     return round(float(np.median(np.concatenate(residuals))))
 
 
@@ -203,7 +254,9 @@ def shift_label(measurement: Measurement, shift_bytes: int, track: Track) -> Mea
         provenance=track.provenance,
         label_source=track.label_source,
         gpu=track.gpu,
-        capacity_bytes=measurement.capacity_bytes if label is not None else max(MIB, measurement.capacity_bytes + shift_bytes),
+        capacity_bytes=measurement.capacity_bytes
+        if label is not None
+        else max(MIB, measurement.capacity_bytes + shift_bytes),
         peak_process_bytes=peak,
         peak_device_bytes=peak,
         peak_reserved_bytes=None,
@@ -224,7 +277,11 @@ def calibration_track(track: Track, tracks: Sequence[Track]) -> Track | None:
     """The track whose readings calibrate traced peaks, for a track with traced labels."""
     if track.provenance != TRACED:
         return None
-    readings = [other for other in tracks if other.family == track.family and other.provenance not in (TRACED, OBSERVED)]
+    readings = [
+        other
+        for other in tracks
+        if other.family == track.family and other.provenance not in (TRACED, OBSERVED)
+    ]
     return readings[-1] if readings and readings[-1].training else None
 
 

@@ -1,4 +1,5 @@
-"""Trains a candidate for a track, and a stand-in for a champion that was trained on held-out rows."""
+"""Trains a candidate for a track, and a stand-in for a champion that was trained on held-out
+rows."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def train_candidate(
     version: str,
     found_plan: FoundPlan | None = None,
 ) -> Bundle:
-    """Train on ``data`` and write the bundle to ``folder``; the same arguments give the same bundle.
+    """Train on ``data`` and write the bundle to ``folder``; the same arguments give the same
+    bundle.
 
     Args:
         folder: the bundle's folder.
@@ -43,14 +45,19 @@ def train_candidate(
         data: the track's training rows.
         calibration: readings with traced peaks, for a track whose labels are traced.
         encoder: ``mlp`` or ``transformer``.
-        seed, epochs: the plan's seed and number of epochs; the plan keeps its own epochs unless given.
+        seed, epochs: the plan's seed and number of epochs; the plan keeps its own epochs unless
+            given.
         version: the model's version.
         found_plan: a plan found by a search, used instead of the project's own.
 
     Raises:
         ValueError: when there are too few architectures to split.
     """
-    plan: Plan = transformer_plan(seed, epochs) if encoder == "transformer" else mlp_plan(data.data, seed, epochs)
+    plan: Plan = (
+        transformer_plan(seed, epochs)
+        if encoder == "transformer"
+        else mlp_plan(data.data, seed, epochs)
+    )
     if found_plan is not None:
         plan = found_plan.plan(seed, epochs)
     name = track.name + ("-layers" if encoder == "transformer" else "")
@@ -66,19 +73,33 @@ def train_candidate(
     }
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".training-") as scratch:
         classifier = _train(data.weighted, plan)
-        bundle = save_classifier(Path(scratch) / "bundle", classifier, data.data, plan, name=name, version=version, traces=traces)
+        bundle = save_classifier(
+            Path(scratch) / "bundle",
+            classifier,
+            data.data,
+            plan,
+            name=name,
+            version=version,
+            traces=traces,
+        )
     document = {**bundle.card.document, "retraining": retraining}
     if track.provenance == OBSERVED:
-        description = f"jobs observed on {track.gpu}" + (", with borrowed rows moved to its context" if track.borrowed else "")
+        description = f"jobs observed on {track.gpu}" + (
+            ", with borrowed rows moved to its context" if track.borrowed else ""
+        )
         document["training_data"] = {**document["training_data"], "description": description}
     return save_bundle(folder, bundle.model, document)
 
 
-def train_stand_in(folder: Path, champion: Bundle, rows: Sequence[Measurement], calibration: LabelledJobs | None) -> Bundle:
-    """Train the champion's plan again on ``rows``: its own training rows, without those that every retraining holds out.
+def train_stand_in(
+    folder: Path, champion: Bundle, rows: Sequence[Measurement], calibration: LabelledJobs | None
+) -> Bundle:
+    """Train the champion's plan again on ``rows``: its own training rows, without those that every
+    retraining holds out.
 
     Raises:
-        ValueError: when there are too few architectures to split, or the champion's calibration to a site does not fit.
+        ValueError: when there are too few architectures to split, or the champion's calibration to
+            a site does not fit.
     """
     data = labelled_jobs([row for row in rows if row.job.has_layers], champion.card.name, "")
     plan = _plan_of(champion)
@@ -86,7 +107,15 @@ def train_stand_in(folder: Path, champion: Bundle, rows: Sequence[Measurement], 
     traces = calibration if champion.card.encoder == "mlp" else None
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".training-") as scratch:
         name = champion.card.name
-        bundle = save_classifier(Path(scratch) / "bundle", classifier, data, plan, name=name, version="stand-in", traces=traces)
+        bundle = save_classifier(
+            Path(scratch) / "bundle",
+            classifier,
+            data,
+            plan,
+            name=name,
+            version="stand-in",
+            traces=traces,
+        )
     document = dict(bundle.card.document)
     if champion.card.site_calibration is not None:
         levels = len(bundle.card.coverages)  # fewer rows support fewer coverages

@@ -1,7 +1,8 @@
 """Finds labels in the wrong unit: MB written for MiB, or 1000 for 1024.
 
-Memory is a line over the closed form, and the context is its intercept.  If slope and intercept of a file both differ from the
-known ones by the same ratio of two units, the labels are in the other unit.  Another context changes the intercept only.
+Memory is a line over the closed form, and the context is its intercept.  If slope and intercept of
+a file both differ from the known ones by the same ratio of two units, the labels are in the other
+unit.  Another context changes the intercept only.
 """
 
 from __future__ import annotations
@@ -36,13 +37,17 @@ TOLERANCE: Final = 0.006
 
 
 def unit_error(rows: Sequence[Row], reference: Sequence[Measurement]) -> str | None:
-    """A sentence that names the wrong unit of ``rows``; ``None`` if it is that of ``reference`` (same family, GPU and source)."""
+    """A sentence that names the wrong unit of ``rows``; ``None`` if it is that of ``reference``
+    (same family, GPU and source)."""
     own_rows = [row.measurement for row in rows if _is_usable(row.measurement)]
     reference_rows = [row for row in reference if _is_usable(row)]
     if min(len(own_rows), len(reference_rows)) < FEWEST:
         return None
     reference_line, own_line = _line(reference_rows), _line(own_rows)
-    pairs = ((reference_line.intercept_mib, own_line.intercept_mib), (reference_line.slopes[0], own_line.slopes[0]))
+    pairs = (
+        (reference_line.intercept_mib, own_line.intercept_mib),
+        (reference_line.slopes[0], own_line.slopes[0]),
+    )
     if any(min(pair) <= 0 for pair in pairs):
         return None
     changes = [math.log(found / expected) for expected, found in pairs]

@@ -1,1 +1,2 @@
-"""Searches for better training plans with Optuna, on folds split by architecture, without a retraining's holdout."""
+"""Searches for better training plans with Optuna, on folds split by architecture, without a
+retraining's holdout."""

@@ -1,6 +1,8 @@
-"""Trains folds in this process one after another, or in parallel on a Ray cluster, one task per core.
+"""Trains folds in this process one after another, or in parallel on a Ray cluster, one task per
+core.
 
-A task is one fold of one trial and returns its loss.  Only this process writes to the storage, so any storage works.
+A task is one fold of one trial and returns its loss.  Only this process writes to the storage, so
+any storage works.
 """
 
 from __future__ import annotations
@@ -75,7 +77,8 @@ class LocalEngine:
 
 
 class RayEngine:
-    """Trains folds on a Ray cluster: that of ``RAY_ADDRESS``, one running on this machine, or a new one here."""
+    """Trains folds on a Ray cluster: that of ``RAY_ADDRESS``, one running on this machine, or a new
+    one here."""
 
     def __init__(self, task: SearchTask, workers: int | None) -> None:
         self._ray = load_ray()
@@ -98,7 +101,9 @@ class RayEngine:
         try:
             result = self._ray.get(finished)
         except self._ray.exceptions.RayError as error:
-            raise DatasetError(f"the Ray cluster lost a fold ({type(error).__name__}): run it again, it goes on") from None
+            raise DatasetError(
+                f"the Ray cluster lost a fold ({type(error).__name__}): run it again, it goes on"
+            ) from None
         if isinstance(result, str):
             raise DatasetError(result)
         return trial, result

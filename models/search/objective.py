@@ -1,4 +1,5 @@
-"""Evaluates a plan on one fold by error and waste, as the retraining's gate does, on held-out architectures.
+"""Evaluates a plan on one fold by error and waste, as the retraining's gate does, on held-out
+architectures.
 
 The holdout of a retraining is in no fold, neither for training nor for testing.
 """
@@ -62,12 +63,18 @@ def load_task(path: Path, family: str, encoder: str, fold_count: int, seed: int)
     Raises:
         DatasetError: when there are too few rows or architectures, or the dataset cannot be read.
     """
-    rows = [row for row in load_training_rows(path) if row.job.family == family and row.recipe != ZOO]
+    rows = [
+        row for row in load_training_rows(path) if row.job.family == family and row.recipe != ZOO
+    ]
     usable = [row for row in rows if row.job.has_layers and not is_held_out(row.architecture_key)]
     if not usable:
-        raise DatasetError(f"{path} has no {family} job with layers to learn from: choose another family or dataset")
+        raise DatasetError(
+            f"{path} has no {family} job with layers to learn from: choose another family or dataset"
+        )
     if any(row.provenance == OBSERVED for row in usable):
-        raise DatasetError(f"{path} holds observations, of which a retraining judges by the newest: search on a dataset")
+        raise DatasetError(
+            f"{path} holds observations, of which a retraining judges by the newest: search on a dataset"
+        )
     data = labelled_jobs(usable, str(path), hashlib.sha256(path.read_bytes()).hexdigest())
     labelled = int((~np.isnan(data.label_bytes)).sum())
     if labelled * (fold_count - 1) // fold_count < FEWEST_ROWS:
@@ -100,14 +107,18 @@ def fold_loss(task: SearchTask, plan: Plan, fold: int) -> float:
         trained = train_classifier(training, plan)
         tests = [test, test.without_layers()]
     losses_by_measure = losses(
-        np.tile(test.label_bytes, len(tests)), np.concatenate([_answers(trained, jobs) for jobs in tests], axis=1)
+        np.tile(test.label_bytes, len(tests)),
+        np.concatenate([_answers(trained, jobs) for jobs in tests], axis=1),
     )
     waste = np.where(losses_by_measure["above safe"] > 0.0, MOST_WASTE, losses_by_measure["waste"])
     return float(np.sqrt(losses_by_measure["error"].mean() * waste.mean()))
 
 
-def _answers(trained: TrainedClassifier, test: LabelledJobs) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Return expected and safe bytes, shape ``[2, B]``; safe bytes are limited to the GPU's capacity."""
+def _answers(
+    trained: TrainedClassifier, test: LabelledJobs
+) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """Return expected and safe bytes, shape ``[2, B]``; safe bytes are limited to the GPU's
+    capacity."""
     column = 2 + trained.coverages.index(COVERAGE)
     parts = []
     for first in range(0, len(test), 256):
@@ -117,7 +128,9 @@ def _answers(trained: TrainedClassifier, test: LabelledJobs) -> np.ndarray[tuple
             from gpumemnet.features.sequence import layer_sequence
             from gpumemnet.job.job_table import JobTable
 
-            inputs += batch_of([layer_sequence(JobTable.from_jobs([job]))[0][0] for job in some.jobs])
+            inputs += batch_of(
+                [layer_sequence(JobTable.from_jobs([job]))[0][0] for job in some.jobs]
+            )
         with torch.no_grad():
             parts.append(trained.network(*inputs)[3].double().numpy())
     amounts = np.exp(np.concatenate(parts))

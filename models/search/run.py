@@ -1,8 +1,9 @@
-"""Runs a search: Optuna proposes trials, which are trained fold by fold, and pruned if others did better on the same folds.
+"""Runs a search: Optuna proposes trials, which are trained fold by fold, and pruned if others did
+better on the same folds.
 
-The storage holds every trial, so a search that was killed can be resumed.  The values of a trial depend on the seed, its number
-and the earlier trials.  So a trial that is run again after a kill gets the same values.  On Ray, the values also depend on the
-order in which trials end.
+The storage holds every trial, so a search that was killed can be resumed.  The values of a trial
+depend on the seed, its number and the earlier trials.  So a trial that is run again after a kill
+gets the same values.  On Ray, the values also depend on the order in which trials end.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpumemnet.data.atomic_files import locked
-from gpumemnet.errors import DatasetError, GpumemnetError, InvalidRequestError, MissingExtraError, first_line
+from gpumemnet.errors import (
+    DatasetError,
+    GpumemnetError,
+    InvalidRequestError,
+    MissingExtraError,
+    first_line,
+)
 
 from ..retrain.holdout import HELD_OUT_RULE
 from ..retrain.steps import TRAINING_CODE, code_hash, code_version
@@ -41,7 +48,8 @@ class SearchResult:
     Attributes:
         plan: the best plan; its seed is the search's.
         trials: state → number of trials.
-        best, default: mean loss of the best and of the default plan, on the folds that selected the best plan.
+        best, default: mean loss of the best and of the default plan, on the folds that selected the
+            best plan.
         study: name of the search in its storage.
     """
 
@@ -86,13 +94,22 @@ def search(
     default = default_plan(task, epochs)
     with _locked_storage(storage), _quiet_optuna(storage) as optuna:
         study = optuna.create_study(
-            study_name=name, storage=storage, load_if_exists=True, pruner=optuna.pruners.MedianPruner(UNPRUNED_TRIALS)
+            study_name=name,
+            storage=storage,
+            load_if_exists=True,
+            pruner=optuna.pruners.MedianPruner(UNPRUNED_TRIALS),
         )
         states = optuna.trial.TrialState
-        for interrupted in study.get_trials(states=(states.RUNNING,)):  # trials of a run that was killed
+        for interrupted in study.get_trials(
+            states=(states.RUNNING,)
+        ):  # trials of a run that was killed
             study.tell(interrupted.number, state=states.FAIL)
-        if not any("default" in trial.user_attrs for trial in study.trials if trial.state != states.FAIL):
-            study.enqueue_trial(values_of(default, task.encoder, epochs), user_attrs={"default": True})
+        if not any(
+            "default" in trial.user_attrs for trial in study.trials if trial.state != states.FAIL
+        ):
+            study.enqueue_trial(
+                values_of(default, task.encoder, epochs), user_attrs={"default": True}
+            )
         if len(_finished(study, states)) < trials:
             with _closing(engine()) as trainer:
                 _run_trials(study, optuna, task, default, trials, trainer, epochs, progress)
@@ -123,8 +140,20 @@ def study_name(task: SearchTask, epochs: int | None) -> str:
 
     Trials that differ in any of these are not comparable.
     """
-    space = {name: asdict(values) if isinstance(values, NumberRange) else values for name, values in SPACES[task.encoder].items()}
-    parts = [task.sha256, task.fold_count, task.seed, epochs, space, OBJECTIVE, HELD_OUT_RULE, code_hash(TRAINING_CODE)]
+    space = {
+        name: asdict(values) if isinstance(values, NumberRange) else values
+        for name, values in SPACES[task.encoder].items()
+    }
+    parts = [
+        task.sha256,
+        task.fold_count,
+        task.seed,
+        epochs,
+        space,
+        OBJECTIVE,
+        HELD_OUT_RULE,
+        code_hash(TRAINING_CODE),
+    ]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return f"{task.data.family}-{task.encoder}-{digest[:12]}"
 
@@ -153,10 +182,14 @@ def _run_trials(
         while len(running) < engine.width and finished + len(running) < trials:
             number = finished + len(running)
             study.sampler = optuna.samplers.TPESampler(
-                n_startup_trials=RANDOM_TRIALS, seed=_seed(task.seed, number), constant_liar=engine.width > 1
+                n_startup_trials=RANDOM_TRIALS,
+                seed=_seed(task.seed, number),
+                constant_liar=engine.width > 1,
             )
             trial = study.ask()
-            running[trial.number] = _Running(trial, replace(default, **suggested(trial, task.encoder, epochs)))
+            running[trial.number] = _Running(
+                trial, replace(default, **suggested(trial, task.encoder, epochs))
+            )
             engine.submit(trial.number, running[trial.number].plan, 0)
         progress(f"trial {finished + 1} of {trials}", finished / trials)
         number, loss = engine.next()
@@ -184,14 +217,20 @@ def _run_trials(
 def _finished(study: Any, states: Any) -> list[Any]:
     """Return the trials that finished; killed trials are run again."""
     trials = study.get_trials(deepcopy=False, states=(states.COMPLETE, states.PRUNED, states.FAIL))
-    return [trial for trial in trials if trial.state != states.FAIL or "diverged" in trial.user_attrs]
+    return [
+        trial for trial in trials if trial.state != states.FAIL or "diverged" in trial.user_attrs
+    ]
 
 
-def _search_result(study: Any, states: Any, task: SearchTask, default: Plan, name: str) -> SearchResult:
+def _search_result(
+    study: Any, states: Any, task: SearchTask, default: Plan, name: str
+) -> SearchResult:
     finished = _finished(study, states)
     complete = [trial for trial in finished if trial.state == states.COMPLETE]
     if not complete:
-        raise DatasetError(f"no trial of {len(finished)} came to its end: look at the dataset, or give other folds")
+        raise DatasetError(
+            f"no trial of {len(finished)} came to its end: look at the dataset, or give other folds"
+        )
     best = min(complete, key=lambda trial: (trial.value, trial.number))
     counts = {
         "complete": len(complete),
@@ -199,7 +238,9 @@ def _search_result(study: Any, states: Any, task: SearchTask, default: Plan, nam
         "diverged": sum(trial.state == states.FAIL for trial in finished),
     }
     defaults = [trial.value for trial in complete if "default" in trial.user_attrs]
-    return SearchResult(replace(default, **best.params), counts, best.value, defaults[0] if defaults else None, name)
+    return SearchResult(
+        replace(default, **best.params), counts, best.value, defaults[0] if defaults else None, name
+    )
 
 
 def _seed(seed: int, number: int) -> int:
@@ -226,9 +267,13 @@ def _locked_storage(storage: str) -> Iterator[None]:
         with locked(path.with_name(f"{path.name}.lock"), 0.0):
             yield
     except TimeoutError:
-        raise InvalidRequestError(f"another search is using {path}: wait for it, or give another file", "storage") from None
+        raise InvalidRequestError(
+            f"another search is using {path}: wait for it, or give another file", "storage"
+        ) from None
     except OSError as error:
-        raise InvalidRequestError(f"{path} cannot be written: {error.strerror}", "storage") from None
+        raise InvalidRequestError(
+            f"{path} cannot be written: {error.strerror}", "storage"
+        ) from None
 
 
 @contextmanager
@@ -247,4 +292,6 @@ def _quiet_optuna(storage: str) -> Iterator[Any]:
         except GpumemnetError:
             raise
         except (SQLAlchemyError, optuna.exceptions.OptunaError, RuntimeError) as error:
-            raise InvalidRequestError(f"{storage} cannot be used: {first_line(error)}", "storage") from None
+            raise InvalidRequestError(
+                f"{storage} cannot be used: {first_line(error)}", "storage"
+            ) from None

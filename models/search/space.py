@@ -14,7 +14,8 @@ from ..training.plans import Plan
 
 @dataclass(frozen=True, slots=True)
 class NumberRange:
-    """A number from ``low`` to ``high``: an integer in steps of ``step``, or without ``step`` a float on a log scale."""
+    """A number from ``low`` to ``high``: an integer in steps of ``step``, or without ``step`` a
+    float on a log scale."""
 
     low: float
     high: float
@@ -44,11 +45,13 @@ SPACES: Final[Mapping[str, Mapping[str, NumberRange | Choices]]] = {
         "weight_decay": NumberRange(0.01, 1.0),
     },
 }
-"""The number of members is not searched: more members are always slightly better, but make predictions slower."""
+"""The number of members is not searched: more members are always slightly better, but make
+predictions slower."""
 
 
 def values_of(plan: Plan, encoder: str, epochs: int | None) -> dict[str, Any]:
-    """Return the values of ``plan`` in the searched fields; these exclude the epochs if ``epochs`` is given."""
+    """Return the values of ``plan`` in the searched fields; these exclude the epochs if ``epochs``
+    is given."""
     values = asdict(plan)
     return {name: values[name] for name in SPACES[encoder] if name != "epochs" or epochs is None}
 
@@ -62,7 +65,9 @@ def suggested(trial: Any, encoder: str, epochs: int | None) -> dict[str, Any]:
         if isinstance(allowed, tuple):
             values[name] = trial.suggest_categorical(name, allowed)
         elif allowed.step is not None:
-            values[name] = trial.suggest_int(name, int(allowed.low), int(allowed.high), step=allowed.step)
+            values[name] = trial.suggest_int(
+                name, int(allowed.low), int(allowed.high), step=allowed.step
+            )
         else:
             values[name] = trial.suggest_float(name, allowed.low, allowed.high, log=True)
     return values

@@ -1,9 +1,10 @@
 """Calibrates the safe bytes by conformal prediction in units of the predicted spread.
 
-A job's score is its log-error divided by ``spread + floor``, both in log-bytes.  This is normalised nonconformity with a
-constant added to the spread (Papadopoulos et al., IJCAI 2011, section 4; Lei et al., JASA 113, 2018).  The floor is the typical
-error of the calibration jobs.  Without it, one job with a far too small spread would set the bounds of all others: at 99 % of
-167 jobs the bound is the largest score.
+A job's score is its log-error divided by ``spread + floor``, both in log-bytes.  This is normalised
+nonconformity with a constant added to the spread (Papadopoulos et al., IJCAI 2011, section 4; Lei
+et al., JASA 113, 2018).  The floor is the typical error of the calibration jobs.  Without it, one
+job with a far too small spread would set the bounds of all others: at 99 % of 167 jobs the bound is
+the largest score.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ COVERAGES: Final = (0.5, 0.8, 0.9, 0.95, 0.975, 0.98, 0.99, 0.995, 0.999)
 FEWEST_SCORES: Final = 60
 """Fewest scores with which a group is calibrated separately."""
 LEAST_DOUBLED_SCORE: Final = 1.0
-"""Where all scores are smaller, this is doubled for coverages beyond them; it is one spread plus the typical error."""
+"""Where all scores are smaller, this is doubled for coverages beyond them; it is one spread plus
+the typical error."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,8 +35,8 @@ class Errors:
     """Errors of a network on ``B`` held-out jobs, shape ``[B]`` each.
 
     Attributes:
-        log_errors: label minus expectation in log-bytes.  The label of a job that ran out of memory is the card's capacity, a
-            lower bound of what it needed.
+        log_errors: label minus expectation in log-bytes.  The label of a job that ran out of memory
+            is the card's capacity, a lower bound of what it needed.
         spreads: predicted spread in log-bytes.
         units: unit of the network's output, in log-bytes.
         is_measured: whether the job has a measured label.
@@ -54,11 +56,16 @@ def errors_of(data: LabelledJobs, expected: Array, spreads: Array, units: Array)
 
 
 def spread_floor(parts: Sequence[Errors]) -> float:
-    """Return the typical error of measured jobs, in units of the network's output, averaged over ``parts``.
+    """Return the typical error of measured jobs, in units of the network's output, averaged over
+    ``parts``.
 
     If all jobs ran out of memory, it is 1, the typical error of the closed form.
     """
-    typical = [float(np.mean(np.abs(part.log_errors / part.units)[part.is_measured])) for part in parts if part.is_measured.any()]
+    typical = [
+        float(np.mean(np.abs(part.log_errors / part.units)[part.is_measured]))
+        for part in parts
+        if part.is_measured.any()
+    ]
     return float(np.mean(typical)) if typical else 1.0
 
 
@@ -69,17 +76,21 @@ def conformal_scores(errors: Errors, floor: float) -> Array:
 
 
 def calibrated_coverages(data: LabelledJobs) -> tuple[float, ...]:
-    """Return the coverages whose conformal quantile is one of the scores of ``data``, even in the family with the fewest jobs.
+    """Return the coverages whose conformal quantile is one of the scores of ``data``, even in the
+    family with the fewest jobs.
 
-    If fewer jobs than ``data`` are scored, as for the transformer-based classifier, the bounds of the highest coverages are
-    twice the largest score instead (:func:`conformal_bounds`).
+    If fewer jobs than ``data`` are scored, as for the transformer-based classifier, the bounds of
+    the highest coverages are twice the largest score instead (:func:`conformal_bounds`).
     """
     fewest = min(map(len, data.rows_by_family().values()))
     return tuple(level for level in COVERAGES if has_enough_rows(fewest, level))
 
 
-def multiples_by_family(mode: str, scores: Array, data: LabelledJobs, coverages: Sequence[float]) -> dict[str, tuple[float, ...]]:
-    """Return the multiples of ``mode`` for the jobs of each family, without and with ``cudnn.benchmark``.
+def multiples_by_family(
+    mode: str, scores: Array, data: LabelledJobs, coverages: Sequence[float]
+) -> dict[str, tuple[float, ...]]:
+    """Return the multiples of ``mode`` for the jobs of each family, without and with
+    ``cudnn.benchmark``.
 
     Args:
         mode: ``layers`` or ``totals``: what is known of the jobs.
@@ -89,11 +100,15 @@ def multiples_by_family(mode: str, scores: Array, data: LabelledJobs, coverages:
     """
     multiples: dict[str, tuple[float, ...]] = {}
     for family, rows in data.rows_by_family().items():
-        multiples |= grouped_multiples(mode_name(mode, family), scores[rows], data.take(rows), coverages)
+        multiples |= grouped_multiples(
+            mode_name(mode, family), scores[rows], data.take(rows), coverages
+        )
     return multiples
 
 
-def grouped_multiples(mode: str, scores: Array, data: LabelledJobs, coverages: Sequence[float]) -> dict[str, tuple[float, ...]]:
+def grouped_multiples(
+    mode: str, scores: Array, data: LabelledJobs, coverages: Sequence[float]
+) -> dict[str, tuple[float, ...]]:
     """Return the multiples of ``mode`` for jobs without and with ``cudnn.benchmark``.
 
     Both are equal if either group has fewer than :data:`FEWEST_SCORES` scores.
@@ -103,10 +118,15 @@ def grouped_multiples(mode: str, scores: Array, data: LabelledJobs, coverages: S
     if min(map(len, parts)) < FEWEST_SCORES:
         parts = [scores, scores]
     names = (mode, f"{mode}, cudnn_benchmark")
-    return {name: conformal_bounds(part, coverages, LEAST_DOUBLED_SCORE) for name, part in zip(names, parts, strict=True)}
+    return {
+        name: conformal_bounds(part, coverages, LEAST_DOUBLED_SCORE)
+        for name, part in zip(names, parts, strict=True)
+    }
 
 
-def conformal_bounds(errors: Array, coverages: Sequence[float], least: float = -math.inf) -> tuple[float, ...]:
+def conformal_bounds(
+    errors: Array, coverages: Sequence[float], least: float = -math.inf
+) -> tuple[float, ...]:
     """Return for each coverage the smallest of ``errors`` that covers that share of future rows.
 
     If there are too few errors for a coverage, its bound is twice the largest of them.

@@ -1,4 +1,5 @@
-"""The card of a trained classifier: what it answers for, what it learned from, and how its bounds were calibrated."""
+"""The card of a trained classifier: what it answers for, what it learned from, and how its bounds
+were calibrated."""
 
 from __future__ import annotations
 
@@ -35,15 +36,22 @@ COUNT_FIELDS: Final = ("sequence_length",)
 """Numeric options: the support lists a range if they have many values."""
 MOST_OPTIONS: Final = 8
 TRACED_OPTION_FIELDS: Final = ("precision", "checkpointing", "channels_last", "cudnn_benchmark")
-"""Job fields that decide which kernels run; a trace can misjudge the scratch memory and fragmentation of these."""
+"""Job fields that decide which kernels run; a trace can misjudge the scratch memory and
+fragmentation of these."""
 RANGE_COLUMNS: Final = (
     *("batch_size", "input_elements", "total_parameters", "total_activations", "trainable_share"),
     *("input_bytes", "activation_bytes"),
 )
-"""Feature columns whose range in the training data bounds the model's support; totals are enough to compute them."""
+"""Feature columns whose range in the training data bounds the model's support; totals are enough to
+compute them."""
 UNSEEN_OPTION_LOG_SCALE: Final = math.log(2.0) / math.log(0.995 / 0.005)
-"""Scale of a logistic whose central 99 % reach from half to double, for options on which the closed form is untested."""
-PUBLISHED_FILES: Final = {"mlp": "mlp_data_step2.csv", "cnn": "cnn_data_step1.csv", "transformer": "transformer_data.csv"}
+"""Scale of a logistic whose central 99 % reach from half to double, for options on which the closed
+form is untested."""
+PUBLISHED_FILES: Final = {
+    "mlp": "mlp_data_step2.csv",
+    "cnn": "cnn_data_step1.csv",
+    "transformer": "transformer_data.csv",
+}
 """Family → file of its published readings, below ``Datasets/``."""
 TRACED_CREDIT: Final[Mapping[str, str]] = {
     "description": "training jobs drawn from this project's recipes, labelled by its trace: no GPU has run them",
@@ -76,7 +84,9 @@ def classifier_card(
     for family, scale in classifier.range_log_scales.items() if data.family == ALL_FAMILIES else ():
         own = data.take(data.rows_of(family))
         counts = {"rows": len(own), "architectures": len(np.unique(own.groups))}
-        by_family[family] = counts | _family_parts(own, scale, classifier.coverages, traces.get(family, own))
+        by_family[family] = counts | _family_parts(
+            own, scale, classifier.coverages, traces.get(family, own)
+        )
     log_scale = classifier.range_log_scales.get(data.family, classifier.range_log_scale)
     traces_of_all = None if by_family else traces.get(data.family, data)
     card: dict[str, Any] = {
@@ -108,7 +118,9 @@ def classifier_card(
     }
     if by_family:
         card["families"] = by_family
-        card["training_data"]["sha256_method"] = "over the hashes of the families' dataset files, one a line"
+        card["training_data"]["sha256_method"] = (
+            "over the hashes of the families' dataset files, one a line"
+        )
     return card
 
 
@@ -179,9 +191,13 @@ def _conformal(classifier: TrainedClassifier, *, is_common: bool) -> dict[str, A
 
 
 def _family_parts(
-    data: LabelledJobs, range_log_scale: float, coverages: Sequence[float], calibration: LabelledJobs | None
+    data: LabelledJobs,
+    range_log_scale: float,
+    coverages: Sequence[float],
+    calibration: LabelledJobs | None,
 ) -> dict[str, Any]:
-    """Return the card's entries on one family, or on all together: support, fall-back, calibration of traced peaks."""
+    """Return the card's entries on one family, or on all together: support, fall-back, calibration
+    of traced peaks."""
     options = {field: _seen(data, field) for field in SUPPORT_OPTION_FIELDS}
     range_columns = list(RANGE_COLUMNS)
     for field in COUNT_FIELDS:
@@ -193,7 +209,10 @@ def _family_parts(
         "support": {
             "options": options,
             "kinds": sorted({layer.kind for job in data.jobs for layer in job.layers}),
-            "ranges": {column: [float(values.min()), float(values.max())] for column, values in columns.items()},
+            "ranges": {
+                column: [float(values.min()), float(values.max())]
+                for column, values in columns.items()
+            },
         },
         "fallback": {
             "range_log_scale": range_log_scale,
@@ -213,4 +232,6 @@ def _family_parts(
 
 
 def _seen(data: LabelledJobs, field: str) -> list[Any]:
-    return sorted({getattr(job, field) for job in data.jobs}, key=lambda value: (value is None, str(value)))
+    return sorted(
+        {getattr(job, field) for job in data.jobs}, key=lambda value: (value is None, str(value))
+    )

@@ -1,7 +1,10 @@
-"""Loads datasets for training and evaluation: jobs, labels as intervals of bytes, and groups for splits.
+"""Loads datasets for training and evaluation: jobs, labels as intervals of bytes, and groups for
+splits.
 
-A label is an interval for two reasons.  Readings are granular: NVML and ``nvidia-smi`` count in MiB.  And a job that ran out of
-memory has a censored label: it needed more than the card has.  Such jobs do not form a separate class.
+A label is an interval for two reasons.  Readings are granular: NVML and ``nvidia-smi`` count in
+MiB.  And a job that ran out of
+memory has a censored label: it needed more than the card has.  Such jobs do not form a separate
+    class.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ ZOO: Final = "zoo"
 STEADY_PART: Final = "steady_reserved_bytes"
 """Part of a traced run: reserved bytes of the steady state."""
 READING_BYTES: Final = MIB
-"""Granularity of the driver's readings: a label's interval extends this far to both sides, in bytes."""
+"""Granularity of the driver's readings: a label's interval extends this far to both sides, in
+bytes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,18 +46,20 @@ class LabelledJobs:
         features: their feature vectors, shape ``[B, F]``.
         label_bytes: measured memory; NaN where the job ran out of memory, shape ``[B]``.
         lower_bytes: memory was at least this, shape ``[B]``.
-        upper_bytes: memory was at most this, infinite where the job ran out of memory, shape ``[B]``.
+        upper_bytes: memory was at most this, infinite where the job ran out of memory, shape
+            ``[B]``.
         groups: architecture of each job as a code; splits keep a group together, shape ``[B]``.
         gpu: the GPU model.
         capacity_bytes: memory available to a job on that GPU.
         provenance: ``measured`` or ``published``.
         label_source: how memory was read.
-        context_bytes: CUDA context included in the labels: measured, or the median difference between label and trace;
-            ``None`` if neither is known.
-        sha256: hash of the dataset file; for several files, the hash over their hashes, one per line, in the order of the
-            families.
+        context_bytes: CUDA context included in the labels: measured, or the median difference
+            between label and trace; ``None`` if neither is known.
+        sha256: hash of the dataset file; for several files, the hash over their hashes, one per
+            line, in the order of the families.
         real_families: architecture families of the real networks among the jobs; empty without any.
-        is_real: whether each job is of a real network, shape ``[B]``; ``None`` where all are sampled.
+        is_real: whether each job is of a real network, shape ``[B]``; ``None`` where all are
+            sampled.
     """
 
     jobs: tuple[TrainingJob, ...]
@@ -100,9 +106,11 @@ class LabelledJobs:
 
     @property
     def calibration_rows(self) -> NDArray[np.int64]:
-        """The rows that bounds are calibrated on: those of real networks, or all where there are none.
+        """The rows that bounds are calibrated on: those of real networks, or all where there are
+        none.
 
-        Sampled convolutions need workspaces that those of real networks do not, so bounds for both would be too wide for one.
+        Sampled convolutions need workspaces that those of real networks do not, so bounds for both
+        would be too wide for one.
         """
         return np.arange(len(self)) if self.is_real is None else np.flatnonzero(self.is_real)
 
@@ -111,7 +119,8 @@ class LabelledJobs:
         return np.flatnonzero([job.family == family for job in self.jobs])
 
     def rows_by_family(self) -> dict[str, NDArray[np.int64]]:
-        """Return the rows of each family; where there is a single one, all rows under the empty name."""
+        """Return the rows of each family; where there is a single one, all rows under the empty
+        name."""
         if len(self.families) == 1:
             return {"": np.arange(len(self))}
         return {family: self.rows_of(family) for family in self.families}
@@ -136,7 +145,9 @@ def load_training_rows(path: str | Path) -> list[Measurement]:
     Raises:
         DatasetError: when the dataset cannot be read.
     """
-    return [row for row in read_dataset(path) if row.status in ("ok", "oom") and not row.job.is_replica]
+    return [
+        row for row in read_dataset(path) if row.status in ("ok", "oom") and not row.job.is_replica
+    ]
 
 
 def labelled_families(path: str | Path) -> list[str]:
@@ -155,9 +166,12 @@ def load_labelled_jobs(path: str | Path, family: str) -> LabelledJobs:
     Real models, and jobs that are one of several replicas, are excluded.
 
     Raises:
-        DatasetError: when the dataset cannot be read, has no such rows, or mixes GPU models or ways of reading memory.
+        DatasetError: when the dataset cannot be read, has no such rows, or mixes GPU models or ways
+            of reading memory.
     """
-    rows = [row for row in load_training_rows(path) if row.job.family == family and row.recipe != ZOO]
+    rows = [
+        row for row in load_training_rows(path) if row.job.family == family and row.recipe != ZOO
+    ]
     if not rows:
         raise DatasetError(f"{path} has no measured {family} job: choose another family or dataset")
     return labelled_jobs(rows, str(path), hashlib.sha256(Path(path).read_bytes()).hexdigest())
@@ -177,8 +191,12 @@ def labelled_jobs(rows: Sequence[Measurement], source: str, sha256: str) -> Labe
     for name in ("gpu", "label_source", "provenance"):
         values = sorted({getattr(row, name) for row in rows})
         if len(values) > 1:
-            raise DatasetError(f"{source} mixes rows of different {name} ({', '.join(values)}): train on one at a time")
-    labels = np.array([np.nan if row.label_bytes is None else row.label_bytes for row in rows], dtype=np.float64)
+            raise DatasetError(
+                f"{source} mixes rows of different {name} ({', '.join(values)}): train on one at a time"
+            )
+    labels = np.array(
+        [np.nan if row.label_bytes is None else row.label_bytes for row in rows], dtype=np.float64
+    )
     capacities = np.array([row.capacity_bytes for row in rows], dtype=np.float64)
     jobs = tuple(row.job for row in rows)
     _, groups = np.unique([row.split_group for row in rows], return_inverse=True)
@@ -201,19 +219,23 @@ def labelled_jobs(rows: Sequence[Measurement], source: str, sha256: str) -> Labe
 def with_real_networks(data: LabelledJobs, paths: Sequence[str | Path]) -> LabelledJobs:
     """Append runs of real networks of the same family, labelled as ``data`` is.
 
-    Beside the traced steady state a reading holds one constant for each GPU and source, its CUDA context: the median difference.
-    The context of ``data`` takes its place, because models learn what lies above the context.  Features are those of each row's
+    Beside the traced steady state a reading holds one constant for each GPU and source, its CUDA
+    context: the median difference. The context of ``data`` takes its place, because models learn
+        what lies above the context.  Features are those of each row's
     own GPU.  An architecture family stays one group.
 
     Args:
         data: jobs of one family.
-        paths: datasets of real runs; rows that ended well and whose label is of the steady state are used.
+        paths: datasets of real runs; rows that ended well and whose label is of the steady state
+            are used.
 
     Raises:
         DatasetError: when a dataset cannot be read, or ``data`` states no context.
     """
     if data.context_bytes is None:
-        raise DatasetError("the training labels state no CUDA context, so labels of other GPUs cannot be compared with them")
+        raise DatasetError(
+            "the training labels state no CUDA context, so labels of other GPUs cannot be compared with them"
+        )
     rows = real_rows(paths, data.family)
     if not rows:
         return data
@@ -224,7 +246,9 @@ def with_real_networks(data: LabelledJobs, paths: Sequence[str | Path]) -> Label
     return replace(
         data,
         jobs=(*data.jobs, *(row.job for row in rows)),
-        features=np.concatenate((data.features, *(features_on(row.gpu, [row.job]) for row in rows))),
+        features=np.concatenate(
+            (data.features, *(features_on(row.gpu, [row.job]) for row in rows))
+        ),
         label_bytes=labels,
         lower_bytes=np.concatenate((data.lower_bytes, labels[len(data) :] - READING_BYTES)),
         upper_bytes=np.concatenate((data.upper_bytes, labels[len(data) :] + READING_BYTES)),
@@ -236,7 +260,8 @@ def with_real_networks(data: LabelledJobs, paths: Sequence[str | Path]) -> Label
 
 
 def real_rows(paths: Sequence[str | Path], family: str) -> list[Measurement]:
-    """Return the runs of real networks of one family that ended well, with layers and a label of the steady state.
+    """Return the runs of real networks of one family that ended well, with layers and a label of
+    the steady state.
 
     Raises:
         DatasetError: when a dataset cannot be read.
@@ -245,12 +270,16 @@ def real_rows(paths: Sequence[str | Path], family: str) -> list[Measurement]:
         row
         for path in paths
         for row in load_training_rows(path)
-        if row.status == "ok" and row.label_state == "steady" and row.job.family == family and row.job.layers
+        if row.status == "ok"
+        and row.label_state == "steady"
+        and row.job.family == family
+        and row.job.layers
     ]
 
 
 def above_context_bytes(rows: Sequence[Measurement]) -> NDArray[np.float64]:
-    """Return the labels of ``ok`` rows with traced parts, less the constant of their GPU and source, shape ``[B]``."""
+    """Return the labels of ``ok`` rows with traced parts, less the constant of their GPU and
+    source, shape ``[B]``."""
     labels = np.array([row.label_bytes for row in rows], dtype=np.float64)
     traced = np.array([row.traced.get(STEADY_PART, np.nan) for row in rows])
     above = np.empty(len(rows))
@@ -280,23 +309,29 @@ def with_context(data: LabelledJobs, context_bytes: int) -> LabelledJobs:
 
 
 def joined(parts: Sequence[LabelledJobs]) -> LabelledJobs:
-    """Concatenate the jobs of several families; architectures of different families stay different groups.
+    """Concatenate the jobs of several families; architectures of different families stay different
+    groups.
 
     Raises:
-        DatasetError: when GPU model, provenance or the way of reading memory differ, or a family occurs twice.
+        DatasetError: when GPU model, provenance or the way of reading memory differ, or a family
+            occurs twice.
     """
     parts = sorted(parts, key=lambda part: FAMILIES.index(part.families[0]))
     for name in ("gpu", "label_source", "provenance"):
         values = sorted({getattr(part, name) for part in parts})
         if len(values) > 1:
-            raise DatasetError(f"the datasets are of different {name} ({', '.join(values)}): one model learns from one of them")
+            raise DatasetError(
+                f"the datasets are of different {name} ({', '.join(values)}): one model learns from one of them"
+            )
     if len(parts) == 1:
         return parts[0]
     families = [family for part in parts for family in part.families]
     if len(set(families)) < len(families):
         raise DatasetError("the datasets have a family in common: merge them first")
     firsts = np.cumsum([0, *(part.groups.max() + 1 for part in parts)])
-    contexts = [part.context_bytes for part in parts if part.context_bytes is not None for _ in part.jobs]
+    contexts = [
+        part.context_bytes for part in parts if part.context_bytes is not None for _ in part.jobs
+    ]
     return replace(
         parts[0],
         jobs=tuple(job for part in parts for job in part.jobs),
@@ -304,7 +339,9 @@ def joined(parts: Sequence[LabelledJobs]) -> LabelledJobs:
         label_bytes=np.concatenate([part.label_bytes for part in parts]),
         lower_bytes=np.concatenate([part.lower_bytes for part in parts]),
         upper_bytes=np.concatenate([part.upper_bytes for part in parts]),
-        groups=np.concatenate([part.groups + first for part, first in zip(parts, firsts, strict=False)]),
+        groups=np.concatenate(
+            [part.groups + first for part, first in zip(parts, firsts, strict=False)]
+        ),
         capacity_bytes=max(part.capacity_bytes for part in parts),
         sha256=hashlib.sha256("\n".join(part.sha256 for part in parts).encode()).hexdigest(),
         context_bytes=int(np.median(contexts)) if contexts else None,
@@ -315,5 +352,7 @@ def _context_bytes(rows: Sequence[Measurement]) -> int | None:
     contexts = [row.context_bytes for row in rows if row.context_bytes is not None]
     if not contexts:
         pairs = ((row.label_bytes, row.job.traced_peak_bytes) for row in rows)
-        contexts = [label - traced for label, traced in pairs if label is not None and traced is not None]
+        contexts = [
+            label - traced for label, traced in pairs if label is not None and traced is not None
+        ]
     return max(0, int(np.median(contexts))) if contexts else None

@@ -41,25 +41,29 @@ def save_classifier(
     Args:
         folder: the bundle's folder.
         classifier: the trained model.
-        data: the training data, which determines support and provenance; those of one family give a bundle for this family.
+        data: the training data, which determines support and provenance; those of one family give a
+            bundle for this family.
         plan: the training plan.
         name: the model's name.
         version: the model's version.
         metrics: rows of the evaluation table, measured on held-out folds.
-        traces: measured jobs with traced peaks, by family for a common model, that calibrate the answers for traced peaks;
-            ``data`` by default.
+        traces: measured jobs with traced peaks, by family for a common model, that calibrate the
+            answers for traced peaks; ``data`` by default.
 
     Raises:
         BundleError: when ``folder`` exists and is no bundle.
     """
     if isinstance(traces, LabelledJobs):
         traces = {traces.family: traces}
-    card = classifier_card(classifier, data, plan, name=name, version=version, metrics=metrics, traces=traces or {})
+    card = classifier_card(
+        classifier, data, plan, name=name, version=version, metrics=metrics, traces=traces or {}
+    )
     return save_bundle(folder, export_onnx(classifier, data), card)
 
 
 def export_onnx(classifier: TrainedClassifier, data: LabelledJobs) -> bytes:
-    """Return the classifier's serialised graph; batch dimension and, for sequences, number of layers are dynamic."""
+    """Return the classifier's serialised graph; batch dimension and, for sequences, number of
+    layers are dynamic."""
     few = data.take(np.unique(np.linspace(0, len(data) - 1, 16).astype(int)))
     rows = np.concatenate((few.features, few.without_layers().features))
     example: tuple[torch.Tensor, ...] = (float_tensor(rows),)
@@ -84,7 +88,11 @@ def export_onnx(classifier: TrainedClassifier, data: LabelledJobs) -> bytes:
 
 
 def _any_sequences(count: int) -> list[NDArray[np.float32]]:
-    """Return random sequences of one to seven layers; attention over equal layers would not test the exported graph."""
+    """Return random sequences of one to seven layers; attention over equal layers would not test
+    the exported graph."""
     generator = np.random.default_rng(0)
     lengths = (LONGEST_EXAMPLE - row % LONGEST_EXAMPLE for row in range(count))
-    return [generator.standard_normal((length, len(SEQUENCE_COLUMNS)), dtype=np.float32) for length in lengths]
+    return [
+        generator.standard_normal((length, len(SEQUENCE_COLUMNS)), dtype=np.float32)
+        for length in lengths
+    ]

@@ -1,8 +1,10 @@
-"""Exports networks as ONNX graphs, and reuses a graph for networks that differ in their weights only.
+"""Exports networks as ONNX graphs, and reuses a graph for networks that differ in their weights
+only.
 
-PyTorch's exporter takes seconds for a graph of seventy nodes, and a report exports a hundred networks of four architectures.
-Only the first network of an architecture is exported.  Its graph is the template for the others, which replace the weights.  Such
-a graph is used only if its outputs match those of its network.
+PyTorch's exporter takes seconds for a graph of seventy nodes, and a report exports a hundred
+networks of four architectures. Only the first network of an architecture is exported.  Its graph is
+the template for the others, which replace the weights.  Such a graph is used only if its outputs
+match those of its network.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class _Template:
 
     Attributes:
         model: the graph.
-        sources: name of an initializer → name of the weights in the network's state, and whether they are transposed.
+        sources: name of an initializer → name of the weights in the network's state, and whether
+            they are transposed.
     """
 
     model: onnx.ModelProto
@@ -51,7 +54,9 @@ class _Template:
             if initializer.name in self.sources:
                 name, is_transposed = self.sources[initializer.name]
                 numbers = state[name].T if is_transposed else state[name]
-                initializer.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(numbers), initializer.name))
+                initializer.CopyFrom(
+                    numpy_helper.from_array(np.ascontiguousarray(numbers), initializer.name)
+                )
         return bytes(model.SerializeToString())
 
 
@@ -74,10 +79,15 @@ def export_graph(
         example: example inputs.
         inputs, outputs: names of the graph's inputs and outputs.
         dynamic_shapes: as in ``torch.onnx.export``.
-        key: everything that decides the graph's structure besides the network's class and the shapes of its state.
+        key: everything that decides the graph's structure besides the network's class and the
+            shapes of its state.
     """
     state = {name: value.detach().numpy() for name, value in network.state_dict().items()}
-    whole_key = (type(network), key, tuple((name, value.shape, value.dtype.str) for name, value in state.items()))
+    whole_key = (
+        type(network),
+        key,
+        tuple((name, value.shape, value.dtype.str) for name, value in state.items()),
+    )
     template = _templates.get(whole_key)
     if template is not None:
         graph = template.filled(state)
@@ -93,7 +103,11 @@ def export_graph(
 
 
 def _run_exporter(
-    network: nn.Module, example: tuple[Tensor, ...], inputs: Sequence[str], outputs: Sequence[str], dynamic_shapes: dict[str, Any]
+    network: nn.Module,
+    example: tuple[Tensor, ...],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    dynamic_shapes: dict[str, Any],
 ) -> onnx.ModelProto:
     exporter_log = logging.getLogger("torch.onnx")
     level = exporter_log.level
@@ -114,13 +128,21 @@ def _run_exporter(
         exporter_log.setLevel(level)
     assert program is not None
     model = program.model_proto
-    for entry in (model, model.graph, *model.graph.node, *model.graph.value_info, *model.graph.input, *model.graph.output):
+    for entry in (
+        model,
+        model.graph,
+        *model.graph.node,
+        *model.graph.value_info,
+        *model.graph.input,
+        *model.graph.output,
+    ):
         del entry.metadata_props[:]  # the exporter adds stack traces, which hold local paths
     return model
 
 
 def _template(model: onnx.ModelProto, state: dict[str, NDArray[Any]]) -> _Template | None:
-    """Return the graph as a template; ``None`` if the exporter has folded the network's weights into other constants."""
+    """Return the graph as a template; ``None`` if the exporter has folded the network's weights
+    into other constants."""
     sources: dict[str, tuple[str, bool]] = {}
     for initializer in model.graph.initializer:
         numbers = numpy_helper.to_array(initializer)
@@ -134,21 +156,31 @@ def _template(model: onnx.ModelProto, state: dict[str, NDArray[Any]]) -> _Templa
     return _Template(model, sources)
 
 
-def _source(name: str, numbers: NDArray[Any], state: dict[str, NDArray[Any]]) -> tuple[str, bool] | None:
+def _source(
+    name: str, numbers: NDArray[Any], state: dict[str, NDArray[Any]]
+) -> tuple[str, bool] | None:
     if name in state and np.array_equal(numbers, state[name]):
         return name, False
     if numbers.ndim != 2:
         return None
-    return next(((own, True) for own, value in state.items() if np.array_equal(numbers, value.T)), None)
+    return next(
+        ((own, True) for own, value in state.items() if np.array_equal(numbers, value.T)), None
+    )
 
 
 def _outputs_agree(
-    graph: bytes, network: nn.Module, example: tuple[Tensor, ...], inputs: Sequence[str], outputs: Sequence[str]
+    graph: bytes,
+    network: nn.Module,
+    example: tuple[Tensor, ...],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
 ) -> bool:
     with torch.no_grad():
         network_outputs = network(*example)
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
-    graph_outputs = session.run(list(outputs), {name: value.numpy() for name, value in zip(inputs, example, strict=True)})
+    graph_outputs = session.run(
+        list(outputs), {name: value.numpy() for name, value in zip(inputs, example, strict=True)}
+    )
     return all(
         np.allclose(graph_output, network_output.numpy(), rtol=TOLERANCE, atol=TOLERANCE)
         for graph_output, network_output in zip(graph_outputs, network_outputs, strict=True)

@@ -1,9 +1,11 @@
 """Trains the MLP-based classifier and calibrates its safe bytes.
 
-Each member of the ensemble holds out one piece of the training rows.  It stops at its best epoch on that piece, and is calibrated
-on it in units of the predicted spread (:mod:`models.training.bounds`).  This follows cross-conformal prediction (Vovk, Annals of
-Mathematics and Artificial Intelligence 74, 2015).  Its guarantee does not apply exactly: the piece also chooses the epoch and the
-floor, and the served bound combines all members.  So every evaluation measures the coverage on held-out folds.
+Each member of the ensemble holds out one piece of the training rows.  It stops at its best epoch on
+that piece, and is calibrated on it in units of the predicted spread
+(:mod:`models.training.bounds`).  This follows cross-conformal prediction (Vovk, Annals of
+Mathematics and Artificial Intelligence 74, 2015).  Its guarantee does not apply exactly: the piece
+also chooses the epoch and the floor, and the served bound combines all members.  So every
+evaluation measures the coverage on held-out folds.
 """
 
 from __future__ import annotations
@@ -31,12 +33,20 @@ from ..networks.mlp import (
 )
 from ..networks.physics_line import LAYER_TERMS, TOTALS_TERMS, PhysicsLine, fit_line
 from ..networks.served import MixtureClassifier, MixtureHead, SequenceClassifier
-from .bounds import Errors, calibrated_coverages, conformal_scores, errors_of, multiples_by_family, spread_floor
+from .bounds import (
+    Errors,
+    calibrated_coverages,
+    conformal_scores,
+    errors_of,
+    multiples_by_family,
+    spread_floor,
+)
 from .data import LabelledJobs
 from .splits import pieces
 
 SHORTEST_SCHEDULE: Final = 20
-"""Fewest steps of a one-cycle schedule; with fewer, its warm-up, the first tenth, would be empty."""
+"""Fewest steps of a one-cycle schedule; with fewer, its warm-up, the first tenth, would be
+empty."""
 BEYOND: Final = 1e6
 """A value above every label, in units of the closed form's error."""
 TOTALS_COPIES: Final = 2
@@ -48,8 +58,10 @@ class TrainingPlan:
     """Sizes and schedule of one training run.
 
     Attributes:
-        members, hidden, components: members of the ensemble, their hidden width, and their mixture components.
-        epochs, batch_rows, learning_rate, weight_decay: settings of AdamW with a one-cycle schedule.
+        members, hidden, components: members of the ensemble, their hidden width, and their mixture
+            components.
+        epochs, batch_rows, learning_rate, weight_decay: settings of AdamW with a one-cycle
+        schedule.
         seed: seed of initialisation, order and pieces.
     """
 
@@ -71,9 +83,11 @@ class TrainedClassifier:
         network: the whole network that is exported, in evaluation mode.
         members: its members as they were trained.
         coverages: coverages of the graph's bounds.
-        multiples: one of :func:`models.networks.mlp.group_names` → the multiple of spread and floor for each coverage.
+        multiples: one of :func:`models.networks.mlp.group_names` → the multiple of spread and floor
+            for each coverage.
         floor: constant added to every spread, in units of the closed form's error.
-        range_log_scale: scale of the closed form's error beyond the sizes that it was fitted to, in log-bytes.
+        range_log_scale: scale of the closed form's error beyond the sizes that it was fitted to, in
+            log-bytes.
         best_epochs: the epoch at which each member stopped.
         range_log_scales: family → that scale, for a common model.
     """
@@ -89,7 +103,9 @@ class TrainedClassifier:
 
 
 def train_classifier(
-    data: LabelledJobs, plan: TrainingPlan | None = None, progress: Callable[[float], None] = lambda share: None
+    data: LabelledJobs,
+    plan: TrainingPlan | None = None,
+    progress: Callable[[float], None] = lambda share: None,
 ) -> TrainedClassifier:
     """Train a classifier on ``data``; with several families it is a common model.
 
@@ -105,15 +121,18 @@ def train_classifier(
 
 
 def train_common_classifiers(
-    sources: Sequence[LabelledJobs], plan: TrainingPlan | None = None, progress: Callable[[float], None] = lambda share: None
+    sources: Sequence[LabelledJobs],
+    plan: TrainingPlan | None = None,
+    progress: Callable[[float], None] = lambda share: None,
 ) -> list[TrainedClassifier]:
     """Train one network on jobs of several label sources; return a classifier for each source.
 
-    The network reads the source of a job's label as inputs.  A classifier holds these inputs at its source.  Lines through the
-    closed form, units and bounds are those of its source.
+    The network reads the source of a job's label as inputs.  A classifier holds these inputs at its
+    source.  Lines through the closed form, units and bounds are those of its source.
 
     Args:
-        sources: jobs of each label source, of the same families, labelled with the same CUDA context.
+        sources: jobs of each label source, of the same families, labelled with the same CUDA
+            context.
         plan: sizes and schedule.
         progress: called with the share of epochs that are finished.
 
@@ -124,7 +143,9 @@ def train_common_classifiers(
     totals = [data.without_layers() for data in sources]
     transforms = fitted_transforms(sources, totals)
     flags = source_flags(len(sources))
-    members = MemberMLPs(transforms[0].width + flags.shape[1], plan.members, plan.hidden, plan.components, plan.seed)
+    members = MemberMLPs(
+        transforms[0].width + flags.shape[1], plan.members, plan.hidden, plan.components, plan.seed
+    )
     piece = [pieces(data.groups, plan.members, plan.seed) for data in sources]
 
     parts = [
@@ -133,13 +154,16 @@ def train_common_classifiers(
         for transform, jobs, flag in zip(transforms, copies, flags, strict=True)
     ]
     rows = [torch.cat(columns) for columns in zip(*parts, strict=True)]
-    best_epochs = _fit(members, rows, np.tile(np.concatenate(piece), 1 + TOTALS_COPIES), plan, progress)
+    best_epochs = _fit(
+        members, rows, np.tile(np.concatenate(piece), 1 + TOTALS_COPIES), plan, progress
+    )
     own = [with_constant_inputs(members, flag) for flag in flags]
     return list(map(partial(_calibrated, best_epochs), transforms, own, sources, totals, piece))
 
 
 def source_flags(count: int) -> Tensor:
-    """Return the inputs that tell label sources apart, one row for each source; a single source needs none."""
+    """Return the inputs that tell label sources apart, one row for each source; a single source
+    needs none."""
     return torch.eye(count) if count > 1 else torch.zeros(1, 0)
 
 
@@ -161,21 +185,33 @@ def _calibrated(
     floor = spread_floor(list(errors.values()))
     multiples: dict[str, tuple[float, ...]] = {}
     for mode, mode_errors in errors.items():
-        multiples |= multiples_by_family(mode, conformal_scores(mode_errors, floor), tested, coverages)
+        multiples |= multiples_by_family(
+            mode, conformal_scores(mode_errors, floor), tested, coverages
+        )
     network = MixtureClassifier(transform, MixtureHead(members, transform, multiples, floor)).eval()
     scales = {
-        family: max(extrapolation_scale(data.take(some), LAYER_TERMS), extrapolation_scale(totals.take(some), TOTALS_TERMS))
+        family: max(
+            extrapolation_scale(data.take(some), LAYER_TERMS),
+            extrapolation_scale(totals.take(some), TOTALS_TERMS),
+        )
         for family, some in data.rows_by_family().items()
     }
     by_family = scales if len(scales) > 1 else {}
-    return TrainedClassifier(network, members, coverages, multiples, floor, max(scales.values()), best_epochs, by_family)
+    return TrainedClassifier(
+        network, members, coverages, multiples, floor, max(scales.values()), best_epochs, by_family
+    )
 
 
-def fitted_transforms(sources: Sequence[LabelledJobs], totals: Sequence[LabelledJobs]) -> list[FeatureTransform]:
-    """Fit lines to the jobs of each label source and to ``totals``, the same jobs with totals only; standardise all alike."""
+def fitted_transforms(
+    sources: Sequence[LabelledJobs], totals: Sequence[LabelledJobs]
+) -> list[FeatureTransform]:
+    """Fit lines to the jobs of each label source and to ``totals``, the same jobs with totals only;
+    standardise all alike."""
     transforms = list(map(_with_lines, sources, totals))
     parts = zip(transforms, sources, strict=True)
-    raw_BD = torch.cat([transform.raw_inputs(float_tensor(data.features)) for transform, data in parts])
+    raw_BD = torch.cat(
+        [transform.raw_inputs(float_tensor(data.features)) for transform, data in parts]
+    )
     for transform in transforms:
         transform.fit(raw_BD)
     return transforms
@@ -193,7 +229,9 @@ def _with_lines(data: LabelledJobs, totals: LabelledJobs) -> FeatureTransform:
 
 def _log_errors(line: PhysicsLine, data: LabelledJobs) -> NDArray[np.float64]:
     known = ~np.isnan(data.label_bytes)
-    errors: NDArray[np.float64] = np.abs(np.log(data.label_bytes[known] / line.predict_bytes(data.features[known])))
+    errors: NDArray[np.float64] = np.abs(
+        np.log(data.label_bytes[known] / line.predict_bytes(data.features[known]))
+    )
     return errors
 
 
@@ -201,11 +239,16 @@ def _typical_error(line: PhysicsLine, data: LabelledJobs) -> float:
     return max(float(np.percentile(_log_errors(line, data), 68)), 1e-4)
 
 
-def _rows(transform: FeatureTransform, data: LabelledJobs, flag: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return inputs ``[B, D]`` and the label's interval, lower and upper ``[B]``, in units of the closed form's error."""
+def _rows(
+    transform: FeatureTransform, data: LabelledJobs, flag: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return inputs ``[B, D]`` and the label's interval, lower and upper ``[B]``, in units of the
+    closed form's error."""
     with torch.no_grad():
         inputs_BD, _, _, _ = transform(float_tensor(data.features))
-    return torch.cat((inputs_BD, flag.expand(len(data), -1)), dim=1), *label_interval(transform, data)
+    return torch.cat((inputs_BD, flag.expand(len(data), -1)), dim=1), *label_interval(
+        transform, data
+    )
 
 
 def label_interval(transform: FeatureTransform, data: LabelledJobs) -> tuple[Tensor, Tensor]:
@@ -213,8 +256,11 @@ def label_interval(transform: FeatureTransform, data: LabelledJobs) -> tuple[Ten
     with torch.no_grad():
         _, reference_B1, units_B1, _ = transform(float_tensor(data.features))
     reference, units = reference_B1[:, 0].double().numpy(), units_B1[:, 0].double().numpy()
-    lower, upper = ((np.log(edge) - reference) / units for edge in (data.lower_bytes, data.upper_bytes))
-    # a job that ran out of memory has no upper edge; with infinity, the gradient of a scale would be 0 times infinity
+    lower, upper = (
+        (np.log(edge) - reference) / units for edge in (data.lower_bytes, data.upper_bytes)
+    )
+    # a job that ran out of memory has no upper edge; with infinity, the gradient of a scale would
+    # be 0 times infinity
     upper = np.minimum(upper, BEYOND)
     return torch.from_numpy(lower.astype(np.float32)), torch.from_numpy(upper.astype(np.float32))
 
@@ -258,7 +304,9 @@ def _fit(
     best_epoch_E = torch.zeros(plan.members, dtype=torch.int64)
     best_state = [parameter.detach().clone() for parameter in members.parameters()]
     for epoch in range(plan.epochs):
-        shuffled_ET = torch.from_numpy(np.stack([order.permutation(rows_)[:training_rows] for rows_ in training]))
+        shuffled_ET = torch.from_numpy(
+            np.stack([order.permutation(rows_)[:training_rows] for rows_ in training])
+        )
         for step in range(steps):
             batch_EB = shuffled_ET[:, step * plan.batch_rows : (step + 1) * plan.batch_rows]
             loss = _loss(members, inputs_BD[batch_EB], lower_B[batch_EB], upper_B[batch_EB]).sum()
@@ -268,7 +316,9 @@ def _fit(
             optimizer.step()
             schedule.step()
         with torch.no_grad():
-            loss_E = _loss(members, inputs_BD[held_out_EV], lower_B[held_out_EV], upper_B[held_out_EV])
+            loss_E = _loss(
+                members, inputs_BD[held_out_EV], lower_B[held_out_EV], upper_B[held_out_EV]
+            )
             better_E = loss_E < best_loss_E
             best_loss_E[better_E] = loss_E[better_E]
             best_epoch_E[better_E] = epoch
@@ -281,24 +331,32 @@ def _fit(
     return tuple(best_epoch_E.tolist())
 
 
-def _errors(transform: FeatureTransform, members: MemberMLPs, data: LabelledJobs, piece: NDArray[np.int64]) -> Errors:
+def _errors(
+    transform: FeatureTransform, members: MemberMLPs, data: LabelledJobs, piece: NDArray[np.int64]
+) -> Errors:
     """Return the error of each job, predicted by the member that did not train on it."""
     with torch.no_grad():
         inputs_BD, reference_B1, units_B1, _ = transform(float_tensor(data.features))
         own = (torch.arange(len(piece)), torch.from_numpy(piece))
-        centre_B1, spread_B1 = centre_and_spread(*(part[own] for part in members(inputs_BD.unsqueeze(0))))
+        centre_B1, spread_B1 = centre_and_spread(
+            *(part[own] for part in members(inputs_BD.unsqueeze(0)))
+        )
     columns = (reference_B1 + centre_B1 * units_B1, spread_B1 * units_B1, units_B1)
     return errors_of(data, *(column[:, 0].double().numpy() for column in columns))
 
 
 def extrapolation_scale(data: LabelledJobs, terms: Sequence[Sequence[str]]) -> float:
-    """Return the scale of the closed form's error on jobs larger than those that it was fitted to, in log-bytes.
+    """Return the scale of the closed form's error on jobs larger than those that it was fitted to,
+    in log-bytes.
 
-    The closed form is fitted to the smaller half of the jobs and tested on the larger half.  The scale is that of a logistic
-    whose central 99 % are as wide as those of the errors.
+    The closed form is fitted to the smaller half of the jobs and tested on the larger half.  The
+    scale is that of a logistic whose central 99 % are as wide as those of the errors.
     """
     sizes = fit_line(data.features, data.label_bytes, terms).predict_bytes(data.features)
-    smaller, larger = np.flatnonzero(sizes <= np.median(sizes)), np.flatnonzero(sizes > np.median(sizes))
+    smaller, larger = (
+        np.flatnonzero(sizes <= np.median(sizes)),
+        np.flatnonzero(sizes > np.median(sizes)),
+    )
     line = fit_line(data.features[smaller], data.label_bytes[smaller], terms)
     errors = _log_errors(line, data.take(larger))
     return max(float(np.percentile(errors, 99)) / math.log(0.995 / 0.005), 1.0 / MIB)

@@ -1,7 +1,9 @@
-"""Reads and writes the file of a plan found by a search, for ``--plan`` of ``models train`` and ``models retrain``.
+"""Reads and writes the file of a plan found by a search, for ``--plan`` of ``models train`` and
+``models retrain``.
 
-The losses in the file selected the plan on the same folds on which they were measured.  So they do not measure how good a model
-is, and no code reads them.  A retraining judges the model on architectures that are in no fold of the search.
+The losses in the file selected the plan on the same folds on which they were measured.  So they do
+not measure how good a model is, and no code reads them.  A retraining judges the model on
+architectures that are in no fold of the search.
 """
 
 from __future__ import annotations
@@ -86,10 +88,14 @@ def read_plan(path: Path) -> FoundPlan:
         family, encoder, values = document["family"], document["encoder"], document["plan"]
         if is_plan and family in FAMILIES and encoder in _PLANS and isinstance(values, dict):
             _check_values(values, encoder)
-            return FoundPlan(family, encoder, values, hashlib.sha256(content).hexdigest(), path.name)
+            return FoundPlan(
+                family, encoder, values, hashlib.sha256(content).hexdigest(), path.name
+            )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f" ({error})" if type(error) is ValueError else ""
-        raise InvalidRequestError(f"{path} is not a plan as 'gpumemnet search' writes it{reason}", "plan") from None
+        raise InvalidRequestError(
+            f"{path} is not a plan as 'gpumemnet search' writes it{reason}", "plan"
+        ) from None
     raise InvalidRequestError(f"{path} is not a plan as 'gpumemnet search' writes it", "plan")
 
 

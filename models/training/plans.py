@@ -18,7 +18,8 @@ COMMON: Final = TrainingPlan(hidden=128, epochs=12)
 
 
 def mlp_plan(data: LabelledJobs, seed: int, epochs: int | None = None) -> TrainingPlan:
-    """Return the plan of the MLP-based classifier for ``data``; ``epochs`` replaces the plan's value if given."""
+    """Return the plan of the MLP-based classifier for ``data``; ``epochs`` replaces the plan's
+    value if given."""
     if len(data.families) > 1:
         return common_plan(seed, epochs)
     options = {(job.optimizer, job.precision, job.checkpointing) for job in data.jobs}

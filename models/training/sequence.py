@@ -1,8 +1,9 @@
 """Trains the transformer-based classifier and calibrates its safe bytes.
 
-One piece of the training architectures is held out.  It chooses the epoch and gives the conformal multiples (split conformal
-prediction, :mod:`models.training.bounds`).  The guarantee does not apply exactly, because the same piece chooses the epoch and
-the floor.  So every evaluation measures the coverage on held-out folds.
+One piece of the training architectures is held out.  It chooses the epoch and gives the conformal
+multiples (split conformal prediction, :mod:`models.training.bounds`).  The guarantee does not apply
+exactly, because the same piece chooses the epoch and the floor.  So every evaluation measures the
+coverage on held-out folds.
 """
 
 from __future__ import annotations
@@ -33,7 +34,14 @@ from ..networks.mlp import (
 from ..networks.physics_line import LAYER_TERMS
 from ..networks.sequence import SequenceInputs, SequenceNetwork, encoder_width, initialised
 from ..networks.served import MixtureHead, SequenceClassifier
-from .bounds import Errors, calibrated_coverages, conformal_scores, errors_of, multiples_by_family, spread_floor
+from .bounds import (
+    Errors,
+    calibrated_coverages,
+    conformal_scores,
+    errors_of,
+    multiples_by_family,
+    spread_floor,
+)
 from .data import LabelledJobs
 from .mlp import (
     SHORTEST_SCHEDULE,
@@ -48,7 +56,8 @@ from .splits import pieces
 HELD_OUT: Final = 6
 """One in this many architectures is held out, to choose the epoch and to calibrate."""
 CHUNK: Final = 8
-"""Jobs of this many batches are sorted by length before they are split into batches, to reduce padding."""
+"""Jobs of this many batches are sorted by length before they are split into batches, to reduce
+padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +67,8 @@ class SequencePlan:
     Attributes:
         width, depth, heads: sizes of the encoder.
         hidden, components: hidden width and mixture components of the head.
-        epochs, batch_rows, learning_rate, weight_decay: settings of AdamW with a one-cycle schedule.
+        epochs, batch_rows, learning_rate, weight_decay: settings of AdamW with a one-cycle
+        schedule.
         seed: seed of initialisation, order and pieces.
     """
 
@@ -95,7 +105,9 @@ class _Rows:
 
 
 def train_sequence_classifier(
-    data: LabelledJobs, plan: SequencePlan | None = None, progress: Callable[[float], None] = lambda share: None
+    data: LabelledJobs,
+    plan: SequencePlan | None = None,
+    progress: Callable[[float], None] = lambda share: None,
 ) -> TrainedClassifier:
     """Train a classifier on ``data``; all jobs must have layers.
 
@@ -107,9 +119,12 @@ def train_sequence_classifier(
 
 
 def train_common_sequence_classifiers(
-    sources: Sequence[LabelledJobs], plan: SequencePlan | None = None, progress: Callable[[float], None] = lambda share: None
+    sources: Sequence[LabelledJobs],
+    plan: SequencePlan | None = None,
+    progress: Callable[[float], None] = lambda share: None,
 ) -> list[TrainedClassifier]:
-    """Train one network on jobs of several label sources, as :func:`models.training.mlp.train_common_classifiers` does.
+    """Train one network on jobs of several label sources, as
+    :func:`models.training.mlp.train_common_classifiers` does.
 
     Raises:
         InvalidJobError: when a job has totals only.
@@ -124,9 +139,18 @@ def train_common_sequence_classifiers(
     network = SequenceNetwork(initialised(plan.width, plan.depth, plan.heads, plan.seed), members)
     rows = [_rows(*part) for part in zip(transforms, sources, flags, strict=True)]
     every_piece = np.concatenate(piece)
-    best_epoch = _fit(network, _joined(rows), np.flatnonzero(every_piece != 0), np.flatnonzero(every_piece == 0), plan, progress)
+    best_epoch = _fit(
+        network,
+        _joined(rows),
+        np.flatnonzero(every_piece != 0),
+        np.flatnonzero(every_piece == 0),
+        plan,
+        progress,
+    )
     own = [with_constant_inputs(members, flag) for flag in flags]
-    return list(map(partial(_calibrated, network, best_epoch), transforms, own, rows, sources, piece))
+    return list(
+        map(partial(_calibrated, network, best_epoch), transforms, own, rows, sources, piece)
+    )
 
 
 def _calibrated(
@@ -140,26 +164,41 @@ def _calibrated(
 ) -> TrainedClassifier:
     held_out = np.flatnonzero(piece == 0)
     tested = data.take(held_out)
-    # of all jobs, not of the held-out sixth, with which a small dataset would have no bound at 99 % at all; where the sixth is
-    # too small for a coverage, its bound is twice the largest score, and every evaluation measures the coverage that results
+    # of all jobs, not of the held-out sixth, with which a small dataset would have no bound at 99 %
+    # at all; where the sixth is too small for a coverage, its bound is twice the largest score, and
+    # every evaluation measures the coverage that results
     coverages = calibrated_coverages(data)
     errors = _errors(network, rows, data, held_out)
     floor = spread_floor([errors])
     multiples = multiples_by_family("layers", conformal_scores(errors, floor), tested, coverages)
     # jobs with totals only have no sequence: their groups exist because the graph needs them
-    every_group = multiples | {group.replace("layers", "totals"): found for group, found in multiples.items()}
+    every_group = multiples | {
+        group.replace("layers", "totals"): found for group, found in multiples.items()
+    }
     inputs = SequenceInputs(transform, network.encoder)
     served = SequenceClassifier(inputs, MixtureHead(members, transform, every_group, floor)).eval()
-    scales = {family: extrapolation_scale(data.take(own), LAYER_TERMS) for family, own in data.rows_by_family().items()}
+    scales = {
+        family: extrapolation_scale(data.take(own), LAYER_TERMS)
+        for family, own in data.rows_by_family().items()
+    }
     by_family = scales if len(scales) > 1 else {}
-    return TrainedClassifier(served, members, coverages, multiples, floor, max(scales.values()), (best_epoch,), by_family)
+    return TrainedClassifier(
+        served, members, coverages, multiples, floor, max(scales.values()), (best_epoch,), by_family
+    )
 
 
 def _rows(transform: FeatureTransform, data: LabelledJobs, flag: Tensor) -> _Rows:
     with torch.no_grad():
         inputs_BD, reference_B1, units_B1, _ = transform(float_tensor(data.features))
     flags_BS = flag.expand(len(data), -1)
-    return _Rows(inputs_BD, reference_B1, units_B1, flags_BS, _sequences(data), *label_interval(transform, data))
+    return _Rows(
+        inputs_BD,
+        reference_B1,
+        units_B1,
+        flags_BS,
+        _sequences(data),
+        *label_interval(transform, data),
+    )
 
 
 def _joined(parts: Sequence[_Rows]) -> _Rows:
@@ -180,7 +219,8 @@ def _sequences(data: LabelledJobs) -> list[NDArray[np.float32]]:
 
 
 def batch_of(sequences: Sequence[NDArray[np.float32]]) -> tuple[Tensor, Tensor]:
-    """Return the sequences padded to the longest, ``[B, L, F]``, and their mask as floats, ``[B, L]``."""
+    """Return the sequences padded to the longest, ``[B, L, F]``, and their mask as floats, ``[B,
+    L]``."""
     longest = max(map(len, sequences))
     padded = np.zeros((len(sequences), longest, sequences[0].shape[1]), dtype=np.float32)
     mask = np.zeros((len(sequences), longest), dtype=np.float32)
@@ -216,7 +256,11 @@ def _fit(
     decayed = [parameter for parameter in network.parameters() if parameter.ndim >= 2]
     others = [parameter for parameter in network.parameters() if parameter.ndim < 2]
     optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": plan.weight_decay}, {"params": others, "weight_decay": 0.0}], lr=plan.learning_rate
+        [
+            {"params": decayed, "weight_decay": plan.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ],
+        lr=plan.learning_rate,
     )
     chunk = plan.batch_rows * CHUNK
     whole, rest = divmod(len(training), chunk)
@@ -236,7 +280,10 @@ def _fit(
             schedule.step()
         with torch.no_grad():
             ordered = held_out[np.argsort(lengths[held_out], kind="stable")]
-            parts = [_loss(network, rows, ordered[first : first + 256]) for first in range(0, len(ordered), 256)]
+            parts = [
+                _loss(network, rows, ordered[first : first + 256])
+                for first in range(0, len(ordered), 256)
+            ]
             loss_value = float(torch.cat(parts).mean())
         if loss_value < best_loss:
             best_loss, best_epoch = loss_value, epoch
@@ -257,17 +304,27 @@ def _loss(network: SequenceNetwork, rows: _Rows, batch: NDArray[np.int64]) -> Te
 def _mixture(network: SequenceNetwork, rows: _Rows, batch: NDArray[np.int64]) -> Mixture:
     places = torch.from_numpy(batch)
     sequences = batch_of([rows.sequences[row] for row in batch.tolist()])
-    mixture: Mixture = network(rows.inputs[places], rows.reference[places], rows.flags[places], *sequences)
+    mixture: Mixture = network(
+        rows.inputs[places], rows.reference[places], rows.flags[places], *sequences
+    )
     return mixture
 
 
-def _errors(network: SequenceNetwork, rows: _Rows, data: LabelledJobs, held_out: NDArray[np.int64]) -> Errors:
+def _errors(
+    network: SequenceNetwork, rows: _Rows, data: LabelledJobs, held_out: NDArray[np.int64]
+) -> Errors:
     """Return the errors on the held-out jobs."""
     parts = []
     for first in range(0, len(held_out), 256):
         part = held_out[first : first + 256]
-        reference_B1, units_B1 = (column[torch.from_numpy(part)] for column in (rows.reference, rows.units))
+        reference_B1, units_B1 = (
+            column[torch.from_numpy(part)] for column in (rows.reference, rows.units)
+        )
         with torch.no_grad():
-            centre, spread = centre_and_spread(*(amount[:, 0] for amount in _mixture(network, rows, part)))
-        parts.append(torch.cat((reference_B1 + centre * units_B1, spread * units_B1, units_B1), dim=1))
+            centre, spread = centre_and_spread(
+                *(amount[:, 0] for amount in _mixture(network, rows, part))
+            )
+        parts.append(
+            torch.cat((reference_B1 + centre * units_B1, spread * units_B1, units_B1), dim=1)
+        )
     return errors_of(data.take(held_out), *torch.cat(parts).double().numpy().T)

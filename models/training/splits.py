@@ -1,4 +1,5 @@
-"""Splits by architecture: all jobs of one network are on the same side, which prevents data leakage."""
+"""Splits by architecture: all jobs of one network are on the same side, which prevents data
+leakage."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ Rows = NDArray[np.int64]
 
 
 def pieces(groups: NDArray[np.int64], count: int, seed: int) -> NDArray[np.int64]:
-    """Assign each row to one of ``count`` pieces of nearly equal numbers of groups, shuffled; shape ``[B]``.
+    """Assign each row to one of ``count`` pieces of nearly equal numbers of groups, shuffled; shape
+    ``[B]``.
 
     Raises:
         ValueError: when there are fewer groups than pieces.
@@ -29,4 +31,7 @@ def folds(groups: NDArray[np.int64], count: int, seed: int) -> list[tuple[Rows, 
         ValueError: when there are fewer groups than folds.
     """
     assigned = pieces(groups, count, seed)
-    return [(np.flatnonzero(assigned != fold), np.flatnonzero(assigned == fold)) for fold in range(count)]
+    return [
+        (np.flatnonzero(assigned != fold), np.flatnonzero(assigned == fold))
+        for fold in range(count)
+    ]

@@ -1,8 +1,10 @@
-"""Calibrates traced peaks against measured memory, so that a bundle can answer jobs with a traced peak.
+"""Calibrates traced peaks against measured memory, so that a bundle can answer jobs with a traced
+peak.
 
-The expected bytes are the traced reserved bytes plus the CUDA context of the labels, shifted by the median error.  The bound is
-the conformal quantile of the ratio of label and expectation over rows that are not used to fit anything else (split conformal
-prediction).  It holds for jobs like those rows, so the card lists their options.
+The expected bytes are the traced reserved bytes plus the CUDA context of the labels, shifted by the
+median error.  The bound is the conformal quantile of the ratio of label and expectation over rows
+that are not used to fit anything else (split conformal prediction).  It holds for jobs like those
+rows, so the card lists their options.
 """
 
 from __future__ import annotations
@@ -24,12 +26,14 @@ _TAIL_SHARE: Final = 0.95
 
 @dataclass(frozen=True, slots=True)
 class TracedPeakFit:
-    """The fit, as in :class:`gpumemnet.predict.bundle_card.TracedPeakCalibration`, and its number of rows.
+    """The fit, as in :class:`gpumemnet.predict.bundle_card.TracedPeakCalibration`, and its number
+    of rows.
 
     Attributes:
         context_bytes: CUDA context of the labels.
         weights, log_scales, log_shift: parameters of the mixture.
-        log_bounds: logarithm of the ratio of bound and traced memory with context, for each coverage.
+        log_bounds: logarithm of the ratio of bound and traced memory with context, for each
+            coverage.
         rows: number of rows that it was fitted to.
     """
 
@@ -52,12 +56,15 @@ def fit_traced_peak(data: LabelledJobs, coverages: Sequence[float]) -> TracedPea
     if data.context_bytes is None or not known.any():
         return None
     errors = np.log(data.label_bytes[known] / (traced[known] + data.context_bytes))
-    bounds = conformal_bounds(errors, coverages, least=0.0)  # twice a negative error would lie below it
+    bounds = conformal_bounds(
+        errors, coverages, least=0.0
+    )  # twice a negative error would lie below it
     if not has_enough_rows(len(errors), coverages[-1]):
         errors = np.append(errors, bounds[-1])  # the mixture is fitted to the doubled error, too
     shift = float(np.median(errors))
     distances = np.abs(errors - shift)
-    # a logistic of scale s has half of its mass within s log 3 of the centre, and 95 % within s log 39
+    # a logistic of scale s has half of its mass within s log 3 of the centre, and 95 % within s log
+    # 39
     central = max(float(np.quantile(distances, _CENTRAL_SHARE)) / math.log(3.0), 1e-4)
     tail = max(float(np.quantile(distances, _TAIL_SHARE)) / math.log(39.0), 2.0 * central)
     return TracedPeakFit(
@@ -70,7 +77,9 @@ def fit_traced_peak(data: LabelledJobs, coverages: Sequence[float]) -> TracedPea
     )
 
 
-def traced_peak_card(fit: TracedPeakFit, data: LabelledJobs, options: dict[str, list[Any]]) -> dict[str, Any]:
+def traced_peak_card(
+    fit: TracedPeakFit, data: LabelledJobs, options: dict[str, list[Any]]
+) -> dict[str, Any]:
     """Return the fit as an entry of a card, with the rows that it was fitted to."""
     return {
         "weights": list(fit.weights),

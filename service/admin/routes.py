@@ -1,7 +1,8 @@
-"""The administration endpoints: list the models, and choose which of them are served.  The gate has checked the caller's key.
+"""The administration endpoints: list the models, and choose which of them are served.  The gate has
+checked the caller's key.
 
-A change is tested and complete in this worker when its response is sent.  The other workers follow the registry
-(:mod:`service.serving.watch`).
+A change is tested and complete in this worker when its response is sent.  The other workers follow
+the registry (:mod:`service.serving.watch`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from typing import Any, Final, Generic, TypeVar
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
-from gpumemnet.errors import BundleError, InvalidRequestError, RegistryBusyError, RegistryError, UnknownReleaseError
+from gpumemnet.errors import (
+    BundleError,
+    InvalidRequestError,
+    RegistryBusyError,
+    RegistryError,
+    UnknownReleaseError,
+)
 from gpumemnet.registry.registry import SHIPPED, Registry, Release
 
 from ..api.endpoint import read_json_body, send_response
@@ -54,7 +61,15 @@ def admin_operations(serving: ServedRelease) -> list[Operation]:
     def roll_back(request: RollbackRequest, caller: str) -> None:
         serving.roll_back(by=caller, reason=request.reason)
 
-    def change(method: str, path: str, name: str, summary: str, shape: type[Schema], apply: Any, example: Any) -> Operation:
+    def change(
+        method: str,
+        path: str,
+        name: str,
+        summary: str,
+        shape: type[Schema],
+        apply: Any,
+        example: Any,
+    ) -> Operation:
         return Operation(
             method=method,
             path=f"/v1/admin/models/{path}",
@@ -109,7 +124,9 @@ class _Models:
 class _Change(Generic[S]):
     """ASGI application that changes the served release and responds with the new state."""
 
-    def __init__(self, serving: ServedRelease, shape: type[S], change: Callable[[S, str], None]) -> None:
+    def __init__(
+        self, serving: ServedRelease, shape: type[S], change: Callable[[S, str], None]
+    ) -> None:
         self._serving = serving
         self._shape = shape
         self._change = change
@@ -134,7 +151,9 @@ class _Change(Generic[S]):
         request = read_request(body if body.strip() or is_required else b"{}", self._shape)
         caller = _caller(scope)
         await run_in_threadpool(self._apply, request, caller)
-        logger.info("%s %s by %s", scope["path"], json.dumps(request.model_dump()), caller or "nobody named")
+        logger.info(
+            "%s %s by %s", scope["path"], json.dumps(request.model_dump()), caller or "nobody named"
+        )
         await send_response(send, 200, JSON, await run_in_threadpool(_models, self._serving))
 
     def _apply(self, request: S, caller: str) -> None:
@@ -148,12 +167,15 @@ class _Change(Generic[S]):
             raise Refusal(CONFLICT, str(error)) from None
         except BundleError as error:
             if isinstance(request, RollbackRequest):
-                raise Refusal(CONFLICT, f"the champion before this one cannot answer: {error}") from None
+                raise Refusal(
+                    CONFLICT, f"the champion before this one cannot answer: {error}"
+                ) from None
             raise InvalidRequestError(f"cannot answer: {error}", "release") from None
 
 
 def _models(serving: ServedRelease) -> bytes:
-    """The response to ``GET /v1/admin/models``: the registry as it is now, and the state of this worker."""
+    """The response to ``GET /v1/admin/models``: the registry as it is now, and the state of this
+    worker."""
     registry, failure = serving.registry, serving.failure
     aliases, releases = serving.aliases, []
     if registry is not None:

@@ -1,7 +1,7 @@
 """The ASGI applications of the JSON endpoints: they read a body, pass it on, and send the response.
 
-They bypass FastAPI's dependencies, second validation and thread per request.  Each would add between a tenth and a half to the
-cost of a response (benchmarks/http_latency.py).
+They bypass FastAPI's dependencies, second validation and thread per request.  Each would add
+between a tenth and a half to the cost of a response (benchmarks/http_latency.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ logger = logging.getLogger("gpumemnet.service")
 
 
 class JsonEndpoint:
-    """ASGI application that reads a JSON body and responds with JSON; long bodies are handled in a thread.
+    """ASGI application that reads a JSON body and responds with JSON; long bodies are handled in a
+    thread.
 
     Args:
         respond: makes the response from the body.
@@ -70,7 +71,8 @@ class SearchEndpoint:
         """Respond to one request.
 
         Raises:
-            HTTPException: 415 when the body is not declared as JSON; 503 when too many searches wait.
+            HTTPException: 415 when the body is not declared as JSON; 503 when too many searches
+                wait.
             FieldError: when a field of the body is invalid.
         """
         body = await read_json_body(scope, receive)
@@ -108,13 +110,16 @@ class PredictEndpoint:
 
     def __init__(self, current: Callable[[], PredictionApi]) -> None:
         self._current = current
-        self._microbatch = Microbatch[JobRequest, Any](lambda requests: current().predict_requests(requests))
+        self._microbatch = Microbatch[JobRequest, Any](
+            lambda requests: current().predict_requests(requests)
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to one request.
 
         Raises:
-            HTTPException: 415 when the body is not declared as JSON; 422 when a requested field has no value.
+            HTTPException: 415 when the body is not declared as JSON; 422 when a requested field has
+                no value.
             FieldError: when a field of the body or a query parameter is invalid.
         """
         names = text_fields(query) if (query := scope["query_string"]) else TEXT_FIELDS[:1]
@@ -132,7 +137,8 @@ class PredictEndpoint:
 
 
 class Microbatch(Generic[Request, Result]):
-    """Microbatching: requests that arrive in one iteration of the event loop are predicted together at the next.
+    """Microbatching: requests that arrive in one iteration of the event loop are predicted together
+    at the next.
 
     A model takes little longer for twenty jobs than for one.  A lone request is never delayed.
 
@@ -140,7 +146,9 @@ class Microbatch(Generic[Request, Result]):
         predict: takes several requests; returns a prediction or an exception for each.
     """
 
-    def __init__(self, predict: Callable[[Sequence[Request]], Sequence[Result | Exception]]) -> None:
+    def __init__(
+        self, predict: Callable[[Sequence[Request]], Sequence[Result | Exception]]
+    ) -> None:
         self._predict = predict
         self._waiting: list[tuple[Request, asyncio.Future[Result]]] = []
 
@@ -159,7 +167,9 @@ class Microbatch(Generic[Request, Result]):
 
     def _predict_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
-        waiting = [(request, future) for request, future in waiting if not future.done()]  # cancelled: client disconnected
+        waiting = [
+            (request, future) for request, future in waiting if not future.done()
+        ]  # cancelled: client disconnected
         results = self._results([request for request, _ in waiting]) if waiting else []
         for (_, future), result in zip(waiting, results, strict=True):
             if isinstance(result, Exception):
@@ -173,11 +183,18 @@ class Microbatch(Generic[Request, Result]):
         except Exception as error:
             if len(requests) == 1:
                 return [error]
-            logger.exception("%d requests could not be predicted together: each is predicted alone", len(requests))
-            return [self._results([request])[0] for request in requests]  # one failure must not fail the others
+            logger.exception(
+                "%d requests could not be predicted together: each is predicted alone",
+                len(requests),
+            )
+            return [
+                self._results([request])[0] for request in requests
+            ]  # one failure must not fail the others
 
 
-async def read_json_body(scope: Scope, receive: Receive, *, is_required: bool = True) -> bytes | None:
+async def read_json_body(
+    scope: Scope, receive: Receive, *, is_required: bool = True
+) -> bytes | None:
     """The whole body, or ``None`` when the client disconnected before it was sent.
 
     Args:
@@ -197,7 +214,8 @@ async def read_json_body(scope: Scope, receive: Receive, *, is_required: bool = 
 
 
 async def read_body(receive: Receive) -> bytes | None:
-    """The whole body of any media type, or ``None`` when the client disconnected before it was sent."""
+    """The whole body of any media type, or ``None`` when the client disconnected before it was
+    sent."""
     chunks: list[bytes] = []
     while True:
         message = await receive()

@@ -1,4 +1,5 @@
-"""Example jobs and requests: the OpenAPI description shows them, and every model must predict them before it serves."""
+"""Example jobs and requests: the OpenAPI description shows them, and every model must predict them
+before it serves."""
 
 from __future__ import annotations
 
@@ -9,7 +10,10 @@ Document = Mapping[str, Any]
 
 
 def _layers(*layers: tuple[str, int, int]) -> Sequence[Document]:
-    return [{"kind": kind, "activations": activations, "parameters": parameters} for kind, activations, parameters in layers]
+    return [
+        {"kind": kind, "activations": activations, "parameters": parameters}
+        for kind, activations, parameters in layers
+    ]
 
 
 EXAMPLE_JOBS: Final[Mapping[str, Document]] = {
@@ -21,7 +25,12 @@ EXAMPLE_JOBS: Final[Mapping[str, Document]] = {
         "precision": "fp32",
         "activation_function": "relu",
         "layers": _layers(
-            *(("linear", 2048, 6_293_504), ("relu", 2048, 0), ("linear", 1024, 2_098_176), ("relu", 1024, 0)),
+            *(
+                ("linear", 2048, 6_293_504),
+                ("relu", 2048, 0),
+                ("linear", 1024, 2_098_176),
+                ("relu", 1024, 0),
+            ),
             ("linear", 10, 10_250),
         ),
     },
@@ -46,8 +55,16 @@ EXAMPLE_JOBS: Final[Mapping[str, Document]] = {
         "precision": "fp32",
         "activation_function": "gelu",
         "layers": _layers(
-            *(("embedding", 393_216, 38_597_376), ("layer_norm", 393_216, 1_536), ("attention", 393_216, 2_362_368)),
-            *(("linear", 1_572_864, 2_362_368), ("gelu", 1_572_864, 0), ("linear", 393_216, 2_360_064)),
+            *(
+                ("embedding", 393_216, 38_597_376),
+                ("layer_norm", 393_216, 1_536),
+                ("attention", 393_216, 2_362_368),
+            ),
+            *(
+                ("linear", 1_572_864, 2_362_368),
+                ("gelu", 1_572_864, 0),
+                ("linear", 393_216, 2_360_064),
+            ),
         ),
     },
 }
@@ -68,11 +85,20 @@ def _totals(job: Document) -> Document:
 def predict_examples(family: str) -> dict[str, Document]:
     """Bodies for ``POST /v1/predict`` by name."""
     job = EXAMPLE_JOBS[family]
-    devices = [{"id": "GPU-0", "gpu": "A100", "free_mib": 9000}, {"id": "MIG-1", "gpu": "A100", "mig": "1g.5gb"}]
+    devices = [
+        {"id": "GPU-0", "gpu": "A100", "free_mib": 9000},
+        {"id": "MIG-1", "gpu": "A100", "mig": "1g.5gb"},
+    ]
     return {
         "layers": {"job": job},
         "totals": {"job": _totals(job), "bin_width_mib": 2048},
-        "fits": {"job": job, "gpu": "H100", "coverage": 0.95, "fits": ["T4", "H100/1g.10gb"], "devices": devices},
+        "fits": {
+            "job": job,
+            "gpu": "H100",
+            "coverage": 0.95,
+            "fits": ["T4", "H100/1g.10gb"],
+            "devices": devices,
+        },
     }
 
 
@@ -94,7 +120,10 @@ def batch_sizes_examples(family: str) -> dict[str, Document]:
 def smallest_gpu_examples(family: str) -> dict[str, Document]:
     """Bodies for ``POST /v1/smallest-gpu`` by name."""
     job = EXAMPLE_JOBS[family]
-    return {"catalogue": {"job": job}, "chosen": {"job": job, "gpus": ["T4", "A100/1g.5gb", "H100"]}}
+    return {
+        "catalogue": {"job": job},
+        "chosen": {"job": job, "gpus": ["T4", "A100/1g.5gb", "H100"]},
+    }
 
 
 def refused_example(family: str) -> Document:

@@ -1,4 +1,5 @@
-"""The documents of ``GET /v1/gpus`` and ``GET /v1/models``, and the summary of a model that every prediction repeats."""
+"""The documents of ``GET /v1/gpus`` and ``GET /v1/models``, and the summary of a model that every
+prediction repeats."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from gpumemnet.predict.bundle import Bundle
 from gpumemnet.units import MIB
 
 TRAINING_DATA_FIELDS: Final = ("description", "provenance", "label_source", "licence")
-"""The members of a card's training data that every prediction repeats; ``GET /v1/models`` has the rest."""
+"""The members of a card's training data that every prediction repeats; ``GET /v1/models`` has the
+rest."""
 
 Document = dict[str, Any]
 
@@ -60,4 +62,9 @@ def model_summary(bundle: Bundle) -> Document:
 def model_details(bundle: Bundle) -> Document:
     """The model with its card, as ``GET /v1/models`` lists it."""
     card = bundle.card
-    return {**model_summary(bundle), "gpu": card.gpu, "coverages": card.coverages, "card": card.document}
+    return {
+        **model_summary(bundle),
+        "gpu": card.gpu,
+        "coverages": card.coverages,
+        "card": card.document,
+    }

@@ -1,7 +1,8 @@
-"""The operations of the service: one declaration of each gives its route and its description (OpenAPI 3.1).
+"""The operations of the service: one declaration of each gives its route and its description
+(OpenAPI 3.1).
 
-An operation names its request and response models (:mod:`service.api.schemas`) and the ASGI application that handles it.
-Examples are computed when the description is requested.
+An operation names its request and response models (:mod:`service.api.schemas`) and the ASGI
+application that handles it. Examples are computed when the description is requested.
 """
 
 from __future__ import annotations
@@ -44,7 +45,12 @@ BODY_REFUSALS: Final = {
 
 _KEY_SCHEMES: Final = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "`Authorization: Bearer KEY`"},
-    "header": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "the same key in a header of its own"},
+    "header": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "X-API-Key",
+        "description": "the same key in a header of its own",
+    },
 }
 """Both ways to send a key."""
 _REFERENCE: Final = "#/components/schemas/{model}"
@@ -110,7 +116,8 @@ class Operation:
 
     @property
     def all_refusals(self) -> Mapping[int, str]:
-        """Status → when this error is sent: those of the operation, and those of keys and limits where its path has them."""
+        """Status → when this error is sent: those of the operation, and those of keys and limits
+        where its path has them."""
         rule = rule_of(self.path)
         keys = KEY_REFUSALS if rule.scope is not None else {}
         limits = LIMIT_REFUSALS if rule.is_limited else {}
@@ -118,7 +125,11 @@ class Operation:
 
     def described(self, *, has_keys: bool = False) -> JsonSchema:
         """The OpenAPI description of the operation; ``has_keys`` says whether keys are set."""
-        operation: JsonSchema = {"tags": [self.tag], "summary": self.summary, "operationId": self.name}
+        operation: JsonSchema = {
+            "tags": [self.tag],
+            "summary": self.summary,
+            "operationId": self.name,
+        }
         if has_keys and rule_of(self.path).scope is not None:
             operation["security"] = [{name: []} for name in _KEY_SCHEMES]
         if self.description:
@@ -127,10 +138,16 @@ class Operation:
             operation["parameters"] = list(self.parameters)
         if self.request is not None:
             content = _content(self.request, self.request_examples)
-            operation["requestBody"] = {"required": self.is_body_required, "content": {JSON: content}}
+            operation["requestBody"] = {
+                "required": self.is_body_required,
+                "content": {JSON: content},
+            }
         responses = operation["responses"] = {}
         for status, answer in self.answers.items():
-            content = {JSON: _content(answer.shape, answer.examples), **(answer.others() if answer.others else {})}
+            content = {
+                JSON: _content(answer.shape, answer.examples),
+                **(answer.others() if answer.others else {}),
+            }
             responses[str(status)] = {"description": answer.meaning, "content": content}
             if status == HTTPStatus.OK and self.name in LINKS:
                 responses[str(status)]["links"] = dict(LINKS[self.name])
@@ -138,13 +155,18 @@ class Operation:
             refused: JsonSchema = {"schema": _schema(self.refusal_schema)}
             if status in self.refusal_examples:
                 refused["example"] = self.refusal_examples[status]()
-            responses[str(status)] = {"description": meaning, "content": {self.refusal_type: refused}}
+            responses[str(status)] = {
+                "description": meaning,
+                "content": {self.refusal_type: refused},
+            }
         return operation
 
 
 def routes(operations: Iterable[Operation]) -> list[BaseRoute]:
     """The routes of the operations."""
-    return [Route(one.path, one.endpoint, methods=[one.method], name=one.name) for one in operations]
+    return [
+        Route(one.path, one.endpoint, methods=[one.method], name=one.name) for one in operations
+    ]
 
 
 def openapi_document(
@@ -166,7 +188,9 @@ def openapi_document(
         has_keys: whether keys are set.
     """
     paths: dict[str, JsonSchema] = {}
-    shapes: dict[tuple[type[BaseModel], str], None] = {(shape, "serialization"): None for shape in others}
+    shapes: dict[tuple[type[BaseModel], str], None] = {
+        (shape, "serialization"): None for shape in others
+    }
     for one in operations:
         paths.setdefault(one.path, {})[one.method.lower()] = one.described(has_keys=has_keys)
         shapes |= dict.fromkeys((shape, "validation") for shape in _each(one.request))
@@ -177,7 +201,9 @@ def openapi_document(
     schemas = found["$defs"] | {"TrainingJob": job_schema(max_layers), "Layer": layer_schema()}
     if "BatchRequest" in schemas:
         schemas["BatchRequest"]["properties"]["jobs"]["maxItems"] = max_jobs
-    components = {"schemas": schemas} | ({"securitySchemes": dict(_KEY_SCHEMES)} if has_keys else {})
+    components = {"schemas": schemas} | (
+        {"securitySchemes": dict(_KEY_SCHEMES)} if has_keys else {}
+    )
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": components}
 
 

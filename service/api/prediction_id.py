@@ -1,6 +1,7 @@
 """Prediction ids: UUIDs of version 7 (RFC 9562, section 5.7), which sort by creation time.
 
-The random part is read from the operating system in blocks, because one system call for each id would dominate its cost.
+The random part is read from the operating system in blocks, because one system call for each id
+would dominate its cost.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ _random_parts: list[str] = []
 
 
 def prediction_id(now_nanoseconds: int) -> str:
-    """A new id for a prediction made at ``now_nanoseconds`` since the epoch; safe across threads and forks."""
+    """A new id for a prediction made at ``now_nanoseconds`` since the epoch; safe across threads
+    and forks."""
     while True:
         try:
             random_part = _random_parts.pop()
@@ -31,7 +33,9 @@ def prediction_id(now_nanoseconds: int) -> str:
 def _fetch() -> list[str]:
     digits = os.urandom(_BLOCK * _RANDOM_BYTES).hex()
     parts = (digits[at : at + 2 * _RANDOM_BYTES] for at in range(0, len(digits), 2 * _RANDOM_BYTES))
-    return [f"7{part[:3]}-{_VARIANTS[int(part[3], 16) % 4]}{part[4:7]}-{part[7:19]}" for part in parts]
+    return [
+        f"7{part[:3]}-{_VARIANTS[int(part[3], 16) % 4]}{part[4:7]}-{part[7:19]}" for part in parts
+    ]
 
 
 # Otherwise a forked worker would generate the same ids as its siblings.

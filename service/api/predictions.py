@@ -1,6 +1,8 @@
-"""Predicts: reads the jobs into a table, calls the predictor once, and writes the JSON documents of the response.
+"""Predicts: reads the jobs into a table, calls the predictor once, and writes the JSON documents of
+the response.
 
-It knows nothing of HTTP.  The same functions serve the endpoints and fill the examples of the OpenAPI description.
+It knows nothing of HTTP.  The same functions serve the endpoints and fill the examples of the
+OpenAPI description.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ from .requests import (
 )
 
 MAX_FITS: Final = 2**15
-"""Most fit verdicts in one response (jobs times targets): bounds the memory of a batch with ``fits``."""
+"""Most fit verdicts in one response (jobs times targets): bounds the memory of a batch with
+``fits``."""
 
 SHIPPED_RELEASE: Final = "shipped"
 
@@ -58,20 +61,23 @@ Document = dict[str, Any]
 
 
 class Search(NamedTuple):
-    """A search over many batch sizes that a request asks for: the layers that it computes, and the function that does."""
+    """A search over many batch sizes that a request asks for: the layers that it computes, and the
+    function that does."""
 
     layers: int
     answer: Callable[[], Document]
 
 
 class PredictionApi:
-    """Predicts with one predictor; threads may share it, because it keeps no state that changes a prediction.
+    """Predicts with one predictor; threads may share it, because it keeps no state that changes a
+    prediction.
 
     Args:
         predictor: makes the predictions.
         max_jobs: most jobs in one request.
         recorder: receives every prediction; ``None`` records nothing.
-        release: name of the release that the predictor's bundles belong to; every prediction names it.
+        release: name of the release that the predictor's bundles belong to; every prediction names
+            it.
         max_layers: most layers of a job.
     """
 
@@ -91,7 +97,9 @@ class PredictionApi:
         self._bundles = {bundle.card.name: bundle for bundle in predictor.bundles}
         self._summaries = {name: model_summary(bundle) for name, bundle in self._bundles.items()}
         self._origin = {"release": release, "feature_schema": FEATURE_SCHEMA}
-        self._families = tuple(dict.fromkeys(family for bundle in predictor.bundles for family in bundle.card.families))
+        self._families = tuple(
+            dict.fromkeys(family for bundle in predictor.bundles for family in bundle.card.families)
+        )
 
     @property
     def families(self) -> tuple[str, ...]:
@@ -126,7 +134,8 @@ class PredictionApi:
         """The response to ``POST /v1/predict``.
 
         Raises:
-            InvalidRequestError, InvalidJobError, UnsupportedJobError: with the field's path from ``body``.
+            InvalidRequestError, InvalidJobError, UnsupportedJobError: with the field's path from
+            ``body``.
         """
         result = self.predict_requests([read_job_request(body)])[0]
         if isinstance(result, FieldError):
@@ -134,13 +143,16 @@ class PredictionApi:
         return result
 
     def predict_requests(self, requests: Sequence[JobRequest]) -> list[Document | FieldError]:
-        """The prediction or the error of each request; requests with equal options are predicted as one table."""
+        """The prediction or the error of each request; requests with equal options are predicted as
+        one table."""
         results: list[Document | FieldError] = [{} for _ in requests]
         rows_of: dict[Options, list[int]] = {}
         for row, request in enumerate(requests):
             rows_of.setdefault(request.options, []).append(row)
         for options, rows in rows_of.items():
-            jobs = self.read([requests[row].job for row in rows], options.encoder, lambda row: "job")
+            jobs = self.read(
+                [requests[row].job for row in rows], options.encoder, lambda row: "job"
+            )
             try:
                 documents: Sequence[Document | FieldError] = self._documents(jobs.table, options)
             except FieldError as error:  # an invalid option
@@ -150,7 +162,8 @@ class PredictionApi:
         return results
 
     def predict_batch(self, body: bytes) -> Document:
-        """The response to ``POST /v1/predict/batch``: for every job, in order, its prediction or its problem.
+        """The response to ``POST /v1/predict/batch``: for every job, in order, its prediction or
+        its problem.
 
         Raises:
             InvalidRequestError: when the request itself is invalid, and not just one of its jobs.
@@ -158,18 +171,23 @@ class PredictionApi:
         request = read_request(body, BatchRequest)
         if len(request.jobs) > self._max_jobs:
             raise InvalidRequestError(
-                f"must hold at most {self._max_jobs} jobs, not {len(request.jobs)}: send them in several requests", "jobs"
+                f"must hold at most {self._max_jobs} jobs, not {len(request.jobs)}: send them in several requests",
+                "jobs",
             )
         options = options_of(request)
         _check_size(len(request.jobs), options)
         jobs = self.read(request.jobs, options.encoder, "jobs[{}]".format)
         results = [
-            {"problem": field_problem(result)} if isinstance(result, FieldError) else {"prediction": result}
+            {"problem": field_problem(result)}
+            if isinstance(result, FieldError)
+            else {"prediction": result}
             for result in _in_order(jobs, self._documents(jobs.table, options))
         ]
         return {"failed": len(jobs.errors), "results": results}
 
-    def read(self, documents: Sequence[Any], encoder: str | None, path: Callable[[int], str]) -> ReadJobs:
+    def read(
+        self, documents: Sequence[Any], encoder: str | None, path: Callable[[int], str]
+    ) -> ReadJobs:
         """The valid jobs, and the errors of the others, with the field's path from the request.
 
         Args:
@@ -186,23 +204,39 @@ class PredictionApi:
             accepted = np.setdiff1d(np.arange(len(table)), list(refusals), assume_unique=True)
             table, rows = table.take(accepted), rows[accepted]
         # `encoder` is a member of the request, not of a job: its path stays.
-        located_errors = {row: error if error.field == "encoder" else located(error, path(row)) for row, error in errors.items()}
+        located_errors = {
+            row: error if error.field == "encoder" else located(error, path(row))
+            for row, error in errors.items()
+        }
         return ReadJobs(table, rows, located_errors)
 
     def _documents(self, jobs: JobTable, options: Options) -> list[Document]:
         """The JSON documents of the predictions for ``jobs``."""
         if not len(jobs):  # no job asks a model, and the options must be valid all the same
             self._predictor.find_gpu(options.gpu)
-            self._predictor.models_reaching(options.coverage, self._families[0])[0].level(options.coverage)
+            self._predictor.models_reaching(options.coverage, self._families[0])[0].level(
+                options.coverage
+            )
             return []
         predictions = self._predictor.predict_table(jobs, options)
         identities = self.record(jobs, predictions)
         documents = [
-            {"prediction_id": identity, **document, **self._origin, "model": self._summaries[document["model"]["name"]]}
+            {
+                "prediction_id": identity,
+                **document,
+                **self._origin,
+                "model": self._summaries[document["model"]["name"]],
+            }
             for identity, document in zip(identities, predictions.documents(), strict=True)
         ]
         if options.targets is not None:
-            found = fits_table(self._predictor, jobs, options.targets, coverage=options.coverage, encoder=options.encoder)
+            found = fits_table(
+                self._predictor,
+                jobs,
+                options.targets,
+                coverage=options.coverage,
+                encoder=options.encoder,
+            )
             for document, fits in zip(documents, found, strict=True):
                 document["fits"] = [fit_document(fit) for fit in fits]
         return documents
@@ -219,7 +253,8 @@ class PredictionApi:
         """The largest batches that fit a GPU, and memory against batch size.
 
         Raises:
-            InvalidRequestError, InvalidJobError, UnsupportedJobError: with the field's path from ``body``.
+            InvalidRequestError, InvalidJobError, UnsupportedJobError: with the field's path from
+            ``body``.
         """
         request = read_request(body, BatchSizesRequest)
         if request.gpu is None and request.mig is not None:
@@ -237,11 +272,17 @@ class PredictionApi:
             encoder=request.encoder,
             max_batch=max_batch,
         )
-        return Search(layers_of_batch_sizes(job, max_batch), lambda: self._batch_sizes_document(found_for()))
+        return Search(
+            layers_of_batch_sizes(job, max_batch), lambda: self._batch_sizes_document(found_for())
+        )
 
     def _batch_sizes_document(self, found: BatchSizes) -> Document:
         curve = [
-            {"batch_size": point.batch_size, "request_mib": point.request_mib, "limit_mib": point.limit_mib}
+            {
+                "batch_size": point.batch_size,
+                "request_mib": point.request_mib,
+                "limit_mib": point.limit_mib,
+            }
             for point in found.curve
         ]
         return {
@@ -261,13 +302,19 @@ class PredictionApi:
         """The smallest GPU or MIG profile that holds a job.
 
         Raises:
-            InvalidRequestError, InvalidJobError, UnsupportedJobError: with the field's path from ``body``.
+            InvalidRequestError, InvalidJobError, UnsupportedJobError: with the field's path from
+            ``body``.
         """
         request = read_request(body, SmallestGpuRequest)
         options = smallest_gpu_options(request)
         job = self._job(request.job, options.encoder)
         found_for = partial(
-            smallest_gpu, self._predictor, job, options.targets, coverage=options.coverage, encoder=options.encoder
+            smallest_gpu,
+            self._predictor,
+            job,
+            options.targets,
+            coverage=options.coverage,
+            encoder=options.encoder,
         )
         layers = layers_of_smallest_gpu(self._predictor, job, options.targets)
         return Search(layers, lambda: self._smallest_gpu_document(found_for()))
@@ -288,7 +335,11 @@ class PredictionApi:
         if self._recorder is not None:
             sha256 = [self._bundles[model.name].sha256 for model in predictions.models]
             sha256s = [sha256[model] for model in predictions.model_index.tolist()]
-            self._recorder.record(RecordBatch(identities, now_nanoseconds / 1e9, jobs, predictions, sha256s, self._release))
+            self._recorder.record(
+                RecordBatch(
+                    identities, now_nanoseconds / 1e9, jobs, predictions, sha256s, self._release
+                )
+            )
         return identities
 
     def models(self) -> list[Document]:
@@ -302,7 +353,9 @@ class PredictionApi:
         return read.table[0]
 
 
-def _in_order(jobs: ReadJobs, documents: Sequence[Document | FieldError]) -> list[Document | FieldError]:
+def _in_order(
+    jobs: ReadJobs, documents: Sequence[Document | FieldError]
+) -> list[Document | FieldError]:
     """The results and errors, by position in the request."""
     results = jobs.errors | dict(zip(jobs.rows.tolist(), documents, strict=True))
     return [results[row] for row in range(len(results))]

@@ -1,7 +1,8 @@
 """Problem documents: the format of every error response (RFC 9457).
 
-A document holds ``type``, ``title``, ``status`` and ``detail``.  For invalid fields it also holds ``errors``: each field's path
-and its fault.  The texts are those of the exceptions, so the command line and the service report the same.
+A document holds ``type``, ``title``, ``status`` and ``detail``.  For invalid fields it also holds
+``errors``: each field's path and its fault.  The texts are those of the exceptions, so the command
+    line and the service report the same.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ MEDIA_TYPE: Final = "application/problem+json"
 
 @dataclass(frozen=True, slots=True)
 class ProblemKind:
-    """One type of problem: the last part of its ``type`` URI, and the members that all problems of the type share."""
+    """One type of problem: the last part of its ``type`` URI, and the members that all problems of
+    the type share."""
 
     name: str
     status: int
@@ -73,7 +75,16 @@ PROBLEM_KINDS: Final = (
     *_KIND_OF_ERROR.values(),
     *_KIND_OF_STATUS.values(),
     OUTSIDE_SUPPORT,
-    *(OVERLOADED, MISDIRECTED, UNAUTHORIZED, FORBIDDEN, CONFLICT, RATE_LIMITED, UNKNOWN, REQUEST_TIMEOUT),
+    *(
+        OVERLOADED,
+        MISDIRECTED,
+        UNAUTHORIZED,
+        FORBIDDEN,
+        CONFLICT,
+        RATE_LIMITED,
+        UNKNOWN,
+        REQUEST_TIMEOUT,
+    ),
     *(INVALID_HTTP, LARGE_HEAD),
     INTERNAL_ERROR,
 )
@@ -87,7 +98,9 @@ class Refusal(HTTPException):
         kind: the problem type, which gives the status.
     """
 
-    def __init__(self, kind: ProblemKind, detail: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, kind: ProblemKind, detail: str, headers: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(kind.status, detail, dict(headers or {}))
         self.kind = kind
 
@@ -97,7 +110,8 @@ class Refusal(HTTPException):
 
 
 def located(error: FieldError, path: str) -> FieldError:
-    """The same error with the field's path from the request's body: ``layers[3].kind`` at ``job`` is ``job.layers[3].kind``."""
+    """The same error with the field's path from the request's body: ``layers[3].kind`` at ``job``
+    is ``job.layers[3].kind``."""
     return type(error)(error.reason, f"{path}.{error.field}" if error.field else path)
 
 
@@ -131,7 +145,14 @@ def problem_answer(request: Request, error: FieldError | HTTPException) -> Respo
     kind = _KIND_OF_STATUS.get(error.status_code)
     if kind is None:  # only the framework raises such a status; RFC 9457, section 4.2.1
         phrase = HTTPStatus(error.status_code).phrase
-        return _response({"type": "about:blank", "title": phrase, "status": error.status_code, "detail": error.detail})
+        return _response(
+            {
+                "type": "about:blank",
+                "title": phrase,
+                "status": error.status_code,
+                "detail": error.detail,
+            }
+        )
     detail = error.detail
     if kind.status == 404:
         detail = f"there is nothing at {request.url.path[:200]}: the paths are listed at /docs"

@@ -1,7 +1,7 @@
 """The record of a prediction, to compare it later with the observed memory.
 
-The :class:`~service.api.predictions.PredictionApi` passes every prediction to a :class:`Recorder`, which may count it, store it,
-or let the challenger predict the same job.
+The :class:`~service.api.predictions.PredictionApi` passes every prediction to a :class:`Recorder`,
+which may count it, store it, or let the challenger predict the same job.
 """
 
 from __future__ import annotations
@@ -68,13 +68,22 @@ class RecordBatch(Sequence[PredictionRecord]):
         """One record, or a list of records for a slice; created on access."""
         if isinstance(index, slice):
             return [self[row] for row in range(*index.indices(len(self)))]
-        return self._record(self.prediction_ids[index], self.jobs[index], self.estimates[index], self.model_sha256s[index])
+        return self._record(
+            self.prediction_ids[index],
+            self.jobs[index],
+            self.estimates[index],
+            self.model_sha256s[index],
+        )
 
     def __iter__(self) -> Iterator[PredictionRecord]:
         return map(self._record, self.prediction_ids, self.jobs, self.estimates, self.model_sha256s)
 
-    def _record(self, identity: str, job: TrainingJob, estimate: Prediction, model_sha256: str) -> PredictionRecord:
-        return PredictionRecord(identity, self.made_at_seconds, job, estimate, model_sha256, self.release)
+    def _record(
+        self, identity: str, job: TrainingJob, estimate: Prediction, model_sha256: str
+    ) -> PredictionRecord:
+        return PredictionRecord(
+            identity, self.made_at_seconds, job, estimate, model_sha256, self.release
+        )
 
 
 class Recorder(Protocol):

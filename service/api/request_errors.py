@@ -1,4 +1,5 @@
-"""Explains why a request does not match its schema: the path of the first invalid member, and what was expected there."""
+"""Explains why a request does not match its schema: the path of the first invalid member, and what
+was expected there."""
 
 from __future__ import annotations
 
@@ -26,10 +27,16 @@ def explained(errors: Sequence[ErrorDetails], schema: type[Schema]) -> InvalidRe
         errors: the errors.
         schema: the schema of the request.
     """
-    errors = sorted(errors, key=lambda error: error["type"] == "missing")  # an invalid member explains a missing one
+    errors = sorted(
+        errors, key=lambda error: error["type"] == "missing"
+    )  # an invalid member explains a missing one
     first = errors[0]["loc"]
-    # A value with alternative forms has an error for each form: report the form that matched the furthest.
-    error = max((error for error in reversed(errors) if error["loc"][:1] == first[:1]), key=lambda error: len(error["loc"]))
+    # A value with alternative forms has an error for each form: report the form that matched the
+    # furthest.
+    error = max(
+        (error for error in reversed(errors) if error["loc"][:1] == first[:1]),
+        key=lambda error: len(error["loc"]),
+    )
     root = _json_schema(schema)
     path, found, parent = "", root, root
     for part in error["loc"]:
@@ -37,14 +44,26 @@ def explained(errors: Sequence[ErrorDetails], schema: type[Schema]) -> InvalidRe
         if inner is None and error["type"] not in ("extra_forbidden", "missing"):
             continue  # the name of a form is not part of the path
         parent, found = found, inner or {}
-        path += f"[{part}]" if isinstance(part, int) else f".{_printable(part)}" if path else _printable(part)
+        path += (
+            f"[{part}]"
+            if isinstance(part, int)
+            else f".{_printable(part)}"
+            if path
+            else _printable(part)
+        )
     return InvalidRequestError(_sentence(error, path, found, parent, root), path or "body")
 
 
-def _sentence(error: ErrorDetails, path: str, schema: JsonSchema, parent: JsonSchema, root: JsonSchema) -> str:
+def _sentence(
+    error: ErrorDetails, path: str, schema: JsonSchema, parent: JsonSchema, root: JsonSchema
+) -> str:
     value, kind = error["input"], error["type"]
     if kind == "missing":
-        return "is missing" if "." in path else f"is missing: the body must be {_expected(parent, path, root)}"
+        return (
+            "is missing"
+            if "." in path
+            else f"is missing: the body must be {_expected(parent, path, root)}"
+        )
     if kind == "extra_forbidden":
         return f"is not a field: {_hint(str(error['loc'][-1]), _members(parent, root))}"
     if kind == "value_error":
@@ -80,9 +99,16 @@ def _form(form: JsonSchema, path: str, root: JsonSchema) -> str:
     if kind == "array":
         items = form.get("items", {})
         several = {"string": "texts", "object": "objects"}
-        named = next((several[one["type"]] for one in _forms(items, root) if one.get("type") in several), "values")
+        named = next(
+            (several[one["type"]] for one in _forms(items, root) if one.get("type") in several),
+            "values",
+        )
         inner = f" with {', '.join(_members(items, root))}" if _members(items, root) else ""
-        examples = "".join(f" such as {' or '.join(one['examples'])}" for one in _forms(items, root) if "examples" in one)
+        examples = "".join(
+            f" such as {' or '.join(one['examples'])}"
+            for one in _forms(items, root)
+            if "examples" in one
+        )
         return f"a list of {named}{inner}{examples}"
     if kind == "object":
         return f"a JSON object with {', '.join(_members(form, root))}"
@@ -114,7 +140,9 @@ def _forms(schema: JsonSchema, root: JsonSchema) -> list[JsonSchema]:
 
 def _inner(schema: JsonSchema, part: str | int, root: JsonSchema) -> JsonSchema | None:
     for form in _forms(schema, root):
-        found: JsonSchema | None = form.get("items") if isinstance(part, int) else form.get("properties", {}).get(part)
+        found: JsonSchema | None = (
+            form.get("items") if isinstance(part, int) else form.get("properties", {}).get(part)
+        )
         if found is not None:
             return found
     return None

@@ -1,7 +1,9 @@
-"""The schemas of the requests, and how a body becomes one: JSON, then its schema, then the names in it.
+"""The schemas of the requests, and how a body becomes one: JSON, then its schema, then the names in
+it.
 
-A schema checks types, ranges and names of members.  :func:`options_of` looks up the names of GPUs and bin schemes.
-:mod:`gpumemnet.job.json_codec` reads the jobs, and :mod:`service.api.job_schema` describes them.
+A schema checks types, ranges and names of members.  :func:`options_of` looks up the names of GPUs
+and bin schemes. :mod:`gpumemnet.job.json_codec` reads the jobs, and :mod:`service.api.job_schema`
+describes them.
 """
 
 from __future__ import annotations
@@ -15,7 +17,13 @@ from pydantic import Field, ValidationError, WithJsonSchema
 
 from gpumemnet.errors import InvalidJobError, InvalidRequestError
 from gpumemnet.job.json_codec import parse_json
-from gpumemnet.predict.bins import DEFAULT_TOP_BYTES, MAX_BINS, PUBLISHED_BINS, bins_of_width, named_bins
+from gpumemnet.predict.bins import (
+    DEFAULT_TOP_BYTES,
+    MAX_BINS,
+    PUBLISHED_BINS,
+    bins_of_width,
+    named_bins,
+)
 from gpumemnet.predict.bundle_card import ENCODERS
 from gpumemnet.predict.fits import MAX_DEVICE_NAME, MAX_FREE_MIB, Target, catalogue_targets, target
 from gpumemnet.predict.largest_batch import DEFAULT_MAX_BATCH
@@ -38,7 +46,11 @@ Coverage = Annotated[
     Annotated[int | float, WithJsonSchema({"type": "number"})] | None,
     Field(
         description="share of jobs that the safe bytes cover, within the calibrated coverages of the model",
-        json_schema_extra={"exclusiveMinimum": 0, "exclusiveMaximum": 1, "default": DEFAULT_COVERAGE},
+        json_schema_extra={
+            "exclusiveMinimum": 0,
+            "exclusiveMaximum": 1,
+            "default": DEFAULT_COVERAGE,
+        },
     ),
 ]
 Encoder = Annotated[
@@ -49,18 +61,29 @@ Encoder = Annotated[
     ),
 ]
 GpuName = Annotated[str, Field(examples=["A100"])]
-GpuNames = Annotated[list[Annotated[str, Field(examples=["A100", "A100/3g.20gb"])]], Field(max_length=MAX_TARGETS)]
-MigName = Annotated[Annotated[str, Field(examples=["3g.20gb"])] | None, Field(description="its MIG profile, for a partition")]
+GpuNames = Annotated[
+    list[Annotated[str, Field(examples=["A100", "A100/3g.20gb"])]], Field(max_length=MAX_TARGETS)
+]
+MigName = Annotated[
+    Annotated[str, Field(examples=["3g.20gb"])] | None,
+    Field(description="its MIG profile, for a partition"),
+]
 FreeMib = Annotated[
     Annotated[int, Field(ge=0, le=MAX_FREE_MIB)] | None,
-    Field(description="memory that is free now, as NVML reports it; by default that of an empty device"),
+    Field(
+        description="memory that is free now, as NVML reports it; by default that of an empty device"
+    ),
 ]
 
 
 class Device(Schema):
     """One device of a site, as it is now."""
 
-    id: str = Field(min_length=1, max_length=MAX_DEVICE_NAME, description="the caller's name for it, such as an index or a UUID")
+    id: str = Field(
+        min_length=1,
+        max_length=MAX_DEVICE_NAME,
+        description="the caller's name for it, such as an index or a UUID",
+    )
     gpu: str = Field(description="its GPU model, by a name in /v1/gpus", examples=["A100"])
     mig: MigName = None
     free_mib: FreeMib = None
@@ -74,18 +97,23 @@ class PredictOptions(Schema):
 
     coverage: Coverage = None
     bin_width_mib: Annotated[int, Field(ge=MIN_BIN_WIDTH_MIB, le=MAX_BIN_WIDTH_MIB)] | None = Field(
-        None, description="width of the bins in MiB; by default 1,024, up to the capacity of the GPU"
+        None,
+        description="width of the bins in MiB; by default 1,024, up to the capacity of the GPU",
     )
     bins: Annotated[str, OneOf(PUBLISHED_BINS)] | None = Field(
         None, description="a published bin scheme by name, instead of a width"
     )
-    gpu: GpuName | None = Field(None, description="the GPU, by a name in /v1/gpus; by default the service's")
+    gpu: GpuName | None = Field(
+        None, description="the GPU, by a name in /v1/gpus; by default the service's"
+    )
     encoder: Encoder = None
     fits: bool | GpuNames | None = Field(
         None,
         description="decide what the job fits: true for the whole catalogue, or names as in /v1/gpus or such as A100/3g.20gb",
     )
-    devices: Devices | None = Field(None, description="devices that the job may fit, with their free memory")
+    devices: Devices | None = Field(
+        None, description="devices that the job may fit, with their free memory"
+    )
 
 
 class PredictRequest(PredictOptions):
@@ -113,7 +141,9 @@ class BatchSizesRequest(Schema):
     mig: MigName = None
     free_mib: FreeMib = None
     max_batch: Annotated[int, Field(ge=1, le=MAX_ASKED_BATCH)] | None = Field(
-        None, description="the largest batch size to consider", json_schema_extra={"default": DEFAULT_MAX_BATCH}
+        None,
+        description="the largest batch size to consider",
+        json_schema_extra={"default": DEFAULT_MAX_BATCH},
     )
 
 
@@ -124,9 +154,12 @@ class SmallestGpuRequest(Schema):
     coverage: Coverage = None
     encoder: Encoder = None
     gpus: GpuNames | None = Field(
-        None, description="names of GPUs to choose from, as in /v1/gpus or such as A100/3g.20gb; by default the whole catalogue"
+        None,
+        description="names of GPUs to choose from, as in /v1/gpus or such as A100/3g.20gb; by default the whole catalogue",
     )
-    devices: Devices | None = Field(None, description="devices to choose from, with their free memory")
+    devices: Devices | None = Field(
+        None, description="devices to choose from, with their free memory"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,15 +211,27 @@ def options_of(request: PredictOptions) -> Options:
     bins = None
     if request.bins is not None:
         if request.bin_width_mib is not None:
-            raise InvalidRequestError("must not stand beside bin_width_mib: give one of them", "bins")
+            raise InvalidRequestError(
+                "must not stand beside bin_width_mib: give one of them", "bins"
+            )
         bins = named_bins(request.bins)
     elif request.bin_width_mib is not None:
         bins = bins_of_width(request.bin_width_mib * MIB)
     targets = None
     if request.devices is not None or (request.fits is not None and request.fits is not False):
-        named = catalogue_targets() if request.fits is True else _named_targets(request.fits or (), "fits")
+        named = (
+            catalogue_targets()
+            if request.fits is True
+            else _named_targets(request.fits or (), "fits")
+        )
         targets = named + _device_targets(request.devices or ())
-    return Options(coverage=_coverage(request.coverage), bins=bins, gpu=request.gpu, encoder=request.encoder, targets=targets)
+    return Options(
+        coverage=_coverage(request.coverage),
+        bins=bins,
+        gpu=request.gpu,
+        encoder=request.encoder,
+        targets=targets,
+    )
 
 
 def smallest_gpu_options(request: SmallestGpuRequest) -> Options:
@@ -197,7 +242,9 @@ def smallest_gpu_options(request: SmallestGpuRequest) -> Options:
     """
     targets = None
     if request.gpus is not None or request.devices is not None:
-        targets = _named_targets(request.gpus or (), "gpus") + _device_targets(request.devices or ())
+        targets = _named_targets(request.gpus or (), "gpus") + _device_targets(
+            request.devices or ()
+        )
     return Options(coverage=_coverage(request.coverage), encoder=request.encoder, targets=targets)
 
 
@@ -219,14 +266,17 @@ def _device_targets(devices: Sequence[Device]) -> tuple[Target, ...]:
     targets = []
     for index, device in enumerate(devices):
         try:
-            targets.append(target(device.gpu, mig=device.mig, free_mib=device.free_mib, device=device.id))
+            targets.append(
+                target(device.gpu, mig=device.mig, free_mib=device.free_mib, device=device.id)
+            )
         except InvalidRequestError as error:
             raise InvalidRequestError(error.reason, f"devices[{index}].{error.field}") from None
     return tuple(targets)
 
 
 class JobRequest(NamedTuple):
-    """The request of one prediction: the JSON document of the job, not read yet, and the options."""
+    """The request of one prediction: the JSON document of the job, not read yet, and the
+    options."""
 
     job: Any
     options: Options

@@ -28,7 +28,9 @@ from .text_response import TEXT, TEXT_FIELDS, text_of
 EXAMPLE_ID: Final = "01910c5e-8a40-7c3b-9f12-5d7e80a4b6c1"
 """The prediction id in all examples; real ids are never the same twice."""
 
-NOT_READY: Final = "The registry's champion cannot be served, and `GPUMEMNET_REQUIRE_CHAMPION` is set."
+NOT_READY: Final = (
+    "The registry's champion cannot be served, and `GPUMEMNET_REQUIRE_CHAMPION` is set."
+)
 """When readiness is refused; at every other time a tested release is served."""
 
 _ALIVE: Final = {"status": "ok"}
@@ -42,7 +44,11 @@ _TEXT_PARAMETER: Final = {
     "description": f"fields of the plain-text response; ignored for JSON. By default {TEXT_FIELDS[0]}",
     "style": "form",
     "explode": False,
-    "schema": {"type": "array", "items": {"type": "string", "enum": list(TEXT_FIELDS)}, "minItems": 1},
+    "schema": {
+        "type": "array",
+        "items": {"type": "string", "enum": list(TEXT_FIELDS)},
+        "minItems": 1,
+    },
 }
 
 
@@ -76,7 +82,10 @@ def prediction_operations(serving: ServedRelease, searches: SearchProcess) -> li
 
         def responses_now() -> Examples:
             api = serving.api.unrecorded()
-            return {example: _with_example_id(respond(api, orjson.dumps(body))) for example, body in requests_now().items()}
+            return {
+                example: _with_example_id(respond(api, orjson.dumps(body)))
+                for example, body in requests_now().items()
+            }
 
         return Operation(
             method="POST",
@@ -87,7 +96,9 @@ def prediction_operations(serving: ServedRelease, searches: SearchProcess) -> li
             endpoint=endpoint,
             request=request,
             request_examples=requests_now,
-            answers={200: Answer(shape=response, examples=responses_now, others=more.pop("others", None))},
+            answers={
+                200: Answer(shape=response, examples=responses_now, others=more.pop("others", None))
+            },
             refusals=BODY_REFUSALS,
             **more,
         )
@@ -102,7 +113,12 @@ def prediction_operations(serving: ServedRelease, searches: SearchProcess) -> li
             response=schemas.Prediction,
             bodies=examples.predict_examples,
             respond=PredictionApi.predict,
-            others=lambda: {TEXT: {"schema": {"type": "string"}, "example": _text_example(serving.api.unrecorded())}},
+            others=lambda: {
+                TEXT: {
+                    "schema": {"type": "string"},
+                    "example": _text_example(serving.api.unrecorded()),
+                }
+            },
             refusal_examples={422: lambda: _refusal_example(serving.api.unrecorded())},
             description=_TEXT_DESCRIPTION,
             parameters=[_TEXT_PARAMETER],
@@ -144,7 +160,14 @@ def other_operations(serving: ServedRelease) -> list[Operation]:
     """The operations for models, GPUs and health."""
 
     def reading(
-        path: str, *, tag: str, summary: str, shape: Schemas, meaning: str, read: Callable[[], Document], **more: Any
+        path: str,
+        *,
+        tag: str,
+        summary: str,
+        shape: Schemas,
+        meaning: str,
+        read: Callable[[], Document],
+        **more: Any,
     ) -> Operation:
         return Operation(
             method="GET",
@@ -211,15 +234,22 @@ def _models(serving: ServedRelease) -> Document:
 
 
 def _readiness(serving: ServedRelease) -> Document:
-    """Runs no model: a release is served only after its self-test, and a probe must not delay predictions."""
+    """Runs no model: a release is served only after its self-test, and a probe must not delay
+    predictions."""
     if not serving.is_ready:
-        raise HTTPException(503, f"the registry's champion cannot be served, only {serving.release}; the cause is in the log")
+        raise HTTPException(
+            503,
+            f"the registry's champion cannot be served, only {serving.release}; the cause is in the log",
+        )
     return {"status": "ready", "families": list(serving.api.families)}
 
 
 def _with_example_id(part: Any) -> Any:
     if isinstance(part, dict):
-        return {name: EXAMPLE_ID if name == "prediction_id" else _with_example_id(value) for name, value in part.items()}
+        return {
+            name: EXAMPLE_ID if name == "prediction_id" else _with_example_id(value)
+            for name, value in part.items()
+        }
     return [_with_example_id(one) for one in part] if isinstance(part, list) else part
 
 

@@ -1,7 +1,7 @@
 """The schemas of the responses, and what the schemas of requests and responses have in common.
 
-They generate the OpenAPI description.  Responses are not validated when they are sent, because that costs more than making
-them; tests check them against these schemas.
+They generate the OpenAPI description.  Responses are not validated when they are sent, because that
+costs more than making them; tests check them against these schemas.
 """
 
 from __future__ import annotations
@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, RootModel
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    RootModel,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
@@ -17,7 +24,8 @@ from gpumemnet.job.layers import describe
 
 
 class Schema(BaseModel):
-    """A JSON object of the interface; it forbids undeclared members and converts no value to another type."""
+    """A JSON object of the interface; it forbids undeclared members and converts no value to
+    another type."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -28,7 +36,9 @@ class DescribedBy:
     def __init__(self, shape: type[BaseModel]) -> None:
         self._shape = shape
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
         """A reference to the schema of ``shape``."""
         return handler(self._shape.__pydantic_core_schema__)
 
@@ -49,11 +59,15 @@ class OneOf:
     def __init__(self, names: Iterable[str]) -> None:
         self._names = tuple(names)
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         """Validate the string."""
         return core_schema.no_info_after_validator_function(self._check, handler(source))
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
         """The schema: an enumeration of the names."""
         return {"type": "string", "enum": list(self._names)}
 
@@ -68,17 +82,24 @@ class Bin(Schema):
 
     index: int = Field(ge=0, description="number of the bin, from 0")
     lower_bytes: int = Field(ge=0, description="lower edge in bytes, inclusive")
-    upper_bytes: int | None = Field(description="upper edge in bytes, exclusive; null for the last bin, which is open above")
-    probability: float = Field(ge=0, le=1, description="probability that the job's memory lies in this bin")
+    upper_bytes: int | None = Field(
+        description="upper edge in bytes, exclusive; null for the last bin, which is open above"
+    )
+    probability: float = Field(
+        ge=0, le=1, description="probability that the job's memory lies in this bin"
+    )
 
 
 class Bins(Schema):
-    """All bins: number k reaches from k times the width to (k + 1) times the width, and the last is open above."""
+    """All bins: number k reaches from k times the width to (k + 1) times the width, and the last is
+    open above."""
 
     name: str = Field(description="name of the bin scheme")
     width_bytes: int = Field(gt=0)
     count: int = Field(gt=0, description="number of bins, the open one included")
-    probabilities: list[float] = Field(description="probability of every bin, in order; they add up to 1")
+    probabilities: list[float] = Field(
+        description="probability of every bin, in order; they add up to 1"
+    )
 
 
 class TrainingData(Schema):
@@ -95,8 +116,13 @@ class Model(Schema):
 
     name: str
     version: str
-    sha256: str = Field(pattern="^[0-9a-f]{64}$", description="hash over the model's files: changes with any of them")
-    family: str = Field(description="the family of jobs that it predicts; all for a model of all families")
+    sha256: str = Field(
+        pattern="^[0-9a-f]{64}$",
+        description="hash over the model's files: changes with any of them",
+    )
+    family: str = Field(
+        description="the family of jobs that it predicts; all for a model of all families"
+    )
     encoder: str = Field(
         description="mlp: feature vector; transformer: layer sequence and feature vector; common: "
         "feature vector by one model of all families"
@@ -108,7 +134,9 @@ class ModelDetails(Model):
     """A loaded model with its card."""
 
     gpu: str = Field(description="the GPU model whose memory it predicts")
-    coverages: list[float] = Field(description="the calibrated coverages; a coverage in between uses the next higher")
+    coverages: list[float] = Field(
+        description="the calibrated coverages; a coverage in between uses the next higher"
+    )
     card: dict[str, Any] = Field(description="the model card")
 
 
@@ -116,7 +144,9 @@ class Models(Schema):
     """The loaded models by family, most trusted first."""
 
     release: str = Field(description="the served release (the champion)")
-    challenger: str | None = Field(description="the release whose predictions are compared in the background, if there is one")
+    challenger: str | None = Field(
+        description="the release whose predictions are compared in the background, if there is one"
+    )
     models: list[ModelDetails]
 
 
@@ -126,13 +156,20 @@ class Fit(Schema):
     gpu: str = Field(description="the GPU model")
     mig: str | None = Field(description="the MIG profile, for a partition")
     device: str | None = Field(description="the device's id in the request")
-    available_mib: int = Field(ge=0, description="free memory as given in the request, or what a job can use of an empty GPU")
+    available_mib: int = Field(
+        ge=0,
+        description="free memory as given in the request, or what a job can use of an empty GPU",
+    )
     request_mib: int = Field(ge=0, description="expected memory on this GPU, rounded up")
-    limit_mib: int | None = Field(description="safe memory on this GPU, rounded up; null outside the support")
+    limit_mib: int | None = Field(
+        description="safe memory on this GPU, rounded up; null outside the support"
+    )
     verdict: Literal["yes", "no", "unsure", "unknown"] = Field(
         description="yes: limit_mib is available; no: not even request_mib is; unsure: between the two; unknown: no limit"
     )
-    probability: float = Field(ge=0, le=1, description="probability that the job takes no more than what is available")
+    probability: float = Field(
+        ge=0, le=1, description="probability that the job takes no more than what is available"
+    )
 
 
 class BatchPoint(Schema):
@@ -140,7 +177,9 @@ class BatchPoint(Schema):
 
     batch_size: int = Field(ge=1)
     request_mib: int = Field(ge=0, description="expected memory, rounded up")
-    limit_mib: int | None = Field(description="safe memory, rounded up; null outside the model's support")
+    limit_mib: int | None = Field(
+        description="safe memory, rounded up; null outside the model's support"
+    )
 
 
 class BatchSizes(Schema):
@@ -148,11 +187,18 @@ class BatchSizes(Schema):
 
     gpu: str = Field(description="the GPU model")
     mig: str | None = Field(description="the MIG profile, for a partition")
-    available_mib: int = Field(ge=0, description="free memory as given in the request, or what a job can use of an empty GPU")
+    available_mib: int = Field(
+        ge=0,
+        description="free memory as given in the request, or what a job can use of an empty GPU",
+    )
     coverage: float = Field(gt=0, lt=1, description="share of jobs that stay below the limit")
     max_batch: int = Field(ge=1, description="the largest batch size considered")
-    safe_batch: int | None = Field(description="the largest batch whose safe memory fits; null if none does")
-    likely_batch: int | None = Field(description="the largest batch whose expected memory fits; null if none does")
+    safe_batch: int | None = Field(
+        description="the largest batch whose safe memory fits; null if none does"
+    )
+    likely_batch: int | None = Field(
+        description="the largest batch whose expected memory fits; null if none does"
+    )
     reasons: list[str] = Field(description="why no batch size has a limit")
     curve: list[BatchPoint] = Field(description="memory from batch 1 to max_batch; it never falls")
     release: str = Field(description="the release of the model")
@@ -163,7 +209,9 @@ class SmallestGpu(Schema):
     """The smallest GPUs or MIG profiles that hold a job, by available memory."""
 
     coverage: float = Field(gt=0, lt=1, description="share of jobs that stay below the limit")
-    safe: Fit | None = Field(description="the smallest that holds limit_mib; null if none does or there is no limit")
+    safe: Fit | None = Field(
+        description="the smallest that holds limit_mib; null if none does or there is no limit"
+    )
     likely: Fit | None = Field(description="the smallest that holds request_mib; null if none does")
     reasons: list[str] = Field(description="why there is no limit")
     release: str = Field(description="the release of the model")
@@ -198,7 +246,8 @@ class Gpus(Schema):
 
 
 class Prediction(Schema):
-    """The memory that one job is expected to take on one GPU, in nvidia-smi's terms (CUDA context included)."""
+    """The memory that one job is expected to take on one GPU, in nvidia-smi's terms (CUDA context
+    included)."""
 
     prediction_id: str = Field(
         pattern="^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$",
@@ -206,12 +255,15 @@ class Prediction(Schema):
     )
     bin: Bin
     request_mib: int = Field(
-        ge=0, description="for packing jobs: the expected memory in MiB, rounded up; about half of such jobs exceed it"
+        ge=0,
+        description="for packing jobs: the expected memory in MiB, rounded up; about half of such jobs exceed it",
     )
     limit_mib: int | None = Field(
         description="for a hard limit: the safe memory in MiB, rounded up; null outside the model's support"
     )
-    expected_bytes: int = Field(ge=0, description="centre of the prediction: too low about as often as too high")
+    expected_bytes: int = Field(
+        ge=0, description="centre of the prediction: too low about as often as too high"
+    )
     startup_peak_bytes: int = Field(
         ge=0,
         description="the expected memory at the moment of most memory; above the expected bytes, which are of the steady state, "
@@ -221,17 +273,23 @@ class Prediction(Schema):
         description="upper bound on the steady state that holds with the coverage; null outside the model's support"
     )
     coverage: float = Field(gt=0, lt=1, description="share of jobs that stay below the safe bytes")
-    in_support: bool = Field(description="whether the job resembles those that the model was trained on")
+    in_support: bool = Field(
+        description="whether the job resembles those that the model was trained on"
+    )
     reasons: list[str] = Field(description="why the job does not resemble them, one sentence each")
     bins: Bins
     fits: list[Fit] | None = Field(
-        default=None, description="what the job fits, in the order of the request; only if the request asks for it"
+        default=None,
+        description="what the job fits, in the order of the request; only if the request asks for it",
     )
     gpu: str = Field(description="the GPU model that the amounts are for")
     gpu_source: Literal["request", "setting", "default"] = Field(
         description="why: the request names it, it is the service's setting, or else the GPU of the most trusted labels"
     )
-    context_bytes: int = Field(ge=0, description="the CUDA context in the expected memory: the same whichever model answers")
+    context_bytes: int = Field(
+        ge=0,
+        description="the CUDA context in the expected memory: the same whichever model answers",
+    )
     context_source: str = Field(description="where that number comes from")
     label_source: str = Field(
         description="origin of the labels behind the answer: readings of a GPU; traced, where no GPU ran the jobs; or "
@@ -245,7 +303,9 @@ class Prediction(Schema):
 class FieldProblem(Schema):
     """One invalid field."""
 
-    field: str = Field(description="path in the body, such as job.layers[3].parameters; 'body' for the whole body")
+    field: str = Field(
+        description="path in the body, such as job.layers[3].parameters; 'body' for the whole body"
+    )
     message: str = Field(description="what is wrong and what the field may hold")
 
 
@@ -256,7 +316,9 @@ class Problem(Schema):
     title: str = Field(description="short name of the type")
     status: int = Field(ge=400, le=599, description="HTTP status")
     detail: str = Field(description="what is wrong, in one sentence")
-    errors: list[FieldProblem] | None = Field(default=None, description="the invalid fields, if the body has any")
+    errors: list[FieldProblem] | None = Field(
+        default=None, description="the invalid fields, if the body has any"
+    )
 
 
 class Predicted(Schema):

@@ -1,7 +1,9 @@
-"""The one middleware around the application: checks host, key, rate and concurrency, then logs and counts the request.
+"""The one middleware around the application: checks host, key, rate and concurrency, then logs and
+counts the request.
 
-It is pure ASGI and a single layer, because each further layer would cost as much as all of it.  Requests beyond the concurrency
-limit are rejected at once and not queued: after half a second, a scheduler has already continued with its default.
+It is pure ASGI and a single layer, because each further layer would cost as much as all of it.
+Requests beyond the concurrency limit are rejected at once and not queued: after half a second, a
+scheduler has already continued with its default.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ _REASON_OF_KIND: Final = {
 }
 _REASON_OF_STATUS: Final = {408: "slow_body", 413: "large_body"}
 _FALLBACK: Final = b"gpumemnet-fallback"
-"""Header of every response while another release answers in place of the registry's champion; its value is that release."""
+"""Header of every response while another release answers in place of the registry's champion; its
+value is that release."""
 _NAMES_OF_HOSTS: Final = (b"host", b"origin")
 _CLOSE: Final = (b"connection", b"close")
 _NOSNIFF: Final = (b"x-content-type-options", b"nosniff")
@@ -65,14 +68,16 @@ logger = logging.getLogger("gpumemnet.service")
 class Gate:
     """ASGI middleware.
 
-    It sets ``request_id``, and ``key_name`` when a key was sent, in ``scope["state"]``.  Every response gets an ``X-Request-ID``,
-    and a header that stops browsers from guessing its media type.
+    It sets ``request_id``, and ``key_name`` when a key was sent, in ``scope["state"]``.  Every
+    response gets an ``X-Request-ID``, and a header that stops browsers from guessing its media
+    type.
 
     Args:
         app: the application.
         keys: the API keys; ``None`` when no key is required.
         hosts: the hosts that requests may be addressed to; ``None`` for any.
-        fallback: the release that answers in place of the registry's champion; ``None`` while the champion answers.
+        fallback: the release that answers in place of the registry's champion; ``None`` while the
+            champion answers.
         max_concurrency: most requests in progress at once.
         rate_limit_per_second: most requests per second from one client; 0 for no limit.
         rate_burst: most requests that a client may send at once.
@@ -123,7 +128,11 @@ class Gate:
                 presented = presented or value
             elif name == b"x-request-id":
                 given_id = value
-            elif name in _NAMES_OF_HOSTS and self._hosts is not None and not self._hosts.allows(value):
+            elif (
+                name in _NAMES_OF_HOSTS
+                and self._hosts is not None
+                and not self._hosts.allows(value)
+            ):
                 foreign_host = value
         if given_id is not None and _REQUEST_ID.fullmatch(given_id):
             request_id = given_id.decode("ascii")
@@ -138,10 +147,15 @@ class Gate:
             nonlocal status, sent_bytes
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = [*message.get("headers", ()), id_header]  # a new list: an application may send its own again
+                headers = [
+                    *message.get("headers", ()),
+                    id_header,
+                ]  # a new list: an application may send its own again
                 if _NOSNIFF not in headers:
                     headers.append(_NOSNIFF)
-                if load.is_ending:  # or the client would send its next request into a connection that closes
+                if (
+                    load.is_ending
+                ):  # or the client would send its next request into a connection that closes
                     headers.append(_CLOSE)
                 if (release := self._fallback()) is not None:
                     headers.append((_FALLBACK, release.encode()))
@@ -150,21 +164,29 @@ class Gate:
                 sent_bytes += len(message.get("body", b""))
             await send(message)
 
-        key = self._keys.find(presented) if self._keys is not None and presented is not None else None
+        key = (
+            self._keys.find(presented) if self._keys is not None and presented is not None else None
+        )
         is_counted = rule.is_limited
         if is_counted:
             load.in_work += 1
         try:
             refusal = None
-            if foreign_host is not None and is_counted:  # health and metrics stay open: probes use the address of a container
+            if (
+                foreign_host is not None and is_counted
+            ):  # health and metrics stay open: probes use the address of a container
                 refusal = _misdirected(foreign_host)
             elif is_counted or rule.scope is not None:
                 refusal = self._refusal(rule, key, presented, scope)
             if refusal is None and is_counted:
                 if load.in_work > self._max_concurrency:
-                    refusal = Refusal(OVERLOADED, "too many requests are in progress: try again later", _RETRY)
+                    refusal = Refusal(
+                        OVERLOADED, "too many requests are in progress: try again later", _RETRY
+                    )
                 else:
-                    await asyncio.sleep(0)  # count the requests that arrived meanwhile before the work begins
+                    await asyncio.sleep(
+                        0
+                    )  # count the requests that arrived meanwhile before the work begins
             if refusal is not None:
                 REFUSED[_REASON_OF_KIND[refusal.kind]].inc()
                 await _refuse(send_on, rule, refusal)
@@ -181,7 +203,9 @@ class Gate:
         except asyncio.CancelledError:  # the service stops, and its shutdown time is over
             if status:
                 raise
-            await _refuse(send_on, rule, Refusal(OVERLOADED, "the service is stopping: try again", _RETRY))
+            await _refuse(
+                send_on, rule, Refusal(OVERLOADED, "the service is stopping: try again", _RETRY)
+            )
         finally:
             if is_counted:
                 load.in_work -= 1
@@ -193,12 +217,18 @@ class Gate:
             if self._log is not None:
                 level = logging.ERROR if status == 500 else logging.INFO
                 name = key.name if key is not None else ""
-                self._log.request(level, request_id, name, scope["method"], rule.name, status, seconds, sent_bytes)
+                self._log.request(
+                    level, request_id, name, scope["method"], rule.name, status, seconds, sent_bytes
+                )
 
-    def _refusal(self, rule: PathRule, key: ApiKey | None, presented: bytes | None, scope: Scope) -> Refusal | None:
+    def _refusal(
+        self, rule: PathRule, key: ApiKey | None, presented: bytes | None, scope: Scope
+    ) -> Refusal | None:
         """The reason to reject a request; ``None`` when it is allowed."""
         if self._rate is not None and rule.is_limited:
-            wait_seconds = self._rate.wait_seconds(f"key {key.name}" if key is not None else _client(scope), monotonic())
+            wait_seconds = self._rate.wait_seconds(
+                f"key {key.name}" if key is not None else _client(scope), monotonic()
+            )
             if wait_seconds:
                 return Refusal(
                     RATE_LIMITED,
@@ -209,9 +239,16 @@ class Gate:
             return None
         if key is None:
             reason = "the API key is unknown" if presented is not None else "an API key is required"
-            return Refusal(UNAUTHORIZED, f"{reason}: send one as 'Authorization: Bearer KEY'", {"WWW-Authenticate": "Bearer"})
+            return Refusal(
+                UNAUTHORIZED,
+                f"{reason}: send one as 'Authorization: Bearer KEY'",
+                {"WWW-Authenticate": "Bearer"},
+            )
         if rule.scope != ANY_KEY and rule.scope not in key.scopes:
-            return Refusal(FORBIDDEN, f"the API key {key.name!r} does not allow {rule.scope!r}: {', '.join(sorted(key.scopes))}")
+            return Refusal(
+                FORBIDDEN,
+                f"the API key {key.name!r} does not allow {rule.scope!r}: {', '.join(sorted(key.scopes))}",
+            )
         return None
 
 
@@ -224,7 +261,9 @@ def _misdirected(host: bytes) -> Refusal:
 
 
 _RETRY: Final = {"Retry-After": str(RETRY_SECONDS)}
-_FAILURE: Final = "an unexpected error occurred; the cause is in the log of the service, at the request id {}"
+_FAILURE: Final = (
+    "an unexpected error occurred; the cause is in the log of the service, at the request id {}"
+)
 
 
 async def _refuse(send: Send, rule: PathRule, refusal: Refusal) -> None:
@@ -234,7 +273,9 @@ async def _refuse(send: Send, rule: PathRule, refusal: Refusal) -> None:
     else:
         media_type, body = MEDIA_TYPE.encode(), orjson.dumps(refusal.document())
     headers = [(b"content-type", media_type), (b"content-length", b"%d" % len(body))]
-    headers += [(name.lower().encode(), value.encode()) for name, value in (refusal.headers or {}).items()]
+    headers += [
+        (name.lower().encode(), value.encode()) for name, value in (refusal.headers or {}).items()
+    ]
     await send({"type": "http.response.start", "status": kind.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 

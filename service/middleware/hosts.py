@@ -1,8 +1,10 @@
-"""The hosts that requests may be addressed to: protects a service without keys from the pages of other sites.
+"""The hosts that requests may be addressed to: protects a service without keys from the pages of
+other sites.
 
-A page may let its name resolve to 127.0.0.1, and its scripts then reach a service on the visitor's machine as if it were their
-own site (DNS rebinding).  Such a request names the page's host in ``Host``.  A page may also send a form without asking first;
-such a request names the page in ``Origin``.
+A page may let its name resolve to 127.0.0.1, and its scripts then reach a service on the visitor's
+machine as if it were their own site (DNS rebinding).  Such a request names the page's host in
+``Host``.  A page may also send a form without asking first; such a request names the page in
+``Origin``.
 """
 
 from __future__ import annotations
@@ -47,10 +49,15 @@ class AllowedHosts:
 
 
 def host_name(authority: str) -> str:
-    """The host of ``host:port``, in lower case, without the brackets of an IPv6 address and the dot that may end a name."""
+    """The host of ``host:port``, in lower case, without the brackets of an IPv6 address and the dot
+    that may end a name."""
     if authority.startswith("["):
         return authority[1:].partition("]")[0].lower()
-    return authority.rpartition(":")[0].lower().removesuffix(".") if ":" in authority else authority.lower().removesuffix(".")
+    return (
+        authority.rpartition(":")[0].lower().removesuffix(".")
+        if ":" in authority
+        else authority.lower().removesuffix(".")
+    )
 
 
 def is_loopback_name(host: str) -> bool:
@@ -73,7 +80,9 @@ def parse_hosts(text: str) -> frozenset[str]:
         if not host:
             continue
         if host not in (ANY, LOOPBACK) and not _NAME.fullmatch(host) and not _is_address(host):
-            raise ValueError(f"has an entry that is no host: {entry.strip()[:60]!r}; give names or addresses without ports")
+            raise ValueError(
+                f"has an entry that is no host: {entry.strip()[:60]!r}; give names or addresses without ports"
+            )
         hosts.add(host)
     return frozenset(hosts)
 

@@ -1,7 +1,9 @@
-"""API keys: authenticate a request and limit its scopes.  The settings hold only SHA-256 hashes, so they reveal no key.
+"""API keys: authenticate a request and limit its scopes.  The settings hold only SHA-256 hashes, so
+they reveal no key.
 
-A key is 256 random bits, so a fast hash is enough: nobody can guess the key from it.  Slow hashes protect passwords, which
-people choose.  ``gpumemnet keys new --name ci --scopes predict+observe`` makes a key.
+A key is 256 random bits, so a fast hash is enough: nobody can guess the key from it.  Slow hashes
+protect passwords, which people choose.  ``gpumemnet keys new --name ci --scopes predict+observe``
+makes a key.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from typing import Final
 from gpumemnet.errors import InvalidRequestError
 
 SCOPES: Final = ("predict", "observe", "admin")
-"""The scopes of a key: request predictions, report the observed memory of jobs, and administrate the models."""
+"""The scopes of a key: request predictions, report the observed memory of jobs, and administrate
+the models."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
@@ -72,7 +75,8 @@ def parse_key(text: str) -> ApiKey:
     """The key in one entry of the settings.
 
     Raises:
-        ValueError: describes the expected entry; never repeats the entry, because it may hold a key.
+        ValueError: describes the expected entry; never repeats the entry, because it may hold a
+            key.
     """
     parts = text.strip().split(":")
     if len(parts) != 3:
@@ -85,12 +89,18 @@ def parse_key(text: str) -> ApiKey:
 
 
 def parse_keys(text: str) -> KeyRing:
-    """The keys of a setting or a file: entries separated by commas or lines; ``#`` begins a comment.
+    """The keys of a setting or a file: entries separated by commas or lines; ``#`` begins a
+    comment.
 
     Raises:
         ValueError: names the invalid entry and its fault.
     """
-    entries = [entry for line in text.splitlines() for entry in line.partition("#")[0].split(",") if entry.strip()]
+    entries = [
+        entry
+        for line in text.splitlines()
+        for entry in line.partition("#")[0].split(",")
+        if entry.strip()
+    ]
     keys: list[ApiKey] = []
     for number, entry in enumerate(entries, start=1):
         try:
@@ -98,10 +108,14 @@ def parse_keys(text: str) -> KeyRing:
         except ValueError as error:
             raise ValueError(f"has an entry that cannot be used: number {number} {error}") from None
         if key.name in {other.name for other in keys}:
-            raise ValueError(f"has two keys of the name {key.name!r}: the log could not tell them apart")
+            raise ValueError(
+                f"has two keys of the name {key.name!r}: the log could not tell them apart"
+            )
         twin = next((other.name for other in keys if other.digest == key.digest), None)
         if twin is not None:
-            raise ValueError(f"has one key under two names, {twin!r} and {key.name!r}: give it one name with all its scopes")
+            raise ValueError(
+                f"has one key under two names, {twin!r} and {key.name!r}: give it one name with all its scopes"
+            )
         keys.append(key)
     return KeyRing(keys)
 

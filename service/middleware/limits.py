@@ -1,7 +1,9 @@
-"""Limits on request bodies, before they are parsed: their size, the time to receive them, and the work on the event loop.
+"""Limits on request bodies, before they are parsed: their size, the time to receive them, and the
+work on the event loop.
 
-The size limit is a pure ASGI middleware that counts while the body arrives, so a missing or false Content-Length does not
-bypass it.  FastAPI's own limit responds in plain text, and every error of this service is a problem document.
+The size limit is a pure ASGI middleware that counts while the body arrives, so a missing or false
+Content-Length does not bypass it.  FastAPI's own limit responds in plain text, and every error of
+this service is a problem document.
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ Arguments = TypeVarTuple("Arguments")
 Result = TypeVar("Result")
 
 INLINE_BODY_BYTES: Final = 32 * 1024
-"""Longer bodies are handled by :func:`run_in_turn`, so that one long batch does not delay concurrent short requests."""
+"""Longer bodies are handled by :func:`run_in_turn`, so that one long batch does not delay
+concurrent short requests."""
 
 MAX_PROBABILITIES: Final = 2**18
-"""Most probabilities in one response (jobs times bins): bounds the memory of a batch with narrow bins."""
+"""Most probabilities in one response (jobs times bins): bounds the memory of a batch with narrow
+bins."""
 
 BODY_SECONDS: Final = 10.0
 """Default time to receive a body, in seconds."""
@@ -41,8 +45,8 @@ async def handle_body(handle: Callable[[bytes], Result], body: bytes) -> Result:
 async def run_in_turn(handle: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
     """Handle a long body in a thread, after all long bodies before it.
 
-    Threads share Python's lock with the event loop: each more that computes makes every other request wait for one more turn, and
-    none finishes earlier.
+    Threads share Python's lock with the event loop: each more that computes makes every other
+    request wait for one more turn, and none finishes earlier.
     """
     try:
         limiter = _LIMITER.get()
@@ -55,11 +59,14 @@ async def run_in_turn(handle: Callable[[*Arguments], Result], *arguments: *Argum
 class BodyLimit:
     """ASGI middleware that limits the size of a body and the time to receive it.
 
-    It raises a 413 when more than ``max_body_bytes`` are announced or have arrived, and a 408 when the body is not complete after
-    ``body_seconds``.  Both close the connection, and the rest of the body is never read.
+    It raises a 413 when more than ``max_body_bytes`` are announced or have arrived, and a 408 when
+    the body is not complete after ``body_seconds``.  Both close the connection, and the rest of the
+    body is never read.
     """
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int, body_seconds: float = BODY_SECONDS) -> None:
+    def __init__(
+        self, app: ASGIApp, max_body_bytes: int, body_seconds: float = BODY_SECONDS
+    ) -> None:
         self.app = app
         self.max_body_bytes = max_body_bytes
         self._deadlines = _Deadlines(body_seconds)
@@ -69,7 +76,9 @@ class BodyLimit:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+        announced = next(
+            (value for name, value in scope["headers"] if name == b"content-length"), b"0"
+        )
         announced_bytes = int(announced)  # digits only: the server has checked it
         received_bytes = 0
         has_begun = is_over = False
@@ -113,11 +122,16 @@ class BodyLimit:
 
     def _too_slow(self) -> HTTPException:
         seconds = self._deadlines.seconds
-        return Refusal(REQUEST_TIMEOUT, f"the body has not arrived within {seconds:g} s: send it faster, or in parts", _CLOSE)
+        return Refusal(
+            REQUEST_TIMEOUT,
+            f"the body has not arrived within {seconds:g} s: send it faster, or in parts",
+            _CLOSE,
+        )
 
 
 class _Deadlines:
-    """Cancels tasks whose bodies do not arrive in time; one timer serves all, because one for each would dominate the cost."""
+    """Cancels tasks whose bodies do not arrive in time; one timer serves all, because one for each
+    would dominate the cost."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds

@@ -1,8 +1,9 @@
 """Writes log lines in a thread, so that a blocked standard error never delays a response.
 
-Lines wait at most 0.2 s, or until 64 kB have accumulated.  When the reader stalls, up to 4 MiB wait; further lines are dropped
-and counted.  Blocks are at most 4,096 bytes and end with a line.  A pipe takes such a block in one write (POSIX, ``PIPE_BUF``),
-so the lines of several workers do not mix.
+Lines wait at most 0.2 s, or until 64 kB have accumulated.  When the reader stalls, up to 4 MiB
+wait; further lines are dropped and counted.  Blocks are at most 4,096 bytes and end with a line.  A
+pipe takes such a block in one write (POSIX, ``PIPE_BUF``), so the lines of several workers do not
+mix.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _RETRY_SECONDS: Final = 0.01
 
 
 class LogSink:
-    """Writes whole lines to a file descriptor: directly until :meth:`start`, and in a thread from then on.
+    """Writes whole lines to a file descriptor: directly until :meth:`start`, and in a thread from
+    then on.
 
     Attributes:
         dropped: lines that were lost because the reader had stalled or closed the pipe.

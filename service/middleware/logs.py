@@ -1,8 +1,8 @@
 """Structured logs: one line per event, as JSON or as text, from every source.
 
-Request lines are written here without the ``logging`` package, which would cost more than the rest of the middleware.  Everything
-else (uvicorn, warnings, errors in threads) comes through ``logging`` and gets the same format.  Keys and bodies are never logged,
-and control characters are escaped.
+Request lines are written here without the ``logging`` package, which would cost more than the rest
+of the middleware.  Everything else (uvicorn, warnings, errors in threads) comes through ``logging``
+and gets the same format.  Keys and bodies are never logged, and control characters are escaped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ REQUEST_ID: Final[ContextVar[str]] = ContextVar("gpumemnet_request_id", default=
 _MAX_TEXT: Final = 2500
 """Characters of a message or a traceback: a line must fit into one block of the sink."""
 
-_CONTROL: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160), 0x2028, 0x2029)} | {
+_CONTROL: Final = {
+    code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160), 0x2028, 0x2029)
+} | {
     10: "\\n",
     13: "\\r",
     9: "\\t",
@@ -33,7 +35,8 @@ _CONTROL: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 1
 
 
 class Timestamps:
-    """Formats times in RFC 3339, UTC, to the millisecond; the part up to the second is cached for one second."""
+    """Formats times in RFC 3339, UTC, to the millisecond; the part up to the second is cached for
+    one second."""
 
     def __init__(self) -> None:
         self._second = -1
@@ -43,7 +46,10 @@ class Timestamps:
         """``seconds`` since the epoch as text."""
         second = int(seconds)
         if second != self._second:
-            self._second, self._start = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+            self._second, self._start = (
+                second,
+                time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)),
+            )
         return f"{self._start}.{int((seconds - second) * 1000):03d}Z"
 
 
@@ -57,7 +63,9 @@ class LogWriter:
         worker: number of this worker; ``None`` with a single worker.
     """
 
-    def __init__(self, sink: LogSink, log_format: str, level: int, worker: int | None = None) -> None:
+    def __init__(
+        self, sink: LogSink, log_format: str, level: int, worker: int | None = None
+    ) -> None:
         self.sink = sink
         self.level = level
         self._is_json = log_format == "json"
@@ -65,7 +73,15 @@ class LogWriter:
         self._timestamp = Timestamps()
 
     def request(
-        self, level: int, request_id: str, key: str, method: str, path: str, status: int, seconds: float, sent_bytes: int
+        self,
+        level: int,
+        request_id: str,
+        key: str,
+        method: str,
+        path: str,
+        status: int,
+        seconds: float,
+        sent_bytes: int,
     ) -> None:
         """Log one finished request.
 
@@ -81,7 +97,11 @@ class LogWriter:
         """
         if level < self.level:
             return
-        event: dict[str, Any] = {"time": self._timestamp(time.time()), "level": _level_name(level), "message": "request"}
+        event: dict[str, Any] = {
+            "time": self._timestamp(time.time()),
+            "level": _level_name(level),
+            "message": "request",
+        }
         if self._worker is not None:
             event["worker"] = self._worker
         event["request_id"] = request_id
@@ -112,7 +132,9 @@ class LogWriter:
         if request_id:
             event["request_id"] = request_id
         if record.exc_info and record.exc_info[0] is not None:
-            event["error"] = _short("".join(traceback.format_exception_only(*record.exc_info[:2])).strip())
+            event["error"] = _short(
+                "".join(traceback.format_exception_only(*record.exc_info[:2])).strip()
+            )
             event["where"] = _where(record.exc_info[2])
         self.sink.write(_json(event) if self._is_json else _text(event), is_urgent=True)
 
@@ -129,8 +151,11 @@ class LogHandler(logging.Handler):
         self.writer.event(record)
 
 
-def configure_logs(log_format: str, level: str, worker: int | None = None, descriptor: int | None = None) -> LogWriter:
-    """Write all logs of this process to standard error in one format; replaces the previous configuration.
+def configure_logs(
+    log_format: str, level: str, worker: int | None = None, descriptor: int | None = None
+) -> LogWriter:
+    """Write all logs of this process to standard error in one format; replaces the previous
+    configuration.
 
     Args:
         log_format: ``json`` or ``text``.
@@ -143,7 +168,9 @@ def configure_logs(log_format: str, level: str, worker: int | None = None, descr
     root = logging.getLogger()
     root.handlers[:] = [LogHandler(writer)]
     root.setLevel(writer.level)
-    logging.getLogger("uvicorn.error").setLevel(max(writer.level, logging.WARNING))  # it logs steps that the service logs once
+    logging.getLogger("uvicorn.error").setLevel(
+        max(writer.level, logging.WARNING)
+    )  # it logs steps that the service logs once
     logging.captureWarnings(True)
     threading.excepthook = _log_failed_thread
     return writer
@@ -151,7 +178,14 @@ def configure_logs(log_format: str, level: str, worker: int | None = None, descr
 
 def current_log() -> LogWriter | None:
     """The writer of :func:`configure_logs` in this process; ``None`` before it was called."""
-    return next((handler.writer for handler in logging.getLogger().handlers if isinstance(handler, LogHandler)), None)
+    return next(
+        (
+            handler.writer
+            for handler in logging.getLogger().handlers
+            if isinstance(handler, LogHandler)
+        ),
+        None,
+    )
 
 
 def _log_failed_thread(failure: threading.ExceptHookArgs) -> None:
@@ -170,7 +204,8 @@ def _where(trace: Any) -> list[str]:
     """The innermost calls of a traceback, the last one first."""
     frames = traceback.extract_tb(trace)[-8:]
     return [
-        f"{frame.filename.rpartition('/site-packages/')[2][-80:]}:{frame.lineno} {frame.name[:60]}" for frame in reversed(frames)
+        f"{frame.filename.rpartition('/site-packages/')[2][-80:]}:{frame.lineno} {frame.name[:60]}"
+        for frame in reversed(frames)
     ]
 
 
@@ -184,7 +219,11 @@ def _json(event: dict[str, Any]) -> bytes:
     except TypeError:  # lone surrogates, which UTF-8 cannot encode
         line = orjson.dumps({name: _encodable(value) for name, value in event.items()}) + b"\n"
     if len(line) > MAX_BLOCK_BYTES:  # characters that take several bytes
-        cut = {name: value[:400] if isinstance(value, str) else value for name, value in event.items() if name != "where"}
+        cut = {
+            name: value[:400] if isinstance(value, str) else value
+            for name, value in event.items()
+            if name != "where"
+        }
         line = orjson.dumps({name: _encodable(value) for name, value in cut.items()}) + b"\n"
     return line
 

@@ -1,7 +1,8 @@
 """The metrics of requests and processes, and ``GET /metrics`` in Prometheus' text format.
 
-One worker counts in memory.  Several workers count in shared files, and the worker that handles the request adds them up.  For
-that, :mod:`service.middleware.worker_metrics` must be called before this module is imported.
+One worker counts in memory.  Several workers count in shared files, and the worker that handles the
+request adds them up.  For that, :mod:`service.middleware.worker_metrics` must be called before this
+module is imported.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ for _collector in (GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR):
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 REQUESTS: Final = Counter(
-    "gpumemnet_requests", "Finished requests by path and status; 499 when the client disconnected first.", ("path", "status")
+    "gpumemnet_requests",
+    "Finished requests by path and status; 499 when the client disconnected first.",
+    ("path", "status"),
 )
 SECONDS: Final = Histogram(
     "gpumemnet_request_seconds",
@@ -55,8 +58,12 @@ SECONDS: Final = Histogram(
     ("path",),
     buckets=(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
 )
-REFUSALS: Final = Counter("gpumemnet_refusals", "Requests rejected before they were handled, by reason.", ("reason",))
-IN_WORK: Final = Gauge("gpumemnet_requests_in_work", "Requests in progress.", multiprocess_mode="livesum")
+REFUSALS: Final = Counter(
+    "gpumemnet_refusals", "Requests rejected before they were handled, by reason.", ("reason",)
+)
+IN_WORK: Final = Gauge(
+    "gpumemnet_requests_in_work", "Requests in progress.", multiprocess_mode="livesum"
+)
 PREDICTIONS: Final = Counter(
     "gpumemnet_predictions",
     "Predictions made, by family and whether the job was inside the model's support.",
@@ -67,13 +74,23 @@ WITHOUT_LIMIT: Final = Counter(
     "Predictions without a limit, by the option or feature of the job that the model does not know; a job may have several.",
     ("reason",),
 )
-LINES_LOST: Final = Counter("gpumemnet_log_lines_lost", "Log lines dropped because nobody read standard error.")
-RESIDENT: Final = Gauge(
-    "gpumemnet_worker_resident_bytes", "Resident memory of a worker.", ("worker",), multiprocess_mode="livesum"
+LINES_LOST: Final = Counter(
+    "gpumemnet_log_lines_lost", "Log lines dropped because nobody read standard error."
 )
-CPU: Final = Counter("gpumemnet_worker_cpu_seconds", "Processor time of a worker, user and system.", ("worker",))
+RESIDENT: Final = Gauge(
+    "gpumemnet_worker_resident_bytes",
+    "Resident memory of a worker.",
+    ("worker",),
+    multiprocess_mode="livesum",
+)
+CPU: Final = Counter(
+    "gpumemnet_worker_cpu_seconds", "Processor time of a worker, user and system.", ("worker",)
+)
 STARTED: Final = Gauge(
-    "gpumemnet_worker_start_time_seconds", "When a worker was started, since the epoch.", ("worker",), multiprocess_mode="livesum"
+    "gpumemnet_worker_start_time_seconds",
+    "When a worker was started, since the epoch.",
+    ("worker",),
+    multiprocess_mode="livesum",
 )
 BUILD: Final = Gauge(
     "gpumemnet_build_info",
@@ -94,7 +111,8 @@ BUILD.labels(version("gpumemnet"), platform.python_version(), version("onnxrunti
 
 
 class RequestMetrics:
-    """Counts requests; caches the children of a metric, because finding one by its labels is slow."""
+    """Counts requests; caches the children of a metric, because finding one by its labels is
+    slow."""
 
     def __init__(self) -> None:
         self._seconds: dict[PathRule, Histogram] = {}
@@ -125,11 +143,15 @@ class CountingRecorder:
     def record(self, records: RecordBatch) -> None:
         """Count the predictions, and pass them on."""
         families, in_support = records.jobs.options("family"), records.estimates.in_support.tolist()
-        for (code, is_inside), count in Counted(zip(records.jobs.option_codes.tolist(), in_support, strict=True)).items():
+        for (code, is_inside), count in Counted(
+            zip(records.jobs.option_codes.tolist(), in_support, strict=True)
+        ).items():
             self._child(families[code], is_inside).inc(count)
         for row, is_inside in enumerate(in_support):
             if not is_inside:
-                for reason in {reason_code(sentence) for sentence in records.estimates.reasons(row)}:
+                for reason in {
+                    reason_code(sentence) for sentence in records.estimates.reasons(row)
+                }:
                     WITHOUT_LIMIT.labels(reason).inc()
         if self._recorder is not None:
             self._recorder.record(records)
@@ -137,7 +159,9 @@ class CountingRecorder:
     def _child(self, family: str, in_support: bool) -> Counter:
         child = self._children.get((family, in_support))
         if child is None:
-            child = self._children[family, in_support] = PREDICTIONS.labels(family, str(in_support).lower())
+            child = self._children[family, in_support] = PREDICTIONS.labels(
+                family, str(in_support).lower()
+            )
         return child
 
 
@@ -188,7 +212,8 @@ def metrics_document() -> bytes:
 
 
 class _Metrics:
-    """ASGI application of ``GET /metrics``; a thread adds up the files, because that takes milliseconds."""
+    """ASGI application of ``GET /metrics``; a thread adds up the files, because that takes
+    milliseconds."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to one request."""

@@ -1,7 +1,7 @@
 """The rules of a path: its name in logs and metrics, and the scope that its key needs.
 
-Names come from a fixed list, so that clients cannot add names to the metrics.  An unlisted path needs a key: a new route is
-closed until it is opened here.
+Names come from a fixed list, so that clients cannot add names to the metrics.  An unlisted path
+needs a key: a new route is closed until it is opened here.
 """
 
 from __future__ import annotations
@@ -37,14 +37,23 @@ _RULES: Final = (
     PathRule("/"),
     PathRule("/docs"),
     PathRule("/openapi.json"),
-    *(PathRule(path, "predict") for path in ("/v1/predict", "/v1/predict/batch", "/v1/batch-sizes", "/v1/smallest-gpu")),
+    *(
+        PathRule(path, "predict")
+        for path in ("/v1/predict", "/v1/predict/batch", "/v1/batch-sizes", "/v1/smallest-gpu")
+    ),
     *(PathRule(path, "predict") for path in ("/v1/gpus", "/v1/models")),
     *(PathRule(path, "observe") for path in ("/v1/observations", "/v1/observations/summary")),
     PathRule("/v1/admin/models", "admin"),
-    *(PathRule(f"/v1/admin/models/{action}", "admin") for action in ("champion", "challenger", "rollback")),
+    *(
+        PathRule(f"/v1/admin/models/{action}", "admin")
+        for action in ("champion", "challenger", "rollback")
+    ),
     PathRule("/v2", is_oip=True),
     PathRule("/v2/", is_oip=True),
-    *(PathRule(f"/v2/health/{state}", is_limited=False, is_oip=True) for state in ("live", "ready")),
+    *(
+        PathRule(f"/v2/health/{state}", is_limited=False, is_oip=True)
+        for state in ("live", "ready")
+    ),
     PathRule("/v2/repository/index", "predict", is_oip=True),
 )
 _EXACT: Final = {rule.name: rule for rule in _RULES}
@@ -70,6 +79,12 @@ def rule_of(path: str) -> PathRule:
     for start, rule in _BELOW:
         if path.startswith(start):
             if start == "/v2/models/":
-                return _INFER if path.endswith("/infer") else _READY if path.endswith("/ready") else rule
+                return (
+                    _INFER
+                    if path.endswith("/infer")
+                    else _READY
+                    if path.endswith("/ready")
+                    else rule
+                )
             return rule
     return _OTHER

@@ -1,7 +1,9 @@
-"""The rate limit: a token bucket for each client, and a bound on the number of clients that are stored.
+"""The rate limit: a token bucket for each client, and a bound on the number of clients that are
+stored.
 
-A bucket holds up to ``burst`` tokens and gains ``per_second`` a second; a request takes one.  Only the time at which a bucket
-would be full again is kept, one number per client (the "generic cell rate algorithm", ITU-T I.371).
+A bucket holds up to ``burst`` tokens and gains ``per_second`` a second; a request takes one.  Only
+the time at which a bucket would be full again is kept, one number per client (the "generic cell
+rate algorithm", ITU-T I.371).
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from ipaddress import IPv6Address
 from typing import Final
 
 MAX_CLIENTS: Final = 10_000
-"""Most clients stored in one worker; the least recently seen is removed first, and starts again with a full bucket."""
+"""Most clients stored in one worker; the least recently seen is removed first, and starts again
+with a full bucket."""
 _IPV6_SITE: Final = ~((1 << 64) - 1)
 
 

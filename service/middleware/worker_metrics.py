@@ -1,7 +1,8 @@
 """The shared metrics of several workers: a folder with files for each, added up on request.
 
-The files belong to the worker's number and not to its process.  So a replacement continues the counts, and the folder does not
-grow.  This module imports nothing heavy, because the supervisor uses it too.
+The files belong to the worker's number and not to its process.  So a replacement continues the
+counts, and the folder does not grow.  This module imports nothing heavy, because the supervisor
+uses it too.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def forget_worker(folder: Path, number: int) -> None:
 
 
 def count_in(folder: Path, number: int) -> None:
-    """Make this process count in ``folder`` as worker ``number``; call it before any metric is defined."""
+    """Make this process count in ``folder`` as worker ``number``; call it before any metric is
+    defined."""
     global _number
     _number = number
     os.environ[_VARIABLE] = str(folder)

@@ -1,8 +1,10 @@
-"""Tests whether the safe bytes reach their nominal coverage, by comparing predictions with the observed memory.
+"""Tests whether the safe bytes reach their nominal coverage, by comparing predictions with the
+observed memory.
 
-The alarm is an exact one-sided test.  Null hypothesis: every job stays within its safe bytes with its nominal coverage.  The
-p-value is the probability of as many misses as observed, or more.  Below :data:`ALARM_PROBABILITY` the alarm is on.  Jobs may
-have different coverages, so the number of misses is Poisson-binomial; with one coverage for all it is binomial.
+The alarm is an exact one-sided test.  Null hypothesis: every job stays within its safe bytes with
+its nominal coverage.  The p-value is the probability of as many misses as observed, or more.  Below
+:data:`ALARM_PROBABILITY` the alarm is on.  Jobs may have different coverages, so the number of
+misses is Poisson-binomial; with one coverage for all it is binomial.
 """
 
 from __future__ import annotations
@@ -36,11 +38,13 @@ class Outcome:
     Attributes:
         family, gpu, release: of the job and of the prediction.
         coverage: nominal coverage of the safe bytes.
-        expected_bytes, safe_bytes: as predicted; safe bytes are ``None`` outside the model's support.
+        expected_bytes, safe_bytes: as predicted; safe bytes are ``None`` outside the model's
+            support.
         peak_bytes: as observed; ``None`` when the job ran out of memory and its peak is unknown.
         oom: whether the job ran out of memory.
         limit_bytes: the memory available to the job; ``None`` when unknown.
-        challenger_expected_bytes, challenger_safe_bytes: as the challenger predicted; ``None`` without its prediction.
+        challenger_expected_bytes, challenger_safe_bytes: as the challenger predicted; ``None``
+        without its prediction.
         reason_codes: why there are no safe bytes: short names, separated by commas.
     """
 
@@ -60,8 +64,9 @@ class Outcome:
     def covered(self, safe_bytes: int | None) -> bool | None:
         """Whether the job stayed within ``safe_bytes``; ``None`` when that is unknown.
 
-        A job that ran out of memory needed more than its limit.  With a limit below the safe bytes, the bound was not tested.
-        With a limit of at least the safe bytes, or an unknown limit, the bound counts as missed.
+        A job that ran out of memory needed more than its limit.  With a limit below the safe bytes,
+        the bound was not tested. With a limit of at least the safe bytes, or an unknown limit, the
+        bound counts as missed.
         """
         if safe_bytes is None:
             return None
@@ -74,10 +79,13 @@ class Outcome:
 
 
 def miss_probability(promised: Sequence[float], misses: int) -> float:
-    """Probability of ``misses`` or more among jobs that are each covered with the probability in ``promised``."""
+    """Probability of ``misses`` or more among jobs that are each covered with the probability in
+    ``promised``."""
     if misses <= 0:
         return 1.0
-    fewer = np.zeros(misses)  # [k]: probability of k misses among the jobs so far, k below ``misses``
+    fewer = np.zeros(
+        misses
+    )  # [k]: probability of k misses among the jobs so far, k below ``misses``
     fewer[0] = 1.0
     for coverage in promised:
         missed = fewer * (1 - coverage)
@@ -138,7 +146,8 @@ def alarm(family: str, newest_first: Iterable[Outcome], window: int) -> Alarm:
 
 
 def summarise(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Coverage, error and waste of a group of predictions, and the same for the challenger where it predicted."""
+    """Coverage, error and waste of a group of predictions, and the same for the challenger where it
+    predicted."""
     compared = [outcome for outcome in outcomes if outcome.challenger_expected_bytes is not None]
     return {
         "observations": len(outcomes),
@@ -148,21 +157,35 @@ def summarise(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "challenger": None
         if not compared
         else {
-            "champion": _worth(compared, lambda outcome: (outcome.expected_bytes, outcome.safe_bytes)),
-            "challenger": _worth(compared, lambda outcome: (outcome.challenger_expected_bytes, outcome.challenger_safe_bytes)),
+            "champion": _worth(
+                compared, lambda outcome: (outcome.expected_bytes, outcome.safe_bytes)
+            ),
+            "challenger": _worth(
+                compared,
+                lambda outcome: (outcome.challenger_expected_bytes, outcome.challenger_safe_bytes),
+            ),
         },
     }
 
 
 def _counted_reasons(outcomes: Iterable[Outcome]) -> dict[str, int]:
     """Why predictions had no limit, the most frequent reason first."""
-    reasons = Counter(code for outcome in outcomes if outcome.reason_codes for code in outcome.reason_codes.split(","))
+    reasons = Counter(
+        code
+        for outcome in outcomes
+        if outcome.reason_codes
+        for code in outcome.reason_codes.split(",")
+    )
     return dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
 
 
 def median_error_ratio(outcomes: Iterable[Outcome]) -> float | None:
     """Median of (expected - observed) / observed; ``None`` when no peak is known."""
-    errors = [(one.expected_bytes - one.peak_bytes) / one.peak_bytes for one in outcomes if one.peak_bytes and not one.oom]
+    errors = [
+        (one.expected_bytes - one.peak_bytes) / one.peak_bytes
+        for one in outcomes
+        if one.peak_bytes and not one.oom
+    ]
     return statistics.median(errors) if errors else None
 
 
@@ -194,9 +217,13 @@ def _worth(outcomes: Sequence[Outcome], amounts: Any) -> Mapping[str, Any]:
         "median_error_mib": _median(error / MIB for error, _ in errors),
         "median_error_percent": _median(100 * error / peak for error, peak in errors),
         "median_absolute_error_percent": _median(100 * abs(error) / peak for error, peak in errors),
-        "under_prediction_rate": sum(error < 0 for error, _ in errors) / len(errors) if errors else None,
+        "under_prediction_rate": sum(error < 0 for error, _ in errors) / len(errors)
+        if errors
+        else None,
         "median_waste_mib": _median(waste / MIB for waste, _ in unused),
-        "waste_share": sum(waste for waste, _ in unused) / sum(safe for _, safe in unused) if unused else None,
+        "waste_share": sum(waste for waste, _ in unused) / sum(safe for _, safe in unused)
+        if unused
+        else None,
     }
 
 

@@ -1,7 +1,9 @@
-"""The database of the observations: its supported URLs, its connections, and the check of its schema.
+"""The database of the observations: its supported URLs, its connections, and the check of its
+schema.
 
-The server reads the schema's revision with one query.  Only an outdated revision starts the migrations, in a child process:
-Alembic in the server would cost start-up time, and memory for as long as the server runs.
+The server reads the schema's revision with one query.  Only an outdated revision starts the
+migrations, in a child process: Alembic in the server would cost start-up time, and memory for as
+    long as the server runs.
 """
 
 from __future__ import annotations
@@ -59,16 +61,21 @@ def database_url(address: str) -> URL:
     if kind in ("postgresql", "postgres"):
         return url.set(drivername="postgresql+psycopg")
     if kind != "sqlite":
-        raise DatabaseError(f"the database is of the kind '{kind}': it must be sqlite or postgresql")
+        raise DatabaseError(
+            f"the database is of the kind '{kind}': it must be sqlite or postgresql"
+        )
     if not url.database or url.database == ":memory:":
-        raise DatabaseError("an SQLite database must be a file, or its observations would be lost: sqlite:////path/of/the/file")
+        raise DatabaseError(
+            "an SQLite database must be a file, or its observations would be lost: sqlite:////path/of/the/file"
+        )
     return url.set(drivername="sqlite+pysqlite")
 
 
 def make_engine(url: URL, *, busy_seconds: float = BUSY_SECONDS) -> Engine:
     """An engine with one connection; it is opened after any fork and used by one thread at a time.
 
-    SQLite keeps a write-ahead log and syncs every commit to the disk (``synchronous=FULL``); PostgreSQL does so by default.
+    SQLite keeps a write-ahead log and syncs every commit to the disk (``synchronous=FULL``);
+    PostgreSQL does so by default.
 
     Raises:
         DatabaseError: when the driver is not installed.
@@ -144,7 +151,8 @@ def revision(engine: Engine) -> str | None:
     with reading(engine) as connection:
         if not inspect(connection).has_table(VERSION_TABLE):
             return None
-        found: str | None = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()  # noqa: S608
+        query = text(f"SELECT version_num FROM {VERSION_TABLE}")  # noqa: S608
+        found: str | None = connection.execute(query).scalar()
         return found
 
 
@@ -162,7 +170,8 @@ def check_revision(found: str | None, url: URL) -> None:
 
 
 def _migrate_in_child(url: URL) -> None:
-    # The URL may hold a password, so it goes through standard input: all users of the machine can see arguments.
+    # The URL may hold a password, so it goes through standard input: all users of the machine can
+    # see arguments.
     command = [sys.executable, "-m", f"{__package__}.migrate"]
     try:
         done = subprocess.run(
@@ -174,7 +183,9 @@ def _migrate_in_child(url: URL) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise DatabaseError(f"the tables in {shown(url)} were not made within {MIGRATION_SECONDS} s") from None
+        raise DatabaseError(
+            f"the tables in {shown(url)} were not made within {MIGRATION_SECONDS} s"
+        ) from None
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise DatabaseError(f"the tables in {shown(url)} cannot be made: {reason}")
@@ -186,7 +197,9 @@ def _make_folder(url: URL) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise DatabaseError(f"the folder {folder} of the database cannot be made: {error.strerror}") from None
+            raise DatabaseError(
+                f"the folder {folder} of the database cannot be made: {error.strerror}"
+            ) from None
 
 
 def _unusable(url: URL, error: SQLAlchemyError) -> DatabaseError:
@@ -205,19 +218,24 @@ def _set_up_sqlite(busy_seconds: float, connection: Any, _record: object) -> Non
 
 
 def _use_write_ahead_log(connection: sqlite3.Connection, busy_seconds: float) -> None:
-    """Enable the write-ahead log, permanently.  SQLite does not wait for other processes here, whatever its timeout."""
+    """Enable the write-ahead log, permanently.  SQLite does not wait for other processes here,
+    whatever its timeout."""
     deadline = time.monotonic() + busy_seconds
     while True:
         try:
             connection.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+            if (
+                getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY
+                or time.monotonic() > deadline
+            ):
                 raise
             time.sleep(_WAL_PAUSE_SECONDS)
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # A transaction that reads first and then writes fails at once when another process has written in between.
+    # A transaction that reads first and then writes fails at once when another process has written
+    # in between.
     reads = connection.get_execution_options().get(_READS, False)
     connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")

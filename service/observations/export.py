@@ -1,6 +1,8 @@
-"""``gpumemnet observations export``: writes the observations as a dataset, in the Parquet schema of the training.
+"""``gpumemnet observations export``: writes the observations as a dataset, in the Parquet schema of
+the training.
 
-Unknown values stay unknown: the architecture is empty, and the recipe is ``observations``.  A job that ran out of memory without
+Unknown values stay unknown: the architecture is empty, and the recipe is ``observations``.  A job
+    that ran out of memory without
 a known limit or peak is left out, because it carries no information.
 """
 
@@ -21,7 +23,15 @@ from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.site.observation import PROCESS_OBSERVATIONS
 
-from .database import DatabaseError, check_revision, database_url, make_engine, reading, revision, shown
+from .database import (
+    DatabaseError,
+    check_revision,
+    database_url,
+    make_engine,
+    reading,
+    revision,
+    shown,
+)
 from .database_tables import HEAD, JOBS, OBSERVATIONS
 
 RECIPE: Final = "observations"
@@ -59,12 +69,16 @@ def export(address: str, out: Path, *, since: float | None = None) -> tuple[int,
         found = revision(engine)
         check_revision(found, url)
         if found != HEAD:
-            raise DatabaseError(f"the database {shown(url)} is older than this version: start the service on it once")
+            raise DatabaseError(
+                f"the database {shown(url)} is older than this version: start the service on it once"
+            )
         with reading(engine) as connection:
             written = write_dataset(out, measurements(connection))
     except SQLAlchemyError as error:
         cause = getattr(error, "orig", None) or error
-        raise DatabaseError(f"the database {shown(url)} cannot be read: {first_line(cause)}") from None
+        raise DatabaseError(
+            f"the database {shown(url)} cannot be read: {first_line(cause)}"
+        ) from None
     finally:
         engine.dispose()
     return written, left_out
@@ -88,7 +102,9 @@ def _measurement(row: Any) -> Measurement | None:
             return None
         capacity_bytes = max(known)
     elif capacity_bytes is None:
-        capacity_bytes = _capacity_bytes(row.gpu) or row.peak_bytes  # unknown GPU: it held at least the peak
+        capacity_bytes = (
+            _capacity_bytes(row.gpu) or row.peak_bytes
+        )  # unknown GPU: it held at least the peak
     of_process = row.source in PROCESS_OBSERVATIONS
     return Measurement(
         job=job_from_dict(row.document),
@@ -99,7 +115,9 @@ def _measurement(row: Any) -> Measurement | None:
         gpu=row.gpu,
         recipe=RECIPE,
         architecture="{}",
-        options=json.dumps({"observation": row.id, "observed_at": row.observed_at, "received_at": row.received_at}),
+        options=json.dumps(
+            {"observation": row.id, "observed_at": row.observed_at, "received_at": row.received_at}
+        ),
         reason="ran out of GPU memory" if row.oom else None,
         peak_process_bytes=row.peak_bytes if of_process else None,
         peak_device_bytes=None if of_process else row.peak_bytes,

@@ -10,7 +10,9 @@ from typing import Final
 from prometheus_client import Counter, Gauge
 
 OBSERVED: Final = Counter(
-    "gpumemnet_observations", "Observations stored, by the source of the peak and whether memory ran out", ["source", "oom"]
+    "gpumemnet_observations",
+    "Observations stored, by the source of the peak and whether memory ran out",
+    ["source", "oom"],
 )
 REFUSED: Final = Counter(
     "gpumemnet_observations_refused",
@@ -22,9 +24,15 @@ PREDICTIONS: Final = Counter(
     "Predictions for a later comparison: stored, or dropped because there were too many",
     ["outcome"],
 )
-QUEUE: Final = Gauge("gpumemnet_observation_queue", "Observations that wait to be stored", multiprocess_mode="livesum")
+QUEUE: Final = Gauge(
+    "gpumemnet_observation_queue",
+    "Observations that wait to be stored",
+    multiprocess_mode="livesum",
+)
 DATABASE_UP: Final = Gauge(
-    "gpumemnet_database_up", "1 when the last write to the database succeeded, else 0", multiprocess_mode="livemin"
+    "gpumemnet_database_up",
+    "1 when the last write to the database succeeded, else 0",
+    multiprocess_mode="livemin",
 )
 COVERAGE: Final = Gauge(
     "gpumemnet_observed_coverage_ratio",

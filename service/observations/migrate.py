@@ -1,6 +1,8 @@
-"""``python -m service.observations.migrate``: migrates a database's tables to this version; reads its URL from standard input.
+"""``python -m service.observations.migrate``: migrates a database's tables to this version; reads
+its URL from standard input.
 
-Several services may start at once on one database: one of them migrates, and the others wait for it.
+Several services may start at once on one database: one of them migrates, and the others wait for
+it.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from .database_tables import METADATA, VERSION_TABLE
 
 
 def main() -> int:
-    """Migrate the database whose URL is on standard input, or the only argument; returns the exit code."""
+    """Migrate the database whose URL is on standard input, or the only argument; returns the exit
+    code."""
     end_with_starter()  # an unfinished migration is rolled back
     try:
         migrate(database_url(sys.argv[1] if len(sys.argv) == 2 else sys.stdin.read().strip()))
@@ -50,17 +53,27 @@ def migrate(url: URL) -> None:
         DatabaseError: when that fails; nothing has changed then.
     """
     configuration = Config()
-    configuration.set_main_option("script_location", str(Path(migrations.__path__[0])).replace("%", "%%"))
+    configuration.set_main_option(
+        "script_location", str(Path(migrations.__path__[0])).replace("%", "%%")
+    )
     engine = make_engine(url, busy_seconds=MIGRATION_SECONDS)
     try:
         with ExitStack() as stack:
             if url.get_backend_name() == "sqlite":
-                stack.enter_context(locked(Path(f"{url.database}.migration-lock"), MIGRATION_SECONDS))
+                stack.enter_context(
+                    locked(Path(f"{url.database}.migration-lock"), MIGRATION_SECONDS)
+                )
             check_revision(revision(engine), url)
             with engine.begin() as connection:
                 if url.get_backend_name() == "postgresql":
-                    connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
-                configuration.attributes |= {"connection": connection, "metadata": METADATA, "version_table": VERSION_TABLE}
+                    connection.execute(
+                        text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK}
+                    )
+                configuration.attributes |= {
+                    "connection": connection,
+                    "metadata": METADATA,
+                    "version_table": VERSION_TABLE,
+                }
                 command.upgrade(configuration, "head")
     except (SQLAlchemyError, OSError) as error:  # TimeoutError is an OSError
         cause = getattr(error, "orig", None) or error

@@ -43,7 +43,12 @@ _STORED: Final = {
 }
 _REPORTS: Final = {
     "by_prediction": {"prediction_id": _PREDICTION, "peak_mib": 6543, "source": "slurm_gpumem"},
-    "out_of_memory": {"prediction_id": _PREDICTION, "oom": True, "limit_mib": 8192, "source": "nvml_process"},
+    "out_of_memory": {
+        "prediction_id": _PREDICTION,
+        "oom": True,
+        "limit_mib": 8192,
+        "source": "nvml_process",
+    },
     "by_job": {
         "job": EXAMPLE_JOBS[FAMILIES[0]],
         "gpu": "A100",
@@ -51,12 +56,17 @@ _REPORTS: Final = {
         "source": "nvml_accounting",
         "idempotency_key": "cluster-1/job-4711",
     },
-    "several": {"observations": [{"prediction_id": _PREDICTION, "peak_bytes": 6_860_832_768, "source": "dcgm"}]},
+    "several": {
+        "observations": [
+            {"prediction_id": _PREDICTION, "peak_bytes": 6_860_832_768, "source": "dcgm"}
+        ]
+    },
 }
 
 
 def observation_operations(store: ObservationStore | None) -> list[Operation]:
-    """The operations below ``/v1/observations``; without a store they respond that observations are disabled."""
+    """The operations below ``/v1/observations``; without a store they respond that observations are
+    disabled."""
     return [
         Operation(
             method="POST",
@@ -70,7 +80,9 @@ def observation_operations(store: ObservationStore | None) -> list[Operation]:
             request_examples=lambda: _REPORTS,
             answers={
                 201: Answer(
-                    shape=schemas.StoredObservation, meaning="The observation is stored.", examples=lambda: {"stored": _STORED}
+                    shape=schemas.StoredObservation,
+                    meaning="The observation is stored.",
+                    examples=lambda: {"stored": _STORED},
                 ),
                 200: Answer(
                     shape=(schemas.StoredObservation, schemas.ObservationResults),
@@ -98,7 +110,12 @@ def observation_operations(store: ObservationStore | None) -> list[Operation]:
                     "in": "query",
                     "required": False,
                     "description": "the number of days, up to now",
-                    "schema": {"type": "integer", "minimum": 1, "maximum": MAX_DAYS, "default": DEFAULT_DAYS},
+                    "schema": {
+                        "type": "integer",
+                        "minimum": 1,
+                        "maximum": MAX_DAYS,
+                        "default": DEFAULT_DAYS,
+                    },
                 }
             ],
             answers={200: Answer(shape=schemas.ObservationSummary, meaning="The summary.")},
@@ -127,11 +144,15 @@ class _Observations:
         key_name = str(scope.get("state", {}).get(KEY_NAME) or "")[:MAX_TEXT_LENGTH]
         if isinstance(read, Observation):
             stored = await self._store.add(read, key_name)
-            await send_response(send, 201 if stored.created else 200, JSON, orjson.dumps(_document(stored)))
+            await send_response(
+                send, 201 if stored.created else 200, JSON, orjson.dumps(_document(stored))
+            )
             return
         valid = [one for one in read if isinstance(one, Observation)]
         answers = iter(await self._store.add_many(valid, key_name))
-        results: list[Reply] = [next(answers) if isinstance(one, Observation) else one for one in read]
+        results: list[Reply] = [
+            next(answers) if isinstance(one, Observation) else one for one in read
+        ]
         await send_response(send, 200, JSON, _batch(results))
 
 
@@ -152,7 +173,8 @@ def read_observations(body: bytes) -> Observation | list[Observation | FieldErro
     """The observation in a body, or those of a list, each parsed or rejected separately.
 
     Raises:
-        InvalidRequestError: when the body is not JSON, or a member beside the observations is invalid.
+        InvalidRequestError: when the body is not JSON, or a member beside the observations is
+            invalid.
         FieldError: when the only observation is invalid.
     """
     try:
@@ -161,19 +183,25 @@ def read_observations(body: bytes) -> Observation | list[Observation | FieldErro
         raise InvalidRequestError(error.reason, error.field or "body") from None
     if not isinstance(document, dict):
         raise InvalidRequestError(
-            f"must be an observation or an object with 'observations', a list of them, not {describe(document)}", "body"
+            f"must be an observation or an object with 'observations', a list of them, not {describe(document)}",
+            "body",
         )
     if "observations" not in document:
         return observation_from_dict(document)
     for name in document:
         if name != "observations":
-            raise InvalidRequestError("must not stand beside observations: what belongs to one stands in it", name[:64])
+            raise InvalidRequestError(
+                "must not stand beside observations: what belongs to one stands in it", name[:64]
+            )
     listed = document["observations"]
     if not isinstance(listed, list):
-        raise InvalidRequestError(f"must be a list of observations, not {describe(listed)}", "observations")
+        raise InvalidRequestError(
+            f"must be a list of observations, not {describe(listed)}", "observations"
+        )
     if len(listed) > MAX_OBSERVATIONS:
         raise InvalidRequestError(
-            f"must hold at most {MAX_OBSERVATIONS}, not {len(listed)}: send them in several requests", "observations"
+            f"must hold at most {MAX_OBSERVATIONS}, not {len(listed)}: send them in several requests",
+            "observations",
         )
     return [_read_one(entry, f"observations[{index}]") for index, entry in enumerate(listed)]
 
@@ -197,11 +225,16 @@ def _document(stored: Stored) -> dict[str, Any]:
 
 def _batch(results: Sequence[Reply]) -> bytes:
     stored = [result for result in results if isinstance(result, Stored)]
-    if results and all(isinstance(result, Refusal) and result.kind == OVERLOADED for result in results):
+    if results and all(
+        isinstance(result, Refusal) and result.kind == OVERLOADED for result in results
+    ):
         assert isinstance(results[0], Refusal)
         raise results[0]
     documents = [
-        {"observation": _document(result)} if isinstance(result, Stored) else {"problem": _problem(result)} for result in results
+        {"observation": _document(result)}
+        if isinstance(result, Stored)
+        else {"problem": _problem(result)}
+        for result in results
     ]
     return orjson.dumps({"failed": len(results) - len(stored), "results": documents})
 
@@ -217,5 +250,7 @@ def _days(query: bytes) -> int:
             raise InvalidRequestError("is not a parameter: the summary takes days", name[:64])
     text = given.get("days", [str(DEFAULT_DAYS)])[-1]
     if not (text.isascii() and text.isdigit() and len(text) <= 9 and 1 <= int(text) <= MAX_DAYS):
-        raise InvalidRequestError(f"must be a whole number between 1 and {MAX_DAYS}, not {describe(text)}", "days")
+        raise InvalidRequestError(
+            f"must be a whole number between 1 and {MAX_DAYS}, not {describe(text)}", "days"
+        )
     return int(text)

@@ -6,7 +6,13 @@ from typing import Annotated, Final
 
 from pydantic import ConfigDict, Field
 
-from gpumemnet.site.observation import MAX_BYTES, MAX_KEY_LENGTH, MAX_TEXT_LENGTH, MIN_BYTES, SOURCES
+from gpumemnet.site.observation import (
+    MAX_BYTES,
+    MAX_KEY_LENGTH,
+    MAX_TEXT_LENGTH,
+    MIN_BYTES,
+    SOURCES,
+)
 from gpumemnet.units import MIB
 
 from ..api.schemas import Job, OneOf, Problem, Schema
@@ -23,21 +29,32 @@ _LIMIT: Final = "the memory that it could have had: its limit, or the whole GPU"
 class Observation(Schema):
     """The memory that one run of a job used."""
 
-    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["prediction_id"]}, {"required": ["job", "gpu"]}]})
+    model_config = ConfigDict(
+        json_schema_extra={"anyOf": [{"required": ["prediction_id"]}, {"required": ["job", "gpu"]}]}
+    )
 
     prediction_id: Annotated[str, Field(json_schema_extra={"format": "uuid"})] | None = Field(
         None, description="id of the prediction that the job was scheduled with"
     )
-    job: Job | None = Field(None, description="the job, if there is no prediction or it may have been deleted")
-    gpu: _Text | None = Field(None, description="the GPU that it ran on; by default that of the prediction; required with a job")
+    job: Job | None = Field(
+        None, description="the job, if there is no prediction or it may have been deleted"
+    )
+    gpu: _Text | None = Field(
+        None,
+        description="the GPU that it ran on; by default that of the prediction; required with a job",
+    )
     peak_mib: _Mib | None = Field(
-        None, description="the most GPU memory that it took, CUDA context included, in MiB (2**20 bytes)"
+        None,
+        description="the most GPU memory that it took, CUDA context included, in MiB (2**20 bytes)",
     )
     peak_bytes: _Bytes | None = Field(None, description="the same in bytes, instead")
     source: Annotated[str, OneOf(SOURCES)] = Field(
-        description="where the peak comes from. " + "; ".join(f"`{name}`: {meaning}" for name, meaning in SOURCES.items())
+        description="where the peak comes from. "
+        + "; ".join(f"`{name}`: {meaning}" for name, meaning in SOURCES.items())
     )
-    oom: bool | None = Field(False, description="whether it ran out of GPU memory; then the peak may be left out")
+    oom: bool | None = Field(
+        False, description="whether it ran out of GPU memory; then the peak may be left out"
+    )
     limit_mib: _Mib | None = Field(None, description=_LIMIT)
     limit_bytes: _Bytes | None = Field(None, description="the same in bytes, instead")
     observed_at: Annotated[str, Field(json_schema_extra={"format": "date-time"})] | None = Field(
@@ -62,7 +79,9 @@ class StoredObservation(Schema):
     """An observation that is on the disk."""
 
     observation_id: str
-    created: bool = Field(description="whether this request stored it; false when the same had been stored before")
+    created: bool = Field(
+        description="whether this request stored it; false when the same had been stored before"
+    )
     prediction_id: str | None = Field(description="the prediction that it is compared with")
     job_sha256: str = Field(description="hash of the job")
     gpu: str = Field(description="the GPU that it was stored for")
@@ -90,7 +109,9 @@ class ObservationResults(Schema):
 class Worth(Schema):
     """Coverage and error of predictions, compared with what the jobs used."""
 
-    judged: int = Field(ge=0, description="jobs whose observation can confirm or contradict the safe bytes")
+    judged: int = Field(
+        ge=0, description="jobs whose observation can confirm or contradict the safe bytes"
+    )
     covered: int = Field(ge=0, description="of these, jobs within the safe bytes")
     coverage: float | None = Field(description="covered / judged")
     coverage_interval: list[float] | None = Field(description="its 95 % interval (Wilson)")
@@ -98,9 +119,15 @@ class Worth(Schema):
     median_error_mib: float | None = Field(description="median of expected minus observed")
     median_error_percent: float | None = Field(description="the same in percent of the observed")
     median_absolute_error_percent: float | None
-    under_prediction_rate: float | None = Field(description="share of the jobs that used more than expected")
-    median_waste_mib: float | None = Field(description="median of safe minus observed, over the covered jobs")
-    waste_share: float | None = Field(description="share of the safe bytes that was not used, over the covered jobs")
+    under_prediction_rate: float | None = Field(
+        description="share of the jobs that used more than expected"
+    )
+    median_waste_mib: float | None = Field(
+        description="median of safe minus observed, over the covered jobs"
+    )
+    waste_share: float | None = Field(
+        description="share of the safe bytes that was not used, over the covered jobs"
+    )
 
 
 class SideBySide(Schema):
@@ -134,7 +161,11 @@ class FamilyAlarm(Schema):
     covered: int = Field(ge=0)
     coverage: float | None
     promised_coverage: float | None
-    probability: float = Field(ge=0, le=1, description="probability of at least as many misses if the coverage held (p-value)")
+    probability: float = Field(
+        ge=0,
+        le=1,
+        description="probability of at least as many misses if the coverage held (p-value)",
+    )
 
 
 class CoverageAlarm(Schema):
@@ -153,9 +184,12 @@ class ObservationSummary(Schema):
     observations: int = Field(ge=0)
     oom: int = Field(ge=0)
     without_prediction: int = Field(
-        ge=0, description="observations with a job and no prediction; kept for training, not compared"
+        ge=0,
+        description="observations with a job and no prediction; kept for training, not compared",
     )
-    on_another_gpu: int = Field(ge=0, description="observations from another GPU than predicted; not compared")
+    on_another_gpu: int = Field(
+        ge=0, description="observations from another GPU than predicted; not compared"
+    )
     sources: dict[str, int] = Field(description="observations by the source of their peak")
     compared: int = Field(ge=0, description="observations in the groups below")
     complete: bool = Field(description="whether these are all observations and not only the newest")

@@ -1,9 +1,10 @@
 """The store: one thread that writes observations and predictions, many in one transaction.
 
-A request with an observation gets its response when the transaction is on the disk.  A prediction is only queued; the thread
-writes the queue every quarter of a second.  When the queue is full, predictions are dropped and counted, so that responses are
-never delayed.  While the database is unavailable, observations are rejected at once and predictions continue.  The store
-reconnects by itself.
+A request with an observation gets its response when the transaction is on the disk.  A prediction
+is only queued; the thread writes the queue every quarter of a second.  When the queue is full,
+predictions are dropped and counted, so that responses are never delayed.  While the database is
+unavailable, observations are rejected at once and predictions continue.  The store reconnects by
+itself.
 """
 
 from __future__ import annotations
@@ -30,7 +31,17 @@ from ..api.records import RecordBatch
 from ..middleware.load import LOAD
 from .database import DatabaseError, database_url, ensure_schema, make_engine, reading, shown
 from .job_documents import job_documents
-from .metrics import ALARM, COVERAGE, DATABASE_UP, ERROR, OBSERVED, PREDICTIONS, PROMISED, QUEUE, REFUSED
+from .metrics import (
+    ALARM,
+    COVERAGE,
+    DATABASE_UP,
+    ERROR,
+    OBSERVED,
+    PREDICTIONS,
+    PROMISED,
+    QUEUE,
+    REFUSED,
+)
 from .summary import SECONDS_PER_DAY, read_alarms, read_summary
 from .tables import (
     ChallengeRecord,
@@ -56,7 +67,8 @@ MAX_PENDING_PREDICTIONS: Final = 4000
 MAX_PENDING_LAYERS: Final = 200_000
 """Most predictions, and layers of their jobs, in the queue: some 30 MB."""
 YOUNG_SECONDS: Final = 2.0
-"""A younger prediction may still be in another worker's queue, so an observation of it is tried again."""
+"""A younger prediction may still be in another worker's queue, so an observation of it is tried
+again."""
 RETRY_SECONDS: Final = 1.0
 """Time between two attempts to reconnect."""
 REFRESH_SECONDS: Final = 5.0
@@ -64,9 +76,11 @@ SWEEP_SECONDS: Final = 60.0
 
 _SLICE: Final = 8
 _PAUSE_SECONDS: Final = 0.0005
-"""The thread pauses after every :data:`_SLICE` records; otherwise it would hold the interpreter's lock for many milliseconds."""
+"""The thread pauses after every :data:`_SLICE` records; otherwise it would hold the interpreter's
+lock for many milliseconds."""
 _PAUSES_WHEN_BUSY: Final = 4
-"""Length of the pause while requests are in progress, as a multiple of the slice's time: responses have priority."""
+"""Length of the pause while requests are in progress, as a multiple of the slice's time: responses
+have priority."""
 
 logger = logging.getLogger("gpumemnet.service")
 
@@ -84,7 +98,8 @@ class _Waiting:
 
 
 class _Held(NamedTuple):
-    """Queued predictions: the first ``kept`` of ``records``, and the number of layers of each job."""
+    """Queued predictions: the first ``kept`` of ``records``, and the number of layers of each
+    job."""
 
     records: RecordBatch
     layer_counts: Sequence[int]
@@ -103,13 +118,14 @@ class _Query:
 class ObservationStore:
     """Stores observations and the predictions that they are compared with.
 
-    Create it before any fork, and :meth:`start` it in every process that serves.  Any thread may call :meth:`record` and
-    :meth:`record_shadow`; the coroutines belong to the event loop.
+    Create it before any fork, and :meth:`start` it in every process that serves.  Any thread may
+    call :meth:`record` and :meth:`record_shadow`; the coroutines belong to the event loop.
 
     Args:
         address: the database's URL, of SQLite or PostgreSQL.
         queue_size: most observations that wait to be stored.
-        record_predictions: whether predictions are stored; otherwise only observations with a job can be stored.
+        record_predictions: whether predictions are stored; otherwise only observations with a job
+            can be stored.
         prediction_retention_days: how long a prediction without an observation is kept.
         alarm_window: observations of a family that the alarm tests.
         busy_seconds: how long a write waits for a write of another process.
@@ -165,8 +181,10 @@ class ObservationStore:
         """Create or migrate the tables; call it once, before the service listens.
 
         Raises:
-            DatabaseAwayError: when the database cannot be reached; after :meth:`start` the store tries again by itself.
-            DatabaseError: when it can never be used: its schema is newer, or the file cannot be written.
+            DatabaseAwayError: when the database cannot be reached; after :meth:`start` the store
+                tries again by itself.
+            DatabaseError: when it can never be used: its schema is newer, or the file cannot be
+                written.
         """
         ensure_schema(self._url)
 
@@ -174,11 +192,14 @@ class ObservationStore:
         """Start the thread; call it in the serving process, after any fork."""
         if self._thread is None:
             self._stopping = False
-            self._thread = threading.Thread(target=self._run, name="gpumemnet-observations", daemon=True)
+            self._thread = threading.Thread(
+                target=self._run, name="gpumemnet-observations", daemon=True
+            )
             self._thread.start()
 
     def drain(self) -> None:
-        """Write everything that is queued, complete the waiting requests, and stop; blocks until that is done."""
+        """Write everything that is queued, complete the waiting requests, and stop; blocks until
+        that is done."""
         thread = self._thread
         if thread is not None:
             self._stopping = True
@@ -193,11 +214,15 @@ class ObservationStore:
             with self._lock:
                 self._hold(records, counts, len(records))
 
-    def record_shadow(self, prediction_id: str, model_sha256: str, expected_bytes: int, safe_bytes: int | None) -> None:
+    def record_shadow(
+        self, prediction_id: str, model_sha256: str, expected_bytes: int, safe_bytes: int | None
+    ) -> None:
         """Queue the challenger's prediction; as :meth:`record`."""
         with self._lock:
             if self._record_predictions and len(self._challenges) < MAX_PENDING_PREDICTIONS:
-                self._challenges.append(ChallengeRecord(prediction_id, model_sha256, expected_bytes, safe_bytes))
+                self._challenges.append(
+                    ChallengeRecord(prediction_id, model_sha256, expected_bytes, safe_bytes)
+                )
 
     async def add(self, observation: Observation, key_name: str = "") -> Stored:
         """Store one observation; returns when it is on the disk.
@@ -207,8 +232,8 @@ class ObservationStore:
             key_name: name of the API key that sent it; idempotency keys are separate for each name.
 
         Raises:
-            Refusal: 503 when the queue is full or the database unavailable, 404 when it names an unknown prediction, 409 when its
-                idempotency key belongs to another observation.
+            Refusal: 503 when the queue is full or the database unavailable, 404 when it names an
+                unknown prediction, 409 when its idempotency key belongs to another observation.
             FieldError: when the prediction's GPU cannot hold its peak.
         """
         answer = (await self.add_many([observation], key_name))[0]
@@ -216,8 +241,11 @@ class ObservationStore:
             return answer
         raise answer
 
-    async def add_many(self, observations: Sequence[Observation], key_name: str = "") -> list[Reply]:
-        """Store observations; returns a result for each, or the error that :meth:`add` would raise."""
+    async def add_many(
+        self, observations: Sequence[Observation], key_name: str = ""
+    ) -> list[Reply]:
+        """Store observations; returns a result for each, or the error that :meth:`add` would
+        raise."""
         loop = asyncio.get_running_loop()
         waiting = [self._submit(observation, key_name, loop) for observation in observations]
         self._wake.set()
@@ -233,7 +261,9 @@ class ObservationStore:
             Refusal: 503 when the database is unavailable.
         """
         answer: dict[str, Any] = await self._query(
-            lambda connection: read_summary(connection, now=time.time(), days=days, window=self._window)
+            lambda connection: read_summary(
+                connection, now=time.time(), days=days, window=self._window
+            )
         )
         return answer
 
@@ -267,7 +297,9 @@ class ObservationStore:
                 return _busy("the service is stopping")
             if len(self._waiting) >= self._queue_size:
                 REFUSED.labels("queue_full").inc()
-                return _busy(f"{self._queue_size} observations wait to be stored, and no more are taken on")
+                return _busy(
+                    f"{self._queue_size} observations wait to be stored, and no more are taken on"
+                )
             future: asyncio.Future[Reply] = loop.create_future()
             self._waiting.append(_Waiting(incoming, future, loop, time.monotonic() + patience))
             QUEUE.set(len(self._waiting))
@@ -285,7 +317,8 @@ class ObservationStore:
         )
 
     def _hold(self, records: RecordBatch, counts: Sequence[int], count: int) -> None:
-        """Queue as many of the first ``count`` as fit, and count the others as dropped; the caller holds the lock."""
+        """Queue as many of the first ``count`` as fit, and count the others as dropped; the caller
+        holds the lock."""
         kept, room, layers = 0, min(count, MAX_PENDING_PREDICTIONS - self._pending), self._layers
         while kept < room and layers + counts[kept] <= MAX_PENDING_LAYERS:
             layers += counts[kept]
@@ -305,9 +338,13 @@ class ObservationStore:
             stopping = self._stopping
             try:
                 self._round(stopping)
-            except Exception:  # the thread must survive: without it every observation would wait in vain
+            except (
+                Exception
+            ):  # the thread must survive: without it every observation would wait in vain
                 logger.exception("the observation store failed")
-                self._refuse_all("the observation store failed; the cause is in the log of the service")
+                self._refuse_all(
+                    "the observation store failed; the cause is in the log of the service"
+                )
                 time.sleep(RETRY_SECONDS)
             if stopping:
                 break
@@ -342,11 +379,16 @@ class ObservationStore:
         self._engine = make_engine(self._url, busy_seconds=self._busy_seconds)
 
     def _lose(self, error: Exception) -> None:
-        """Handle a database failure: log it once, reject the waiting observations, and schedule a reconnect."""
+        """Handle a database failure: log it once, reject the waiting observations, and schedule a
+        reconnect."""
         cause = getattr(error, "orig", None) or error
         reason = first_line(cause)
         if self._away is None:
-            logger.error("the database %s cannot be used, observations are refused until it can: %s", shown(self._url), reason)
+            logger.error(
+                "the database %s cannot be used, observations are refused until it can: %s",
+                shown(self._url),
+                reason,
+            )
         self._away = "observations cannot be stored just now: the database is away"
         self._retry_at = time.monotonic() + RETRY_SECONDS
         DATABASE_UP.set(0)
@@ -372,7 +414,9 @@ class ObservationStore:
         try:
             jobs, rows = self._rows(held, hurried)
             with self._begin() as connection:
-                write_predictions(connection, jobs, rows, [challenge_row(challenge) for challenge in challenges])
+                write_predictions(
+                    connection, jobs, rows, [challenge_row(challenge) for challenge in challenges]
+                )
         except (DataError, IntegrityError) as error:
             self._known.forget()
             PREDICTIONS.labels("dropped").inc(count)
@@ -394,13 +438,23 @@ class ObservationStore:
         for slices in _groups(held):
             began = time.thread_time()
             documents = iter(
-                job_documents(JobTable.concatenate([records.jobs[part.start : part.stop] for records, part in slices]))
+                job_documents(
+                    JobTable.concatenate(
+                        [records.jobs[part.start : part.stop] for records, part in slices]
+                    )
+                )
             )
             for records, part in slices:
-                rows += prediction_rows(records, part, list(islice(documents, len(part))), self._known, jobs, now)
+                rows += prediction_rows(
+                    records, part, list(islice(documents, len(part))), self._known, jobs, now
+                )
             if not hurried:
                 took = time.thread_time() - began
-                time.sleep(max(_PAUSE_SECONDS, _PAUSES_WHEN_BUSY * took) if LOAD.in_work else _PAUSE_SECONDS)
+                time.sleep(
+                    max(_PAUSE_SECONDS, _PAUSES_WHEN_BUSY * took)
+                    if LOAD.in_work
+                    else _PAUSE_SECONDS
+                )
         return jobs, rows
 
     def _put_back(self, held: list[_Held], challenges: list[ChallengeRecord]) -> None:
@@ -433,7 +487,14 @@ class ObservationStore:
         except (DataError, IntegrityError) as error:
             if len(group) == 1:
                 logger.error("an observation cannot be stored: %s", error)
-                return [(group[0], _busy("the database refused the observation; the cause is in the log of the service"))]
+                return [
+                    (
+                        group[0],
+                        _busy(
+                            "the database refused the observation; the cause is in the log of the service"
+                        ),
+                    )
+                ]
             return [replies for entry in group for replies in self._write_group([entry], last)]
         now = time.monotonic()
         replies: list[tuple[_Waiting, Reply]] = []
@@ -505,7 +566,8 @@ class ObservationStore:
 
 
 def _groups(held: Sequence[_Held]) -> Iterator[list[tuple[RecordBatch, range]]]:
-    """The queued predictions, in order, in groups of at most :data:`_SLICE` rows; a batch may be in several groups."""
+    """The queued predictions, in order, in groups of at most :data:`_SLICE` rows; a batch may be in
+    several groups."""
     group: list[tuple[RecordBatch, range]] = []
     room = _SLICE
     for batch in held:
@@ -529,7 +591,9 @@ def _resolve(replies: Sequence[tuple[_Waiting, Reply]]) -> None:
         _tell(loop, pairs)
 
 
-def _tell(loop: asyncio.AbstractEventLoop, pairs: Sequence[tuple[asyncio.Future[Any], Any]]) -> None:
+def _tell(
+    loop: asyncio.AbstractEventLoop, pairs: Sequence[tuple[asyncio.Future[Any], Any]]
+) -> None:
     def tell() -> None:
         for future, answer in pairs:
             if not future.done():

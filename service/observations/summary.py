@@ -13,7 +13,15 @@ from sqlalchemy import Connection, Select, func, select
 
 from gpumemnet.job.training_job import FAMILIES
 
-from .alarm import ALARM_PROBABILITY, ALARM_RULE, Alarm, Outcome, alarm, median_error_ratio, summarise
+from .alarm import (
+    ALARM_PROBABILITY,
+    ALARM_RULE,
+    Alarm,
+    Outcome,
+    alarm,
+    median_error_ratio,
+    summarise,
+)
 from .database_tables import CHALLENGES, OBSERVATIONS, PREDICTIONS
 
 MAX_SUMMARISED: Final = 5000
@@ -25,7 +33,9 @@ def read_summary(connection: Connection, *, now: float, days: float, window: int
     """The response to ``GET /v1/observations/summary``."""
     since = now - days * SECONDS_PER_DAY
     counted = _counts(connection, since)
-    outcomes = _outcomes(connection, _compared().where(OBSERVATIONS.c.received_at >= since).limit(MAX_SUMMARISED))
+    outcomes = _outcomes(
+        connection, _compared().where(OBSERVATIONS.c.received_at >= since).limit(MAX_SUMMARISED)
+    )
     groups: dict[tuple[str, str, str], list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         groups[outcome.family, outcome.gpu, outcome.release].append(outcome)
@@ -48,7 +58,8 @@ def read_summary(connection: Connection, *, now: float, days: float, window: int
 
 
 def read_alarms(connection: Connection, window: int) -> list[tuple[Alarm, float | None]]:
-    """For every family with observations: the alarm's state, and the median error ratio over the same window."""
+    """For every family with observations: the alarm's state, and the median error ratio over the
+    same window."""
     found = []
     for family in FAMILIES:
         # Some outcomes do not test their bound; twice the window leaves room for them.
@@ -99,7 +110,12 @@ def _counts(connection: Connection, since: float) -> dict[str, Any]:
         )
         .outerjoin(PREDICTIONS, predicted.id == observed.prediction_id)
         .where(observed.received_at >= since)
-        .group_by(observed.source, observed.oom, observed.prediction_id.is_not(None), predicted.gpu == observed.gpu)
+        .group_by(
+            observed.source,
+            observed.oom,
+            observed.prediction_id.is_not(None),
+            predicted.gpu == observed.gpu,
+        )
     )
     rows = connection.execute(question).all()
     sources: Counter[str] = Counter()

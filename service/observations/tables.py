@@ -1,7 +1,8 @@
 """SQL statements of the store: rows from records, and few statements for many rows.
 
-One statement holds many rows, so the database works without the interpreter's lock and the event loop continues.  Each job is
-stored once, by the hash of its content; a hash that was sent within the last hour is not sent again.
+One statement holds many rows, so the database works without the interpreter's lock and the event
+loop continues.  Each job is stored once, by the hash of its content; a hash that was sent within
+the last hour is not sent again.
 """
 
 from __future__ import annotations
@@ -112,7 +113,9 @@ class KnownJobs:
         self._seen: OrderedDict[str, float] = OrderedDict()
         self._seen_seconds = seen_seconds
 
-    def add_missing(self, rows: dict[str, Row], digest: str, family: str, document: bytes, now: float) -> None:
+    def add_missing(
+        self, rows: dict[str, Row], digest: str, family: str, document: bytes, now: float
+    ) -> None:
         """Add the job's row to ``rows`` unless the cache says that it was stored recently."""
         if not self._is_fresh(digest, now):
             rows[digest] = (digest, family, document.decode(), now)
@@ -140,9 +143,15 @@ def job_content(job: TrainingJob) -> tuple[str, bytes]:
 
 
 def prediction_rows(
-    records: RecordBatch, rows: range, documents: Sequence[bytes], known: KnownJobs, jobs: dict[str, Row], now: float
+    records: RecordBatch,
+    rows: range,
+    documents: Sequence[bytes],
+    known: KnownJobs,
+    jobs: dict[str, Row],
+    now: float,
 ) -> list[Row]:
-    """The rows of some predictions; adds the rows of their jobs to ``jobs`` as :meth:`KnownJobs.add_missing` does.
+    """The rows of some predictions; adds the rows of their jobs to ``jobs`` as
+    :meth:`KnownJobs.add_missing` does.
 
     Args:
         records: the predictions.
@@ -160,8 +169,18 @@ def prediction_rows(
         estimate = records.estimates[row]
         made.append(
             (
-                *(records.prediction_ids[row], records.made_at_seconds, digest, records.model_sha256s[row]),
-                *(estimate.estimator[:200], records.release[:200], estimate.gpu[:100], float(estimate.coverage)),
+                *(
+                    records.prediction_ids[row],
+                    records.made_at_seconds,
+                    digest,
+                    records.model_sha256s[row],
+                ),
+                *(
+                    estimate.estimator[:200],
+                    records.release[:200],
+                    estimate.gpu[:100],
+                    float(estimate.coverage),
+                ),
                 min(estimate.expected_bytes, _LARGEST),
                 None if estimate.safe_bytes is None else min(estimate.safe_bytes, _LARGEST),
                 estimate.in_support,
@@ -182,11 +201,19 @@ def _reason_codes(reasons: Sequence[str]) -> str | None:
 def challenge_row(record: ChallengeRecord) -> Row:
     """The row of a challenger's prediction."""
     safe_bytes = None if record.safe_bytes is None else min(int(record.safe_bytes), _LARGEST)
-    return record.prediction_id, record.model_sha256, min(int(record.expected_bytes), _LARGEST), safe_bytes
+    return (
+        record.prediction_id,
+        record.model_sha256,
+        min(int(record.expected_bytes), _LARGEST),
+        safe_bytes,
+    )
 
 
 def write_predictions(
-    connection: Connection, jobs: Mapping[str, Row], predictions: Sequence[Row], challenges: Sequence[Row]
+    connection: Connection,
+    jobs: Mapping[str, Row],
+    predictions: Sequence[Row],
+    challenges: Sequence[Row],
 ) -> None:
     """Write predictions, their jobs, and the challenger's predictions."""
     _insert_jobs(connection, jobs)
@@ -198,7 +225,9 @@ def write_observations(
     connection: Connection, incoming: Sequence[Incoming], known: KnownJobs
 ) -> tuple[list[Result], dict[str, Row]]:
     """Write observations; returns the result of each, in order, and the jobs that were written."""
-    predicted = _predictions_by_id(connection, {one.observation.prediction_id for one in incoming} - {None})
+    predicted = _predictions_by_id(
+        connection, {one.observation.prediction_id for one in incoming} - {None}
+    )
     results: list[Result | None] = [None] * len(incoming)
     jobs: dict[str, Row] = {}
     rows: dict[int, Row] = {}
@@ -223,7 +252,8 @@ def write_observations(
         prediction_id = None if found is None else observation.prediction_id
         rows[index] = _observation_row(one, prediction_id, job_hash, family, gpu)
     _insert_jobs(connection, jobs)
-    # The same order in every process: otherwise two processes that store the same observations could deadlock.
+    # The same order in every process: otherwise two processes that store the same observations
+    # could deadlock.
     ordered = sorted(rows.values(), key=lambda row: (row[-2], row[-3]))
     _insert(connection, OBSERVATIONS, _OBSERVATION_COLUMNS, ordered)
     stored = _observations_by_key(connection, [incoming[index].key for index in rows])
@@ -234,7 +264,9 @@ def write_observations(
         if there.content_hash != one.content_hash:
             results[index] = OtherContent(one.key)
         else:
-            results[index] = Stored(there.id, created, there.prediction_id, there.job_hash, there.gpu)
+            results[index] = Stored(
+                there.id, created, there.prediction_id, there.job_hash, there.gpu
+            )
     assert all(result is not None for result in results)
     return [result for result in results if result is not None], jobs
 
@@ -246,7 +278,9 @@ def sweep(connection: Connection, before: float) -> bool:
         Whether there may be more.
     """
     if connection.dialect.name == "postgresql":
-        alone = connection.execute(text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": SWEEP_LOCK}).scalar()
+        alone = connection.execute(
+            text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": SWEEP_LOCK}
+        ).scalar()
         if not alone:
             return False
     observed = exists().where(OBSERVATIONS.c.prediction_id == PREDICTIONS.c.id)
@@ -270,18 +304,26 @@ def sweep(connection: Connection, before: float) -> bool:
 
 def _insert_jobs(connection: Connection, jobs: Mapping[str, Row]) -> None:
     ordered = sorted(jobs.values())
-    _insert(connection, JOBS, _JOB_COLUMNS, ordered, "(hash) DO UPDATE SET seen_at = excluded.seen_at")
+    _insert(
+        connection, JOBS, _JOB_COLUMNS, ordered, "(hash) DO UPDATE SET seen_at = excluded.seen_at"
+    )
 
 
 def _insert(
-    connection: Connection, table: Table, columns: tuple[str, ...], rows: Sequence[Row], conflict: str = "DO NOTHING"
+    connection: Connection,
+    table: Table,
+    columns: tuple[str, ...],
+    rows: Sequence[Row],
+    conflict: str = "DO NOTHING",
 ) -> None:
     mark = "%s" if connection.dialect.name == "postgresql" else "?"
     start = 0
     for count in ROWS_PER_STATEMENT:
         while len(rows) - start >= count:
             values = tuple(value for row in rows[start : start + count] for value in row)
-            connection.exec_driver_sql(_statement(table.name, columns, count, mark, conflict), values)
+            connection.exec_driver_sql(
+                _statement(table.name, columns, count, mark, conflict), values
+            )
             start += count
 
 
@@ -291,7 +333,9 @@ def _statement(table: str, columns: tuple[str, ...], count: int, mark: str, conf
     return f"INSERT INTO {table} ({', '.join(columns)}) VALUES {', '.join([row] * count)} ON CONFLICT {conflict}"  # noqa: S608
 
 
-def _observation_row(one: Incoming, prediction_id: str | None, job_hash: str, family: str, gpu: str) -> Row:
+def _observation_row(
+    one: Incoming, prediction_id: str | None, job_hash: str, family: str, gpu: str
+) -> Row:
     observation = one.observation
     return (
         one.observation_id,
@@ -314,13 +358,19 @@ def _observation_row(one: Incoming, prediction_id: str | None, job_hash: str, fa
     )
 
 
-def _predictions_by_id(connection: Connection, identities: Iterable[str | None]) -> dict[str, tuple[str, str, str]]:
+def _predictions_by_id(
+    connection: Connection, identities: Iterable[str | None]
+) -> dict[str, tuple[str, str, str]]:
     """Id → hash and family of the job, and GPU."""
     listed = [identity for identity in identities if identity is not None]
     if not listed:
         return {}
     columns = (PREDICTIONS.c.id, PREDICTIONS.c.job_hash, JOBS.c.family, PREDICTIONS.c.gpu)
-    question = select(*columns).join(JOBS, JOBS.c.hash == PREDICTIONS.c.job_hash).where(PREDICTIONS.c.id.in_(listed))
+    question = (
+        select(*columns)
+        .join(JOBS, JOBS.c.hash == PREDICTIONS.c.job_hash)
+        .where(PREDICTIONS.c.id.in_(listed))
+    )
     return {row.id: (row.job_hash, row.family, row.gpu) for row in connection.execute(question)}
 
 

@@ -1,4 +1,5 @@
-"""The models of the protocol: the whole predictor, which chooses among its bundles, and every bundle by its name."""
+"""The models of the protocol: the whole predictor, which chooses among its bundles, and every
+bundle by its name."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ class OipModel:
         """The predictions for every job of ``request``, in order; each is recorded.
 
         Raises:
-            InvalidJobError, InvalidRequestError, UnsupportedJobError: for the invalid job or parameter.
+            InvalidJobError, InvalidRequestError, UnsupportedJobError: for the invalid job or
+            parameter.
         """
         options = request.options
         jobs = self.api.read(request.documents, None, f"{INPUT_NAME}[{{}}]".format)
@@ -89,7 +91,12 @@ class OipModel:
             parts.append(
                 (
                     rows,
-                    model.predict(jobs.take(rows), options.bins, options.coverage, self.predictor.model_gpu(model, options.gpu)),
+                    model.predict(
+                        jobs.take(rows),
+                        options.bins,
+                        options.coverage,
+                        self.predictor.model_gpu(model, options.gpu),
+                    ),
                 )
             )
         return PredictionTable.join(parts, len(jobs), options.coverage)
@@ -105,7 +112,9 @@ class OipModel:
             return
         card = self.bundle.card
         if encoder not in (None, card.encoder):
-            raise InvalidRequestError(f"must be {card.encoder}, which {card.name} is: leave it out", "parameters.encoder")
+            raise InvalidRequestError(
+                f"must be {card.encoder}, which {card.name} is: leave it out", "parameters.encoder"
+            )
         for row, job in enumerate(jobs):
             path = f"{INPUT_NAME}[{row}]"
             if job.family not in card.families:
@@ -115,14 +124,22 @@ class OipModel:
                 )
             if card.encoder == "transformer" and not job.has_layers:
                 raise InvalidRequestError(
-                    f"is missing, and {card.name} needs the layers: ask the model {WHOLE}", f"{path}.layers"
+                    f"is missing, and {card.name} needs the layers: ask the model {WHOLE}",
+                    f"{path}.layers",
                 )
 
     def _model(self, bundle: Bundle, family: str) -> BundleModel:
-        return next(model for model in self.predictor.models_of(family, bundle.card.encoder) if model.bundle is bundle)
+        return next(
+            model
+            for model in self.predictor.models_of(family, bundle.card.encoder)
+            if model.bundle is bundle
+        )
 
 
 def oip_models(api: PredictionApi) -> dict[str, OipModel]:
     """All models by name; the whole predictor hides a bundle of the same name."""
-    models = {bundle.card.name: OipModel(bundle.card.name, bundle.card.version, api, bundle) for bundle in api.predictor.bundles}
+    models = {
+        bundle.card.name: OipModel(bundle.card.name, bundle.card.version, api, bundle)
+        for bundle in api.predictor.bundles
+    }
     return models | {WHOLE: OipModel(WHOLE, api.release, api, None)}

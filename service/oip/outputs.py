@@ -32,7 +32,8 @@ class PredictedJobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One output tensor: its name, its data type, how it is made for ``B`` predictions, and its meaning."""
+    """One output tensor: its name, its data type, how it is made for ``B`` predictions, and its
+    meaning."""
 
     name: str
     datatype: str
@@ -79,19 +80,41 @@ OUTPUTS: Final = (
     Output(
         "reasons",
         "BYTES",
-        lambda results: ["\n".join(results.predictions.reasons(row)) for row in range(len(results.predictions))],
+        lambda results: [
+            "\n".join(results.predictions.reasons(row)) for row in range(len(results.predictions))
+        ],
         "why the job does not, one sentence per line; empty inside the support",
     ),
-    Output("bin_index", "INT32", lambda results: results.predictions.bin_index, "the most probable bin, from 0"),
+    Output(
+        "bin_index",
+        "INT32",
+        lambda results: results.predictions.bin_index,
+        "the most probable bin, from 0",
+    ),
     Output(
         "probabilities",
         "FP64",
         lambda results: results.predictions.probabilities,
         "probability of every bin; bin k reaches from k to k + 1 times the parameter bin_width_mib, and the last is open above",
     ),
-    Output("gpu", "BYTES", lambda results: results.of_models(lambda model: model.gpu), "the GPU model that the amounts are for"),
-    Output("model", "BYTES", lambda results: results.of_models(lambda model: model.name), "the bundle that made the prediction"),
-    Output("model_version", "BYTES", lambda results: results.of_models(lambda model: model.version), "its version"),
+    Output(
+        "gpu",
+        "BYTES",
+        lambda results: results.of_models(lambda model: model.gpu),
+        "the GPU model that the amounts are for",
+    ),
+    Output(
+        "model",
+        "BYTES",
+        lambda results: results.of_models(lambda model: model.name),
+        "the bundle that made the prediction",
+    ),
+    Output(
+        "model_version",
+        "BYTES",
+        lambda results: results.of_models(lambda model: model.version),
+        "its version",
+    ),
     Output(
         "model_sha256",
         "BYTES",
@@ -102,7 +125,12 @@ OUTPUTS: Final = (
 """All outputs of every model, in the order of the metadata."""
 
 OUTPUT_NAMES: Final = tuple(output.name for output in OUTPUTS)
-_NUMPY_TYPES: Final[Mapping[str, Any]] = {"INT64": np.int64, "INT32": np.int32, "BOOL": np.bool_, "FP64": np.float64}
+_NUMPY_TYPES: Final[Mapping[str, Any]] = {
+    "INT64": np.int64,
+    "INT32": np.int32,
+    "BOOL": np.bool_,
+    "FP64": np.float64,
+}
 
 
 def output_tensors(results: PredictedJobs, names: Collection[str]) -> dict[str, Tensor]:

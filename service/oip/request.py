@@ -1,8 +1,8 @@
 """Reads an inference request: the jobs, the options, and the requested outputs with their form.
 
 The request is the protocol's ``$inference_request`` (:class:`service.oip.schemas.OipRequest`);
-:mod:`gpumemnet.job.json_codec` reads the jobs in it.  Unknown parameters are rejected and never ignored: a misspelt ``coverage``
-would change the limit.
+:mod:`gpumemnet.job.json_codec` reads the jobs in it.  Unknown parameters are rejected and never
+ignored: a misspelt ``coverage`` would change the limit.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def read_infer_request(body: bytes, header_length: bytes | None, max_jobs: int) 
 
     Args:
         body: a JSON object, followed by the raw form of the inputs that declare it.
-        header_length: the header ``Inference-Header-Content-Length``: bytes of the JSON object, when raw inputs follow it.
+        header_length: the header ``Inference-Header-Content-Length``: bytes of the JSON object,
+            when raw inputs follow it.
         max_jobs: most jobs.
 
     Raises:
@@ -72,9 +73,14 @@ def read_infer_request(body: bytes, header_length: bytes | None, max_jobs: int) 
     outputs = _outputs(request.outputs or (), parameters.binary_data_output or False)
     texts = _elements(request.inputs[0], body[length:])
     if len(texts) > max_jobs:
-        raise InvalidRequestError(f"must hold at most {max_jobs} jobs, not {len(texts)}: send several requests", INPUT_NAME)
+        raise InvalidRequestError(
+            f"must hold at most {max_jobs} jobs, not {len(texts)}: send several requests",
+            INPUT_NAME,
+        )
     bins = bins_of_width((parameters.bin_width_mib or DEFAULT_BIN_WIDTH_MIB) * MIB)
-    if len(texts) * bins.count > MAX_PROBABILITIES and any(output.name == "probabilities" for output in outputs):
+    if len(texts) * bins.count > MAX_PROBABILITIES and any(
+        output.name == "probabilities" for output in outputs
+    ):
         raise InvalidRequestError(
             f"gives {bins.count} bins for each of {len(texts)} jobs, and an answer holds at most {MAX_PROBABILITIES} "
             "probabilities: ask for wider bins, for fewer jobs, or for other outputs",
@@ -84,7 +90,9 @@ def read_infer_request(body: bytes, header_length: bytes | None, max_jobs: int) 
     return InferRequest(
         id=request.id,
         documents=[_document(text, index) for index, text in enumerate(texts)],
-        options=Options(coverage=coverage, bins=bins, gpu=parameters.gpu, encoder=parameters.encoder),
+        options=Options(
+            coverage=coverage, bins=bins, gpu=parameters.gpu, encoder=parameters.encoder
+        ),
         bins=bins,
         outputs=outputs,
     )
@@ -101,15 +109,21 @@ def _header_length(header: bytes | None, body_length: int) -> int:
     return int(header)
 
 
-def _outputs(requested: Sequence[OipRequestedOutput], default_binary: bool) -> Sequence[RequestedOutput]:
+def _outputs(
+    requested: Sequence[OipRequestedOutput], default_binary: bool
+) -> Sequence[RequestedOutput]:
     if not requested:  # the protocol's default: all outputs
         return [RequestedOutput(name, default_binary) for name in OUTPUT_NAMES]
     outputs: list[RequestedOutput] = []
     for index, output in enumerate(requested):
         if any(output.name == earlier.name for earlier in outputs):
-            raise InvalidRequestError(f"is asked for twice: {output.name}", f"outputs[{index}].name")
+            raise InvalidRequestError(
+                f"is asked for twice: {output.name}", f"outputs[{index}].name"
+            )
         is_binary = None if output.parameters is None else output.parameters.binary_data
-        outputs.append(RequestedOutput(output.name, default_binary if is_binary is None else is_binary))
+        outputs.append(
+            RequestedOutput(output.name, default_binary if is_binary is None else is_binary)
+        )
     return outputs
 
 
@@ -119,7 +133,10 @@ def _elements(tensor: OipInput, raw: bytes) -> Sequence[str | bytes]:
     size = None if tensor.parameters is None else tensor.parameters.binary_data_size
     if size is not None:
         if tensor.data is not None:
-            raise InvalidRequestError("must not stand beside the parameter binary_data_size: give one of them", f"{path}.data")
+            raise InvalidRequestError(
+                "must not stand beside the parameter binary_data_size: give one of them",
+                f"{path}.data",
+            )
         if size != len(raw):
             raise InvalidRequestError(
                 f"must be {len(raw)}, the bytes behind the JSON object, not {describe(size)}",
@@ -128,9 +145,13 @@ def _elements(tensor: OipInput, raw: bytes) -> Sequence[str | bytes]:
         elements: Sequence[str | bytes] = split_bytes(raw, f"{path}: the raw data")
     else:
         if raw:
-            raise InvalidRequestError(f"goes on for {len(raw)} bytes that no input claims with binary_data_size", "body")
+            raise InvalidRequestError(
+                f"goes on for {len(raw)} bytes that no input claims with binary_data_size", "body"
+            )
         if tensor.data is None:
-            raise InvalidRequestError("must be a list of JSON documents as texts, not null", f"{path}.data")
+            raise InvalidRequestError(
+                "must be a list of JSON documents as texts, not null", f"{path}.data"
+            )
         elements = list(_flattened(tensor.data))
     if tensor.shape not in ([len(elements)], [len(elements), 1]):
         shape = ", ".join(map(describe, tensor.shape))
@@ -139,12 +160,15 @@ def _elements(tensor: OipInput, raw: bytes) -> Sequence[str | bytes]:
             f"{path}.shape",
         )
     if not elements:
-        raise InvalidRequestError("must be at least [1]: there is no job to answer for", f"{path}.shape")
+        raise InvalidRequestError(
+            "must be at least [1]: there is no job to answer for", f"{path}.shape"
+        )
     return elements
 
 
 def _flattened(data: Iterable[str | list[str]]) -> Iterable[str]:
-    """The elements as one flat list; the protocol allows nested rows, and a tensor ``[n, 1]`` has rows of one element."""
+    """The elements as one flat list; the protocol allows nested rows, and a tensor ``[n, 1]`` has
+    rows of one element."""
     for element in data:
         if isinstance(element, list):
             yield from element

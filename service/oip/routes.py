@@ -1,7 +1,8 @@
 """The protocol's paths and its error format: ``{"error": …}`` and not a problem document.
 
-One small application serves everything under ``/v2``, so that every error, an unknown path included, has the format that the
-protocol's clients expect.  The gate has checked the key and the rate before.
+One small application serves everything under ``/v2``, so that every error, an unknown path
+included, has the format that the protocol's clients expect.  The gate has checked the key and the
+rate before.
 """
 
 from __future__ import annotations
@@ -50,7 +51,13 @@ _MODEL: Final = {
     "description": "`gpumemnet` for the whole service, or the name of one bundle",
     "example": "gpumemnet",
 }
-_VERSION: Final = {"name": "version", "in": "path", "required": True, "schema": {"type": "string"}, "description": "its version"}
+_VERSION: Final = {
+    "name": "version",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string"},
+    "description": "its version",
+}
 _REFUSALS: Final = {
     400: "The request or one of its jobs is invalid; no job is predicted then.",
     404: "The model or version is unknown.",
@@ -59,7 +66,9 @@ _REFUSALS: Final = {
     415: "The body is neither JSON nor JSON followed by raw tensors, or it is compressed.",
     503: NOT_READY,
 }
-_OUTPUT_LIST: Final = "".join(f"\n* `{output.name}` ({output.datatype}): {output.meaning}" for output in OUTPUTS)
+_OUTPUT_LIST: Final = "".join(
+    f"\n* `{output.name}` ({output.datatype}): {output.meaning}" for output in OUTPUTS
+)
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -67,7 +76,14 @@ Handler = Callable[[Request], Awaitable[Response]]
 def _infer_examples() -> dict[str, Any]:
     example = {
         "id": "42",
-        "inputs": [{"name": "job", "datatype": "BYTES", "shape": [1], "data": [orjson.dumps(EXAMPLE_JOBS["mlp"]).decode()]}],
+        "inputs": [
+            {
+                "name": "job",
+                "datatype": "BYTES",
+                "shape": [1],
+                "data": [orjson.dumps(EXAMPLE_JOBS["mlp"]).decode()],
+            }
+        ],
         "outputs": [{"name": "expected_bytes"}, {"name": "safe_bytes"}, {"name": "in_support"}],
         "parameters": {"coverage": 0.99},
     }
@@ -89,7 +105,8 @@ class ServedRelease(Protocol):
 
 
 class _WholePath(PathConvertor):
-    """The rest of a path, line breaks included: Starlette's converter stops at them, and the error would have another format."""
+    """The rest of a path, line breaks included: Starlette's converter stops at them, and the error
+    would have another format."""
 
     regex = r"[\s\S]*"
 
@@ -98,7 +115,8 @@ register_url_convertor("whole", _WholePath())
 
 
 class _Endpoint:
-    """ASGI application of a function: Starlette's own would handle errors before :class:`OipApplication` sees them."""
+    """ASGI application of a function: Starlette's own would handle errors before
+    :class:`OipApplication` sees them."""
 
     def __init__(self, answer: Callable[[Request], Awaitable[Response]]) -> None:
         self._answer = answer
@@ -118,7 +136,9 @@ class OipApplication:
         self.operations = self._operations()
         root = Route("/v2/", _Endpoint(self._server), methods=["GET"])
         self.routes = [Route("/v2", self), Route("/v2/{rest:whole}", self)]
-        self._router = Router([*routes(self.operations), root], redirect_slashes=False, default=_nothing_there)
+        self._router = Router(
+            [*routes(self.operations), root], redirect_slashes=False, default=_nothing_there
+        )
 
     def _operations(self) -> list[Operation]:
         def operation(
@@ -144,13 +164,19 @@ class OipApplication:
                 refusals={status: _REFUSALS[status] for status in refusals},
                 refusal_schema=schemas.OipError,
                 refusal_type=JSON,
-                parameters=[parameter for name, parameter in names.items() if f"{{{name}}}" in path],
+                parameters=[
+                    parameter for name, parameter in names.items() if f"{{{name}}}" in path
+                ],
                 **more,
             )
 
         found = [
-            operation("GET", "/v2", "oip_server", "Server metadata", self._server, schemas.OipServer),
-            operation("GET", "/v2/health/live", "oip_live", "Server liveness", self._live, schemas.OipLive),
+            operation(
+                "GET", "/v2", "oip_server", "Server metadata", self._server, schemas.OipServer
+            ),
+            operation(
+                "GET", "/v2/health/live", "oip_live", "Server liveness", self._live, schemas.OipLive
+            ),
             operation(
                 "GET",
                 "/v2/health/ready",
@@ -161,18 +187,33 @@ class OipApplication:
                 [503],
             ),
             operation(
-                *("POST", "/v2/repository/index", "oip_index", "Repository index: the loaded models", self._index),
+                *(
+                    "POST",
+                    "/v2/repository/index",
+                    "oip_index",
+                    "Repository index: the loaded models",
+                    self._index,
+                ),
                 [schemas.OipIndexEntry],
             ),
         ]
-        for suffix, path in (("", "/v2/models/{model}"), ("_version", "/v2/models/{model}/versions/{version}")):
+        for suffix, path in (
+            ("", "/v2/models/{model}"),
+            ("_version", "/v2/models/{model}/versions/{version}"),
+        ):
             found += [
                 operation(
                     *("GET", path, f"oip_model{suffix}", "Model metadata", self._model),
                     *(schemas.OipModelMetadata, [404]),
                 ),
                 operation(
-                    *("GET", f"{path}/ready", f"oip_model{suffix}_ready", "Model readiness", self._model_ready),
+                    *(
+                        "GET",
+                        f"{path}/ready",
+                        f"oip_model{suffix}_ready",
+                        "Model readiness",
+                        self._model_ready,
+                    ),
                     *(schemas.OipModelReady, [404]),
                 ),
                 operation(
@@ -207,7 +248,9 @@ class OipApplication:
             await _error(error.status_code, detail, error.headers)(scope, receive, send)
         except Exception:
             if not has_started:
-                await _error(500, "an unexpected error occurred; the cause is in the log of the service")(scope, receive, send)
+                await _error(
+                    500, "an unexpected error occurred; the cause is in the log of the service"
+                )(scope, receive, send)
             raise  # the server logs the exception
 
     def _models(self) -> dict[str, OipModel]:
@@ -224,31 +267,45 @@ class OipApplication:
         name, version_name = request.path_params["model"], request.path_params.get("version")
         model = models.get(name)
         if model is None:
-            raise HTTPException(404, f"there is no model {name[:100]!r}: models are {', '.join(models)}")
+            raise HTTPException(
+                404, f"there is no model {name[:100]!r}: models are {', '.join(models)}"
+            )
         if version_name not in (None, model.version):
-            raise HTTPException(404, f"there is no version {version_name[:100]!r} of {name}: it has {model.version!r}")
+            raise HTTPException(
+                404,
+                f"there is no version {version_name[:100]!r} of {name}: it has {model.version!r}",
+            )
         return model
 
     async def _server(self, request: Request) -> Response:
-        return _json({"name": "gpumemnet", "version": version("gpumemnet"), "extensions": EXTENSIONS})
+        return _json(
+            {"name": "gpumemnet", "version": version("gpumemnet"), "extensions": EXTENSIONS}
+        )
 
     async def _live(self, request: Request) -> Response:
         return _json({"live": True})
 
     async def _ready(self, request: Request) -> Response:
         if not self._serving.is_ready:
-            raise HTTPException(503, "the registry's champion cannot be served; the cause is in the log of the service")
+            raise HTTPException(
+                503,
+                "the registry's champion cannot be served; the cause is in the log of the service",
+            )
         return _json({"ready": True})
 
     async def _index(self, request: Request) -> Response:
         entries = [
-            {"name": model.name, "version": model.version, "state": "READY", "reason": ""} for model in self._models().values()
+            {"name": model.name, "version": model.version, "state": "READY", "reason": ""}
+            for model in self._models().values()
         ]
         return _json(entries)
 
     async def _model(self, request: Request) -> Response:
         model = self._requested_model(request)
-        outputs = [{"name": output.name, "datatype": output.datatype, "shape": output.shape} for output in OUTPUTS]
+        outputs = [
+            {"name": output.name, "datatype": output.datatype, "shape": output.shape}
+            for output in OUTPUTS
+        ]
         return _json(
             {
                 "name": model.name,
@@ -286,7 +343,11 @@ def infer(model: OipModel, body: bytes, header_length: bytes | None) -> Response
     outputs, raw = [], []
     for output in request.outputs:
         tensor = tensors[output.name]
-        entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+        entry: dict[str, Any] = {
+            "name": tensor.name,
+            "datatype": tensor.datatype,
+            "shape": tensor.shape,
+        }
         if output.is_binary:
             raw.append(tensor.as_bytes())
             entry["parameters"] = {"binary_data_size": len(raw[-1])}
@@ -297,27 +358,41 @@ def infer(model: OipModel, body: bytes, header_length: bytes | None) -> Response
         "model_name": model.name,
         "model_version": model.version,
         **({} if request.id is None else {"id": request.id}),
-        "parameters": {"coverage": request.options.coverage, "bin_width_mib": request.bins.width_bytes // MIB},
+        "parameters": {
+            "coverage": request.options.coverage,
+            "bin_width_mib": request.bins.width_bytes // MIB,
+        },
         "outputs": outputs,
     }
     document = orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
     if not raw:
         return Response(document, media_type=JSON)
-    return Response(b"".join((document, *raw)), headers={HEADER_LENGTH: str(len(document))}, media_type=RAW)
+    return Response(
+        b"".join((document, *raw)), headers={HEADER_LENGTH: str(len(document))}, media_type=RAW
+    )
 
 
 async def _nothing_there(scope: Scope, receive: Receive, send: Send) -> None:
-    raise HTTPException(404, f"there is nothing at {scope['path'][:200]}: the paths are listed at /docs")
+    raise HTTPException(
+        404, f"there is nothing at {scope['path'][:200]}: the paths are listed at /docs"
+    )
 
 
 def _check_media_type(request: Request) -> None:
-    """Reject media types that a form of any web page can send; a missing one is accepted, because Triton's client sends none."""
+    """Reject media types that a form of any web page can send; a missing one is accepted, because
+    Triton's client sends none."""
     media_type = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
     if media_type not in (JSON, RAW):
-        raise HTTPException(415, f"the body must be sent with 'Content-Type: {JSON}', or {RAW} with raw tensors behind it")
+        raise HTTPException(
+            415,
+            f"the body must be sent with 'Content-Type: {JSON}', or {RAW} with raw tensors behind it",
+        )
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":
-        raise HTTPException(415, f"a body with 'Content-Encoding: {encoding[:40]}' is not read: send it uncompressed")
+        raise HTTPException(
+            415,
+            f"a body with 'Content-Encoding: {encoding[:40]}' is not read: send it uncompressed",
+        )
 
 
 def _json(document: Any) -> Response:

@@ -63,7 +63,9 @@ class OipModelMetadata(Schema):
     platform: str
     inputs: list[OipTensorMetadata]
     outputs: list[OipTensorMetadata]
-    parameters: dict[str, str] = Field(description="what this service says of it beyond the protocol: its hash, family, GPU")
+    parameters: dict[str, str] = Field(
+        description="what this service says of it beyond the protocol: its hash, family, GPU"
+    )
 
 
 class OipIndexEntry(Schema):
@@ -79,9 +81,12 @@ class OipInputParameters(Schema):
     """How the elements are sent."""
 
     binary_data_size: Annotated[int, Field(ge=0)] | None = Field(
-        default=None, description="bytes of the tensor in raw form behind the JSON object, instead of `data`"
+        default=None,
+        description="bytes of the tensor in raw form behind the JSON object, instead of `data`",
     )
-    content_type: Literal["str"] | None = Field(default=None, description="as MLServer's client sends it")
+    content_type: Literal["str"] | None = Field(
+        default=None, description="as MLServer's client sends it"
+    )
 
 
 class OipInput(Schema):
@@ -114,11 +119,15 @@ class OipParameters(Schema):
 
     coverage: Coverage = None
     bin_width_mib: Annotated[int, Field(ge=MIN_BIN_WIDTH_MIB, le=MAX_BIN_WIDTH_MIB)] | None = Field(
-        default=None, description="width of the bins in MiB", json_schema_extra={"default": DEFAULT_BIN_WIDTH_MIB}
+        default=None,
+        description="width of the bins in MiB",
+        json_schema_extra={"default": DEFAULT_BIN_WIDTH_MIB},
     )
     gpu: str | None = Field(default=None, description="the GPU; by default the service's")
     encoder: Encoder = None
-    binary_data_output: bool | None = Field(default=None, description="all outputs in raw form unless they say otherwise")
+    binary_data_output: bool | None = Field(
+        default=None, description="all outputs in raw form unless they say otherwise"
+    )
     priority: Any = None
     timeout: Any = None
     content_type: Any = None
@@ -130,7 +139,9 @@ class OipRequest(Schema):
 
     id: str | None = Field(default=None, description="repeated in the answer")
     inputs: list[OipInput] = Field(min_length=1, max_length=1, description="the tensor `job`")
-    outputs: list[OipRequestedOutput] | None = Field(default=None, description="the requested outputs; by default all")
+    outputs: list[OipRequestedOutput] | None = Field(
+        default=None, description="the requested outputs; by default all"
+    )
     parameters: OipParameters | None = None
     model_name: str | None = Field(default=None, description="ignored: the path decides")
     model_version: str | None = Field(default=None, description="ignored: the path decides")
@@ -142,8 +153,12 @@ class OipOutput(Schema):
     name: str
     datatype: str
     shape: list[int]
-    data: list[float | int | bool | str] | None = Field(default=None, description="elements row by row, unless sent in raw form")
-    parameters: dict[str, int] | None = Field(default=None, description="binary_data_size, where it is sent in raw form")
+    data: list[float | int | bool | str] | None = Field(
+        default=None, description="elements row by row, unless sent in raw form"
+    )
+    parameters: dict[str, int] | None = Field(
+        default=None, description="binary_data_size, where it is sent in raw form"
+    )
 
 
 class OipAnswer(Schema):
@@ -152,5 +167,7 @@ class OipAnswer(Schema):
     model_name: str
     model_version: str
     id: str | None = Field(default=None, description="that of the request")
-    parameters: dict[str, float | int] = Field(description="the coverage and bin_width_mib of the predictions")
+    parameters: dict[str, float | int] = Field(
+        description="the coverage and bin_width_mib of the predictions"
+    )
     outputs: list[OipOutput]

@@ -1,7 +1,8 @@
 """Converts the protocol's tensors from and to JSON and raw bytes.
 
-In raw form (Triton's extension ``binary_tensor_data``) numbers are little-endian and row-major, and a boolean is one byte.
-An element of type BYTES is its length in four bytes, followed by its content.
+In raw form (Triton's extension ``binary_tensor_data``) numbers are little-endian and row-major, and
+a boolean is one byte. An element of type BYTES is its length in four bytes, followed by its
+content.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _NUMPY_TYPES: Final = {"BOOL": "u1", "INT32": "<i4", "INT64": "<i8", "FP64": "<f
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensor:
-    """One output: its values are strings for the data type BYTES, and an array of the tensor's shape for all others."""
+    """One output: its values are strings for the data type BYTES, and an array of the tensor's
+    shape for all others."""
 
     name: str
     datatype: str
@@ -30,7 +32,9 @@ class Tensor:
     @property
     def shape(self) -> list[int]:
         """Size of every dimension."""
-        return list(self.values.shape) if isinstance(self.values, np.ndarray) else [len(self.values)]
+        return (
+            list(self.values.shape) if isinstance(self.values, np.ndarray) else [len(self.values)]
+        )
 
     def as_json(self) -> NDArray[Any] | Sequence[str]:
         """The elements as a flat list, as orjson writes them."""
@@ -45,7 +49,9 @@ class Tensor:
 
 def join_bytes(elements: Sequence[bytes]) -> bytes:
     """A BYTES tensor in raw form."""
-    return b"".join([len(element).to_bytes(LENGTH_BYTES, "little") + element for element in elements])
+    return b"".join(
+        [len(element).to_bytes(LENGTH_BYTES, "little") + element for element in elements]
+    )
 
 
 def split_bytes(raw: bytes, path: str) -> list[bytes]:

@@ -1,4 +1,5 @@
 """The start page and the API documentation: static files with fixed routes.
 
-:mod:`.routes` makes one route for each file of ``files/``, ``examples/`` and ``docs/`` when the application is made.
+:mod:`.routes` makes one route for each file of ``files/``, ``examples/`` and ``docs/`` when the
+application is made.
 """

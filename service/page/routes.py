@@ -1,7 +1,8 @@
 """The routes of the start page and of the API documentation.
 
-Every file has its own route, fixed when the application is made: no request path ever reaches the file system.
-Swagger UI comes from the package ``swagger_ui_bundle``, so that the documentation needs no other host.
+Every file has its own route, fixed when the application is made: no request path ever reaches the
+file system. Swagger UI comes from the package ``swagger_ui_bundle``, so that the documentation
+needs no other host.
 """
 
 from __future__ import annotations
@@ -17,10 +18,9 @@ from swagger_ui_bundle import swagger_ui_path  # type: ignore[import-untyped]
 SWAGGER_FILES: Final = ("swagger-ui.css", "swagger-ui-bundle.js")
 """The files of Swagger UI that the documentation needs."""
 
-CONTENT_SECURITY_POLICY: Final = (
-    "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-"""Content security policy: nothing from other hosts, nothing inline, no framing; the page sends its form by script."""
+CONTENT_SECURITY_POLICY: Final = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+"""Content security policy: nothing from other hosts, nothing inline, no framing; the page sends its
+form by script."""
 
 _DOCS_POLICY: Final = f"{CONTENT_SECURITY_POLICY}; img-src 'self' data:"
 """Swagger UI's style sheet embeds its images as ``data:`` URIs."""
@@ -28,7 +28,8 @@ _OWN: Final = Path(__file__).parent
 
 
 class _File:
-    """ASGI application of one file.  The browser revalidates it each time, so that a new release is visible at once."""
+    """ASGI application of one file.  The browser revalidates it each time, so that a new release is
+    visible at once."""
 
     def __init__(self, path: Path, policy: str) -> None:
         self._files = StaticFiles(directory=path.parent)
@@ -48,8 +49,11 @@ class _File:
 
 
 def page_routes() -> list[BaseRoute]:
-    """``/`` and the page's files below ``/page/``; they need no API key, because they hold nothing secret."""
-    routes = _folder_routes("/page", _OWN / "files") + _folder_routes("/page/examples", _OWN / "examples")
+    """``/`` and the page's files below ``/page/``; they need no API key, because they hold nothing
+    secret."""
+    routes = _folder_routes("/page", _OWN / "files") + _folder_routes(
+        "/page/examples", _OWN / "examples"
+    )
     return [_route("/", "page", _OWN / "files" / "index.html"), *routes]
 
 
@@ -58,7 +62,10 @@ def docs_routes() -> list[BaseRoute]:
     return [
         _route("/docs", "docs", _OWN / "docs" / "docs.html", _DOCS_POLICY),
         *_folder_routes("/docs", _OWN / "docs"),
-        *(_route(f"/docs/{name}", f"docs:{name}", Path(swagger_ui_path) / name) for name in SWAGGER_FILES),
+        *(
+            _route(f"/docs/{name}", f"docs:{name}", Path(swagger_ui_path) / name)
+            for name in SWAGGER_FILES
+        ),
     ]
 
 

@@ -1,4 +1,5 @@
-"""Prometheus metrics of the served models: the release, the number of changes, and the challenger's distance from the champion.
+"""Prometheus metrics of the served models: the release, the number of changes, and the challenger's
+distance from the champion.
 
 With several workers in one container, a gauge is the number of live workers for which it holds.
 """
@@ -22,7 +23,9 @@ STALE: Final = Gauge(
 )
 SWAPS: Final = Counter("gpumemnet_champion_swaps", "Changes of the release that a worker serves.")
 FAILED_LOADS: Final = Counter(
-    "gpumemnet_release_load_failures", "Releases that could not be loaded or failed their self-test.", ("alias",)
+    "gpumemnet_release_load_failures",
+    "Releases that could not be loaded or failed their self-test.",
+    ("alias",),
 )
 SHADOWED: Final = Counter(
     "gpumemnet_shadow_predictions",

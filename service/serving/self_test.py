@@ -1,10 +1,13 @@
-"""The self-test that a release must pass before it serves: it predicts golden jobs, and every prediction must meet fixed rules.
+"""The self-test that a release must pass before it serves: it predicts golden jobs, and every
+prediction must meet fixed rules.
 
-A graph may load and run, and still be useless: trained on other units, exported with swapped columns, or trained too briefly.
-The rules hold for every usable model.  Whether one model is better than another is measured in shadow mode.
+A graph may load and run, and still be useless: trained on other units, exported with swapped
+columns, or trained too briefly. The rules hold for every usable model.  Whether one model is better
+than another is measured in shadow mode.
 
-A model card may add golden predictions (``"golden": [{"job": …, "expected_bytes": …, "safe_bytes": …}]``), which are tested as
-well.  They contain the context of the labels, and show that this machine computes the same values as the training machine.
+A model card may add golden predictions (``"golden": [{"job": …, "expected_bytes": …, "safe_bytes":
+…}]``), which are tested as well.  They contain the context of the labels, and show that this
+machine computes the same values as the training machine.
 """
 
 from __future__ import annotations
@@ -40,7 +43,13 @@ _SUM_TOLERANCE: Final = 1e-6
 _BATCH_TOLERANCE: Final = 1e-4
 _PHYSICAL_COLUMNS: Final = [
     FEATURE_NAMES.index(name)
-    for name in ("weight_bytes", "gradient_bytes", "optimizer_state_bytes", "input_bytes", "activation_bytes")
+    for name in (
+        "weight_bytes",
+        "gradient_bytes",
+        "optimizer_state_bytes",
+        "input_bytes",
+        "activation_bytes",
+    )
 ]
 
 
@@ -49,7 +58,8 @@ def check_golden(predictor: Predictor, tested: Container[str] = ()) -> None:
 
     Args:
         predictor: to test.
-        tested: hashes of bundles that have passed the test in this process, and are not tested again.
+        tested: hashes of bundles that have passed the test in this process, and are not tested
+            again.
 
     Raises:
         BundleError: names the bundle, the job and the fault.
@@ -57,7 +67,11 @@ def check_golden(predictor: Predictor, tested: Container[str] = ()) -> None:
     for model in _models(predictor):
         if model.bundle.sha256 in tested:
             continue
-        golden = [(name, job) for name, job in _golden_jobs(model.card.family) if job.has_layers or not model.needs_layers]
+        golden = [
+            (name, job)
+            for name, job in _golden_jobs(model.card.family)
+            if job.has_layers or not model.needs_layers
+        ]
         for name, job in golden:
             _checked(model, name, job)
         _check_together(model, [job for _, job in golden])
@@ -66,8 +80,14 @@ def check_golden(predictor: Predictor, tested: Container[str] = ()) -> None:
 
 
 def _models(predictor: Predictor) -> Iterator[BundleModel]:
-    families = dict.fromkeys(family for bundle in predictor.bundles for family in bundle.card.families)
-    loaded = {(family, bundle.card.encoder) for bundle in predictor.bundles for family in bundle.card.families}
+    families = dict.fromkeys(
+        family for bundle in predictor.bundles for family in bundle.card.families
+    )
+    loaded = {
+        (family, bundle.card.encoder)
+        for bundle in predictor.bundles
+        for family in bundle.card.families
+    }
     for family in families:
         for encoder in ENCODERS:
             if (family, encoder) in loaded:
@@ -84,7 +104,9 @@ def _checked(model: BundleModel, name: str, job: TrainingJob) -> None:
     try:
         problem = _problem(model, job)
     except Exception as error:  # onnxruntime and numpy may raise any exception on an unknown graph
-        raise _failure(model, f"the {name} is not answered ({type(error).__name__}: {error})") from error
+        raise _failure(
+            model, f"the {name} is not answered ({type(error).__name__}: {error})"
+        ) from error
     if problem:
         raise _failure(model, f"the {name}: {problem}")
 
@@ -96,11 +118,15 @@ def _problem(model: BundleModel, job: TrainingJob) -> str | None:
     mixture = answer.distribution
     amounts = (answer.reference_bytes, answer.expected_bytes, answer.bounds_bytes)
     if answer.is_broken is not None or not all(
-        np.isfinite(part).all() for part in (mixture.weights, mixture.locations, mixture.scales, *amounts)
+        np.isfinite(part).all()
+        for part in (mixture.weights, mixture.locations, mixture.scales, *amounts)
     ):
         return "the graph's outputs are not finite"
     unseen = model.support.check(table, features)
-    estimates = [model.predict(table, None, coverage, None, features, unseen)[0] for coverage in model.card.coverages]
+    estimates = [
+        model.predict(table, None, coverage, None, features, unseen)[0]
+        for coverage in model.card.coverages
+    ]
     for estimate in estimates:
         problem = _estimate_problem(estimate)
         if problem:
@@ -159,11 +185,19 @@ def _own_golden(model: BundleModel) -> list[Any]:
 
 def _check_own(model: BundleModel, number: int, entry: Any) -> None:
     try:
-        job, answers = job_from_dict(entry["job"]), {name: entry[name] for name in ("expected_bytes", "safe_bytes")}
+        job, answers = (
+            job_from_dict(entry["job"]),
+            {name: entry[name] for name in ("expected_bytes", "safe_bytes")},
+        )
         if job.family != model.card.family and job.family in model.bundle.card.families:
             return  # the model is tested through its other family
-        estimate = model.predict(JobTable.from_jobs((job,)), None, entry.get("coverage", model.card.coverages[-1]))[0]
-        found: Mapping[str, int | None] = {"expected_bytes": estimate.expected_bytes, "safe_bytes": estimate.safe_bytes}
+        estimate = model.predict(
+            JobTable.from_jobs((job,)), None, entry.get("coverage", model.card.coverages[-1])
+        )[0]
+        found: Mapping[str, int | None] = {
+            "expected_bytes": estimate.expected_bytes,
+            "safe_bytes": estimate.safe_bytes,
+        }
         for name, expected in answers.items():
             bytes_found = found[name]
             is_same = (
@@ -172,12 +206,20 @@ def _check_own(model: BundleModel, number: int, entry: Any) -> None:
                 else math.isclose(expected, bytes_found, rel_tol=GOLDEN_TOLERANCE)
             )
             if not is_same:
-                raise _failure(model, f"golden job {number} of its card: {name} are {bytes_found} and should be {expected}")
+                raise _failure(
+                    model,
+                    f"golden job {number} of its card: {name} are {bytes_found} and should be {expected}",
+                )
     except BundleError:
         raise
     except Exception as error:
-        raise _failure(model, f"golden job {number} of its card is not answered ({type(error).__name__}: {error})") from error
+        raise _failure(
+            model,
+            f"golden job {number} of its card is not answered ({type(error).__name__}: {error})",
+        ) from error
 
 
 def _failure(model: BundleModel, what: str) -> BundleError:
-    return BundleError(f"the self-test of {model.card.name} (bundle {model.bundle.sha256[:12]}) failed: {what}")
+    return BundleError(
+        f"the self-test of {model.card.name} (bundle {model.bundle.sha256[:12]}) failed: {what}"
+    )

@@ -1,7 +1,9 @@
-"""Loads the served release, and replaces it: the new release is loaded, tested, and swapped in by one assignment.
+"""Loads the served release, and replaces it: the new release is loaded, tested, and swapped in by
+one assignment.
 
-A request reads :attr:`ServedRelease.api` once and keeps the result.  So no request sees two releases, and none waits for a swap.
-The previous release stays in the registry.  A rollback loads it again, so it costs no memory meanwhile.
+A request reads :attr:`ServedRelease.api` once and keeps the result.  So no request sees two
+releases, and none waits for a swap. The previous release stays in the registry.  A rollback loads
+it again, so it costs no memory meanwhile.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from .self_test import check_golden
 from .shadow import Shadow
 
 RETRY_ROUNDS: Final = 30
-"""So many looks at the registry after a failure, the champion is tried again: a folder in the network may have come back."""
+"""So many looks at the registry after a failure, the champion is tried again: a folder in the
+network may have come back."""
 
 CONFIGURED: Final = "configured"
 """The release's name when the settings name bundle folders."""
@@ -48,22 +51,26 @@ class ServedRelease:
 
     Args:
         build: makes an api from a predictor and the name of its release.
-        registry: names the champion; without one, ``bundles`` or else the shipped bundles are served.
+        registry: names the champion; without one, ``bundles`` or else the shipped bundles are
+            served.
         bundles: folders of bundles to serve instead of a registry.
         shadow: runs the challenger; without one, challengers are ignored.
         predictor_settings: keyword arguments of every predictor: default GPU and CUDA context.
-        is_champion_required: whether the service is ready only while it serves the registry's champion.
+        is_champion_required: whether the service is ready only while it serves the registry's
+            champion.
 
     Attributes:
         api: the current api; read it once for each request.
         release, sha256: the name of its release, and a hash over its bundles.
         previous: the release that this process served before.
         aliases: the registry's aliases at the last read.
-        failure: a sentence that says why the registry's champion is not served; ``None`` when it is served.
+        failure: a sentence that says why the registry's champion is not served; ``None`` when it is
+            served.
         challenger_failure: the same for the challenger.
 
     Raises:
-        BundleError: when nothing can be served: the bundles of the settings, or the shipped ones, fail.
+        BundleError: when nothing can be served: the bundles of the settings, or the shipped ones,
+            fail.
     """
 
     api: PredictionApi
@@ -81,7 +88,9 @@ class ServedRelease:
         is_champion_required: bool = False,
     ) -> None:
         if registry is not None and bundles:
-            raise BundleError("both bundles and a registry are set: set only one of GPUMEMNET_BUNDLES and GPUMEMNET_REGISTRY")
+            raise BundleError(
+                "both bundles and a registry are set: set only one of GPUMEMNET_BUNDLES and GPUMEMNET_REGISTRY"
+            )
         self.registry = registry
         self.previous: str | None = None
         self.aliases = Aliases()
@@ -98,7 +107,11 @@ class ServedRelease:
         if registry is not None:
             self._begin(registry)
         elif bundles:
-            self._put(self._ready(CONFIGURED, [bundle for folder in bundles for bundle in load_bundles(folder)]))
+            self._put(
+                self._ready(
+                    CONFIGURED, [bundle for folder in bundles for bundle in load_bundles(folder)]
+                )
+            )
         else:
             self._put(self._ready(SHIPPED, shipped_bundles()))
 
@@ -109,19 +122,22 @@ class ServedRelease:
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests may be sent here: not while another release answers in place of a champion that is required."""
+        """Whether requests may be sent here: not while another release answers in place of a
+        champion that is required."""
         return self.failure is None or not self.is_champion_required
 
     @property
     def fallback(self) -> str | None:
-        """The release that answers in place of the registry's champion; ``None`` while the champion answers."""
+        """The release that answers in place of the registry's champion; ``None`` while the champion
+        answers."""
         return None if self.failure is None else self.release
 
     def follow(self) -> None:
-        """Serve the release that the registry's aliases name; checks only the file's date when it has not changed.
+        """Serve the release that the registry's aliases name; checks only the file's date when it
+        has not changed.
 
-        A champion that cannot be loaded or fails its self-test is reported, and the current release stays.  It is tried again
-        when the aliases change, and every :data:`RETRY_ROUNDS` calls.
+        A champion that cannot be loaded or fails its self-test is reported, and the current release
+        stays.  It is tried again when the aliases change, and every :data:`RETRY_ROUNDS` calls.
         """
         if self.registry is None:
             return
@@ -139,7 +155,8 @@ class ServedRelease:
         Raises:
             UnknownReleaseError: when there is no such release.
             RegistryError: when there is no registry, or it cannot be written to.
-            BundleError: when the release cannot be loaded or fails its self-test; nothing has changed then.
+            BundleError: when the release cannot be loaded or fails its self-test; nothing has
+                changed then.
         """
         registry = self._registry()
         with self._lock:
@@ -158,7 +175,9 @@ class ServedRelease:
         registry = self._registry()
         with self._lock:
             target = registry.aliases().previous
-            loaded = None if target is None or target == self.release else self._load_champion(target)
+            loaded = (
+                None if target is None or target == self.release else self._load_champion(target)
+            )
             self.aliases = registry.rollback(by=by, reason=reason)
             if self.aliases.champion == target:
                 self._swap(loaded)
@@ -175,7 +194,11 @@ class ServedRelease:
         """
         registry = self._registry()
         with self._lock:
-            predictor = None if release is None or release == self.challenger else self._load(release, "challenger")
+            predictor = (
+                None
+                if release is None or release == self.challenger
+                else self._load(release, "challenger")
+            )
             self.aliases = registry.set_challenger(release)
             if self._shadow is not None and release is not None and predictor is not None:
                 self._shadow.challenge(release, predictor)
@@ -196,21 +219,30 @@ class ServedRelease:
         with self._lock:
             if (release, sha256) == (self.release, self.sha256):
                 return
-            loaded = self._answering(release, Predictor(self._registry().load(release), **self._predictor_settings))
+            loaded = self._answering(
+                release, Predictor(self._registry().load(release), **self._predictor_settings)
+            )
             if loaded.sha256 != sha256:
                 raise BundleError(f"the bundles of release {release} are not those that are served")
             self.api, self.release, self.sha256 = loaded.api, release, sha256
 
     def _registry(self) -> Registry:
         if self.registry is None:
-            raise RegistryError("there is no registry to choose releases from: give the service a folder in GPUMEMNET_REGISTRY")
+            raise RegistryError(
+                "there is no registry to choose releases from: give the service a folder in GPUMEMNET_REGISTRY"
+            )
         return self.registry
 
     def _begin(self, registry: Registry) -> None:
-        """Serve the champion; if it fails, the previous champion; if that fails, the shipped bundles."""
+        """Serve the champion; if it fails, the previous champion; if that fails, the shipped
+        bundles."""
         self._seen = _signature(registry.aliases_file)
         if not registry.folder.is_dir():
-            logger.warning("the registry %s does not exist yet: %s is served until it names a champion", registry.folder, SHIPPED)
+            logger.warning(
+                "the registry %s does not exist yet: %s is served until it names a champion",
+                registry.folder,
+                SHIPPED,
+            )
         candidates = [SHIPPED]
         try:
             self.aliases = registry.aliases()
@@ -226,7 +258,11 @@ class ServedRelease:
                     raise
                 self._report(self.failure or str(error))
         if self.failure:
-            logger.error("the registry's champion cannot be served, %s is served instead: %s", self.release, self.failure)
+            logger.error(
+                "the registry's champion cannot be served, %s is served instead: %s",
+                self.release,
+                self.failure,
+            )
         self._follow_challenger()
 
     def _follow(self, registry: Registry) -> None:
@@ -239,7 +275,9 @@ class ServedRelease:
             self._swap(None if champion == self.release else self._load_champion(champion))
         except BundleError as error:
             self._report(str(error))
-            logger.error("the registry's champion cannot be served, %s stays: %s", self.release, error)
+            logger.error(
+                "the registry's champion cannot be served, %s stays: %s", self.release, error
+            )
         self._seen = seen
         self._follow_challenger()
 
@@ -290,7 +328,12 @@ class ServedRelease:
         return self._answering(release, self._tested(bundles))
 
     def _answering(self, release: str, predictor: Predictor) -> Loaded:
-        return Loaded(release, release_digest(predictor.bundles), predictor.bundles, self._build(predictor, release))
+        return Loaded(
+            release,
+            release_digest(predictor.bundles),
+            predictor.bundles,
+            self._build(predictor, release),
+        )
 
     def _report(self, failure: str | None) -> None:
         self.failure = failure
@@ -300,7 +343,9 @@ class ServedRelease:
         try:
             predictor = Predictor(bundles, **self._predictor_settings)
         except InvalidRequestError as error:
-            raise BundleError(f"the settings GPUMEMNET_GPU and GPUMEMNET_CONTEXT_MIB do not do: {error}") from None
+            raise BundleError(
+                f"the settings GPUMEMNET_GPU and GPUMEMNET_CONTEXT_MIB do not do: {error}"
+            ) from None
         check_golden(predictor, self._tested_sha256s)
         self._tested_sha256s.update(bundle.sha256 for bundle in predictor.bundles)
         return predictor

@@ -1,7 +1,8 @@
-"""Shadow mode: the challenger predicts a share of the champion's jobs in the background, so that the two can be compared.
+"""Shadow mode: the challenger predicts a share of the champion's jobs in the background, so that
+the two can be compared.
 
-No request waits for it.  Jobs go into a short queue and are dropped when it is full.  The thread sleeps after each job, so that
-it never takes more than a tenth of the processor time.
+No request waits for it.  Jobs go into a short queue and are dropped when it is full.  The thread
+sleeps after each job, so that it never takes more than a tenth of the processor time.
 """
 
 from __future__ import annotations
@@ -34,8 +35,11 @@ logger = logging.getLogger("gpumemnet.service")
 class ShadowStore(Recorder, Protocol):
     """Stores predictions and the challenger's predictions of the same jobs."""
 
-    def record_shadow(self, prediction_id: str, model_sha256: str, expected_bytes: int, safe_bytes: int | None) -> None:
-        """Store the challenger's prediction for a recorded prediction; never blocks and never raises."""
+    def record_shadow(
+        self, prediction_id: str, model_sha256: str, expected_bytes: int, safe_bytes: int | None
+    ) -> None:
+        """Store the challenger's prediction for a recorded prediction; never blocks and never
+        raises."""
         ...
 
 
@@ -49,7 +53,8 @@ class Challenger(NamedTuple):
 
 
 class Shadow:
-    """A :class:`~service.api.records.Recorder` that passes every prediction on, and lets the challenger predict a share of them.
+    """A :class:`~service.api.records.Recorder` that passes every prediction on, and lets the
+    challenger predict a share of them.
 
     Args:
         store: stores the predictions of champion and challenger; ``None`` when nothing is stored.
@@ -119,19 +124,29 @@ class Shadow:
             began = time.thread_time()
             if challenger is self._challenger:
                 self._predict(challenger, record)
-            del challenger, record  # otherwise a removed challenger would stay in memory until the next prediction
+            del (
+                challenger,
+                record,
+            )  # otherwise a removed challenger would stay in memory until the next prediction
             self._thread.stopping.wait((time.thread_time() - began) * (1 / MAX_BUSY_SHARE - 1))
 
     def _predict(self, challenger: Challenger, record: PredictionRecord) -> None:
         prediction = record.estimate
         try:
             estimate = challenger.predictor.predict(
-                record.job, coverage=prediction.coverage, gpu=prediction.gpu, encoder=self._encoders.get(record.model_sha256)
+                record.job,
+                coverage=prediction.coverage,
+                gpu=prediction.gpu,
+                encoder=self._encoders.get(record.model_sha256),
             )
-            SHADOW_DIFFERENCE.observe(abs(math.log(estimate.expected_bytes / prediction.expected_bytes)))
+            SHADOW_DIFFERENCE.observe(
+                abs(math.log(estimate.expected_bytes / prediction.expected_bytes))
+            )
             sha256 = challenger.sha256_of[estimate.estimator]
             if self._store is not None:
-                self._store.record_shadow(record.prediction_id, sha256, estimate.expected_bytes, estimate.safe_bytes)
+                self._store.record_shadow(
+                    record.prediction_id, sha256, estimate.expected_bytes, estimate.safe_bytes
+                )
         except GpumemnetError:  # the challenger lacks the champion's coverage, encoder or family
             self._failed.inc()
         except Exception:

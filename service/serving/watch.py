@@ -1,4 +1,5 @@
-"""Follows the registry in each worker: all workers, and all hosts that share the folder, change to the same release."""
+"""Follows the registry in each worker: all workers, and all hosts that share the folder, change to
+the same release."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ logger = logging.getLogger("gpumemnet.service")
 
 
 class Watcher:
-    """Reads the registry's aliases every ``reload_seconds`` in a background thread, so that requests are not delayed."""
+    """Reads the registry's aliases every ``reload_seconds`` in a background thread, so that
+    requests are not delayed."""
 
     def __init__(self, serving: ServedRelease, reload_seconds: float) -> None:
         self._serving = serving

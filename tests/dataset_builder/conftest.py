@@ -14,7 +14,10 @@ from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.units import GIB, MIB
 
-PUBLISHED = Path(os.environ.get("GPUMEMNET_PUBLISHED_CSV") or Path(__file__).parents[3] / "shared/data/published_mlp_a100.csv")
+PUBLISHED = Path(
+    os.environ.get("GPUMEMNET_PUBLISHED_CSV")
+    or Path(__file__).parents[3] / "shared/data/published_mlp_a100.csv"
+)
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,9 @@ ROOT = Path(__file__).parents[2]
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "dataset_builder", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 def has_gpu() -> bool:
@@ -32,7 +34,9 @@ def has_gpu() -> bool:
 
 
 @pytest.mark.parametrize("command", [("measure", "--jobs", 3), ("campaign", "mlp")])
-def test_without_a_gpu_it_is_one_sentence_and_no_folder(tmp_path: Path, command: tuple[object, ...]) -> None:
+def test_without_a_gpu_it_is_one_sentence_and_no_folder(
+    tmp_path: Path, command: tuple[object, ...]
+) -> None:
     if has_gpu():
         pytest.skip("this machine has a GPU")
     done = run(*command, "--out", tmp_path / "c")
@@ -83,18 +87,29 @@ def test_collect_and_validate(tmp_path: Path, measurement: Measurement, oom: Mea
         (("validate", out), {"rows": 2, "findings": []}),
         (
             ("split", out, "--folds", 3, "--out", tmp_path / "s.json"),
-            {"architectures": 1, "folds": 3, "for_testing_only": 0, "split": str(tmp_path / "s.json")},
+            {
+                "architectures": 1,
+                "folds": 3,
+                "for_testing_only": 0,
+                "split": str(tmp_path / "s.json"),
+            },
         ),
     ]:
         assert json.loads(run(*arguments, "--json").stdout) == document
     write_dataset(out, [measurement, measurement])
     done = run("validate", out)
     assert done.returncode == 3
-    assert done.stdout.startswith("row 2: duplicate: the same job on the same GPU and software as row 1\n")
+    assert done.stdout.startswith(
+        "row 2: duplicate: the same job on the same GPU and software as row 1\n"
+    )
 
 
 def test_missing_files_are_one_sentence(tmp_path: Path) -> None:
-    for arguments in (("validate", "x"), ("collect", "x", "--out", "y"), ("import-published", "x", "--out", "y")):
+    for arguments in (
+        ("validate", "x"),
+        ("collect", "x", "--out", "y"),
+        ("import-published", "x", "--out", "y"),
+    ):
         done = run(*(tmp_path / each if each in "xy" else each for each in arguments))
         assert done.returncode == 2
         assert done.stderr.startswith("error: ")
@@ -103,7 +118,9 @@ def test_missing_files_are_one_sentence(tmp_path: Path) -> None:
 
 
 def test_the_campaign_process_never_loads_torch() -> None:
-    modules = "dataset_builder.measure.campaign, dataset_builder.cli, dataset_builder.recipe.sampling"
+    modules = (
+        "dataset_builder.measure.campaign, dataset_builder.cli, dataset_builder.recipe.sampling"
+    )
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
@@ -125,6 +142,13 @@ train(PlannedJob("mlp", architecture, options), torch.device("cpu"), 0, lambda _
 late = sorted(name for name in set(sys.modules) - before if name.startswith("torch."))
 assert len(late) < 20, late
 """
-    environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,5 @@
-"""The dataset on disk: what is written is read back, and what is damaged or foreign is refused in one sentence."""
+"""The dataset on disk: what is written is read back, and what is damaged or foreign is refused in
+one sentence."""
 
 from __future__ import annotations
 
@@ -23,7 +24,12 @@ from gpumemnet.data.dataset import (
     read_jobs,
     write_dataset,
 )
-from gpumemnet.data.measurement import Measurement, architecture_key, measurement_from_dict, measurement_to_dict
+from gpumemnet.data.measurement import (
+    Measurement,
+    architecture_key,
+    measurement_from_dict,
+    measurement_to_dict,
+)
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob, totals_only
@@ -32,7 +38,9 @@ from tests.parquet_jobs import write_jobs
 ROOT = Path(__file__).parents[2]
 
 
-def test_measurements_survive_the_file(tmp_path: Path, measurement: Measurement, oom: Measurement) -> None:
+def test_measurements_survive_the_file(
+    tmp_path: Path, measurement: Measurement, oom: Measurement
+) -> None:
     path = tmp_path / "d.parquet"
     assert write_dataset(path, [measurement, oom]) == 2
     assert read_dataset(path) == [measurement, oom]
@@ -46,11 +54,16 @@ def test_measurements_survive_the_journal_form(measurement: Measurement) -> None
 
 def test_the_label_follows_its_source(measurement: Measurement, oom: Measurement) -> None:
     assert measurement.label_bytes == measurement.peak_process_bytes
-    assert replace(measurement, label_source="nvml_device_difference").label_bytes == measurement.peak_device_bytes
+    assert (
+        replace(measurement, label_source="nvml_device_difference").label_bytes
+        == measurement.peak_device_bytes
+    )
     assert oom.label_bytes is None
 
 
-def test_jobs_are_read_from_a_dataset_and_from_plain_jobs(tmp_path: Path, job: TrainingJob, measurement: Measurement) -> None:
+def test_jobs_are_read_from_a_dataset_and_from_plain_jobs(
+    tmp_path: Path, job: TrainingJob, measurement: Measurement
+) -> None:
     write_dataset(tmp_path / "d.parquet", [measurement])
     write_jobs(tmp_path / "j.parquet", [job, totals_only(job)])
     assert [list(table) for table in read_jobs(tmp_path / "d.parquet")] == [[job]]
@@ -85,7 +98,9 @@ def test_a_bad_job_is_named_by_row_and_field(tmp_path: Path, job: TrainingJob) -
     write_jobs(tmp_path / "j.parquet", [job, job])
     table = pq.read_table(tmp_path / "j.parquet")
     index = table.schema.get_field_index("optimizer")
-    pq.write_table(table.set_column(index, "optimizer", pa.array(["adam", "adamax"])), tmp_path / "bad.parquet")
+    pq.write_table(
+        table.set_column(index, "optimizer", pa.array(["adam", "adamax"])), tmp_path / "bad.parquet"
+    )
     with pytest.raises(DatasetError, match=r"bad.parquet, row 2: optimizer: must be one of"):
         list(read_jobs(tmp_path / "bad.parquet"))
 
@@ -163,7 +178,9 @@ def test_damaged_and_foreign_files_are_refused(
         ({"peak_process_bytes": None}, "holds no label"),
     ],
 )
-def test_impossible_measurements_cannot_be_made(measurement: Measurement, changes: dict[str, object], sentence: str) -> None:
+def test_impossible_measurements_cannot_be_made(
+    measurement: Measurement, changes: dict[str, object], sentence: str
+) -> None:
     with pytest.raises(DatasetError, match=sentence):
         replace(measurement, **changes)  # type: ignore[arg-type]
 
@@ -184,20 +201,40 @@ def test_the_key_is_that_of_the_network_alone(job: TrainingJob) -> None:
     key = architecture_key(job)
     assert architecture_key(replace(job, batch_size=1, optimizer="sgd", precision="fp32")) == key
     other = (*job.layers[:-1], Layer("linear", 4, 84))
-    assert architecture_key(replace(job, layers=other, total_activations=None, total_parameters=None)) != key
+    assert (
+        architecture_key(replace(job, layers=other, total_activations=None, total_parameters=None))
+        != key
+    )
     assert architecture_key(replace(job, family="cnn")) != key
 
 
 def test_the_schema_has_every_label_column_and_no_host() -> None:
     names = dataset_schema().names
-    for name in ("peak_process_bytes", "peak_device_bytes", "context_bytes", "label_source", "status", "architecture_key"):
+    for name in (
+        "peak_process_bytes",
+        "peak_device_bytes",
+        "context_bytes",
+        "label_source",
+        "status",
+        "architecture_key",
+    ):
         assert name in names
     assert not [name for name in names if "host" in name or "uuid" in name]
 
 
-def test_kill_nine_while_importing_leaves_no_file_or_a_whole_one(tmp_path: Path, published_csv: Path) -> None:
+def test_kill_nine_while_importing_leaves_no_file_or_a_whole_one(
+    tmp_path: Path, published_csv: Path
+) -> None:
     path = tmp_path / "p.parquet"
-    command = [sys.executable, "-m", "dataset_builder", "import-published", str(published_csv), "--out", str(path)]
+    command = [
+        sys.executable,
+        "-m",
+        "dataset_builder",
+        "import-published",
+        str(published_csv),
+        "--out",
+        str(path),
+    ]
     outcomes = set()
     for delay in (0.5, 1.0, 1.4):
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)

@@ -1,4 +1,5 @@
-"""Datasets of several GPUs and hosts become one: nothing twice, nothing lost, no contradiction settled in silence."""
+"""Datasets of several GPUs and hosts become one: nothing twice, nothing lost, no contradiction
+settled in silence."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def larger(measurement: Measurement, by_bytes: int) -> Measurement:
     return replace(measurement, peak_process_bytes=(measurement.peak_process_bytes or 0) + by_bytes)
 
 
-def test_two_gpus_and_repeated_rows(tmp_path: Path, measurement: Measurement, oom: Measurement) -> None:
+def test_two_gpus_and_repeated_rows(
+    tmp_path: Path, measurement: Measurement, oom: Measurement
+) -> None:
     other_gpu = larger(replace(measurement, gpu="another"), 100 * MIB)
     other_batch = replace(oom, job=replace(oom.job, batch_size=999))
     again = replace(larger(measurement, 2 * MIB), seconds=9.0, neighbours=0)
@@ -41,11 +44,20 @@ def test_two_gpus_and_repeated_rows(tmp_path: Path, measurement: Measurement, oo
     merged = merge_datasets([one, two], tmp_path / "all.parquet")
     assert read_dataset(tmp_path / "all.parquet") == [measurement, other_batch, other_gpu]
     assert (merged.read, merged.written, merged.exact, merged.repeats) == (5, 3, 1, 1)
-    assert not [finding for finding in validate(read_dataset(tmp_path / "all.parquet")) if finding.rule == "duplicate"]
+    assert not [
+        finding
+        for finding in validate(read_dataset(tmp_path / "all.parquet"))
+        if finding.rule == "duplicate"
+    ]
 
 
-def test_it_is_idempotent_and_may_write_onto_a_source(tmp_path: Path, measurement: Measurement, oom: Measurement) -> None:
-    one, two = dataset(tmp_path, "one", measurement), dataset(tmp_path, "two", replace(oom, gpu="another"))
+def test_it_is_idempotent_and_may_write_onto_a_source(
+    tmp_path: Path, measurement: Measurement, oom: Measurement
+) -> None:
+    one, two = (
+        dataset(tmp_path, "one", measurement),
+        dataset(tmp_path, "two", replace(oom, gpu="another")),
+    )
     out = tmp_path / "all.parquet"
     merge_datasets([one, two], out)
     first = out.read_bytes()
@@ -71,14 +83,20 @@ def test_contradictions_are_refused_until_the_caller_decides(
     assert len(merged.conflicts) == 1
 
 
-def test_out_of_memory_rows_beside_a_label(tmp_path: Path, measurement: Measurement, oom: Measurement) -> None:
+def test_out_of_memory_rows_beside_a_label(
+    tmp_path: Path, measurement: Measurement, oom: Measurement
+) -> None:
     fits_elsewhere = replace(oom, capacity_bytes=GIB // 2)
     timeout = replace(oom, status="timeout", reason="slow")
-    merged = merge_datasets([dataset(tmp_path, "a", timeout, fits_elsewhere, measurement)], tmp_path / "all.parquet")
+    merged = merge_datasets(
+        [dataset(tmp_path, "a", timeout, fits_elsewhere, measurement)], tmp_path / "all.parquet"
+    )
     assert read_dataset(tmp_path / "all.parquet") == [measurement], "the label tells most"
     assert merged.repeats == 2
     higher = replace(oom, capacity_bytes=70 * GIB)
-    merge_datasets([dataset(tmp_path, "b", timeout, fits_elsewhere, higher)], tmp_path / "all.parquet")
+    merge_datasets(
+        [dataset(tmp_path, "b", timeout, fits_elsewhere, higher)], tmp_path / "all.parquet"
+    )
     assert read_dataset(tmp_path / "all.parquet") == [higher], "the highest bound"
     with pytest.raises(ConflictError, match="1 rows contradict") as caught:
         merge_datasets([dataset(tmp_path, "c", measurement, oom)], tmp_path / "all.parquet")
@@ -90,7 +108,10 @@ def test_recorded_histories_are_copied(tmp_path: Path, measurement: Measurement)
     with_history = replace(measurement, history="history/k.json.gz")
     elsewhere = replace(with_history, gpu="another")
     gone = replace(with_history, gpu="a third")
-    one, two = dataset(tmp_path, "one", replace(measurement, seed=7), gone), dataset(tmp_path, "two", with_history, elsewhere)
+    one, two = (
+        dataset(tmp_path, "one", replace(measurement, seed=7), gone),
+        dataset(tmp_path, "two", with_history, elsewhere),
+    )
     (tmp_path / "two/history").mkdir()
     (tmp_path / "two/history/k.json.gz").write_bytes(gzip.compress(b"{}", mtime=0))
     out = tmp_path / "out" / "all.parquet"
@@ -107,7 +128,9 @@ def test_recorded_histories_are_copied(tmp_path: Path, measurement: Measurement)
 
 
 @pytest.mark.parametrize("history", ["../secret", "/etc/hostname"])
-def test_a_history_outside_its_folder_is_refused(tmp_path: Path, measurement: Measurement, history: str) -> None:
+def test_a_history_outside_its_folder_is_refused(
+    tmp_path: Path, measurement: Measurement, history: str
+) -> None:
     (tmp_path / "secret").write_text("x")
     source = dataset(tmp_path, "one", replace(measurement, history=history))
     with pytest.raises(DatasetError, match="row 1 names a history outside its folder"):
@@ -115,7 +138,9 @@ def test_a_history_outside_its_folder_is_refused(tmp_path: Path, measurement: Me
     assert not (tmp_path / "all.parquet").exists()
 
 
-def test_sources_that_cannot_be_read_leave_the_old_file(tmp_path: Path, measurement: Measurement) -> None:
+def test_sources_that_cannot_be_read_leave_the_old_file(
+    tmp_path: Path, measurement: Measurement
+) -> None:
     out = tmp_path / "all.parquet"
     write_dataset(out, [measurement])
     before = out.read_bytes()
@@ -126,11 +151,24 @@ def test_sources_that_cannot_be_read_leave_the_old_file(tmp_path: Path, measurem
 
 
 def test_the_command(tmp_path: Path, measurement: Measurement) -> None:
-    one, two = dataset(tmp_path, "one", measurement), dataset(tmp_path, "two", larger(measurement, GIB))
+    one, two = (
+        dataset(tmp_path, "one", measurement),
+        dataset(tmp_path, "two", larger(measurement, GIB)),
+    )
     out = tmp_path / "all.parquet"
 
     def run(*extra: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "dataset_builder", "merge", str(one), str(two), "--out", str(out), *extra]
+        command = [
+            sys.executable,
+            "-m",
+            "dataset_builder",
+            "merge",
+            str(one),
+            str(two),
+            "--out",
+            str(out),
+            *extra,
+        ]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
     refused = run()
@@ -140,7 +178,9 @@ def test_the_command(tmp_path: Path, measurement: Measurement) -> None:
     assert error.startswith("error: 1 rows contradict")
     done = run("--keep", "first")
     assert done.returncode == 0
-    assert done.stdout.startswith(f"1 of 2 rows written to {out}: 0 were there already, 0 repeated a job, 1 contradicted another")
+    assert done.stdout.startswith(
+        f"1 of 2 rows written to {out}: 0 were there already, 0 repeated a job, 1 contradicted another"
+    )
     document = json.loads(run("--keep", "first", "--json").stdout)
     assert (document["read"], document["written"]) == (2, 1)
     assert document["conflicts"] == [conflict]

@@ -18,13 +18,24 @@ from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob
 
 
-def sized(measurement: Measurement, width: int, batch_size: int = 8, recipe: str = "mlp") -> Measurement:
+def sized(
+    measurement: Measurement, width: int, batch_size: int = 8, recipe: str = "mlp"
+) -> Measurement:
     layers = (Layer("linear", width, 11 * width), Layer("linear", 2, 2 * width + 2))
-    job = TrainingJob(family="mlp", batch_size=batch_size, input_elements=10, optimizer="sgd", precision="fp32", layers=layers)
+    job = TrainingJob(
+        family="mlp",
+        batch_size=batch_size,
+        input_elements=10,
+        optimizer="sgd",
+        precision="fp32",
+        layers=layers,
+    )
     return replace(measurement, job=job, architecture_key="", recipe=recipe)
 
 
-def test_rows_of_one_network_share_a_fold_and_added_rows_move_none(measurement: Measurement) -> None:
+def test_rows_of_one_network_share_a_fold_and_added_rows_move_none(
+    measurement: Measurement,
+) -> None:
     rows = [sized(measurement, width, batch) for width in range(1, 60) for batch in (1, 2)]
     before = split_by_architecture(rows[:40], 5, 0)
     after = split_by_architecture(reversed(rows), 5, 0)

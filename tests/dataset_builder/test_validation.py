@@ -22,7 +22,14 @@ def batch(measurement: Measurement, batch_size: int, **changes: object) -> Measu
 
 def test_a_valid_dataset_has_no_finding(measurement: Measurement, oom: Measurement) -> None:
     larger = batch(measurement, 64, peak_process_bytes=590 * MIB, peak_reserved_bytes=95 * MIB)
-    failed = replace(oom, job=replace(oom.job, gradient_accumulation=1), status="error", reason="crash", torch=None, driver=None)
+    failed = replace(
+        oom,
+        job=replace(oom.job, gradient_accumulation=1),
+        status="error",
+        reason="crash",
+        torch=None,
+        driver=None,
+    )
     assert validate([measurement, batch(oom, 9_999), larger, failed]) == []
 
 
@@ -30,24 +37,62 @@ def test_a_valid_dataset_has_no_finding(measurement: Measurement, oom: Measureme
     ("changes", "rule", "sentence"),
     [
         ({"peak_process_bytes": 1_000} | TINY, "below-weights", "the weights take"),
-        ({"peak_process_bytes": 1_200} | TINY, "below-training-state", "weights, gradients and optimizer state take"),
-        ({"peak_reserved_bytes": GIB}, "reserved-above-label", "peak_reserved_bytes is 1,024 MiB, above the label, 600 MiB"),
         (
-            {"label_source": "nvml_device_difference", "peak_process_bytes": 99 * MIB, "peak_device_bytes": 340 * MIB},
+            {"peak_process_bytes": 1_200} | TINY,
+            "below-training-state",
+            "weights, gradients and optimizer state take",
+        ),
+        (
+            {"peak_reserved_bytes": GIB},
+            "reserved-above-label",
+            "peak_reserved_bytes is 1,024 MiB, above the label, 600 MiB",
+        ),
+        (
+            {
+                "label_source": "nvml_device_difference",
+                "peak_process_bytes": 99 * MIB,
+                "peak_device_bytes": 340 * MIB,
+            },
             "reserved-above-process",
             "above peak_process_bytes, 99 MiB",
         ),
-        ({"peak_allocated_bytes": 500 * MIB}, "allocated-above-reserved", "above reserved, 100 MiB"),
+        (
+            {"peak_allocated_bytes": 500 * MIB},
+            "allocated-above-reserved",
+            "above reserved, 100 MiB",
+        ),
         ({"capacity_bytes": 500 * MIB}, "above-capacity", "above the capacity, 500 MiB"),
-        ({"peak_device_bytes": 900 * MIB}, "device-far-from-process", "900 MiB, the process's reading 600 MiB"),
-        ({"driver": None, "protocol": None}, "missing-provenance", "a measured row without driver, protocol"),
-        ({"phases": (), "context_bytes": None}, "missing-provenance", "without context_bytes, phases"),
+        (
+            {"peak_device_bytes": 900 * MIB},
+            "device-far-from-process",
+            "900 MiB, the process's reading 600 MiB",
+        ),
+        (
+            {"driver": None, "protocol": None},
+            "missing-provenance",
+            "a measured row without driver, protocol",
+        ),
+        (
+            {"phases": (), "context_bytes": None},
+            "missing-provenance",
+            "without context_bytes, phases",
+        ),
         ({"status": "oom", "reason": None}, "no-reason", "the status is oom"),
-        ({"status": "oom", "reason": "full", "capacity_bytes": 0}, "oom-without-capacity", "does not state how much there was"),
-        ({"status": "oom", "reason": "full", "neighbours": 3}, "oom-with-neighbours", "beside 3 other jobs"),
+        (
+            {"status": "oom", "reason": "full", "capacity_bytes": 0},
+            "oom-without-capacity",
+            "does not state how much there was",
+        ),
+        (
+            {"status": "oom", "reason": "full", "neighbours": 3},
+            "oom-with-neighbours",
+            "beside 3 other jobs",
+        ),
     ],
 )
-def test_an_impossible_row_is_found(measurement: Measurement, changes: dict[str, object], rule: str, sentence: str) -> None:
+def test_an_impossible_row_is_found(
+    measurement: Measurement, changes: dict[str, object], rule: str, sentence: str
+) -> None:
     quiet = replace(measurement, neighbours=0)
     findings = validate([replace(quiet, gpu="another"), replace(quiet, **changes)])  # type: ignore[arg-type]
     assert [(finding.row, finding.rule) for finding in findings] == [(2, rule)]
@@ -58,19 +103,25 @@ def test_an_impossible_row_is_found(measurement: Measurement, changes: dict[str,
 
 
 def test_training_state_counts_what_the_optimizer_keeps(measurement: Measurement) -> None:
-    weights, state = training_state_bytes(measurement)  # AdamW in fp32, 63 of 283 parameters trained
+    weights, state = training_state_bytes(
+        measurement
+    )  # AdamW in fp32, 63 of 283 parameters trained
     assert (weights, state) == (4 * 283, 4 * (283 + 3 * 63))
     plain = replace(measurement, job=replace(measurement.job, optimizer="sgd", precision="bf16"))
     assert training_state_bytes(plain) == (2 * 283, 2 * (283 + 63))
 
 
 def test_a_repeated_row_is_found(measurement: Measurement) -> None:
-    findings = validate([measurement, replace(measurement, gpu="another"), replace(measurement, seconds=9.0)])
+    findings = validate(
+        [measurement, replace(measurement, gpu="another"), replace(measurement, seconds=9.0)]
+    )
     assert [(finding.row, finding.rule) for finding in findings] == [(3, "duplicate")]
     assert findings[0].sentence.endswith("as row 1")
 
 
-def test_less_memory_for_a_larger_batch_is_found(measurement: Measurement, oom: Measurement) -> None:
+def test_less_memory_for_a_larger_batch_is_found(
+    measurement: Measurement, oom: Measurement
+) -> None:
     larger = batch(measurement, 64, peak_process_bytes=500 * MIB, peak_device_bytes=None)
     [finding] = validate([larger, measurement])
     assert (finding.row, finding.rule) == (1, "not-monotone")
@@ -82,7 +133,10 @@ def test_less_memory_for_a_larger_batch_is_found(measurement: Measurement, oom: 
 
 
 def test_a_context_far_from_its_kind_is_found(measurement: Measurement) -> None:
-    similar = [batch(measurement, 100 + number, context_bytes=(500 + number % 7) * MIB) for number in range(40)]
+    similar = [
+        batch(measurement, 100 + number, context_bytes=(500 + number % 7) * MIB)
+        for number in range(40)
+    ]
     unusual = replace(similar[30], context_bytes=900 * MIB)
     [finding] = validate([*similar[:30], unusual, *similar[31:]])
     assert (finding.row, finding.rule) == (31, "unusual-context")
@@ -91,7 +145,8 @@ def test_a_context_far_from_its_kind_is_found(measurement: Measurement) -> None:
 
 
 def test_published_labels_that_missed_their_peak_are_found(published_csv: Path) -> None:
-    """Four of the 3,000 one-second readings lie below what every other job needed before its first tensor."""
+    """Four of the 3,000 one-second readings lie below what every other job needed before its first
+    tensor."""
     findings = validate(list(read_published(published_csv)))
     assert {finding.rule for finding in findings} == {"below-floor"}
     assert [finding.row for finding in findings] == [83, 178, 656, 2372]

@@ -1,4 +1,5 @@
-"""The compose file: what it mounts is there, what it opens is local, and its settings are settings of the service."""
+"""The compose file: what it mounts is there, what it opens is local, and its settings are settings
+of the service."""
 
 import json
 import re
@@ -23,10 +24,16 @@ def compose() -> dict[str, Any]:
 
 def test_compose_accepts_it(compose: dict[str, Any]) -> None:
     """By docker itself, which needs no daemon for that."""
-    if shutil.which("docker") is None or subprocess.run(["docker", "compose", "version"], capture_output=True).returncode:
+    if (
+        shutil.which("docker") is None
+        or subprocess.run(["docker", "compose", "version"], capture_output=True).returncode
+    ):
         pytest.skip("the compose plug-in of docker is not installed")
     done = subprocess.run(
-        ["docker", "compose", "--profile", "postgres", "config", "--format", "json"], cwd=DEPLOY, capture_output=True, text=True
+        ["docker", "compose", "--profile", "postgres", "config", "--format", "json"],
+        cwd=DEPLOY,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["services"].keys() == compose["services"].keys()
@@ -35,7 +42,9 @@ def test_compose_accepts_it(compose: dict[str, Any]) -> None:
 def test_the_parts_are_these(compose: dict[str, Any]) -> None:
     assert compose["services"].keys() == {"gpumemnet", "postgres", "prometheus", "grafana"}
     assert compose["services"]["postgres"]["profiles"] == ["postgres"]
-    assert all("profiles" not in part for name, part in compose["services"].items() if name != "postgres")
+    assert all(
+        "profiles" not in part for name, part in compose["services"].items() if name != "postgres"
+    )
 
 
 def test_folders_and_volumes_are_there(compose: dict[str, Any]) -> None:
@@ -66,7 +75,9 @@ def test_images_have_versions_and_parts_no_privileges(compose: dict[str, Any]) -
     assert compose["services"]["gpumemnet"]["read_only"] is True
 
 
-def test_the_settings_are_those_of_the_service_and_no_key_is_in_the_file(compose: dict[str, Any]) -> None:
+def test_the_settings_are_those_of_the_service_and_no_key_is_in_the_file(
+    compose: dict[str, Any],
+) -> None:
     known = {PREFIX + name.upper() for name in Settings.model_fields}
     assert compose["services"]["gpumemnet"]["environment"].keys() <= known
     for secret in compose["secrets"].values():

@@ -1,4 +1,5 @@
-"""The Kubernetes manifests: built as kubectl builds them, valid by the schemas of old and new clusters, and locked down."""
+"""The Kubernetes manifests: built as kubectl builds them, valid by the schemas of old and new
+clusters, and locked down."""
 
 import re
 import shutil
@@ -17,22 +18,29 @@ ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "deploy/kubernetes"
 TARGETS = ("base", "overlays/sqlite", "overlays/postgres")
 VERSIONS = ("1.28", "1.34")
-"""The oldest and the newest Kubernetes that the manifests are checked for; admission match conditions came in 1.30."""
+"""The oldest and the newest Kubernetes that the manifests are checked for; admission match
+conditions came in 1.30."""
 
-pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed, and it builds the manifests")
+pytestmark = pytest.mark.skipif(
+    shutil.which("kubectl") is None, reason="kubectl is not installed, and it builds the manifests"
+)
 
 Manifest = dict[str, Any]
 
 
 def built(folder: Path) -> list[Manifest]:
-    done = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=300
+    )
     assert (done.returncode, done.stderr) == (0, "")
     return list(yaml.safe_load_all(done.stdout))
 
 
 @pytest.fixture(scope="module")
 def targets() -> dict[str, list[Manifest]]:
-    return {name: built(MANIFESTS / name) for name in TARGETS} | {"webhook": built(ROOT / "integrations/kubernetes")}
+    return {name: built(MANIFESTS / name) for name in TARGETS} | {
+        "webhook": built(ROOT / "integrations/kubernetes")
+    }
 
 
 def of_kind(manifests: list[Manifest], *kinds: str) -> list[Manifest]:
@@ -49,7 +57,11 @@ def test_all_are_valid(targets: dict[str, list[Manifest]]) -> None:
 
 
 def test_pods_are_locked_down(targets: dict[str, list[Manifest]]) -> None:
-    workloads = [manifest for manifests in targets.values() for manifest in of_kind(manifests, "Deployment", "StatefulSet")]
+    workloads = [
+        manifest
+        for manifests in targets.values()
+        for manifest in of_kind(manifests, "Deployment", "StatefulSet")
+    ]
     assert len(workloads) == 5
     for workload in workloads:
         pod = workload["spec"]["template"]["spec"]
@@ -70,7 +82,10 @@ def test_pods_are_locked_down(targets: dict[str, list[Manifest]]) -> None:
             assert ":" in container["image"]
             assert {"readinessProbe", "livenessProbe"} <= container.keys()
             mounted = {mount["name"] for mount in container["volumeMounts"]}
-            claims = {claim["metadata"]["name"] for claim in workload["spec"].get("volumeClaimTemplates", [])}
+            claims = {
+                claim["metadata"]["name"]
+                for claim in workload["spec"].get("volumeClaimTemplates", [])
+            }
             assert mounted == {volume["name"] for volume in pod["volumes"]} | claims
 
 
@@ -80,12 +95,21 @@ def test_selectors_choose_the_pods_that_are_meant(targets: dict[str, list[Manife
             workload["metadata"]["name"]: workload["spec"]["template"]["metadata"]["labels"]
             for workload in of_kind(manifests, "Deployment", "StatefulSet")
         }
-        for manifest in of_kind(manifests, "Deployment", "StatefulSet", "Service", "PodDisruptionBudget", "NetworkPolicy"):
+        for manifest in of_kind(
+            manifests,
+            "Deployment",
+            "StatefulSet",
+            "Service",
+            "PodDisruptionBudget",
+            "NetworkPolicy",
+        ):
             spec = manifest["spec"]
             selector = spec["podSelector"] if "podSelector" in spec else spec["selector"]
             wanted = selector.get("matchLabels", selector)
             assert wanted
-            assert [name for name, found in labels.items() if wanted.items() <= found.items()] == [manifest["metadata"]["name"]]
+            assert [name for name, found in labels.items() if wanted.items() <= found.items()] == [
+                manifest["metadata"]["name"]
+            ]
 
 
 def service_container(manifests: list[Manifest]) -> Manifest:
@@ -104,11 +128,17 @@ def test_the_image_is_of_this_version(targets: dict[str, list[Manifest]]) -> Non
 def test_observations_go_where_the_overlay_says(targets: dict[str, list[Manifest]]) -> None:
     def database(name: str) -> Any:
         environment = {entry["name"]: entry for entry in service_container(targets[name])["env"]}
-        return {key: value for key, value in environment["GPUMEMNET_DATABASE_URL"].items() if key != "name"}
+        return {
+            key: value
+            for key, value in environment["GPUMEMNET_DATABASE_URL"].items()
+            if key != "name"
+        }
 
     assert database("base") == {"value": "off"}
     assert database("overlays/sqlite") == {"value": ""}
-    assert database("overlays/postgres") == {"valueFrom": {"secretKeyRef": {"name": "gpumemnet-database", "key": "url"}}}
+    assert database("overlays/postgres") == {
+        "valueFrom": {"secretKeyRef": {"name": "gpumemnet-database", "key": "url"}}
+    }
 
 
 def test_sqlite_has_one_writer_on_a_volume(targets: dict[str, list[Manifest]]) -> None:
@@ -117,18 +147,24 @@ def test_sqlite_has_one_writer_on_a_volume(targets: dict[str, list[Manifest]]) -
     assert deployment["spec"]["replicas"] == 1
     assert deployment["spec"]["strategy"] == {"type": "Recreate"}
     [claim] = of_kind(manifests, "PersistentVolumeClaim")
-    volumes = {volume["name"]: volume for volume in deployment["spec"]["template"]["spec"]["volumes"]}
+    volumes = {
+        volume["name"]: volume for volume in deployment["spec"]["template"]["spec"]["volumes"]
+    }
     assert volumes["state"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
     assert of_kind(manifests, "HorizontalPodAutoscaler", "PodDisruptionBudget") == []
 
 
-def test_environment_variables_are_settings_of_the_service(targets: dict[str, list[Manifest]]) -> None:
+def test_environment_variables_are_settings_of_the_service(
+    targets: dict[str, list[Manifest]],
+) -> None:
     known = {PREFIX + name.upper() for name in Settings.model_fields}
     for name in TARGETS:
         assert {entry["name"] for entry in service_container(targets[name])["env"]} <= known
 
 
-def test_probes_ask_paths_that_are_open_to_all(targets: dict[str, list[Manifest]], service: RunningService) -> None:
+def test_probes_ask_paths_that_are_open_to_all(
+    targets: dict[str, list[Manifest]], service: RunningService
+) -> None:
     import httpx
 
     for name in TARGETS:
@@ -140,12 +176,20 @@ def test_probes_ask_paths_that_are_open_to_all(targets: dict[str, list[Manifest]
             assert httpx.get(service.url + asked["path"], timeout=300).status_code == 200
 
 
-def test_the_service_monitor_is_optional_and_names_a_port_of_the_service(targets: dict[str, list[Manifest]]) -> None:
+def test_the_service_monitor_is_optional_and_names_a_port_of_the_service(
+    targets: dict[str, list[Manifest]],
+) -> None:
     component = MANIFESTS / "components/service-monitor"
-    [monitor] = [yaml.safe_load(path.read_text()) for path in component.glob("service-monitor.yaml")]
+    [monitor] = [
+        yaml.safe_load(path.read_text()) for path in component.glob("service-monitor.yaml")
+    ]
     [service] = of_kind(targets["base"], "Service")
-    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
-    assert [endpoint["port"] for endpoint in monitor["spec"]["endpoints"]] == [port["name"] for port in service["spec"]["ports"]]
+    assert (
+        monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    )
+    assert [endpoint["port"] for endpoint in monitor["spec"]["endpoints"]] == [
+        port["name"] for port in service["spec"]["ports"]
+    ]
     assert all(not of_kind(manifests, "ServiceMonitor") for manifests in targets.values())
 
 
@@ -164,7 +208,9 @@ def test_the_webhook_can_only_help(targets: dict[str, list[Manifest]]) -> None:
         "port": service["spec"]["ports"][0]["port"],
     }
     [program] = of_kind(targets["webhook"], "ConfigMap")
-    assert program["data"]["webhook.py"] == (ROOT / "integrations/kubernetes/webhook.py").read_text()
+    assert (
+        program["data"]["webhook.py"] == (ROOT / "integrations/kubernetes/webhook.py").read_text()
+    )
 
 
 def test_the_webhooks_arguments_are_its_own(targets: dict[str, list[Manifest]]) -> None:
@@ -172,5 +218,7 @@ def test_the_webhooks_arguments_are_its_own(targets: dict[str, list[Manifest]]) 
 
     arguments = service_container(targets["webhook"])["args"]
     program = ROOT / "integrations/kubernetes/webhook.py"
-    known = subprocess.run([sys.executable, str(program), "--help"], capture_output=True, text=True, timeout=300).stdout
+    known = subprocess.run(
+        [sys.executable, str(program), "--help"], capture_output=True, text=True, timeout=300
+    ).stdout
     assert all(argument.partition("=")[0] in known for argument in arguments)

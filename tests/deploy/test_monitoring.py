@@ -1,4 +1,5 @@
-"""Prometheus and Grafana: their files are in order, and every metric that they name is one that the service has."""
+"""Prometheus and Grafana: their files are in order, and every metric that they name is one that the
+service has."""
 
 import json
 import re
@@ -43,17 +44,28 @@ def dashboard() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def expressions(rules: list[dict[str, Any]], dashboard: dict[str, Any]) -> list[str]:
-    panels = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
+    panels = [
+        target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])
+    ]
     return [rule["expr"] for rule in rules] + panels
 
 
 @pytest.fixture(scope="module")
 def known_names() -> set[str]:
-    done = subprocess.run([sys.executable, "-c", ALL_NAMES], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", ALL_NAMES],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
     return set(done.stdout.split())
 
 
-def test_every_metric_named_is_one_that_the_service_has(expressions: list[str], known_names: set[str]) -> None:
+def test_every_metric_named_is_one_that_the_service_has(
+    expressions: list[str], known_names: set[str]
+) -> None:
     named = {name for expression in expressions for name in NAME.findall(expression)}
     assert len(named) > 15
     assert named - known_names == set()
@@ -61,16 +73,28 @@ def test_every_metric_named_is_one_that_the_service_has(expressions: list[str], 
 
 def test_every_metric_named_is_exposed(expressions: list[str], service: RunningService) -> None:
     """Those with labels of which none has been seen yet have their TYPE line alone."""
-    job = {"family": "mlp", "batch_size": 8, "input_elements": 4, "optimizer": "adam", "precision": "fp32"}
+    job = {
+        "family": "mlp",
+        "batch_size": 8,
+        "input_elements": 4,
+        "optimizer": "adam",
+        "precision": "fp32",
+    }
     job |= {"total_activations": 100, "total_parameters": 100}
     httpx.post(f"{service.url}/v1/predict", json={"job": job}, timeout=300)
     text = httpx.get(f"{service.url}/metrics", timeout=300).text
     exposed = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
-    families = {re.sub(r"_(bucket|sum|count)$", "", name) for expression in expressions for name in NAME.findall(expression)}
+    families = {
+        re.sub(r"_(bucket|sum|count)$", "", name)
+        for expression in expressions
+        for name in NAME.findall(expression)
+    }
     assert families - exposed == set()
 
 
-def test_labels_named_are_labels_of_the_metric(expressions: list[str], service: RunningService) -> None:
+def test_labels_named_are_labels_of_the_metric(
+    expressions: list[str], service: RunningService
+) -> None:
     text = httpx.get(f"{service.url}/metrics", timeout=300).text
     seen: dict[str, set[str]] = {}
     for name, labels in re.findall(r"^(\w+)\{(.*)\} ", text, re.MULTILINE):
@@ -79,13 +103,17 @@ def test_labels_named_are_labels_of_the_metric(expressions: list[str], service: 
     for expression in expressions:
         for name, labels in re.findall(r"(\w+)\{([^}]*)\}", expression):
             if name in seen:
-                assert set(re.findall(r"(\w+)\s*[=!]", labels)) <= seen[name] | added_by_prometheus | {"le"}
+                assert set(re.findall(r"(\w+)\s*[=!]", labels)) <= seen[
+                    name
+                ] | added_by_prometheus | {"le"}
 
 
 def test_every_alert_says_what_is_wrong_and_how_bad(rules: list[dict[str, Any]]) -> None:
     names = [rule["alert"] for rule in rules]
     assert len(set(names)) == len(names)
-    assert {"GpumemnetCoverage", "GpumemnetErrors", "GpumemnetLatency", "GpumemnetQueue"} <= set(names)
+    assert {"GpumemnetCoverage", "GpumemnetErrors", "GpumemnetLatency", "GpumemnetQueue"} <= set(
+        names
+    )
     for rule in rules:
         assert rule["labels"]["severity"] in ("critical", "warning")
         assert rule["annotations"]["summary"]
@@ -97,7 +125,9 @@ def test_prometheus_accepts_its_files() -> None:
     if promtool is None:
         pytest.skip("promtool is not installed: it comes with Prometheus")
     for arguments in (["check", "config", "prometheus.yml"], ["test", "rules", "alerts_test.yml"]):
-        done = subprocess.run([promtool, *arguments], cwd=PROMETHEUS, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            [promtool, *arguments], cwd=PROMETHEUS, capture_output=True, text=True, timeout=300
+        )
         assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -111,11 +141,17 @@ def test_prometheus_asks_the_service_of_the_compose_file() -> None:
 def test_the_dashboard_is_in_order(dashboard: dict[str, Any]) -> None:
     panels = dashboard["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
-    [source] = yaml.safe_load((GRAFANA / "provisioning/datasources/prometheus.yaml").read_text())["datasources"]
+    [source] = yaml.safe_load((GRAFANA / "provisioning/datasources/prometheus.yaml").read_text())[
+        "datasources"
+    ]
     taken: set[tuple[int, int]] = set()
     for panel in panels:
         place = panel["gridPos"]
-        cells = {(x, y) for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])}
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
         assert place["x"] + place["w"] <= 24
         assert not cells & taken, f"{panel['title']} lies over another panel"
         taken |= cells
@@ -127,12 +163,23 @@ def test_the_dashboard_is_in_order(dashboard: dict[str, Any]) -> None:
 
 def test_the_dashboard_shows_what_an_operator_asks(dashboard: dict[str, Any]) -> None:
     titles = " ".join(panel["title"].lower() for panel in dashboard["panels"])
-    for wanted in ("requests", "time to answer", "refused", "coverage", "error", "challenger", "memory", "queue"):
+    for wanted in (
+        "requests",
+        "time to answer",
+        "refused",
+        "coverage",
+        "error",
+        "challenger",
+        "memory",
+        "queue",
+    ):
         assert wanted in titles
 
 
 def test_grafana_finds_the_dashboard_where_compose_mounts_it() -> None:
-    [provider] = yaml.safe_load((GRAFANA / "provisioning/dashboards/gpumemnet.yaml").read_text())["providers"]
+    [provider] = yaml.safe_load((GRAFANA / "provisioning/dashboards/gpumemnet.yaml").read_text())[
+        "providers"
+    ]
     services = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())["services"]
     mounts = [volume.split(":") for volume in services["grafana"]["volumes"]]
     assert ["./grafana/dashboards", provider["options"]["path"], "ro"] in mounts

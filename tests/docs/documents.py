@@ -14,7 +14,10 @@ PAGES = tuple(
 )
 """The documents that people write; reports that commands write are left out."""
 
-_MARKED = re.compile(r"^<!-- (\w[\w ]*): (.+?) -->\n+(?:```\w*\n(.*?)^```|((?:\|[^\n]*\n)+))", re.MULTILINE | re.DOTALL)
+_MARKED = re.compile(
+    r"^<!-- (\w[\w ]*): (.+?) -->\n+(?:```\w*\n(.*?)^```|((?:\|[^\n]*\n)+))",
+    re.MULTILINE | re.DOTALL,
+)
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,11 @@ class Marked:
     @property
     def lines(self) -> list[str]:
         """Its lines without frames and spaces, those that stand for omitted ones left out."""
-        return [plain for line in self.text.splitlines() if (plain := without_frame(line)) and plain != "…"]
+        return [
+            plain
+            for line in self.text.splitlines()
+            if (plain := without_frame(line)) and plain != "…"
+        ]
 
 
 def text_of(page: str) -> str:
@@ -47,12 +54,14 @@ def marked(kind: str) -> list[Marked]:
 
 
 def without_frame(line: str) -> str:
-    """A line of a table or of output as its words alone, so that frames and widths do not matter."""
+    """A line of a table or of output as its words alone, so that frames and widths do not
+    matter."""
     return " ".join(re.sub(r"[│┃|█▏▎▍▌▋▊▉]|[-:─━═┏┓┗┛┡┩╇┳┴└┘]{3,}", " ", line).split())
 
 
 def shell_commands(page: str) -> Iterator[list[str]]:
-    """Every call of ``gpumemnet`` in the page's shell blocks, and in its inline code where options follow, as words."""
+    """Every call of ``gpumemnet`` in the page's shell blocks, and in its inline code where options
+    follow, as words."""
     text = text_of(page)
     blocks = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     for block in blocks:

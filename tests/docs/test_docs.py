@@ -1,4 +1,5 @@
-"""The documents are true: they build without a broken link, show what the commands print, and name what exists."""
+"""The documents are true: they build without a broken link, show what the commands print, and name
+what exists."""
 
 import json
 import os
@@ -23,7 +24,16 @@ BIN = Path(sys.executable).parent
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path / "site")],
+        [
+            sys.executable,
+            "-m",
+            "mkdocs",
+            "build",
+            "--quiet",
+            "--strict",
+            "--site-dir",
+            str(tmp_path / "site"),
+        ],
         cwd=ROOT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
@@ -34,7 +44,9 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pages = list((tmp_path / "site").rglob("*.html"))
     assert len(pages) > 40
     for page in pages:
-        loaded = re.findall(r'<(?:script|link|img|iframe)[^>]*?(?:src|href)="(https?:)?//', page.read_text("utf-8"))
+        loaded = re.findall(
+            r'<(?:script|link|img|iframe)[^>]*?(?:src|href)="(https?:)?//', page.read_text("utf-8")
+        )
         assert not loaded, f"{page} loads something from another host"
 
 
@@ -43,7 +55,12 @@ def printed(command: str) -> tuple[str, ...]:
     """The lines that a command prints, without frames."""
     words = shlex.split(command)
     done = subprocess.run(
-        [str(BIN / words[0]) if (BIN / words[0]).exists() else shutil.which(words[0]) or words[0], *words[1:]],
+        [
+            str(BIN / words[0])
+            if (BIN / words[0]).exists()
+            else shutil.which(words[0]) or words[0],
+            *words[1:],
+        ],
         cwd=ROOT,
         env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
         capture_output=True,
@@ -63,12 +80,16 @@ def test_the_command_prints_what_the_page_shows(shown: Marked) -> None:
     given = iter(printed(shown.argument))
     assert shown.lines
     for line in shown.lines:  # a page may leave out lines, and what stands at the right of one
-        assert any(f"{each} ".startswith(f"{line} ") for each in given), f"{line!r} is not printed, or not in this place"
+        assert any(f"{each} ".startswith(f"{line} ") for each in given), (
+            f"{line!r} is not printed, or not in this place"
+        )
 
 
 @pytest.mark.parametrize("shown", marked("runs"), ids=lambda shown: shown.page)
 def test_the_program_prints_what_its_comment_says(shown: Marked) -> None:
-    done = subprocess.run([sys.executable, "-c", shown.text], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", shown.text], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == re.findall(r"# (.*)$", shown.text)[-1].split()
 
@@ -77,12 +98,16 @@ def test_the_columns_of_a_file_of_predictions_are_those_of_the_guide(tmp_path: P
     text = text_of("docs/how-to/files.md")
     table = text[text.index("| column |") :].partition("\n\n")[0].splitlines()[2:]
     columns = [name for row in table for name in re.findall(r"`(\w+)`", row.split("|")[1])]
-    (tmp_path / "jobs.jsonl").write_text(json.dumps(json.loads(text_of("examples/mlp_job.json"))) + "\n")
+    (tmp_path / "jobs.jsonl").write_text(
+        json.dumps(json.loads(text_of("examples/mlp_job.json"))) + "\n"
+    )
     printed(f"gpumemnet predict {tmp_path}/jobs.jsonl --out {tmp_path}/predictions.csv")
     assert (tmp_path / "predictions.csv").read_text().splitlines()[0].split(",") == columns
 
 
-@pytest.mark.parametrize("shown", marked("table"), ids=lambda shown: f"{shown.page}: {shown.argument}")
+@pytest.mark.parametrize(
+    "shown", marked("table"), ids=lambda shown: f"{shown.page}: {shown.argument}"
+)
 def test_the_table_is_that_of_the_report(shown: Marked) -> None:
     assert shown.text.strip() in text_of(shown.argument)
 
@@ -103,18 +128,29 @@ _SECTION_OF = {
 }
 
 
-_BASELINES = {"closed form with a line": "calibrated closed form", "ExtraTrees": "ExtraTrees on its ratio"}
+_BASELINES = {
+    "closed form with a line": "calibrated closed form",
+    "ExtraTrees": "ExtraTrees on its ratio",
+}
 
 
 @pytest.mark.parametrize("shown", marked("rows from"), ids=lambda shown: shown.page)
 def test_the_rows_are_those_of_the_classifiers_report(shown: Marked) -> None:
-    head, _, *rows = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in shown.text.strip().splitlines()]
+    head, _, *rows = [
+        [cell.strip(" *") for cell in line.strip("|").split("|")]
+        for line in shown.text.strip().splitlines()
+    ]
     for row in rows:
-        section = sections()[next(slug for name, slug in _SECTION_OF.items() if row[0].startswith(name))]
+        section = sections()[
+            next(slug for name, slug in _SECTION_OF.items() if row[0].startswith(name))
+        ]
         assert row[1] == f"{section['jobs']:,}"
         candidates = section["candidates"]
         for column, cell in list(zip(head, row, strict=True))[2:]:
-            assert not cell or cell in expected_cells(column, candidates, section["candidate"]), (row[0], column)
+            assert not cell or cell in expected_cells(column, candidates, section["candidate"]), (
+                row[0],
+                column,
+            )
 
 
 def expected_cells(column: str, candidates: dict[str, Any], own: str) -> list[str]:
@@ -128,13 +164,22 @@ def expected_cells(column: str, candidates: dict[str, Any], own: str) -> list[st
 
     if column.startswith("best baseline"):
         errors = {
-            short: (name, percent(candidates[name]["median_error"])) for short, name in _BASELINES.items() if name in candidates
+            short: (name, percent(candidates[name]["median_error"]))
+            for short, name in _BASELINES.items()
+            if name in candidates
         }
         cells = [f"{short}: {error}" for short, (_, error) in errors.items()]
-        cells += [f"{short}: {error}, 1 GiB {accuracy(name)}" for short, (name, error) in errors.items()]
-        return [*cells, "FakeTensor: 54 %"]  # the median of docs/evaluation/real_models.md, as published
+        cells += [
+            f"{short}: {error}, 1 GiB {accuracy(name)}" for short, (name, error) in errors.items()
+        ]
+        return [
+            *cells,
+            "FakeTensor: 54 %",
+        ]  # the median of docs/evaluation/real_models.md, as published
     if column == "the same from the traced peak":
-        return [f"{accuracy('traced peak, calibrated')}, {percent(candidates['traced peak, calibrated']['median_error'])}"]
+        return [
+            f"{accuracy('traced peak, calibrated')}, {percent(candidates['traced peak, calibrated']['median_error'])}"
+        ]
     return {
         "1 GiB accuracy": [accuracy(own)],
         "8,000 MiB": [accuracy(own, "published-8000mib")],
@@ -150,7 +195,12 @@ def options_of_commands() -> dict[tuple[str, ...], set[str]]:
 
     def walk(path: tuple[str, ...], command: Any) -> None:
         command = command.loaded() if hasattr(command, "loaded") else command
-        found[path] = {name for each in command.params for name in (*each.opts, *each.secondary_opts) if name.startswith("-")}
+        found[path] = {
+            name
+            for each in command.params
+            for name in (*each.opts, *each.secondary_opts)
+            if name.startswith("-")
+        }
         for name, child in getattr(command, "commands", {}).items():
             walk((*path, name), child)
 
@@ -162,15 +212,24 @@ def options_of_commands() -> dict[tuple[str, ...], set[str]]:
 def test_the_commands_and_options_of_a_page_exist(page: str) -> None:
     known = options_of_commands()
     for words in shell_commands(page):
-        path = max((words[:length] for length in range(len(words) + 1) if tuple(words[:length]) in known), key=len)
+        path = max(
+            (words[:length] for length in range(len(words) + 1) if tuple(words[:length]) in known),
+            key=len,
+        )
         rest = words[len(path) :]
-        has_children = any(len(each) > len(path) and each[: len(path)] == tuple(path) for each in known)
+        has_children = any(
+            len(each) > len(path) and each[: len(path)] == tuple(path) for each in known
+        )
         plain = [word for word in rest if not word.startswith("-") and word not in ("…", "COMMAND")]
         assert path or not plain, f"gpumemnet {' '.join(words)}: no such command"
-        assert not has_children or not path or not plain, f"gpumemnet {' '.join(words)}: no such command"
+        assert not has_children or not path or not plain, (
+            f"gpumemnet {' '.join(words)}: no such command"
+        )
         for word in rest[: rest.index("--")] if "--" in rest else rest:
             if re.fullmatch(r"-{1,2}[a-z][\w-]*(=.*)?", word):
-                assert word.split("=")[0] in known[tuple(path)] | {"--help"}, f"gpumemnet {' '.join(words)}: no option {word}"
+                assert word.split("=")[0] in known[tuple(path)] | {"--help"}, (
+                    f"gpumemnet {' '.join(words)}: no option {word}"
+                )
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -178,10 +237,14 @@ def test_the_lines_of_a_page_are_short(page: str) -> None:
     is_code = False
     for number, line in enumerate(text_of(page).splitlines(), 1):
         is_code ^= line.startswith("```")
-        assert is_code or len(line) <= 124 or line.startswith(("|", "!", "<!--")), f"{page}:{number} has {len(line)} columns"
+        assert is_code or len(line) <= 124 or line.startswith(("|", "!", "<!--")), (
+            f"{page}:{number} has {len(line)} columns"
+        )
 
 
-FOLDERS = "gpumemnet|dataset_builder|models|service|examples|docs|deploy|integrations|benchmarks|tests"
+FOLDERS = (
+    "gpumemnet|dataset_builder|models|service|examples|docs|deploy|integrations|benchmarks|tests"
+)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -191,7 +254,9 @@ def test_the_files_that_a_page_names_exist(page: str) -> None:
 
 
 def test_the_reference_of_python_has_every_public_name() -> None:
-    shown = set(re.findall(r"^::: gpumemnet\.(\w+)$", text_of("docs/reference/python.md"), re.MULTILINE))
+    shown = set(
+        re.findall(r"^::: gpumemnet\.(\w+)$", text_of("docs/reference/python.md"), re.MULTILINE)
+    )
     assert shown == set(gpumemnet.__all__)
 
 

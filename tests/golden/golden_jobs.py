@@ -1,6 +1,7 @@
 """Chooses the jobs of the golden answers.
 
-They are three plain networks with one option changed at a time, random mixes of options, odd jobs, and published rows.
+They are three plain networks with one option changed at a time, random mixes of options, odd jobs,
+and published rows.
 """
 
 from __future__ import annotations
@@ -42,35 +43,55 @@ def golden_jobs() -> dict[str, Job]:
             jobs[f"{family} {precision}"] = base | {"precision": precision}
     for optimizer in ("sgd", "sgd_momentum", "adamw", "rmsprop", "adagrad", "adafactor"):
         jobs[f"mlp {optimizer}"] = bases["mlp"] | {"optimizer": optimizer}
-        jobs[f"transformer {optimizer} totals"] = totals(bases["transformer"]) | {"optimizer": optimizer, "precision": "amp_bf16"}
+        jobs[f"transformer {optimizer} totals"] = totals(bases["transformer"]) | {
+            "optimizer": optimizer,
+            "precision": "amp_bf16",
+        }
     for implementation in ("foreach", "fused", "for_loop"):
-        jobs[f"transformer {implementation}"] = bases["transformer"] | {"optimizer_implementation": implementation}
+        jobs[f"transformer {implementation}"] = bases["transformer"] | {
+            "optimizer_implementation": implementation
+        }
         jobs[f"mlp sgd_momentum {implementation}"] = bases["mlp"] | {
             "optimizer": "sgd_momentum",
             "optimizer_implementation": implementation,
         }
     for kernel in ("math", "flash", "cudnn"):  # the base has the fourth
-        jobs[f"transformer {kernel}"] = bases["transformer"] | {"attention_kernel": kernel, "precision": "bf16"}
+        jobs[f"transformer {kernel}"] = bases["transformer"] | {
+            "attention_kernel": kernel,
+            "precision": "bf16",
+        }
     jobs |= {
         "cnn channels_last": bases["cnn"] | {"channels_last": True, "precision": "amp_bf16"},
         "cnn cudnn_benchmark": bases["cnn"] | {"cudnn_benchmark": True},
-        "cnn channels_last cudnn_benchmark": bases["cnn"] | {"channels_last": True, "cudnn_benchmark": True, "precision": "tf32"},
-        "transformer totals replicas": totals(bases["transformer"]) | {"ranks": 64, "precision": "bf16"},
-        "transformer traced replicas": bases["transformer"] | {"ranks": 2, "traced_peak_bytes": 9_000_000_000},
-        "mlp traced amp": bases["mlp"] | {"precision": "amp_fp16", "traced_peak_bytes": 600_000_000},
+        "cnn channels_last cudnn_benchmark": bases["cnn"]
+        | {"channels_last": True, "cudnn_benchmark": True, "precision": "tf32"},
+        "transformer totals replicas": totals(bases["transformer"])
+        | {"ranks": 64, "precision": "bf16"},
+        "transformer traced replicas": bases["transformer"]
+        | {"ranks": 2, "traced_peak_bytes": 9_000_000_000},
+        "mlp traced amp": bases["mlp"]
+        | {"precision": "amp_fp16", "traced_peak_bytes": 600_000_000},
         "mlp all frozen": bases["mlp"] | {"trainable_parameters": 0},
-        "mlp unknown kinds": bases["mlp"] | {"layers": [*bases["mlp"]["layers"], ["hyena", 1024, 5000], ["kan_spline", 100, 0]]},
+        "mlp unknown kinds": bases["mlp"]
+        | {"layers": [*bases["mlp"]["layers"], ["hyena", 1024, 5000], ["kan_spline", 100, 0]]},
         "mlp swiglu": bases["mlp"] | {"activation_function": "swiglu"},
         "mlp other activation": bases["mlp"] | {"activation_function": "other"},
-        "mlp no activation": {name: value for name, value in bases["mlp"].items() if name != "activation_function"},
-        "mlp layers as objects": bases["mlp"] | {"layers": [_layer_object(layer) for layer in bases["mlp"]["layers"]]},
+        "mlp no activation": {
+            name: value for name, value in bases["mlp"].items() if name != "activation_function"
+        },
+        "mlp layers as objects": bases["mlp"]
+        | {"layers": [_layer_object(layer) for layer in bases["mlp"]["layers"]]},
         "mlp wide input": bases["mlp"] | {"input_elements": 10**6},
         "mlp one layer": bases["mlp"] | {"layers": [["linear", 10, 10_250]]},
         "mlp nothing": totals(bases["mlp"]) | {"total_activations": 0, "total_parameters": 0},
-        "cnn recurrent": bases["cnn"] | {"layers": [*bases["cnn"]["layers"], ["lstm", 4096, 8_000_000]]},
+        "cnn recurrent": bases["cnn"]
+        | {"layers": [*bases["cnn"]["layers"], ["lstm", 4096, 8_000_000]]},
         "transformer too large": totals(bases["transformer"]) | {"total_parameters": 10**12},
-        "transformer odd length": bases["transformer"] | {"sequence_length": 7, "input_elements": 7},
-        "transformer inputs only": {name: value for name, value in bases["transformer"].items() if name != "sequence_length"},
+        "transformer odd length": bases["transformer"]
+        | {"sequence_length": 7, "input_elements": 7},
+        "transformer inputs only": {
+            name: value for name, value in bases["transformer"].items() if name != "sequence_length"
+        },
     }
     jobs |= _random_jobs(bases, 12)
     jobs["example"] = _example()
@@ -105,13 +126,19 @@ BAD_JOBS: dict[str, Any] = {
 def golden_bad_jobs() -> dict[str, Any]:
     """Name → a document that is no job."""
     base = _mlp()
-    return {name: base | change if isinstance(change, dict) and change else change for name, change in BAD_JOBS.items()}
+    return {
+        name: base | change if isinstance(change, dict) and change else change
+        for name, change in BAD_JOBS.items()
+    }
 
 
 def totals(job: Job) -> Job:
     """``job`` without its layers."""
     kept = {name: value for name, value in job.items() if name != "layers"}
-    return kept | {"total_activations": sum(layer[1] for layer in job["layers"]), "total_parameters": _parameters(job)}
+    return kept | {
+        "total_activations": sum(layer[1] for layer in job["layers"]),
+        "total_parameters": _parameters(job),
+    }
 
 
 def _parameters(job: Job) -> int:
@@ -120,15 +147,23 @@ def _parameters(job: Job) -> int:
 
 def _layer_object(layer: list[Any]) -> Job:
     kind, activations, parameters = layer
-    return {"kind": kind, "activations": activations} | ({"parameters": parameters} if parameters else {})
+    return {"kind": kind, "activations": activations} | (
+        {"parameters": parameters} if parameters else {}
+    )
 
 
 def _mlp() -> Job:
     layers: list[list[Any]] = []
     for given, width in ((1024, 4096), (4096, 2048), (2048, 512)):
-        layers += [["linear", width, (given + 1) * width], ["batch_norm1d", width, 2 * width], ["relu", width, 0]]
+        layers += [
+            ["linear", width, (given + 1) * width],
+            ["batch_norm1d", width, 2 * width],
+            ["relu", width, 0],
+        ]
     layers += [["dropout", 512, 0], ["linear", 100, 51_300]]
-    return _job("mlp", batch_size=64, input_elements=1024, activation_function="relu", layers=layers)
+    return _job(
+        "mlp", batch_size=64, input_elements=1024, activation_function="relu", layers=layers
+    )
 
 
 def _cnn() -> Job:
@@ -137,25 +172,53 @@ def _cnn() -> Job:
     for width, side in ((64, 112), (128, 56), (256, 28), (512, 14)):
         size = width * side * side
         for _ in range(2):
-            layers += [["conv2d", size, channels * width * 9], ["batch_norm2d", size, 2 * width], ["relu", size, 0]]
+            layers += [
+                ["conv2d", size, channels * width * 9],
+                ["batch_norm2d", size, 2 * width],
+                ["relu", size, 0],
+            ]
             channels = width
         layers += [["add", size, 0], ["max_pool", size // 4, 0]]
     layers += [["adaptive_avg_pool", 512, 0], ["linear", 1000, 513_000]]
-    return _job("cnn", batch_size=32, input_elements=3 * 224 * 224, activation_function="relu", layers=layers)
+    return _job(
+        "cnn",
+        batch_size=32,
+        input_elements=3 * 224 * 224,
+        activation_function="relu",
+        layers=layers,
+    )
 
 
 def _transformer() -> Job:
     width, tokens, vocabulary = 512, 256, 32_000
     size = width * tokens
-    layers: list[list[Any]] = [["embedding", size, vocabulary * width], ["positional_embedding", size, tokens * width]]
+    layers: list[list[Any]] = [
+        ["embedding", size, vocabulary * width],
+        ["positional_embedding", size, tokens * width],
+    ]
     for _ in range(6):
         layers += [
-            *(["layer_norm", size, 2 * width], ["attention", size, 4 * (width + 1) * width], ["dropout", size, 0]),
-            *(["add", size, 0], ["layer_norm", size, 2 * width], ["linear", 4 * size, 4 * (width + 1) * width]),
+            *(
+                ["layer_norm", size, 2 * width],
+                ["attention", size, 4 * (width + 1) * width],
+                ["dropout", size, 0],
+            ),
+            *(
+                ["add", size, 0],
+                ["layer_norm", size, 2 * width],
+                ["linear", 4 * size, 4 * (width + 1) * width],
+            ),
             *(["relu", 4 * size, 0], ["linear", size, (4 * width + 1) * width], ["add", size, 0]),
         ]
-    layers += [["layer_norm", size, 2 * width], ["linear", vocabulary * tokens, vocabulary * (width + 1)]]
-    options = {"sequence_length": tokens, "activation_function": "relu", "attention_kernel": "memory_efficient"}
+    layers += [
+        ["layer_norm", size, 2 * width],
+        ["linear", vocabulary * tokens, vocabulary * (width + 1)],
+    ]
+    options = {
+        "sequence_length": tokens,
+        "activation_function": "relu",
+        "attention_kernel": "memory_efficient",
+    }
     return _job("transformer", batch_size=16, input_elements=tokens, **options, layers=layers)
 
 
@@ -173,7 +236,9 @@ def _random_jobs(bases: dict[str, Job], each: int) -> dict[str, Job]:
             base = totals(base)
         found[f"random {number}"] = base | {
             "batch_size": draw.randint(1, 900),
-            "optimizer": draw.choice(("sgd", "sgd_momentum", "adam", "adamw", "rmsprop", "adagrad", "adafactor")),
+            "optimizer": draw.choice(
+                ("sgd", "sgd_momentum", "adam", "adamw", "rmsprop", "adagrad", "adafactor")
+            ),
             "optimizer_implementation": draw.choice(("default", "foreach", "fused", "for_loop")),
             "precision": draw.choice(("fp32", "tf32", "amp_fp16", "amp_bf16", "bf16")),
             "checkpointing": draw.choice(("none", "every_block")),
@@ -196,7 +261,15 @@ def _published_jobs() -> dict[str, Job]:
     for name, rows in PUBLISHED_ROWS.items():
         table = pq.read_table(ROOT / "dataset_builder" / "datasets" / f"{name}.parquet")
         fields = table.column_names[: table.column_names.index("schema_version")]
-        for row, values in zip(rows, table.select(fields).take(list(rows)).to_pylist(), strict=True):
-            job = {field: value for field, value in values.items() if value is not None and field not in _NOT_OF_JOBS}
-            found[f"{name} {row}"] = job | {"layers": [list(layer.values()) for layer in job["layers"]]}
+        for row, values in zip(
+            rows, table.select(fields).take(list(rows)).to_pylist(), strict=True
+        ):
+            job = {
+                field: value
+                for field, value in values.items()
+                if value is not None and field not in _NOT_OF_JOBS
+            }
+            found[f"{name} {row}"] = job | {
+                "layers": [list(layer.values()) for layer in job["layers"]]
+            }
     return found

@@ -1,7 +1,7 @@
 """Writes the golden answers: ``python -m tests.golden.make answers``, or ``traces``.
 
-Run it only when an answer is meant to change, and say in the commit why it does.  A renamed field changes no answer: then the
-tables at the top of the tests change, and the files stay.
+Run it only when an answer is meant to change, and say in the commit why it does.  A renamed field
+changes no answer: then the tables at the top of the tests change, and the files stay.
 """
 
 from __future__ import annotations
@@ -35,18 +35,46 @@ QUESTIONS: list[dict[str, Any]] = [
     {
         "bins": "published-8000mib",
         "fits": ["T4", "A100", "A100/3g.20gb", "H200"],
-        "devices": [{"id": "GPU-0", "gpu": "A100", "free_mib": 2000}, {"id": "GPU-1", "gpu": "H100", "mig": "1g.10gb"}],
+        "devices": [
+            {"id": "GPU-0", "gpu": "A100", "free_mib": 2000},
+            {"id": "GPU-1", "gpu": "H100", "mig": "1g.10gb"},
+        ],
     },
 ]
 """The first two are asked of all jobs, the others of every fifth."""
 REFUSED: list[dict[str, Any]] = [
-    *({"coverage": 2}, {"coverage": "high"}, {"covrage": 0.9}, {"gpu": "Voodoo 2"}, {"encoder": "rnn"}),
-    *({"bins": "published-3mib"}, {"bin_width_mib": 1}, {"bins": "published-1000mib", "bin_width_mib": 1024}),
+    *(
+        {"coverage": 2},
+        {"coverage": "high"},
+        {"covrage": 0.9},
+        {"gpu": "Voodoo 2"},
+        {"encoder": "rnn"},
+    ),
+    *(
+        {"bins": "published-3mib"},
+        {"bin_width_mib": 1},
+        {"bins": "published-1000mib", "bin_width_mib": 1024},
+    ),
     *({"fits": ["T4", "Z80"]}, {"devices": [{"id": "0", "gpu": "A100", "mig": "9g.1gb"}]}),
 ]
 TURNED_ROUND = (
-    *("mlp", "mlp totals", "mlp replicas", "mlp traced", "cnn", "cnn checkpointing", "cnn amp_fp16", "transformer"),
-    *("transformer bf16", "transformer totals", "transformer cudnn", "example", "published_transformer_a100 160"),
+    *(
+        "mlp",
+        "mlp totals",
+        "mlp replicas",
+        "mlp traced",
+        "cnn",
+        "cnn checkpointing",
+        "cnn amp_fp16",
+        "transformer",
+    ),
+    *(
+        "transformer bf16",
+        "transformer totals",
+        "transformer cudnn",
+        "example",
+        "published_transformer_a100 160",
+    ),
 )
 
 
@@ -59,16 +87,25 @@ def write_answers() -> None:
         httpx.Client(base_url=service.url, timeout=300) as http,
     ):
         answers = {
-            "questions": [_asked(http, jobs, question, 1 if at < 2 else 5) for at, question in enumerate(QUESTIONS)],
+            "questions": [
+                _asked(http, jobs, question, 1 if at < 2 else 5)
+                for at, question in enumerate(QUESTIONS)
+            ],
             "/v1/batch-sizes": [
                 _turned_round(http, jobs, name, "/v1/batch-sizes", question)
                 for name in TURNED_ROUND
-                for question in ({"max_batch": 256}, {"max_batch": 64, "gpu": "A100/1g.5gb", "coverage": 0.9})
+                for question in (
+                    {"max_batch": 256},
+                    {"max_batch": 64, "gpu": "A100/1g.5gb", "coverage": 0.9},
+                )
             ],
             "/v1/smallest-gpu": [
                 _turned_round(http, jobs, name, "/v1/smallest-gpu", question)
                 for name in TURNED_ROUND
-                for question in ({}, {"gpus": ["T4", "L4", "A100/1g.5gb", "H100"], "coverage": 0.95})
+                for question in (
+                    {},
+                    {"gpus": ["T4", "L4", "A100/1g.5gb", "H100"], "coverage": 0.95},
+                )
             ],
             "problems": [_problem(http, job) for job in bad_jobs.values()],
             "refused_questions": [_refused(http, jobs["mlp"], question) for question in REFUSED],
@@ -77,14 +114,27 @@ def write_answers() -> None:
 
 
 def write_traces() -> None:
-    from tests.golden.test_golden_traces import CASES, traced  # refuses to load with another version of PyTorch
+    from tests.golden.test_golden_traces import (
+        CASES,
+        traced,
+    )  # refuses to load with another version of PyTorch
 
     _write("traces.json", {name: traced(name) for name in CASES}, 1)
 
 
-def _asked(http: httpx.Client, jobs: dict[str, Any], question: dict[str, Any], step: int) -> dict[str, Any]:
-    names = [name for name in list(jobs)[::step] if question.get("encoder") != "transformer" or "layers" in jobs[name]]
-    return {"question": question, "jobs": names, "answers": [_answer(http, jobs[name], question) for name in names]}
+def _asked(
+    http: httpx.Client, jobs: dict[str, Any], question: dict[str, Any], step: int
+) -> dict[str, Any]:
+    names = [
+        name
+        for name in list(jobs)[::step]
+        if question.get("encoder") != "transformer" or "layers" in jobs[name]
+    ]
+    return {
+        "question": question,
+        "jobs": names,
+        "answers": [_answer(http, jobs[name], question) for name in names],
+    }
 
 
 def _answer(http: httpx.Client, job: dict[str, Any], question: dict[str, Any]) -> dict[str, Any]:
@@ -95,7 +145,9 @@ def _answer(http: httpx.Client, job: dict[str, Any], question: dict[str, Any]) -
     answer["limit_mib"] = None if answer["safe_bytes"] is None else -(-answer["safe_bytes"] // MIB)
     answer["bin_count"] = len(probabilities)
     answer["probabilities"] = {
-        str(index): float(f"{value:.12g}") for index, value in enumerate(probabilities) if value >= SMALLEST_PROBABILITY
+        str(index): float(f"{value:.12g}")
+        for index, value in enumerate(probabilities)
+        if value >= SMALLEST_PROBABILITY
     }
     if "fits" in question:
         found = ways.post(http, "/v1/predict", {"job": job, **question})
@@ -103,7 +155,9 @@ def _answer(http: httpx.Client, job: dict[str, Any], question: dict[str, Any]) -
     return answer
 
 
-def _turned_round(http: httpx.Client, jobs: dict[str, Any], name: str, path: str, question: dict[str, Any]) -> dict[str, Any]:
+def _turned_round(
+    http: httpx.Client, jobs: dict[str, Any], name: str, path: str, question: dict[str, Any]
+) -> dict[str, Any]:
     table = ways.BATCH_SIZES if path == "/v1/batch-sizes" else ways.SMALLEST_GPU
     answer = ways.read(table, ways.post(http, path, {"job": jobs[name], **question}))
     return {"job": name, "question": question, "answer": answer}
@@ -113,7 +167,11 @@ def _problem(http: httpx.Client, job: Any) -> dict[str, Any]:
     problem = ways.read(ways.PROBLEM, ways.post(http, "/v1/predict", {"job": job}, 422))
     (error,) = problem["errors"]
     field = error["field"].removeprefix("job").removeprefix(".")
-    return {"field": field, "message": error["message"], **{name: problem[name] for name in ("type", "title", "status")}}
+    return {
+        "field": field,
+        "message": error["message"],
+        **{name: problem[name] for name in ("type", "title", "status")},
+    }
 
 
 def _refused(http: httpx.Client, job: dict[str, Any], question: dict[str, Any]) -> dict[str, Any]:
@@ -126,12 +184,19 @@ def _write(name: str, document: dict[str, Any], levels: int) -> None:
 
 
 def _lines(value: Any, levels: int) -> str:
-    """``value`` as JSON with a line for each of its members down to ``levels``, so that a change can be read."""
+    """``value`` as JSON with a line for each of its members down to ``levels``, so that a change
+    can be read."""
     if levels == 0 or not value or not isinstance(value, dict | list):
         return json.dumps(value)
     if isinstance(value, list):
         return "[\n" + ",\n".join(_lines(member, levels - 1) for member in value) + "\n]"
-    return "{\n" + ",\n".join(f"{json.dumps(name)}: {_lines(member, levels - 1)}" for name, member in value.items()) + "\n}"
+    return (
+        "{\n"
+        + ",\n".join(
+            f"{json.dumps(name)}: {_lines(member, levels - 1)}" for name, member in value.items()
+        )
+        + "\n}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Golden answers: what every way of asking said of the jobs in ``jobs.json`` when ``answers.json`` was written by ``make.py``.
+"""Golden answers: what every way of asking said of the jobs in ``jobs.json`` when ``answers.json``
+was written by ``make.py``.
 
-Amounts, reasons, bins and names must be equal.  Probabilities may differ by 1e-9 from the frozen ones, because processors round
-differently, and by 1e-12 from those of the Python call in the same run; those below 1e-10 are not written down.  The
-transformer-based encoder alone rounds differently with the number of jobs asked at once, see ``ROUNDING``.
+Amounts, reasons, bins and names must be equal.  Probabilities may differ by 1e-9 from the frozen
+ones, because processors round differently, and by 1e-12 from those of the Python call in the same
+run; those below 1e-10 are not written down.  The transformer-based encoder alone rounds differently
+with the number of jobs asked at once, see ``ROUNDING``.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ HERE = Path(__file__).parent
 MIB = 2**20
 
 Table = Mapping[str, str | Callable[[Any], Any]]
-"""The name of each golden quantity in one way of asking: a dotted path, or a function where the value is written differently."""
+"""The name of each golden quantity in one way of asking: a dotted path, or a function where the
+value is written differently."""
 
 
 def same(*names: str) -> dict[str, str]:
@@ -39,7 +42,16 @@ def or_none(column: str) -> Callable[[Any], Any]:
 
 
 PYTHON: Table = {
-    **same("expected_bytes", "startup_peak_bytes", "safe_bytes", "in_support", "bin_index", "probabilities", "coverage", "gpu"),
+    **same(
+        "expected_bytes",
+        "startup_peak_bytes",
+        "safe_bytes",
+        "in_support",
+        "bin_index",
+        "probabilities",
+        "coverage",
+        "gpu",
+    ),
     "label_source": "label_source",
     "reasons": lambda estimate: list(estimate.reasons),
     "bin_lower_bytes": lambda estimate: estimate.bin_bounds_bytes[0],
@@ -69,10 +81,23 @@ FILES: Table = {
 }
 LAYER = ("kind", "activations", "parameters")
 TEXT = same("limit_mib", "request_mib", "safe_bytes", "expected_bytes", "startup_peak_bytes")
-FIT = same("gpu", "mig", "device", "available_mib", "request_mib", "limit_mib", "verdict", "probability")
+FIT = same(
+    "gpu", "mig", "device", "available_mib", "request_mib", "limit_mib", "verdict", "probability"
+)
 BATCH_SIZES: Table = {
-    **same("gpu", "mig", "available_mib", "coverage", "max_batch", "safe_batch", "likely_batch", "reasons"),
-    "curve": lambda answer: [[point["batch_size"], point["request_mib"], point["limit_mib"]] for point in answer["curve"]],
+    **same(
+        "gpu",
+        "mig",
+        "available_mib",
+        "coverage",
+        "max_batch",
+        "safe_batch",
+        "likely_batch",
+        "reasons",
+    ),
+    "curve": lambda answer: [
+        [point["batch_size"], point["request_mib"], point["limit_mib"]] for point in answer["curve"]
+    ],
 }
 SMALLEST_GPU: Table = {
     **same("coverage", "reasons"),
@@ -85,13 +110,16 @@ REJECTED = {"field": "field", "message": "reason"}
 AMOUNTS = ("expected_bytes", "startup_peak_bytes", "safe_bytes", "request_mib", "limit_mib")
 FROZEN, SAME_RUN = 1e-9, 1e-12
 ROUNDING = 1e-5
-"""Relative, of amounts, and absolute, of probabilities: the transformer-based encoder sums in float32, and in an order that
-changes with the jobs that are asked together."""
+"""Relative, of amounts, and absolute, of probabilities: the transformer-based encoder sums in
+float32, and in an order that changes with the jobs that are asked together."""
 
 
 def read(table: Table, answer: Any) -> dict[str, Any]:
     """``answer`` by golden names."""
-    return {name: place(answer) if callable(place) else _at(answer, place) for name, place in table.items()}
+    return {
+        name: place(answer) if callable(place) else _at(answer, place)
+        for name, place in table.items()
+    }
 
 
 def _at(thing: Any, path: str) -> Any:
@@ -112,7 +140,9 @@ DEFAULT, *VARIANTS = GOLDEN["questions"]
 
 def python_options(question: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a question over HTTP as the arguments of a predictor."""
-    options = {name: value for name, value in question.items() if name in ("coverage", "gpu", "encoder")}
+    options = {
+        name: value for name, value in question.items() if name in ("coverage", "gpu", "encoder")
+    }
     if "bins" in question:
         options["bins"] = gpumemnet.named_bins(question["bins"])
     elif "bin_width_mib" in question:
@@ -125,20 +155,26 @@ def rounds(question: Mapping[str, Any]) -> bool:
     return question.get("encoder") == "transformer"
 
 
-def check(found: Mapping[str, Any], golden: Mapping[str, Any], near: float, rounded: bool = False) -> None:
-    """What was ``found`` is what is frozen or was answered before, but for probabilities, which are ``near``."""
+def check(
+    found: Mapping[str, Any], golden: Mapping[str, Any], near: float, rounded: bool = False
+) -> None:
+    """What was ``found`` is what is frozen or was answered before, but for probabilities, which are
+    ``near``."""
     wanted = {name: golden[name] for name in found}
     if rounded:
         amounts = [name for name in found if name in AMOUNTS and golden[name] is not None]
         wanted |= {name: pytest.approx(golden[name], rel=ROUNDING, abs=1) for name in amounts}
     if "probabilities" in found:
         found = {**found, "probabilities": list(found["probabilities"])}
-        wanted["probabilities"] = pytest.approx(list(golden["probabilities"]), rel=0, abs=ROUNDING if rounded else near)
+        wanted["probabilities"] = pytest.approx(
+            list(golden["probabilities"]), rel=0, abs=ROUNDING if rounded else near
+        )
     assert found == wanted
 
 
 def frozen(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """An answer of ``answers.json`` with all its probabilities, and its reasons as one text, too."""
+    """An answer of ``answers.json`` with all its probabilities, and its reasons as one text,
+    too."""
     likely = answer["probabilities"]
     probabilities = [likely.get(str(index), 0.0) for index in range(answer["bin_count"])]
     return {**answer, "probabilities": probabilities, "reason": "; ".join(answer["reasons"])}
@@ -154,7 +190,8 @@ def predictor() -> gpumemnet.Predictor:
 
 @pytest.fixture(scope="module")
 def answers(predictor: gpumemnet.Predictor) -> Answers:
-    """The default question in process, one job at a time; what Python does not state (MiB, one text of the reasons) is frozen."""
+    """The default question in process, one job at a time; what Python does not state (MiB, one text
+    of the reasons) is frozen."""
     return [
         frozen(golden) | read(PYTHON, predictor.predict(gpumemnet.job_from_dict(job)))
         for job, golden in zip(JOBS.values(), DEFAULT["answers"], strict=True)
@@ -196,7 +233,9 @@ def test_http_one_by_one(http: httpx.Client, answers: Answers) -> None:
 
 def test_http_32_at_once(http: httpx.Client, answers: Answers) -> None:
     with ThreadPoolExecutor(32) as threads:
-        found = list(threads.map(lambda job: post(http, "/v1/predict", {"job": job}), JOBS.values()))
+        found = list(
+            threads.map(lambda job: post(http, "/v1/predict", {"job": job}), JOBS.values())
+        )
     for one, answer in zip(found, answers, strict=True):
         check(read(HTTP, one), answer, SAME_RUN)
 
@@ -221,17 +260,23 @@ def test_http_with_options(http: httpx.Client, asked: dict[str, Any]) -> None:
 
 def check_fits(found: list[Any], golden: list[Any]) -> None:
     for fit, one in zip(found, golden, strict=True):
-        assert read(FIT, fit) == one | {"probability": pytest.approx(one["probability"], rel=0, abs=FROZEN)}
+        assert read(FIT, fit) == one | {
+            "probability": pytest.approx(one["probability"], rel=0, abs=FROZEN)
+        }
 
 
 def test_open_inference_protocol(http: httpx.Client) -> None:
     asked = next(asked for asked in VARIANTS if asked["question"] == {"bin_width_mib": 8192})
     documents = [json.dumps(JOBS[name]) for name in asked["jobs"]]
     tensor = {"name": "job", "datatype": "BYTES", "shape": [len(documents)], "data": documents}
-    answer = post(http, "/v2/models/gpumemnet/infer", {"inputs": [tensor], "parameters": asked["question"]})
+    answer = post(
+        http, "/v2/models/gpumemnet/infer", {"inputs": [tensor], "parameters": asked["question"]}
+    )
     columns = {output["name"]: output["data"] for output in answer["outputs"]}
     bins = len(columns["probabilities"]) // len(documents)
-    columns["probabilities"] = [columns["probabilities"][at : at + bins] for at in range(0, bins * len(documents), bins)]
+    columns["probabilities"] = [
+        columns["probabilities"][at : at + bins] for at in range(0, bins * len(documents), bins)
+    ]
     for values, golden in zip(zip(*columns.values(), strict=True), asked["answers"], strict=True):
         check(read(OPEN_INFERENCE, dict(zip(columns, values, strict=True))), frozen(golden), FROZEN)
 
@@ -249,10 +294,15 @@ def test_text(http: httpx.Client, answers: Answers) -> None:
                 f"there is no {TEXT['limit_mib']}: {'; '.join(answer['reasons'])}",
             )
         else:
-            assert post(http, "/v1/predict", {"job": job}, accept="text/plain") == f"{answer['limit_mib']}\n"
+            assert (
+                post(http, "/v1/predict", {"job": job}, accept="text/plain")
+                == f"{answer['limit_mib']}\n"
+            )
 
 
-@pytest.mark.parametrize(("path", "table"), [("/v1/batch-sizes", BATCH_SIZES), ("/v1/smallest-gpu", SMALLEST_GPU)])
+@pytest.mark.parametrize(
+    ("path", "table"), [("/v1/batch-sizes", BATCH_SIZES), ("/v1/smallest-gpu", SMALLEST_GPU)]
+)
 def test_largest_batch_and_smallest_gpu(http: httpx.Client, path: str, table: Table) -> None:
     for asked in GOLDEN[path]:
         found = read(table, post(http, path, {"job": JOBS[asked["job"]], **asked["question"]}))
@@ -284,11 +334,14 @@ def test_command_line(tmp_path: Path, answers: Answers) -> None:
 
 
 def named() -> list[dict[str, Any]]:
-    """The jobs with their names as ids, the layers as objects everywhere, as columns of a table have one type."""
+    """The jobs with their names as ids, the layers as objects everywhere, as columns of a table
+    have one type."""
     rows = []
     for name, job in JOBS.items():
         layers = [
-            {"parameters": 0, **one} if isinstance(one, dict) else dict(zip(LAYER, one, strict=True))
+            {"parameters": 0, **one}
+            if isinstance(one, dict)
+            else dict(zip(LAYER, one, strict=True))
             for one in job.get("layers", ())
         ]
         rows.append({"job_id": name, **job, **({"layers": layers} if layers else {})})
@@ -306,35 +359,55 @@ def test_json_lines_to_parquet_and_rows_that_are_no_jobs(tmp_path: Path, answers
     jobs = write_lines(tmp_path / "jobs.jsonl", [*lines, *BAD_JOBS.values()])
     command(jobs, "--out", tmp_path / "answers.parquet", "--workers", "1")
     check_rows(pq.read_table(tmp_path / "answers.parquet").to_pylist(), answers)
-    rejected = [json.loads(line) for line in (tmp_path / "answers.rejected.jsonl").read_text().splitlines()]
+    rejected = [
+        json.loads(line) for line in (tmp_path / "answers.rejected.jsonl").read_text().splitlines()
+    ]
     assert [read(REJECTED, row) for row in rejected] == [
         {name: problem[name] for name in REJECTED} for problem in GOLDEN["problems"]
     ]
 
 
 def test_csv_to_json_lines(tmp_path: Path, answers: Answers) -> None:
-    rows = [row | {"layers": json.dumps(row["layers"]) if "layers" in row else ""} for row in named()]
+    rows = [
+        row | {"layers": json.dumps(row["layers"]) if "layers" in row else ""} for row in named()
+    ]
     with (tmp_path / "jobs.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
         writer.writeheader()
         writer.writerows(rows)
     command(tmp_path / "jobs.csv", "--out", tmp_path / "answers.jsonl", "--workers", "1")
-    check_rows([json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()], answers)
+    check_rows(
+        [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()],
+        answers,
+    )
 
 
 def test_parquet_to_csv(tmp_path: Path, answers: Answers) -> None:
     rows = named()
-    columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
+    columns = {
+        name: [row.get(name) for row in rows]
+        for name in dict.fromkeys(name for row in rows for name in row)
+    }
     pq.write_table(pa.table(columns), tmp_path / "jobs.parquet")
     command(tmp_path / "jobs.parquet", "--out", tmp_path / "answers.csv", "--workers", "1")
     with (tmp_path / "answers.csv").open(newline="") as file:
-        check_rows([{name: _parsed(name, value) for name, value in row.items()} for row in csv.DictReader(file)], answers)
+        check_rows(
+            [
+                {name: _parsed(name, value) for name, value in row.items()}
+                for row in csv.DictReader(file)
+            ],
+            answers,
+        )
 
 
 def _parsed(name: str, value: str) -> Any:
     if value == "":
         return None
-    return json.loads(value) if value in ("true", "false") or name.endswith(("_mib", "_bytes")) or name == "bin_index" else value
+    return (
+        json.loads(value)
+        if value in ("true", "false") or name.endswith(("_mib", "_bytes")) or name == "bin_index"
+        else value
+    )
 
 
 def problem_at(place: str, problem: Mapping[str, Any]) -> dict[str, Any]:
@@ -371,4 +444,7 @@ def test_bad_jobs_among_good_ones(http: httpx.Client, answers: Answers) -> None:
 def test_a_question_that_cannot_be_asked(http: httpx.Client, path: str) -> None:
     content = {"job": JOBS["mlp"]} if path == "/v1/predict" else {"jobs": [JOBS["mlp"]]}
     for refused in GOLDEN["refused_questions"]:
-        assert read(PROBLEM, post(http, path, content | refused["question"], 422)) == refused["problem"]
+        assert (
+            read(PROBLEM, post(http, path, content | refused["question"], 422))
+            == refused["problem"]
+        )

@@ -1,4 +1,5 @@
-"""Golden traces: what training the example models takes, byte by byte, when ``traces.json`` was written by ``make.py``.
+"""Golden traces: what training the example models takes, byte by byte, when ``traces.json`` was
+written by ``make.py``.
 
 Bytes depend on the operators that PyTorch runs, so they are those of one version of it.
 """
@@ -34,7 +35,17 @@ def example(name: str) -> Path:
 NAMES = {
     name: name
     for name in (
-        *("model", "gpu", "batch_size", "loss", "ranks", "expected_bytes", "safe_bytes", "parts", "reserved_bytes"),
+        *(
+            "model",
+            "gpu",
+            "batch_size",
+            "loss",
+            "ranks",
+            "expected_bytes",
+            "safe_bytes",
+            "parts",
+            "reserved_bytes",
+        ),
         *("allocated_bytes", "requested_bytes", "context_bytes", "smallest_bytes"),
     )
 }
@@ -46,21 +57,50 @@ Case = tuple[Path, str, dict[str, Any], tuple[int, ...], dict[str, Any]]
 """File, factory and its arguments, shape of one sample, options of the trace."""
 
 PYTHON_CASES: dict[str, Case] = {
-    "resnet50 amp_bf16": (example("resnet50.py"), "build", {}, IMAGES, {"batch_size": 32, "precision": "amp_bf16"}),
+    "resnet50 amp_bf16": (
+        example("resnet50.py"),
+        "build",
+        {},
+        IMAGES,
+        {"batch_size": 32, "precision": "amp_bf16"},
+    ),
     "resnet50 benchmark": (
         *(example("resnet50.py"), "build", {}, IMAGES),
-        {"batch_size": 8, "optimizer": "sgd_momentum", "channels_last": True, "cudnn_benchmark": True, "gpu": "A100"},
+        {
+            "batch_size": 8,
+            "optimizer": "sgd_momentum",
+            "channels_last": True,
+            "cudnn_benchmark": True,
+            "gpu": "A100",
+        },
     ),
-    "vit bf16": (example("vit.py"), "build", {}, IMAGES, {"batch_size": 8, "precision": "bf16", "optimizer": "adafactor"}),
+    "vit bf16": (
+        example("vit.py"),
+        "build",
+        {},
+        IMAGES,
+        {"batch_size": 8, "precision": "bf16", "optimizer": "adafactor"},
+    ),
     "unet amp_fp16": (
         *(example("unet.py"), "build", {"width": 32, "depth": 4}, (3, 128, 128)),
         {"batch_size": 4, "precision": "amp_fp16", "optimizer": "rmsprop", "gpu": "T4"},
     ),
     "gpt2": (example("gpt2.py"), "build", {}, (1024,), {"batch_size": 2, "optimizer": "adam"}),
-    "gpt2 checkpointing": (example("gpt2.py"), "build", GPT2, TOKENS, {"batch_size": 8, "checkpointing": "every_block"}),
+    "gpt2 checkpointing": (
+        example("gpt2.py"),
+        "build",
+        GPT2,
+        TOKENS,
+        {"batch_size": 8, "checkpointing": "every_block"},
+    ),
     "gpt2 accumulation": (
         *(example("gpt2.py"), "build", GPT2, TOKENS),
-        {"batch_size": 8, "gradient_accumulation": 2, "zero_grad": "after_step", "attention_kernel": "math"},
+        {
+            "batch_size": 8,
+            "gradient_accumulation": 2,
+            "zero_grad": "after_step",
+            "attention_kernel": "math",
+        },
     ),
     **{
         f"gpt2 {optimizer} {implementation}": (
@@ -68,7 +108,12 @@ PYTHON_CASES: dict[str, Case] = {
             {"batch_size": 8, "optimizer": optimizer, "optimizer_implementation": implementation},
         )
         for optimizer, implementation in (
-            *(("sgd", "default"), ("sgd_momentum", "for_loop"), ("adagrad", "foreach"), ("adamw", "fused")),
+            *(
+                ("sgd", "default"),
+                ("sgd_momentum", "for_loop"),
+                ("adagrad", "foreach"),
+                ("adamw", "fused"),
+            ),
             *(("adam", "for_loop"), ("rmsprop", "default"), ("adafactor", "default")),
         )
     },
@@ -76,7 +121,15 @@ PYTHON_CASES: dict[str, Case] = {
 COMMAND_CASES: dict[str, list[str]] = {
     "script": ["--script", str(example("scripts/mixed.py")), "--gpu", "T4"],
     "replicas": [
-        *(f"{example('gpt2.py')}:build", "--batch-size", "4", "--input", "256:int64", "--precision", "amp_fp16"),
+        *(
+            f"{example('gpt2.py')}:build",
+            "--batch-size",
+            "4",
+            "--input",
+            "256:int64",
+            "--precision",
+            "amp_fp16",
+        ),
         *("--parallel", "ddp", "--ranks", "8"),
         *(word for name, value in GPT2.items() for word in ("--arg", f"{name}={value}")),
     ],

@@ -28,7 +28,14 @@ from gpumemnet.job import settled_counts
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import KINDS, Layer
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.physics import allocator_blocks, closed_form, layer_records, layer_roles, step_memory, tensor_sizes
+from gpumemnet.physics import (
+    allocator_blocks,
+    closed_form,
+    layer_records,
+    layer_roles,
+    step_memory,
+    tensor_sizes,
+)
 from gpumemnet.predict import bin_shares
 from gpumemnet.units import GIB
 from tests.jobs import jobs, small_job
@@ -42,13 +49,17 @@ COMPILED = [
 COLUMNS = closed_form.COLUMNS
 
 compiled = pytest.mark.skipif(
-    not closed_form.IS_COMPILED, reason="the package was installed without a C compiler: see CONTRIBUTING.md"
+    not closed_form.IS_COMPILED,
+    reason="the package was installed without a C compiler: see CONTRIBUTING.md",
 )
 
 
 def uncompiled(name: str, others: Mapping[str, ModuleType] = MappingProxyType({})) -> ModuleType:
-    """Imports the module ``folder/name`` from its source; it imports ``others`` in place of the compiled modules."""
-    spec = importlib.util.spec_from_file_location(f"plain_{name.replace('/', '_')}", PACKAGE / f"{name}.py")
+    """Imports the module ``folder/name`` from its source; it imports ``others`` in place of the
+    compiled modules."""
+    spec = importlib.util.spec_from_file_location(
+        f"plain_{name.replace('/', '_')}", PACKAGE / f"{name}.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -63,7 +74,14 @@ def uncompiled(name: str, others: Mapping[str, ModuleType] = MappingProxyType({}
 def plain() -> ModuleType:
     """The feature vector with uncompiled modules."""
     modules: dict[str, ModuleType] = {}
-    physics = ("layer_records", "layer_roles", "allocator_blocks", "step_memory", "tensor_sizes", "closed_form")
+    physics = (
+        "layer_records",
+        "layer_roles",
+        "allocator_blocks",
+        "step_memory",
+        "tensor_sizes",
+        "closed_form",
+    )
     for name in (*(f"physics/{each}" for each in physics), "features/totals"):
         modules[name] = uncompiled(name, modules)
         assert not modules[name].IS_COMPILED
@@ -76,7 +94,9 @@ def plain() -> ModuleType:
 @given(job=jobs())
 def test_both_forms_agree(plain: ModuleType, job: TrainingJob) -> None:
     table = JobTable.from_jobs([job])
-    np.testing.assert_array_equal(feature_matrix(table, WORKSPACE), plain.feature_matrix(table, WORKSPACE))
+    np.testing.assert_array_equal(
+        feature_matrix(table, WORKSPACE), plain.feature_matrix(table, WORKSPACE)
+    )
 
 
 @compiled
@@ -84,14 +104,37 @@ def test_both_forms_agree_on_long_lists_and_many_jobs(plain: ModuleType) -> None
     chance = random.Random(0)
     kinds = [*KINDS, "something_new"]
     common = [
-        *("linear", "matmul", "softmax", "dropout", "add", "layer_norm", "embedding", "attention", "conv2d", "relu", "identity"),
-        *("linear", "multiply", "concatenate", "add", "multiply", "rms_norm"),  # often enough for rotations and gates
+        *(
+            "linear",
+            "matmul",
+            "softmax",
+            "dropout",
+            "add",
+            "layer_norm",
+            "embedding",
+            "attention",
+            "conv2d",
+            "relu",
+            "identity",
+        ),
+        *(
+            "linear",
+            "multiply",
+            "concatenate",
+            "add",
+            "multiply",
+            "rms_norm",
+        ),  # often enough for rotations and gates
     ]
     many = []
     for _ in range(200):
         pool, largest = chance.choice([kinds, common]), 10 ** chance.choice([3, 5, 8])
         layers = tuple(
-            Layer(chance.choice(pool), chance.randint(0, largest), chance.choice([0, chance.randint(0, largest)]))
+            Layer(
+                chance.choice(pool),
+                chance.randint(0, largest),
+                chance.choice([0, chance.randint(0, largest)]),
+            )
             for _ in range(chance.choice([0, 1, 3, 30, 200]))
         )
         totals = {} if layers else {"total_activations": 10, "total_parameters": 20}
@@ -100,11 +143,17 @@ def test_both_forms_agree_on_long_lists_and_many_jobs(plain: ModuleType) -> None
             "attention_kernel": chance.choice([None, "math"]),
             "checkpointing": chance.choice(["none", "every_block"]),
             "gradient_accumulation": chance.choice([1, 2]),
-            "trainable_parameters": chance.choice([None, 0, sum(layer.parameters for layer in layers) // 2]),
+            "trainable_parameters": chance.choice(
+                [None, 0, sum(layer.parameters for layer in layers) // 2]
+            ),
         }
-        many.append(small_job(batch_size=chance.randint(1, 5000), layers=layers, **options, **totals))
+        many.append(
+            small_job(batch_size=chance.randint(1, 5000), layers=layers, **options, **totals)
+        )
     table = JobTable.from_jobs(many)
-    np.testing.assert_array_equal(feature_matrix(table, WORKSPACE), plain.feature_matrix(table, WORKSPACE))
+    np.testing.assert_array_equal(
+        feature_matrix(table, WORKSPACE), plain.feature_matrix(table, WORKSPACE)
+    )
 
 
 def job_numbers() -> step_memory.JobNumbers:
@@ -118,14 +167,34 @@ def job_numbers() -> step_memory.JobNumbers:
 @pytest.mark.parametrize(
     "spoilt",
     [
-        *({"features": np.zeros(COLUMNS - 1)}, {"jobs": []}, {"activations": np.ones(2)}, {"parameters": np.ones(2)}),
-        *({"kinds": np.array([0, len(KINDS), 0])}, {"kinds": np.array([0, -1, 0])}, {"kinds": np.zeros(2, dtype=np.int64)}),
-        *({"counts": np.array([4])}, {"counts": np.array([-1])}, {"counts": np.array([2**62] * 4), "jobs": [job_numbers()] * 4}),
-        *({"width": COLUMNS - 1}, {"width": 2**62}, {"width": -(10**7), "begin": -(10**8)}, {"begin": 1}, {"begin": -1}),
+        *(
+            {"features": np.zeros(COLUMNS - 1)},
+            {"jobs": []},
+            {"activations": np.ones(2)},
+            {"parameters": np.ones(2)},
+        ),
+        *(
+            {"kinds": np.array([0, len(KINDS), 0])},
+            {"kinds": np.array([0, -1, 0])},
+            {"kinds": np.zeros(2, dtype=np.int64)},
+        ),
+        *(
+            {"counts": np.array([4])},
+            {"counts": np.array([-1])},
+            {"counts": np.array([2**62] * 4), "jobs": [job_numbers()] * 4},
+        ),
+        *(
+            {"width": COLUMNS - 1},
+            {"width": 2**62},
+            {"width": -(10**7), "begin": -(10**8)},
+            {"begin": 1},
+            {"begin": -1},
+        ),
     ],
 )
 def test_numbers_that_do_not_fit_are_refused(spoilt: dict[str, Any]) -> None:
-    """The compiled form does not check where it writes, so all lengths and codes are checked before."""
+    """The compiled form does not check where it writes, so all lengths and codes are checked
+    before."""
     given: dict[str, Any] = {
         "features": np.zeros(COLUMNS),
         "width": COLUMNS,
@@ -155,8 +224,17 @@ def option_numbers() -> totals.OptionNumbers:
 @pytest.mark.parametrize(
     "spoilt",
     [
-        *({"features": np.zeros(2 * totals.TOTALS - 1)}, {"width": totals.TOTALS - 1}, {"options": []}),
-        *({"numbers": np.ones(17)}, {"codes": np.array([0, 1])}, {"codes": np.array([-1, 0])}, {"codes": np.zeros(3, np.int64)}),
+        *(
+            {"features": np.zeros(2 * totals.TOTALS - 1)},
+            {"width": totals.TOTALS - 1},
+            {"options": []},
+        ),
+        *(
+            {"numbers": np.ones(17)},
+            {"codes": np.array([0, 1])},
+            {"codes": np.array([-1, 0])},
+            {"codes": np.zeros(3, np.int64)},
+        ),
     ],
 )
 def test_totals_that_do_not_fit_are_refused(spoilt: dict[str, Any]) -> None:
@@ -178,45 +256,71 @@ def test_totals_that_do_not_fit_are_refused(spoilt: dict[str, Any]) -> None:
 @given(
     st.integers(1, 4).flatmap(
         lambda count: st.lists(
-            st.lists(st.tuples(st.floats(0.01, 1), st.floats(15, 40), st.floats(1e-6, 10)), min_size=count, max_size=count),
+            st.lists(
+                st.tuples(st.floats(0.01, 1), st.floats(15, 40), st.floats(1e-6, 10)),
+                min_size=count,
+                max_size=count,
+            ),
             min_size=1,
             max_size=3,
         )
     ),
     st.integers(0, 30),
 )
-def test_both_forms_give_the_same_bin_probabilities(mixtures: list[list[tuple[float, float, float]]], edge_count: int) -> None:
+def test_both_forms_give_the_same_bin_probabilities(
+    mixtures: list[list[tuple[float, float, float]]], edge_count: int
+) -> None:
     parts = np.array(mixtures).transpose(2, 0, 1)
     log_edges = np.log(np.arange(1, edge_count + 1) * float(GIB))
     answers = np.zeros((len(mixtures), edge_count + 1))
     bin_shares.fill_shares(parts.ravel(), parts.shape[2], log_edges, answers.reshape(-1))
     plainly = [0.0] * answers.size
-    uncompiled("predict/bin_shares").fill_shares(parts.ravel().tolist(), parts.shape[2], log_edges.tolist(), plainly)
+    uncompiled("predict/bin_shares").fill_shares(
+        parts.ravel().tolist(), parts.shape[2], log_edges.tolist(), plainly
+    )
     assert answers.ravel().tolist() == pytest.approx(plainly, rel=1e-12, abs=1e-14)
     assert answers.sum(axis=1) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(("mixtures", "components", "answers"), [(5, 2, 9), (6, 0, 9), (6, -1, 9), (6, 2, 3), (7, 2, 9)])
+@pytest.mark.parametrize(
+    ("mixtures", "components", "answers"), [(5, 2, 9), (6, 0, 9), (6, -1, 9), (6, 2, 3), (7, 2, 9)]
+)
 def test_mixtures_that_do_not_fit_are_refused(mixtures: int, components: int, answers: int) -> None:
     with pytest.raises(ValueError, match="too few numbers"):
-        bin_shares.fill_shares(np.ones(mixtures), components, np.array([1.0, 2.0, 3.0]), np.zeros(answers))
+        bin_shares.fill_shares(
+            np.ones(mixtures), components, np.array([1.0, 2.0, 3.0]), np.zeros(answers)
+        )
 
 
-# Stated counts, NaN where there is none, and the amounts of two layers; among them each broken rule.
+# Stated counts, NaN where there is none, and the amounts of two layers; among them each broken
+# rule.
 _COUNTS = st.sampled_from([float("nan"), 0.0, 1.0, 2.0, 3.0, 4.0, 99.0])
 _LIMITS = [0.0] * 9 + [4.0] * 9 + [0.0, 0.0, *[1.0] * 7]
 
 
 @compiled
-@given(st.lists(st.tuples(st.lists(_COUNTS, min_size=9, max_size=9), st.integers(0, 2)), min_size=1, max_size=4))
+@given(
+    st.lists(
+        st.tuples(st.lists(_COUNTS, min_size=9, max_size=9), st.integers(0, 2)),
+        min_size=1,
+        max_size=4,
+    )
+)
 def test_both_forms_settle_counts_alike(rows: list[tuple[list[float], int]]) -> None:
-    numbers, counts = np.array([stated for stated, _ in rows]).T.copy(), [count for _, count in rows]
+    numbers, counts = (
+        np.array([stated for stated, _ in rows]).T.copy(),
+        [count for _, count in rows],
+    )
     amounts = [float(index % 4) for index in range(sum(counts))]
     plainly = [numbers.ravel().tolist(), [0] * len(rows)]
     broken = np.zeros(len(rows), dtype=np.int64)
     activations, parameters, limits = np.array(amounts), np.array(amounts[::-1]), np.array(_LIMITS)
-    settled_counts.settle_counts(numbers.reshape(-1), array("q", counts), activations, parameters, limits, broken)
-    uncompiled("job/settled_counts").settle_counts(plainly[0], counts, amounts, amounts[::-1], _LIMITS, plainly[1])
+    settled_counts.settle_counts(
+        numbers.reshape(-1), array("q", counts), activations, parameters, limits, broken
+    )
+    uncompiled("job/settled_counts").settle_counts(
+        plainly[0], counts, amounts, amounts[::-1], _LIMITS, plainly[1]
+    )
     assert [numbers.ravel().tolist(), broken.tolist()] == plainly
     assert not np.isnan(numbers).any()
 
@@ -224,7 +328,12 @@ def test_both_forms_settle_counts_alike(rows: list[tuple[list[float], int]]) -> 
 @pytest.mark.parametrize(
     "spoilt",
     [
-        *({"numbers": np.ones(8)}, {"limits": np.ones(26)}, {"counts": np.array([3])}, {"counts": np.array([-1])}),
+        *(
+            {"numbers": np.ones(8)},
+            {"limits": np.ones(26)},
+            {"counts": np.array([3])},
+            {"counts": np.array([-1])},
+        ),
         *({"counts": np.array([1, 1])}, {"activations": np.ones(1)}, {"parameters": np.ones(1)}),
     ],
 )
@@ -256,7 +365,9 @@ def test_no_compiled_module_is_older_than_its_source(module: ModuleType) -> None
 @compiled
 def test_a_module_compiled_from_other_source_is_refused_in_one_sentence(tmp_path: Path) -> None:
     record = f"compiled_from{EXTENSION_SUFFIXES[0]}.json"
-    shutil.copytree(PACKAGE, tmp_path / "gpumemnet", ignore=shutil.ignore_patterns("bundles", "__pycache__"))
+    shutil.copytree(
+        PACKAGE, tmp_path / "gpumemnet", ignore=shutil.ignore_patterns("bundles", "__pycache__")
+    )
 
     def load() -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", "from gpumemnet.physics import closed_form"]
@@ -271,7 +382,9 @@ def test_a_module_compiled_from_other_source_is_refused_in_one_sentence(tmp_path
     assert f"-m pip install --no-deps --editable {tmp_path}" in last_line
 
 
-@pytest.mark.skipif(os.environ.get("GPUMEMNET_COMPILE") != "1", reason="GPUMEMNET_COMPILE does not ask for it")
+@pytest.mark.skipif(
+    os.environ.get("GPUMEMNET_COMPILE") != "1", reason="GPUMEMNET_COMPILE does not ask for it"
+)
 @pytest.mark.parametrize("module", COMPILED)
 def test_it_is_compiled_where_that_was_asked_for(module: ModuleType) -> None:
     assert module.IS_COMPILED

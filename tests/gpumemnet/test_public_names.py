@@ -10,7 +10,9 @@ HEAVY = ("torch", "pandas", "sklearn", "matplotlib", "pyarrow", "onnxruntime", "
 
 def loaded_by(statement: str) -> set[str]:
     script = f"import sys\n{statement}\nprint(*(name for name in {HEAVY!r} if name in sys.modules))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     return set(done.stdout.split())
 
 
@@ -65,7 +67,9 @@ def test_importing_loads_nothing_heavy() -> None:
 def test_predicting_loads_onnxruntime_and_nothing_else_heavy() -> None:
     job = "gpumemnet.TrainingJob(family='mlp', batch_size=8, input_elements=4, optimizer='adam', precision='fp32',"
     job += " total_activations=100, total_parameters=100)"
-    assert loaded_by(f"import gpumemnet\ngpumemnet.Predictor.default().predict({job})") == {"onnxruntime"}
+    assert loaded_by(f"import gpumemnet\ngpumemnet.Predictor.default().predict({job})") == {
+        "onnxruntime"
+    }
 
 
 def test_the_command_line_starts_light() -> None:

@@ -53,7 +53,8 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 @pytest.fixture(scope="session")
 def canned() -> Iterator[str]:
-    """URL of a server that answers ``/401/…`` with a 401, ``/html/…`` with a page, and ``/hang/…`` never."""
+    """URL of a server that answers ``/401/…`` with a 401, ``/html/…`` with a page, and ``/hang/…``
+    never."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Canned)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})

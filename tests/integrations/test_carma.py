@@ -1,4 +1,5 @@
-"""Estimates in CARMA's task descriptions: one line changes, the file is never half-written, and nothing known leaves it alone."""
+"""Estimates in CARMA's task descriptions: one line changes, the file is never half-written, and
+nothing known leaves it alone."""
 
 import os
 import runpy
@@ -46,7 +47,12 @@ def task(tmp_path: Path) -> Path:
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(SCRIPT), *map(str, arguments)], capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
 
 
 def expected_task(amount: object) -> bytes:
@@ -85,10 +91,15 @@ def only_cnns(start_service: StartService) -> Iterator[RunningService]:
         yield running
 
 
-def test_where_nothing_is_known_no_older_number_stays(task: Path, tmp_path: Path, only_cnns: RunningService) -> None:
+def test_where_nothing_is_known_no_older_number_stays(
+    task: Path, tmp_path: Path, only_cnns: RunningService
+) -> None:
     job = tmp_path / "job.json"
     job.write_text(JOB.read_text().replace('"batch_size": 1000', '"batch_size": 1000000'))
-    for arguments, reason in (((job,), "no safe amount is known"), ((JOB, "--url", only_cnns.url), "no model")):
+    for arguments, reason in (
+        ((job,), "no safe amount is known"),
+        ((JOB, "--url", only_cnns.url), "no model"),
+    ):
         task.write_bytes(TASK)
         done = run(task, *arguments)
         assert (done.returncode, task.read_bytes()) == (0, expected_task(40000))
@@ -100,7 +111,11 @@ def test_where_nothing_is_known_no_older_number_stays(task: Path, tmp_path: Path
 def test_it_fails_open(task: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.json"
     bad.write_text("{}")
-    for arguments in ((task, JOB, "--url", "http://127.0.0.1:1"), (task, bad), (task, JOB, "--gpu", "no such GPU")):
+    for arguments in (
+        (task, JOB, "--url", "http://127.0.0.1:1"),
+        (task, bad),
+        (task, JOB, "--gpu", "no such GPU"),
+    ):
         done = run(*arguments)
         assert (done.returncode, task.read_bytes()) == (0, TASK)
         assert "is left as it is: " in done.stderr
@@ -109,7 +124,11 @@ def test_it_fails_open(task: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(TASK.rpartition(b"\n")[0], "has 11 lines"), (TASK[:-4] + b"a lot", "where a number"), (b" " * (2**20 + 1), "too large")],
+    [
+        (TASK.rpartition(b"\n")[0], "has 11 lines"),
+        (TASK[:-4] + b"a lot", "where a number"),
+        (b" " * (2**20 + 1), "too large"),
+    ],
     ids=["a line short", "no number", "too large"],  # pytest gives children the name of the test
 )
 def test_a_file_of_another_shape_is_refused(task: Path, content: bytes, said: str) -> None:
@@ -148,7 +167,9 @@ line = st.binary(max_size=20).filter(lambda text: b"\n" not in text)
 
 
 @given(
-    st.lists(line, min_size=11, max_size=11), st.lists(line, max_size=4), st.sampled_from([b"8000", b"1.5", b"", b"7\r", b" 9 "])
+    st.lists(line, min_size=11, max_size=11),
+    st.lists(line, max_size=4),
+    st.sampled_from([b"8000", b"1.5", b"", b"7\r", b" 9 "]),
 )
 def test_every_other_byte_stays(before: list[bytes], after: list[bytes], old: bytes) -> None:
     content = b"\n".join([*before, old, *after])

@@ -1,4 +1,5 @@
-"""The admission webhook as the API server sees it: reviews over TLS, patches applied, and nothing refused when all else fails."""
+"""The admission webhook as the API server sees it: reviews over TLS, patches applied, and nothing
+refused when all else fails."""
 
 import base64
 import copy
@@ -29,7 +30,9 @@ JOB = "gpumemnet.io/job"
 ID = "gpumemnet.io/prediction-id"
 UUID = "[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}"
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed, and it makes the certificate")
+pytestmark = pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="openssl is not installed, and it makes the certificate"
+)
 
 Document = dict[str, Any]
 
@@ -49,7 +52,9 @@ def patched(pod: Document, response: Document) -> Document:
     pod = copy.deepcopy(pod)
     for step in json.loads(base64.b64decode(response["patch"])):
         assert step["op"] == "add"
-        *path, last = [part.replace("~1", "/").replace("~0", "~") for part in step["path"].split("/")[1:]]
+        *path, last = [
+            part.replace("~1", "/").replace("~0", "~") for part in step["path"].split("/")[1:]
+        ]
         target: Any = pod
         for part in path:
             target = target[int(part) if isinstance(target, list) else part]
@@ -64,7 +69,18 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tls")
     subject = ["-subj", "/CN=webhook", "-addext", "subjectAltName=IP:127.0.0.1"]
     files = ["-keyout", "tls.key", "-out", "tls.crt"]
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", *subject, *files]
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "1",
+        *subject,
+        *files,
+    ]
     subprocess.run(command, cwd=folder, check=True, capture_output=True)
     return folder
 
@@ -74,11 +90,19 @@ def running_webhook(certificate: Path, *arguments: str) -> Iterator[httpx.Client
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, str(WEBHOOK), "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--certificate", str(certificate / "tls.crt"), "--key", str(certificate / "tls.key"), *arguments]
+    command += [
+        "--certificate",
+        str(certificate / "tls.crt"),
+        "--key",
+        str(certificate / "tls.key"),
+        *arguments,
+    ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     context = ssl.create_default_context(cafile=str(certificate / "tls.crt"))
     try:
-        with httpx.Client(base_url=f"https://127.0.0.1:{port}", verify=context, timeout=300) as client:
+        with httpx.Client(
+            base_url=f"https://127.0.0.1:{port}", verify=context, timeout=300
+        ) as client:
             deadline = time.monotonic() + 300
             while True:
                 try:
@@ -103,7 +127,10 @@ def admitting(client: httpx.Client) -> Admit:
         answer = client.post("/mutate?timeout=1s", json=document)
         assert answer.status_code == 200
         content = answer.json()
-        assert (content["apiVersion"], content["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
+        assert (content["apiVersion"], content["kind"]) == (
+            "admission.k8s.io/v1",
+            "AdmissionReview",
+        )
         response: Document = content["response"]
         assert response["uid"] == document["request"]["uid"]
         assert response["allowed"] is True
@@ -116,7 +143,9 @@ def admitting(client: httpx.Client) -> Admit:
 def fixture_of(mode: str, *arguments: str) -> Any:
     @pytest.fixture(scope="module")
     def admit(service: RunningService, certificate: Path) -> Iterator[Admit]:
-        with running_webhook(certificate, "--mode", mode, "--url", service.url, *arguments) as client:
+        with running_webhook(
+            certificate, "--mode", mode, "--url", service.url, *arguments
+        ) as client:
             yield admitting(client)
 
     return admit
@@ -133,7 +162,9 @@ def prediction(service: RunningService) -> Document:
     return dict(answer.json())
 
 
-def test_hami_gets_the_limit_of_the_container_that_asks_for_a_gpu(hami: Admit, prediction: Document) -> None:
+def test_hami_gets_the_limit_of_the_container_that_asks_for_a_gpu(
+    hami: Admit, prediction: Document
+) -> None:
     document = review("deployment")
     pod = patched(document["request"]["object"], hami(document))
     shipper, train = pod["spec"]["containers"]
@@ -147,8 +178,13 @@ def test_hami_gets_the_limit_of_the_container_that_asks_for_a_gpu(hami: Admit, p
 
 def test_volcano_gets_the_limit_in_its_plugins_units(volcano: Admit, prediction: Document) -> None:
     document = review("job")
-    limits = patched(document["request"]["object"], volcano(document))["spec"]["containers"][0]["resources"]["limits"]
-    assert limits == {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": str(-(-prediction["limit_mib"] // 10))}
+    limits = patched(document["request"]["object"], volcano(document))["spec"]["containers"][0][
+        "resources"
+    ]["limits"]
+    assert limits == {
+        "volcano.sh/vgpu-number": "1",
+        "volcano.sh/vgpu-memory": str(-(-prediction["limit_mib"] // 10)),
+    }
 
 
 def test_kai_gets_the_request_of_the_pod(kai: Admit, prediction: Document) -> None:
@@ -166,14 +202,20 @@ def test_a_pod_is_patched_once(hami: Admit) -> None:
 
 def test_the_gpu_that_the_pod_names_is_asked_for(hami: Admit, prediction: Document) -> None:
     document = review("deployment", **{"gpumemnet.io/gpu": "H100"})
-    limits = patched(document["request"]["object"], hami(document))["spec"]["containers"][1]["resources"]["limits"]
+    limits = patched(document["request"]["object"], hami(document))["spec"]["containers"][1][
+        "resources"
+    ]["limits"]
     assert limits["nvidia.com/gpumem"] != str(prediction["limit_mib"])
 
 
 def test_a_container_that_asks_in_requests_alone_gets_limits(hami: Admit) -> None:
     document = review("deployment")
-    document["request"]["object"]["spec"]["containers"][1]["resources"] = {"requests": {"nvidia.com/gpu": "1"}}
-    limits = patched(document["request"]["object"], hami(document))["spec"]["containers"][1]["resources"]["limits"]
+    document["request"]["object"]["spec"]["containers"][1]["resources"] = {
+        "requests": {"nvidia.com/gpu": "1"}
+    }
+    limits = patched(document["request"]["object"], hami(document))["spec"]["containers"][1][
+        "resources"
+    ]["limits"]
     assert list(limits) == ["nvidia.com/gpumem"]
 
 
@@ -196,7 +238,10 @@ def test_of_two_gpu_containers_the_named_one_is_meant(hami: Admit) -> None:
     assert "name the one" in hami(document)["warnings"][0]
     document["request"]["object"]["metadata"]["annotations"]["gpumemnet.io/container"] = "evaluate"
     pod = patched(document["request"]["object"], hami(document))
-    assert ["nvidia.com/gpumem" in container["resources"].get("limits", {}) for container in pod["spec"]["containers"]] == [
+    assert [
+        "nvidia.com/gpumem" in container["resources"].get("limits", {})
+        for container in pod["spec"]["containers"]
+    ] == [
         False,
         False,
         True,
@@ -239,8 +284,12 @@ def test_pods_that_cannot_be_meant_are_left_with_a_warning(hami: Admit, kai: Adm
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_a_number_that_json_does_not_have_is_the_annotations_fault(hami: Admit, number: str) -> None:
-    job = json.dumps(EXAMPLE_JOBS["mlp"]).replace('"batch_size": ', f'"batch_size": {number}, "was": ')
+def test_a_number_that_json_does_not_have_is_the_annotations_fault(
+    hami: Admit, number: str
+) -> None:
+    job = json.dumps(EXAMPLE_JOBS["mlp"]).replace(
+        '"batch_size": ', f'"batch_size": {number}, "was": '
+    )
     response = hami(review("deployment", job))
     assert "patch" not in response
     [warning] = response["warnings"]
@@ -255,7 +304,12 @@ def test_outside_the_support_nothing_is_set(hami: Admit, kai: Admit) -> None:
 
 
 def test_pods_of_odd_shape_are_left_alone(hami: Admit) -> None:
-    specs: list[Document] = [{}, {"containers": None}, {"containers": ["x"]}, {"containers": [{"resources": {"limits": []}}]}]
+    specs: list[Document] = [
+        {},
+        {"containers": None},
+        {"containers": ["x"]},
+        {"containers": [{"resources": {"limits": []}}]},
+    ]
     for spec in specs:
         document = review("deployment")
         document["request"]["object"]["spec"] = spec
@@ -271,10 +325,20 @@ def test_a_body_that_is_no_review_is_a_400(service: RunningService, certificate:
         assert client.get("/mutate").status_code == 405
 
 
-FAILURES = {"hang": "0.5 s", "401": "(401)", "500": "URL", "html": "URL", "other": "URL", "deep": "URL", "list": "URL"}
+FAILURES = {
+    "hang": "0.5 s",
+    "401": "(401)",
+    "500": "URL",
+    "html": "URL",
+    "other": "URL",
+    "deep": "URL",
+    "list": "URL",
+}
 
 
-def test_a_service_that_fails_refuses_no_pod(canned: str, choose: Callable[[str], None], certificate: Path) -> None:
+def test_a_service_that_fails_refuses_no_pod(
+    canned: str, choose: Callable[[str], None], certificate: Path
+) -> None:
     with running_webhook(certificate, "--mode", "hami", "--url", f"{canned}/chosen") as client:
         admit = admitting(client)
         for kind, said in FAILURES.items():
@@ -284,7 +348,9 @@ def test_a_service_that_fails_refuses_no_pod(canned: str, choose: Callable[[str]
 
 def test_a_service_that_is_down_refuses_no_pod(certificate: Path, tmp_path: Path) -> None:
     key = tmp_path / "key"
-    with running_webhook(certificate, "--mode", "kai", "--url", "http://127.0.0.1:1/", "--api-key-file", str(key)) as client:
+    with running_webhook(
+        certificate, "--mode", "kai", "--url", "http://127.0.0.1:1/", "--api-key-file", str(key)
+    ) as client:
         admit = admitting(client)
         assert "cannot be asked" in left_alone(admit(review("pod")))
         key.write_text("a key at last\n")
@@ -295,10 +361,24 @@ def test_a_service_that_is_down_refuses_no_pod(certificate: Path, tmp_path: Path
 
 def test_wrong_arguments_end_with_a_sentence(certificate: Path) -> None:
     for arguments, said in (
-        (["--mode", "hami", "--url", "http://x", "--certificate", "/nowhere", "--key", "/nowhere"], "No such file"),
+        (
+            [
+                "--mode",
+                "hami",
+                "--url",
+                "http://x",
+                "--certificate",
+                "/nowhere",
+                "--key",
+                "/nowhere",
+            ],
+            "No such file",
+        ),
         (["--mode", "other"], "--mode"),
     ):
-        done = subprocess.run([sys.executable, str(WEBHOOK), *arguments], capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            [sys.executable, str(WEBHOOK), *arguments], capture_output=True, text=True, timeout=300
+        )
         assert done.returncode == 2
         assert said in done.stderr
         assert "Traceback" not in done.stderr

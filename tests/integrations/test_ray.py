@@ -55,7 +55,11 @@ def test_the_share_is_the_safe_amount_over_what_the_gpu_has() -> None:
     available_bytes = target("A100-40GB").available_mib * MIB
     assert resources.available_bytes == available_bytes
     assert list(resources) == ["num_gpus"]
-    assert safe_bytes <= resources["num_gpus"] * available_bytes < safe_bytes + available_bytes / 10_000 + 1
+    assert (
+        safe_bytes
+        <= resources["num_gpus"] * available_bytes
+        < safe_bytes + available_bytes / 10_000 + 1
+    )
     assert round(resources["num_gpus"], 4) == resources["num_gpus"]
     assert resources.reasons == ()
 
@@ -72,7 +76,9 @@ def test_another_gpu_has_another_share() -> None:
 
 
 def test_a_job_unlike_the_training_data_gets_a_whole_gpu_and_the_reason() -> None:
-    resources = ray_resources(job_from_dict({**EXAMPLE_JOBS["mlp"], "batch_size": 10**6}), "A100", memory_resource="mib")
+    resources = ray_resources(
+        job_from_dict({**EXAMPLE_JOBS["mlp"], "batch_size": 10**6}), "A100", memory_resource="mib"
+    )
     assert resources == {"num_gpus": 1, "resources": {"mib": target("A100").available_mib}}
     assert resources.reasons == resources.estimate.reasons != ()
 
@@ -122,10 +128,13 @@ def test_it_is_a_public_name() -> None:
 
 @pytest.mark.nightly
 def test_a_local_ray_puts_so_many_jobs_on_one_gpu_and_no_more(tmp_path: Path) -> None:
-    """In the interpreter that GPUMEMNET_TEST_RAY_PYTHON names, or in this one: Ray needs a separate environment here."""
+    """In the interpreter that GPUMEMNET_TEST_RAY_PYTHON names, or in this one: Ray needs a separate
+    environment here."""
     python = os.environ.get("GPUMEMNET_TEST_RAY_PYTHON", sys.executable)
     if subprocess.run([python, "-c", "import ray"], capture_output=True, timeout=300).returncode:
-        pytest.skip("Ray is not installed: pip install 'gpumemnet[ray]', or name an interpreter in GPUMEMNET_TEST_RAY_PYTHON")
+        pytest.skip(
+            "Ray is not installed: pip install 'gpumemnet[ray]', or name an interpreter in GPUMEMNET_TEST_RAY_PYTHON"
+        )
     # three to a GPU, so that a machine of two cores starts them all in time
     job = {
         **EXAMPLE_JOBS["mlp"],
@@ -136,9 +145,19 @@ def test_a_local_ray_puts_so_many_jobs_on_one_gpu_and_no_more(tmp_path: Path) ->
     }
     script = IN_RAY.format(job=json.dumps(job))
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([python, "-c", script], capture_output=True, text=True, timeout=300, cwd=tmp_path, env=environment)
+    done = subprocess.run(
+        [python, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
+        env=environment,
+    )
     assert done.returncode == 0, done.stderr
     resources, side_by_side, running, assigned = json.loads(done.stdout.splitlines()[-1])
     assert 1 < side_by_side < 20
     assert running == side_by_side
-    assert assigned == {"GPU": resources["num_gpus"], "gpu_memory_mib": resources["resources"]["gpu_memory_mib"]}
+    assert assigned == {
+        "GPU": resources["num_gpus"],
+        "gpu_memory_mib": resources["resources"]["gpu_memory_mib"],
+    }

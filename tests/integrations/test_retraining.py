@@ -1,4 +1,5 @@
-"""One turn of the loop by cron, GitHub Actions and Airflow: with a Python that only says how it is called, and a true one."""
+"""One turn of the loop by cron, GitHub Actions and Airflow: with a Python that only says how it is
+called, and a true one."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ esac
 EXPORT_CALL = "-m gpumemnet observations export --out site.parquet"
 DRIFT_CALL = "-m gpumemnet drift site.parquet"
 
-pytestmark = pytest.mark.skipif(shutil.which("flock") is None, reason="flock (util-linux) is not installed")
+pytestmark = pytest.mark.skipif(
+    shutil.which("flock") is None, reason="flock (util-linux) is not installed"
+)
 
 
 @dataclass
@@ -130,8 +133,16 @@ def test_every_end_has_its_code_its_line_and_its_mail(
 def test_how_the_commands_are_called(turn: Turn) -> None:
     work = turn.work
     assert turn.run()[0] == 0
-    assert turn.calls == [EXPORT_CALL, DRIFT_CALL, f"-m gpumemnet retrain --observations site.parquet --work {work}"]
-    more = {"RETRAIN_SINCE": "2026-01-31", "RETRAIN_METRICS": "/var/lib/a b.prom", "PYTHON": str(turn.folder / "bin" / "python3")}
+    assert turn.calls == [
+        EXPORT_CALL,
+        DRIFT_CALL,
+        f"-m gpumemnet retrain --observations site.parquet --work {work}",
+    ]
+    more = {
+        "RETRAIN_SINCE": "2026-01-31",
+        "RETRAIN_METRICS": "/var/lib/a b.prom",
+        "PYTHON": str(turn.folder / "bin" / "python3"),
+    }
     assert turn.run("--challenger", "--dataset", "two words.parquet", **more)[0] == 0
     assert turn.calls[3:] == [
         f"{EXPORT_CALL} --since 2026-01-31",
@@ -154,7 +165,9 @@ def test_two_turns_do_not_meet(turn: Turn) -> None:
     assert "another turn is still at work" in said
     assert len(turn.calls) == 3
     hold.unlink()
-    assert "the models have spoken" in first.communicate(timeout=300)[0]  # its own file was left alone
+    assert (
+        "the models have spoken" in first.communicate(timeout=300)[0]
+    )  # its own file was left alone
     assert first.returncode == 0
     assert turn.run()[0] == 0
 
@@ -165,12 +178,17 @@ def test_two_turns_do_not_meet(turn: Turn) -> None:
         ({"GPUMEMNET_REGISTRY": ""}, "set GPUMEMNET_REGISTRY and GPUMEMNET_DATABASE_URL"),
         ({"GPUMEMNET_DATABASE_URL": ""}, "set GPUMEMNET_REGISTRY and GPUMEMNET_DATABASE_URL"),
         ({"GPUMEMNET_REGISTRY": "/nowhere/registry"}, "there is no registry /nowhere/registry"),
-        ({"GPUMEMNET_REGISTRY": "registry"}, "there is no registry registry"),  # the commands run in the work folder
+        (
+            {"GPUMEMNET_REGISTRY": "registry"},
+            "there is no registry registry",
+        ),  # the commands run in the work folder
         ({"PYTHON": "/nowhere/python"}, "/nowhere/python cannot be run"),
         ({"RETRAIN_FOLDER": "/dev/null/work"}, "/dev/null/work cannot be written to"),
     ],
 )
-def test_what_the_operator_can_mend_is_said_in_a_sentence(turn: Turn, changes: dict[str, str], words: str) -> None:
+def test_what_the_operator_can_mend_is_said_in_a_sentence(
+    turn: Turn, changes: dict[str, str], words: str
+) -> None:
     code, said = turn.run(**changes)
     assert code == 2
     assert words in said
@@ -178,18 +196,29 @@ def test_what_the_operator_can_mend_is_said_in_a_sentence(turn: Turn, changes: d
 
 
 @pytest.mark.nightly
-def test_a_turn_of_the_true_commands_from_the_environment_of_cron(turn: Turn, start_service: StartService) -> None:
-    """Too few reports to learn from, so that it ends where the training would begin; a service has stored them."""
+def test_a_turn_of_the_true_commands_from_the_environment_of_cron(
+    turn: Turn, start_service: StartService
+) -> None:
+    """Too few reports to learn from, so that it ends where the training would begin; a service has
+    stored them."""
     database = f"sqlite:///{turn.folder / 'observations.db'}"
     rows = site_rows(30, shift_mib=-700)
     reports = [
-        {"job": job_to_dict(row.job), "gpu": row.gpu, "peak_bytes": row.label_bytes, "source": row.label_source} for row in rows
+        {
+            "job": job_to_dict(row.job),
+            "gpu": row.gpu,
+            "peak_bytes": row.label_bytes,
+            "source": row.label_source,
+        }
+        for row in rows
     ]
     with start_service(GPUMEMNET_DATABASE_URL=database) as service:
         empty = {"PYTHON": sys.executable, "GPUMEMNET_DATABASE_URL": database}
         assert turn.run(**empty) == (10, "")
         assert turn.log[-1].endswith(" 10 no observations yet")
-        stored = httpx.post(f"{service.url}/v1/observations", json={"observations": reports}, timeout=300)
+        stored = httpx.post(
+            f"{service.url}/v1/observations", json={"observations": reports}, timeout=300
+        )
         assert stored.json()["failed"] == 0
     metrics = turn.folder / "drift.prom"
     code, said = turn.run("--without-committed", **empty, RETRAIN_METRICS=str(metrics))
@@ -203,7 +232,9 @@ def test_a_turn_of_the_true_commands_from_the_environment_of_cron(turn: Turn, st
 
 
 def test_the_cron_file_starts_the_script_with_settings_that_it_knows() -> None:
-    lines = [line for line in (FOLDER / "gpumemnet.cron").read_text().splitlines() if line[0] != "#"]
+    lines = [
+        line for line in (FOLDER / "gpumemnet.cron").read_text().splitlines() if line[0] != "#"
+    ]
     settings = {line.split("=")[0] for line in lines[:-1]}
     script = SCRIPT.read_text()
     assert all(name == "MAILTO" or f"#   {name} " in script for name in settings)
@@ -220,15 +251,25 @@ def workflow() -> dict[Any, Any]:
 
 
 def runs(workflow: dict[Any, Any]) -> dict[str, str]:
-    return {step["name"]: step["run"] for step in workflow["jobs"]["retrain"]["steps"] if "run" in step}
+    return {
+        step["name"]: step["run"] for step in workflow["jobs"]["retrain"]["steps"] if "run" in step
+    }
 
 
 def test_the_workflow_is_in_order(workflow: dict[Any, Any]) -> None:
-    assert set(workflow[True]) == {"schedule", "workflow_dispatch"}  # YAML reads 'on' as true, and GitHub does not mind
+    assert set(workflow[True]) == {
+        "schedule",
+        "workflow_dispatch",
+    }  # YAML reads 'on' as true, and GitHub does not mind
     assert workflow["concurrency"]["cancel-in-progress"] is False
     assert workflow["permissions"] == {"contents": "read"}
     for text in runs(workflow).values():
-        assert subprocess.run(["bash", "-n"], input=text, text=True, timeout=300, check=False).returncode == 0
+        assert (
+            subprocess.run(
+                ["bash", "-n"], input=text, text=True, timeout=300, check=False
+            ).returncode
+            == 0
+        )
     extras = re.findall(r"\[(\S+)\]", runs(workflow)["Install"])
     assert extras == ["service,postgres,train"]
 
@@ -242,12 +283,20 @@ def test_the_steps_of_the_workflow_as_its_runner_takes_them(
     report = turn.work / "runs" / "abc" / "report.md"
     report.parent.mkdir(parents=True)
     report.write_text("# Retraining\n")
-    turn.environment |= files | {"RETRAIN": retrain, "PYTHON": "bin/python3", "DRY_RUN": "--dry-run"}
+    turn.environment |= files | {
+        "RETRAIN": retrain,
+        "PYTHON": "bin/python3",
+        "DRY_RUN": "--dry-run",
+    }
     (turn.folder / "integrations").symlink_to(FOLDER.parent)
     steps = runs(workflow)
-    for name, expected in (("Retrain where drift calls for it", code), ("Show the report", 0))[: 2 - bool(code)]:
+    for name, expected in (("Retrain where drift calls for it", code), ("Show the report", 0))[
+        : 2 - bool(code)
+    ]:
         command = ["bash", "-e", "-o", "pipefail", "-c", steps[name]]
-        done = subprocess.run(command, env=turn.environment, cwd=turn.folder, timeout=300, check=False)
+        done = subprocess.run(
+            command, env=turn.environment, cwd=turn.folder, timeout=300, check=False
+        )
         assert done.returncode == expected
     assert turn.calls[-1].endswith("--dry-run")
     assert f"code={retrain}" in output.read_text().splitlines()
@@ -276,7 +325,8 @@ class BashOperator:
 
 @pytest.fixture
 def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The DAG's tasks in their order; Airflow is no dependency, so its two classes are stood in for."""
+    """The DAG's tasks in their order; Airflow is no dependency, so its two classes are stood in
+    for."""
     for name, text in AIRFLOW.items():
         file = tmp_path / "stand_in" / f"{name.replace('.', '/')}.py"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -284,7 +334,13 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any
     code = "import json, runpy, sys; names = runpy.run_path(sys.argv[1]); task = names['export']; found = []\n"
     code += "while task:\n found.append(task.given)\n task = task.after\nprint(json.dumps(found))"
     command = [sys.executable, "-c", code, str(FOLDER / "airflow_dag.py")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env={"PYTHONPATH": str(tmp_path / "stand_in")})
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": str(tmp_path / "stand_in")},
+    )
     return list(yaml.safe_load(done.stdout))
 
 
@@ -301,15 +357,21 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any
         ({"GPUMEMNET_REGISTRY": "/nowhere"}, ["failed"]),
     ],
 )
-def test_the_tasks_of_the_dag(turn: Turn, tasks: list[dict[str, Any]], codes: dict[str, str], ends: list[str]) -> None:
+def test_the_tasks_of_the_dag(
+    turn: Turn, tasks: list[dict[str, Any]], codes: dict[str, str], ends: list[str]
+) -> None:
     assert [task["task_id"] for task in tasks] == ["export", "drift", "retrain", "tell"]
     turn.work.mkdir()
     found = []
     for task in tasks:
         command = ["bash", "-c", task["bash_command"]]
-        done = subprocess.run(command, env=turn.environment | codes, capture_output=True, timeout=300, check=False)
+        done = subprocess.run(
+            command, env=turn.environment | codes, capture_output=True, timeout=300, check=False
+        )
         skips = task.get("skip_on_exit_code")
-        found.append("ok" if done.returncode == 0 else "skipped" if done.returncode == skips else "failed")
+        found.append(
+            "ok" if done.returncode == 0 else "skipped" if done.returncode == skips else "failed"
+        )
         if found[-1] != "ok":
             break
     assert found == ends
@@ -327,24 +389,35 @@ def test_the_dag_in_a_true_airflow(turn: Turn, codes: dict[str, str], states: li
     """``AIRFLOW_PYTHON`` names the Python of an Airflow 3 with its standard provider."""
     python = os.environ.get("AIRFLOW_PYTHON")
     if not python:
-        pytest.skip("AIRFLOW_PYTHON names no Python with Airflow 3: it is no dependency of this project")
+        pytest.skip(
+            "AIRFLOW_PYTHON names no Python with Airflow 3: it is no dependency of this project"
+        )
     turn.work.mkdir()
     home = {"AIRFLOW_HOME": str(turn.folder / "airflow"), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
-    home |= {"AIRFLOW__CORE__DAGS_FOLDER": str(FOLDER), "PYTHON": str(turn.folder / "bin" / "python3")}
+    home |= {
+        "AIRFLOW__CORE__DAGS_FOLDER": str(FOLDER),
+        "PYTHON": str(turn.folder / "bin" / "python3"),
+    }
 
     def airflow(*arguments: str) -> list[dict[str, str]]:
         command = [python, "-m", "airflow", *arguments]
         environment = turn.environment | home | codes
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
-        found = [line for line in done.stdout.splitlines() if line.startswith("[{")]  # it says other things before
+        found = [
+            line for line in done.stdout.splitlines() if line.startswith("[{")
+        ]  # it says other things before
         return list(json.loads(found[-1])) if found else []
 
     airflow("db", "migrate")
     airflow("dags", "test", "gpumemnet_retrain", "2026-11-01")
     (run,) = airflow("dags", "list-runs", "gpumemnet_retrain", "--output", "json")
     assert run["state"] == "success"
-    tasks = airflow("tasks", "states-for-dag-run", "gpumemnet_retrain", run["run_id"], "--output", "json")
+    tasks = airflow(
+        "tasks", "states-for-dag-run", "gpumemnet_retrain", run["run_id"], "--output", "json"
+    )
     found = {task["task_id"]: task["state"] for task in tasks}
     assert [found[name] for name in ("export", "drift", "retrain", "tell")] == states
 
@@ -352,7 +425,13 @@ def test_the_dag_in_a_true_airflow(turn: Turn, codes: dict[str, str], states: li
 def test_the_alerts_name_metrics_that_there_are() -> None:
     (group,) = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"]
     finding = Finding("error", "mlp", "A100", "median", 40, 0.2, 0.1, 0.0, 0.0, True, "in words")
-    names = set(re.findall(r"^# TYPE (\S+)", drift_metrics(DriftReport((finding,), (), 0.01, None), 0.0), re.MULTILINE))
+    names = set(
+        re.findall(
+            r"^# TYPE (\S+)",
+            drift_metrics(DriftReport((finding,), (), 0.01, None), 0.0),
+            re.MULTILINE,
+        )
+    )
     for rule in group["rules"]:
         assert set(re.findall(r"gpumemnet_\w+", rule["expr"])) <= names
         assert rule["annotations"]["summary"]

@@ -1,4 +1,5 @@
-"""The Slurm plug-ins under real Luas, against a real service and against services that fail; Slurm itself is a stand-in."""
+"""The Slurm plug-ins under real Luas, against a real service and against services that fail; Slurm
+itself is a stand-in."""
 
 import hashlib
 import json
@@ -32,7 +33,9 @@ lua.globals().arg = lua.table_from(sys.argv[2:])
 lua.execute(open(sys.argv[1]).read())
 """
 
-needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed, and cli_filter.lua asks with it")
+needs_curl = pytest.mark.skipif(
+    shutil.which("curl") is None, reason="curl is not installed, and cli_filter.lua asks with it"
+)
 
 
 @dataclass(frozen=True)
@@ -45,23 +48,46 @@ class Outcome:
 Texts = dict[str, str]
 
 
-def run_lua(engine: str, script: Path, function: str, environment: Texts, options: Texts, offset: int = 0) -> Outcome:
-    arguments = [str(HOST), str(script), function, str(offset), *(f"{name}={value}" for name, value in options.items())]
-    command = [str(shutil.which(engine))] if engine == "lua5.4" else [sys.executable, "-c", IN_PYTHON.format(module=engine)]
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMEMNET_", "SLURM_"))}
-    done = subprocess.run([*command, *arguments], env=clean | environment, capture_output=True, text=True, timeout=300)
+def run_lua(
+    engine: str, script: Path, function: str, environment: Texts, options: Texts, offset: int = 0
+) -> Outcome:
+    arguments = [
+        str(HOST),
+        str(script),
+        function,
+        str(offset),
+        *(f"{name}={value}" for name, value in options.items()),
+    ]
+    command = (
+        [str(shutil.which(engine))]
+        if engine == "lua5.4"
+        else [sys.executable, "-c", IN_PYTHON.format(module=engine)]
+    )
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("GPUMEMNET_", "SLURM_"))
+    }
+    done = subprocess.run(
+        [*command, *arguments], env=clean | environment, capture_output=True, text=True, timeout=300
+    )
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line.partition("=")[::2] for line in done.stdout.splitlines()]
     return Outcome(
         returned=dict(lines)["returned"],
-        options={name.removeprefix("option:"): value for name, value in lines if name.startswith("option:")},
+        options={
+            name.removeprefix("option:"): value
+            for name, value in lines
+            if name.startswith("option:")
+        },
         said=" ".join(text for name, text in lines if name in ("info", "user", "error")),
     )
 
 
 @pytest.fixture(scope="module", params=["lua5.4", "luajit21"])
 def engine(request: pytest.FixtureRequest) -> str:
-    """Slurm links the Lua that the site has: a new one, and one that speaks 5.1 (the others of lupa are built without popen)."""
+    """Slurm links the Lua that the site has: a new one, and one that speaks 5.1 (the others of lupa
+    are built without popen)."""
     if request.param == "lua5.4" and shutil.which("lua5.4") is None:
         pytest.skip("lua5.4 is not installed")
     return str(request.param)
@@ -72,12 +98,22 @@ Submit = Callable[..., Outcome]
 
 @pytest.fixture
 def submit(engine: str, service: RunningService, tmp_path: Path) -> Submit:
-    """Submits a job with options as sbatch would, on a host whose environment asks the test's service."""
+    """Submits a job with options as sbatch would, on a host whose environment asks the test's
+    service."""
 
-    def call(url: str | None = None, offset: int = 0, environment: dict[str, str] | None = None, **options: str) -> Outcome:
+    def call(
+        url: str | None = None,
+        offset: int = 0,
+        environment: dict[str, str] | None = None,
+        **options: str,
+    ) -> Outcome:
         settings = {"GPUMEMNET_URL": url or service.url, "TMPDIR": str(tmp_path)}
-        named = {"type": "sbatch"} | {name.replace("_", "-"): value for name, value in options.items()}
-        return run_lua(engine, FILTER, "slurm_cli_pre_submit", settings | (environment or {}), named, offset)
+        named = {"type": "sbatch"} | {
+            name.replace("_", "-"): value for name, value in options.items()
+        }
+        return run_lua(
+            engine, FILTER, "slurm_cli_pre_submit", settings | (environment or {}), named, offset
+        )
 
     return call
 
@@ -91,12 +127,16 @@ def job_file(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def limit_mib(service: RunningService) -> int:
-    answer = httpx.post(f"{service.url}/v1/predict", json={"job": EXAMPLE_JOBS["mlp"]}, timeout=300).json()
+    answer = httpx.post(
+        f"{service.url}/v1/predict", json={"job": EXAMPLE_JOBS["mlp"]}, timeout=300
+    ).json()
     return int(answer["limit_mib"])
 
 
 @needs_curl
-def test_a_job_named_in_the_comment_gets_shards_and_its_prediction_id(submit: Submit, job_file: Path, limit_mib: int) -> None:
+def test_a_job_named_in_the_comment_gets_shards_and_its_prediction_id(
+    submit: Submit, job_file: Path, limit_mib: int
+) -> None:
     outcome = submit(comment=f"night run gpumemnet:{job_file} of the group")
     assert outcome.returned == "0"
     assert outcome.options["gres"] == f"shard:{-(-limit_mib // 1024)}"
@@ -105,7 +145,9 @@ def test_a_job_named_in_the_comment_gets_shards_and_its_prediction_id(submit: Su
 
 
 @needs_curl
-def test_a_job_named_in_a_variable_is_found_and_its_comment_kept(submit: Submit, job_file: Path, limit_mib: int) -> None:
+def test_a_job_named_in_a_variable_is_found_and_its_comment_kept(
+    submit: Submit, job_file: Path, limit_mib: int
+) -> None:
     environment = {"GPUMEMNET_JOB": str(job_file), "GPUMEMNET_MIB_PER_SHARD": "100"}
     outcome = submit(environment=environment, comment="mine")
     assert outcome.options["gres"] == f"shard:{-(-limit_mib // 100)}"
@@ -114,13 +156,21 @@ def test_a_job_named_in_a_variable_is_found_and_its_comment_kept(submit: Submit,
 
 
 @needs_curl
-def test_the_packing_floor_is_used_where_the_site_says_so(submit: Submit, job_file: Path, limit_mib: int) -> None:
+def test_the_packing_floor_is_used_where_the_site_says_so(
+    submit: Submit, job_file: Path, limit_mib: int
+) -> None:
     environment = {"GPUMEMNET_SHARD_AMOUNT": "request", "GPUMEMNET_MIB_PER_SHARD": "1"}
-    assert 0 < int(submit(environment=environment, comment=f"gpumemnet:{job_file}").options["gres"][6:]) < limit_mib
+    assert (
+        0
+        < int(submit(environment=environment, comment=f"gpumemnet:{job_file}").options["gres"][6:])
+        < limit_mib
+    )
 
 
 @needs_curl
-def test_one_of_several_replicas_gets_no_shards_of_a_single_gpu(submit: Submit, tmp_path: Path) -> None:
+def test_one_of_several_replicas_gets_no_shards_of_a_single_gpu(
+    submit: Submit, tmp_path: Path
+) -> None:
     path = tmp_path / "replica.json"
     path.write_text(json.dumps({**EXAMPLE_JOBS["mlp"], "ranks": 8}, indent=2))
     outcome = submit(comment=f"gpumemnet:{path}")
@@ -142,7 +192,9 @@ def test_one_of_several_replicas_gets_no_shards_of_a_single_gpu(submit: Submit, 
 )
 def test_what_the_user_asked_for_stays(submit: Submit, job_file: Path, asked: Texts) -> None:
     outcome = submit(comment=f"gpumemnet:{job_file}", **asked)
-    changed = {name: value for name, value in outcome.options.items() if name not in ("comment", "type")}
+    changed = {
+        name: value for name, value in outcome.options.items() if name not in ("comment", "type")
+    }
     assert changed == {name.replace("_", "-"): value for name, value in asked.items()}
     assert re.fullmatch(f"gpumemnet:{UUID}", outcome.options["comment"])
 
@@ -153,20 +205,25 @@ def test_cpus_of_a_task_are_no_gpus(submit: Submit, job_file: Path) -> None:
 
 
 @needs_curl
-def test_outside_the_support_there_are_no_shards_and_the_reason_is_said(submit: Submit, tmp_path: Path) -> None:
+def test_outside_the_support_there_are_no_shards_and_the_reason_is_said(
+    submit: Submit, tmp_path: Path
+) -> None:
     path = tmp_path / "huge.json"
     path.write_text(json.dumps({**EXAMPLE_JOBS["mlp"], "batch_size": 10**6}))
     outcome = submit(comment=f"gpumemnet:{path}")
     assert outcome.returned == "0"
     assert "gres" not in outcome.options
     assert "no safe amount" in outcome.said
-    assert re.fullmatch(f"gpumemnet:{UUID}", outcome.options["comment"])  # so that its observation can be joined
+    assert re.fullmatch(
+        f"gpumemnet:{UUID}", outcome.options["comment"]
+    )  # so that its observation can be joined
 
 
 @needs_curl
 def test_a_job_larger_than_a_gpu_gets_no_shards(submit: Submit, job_file: Path) -> None:
     outcome = submit(
-        environment={"GPUMEMNET_SHARDS_PER_GPU": "1", "GPUMEMNET_MIB_PER_SHARD": "512"}, comment=f"gpumemnet:{job_file}"
+        environment={"GPUMEMNET_SHARDS_PER_GPU": "1", "GPUMEMNET_MIB_PER_SHARD": "512"},
+        comment=f"gpumemnet:{job_file}",
     )
     assert "gres" not in outcome.options
     assert "whole GPU" in outcome.said
@@ -179,7 +236,9 @@ def test_jobs_without_a_description_pass_unasked(submit: Submit) -> None:
         assert outcome.options == {"type": "sbatch", **options}
 
 
-def test_steps_inside_a_job_and_later_components_do_not_ask_for_the_jobs_variable(submit: Submit, job_file: Path) -> None:
+def test_steps_inside_a_job_and_later_components_do_not_ask_for_the_jobs_variable(
+    submit: Submit, job_file: Path
+) -> None:
     environment = {"GPUMEMNET_JOB": str(job_file)}
     step = submit(environment=environment | {"SLURM_JOB_ID": "7"}, type="srun")
     assert step.options == {"type": "srun"}
@@ -199,7 +258,8 @@ def test_a_path_is_never_run(submit: Submit, tmp_path: Path) -> None:
     assert not Path("hit").exists()
 
 
-# Failing open ------------------------------------------------------------------------------------------------------------
+# Failing open
+# ------------------------------------------------------------------------------------------------------------
 
 
 def assert_unchanged(outcome: Outcome, comment: str) -> None:
@@ -217,7 +277,9 @@ def test_a_service_that_is_down_changes_nothing(submit: Submit, job_file: Path) 
 
 
 @needs_curl
-def test_a_service_that_hangs_is_not_waited_for(submit: Submit, job_file: Path, canned: str) -> None:
+def test_a_service_that_hangs_is_not_waited_for(
+    submit: Submit, job_file: Path, canned: str
+) -> None:
     comment = f"gpumemnet:{job_file}"
     outcome = submit(url=f"{canned}/hang", comment=comment)
     assert_unchanged(outcome, comment)
@@ -227,15 +289,25 @@ def test_a_service_that_hangs_is_not_waited_for(submit: Submit, job_file: Path, 
 def test_a_host_that_accepts_and_says_nothing_is_left_too(submit: Submit, job_file: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         comment = f"gpumemnet:{job_file}"
-        assert_unchanged(submit(url=f"http://127.0.0.1:{listener.getsockname()[1]}", comment=comment), comment)
+        assert_unchanged(
+            submit(url=f"http://127.0.0.1:{listener.getsockname()[1]}", comment=comment), comment
+        )
 
 
 @needs_curl
 @pytest.mark.parametrize(
     ("kind", "said"),
-    [("401", "(401): no such key"), ("429", "too many"), ("html", "URL"), ("other", "URL"), ("deep", "URL")],
+    [
+        ("401", "(401): no such key"),
+        ("429", "too many"),
+        ("html", "URL"),
+        ("other", "URL"),
+        ("deep", "URL"),
+    ],
 )
-def test_a_refusal_or_a_foreign_answer_changes_nothing(submit: Submit, job_file: Path, canned: str, kind: str, said: str) -> None:
+def test_a_refusal_or_a_foreign_answer_changes_nothing(
+    submit: Submit, job_file: Path, canned: str, kind: str, said: str
+) -> None:
     comment = f"gpumemnet:{job_file}"
     outcome = submit(url=f"{canned}/{kind}", comment=comment)
     assert_unchanged(outcome, comment)
@@ -270,14 +342,20 @@ def test_a_job_that_is_none_is_refused_by_the_real_service(submit: Submit, tmp_p
         {"PATH": "/nowhere"},
     ],
 )
-def test_wrong_settings_change_nothing(engine: str, service: RunningService, job_file: Path, environment: Texts) -> None:
+def test_wrong_settings_change_nothing(
+    engine: str, service: RunningService, job_file: Path, environment: Texts
+) -> None:
     comment = f"gpumemnet:{job_file}"
     settings = {"GPUMEMNET_URL": service.url} | environment
-    outcome = run_lua(engine, FILTER, "slurm_cli_pre_submit", settings, {"type": "sbatch", "comment": comment})
+    outcome = run_lua(
+        engine, FILTER, "slurm_cli_pre_submit", settings, {"type": "sbatch", "comment": comment}
+    )
     assert_unchanged(outcome, comment)
 
 
-def test_a_missing_an_empty_and_an_oversized_description_change_nothing(submit: Submit, tmp_path: Path) -> None:
+def test_a_missing_an_empty_and_an_oversized_description_change_nothing(
+    submit: Submit, tmp_path: Path
+) -> None:
     (tmp_path / "empty").touch()
     (tmp_path / "large").write_bytes(b" " * (4 * 2**20 + 1))
     for name in ("missing", "empty", "large"):
@@ -295,10 +373,14 @@ def test_a_key_reaches_the_service_and_not_the_process_list(
     spy = tmp_path / "bin"
     spy.mkdir()
     real = shutil.which("curl")
-    (spy / "curl").write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/seen\nexec {real} "$@"\n')
+    (spy / "curl").write_text(
+        f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/seen\nexec {real} "$@"\n'
+    )
     (spy / "curl").chmod(0o755)
     digest = hashlib.sha256(key.encode()).hexdigest()
-    with start_service(GPUMEMNET_API_KEYS=f"slurm:predict:{digest}", GPUMEMNET_DATABASE_URL="off") as running:
+    with start_service(
+        GPUMEMNET_API_KEYS=f"slurm:predict:{digest}", GPUMEMNET_DATABASE_URL="off"
+    ) as running:
         environment = {"GPUMEMNET_URL": running.url, "PATH": f"{spy}:{os.environ['PATH']}"}
         options = {"type": "sbatch", "comment": f"gpumemnet:{job_file}"}
         without = run_lua(engine, FILTER, "slurm_cli_pre_submit", environment, options)
@@ -311,8 +393,11 @@ def test_a_key_reaches_the_service_and_not_the_process_list(
 
 
 @needs_curl
-def test_no_file_is_left_behind(engine: str, service: RunningService, job_file: Path, tmp_path: Path) -> None:
-    """The names come from os.tmpname(), so a copy of the filter is given one that writes them down."""
+def test_no_file_is_left_behind(
+    engine: str, service: RunningService, job_file: Path, tmp_path: Path
+) -> None:
+    """The names come from os.tmpname(), so a copy of the filter is given one that writes them
+    down."""
     script = tmp_path / "cli_filter.lua"
     note = f'local file = io.open("{tmp_path}/names", "a"); file:write(name .. "\\n"); file:close()'
     spy = f"local real = os.tmpname; os.tmpname = function() local name = real(); {note}; return name end"
@@ -325,7 +410,8 @@ def test_no_file_is_left_behind(engine: str, service: RunningService, job_file: 
     assert [name for name in names if Path(name).exists()] == []
 
 
-# In the controller -------------------------------------------------------------------------------------------------------
+# In the controller
+# -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["lua51", "lua53", "lua54"])
@@ -350,7 +436,9 @@ def controller(request: pytest.FixtureRequest, tmp_path: Path) -> Submit:
         ("gres/shard:many", "gres/shard:many"),
     ],
 )
-def test_the_controller_caps_shards_at_one_gpu(controller: Submit, resources: str, expected: str) -> None:
+def test_the_controller_caps_shards_at_one_gpu(
+    controller: Submit, resources: str, expected: str
+) -> None:
     outcome = controller(comment=f"gpumemnet:{ID}", tres_per_node=resources)
     assert outcome.returned == "0"
     assert outcome.options["tres_per_node"] == expected
@@ -359,7 +447,11 @@ def test_the_controller_caps_shards_at_one_gpu(controller: Submit, resources: st
 
 
 def test_the_controller_leaves_other_jobs_alone(controller: Submit) -> None:
-    for fields in ({}, {"comment": "gpumemnet:job.json", "tres_per_node": "gres/shard:99"}, {"tres_per_node": "gres/shard:99"}):
+    for fields in (
+        {},
+        {"comment": "gpumemnet:job.json", "tres_per_node": "gres/shard:99"},
+        {"tres_per_node": "gres/shard:99"},
+    ):
         assert controller(**fields).options == fields
     kept = {"comment": f"gpumemnet:{ID}", "admin_comment": "by the administrator"}
     assert controller(**kept).options == kept

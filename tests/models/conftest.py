@@ -1,4 +1,5 @@
-"""Labelled jobs for tests of training: synthetic ones in memory, and the published measurements where they are available."""
+"""Labelled jobs for tests of training: synthetic ones in memory, and the published measurements
+where they are available."""
 
 from __future__ import annotations
 

@@ -52,7 +52,11 @@ def observed(rows: Sequence[Measurement], since: float = 1.7e9) -> list[Measurem
     """The same as a site would have reported them, one an hour."""
     return [
         replace(
-            one, provenance=OBSERVED, options=json.dumps({"observation": str(at + since), "observed_at": since + 3600.0 * at})
+            one,
+            provenance=OBSERVED,
+            options=json.dumps(
+                {"observation": str(at + since), "observed_at": since + 3600.0 * at}
+            ),
         )
         for at, one in enumerate(rows)
     ]
@@ -67,7 +71,9 @@ def champion_of(folder: Path, base: Path) -> Registry:
     data = load_labelled_jobs(base, "mlp")
     plan = mlp_plan(data, 0, EPOCHS)
     trained = train_classifier(data, plan)
-    bundle = save_classifier(folder / "first", trained, data, plan, name="mlp-a100-published", version="first")
+    bundle = save_classifier(
+        folder / "first", trained, data, plan, name="mlp-a100-published", version="first"
+    )
     registry = Registry(folder / "registry")
     registry.create_release("first", [registry.add_bundle(bundle.source).sha256], parent=None)
     registry.set_champion("first", by="test", reason="")

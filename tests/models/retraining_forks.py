@@ -1,7 +1,10 @@
-"""Runs of ``python -m models`` forked from one process that has loaded everything, on request with a fault at their first step.
+"""Runs of ``python -m models`` forked from one process that has loaded everything, on request with
+a fault at their first step.
 
-A step ends when a file or a folder gets its final name, which has no dot in front.  Reads requests from its input, one a line as
-JSON, and answers each in a line: the exit status, which is negative for a signal, what was said, and the step that it came to.
+A step ends when a file or a folder gets its final name, which has no dot in front.  Reads requests
+from its input, one a line as
+JSON, and answers each in a line: the exit status, which is negative for a signal, what was said,
+    and the step that it came to.
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ def run(arguments: list[str], fault: str | None) -> tuple[int, str, str]:
         os.dup2(said_in, 1)
         os.dup2(said_in, 2)
         if fault == FULL_DISK:
-            sys.dont_write_bytecode = True  # Python would leave half a file of bytecode for all later processes
+            sys.dont_write_bytecode = (
+                True  # Python would leave half a file of bytecode for all later processes
+            )
             resource.setrlimit(resource.RLIMIT_FSIZE, (_LITTLE_BYTES, _LITTLE_BYTES))
         elif fault == ANOTHER_CHAMPION:
             Registry.set_champion = _late(Registry.set_champion)  # type: ignore[method-assign]
@@ -61,7 +66,9 @@ def run(arguments: list[str], fault: str | None) -> tuple[int, str, str]:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), *texts
 
 
-def _deadly(original: Callable[[Path, Path], Path], fault: str, told: int) -> Callable[[Path, Path], Path]:
+def _deadly(
+    original: Callable[[Path, Path], Path], fault: str, told: int
+) -> Callable[[Path, Path], Path]:
     def finish(self: Path, target: Path) -> Path:
         if any(part.startswith(".") for part in Path(target).parts):
             return original(self, target)

@@ -1,4 +1,5 @@
-"""A site that retrains: its registry, its work folder, and runs of the command on them, whole or cut short by a fault."""
+"""A site that retrains: its registry, its work folder, and runs of the command on them, whole or
+cut short by a fault."""
 
 from __future__ import annotations
 
@@ -19,15 +20,19 @@ ROOT = Path(__file__).parents[2]
 
 
 class Forks:
-    """The process of :mod:`tests.models.retraining_forks`, which makes base dataset and champion in ``folder`` first."""
+    """The process of :mod:`tests.models.retraining_forks`, which makes base dataset and champion in
+    ``folder`` first."""
 
     def __init__(self, folder: Path) -> None:
         command = [sys.executable, "-m", "tests.models.retraining_forks", str(folder)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
         assert self._line() == "ready"
 
     def run(self, arguments: list[str], fault: str | None) -> tuple[int, str, str]:
-        """Exit status, which is negative for a signal; what was said; the step at which it was killed."""
+        """Exit status, which is negative for a signal; what was said; the step at which it was
+        killed."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([arguments, fault]) + "\n")
         self._process.stdin.flush()
@@ -53,24 +58,41 @@ class Site:
 
     def arguments(self, *more: str | Path, base: bool = True) -> list[str]:
         known = ("--dataset", self.base) if base else ()
-        given = ("--without-committed", *known, "--epochs", EPOCHS, "--registry", self.registry.folder, "--work", self.work)
+        given = (
+            "--without-committed",
+            *known,
+            "--epochs",
+            EPOCHS,
+            "--registry",
+            self.registry.folder,
+            "--work",
+            self.work,
+        )
         return ["retrain", *map(str, (*given, *more))]
 
-    def run(self, *more: str | Path, fault: str | None = None, base: bool = True) -> tuple[int, str]:
+    def run(
+        self, *more: str | Path, fault: str | None = None, base: bool = True
+    ) -> tuple[int, str]:
         """Exit status and what was said."""
         return self.forks.run(self.arguments(*more, base=base), fault)[:2]
 
     def moved(self, folder: Path, registry: Path) -> Site:
         """The same with copies of the work folder, and of a registry."""
         shutil.copytree(self.work, folder / "work")
-        return Site(self.forks, self.base, Registry(shutil.copytree(registry, folder / "registry")), folder / "work")
+        return Site(
+            self.forks,
+            self.base,
+            Registry(shutil.copytree(registry, folder / "registry")),
+            folder / "work",
+        )
 
     @property
     def champion(self) -> str:
         return self.registry.aliases().champion
 
     def problems(self) -> list[str]:
-        """What is wrong with the registry, and folders under the name of a bundle that hold none."""
+        """What is wrong with the registry, and folders under the name of a bundle that hold
+        none."""
         found = list(self.registry.verify())
         for folder in (*self.work.glob("candidates/[!.]*"), *self.work.glob("stand-ins/[!.]*")):
             try:

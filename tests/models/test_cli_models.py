@@ -1,4 +1,5 @@
-"""``python -m models`` as a person runs it, on the published measurements where they are available."""
+"""``python -m models`` as a person runs it, on the published measurements where they are
+available."""
 
 import json
 import re
@@ -14,7 +15,11 @@ from tests.jobs import small_job
 
 def models(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "models", *map(str, arguments)], capture_output=True, text=True, timeout=1800, check=False
+        [sys.executable, "-m", "models", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        check=False,
     )
 
 
@@ -34,7 +39,9 @@ def test_without_a_dataset_it_says_where_to_get_one(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_dataset_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_bytes(b"PAR1")
-    assert "no whole Parquet file" in refused("train", "--dataset", tmp_path / "x.parquet", "--out", tmp_path / "bundle")
+    assert "no whole Parquet file" in refused(
+        "train", "--dataset", tmp_path / "x.parquet", "--out", tmp_path / "bundle"
+    )
 
 
 def test_a_family_without_rows_is_refused(published: Path, tmp_path: Path) -> None:
@@ -45,13 +52,17 @@ def test_a_family_without_rows_is_refused(published: Path, tmp_path: Path) -> No
 @pytest.fixture(scope="module")
 def evaluated(published: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("report")
-    done = models("evaluate", "--dataset", published, "--out", folder, "--epochs", "12", "--folds", "2")
+    done = models(
+        "evaluate", "--dataset", published, "--out", folder, "--epochs", "12", "--folds", "2"
+    )
     assert done.returncode == 0, done.stderr
     return folder, done.stdout
 
 
 @pytest.mark.nightly
-def test_the_table_holds_every_candidate_and_the_classifier_beats_physics(evaluated: tuple[Path, str]) -> None:
+def test_the_table_holds_every_candidate_and_the_classifier_beats_physics(
+    evaluated: tuple[Path, str],
+) -> None:
     folder, printed = evaluated
     document = json.loads((folder / "evaluation.json").read_text())
     rows = {row["candidate"]: row for row in document["candidates"]}
@@ -66,9 +77,17 @@ def test_the_table_holds_every_candidate_and_the_classifier_beats_physics(evalua
     assert all(name in printed for name in rows)
     assert printed.strip().endswith((folder / "evaluation.md").read_text().strip().splitlines()[-1])
     assert document["jobs"] == 3000
-    assert rows["commonest bin"]["bins"]["published-1000mib"]["accuracy"] == pytest.approx(0.8507, abs=1e-4)
+    assert rows["commonest bin"]["bins"]["published-1000mib"]["accuracy"] == pytest.approx(
+        0.8507, abs=1e-4
+    )
     physics, classifier = rows["calibrated physics (3 numbers)"], rows["MLP-based classifier"]
-    for figure in ("median_error_mib", "p90_error_mib", "p99_error_mib", "mean_error_mib", "wasted"):
+    for figure in (
+        "median_error_mib",
+        "p90_error_mib",
+        "p99_error_mib",
+        "mean_error_mib",
+        "wasted",
+    ):
         assert classifier[figure] < physics[figure]
     assert classifier["bins"]["published-1000mib"]["accuracy"] >= 0.99
     assert classifier["above_safe"] <= 0.015
@@ -76,11 +95,27 @@ def test_the_table_holds_every_candidate_and_the_classifier_beats_physics(evalua
 
 
 @pytest.mark.nightly
-def test_training_gives_a_bundle_that_predicts(published: Path, evaluated: tuple[Path, str], tmp_path: Path) -> None:
+def test_training_gives_a_bundle_that_predicts(
+    published: Path, evaluated: tuple[Path, str], tmp_path: Path
+) -> None:
     metrics = evaluated[0] / "evaluation.json"
-    done = models("train", "--dataset", published, "--out", tmp_path / "mine", "--epochs", "12", "--metrics", metrics, "--json")
+    done = models(
+        "train",
+        "--dataset",
+        published,
+        "--out",
+        tmp_path / "mine",
+        "--epochs",
+        "12",
+        "--metrics",
+        metrics,
+        "--json",
+    )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout).items() >= {"bundle": str(tmp_path / "mine"), "name": "mine", "jobs": 3000}.items()
+    assert (
+        json.loads(done.stdout).items()
+        >= {"bundle": str(tmp_path / "mine"), "name": "mine", "jobs": 3000}.items()
+    )
     estimate = Predictor.load(tmp_path / "mine").predict(small_job())
     assert estimate.in_support
     assert estimate.estimator == "mine"
@@ -90,10 +125,20 @@ def test_training_gives_a_bundle_that_predicts(published: Path, evaluated: tuple
 
 
 @pytest.mark.nightly
-def test_metrics_of_another_dataset_do_not_enter_a_card(published: Path, evaluated: tuple[Path, str], tmp_path: Path) -> None:
+def test_metrics_of_another_dataset_do_not_enter_a_card(
+    published: Path, evaluated: tuple[Path, str], tmp_path: Path
+) -> None:
     document = json.loads((evaluated[0] / "evaluation.json").read_text())
     (tmp_path / "evaluation.json").write_text(json.dumps({**document, "data_sha256": "0" * 64}))
-    arguments = ("train", "--dataset", published, "--out", tmp_path / "mine", "--metrics", tmp_path / "evaluation.json")
+    arguments = (
+        "train",
+        "--dataset",
+        published,
+        "--out",
+        tmp_path / "mine",
+        "--metrics",
+        tmp_path / "evaluation.json",
+    )
     assert "was measured on another dataset" in refused(*arguments)
     assert not (tmp_path / "mine").exists()
 
@@ -104,14 +149,24 @@ def test_the_report_runs_from_the_committed_data(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "report" / "report.md").read_text("utf-8")
     assert "its figures say nothing" in text
-    for section in ("cnn jobs, measured", "cnn jobs, traced labels (labels traced, not measured)", "Real cnn models"):
+    for section in (
+        "cnn jobs, measured",
+        "cnn jobs, traced labels (labels traced, not measured)",
+        "Real cnn models",
+    ):
         assert f"## {section}" in text
     pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text)
     assert len(pictures) > 10
     assert all((tmp_path / "report" / name).stat().st_size > 5_000 for name in pictures)
     document = json.loads((tmp_path / "report" / "report.json").read_text("utf-8"))
-    assert {section["slug"] for section in document["sections"]} == {"measured-cnn", "traced-cnn", "zoo-cnn"}
+    assert {section["slug"] for section in document["sections"]} == {
+        "measured-cnn",
+        "traced-cnn",
+        "zoo-cnn",
+    }
 
 
 def test_a_report_on_an_empty_folder_is_refused(tmp_path: Path) -> None:
-    assert "holds no dataset" in refused("report", "--datasets", tmp_path, "--out", tmp_path / "report")
+    assert "holds no dataset" in refused(
+        "report", "--datasets", tmp_path, "--out", tmp_path / "report"
+    )

@@ -8,7 +8,9 @@ assert torch.accelerator.is_available()
 device = torch.accelerator.current_accelerator()
 torch.accelerator.set_device_index(0)
 assert torch.device(0) == torch.device("cuda", 0)
-loader = DataLoader(TensorDataset(torch.randn(300, 256), torch.randint(10, (300,))), batch_size=100, pin_memory=True)
+loader = DataLoader(
+    TensorDataset(torch.randn(300, 256), torch.randint(10, (300,))), batch_size=100, pin_memory=True
+)
 model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)).to(device)
 optimizer = torch.optim.Adam(model.parameters())
 

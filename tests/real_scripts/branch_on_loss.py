@@ -1,4 +1,5 @@
-"""The script looks at the loss: it keeps more where that is large, and would stop where it is no number."""
+"""The script looks at the loss: it keeps more where that is large, and would stop where it is no
+number."""
 
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
-"""An exponential moving average of the weights, copied from the host tensor by tensor, as diffusers' ``EMAModel`` does."""
+"""An exponential moving average of the weights, copied from the host tensor by tensor, as
+diffusers' ``EMAModel`` does."""
 
 import torch
 from torch import nn

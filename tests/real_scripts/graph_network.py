@@ -1,4 +1,5 @@
-"""A graph convolution: nodes send to their neighbours along the edges, and a mask tells which nodes have labels."""
+"""A graph convolution: nodes send to their neighbours along the edges, and a mask tells which nodes
+have labels."""
 
 import torch
 from torch import nn
@@ -17,9 +18,13 @@ class Convolution(nn.Module):
 
     def forward(self, x, edges):
         sources, targets = edges
-        degree = torch.zeros(len(x), device=x.device).scatter_add_(0, targets, torch.ones(len(targets), device=x.device))
+        degree = torch.zeros(len(x), device=x.device).scatter_add_(
+            0, targets, torch.ones(len(targets), device=x.device)
+        )
         messages = self.linear(x).index_select(0, sources) / degree.clamp(min=1)[targets, None]
-        return torch.zeros(len(x), messages.shape[1], device=x.device).index_add_(0, targets, messages)
+        return torch.zeros(len(x), messages.shape[1], device=x.device).index_add_(
+            0, targets, messages
+        )
 
 
 class Network(nn.Module):

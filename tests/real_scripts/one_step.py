@@ -1,4 +1,5 @@
-"""A report of a bug: one step; and weights that are compared by their addresses, as before a checkpoint is saved."""
+"""A report of a bug: one step; and weights that are compared by their addresses, as before a
+checkpoint is saved."""
 
 import torch
 from torch import nn

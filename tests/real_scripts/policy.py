@@ -10,7 +10,11 @@ for _ in range(100):
     choice = Categorical(logits=hidden)
     action = choice.sample()
     width = Normal(hidden, torch.ones_like(hidden))
-    loss = critic(hidden).mean() - choice.log_prob(action).mean() - width.log_prob(width.sample()).mean()
+    loss = (
+        critic(hidden).mean()
+        - choice.log_prob(action).mean()
+        - width.log_prob(width.sample()).mean()
+    )
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

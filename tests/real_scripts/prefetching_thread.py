@@ -8,7 +8,9 @@ from torch import nn
 model = nn.Linear(512, 512).to("cuda")
 optimizer = torch.optim.AdamW(model.parameters())
 batches: list[torch.Tensor] = []
-thread = threading.Thread(target=lambda: batches.extend(torch.randn(2048, 512).to("cuda") for _ in range(3)))
+thread = threading.Thread(
+    target=lambda: batches.extend(torch.randn(2048, 512).to("cuda") for _ in range(3))
+)
 thread.start()
 thread.join()
 for batch in batches:

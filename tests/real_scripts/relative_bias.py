@@ -10,7 +10,9 @@ class Attention(nn.Module):
         self.bias = nn.Parameter(torch.zeros(4, 49))
         positions = torch.arange(7)
         apart = (positions[:, None] - positions).abs()
-        self.register_buffer("places", 7 * apart.repeat_interleave(7, 0).repeat_interleave(7, 1) + apart.repeat(7, 7))
+        self.register_buffer(
+            "places", 7 * apart.repeat_interleave(7, 0).repeat_interleave(7, 1) + apart.repeat(7, 7)
+        )
         self.values = nn.Linear(32, 32)
 
     def forward(self, images):

@@ -6,7 +6,8 @@ from torch import nn
 model = nn.Linear(512, 512).to("cuda")
 optimizer = torch.optim.AdamW(model.parameters())
 states = [
-    {"step": torch.tensor(7.0), "exp_avg": torch.zeros(shape), "exp_avg_sq": torch.zeros(shape)} for shape in ((512, 512), (512,))
+    {"step": torch.tensor(7.0), "exp_avg": torch.zeros(shape), "exp_avg_sq": torch.zeros(shape)}
+    for shape in ((512, 512), (512,))
 ]
 optimizer.load_state_dict({**optimizer.state_dict(), "state": dict(enumerate(states))})
 for _ in range(3):

@@ -1,4 +1,5 @@
-"""Rows that a mask selects whose values are computed on the GPU, as for anchors that match an object."""
+"""Rows that a mask selects whose values are computed on the GPU, as for anchors that match an
+object."""
 
 import torch
 from torch import nn

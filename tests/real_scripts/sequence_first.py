@@ -1,4 +1,5 @@
-"""A recurrent language model whose batches are ``[time, batch]``, as in PyTorch's word-level example."""
+"""A recurrent language model whose batches are ``[time, batch]``, as in PyTorch's word-level
+example."""
 
 import torch
 from torch import nn

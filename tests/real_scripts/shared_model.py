@@ -9,7 +9,9 @@ def train(rank: int, model: nn.Module) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
     for _ in range(3):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(torch.rand(64, 256).to("cuda")), torch.randint(0, 10, (64,)).to("cuda")).backward()
+        nn.functional.cross_entropy(
+            model(torch.rand(64, 256).to("cuda")), torch.randint(0, 10, (64,)).to("cuda")
+        ).backward()
         optimizer.step()
 
 

@@ -1,4 +1,5 @@
-"""A graph convolution with a sparse adjacency matrix on the GPU, in COO as it is read and in CSR."""
+"""A graph convolution with a sparse adjacency matrix on the GPU, in COO as it is read and in
+CSR."""
 
 import torch
 from torch import nn

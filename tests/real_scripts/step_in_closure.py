@@ -3,7 +3,9 @@
 import torch
 from torch import nn
 
-model = nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 8)).to("cuda")
+model = nn.Sequential(
+    nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 8)
+).to("cuda")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(3):
     batch = torch.randn(1024, 64).to("cuda")

@@ -1,4 +1,5 @@
-"""What people write in training scripts: one idiom a file, with figures that follow from its sizes by hand."""
+"""What people write in training scripts: one idiom a file, with figures that follow from its sizes
+by hand."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ MUON, MATRICES = linear(256, 1024, 256), 2 * 4 * 256 * 1024
 NO_OPTIMIZER = "no optimizer was found"
 
 CASES = {
-    "accelerator": Case({"parameter": LAYERS, "optimizer_state": 2 * LAYERS}, 100, "torch.compile was left out"),
+    "accelerator": Case(
+        {"parameter": LAYERS, "optimizer_state": 2 * LAYERS}, 100, "torch.compile was left out"
+    ),
     "allocator_in_script": Case(  # fragmentation as with --allocator-conf and without the line
         {"parameter": linear(256, 256, 256), "fragmentation": 25_389_048},
         *(4000, "the script sets PYTORCH_ALLOC_CONF to expandable_segments:True"),
@@ -69,7 +72,13 @@ CASES = {
     ),
     "ema_copies": Case({"parameter": COPIES, "buffer": COPIES, "optimizer_state": 2 * COPIES}, 16),
     "gradients_by_hand": Case(  # those of the step before are still there
-        {"parameter": linear(256, 512, 10), "gradient": 2 * linear(256, 512, 10), "optimizer_state": 0}, 128, NO_OPTIMIZER
+        {
+            "parameter": linear(256, 512, 10),
+            "gradient": 2 * linear(256, 512, 10),
+            "optimizer_state": 0,
+        },
+        128,
+        NO_OPTIMIZER,
     ),
     "graph_network": Case(  # features, edges, labels and the mask
         {
@@ -89,18 +98,33 @@ CASES = {
     ),
     "half_channels_last": Case({"parameter": HALF, "optimizer_state": HALF}, 8),
     "lbfgs": Case(  # eleven updates of two vectors, the direction, the last gradient
-        {"parameter": SMALL, "optimizer_state": 23 * SMALL + 21 * 4}, 8, "LBFGS: its history is counted in full"
+        {"parameter": SMALL, "optimizer_state": 23 * SMALL + 21 * 4},
+        8,
+        "LBFGS: its history is counted in full",
     ),
-    "masked_loss": Case({"parameter": linear(256, 256)}, 1024, "was taken to pick all 1,024 elements of its mask"),
+    "masked_loss": Case(
+        {"parameter": linear(256, 256)}, 1024, "was taken to pick all 1,024 elements of its mask"
+    ),
     "muon": Case({"parameter": MUON, "optimizer_state": MATRICES + 2 * (MUON - MATRICES)}, 64),
-    "packed_lengths": Case({"parameter": PACKED, "saved_activation": 4 * 680 * (64 + 256) + 2 * 4}, 16),  # 680 steps, not 800
+    "packed_lengths": Case(
+        {"parameter": PACKED, "saved_activation": 4 * 680 * (64 + 256) + 2 * 4}, 16
+    ),  # 680 steps, not 800
     "relative_bias": Case({"parameter": BIASES, "optimizer_state": 2 * BIASES}, 16),
-    "one_step": Case({"parameter": linear(1024, 1024), "gradient": 4 * 1024**2}, 32, "the script ended after 1 optimizer step"),
+    "one_step": Case(
+        {"parameter": linear(1024, 1024), "gradient": 4 * 1024**2},
+        32,
+        "the script ended after 1 optimizer step",
+    ),
     "policy": Case({"parameter": linear(4, 64, 1), "optimizer_state": 2 * linear(4, 64, 1)}, 32),
     "prefetching_thread": Case({"parameter": linear(512, 512), "input": 3 * 4 * 2048 * 512}, 2048),
-    "resumed": Case({"parameter": linear(512, 512), "optimizer_state": 2 * linear(512, 512), "input": 0}, 16),
+    "resumed": Case(
+        {"parameter": linear(512, 512), "optimizer_state": 2 * linear(512, 512), "input": 0}, 16
+    ),
     "selected_rows": Case(  # half of the rows that the mask selects, and what is selected from
-        {"parameter": linear(256, 256), "saved_activation": 4 * 4096 * 256 + 4 * 2048 * 256 + 2 * 4},
+        {
+            "parameter": linear(256, 256),
+            "saved_activation": 4 * 4096 * 256 + 4 * 2048 * 256 + 2 * 4,
+        },
         *(4096, "half of them are expected, and the safe bytes hold all"),
     ),
     "saved_and_loaded": Case(  # two models, of which one is trained
@@ -125,13 +149,30 @@ CASES = {
         },
         1000,
     ),
-    "sparse_on_host": Case({"parameter": linear(256, 256), "optimizer_state": 2 * linear(256, 256), "input": 4 * 64 * 256}, 64),
-    "step_in_closure": Case({"parameter": linear(64, 512, 512, 8), "saved_activation": 4 * 1024 * 512 + 2 * 4}, 1024),
+    "sparse_on_host": Case(
+        {
+            "parameter": linear(256, 256),
+            "optimizer_state": 2 * linear(256, 256),
+            "input": 4 * 64 * 256,
+        },
+        64,
+    ),
+    "step_in_closure": Case(
+        {"parameter": linear(64, 512, 512, 8), "saved_activation": 4 * 1024 * 512 + 2 * 4}, 1024
+    ),
     "without_module": Case(
-        {"parameter": 3 * 4 * 512**2, "gradient": 3 * 4 * 512**2, "optimizer_state": 2 * 3 * 4 * 512**2},
+        {
+            "parameter": 3 * 4 * 512**2,
+            "gradient": 3 * 4 * 512**2,
+            "optimizer_state": 2 * 3 * 4 * 512**2,
+        },
         *(1, "the batch size is not known"),
     ),
-    "without_optimizer": Case({"parameter": 4 * 512 * 266, "gradient": 4 * 512 * 266, "optimizer_state": 0}, 1, NO_OPTIMIZER),
+    "without_optimizer": Case(
+        {"parameter": 4 * 512 * 266, "gradient": 4 * 512 * 266, "optimizer_state": 0},
+        1,
+        NO_OPTIMIZER,
+    ),
     "validation_after_epoch": Case(
         {"parameter": linear(*5 * (256,)), "saved_activation": 4 * 4096 * 256 * 4 + 2 * 4},
         *(4096, ".eval() does not stop autograd, and nothing here does"),
@@ -164,9 +205,9 @@ def test_a_validation_pass_that_is_not_traced_is_in_the_safe_bytes(answers: dict
 
 def test_data_parallel_on_four_gpus() -> None:
     answer = script_child.traced(HERE / "data_parallel.py", (), 4)
-    assert {part: answer["parts"][part] for part in ("parameter", "gradient", "optimizer_state")} == dict.fromkeys(
-        ("parameter", "gradient", "optimizer_state"), LAYERS
-    )
+    assert {
+        part: answer["parts"][part] for part in ("parameter", "gradient", "optimizer_state")
+    } == dict.fromkeys(("parameter", "gradient", "optimizer_state"), LAYERS)
     assert answer["batch_size"] == 64
     assert "DataParallel: the first of 4 GPUs" in " ".join(answer["notes"])
 
@@ -181,7 +222,9 @@ def test_the_list_names_scripts_that_exist() -> None:
     assert len(cases) >= 60
     assert len({case["name"] for case in cases}) == len(cases)
     for case in cases:
-        assert case["repository"] in commits or any((folder / case["path"]).exists() for folder in (HERE, HERE / "libraries")), (
-            case["name"]
-        )
-    assert {path.name for path in (HERE / "libraries").iterdir()} <= {case["path"] for case in cases} | {"__pycache__"}
+        assert case["repository"] in commits or any(
+            (folder / case["path"]).exists() for folder in (HERE, HERE / "libraries")
+        ), case["name"]
+    assert {path.name for path in (HERE / "libraries").iterdir()} <= {
+        case["path"] for case in cases
+    } | {"__pycache__"}

@@ -3,7 +3,9 @@
 import torch
 from torch import nn
 
-model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(256, 256), nn.Tanh())]).to("cuda")
+model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(256, 256), nn.Tanh())]).to(
+    "cuda"
+)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 validation_loss = model(torch.randn(4096, 256, device="cuda")).mean()
 for _ in range(3):

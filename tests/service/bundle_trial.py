@@ -1,4 +1,5 @@
-"""Child process of the bundle fuzz test: loads the bundle in each folder that a line names, and says in a line what came of it.
+"""Child process of the bundle fuzz test: loads the bundle in each folder that a line names, and
+says in a line what came of it.
 
 A spoilt graph may crash or exhaust the process that runs it, which must not be the test's own.
 """
@@ -20,12 +21,16 @@ MEMORY_BYTES = 8 * 2**30
 
 
 def tried(folder: str) -> dict[str, str]:
-    """What came of the bundle: as the command line uses it, and then as the service starts with it."""
+    """What came of the bundle: as the command line uses it, and then as the service starts with
+    it."""
     try:
         predictor = Predictor([load_bundle(folder)])
         family = predictor.bundles[0].card.families[0]
         estimates = predictor.predict_many(
-            [job_from_dict({**EXAMPLE_JOBS[family], "batch_size": size}) for size in (1, 64, 100_000)]
+            [
+                job_from_dict({**EXAMPLE_JOBS[family], "batch_size": size})
+                for size in (1, 64, 100_000)
+            ]
         )
         PredictionApi(predictor, 10)
     except BundleError as error:
@@ -34,8 +39,15 @@ def tried(folder: str) -> dict[str, str]:
         return {"came_to": "failed", "detail": traceback.format_exc()}
     for estimate in estimates:
         total = float(estimate.probabilities.sum())
-        if not (estimate.expected_bytes >= 0 and abs(total - 1) < 1e-6 and estimate.probabilities.min() >= 0):
-            return {"came_to": "answers nonsense", "detail": f"expected {estimate.expected_bytes}, probabilities sum to {total}"}
+        if not (
+            estimate.expected_bytes >= 0
+            and abs(total - 1) < 1e-6
+            and estimate.probabilities.min() >= 0
+        ):
+            return {
+                "came_to": "answers nonsense",
+                "detail": f"expected {estimate.expected_bytes}, probabilities sum to {total}",
+            }
     return {"came_to": "works", "detail": ""}
 
 

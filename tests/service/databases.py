@@ -1,4 +1,5 @@
-"""Databases for tests: a file of SQLite, and a PostgreSQL server that is started for them and can be stopped and started."""
+"""Databases for tests: a file of SQLite, and a PostgreSQL server that is started for them and can
+be stopped and started."""
 
 from __future__ import annotations
 
@@ -23,7 +24,13 @@ def server_program(name: str) -> str | None:
     found = shutil.which(name)
     if found:
         return found
-    return next((str(path) for path in sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), reverse=True)), None)
+    return next(
+        (
+            str(path)
+            for path in sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), reverse=True)
+        ),
+        None,
+    )
 
 
 @dataclass
@@ -56,7 +63,9 @@ class PostgreSQL:
 def run_as_server(command: list[str]) -> None:
     """Run a program of the server, which refuses to run as root."""
     prefix = UNPRIVILEGED if os.geteuid() == 0 else []
-    done = subprocess.run([*prefix, *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=300, cwd="/")
+    done = subprocess.run(
+        [*prefix, *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=300, cwd="/"
+    )
     assert done.returncode == 0, done.stderr.decode()
 
 
@@ -66,11 +75,25 @@ def running_postgresql() -> Iterator[PostgreSQL]:
     initdb = server_program("initdb")
     if initdb is None or server_program("pg_ctl") is None:
         pytest.skip("no PostgreSQL server is installed (initdb and pg_ctl)")
-    folder = Path(tempfile.mkdtemp(prefix="gpumemnet-pg-"))  # short: a socket's path has 107 characters at most
+    folder = Path(
+        tempfile.mkdtemp(prefix="gpumemnet-pg-")
+    )  # short: a socket's path has 107 characters at most
     try:
         if os.geteuid() == 0:
             shutil.chown(folder, "nobody", "nogroup")
-        run_as_server([initdb, "-D", str(folder / "data"), "-U", "tester", "--auth=trust", "-E", "UTF8", "--no-sync"])
+        run_as_server(
+            [
+                initdb,
+                "-D",
+                str(folder / "data"),
+                "-U",
+                "tester",
+                "--auth=trust",
+                "-E",
+                "UTF8",
+                "--no-sync",
+            ]
+        )
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]

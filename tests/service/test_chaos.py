@@ -11,7 +11,16 @@ ROOT = Path(__file__).parents[2]
 
 def test_nothing_is_lost_and_nothing_fails_while_workers_die_and_models_change() -> None:
     seconds = float(os.environ.get("CHAOS_SECONDS", "15"))
-    command = [sys.executable, "benchmarks/chaos.py", "--seconds", str(seconds), "--kill-every", "5", "--nice", "0"]
+    command = [
+        sys.executable,
+        "benchmarks/chaos.py",
+        "--seconds",
+        str(seconds),
+        "--kill-every",
+        "5",
+        "--nice",
+        "0",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 180, cwd=ROOT)
     assert done.stdout, done.stderr
     summary = json.loads(done.stdout)
@@ -23,5 +32,13 @@ def test_nothing_is_lost_and_nothing_fails_while_workers_die_and_models_change()
     assert statuses["observe 503"] > 0, "the queue was never full"
     assert any(kind.startswith("costly ") for kind in statuses)
     assert summary["plain predictions, service ms"]["count"] > 0
-    for kind in ("predict 200", "batch 200", "oip 200", "text 200", "observe 201", "bad 422", "giant 431"):
+    for kind in (
+        "predict 200",
+        "batch 200",
+        "oip 200",
+        "text 200",
+        "observe 201",
+        "bad 422",
+        "giant 431",
+    ):
         assert statuses[kind] > 0

@@ -1,4 +1,5 @@
-"""Connections over real sockets: limits of heads, time and number, and that no response gets out of step with its request."""
+"""Connections over real sockets: limits of heads, time and number, and that no response gets out of
+step with its request."""
 
 import asyncio
 import re
@@ -33,7 +34,8 @@ UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Setting
 
 
 class Application:
-    """Responds with the target and the body of a request; at ``/slow`` only once it is released, at ``/unread`` at once."""
+    """Responds with the target and the body of a request; at ``/slow`` only once it is released, at
+    ``/unread`` at once."""
 
     def __init__(self) -> None:
         self.targets: list[str] = []
@@ -51,7 +53,13 @@ class Application:
         if scope["path"] == "/slow":
             await asyncio.to_thread(self.release.wait, 60)
         content = scope["path"].encode() + b" " + body
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(content))]})
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [(b"content-length", b"%d" % len(content))],
+            }
+        )
         await send({"type": "http.response.body", "body": content})
 
 
@@ -62,10 +70,13 @@ class Running:
         self.port, self.application = port, application
 
     def connect(self, source: str = "127.0.0.1") -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=60, source_address=(source, 0))
+        return socket.create_connection(
+            ("127.0.0.1", self.port), timeout=60, source_address=(source, 0)
+        )
 
     def ask(self, *parts: bytes) -> bytes:
-        """Send all parts, one packet each; returns everything until the server ends the connection."""
+        """Send all parts, one packet each; returns everything until the server ends the
+        connection."""
         with self.connect() as connection:
             for part in parts:
                 try:
@@ -106,7 +117,13 @@ def statuses(content: bytes) -> list[int]:
 def running(limits: ConnectionLimits) -> Iterator[Running]:
     application = Application()
     config = uvicorn.Config(
-        application, loop="uvloop", http=connection_type(limits), ws="none", lifespan="off", log_config=None, port=0
+        application,
+        loop="uvloop",
+        http=connection_type(limits),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        port=0,
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
@@ -141,11 +158,20 @@ def shared() -> Iterator[Running]:
         [b"GET / HTTP/1.1\r\n", *[b"a: b\r\n"] * 30],
         [b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n4;", *[b"a" * 10_000] * 3],
     ],
-    ids=["field", "field in parts", "many fields", "target", "many fields in parts", "chunk extension"],
+    ids=[
+        "field",
+        "field in parts",
+        "many fields",
+        "target",
+        "many fields in parts",
+        "chunk extension",
+    ],
 )
 def test_a_head_that_is_too_large_is_refused(shared: Running, parts: list[bytes]) -> None:
     answer = shared.ask(*parts)
-    assert statuses(answer) in ([431], []), answer  # no response where the client went on sending for longer than we listen
+    assert statuses(answer) in ([431], []), (
+        answer
+    )  # no response where the client went on sending for longer than we listen
     assert b"head-too-large" in answer or not answer
 
 
@@ -181,7 +207,10 @@ def test_an_idle_connection_is_closed(more: bytes) -> None:
 
 
 def test_a_request_in_work_is_never_cut_for_its_time() -> None:
-    with running(replace(LIMITS, head_seconds=0.1, body_seconds=0.1, idle_seconds=60)) as server, server.connect() as connection:
+    with (
+        running(replace(LIMITS, head_seconds=0.1, body_seconds=0.1, idle_seconds=60)) as server,
+        server.connect() as connection,
+    ):
         connection.sendall(b"GET /slow HTTP/1.1\r\n" + END)
         time.sleep(2)
         server.application.release.set()
@@ -238,10 +267,15 @@ def test_there_are_fewer_connections_than_open_files(monkeypatch: pytest.MonkeyP
 # Requests and responses in step
 
 
-@pytest.mark.parametrize("upgrade", [UPGRADE, b"Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"])
+@pytest.mark.parametrize(
+    "upgrade",
+    [UPGRADE, b"Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"],
+)
 @pytest.mark.parametrize("framing", [b"Content-Length: 4\r\n", b"Transfer-Encoding: chunked\r\n"])
 @pytest.mark.parametrize("size", [1, 60, 10_000])
-def test_an_upgrade_is_ignored_and_the_body_read(shared: Running, upgrade: bytes, framing: bytes, size: int) -> None:
+def test_an_upgrade_is_ignored_and_the_body_read(
+    shared: Running, upgrade: bytes, framing: bytes, size: int
+) -> None:
     body = b"abcd" if b"Length" in framing else b"4\r\nabcd\r\n0\r\n\r\n"
     whole = b"POST /up HTTP/1.1\r\n" + framing + upgrade + END + body + LAST
     before = len(shared.application.targets)
@@ -273,7 +307,9 @@ POST = b"POST /first HTTP/1.1\r\nHost: a\r\n"
         POST + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
         POST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
         POST + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n" + SMUGGLED,
-        POST + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n" + SMUGGLED,
+        POST
+        + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n"
+        + SMUGGLED,
         POST + b"Transfer-Encoding: chunked\r\n\r\n-1\r\n" + SMUGGLED,
         POST + b"Transfer-Encoding: chunked\r\n\r\n0x4\r\nabcd\r\n0\r\n\r\n" + SMUGGLED,
         POST + b"Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n" + SMUGGLED,
@@ -290,9 +326,13 @@ POST = b"POST /first HTTP/1.1\r\nHost: a\r\n"
     ],
 )
 @pytest.mark.parametrize("size", [1, 10_000])
-def test_what_two_readers_could_frame_in_two_ways_ends_the_connection(shared: Running, request_bytes: bytes, size: int) -> None:
+def test_what_two_readers_could_frame_in_two_ways_ends_the_connection(
+    shared: Running, request_bytes: bytes, size: int
+) -> None:
     before = len(shared.application.targets)
-    answer = shared.ask(*(request_bytes[at : at + size] for at in range(0, len(request_bytes), size)))
+    answer = shared.ask(
+        *(request_bytes[at : at + size] for at in range(0, len(request_bytes), size))
+    )
     assert "/smuggled" not in shared.application.targets[before:]
     assert statuses(answer) == [400], answer
     assert b"application/problem+json" in answer
@@ -302,7 +342,9 @@ def test_a_body_that_looks_like_a_request_is_a_body(shared: Running) -> None:
     before = len(shared.application.targets)
     whole = POST + b"Content-Length: %d\r\n\r\n" % len(SMUGGLED) + SMUGGLED + LAST
     for size in (7, 10_000):
-        assert statuses(shared.ask(*(whole[at : at + size] for at in range(0, len(whole), size)))) == [200, 200]
+        assert statuses(
+            shared.ask(*(whole[at : at + size] for at in range(0, len(whole), size)))
+        ) == [200, 200]
     assert shared.application.targets[before:] == ["/first", "/last"] * 2
 
 

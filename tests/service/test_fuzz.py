@@ -1,4 +1,5 @@
-"""Whatever arrives, the answer is a prediction of the documented shape or a problem document; never a 5xx."""
+"""Whatever arrives, the answer is a prediction of the documented shape or a problem document; never
+a 5xx."""
 
 import json
 from urllib.parse import quote
@@ -15,19 +16,31 @@ from service.api.schemas import BatchPrediction, Prediction, Problem, Schema
 
 bounded = settings(max_examples=100, suppress_health_check=list(HealthCheck))
 
-SHAPE_OF_PATH: dict[str, type[Schema]] = {"/v1/predict": Prediction, "/v1/predict/batch": BatchPrediction}
+SHAPE_OF_PATH: dict[str, type[Schema]] = {
+    "/v1/predict": Prediction,
+    "/v1/predict/batch": BatchPrediction,
+}
 
 junk = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.integers(-(10**400), 10**400) | st.floats() | st.text(max_size=20),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-(10**400), 10**400)
+    | st.floats()
+    | st.text(max_size=20),
     lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10) | st.sampled_from(JOB_FIELDS), inner, max_size=4)
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=10) | st.sampled_from(JOB_FIELDS), inner, max_size=4)
     ),
     max_leaves=8,
 )
 elements = st.integers(0, MAX_ELEMENTS) | st.integers(0, 100)
 layers = st.lists(
     st.fixed_dictionaries(
-        {"kind": st.sampled_from(["linear", "relu", "conv2d", "unheard_of"]), "activations": elements},
+        {
+            "kind": st.sampled_from(["linear", "relu", "conv2d", "unheard_of"]),
+            "activations": elements,
+        },
         optional={"parameters": elements},
     )
     | junk,
@@ -38,7 +51,9 @@ layers = st.lists(
 @st.composite
 def nearly_valid_jobs(draw: st.DrawFn) -> Document:
     """Jobs of valid words and counts, most of them absurd, with some fields spoilt."""
-    fields: dict[str, st.SearchStrategy[object]] = {name: st.sampled_from(words) for name, words in FIELD_CHOICES.items()}
+    fields: dict[str, st.SearchStrategy[object]] = {
+        name: st.sampled_from(words) for name, words in FIELD_CHOICES.items()
+    }
     fields |= {name: st.integers(low, high) for name, low, high in FIELD_RANGES}
     job = draw(st.fixed_dictionaries(fields))
     if draw(st.booleans()):
@@ -61,7 +76,9 @@ options = st.fixed_dictionaries(
         "bins": st.sampled_from(["published-1000mib", "published-8000mib"]) | junk,
         "gpu": st.sampled_from(["A100", "H200"]) | junk,
         "encoder": st.sampled_from(["mlp", "transformer"]) | junk,
-        "fits": st.booleans() | st.lists(st.sampled_from(["A100/1g.5gb", "T4"]) | junk, max_size=3) | junk,
+        "fits": st.booleans()
+        | st.lists(st.sampled_from(["A100/1g.5gb", "T4"]) | junk, max_size=3)
+        | junk,
         "devices": st.lists(devices | junk, max_size=3) | junk,
     },
 )
@@ -98,7 +115,9 @@ def test_nearly_valid_batches(http: httpx.Client, jobs: list[object], options: D
 
 
 names = st.text(
-    st.characters(min_codepoint=33, max_codepoint=126, exclude_characters='"(),/:;<=>?@[\\]{}'), min_size=1, max_size=20
+    st.characters(min_codepoint=33, max_codepoint=126, exclude_characters='"(),/:;<=>?@[\\]{}'),
+    min_size=1,
+    max_size=20,
 )
 
 
@@ -108,9 +127,13 @@ names = st.text(
     method=st.sampled_from(["GET", "POST", "PUT", "HEAD", "OPTIONS"]),
     headers=st.dictionaries(names, names, max_size=5),
 )
-def test_any_path_method_and_headers(http: httpx.Client, path: str, method: str, headers: dict[str, str]) -> None:
+def test_any_path_method_and_headers(
+    http: httpx.Client, path: str, method: str, headers: dict[str, str]
+) -> None:
     headers = {
-        name: value for name, value in headers.items() if name.lower() not in ("content-length", "transfer-encoding", "host")
+        name: value
+        for name, value in headers.items()
+        if name.lower() not in ("content-length", "transfer-encoding", "host")
     }
     response = http.request(method, "/" + quote(path, safe=""), headers=headers)
     assert response.status_code < 500

@@ -1,6 +1,8 @@
-"""Bundles spoilt with their checksums made right again: refused in one sentence, or answering in numbers; never anything else.
+"""Bundles spoilt with their checksums made right again: refused in one sentence, or answering in
+numbers; never anything else.
 
-Each is tried in a child process, as a spoilt graph could take down the process that runs it, and a crash fails the test too.
+Each is tried in a child process, as a spoilt graph could take down the process that runs it, and a
+crash fails the test too.
 """
 
 import hashlib
@@ -24,13 +26,15 @@ BUNDLES = {bundle.card.encoder: bundle for bundle in shipped_bundles()}
 """The last of each encoder."""
 FOLDERS = [Path(bundle.source) for bundle in BUNDLES.values()]
 ENDS_BYTES = 6000
-"""A graph's nodes stand at its beginning, its inputs and outputs at its end, and the weights, most of the file, between."""
+"""A graph's nodes stand at its beginning, its inputs and outputs at its end, and the weights, most
+of the file, between."""
 
 FINE = {"works", "refused"}
 
 
 class Files(dict[str, bytes]):
-    """The files of a bundle by name; a failing example is told by their sizes, as hypothesis cannot print half a megabyte."""
+    """The files of a bundle by name; a failing example is told by their sizes, as hypothesis cannot
+    print half a megabyte."""
 
     def __repr__(self) -> str:
         return f"Files({ {name: len(content) for name, content in self.items()} })"
@@ -68,7 +72,9 @@ class Trial:
     def _started(self) -> "subprocess.Popen[str]":
         command = [sys.executable, "-m", "tests.service.bundle_trial"]
         root = Path(__file__).parents[2]
-        return subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
 
 @pytest.fixture(scope="module")
@@ -79,11 +85,15 @@ def trial() -> Iterator[Trial]:
 
 
 def sums(files: Files) -> bytes:
-    return "".join(f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n" for name in (MODEL_FILE, CARD_FILE)).encode()
+    return "".join(
+        f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n" for name in (MODEL_FILE, CARD_FILE)
+    ).encode()
 
 
 def contents(folder: Path) -> Files:
-    return Files({name: (folder / name).read_bytes() for name in (MODEL_FILE, CARD_FILE, SUMS_FILE)})
+    return Files(
+        {name: (folder / name).read_bytes() for name in (MODEL_FILE, CARD_FILE, SUMS_FILE)}
+    )
 
 
 @st.composite
@@ -97,7 +107,17 @@ def spoilt_graphs(draw: st.DrawFn) -> Files:
         graph = graph[:-1000] + draw(spoilt_bytes(graph[-1000:]))
     elif where == "weights":
         at = draw(st.integers(ENDS_BYTES, len(graph) - 1000))
-        piece = draw(st.sampled_from([b"\x00\x00\xc0\x7f", b"\x00\x00\x80\xff", b"\xff" * 400, b"\x7f" * 400, b"\x00" * 4000]))
+        piece = draw(
+            st.sampled_from(
+                [
+                    b"\x00\x00\xc0\x7f",
+                    b"\x00\x00\x80\xff",
+                    b"\xff" * 400,
+                    b"\x7f" * 400,
+                    b"\x00" * 4000,
+                ]
+            )
+        )
         graph = graph[:at] + piece + graph[at + len(piece) :]
     elif where == "cut":
         graph = graph[: draw(st.integers(0, len(graph)))]

@@ -1,7 +1,8 @@
-"""Requests of odd methods, targets, headers and framings over a raw socket: no 5xx, no traceback, and the service lives on.
+"""Requests of odd methods, targets, headers and framings over a raw socket: no 5xx, no traceback,
+and the service lives on.
 
-What is no HTTP at all is refused with a problem document, and so is everything else, or with the protocol's own error under
-``/v2``.
+What is no HTTP at all is refused with a problem document, and so is everything else, or with the
+protocol's own error under ``/v2``.
 """
 
 import hashlib
@@ -29,9 +30,16 @@ KEY = b"a-key-that-may-do-everything"
 BODY = json.dumps({"job": EXAMPLE_JOBS["mlp"]}).encode()
 INFER = "/v2/models/gpumemnet/infer"
 
-bytes_of_a_line = st.binary(max_size=30).map(lambda value: value.replace(b"\r", b"").replace(b"\n", b""))
-visible = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=12).map(str.encode)
-methods = st.sampled_from([b"POST"] * 6 + [b"GET", b"PUT", b"HEAD", b"OPTIONS", b"TRACE", b"CONNECT", b"PATCH", b"post", b"PRI"])
+bytes_of_a_line = st.binary(max_size=30).map(
+    lambda value: value.replace(b"\r", b"").replace(b"\n", b"")
+)
+visible = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=12).map(
+    str.encode
+)
+methods = st.sampled_from(
+    [b"POST"] * 6
+    + [b"GET", b"PUT", b"HEAD", b"OPTIONS", b"TRACE", b"CONNECT", b"PATCH", b"post", b"PRI"]
+)
 targets = st.sampled_from(
     [
         *[b"/v1/predict"] * 6,
@@ -46,8 +54,24 @@ targets = st.sampled_from(
             b"/docs",
             b"/",
         ),
-        *(b"*", b"//", b"/v1/predict?" + b"a" * 3000, b"/%", b"/%ff%fe", b"/%00", b"/v1/../healthz", b"/v1/predict#x", b"/\xff"),
-        *(b"http://elsewhere/v1/predict", b"/v2/models/%ED%A0%80/infer", b"/v2/models/%00", b"/v2//", b"/" + b"x" * 20_000),
+        *(
+            b"*",
+            b"//",
+            b"/v1/predict?" + b"a" * 3000,
+            b"/%",
+            b"/%ff%fe",
+            b"/%00",
+            b"/v1/../healthz",
+            b"/v1/predict#x",
+            b"/\xff",
+        ),
+        *(
+            b"http://elsewhere/v1/predict",
+            b"/v2/models/%ED%A0%80/infer",
+            b"/v2/models/%00",
+            b"/v2//",
+            b"/" + b"x" * 20_000,
+        ),
         *(
             b"/v1/observations",
             b"/v1/admin/models",
@@ -76,27 +100,54 @@ sizes = st.sampled_from(
         b"5.0",
     ]
 )
-odd_values = bytes_of_a_line | st.sampled_from([b"", b"\xff" * 3, b"a" * 9000, b'"', b"\x00", b"\t", b",,,;;;", b"=?utf-8?q??="])
+odd_values = bytes_of_a_line | st.sampled_from(
+    [b"", b"\xff" * 3, b"a" * 9000, b'"', b"\x00", b"\t", b",,,;;;", b"=?utf-8?q??="]
+)
 KNOWN_HEADERS = {
     b"Content-Length": sizes,
     b"Content-Type": st.sampled_from(
-        [b"text/plain", b"application/json; charset=utf-16", b"application/json;" + b";" * 500, b"APPLICATION/JSON", b"json", b""]
+        [
+            b"text/plain",
+            b"application/json; charset=utf-16",
+            b"application/json;" + b";" * 500,
+            b"APPLICATION/JSON",
+            b"json",
+            b"",
+        ]
     ),
-    b"Transfer-Encoding": st.sampled_from([b"chunked", b"identity", b"gzip", b"gzip, chunked", b"chunked, chunked", b"xchunked"]),
+    b"Transfer-Encoding": st.sampled_from(
+        [b"chunked", b"identity", b"gzip", b"gzip, chunked", b"chunked, chunked", b"xchunked"]
+    ),
     b"Content-Encoding": st.sampled_from([b"gzip", b"br", b"identity", b"zstd, gzip"]),
     b"Inference-Header-Content-Length": sizes,
     b"Accept": st.sampled_from(
-        [b"text/plain", b"*/*;q=2", b"text/plain;q=nan", b"application/json;q=0, text/plain;q=-1", b",", b"q=1"]
+        [
+            b"text/plain",
+            b"*/*;q=2",
+            b"text/plain;q=nan",
+            b"application/json;q=0, text/plain;q=-1",
+            b",",
+            b"q=1",
+        ]
     ),
     b"Accept-Encoding": st.sampled_from([b"gzip", b"identity;q=0, *;q=0", b"br;q=1.0000000"]),
     b"Authorization": st.sampled_from(
-        [b"Bearer", b"Bearer ", b"Bearer \xff\xfe", b"bearer a b c", b"Basic Og==", b"Bearer " + b"x" * 9000]
+        [
+            b"Bearer",
+            b"Bearer ",
+            b"Bearer \xff\xfe",
+            b"bearer a b c",
+            b"Basic Og==",
+            b"Bearer " + b"x" * 9000,
+        ]
     ),
     b"X-API-Key": odd_values,
     b"X-Request-Id": odd_values,
     b"Idempotency-Key": odd_values,
     b"traceparent": odd_values,
-    b"Connection": st.sampled_from([b"close", b"upgrade", b"Upgrade, HTTP2-Settings", b"keep-alive, close", b"content-length"]),
+    b"Connection": st.sampled_from(
+        [b"close", b"upgrade", b"Upgrade, HTTP2-Settings", b"keep-alive, close", b"content-length"]
+    ),
     b"Upgrade": st.sampled_from([b"websocket", b"h2c", b"\xff"]),
     b"Expect": st.sampled_from([b"100-continue", b"200-maybe"]),
     b"Host": st.sampled_from([b"", b"a b", b"\xff", b"[::1", b"x" * 9000, b"localhost:99999999"]),
@@ -106,7 +157,9 @@ KNOWN_HEADERS = {
     b"If-Modified-Since": odd_values,
     b"X-Forwarded-For": odd_values,
 }
-known_headers = st.one_of([st.tuples(st.just(name), values) for name, values in KNOWN_HEADERS.items()])
+known_headers = st.one_of(
+    [st.tuples(st.just(name), values) for name, values in KNOWN_HEADERS.items()]
+)
 odd_lines = bytes_of_a_line | st.sampled_from(
     [b" folded", b":", b": x", b"no colon", b"a:b:c", b"Name : x", b"\x00:\x00", b"x" * 20_000]
 )
@@ -119,7 +172,10 @@ bodies = st.sampled_from(
 def requests(draw: st.DrawFn) -> bytes:
     """The bytes of a request in which most is as it should be."""
     version = draw(
-        st.sampled_from([b"HTTP/1.1"] * 8 + [b"HTTP/1.0", b"HTTP/2.0", b"HTTP/0.9", b"HTTP/1.1 x", b"HTTP/99999999999.9"])
+        st.sampled_from(
+            [b"HTTP/1.1"] * 8
+            + [b"HTTP/1.0", b"HTTP/2.0", b"HTTP/0.9", b"HTTP/1.1 x", b"HTTP/99999999999.9"]
+        )
     )
     body = draw(bodies)
     headers = {
@@ -144,7 +200,11 @@ def requests(draw: st.DrawFn) -> bytes:
 @pytest.fixture(scope="module", params=["open", "with keys"])
 def service_alone(request: pytest.FixtureRequest, start_service: StartService) -> Iterator[str]:
     """A service of its own, whose log holds these requests alone."""
-    keys = f"fuzz:predict+observe+admin:{hashlib.sha256(KEY).hexdigest()}" if request.param == "with keys" else ""
+    keys = (
+        f"fuzz:predict+observe+admin:{hashlib.sha256(KEY).hexdigest()}"
+        if request.param == "with keys"
+        else ""
+    )
     with start_service(GPUMEMNET_API_KEYS=keys) as running:
         yield running.url
         assert httpx.get(f"{running.url}/healthz").status_code == 200
@@ -169,11 +229,14 @@ def answer_to(url: str, request: bytes) -> bytes:
 
 def is_whole(answer: bytes, request: bytes) -> bool:
     response = parsed(answer, request)
-    return response is not None and len(response[2]) >= int(response[1].get("content-length", 0) or 0)
+    return response is not None and len(response[2]) >= int(
+        response[1].get("content-length", 0) or 0
+    )
 
 
 def parsed(answer: bytes, request: bytes) -> tuple[int, http.client.HTTPMessage, bytes] | None:
-    """Status, headers and body so far of the first answer, or ``None`` when its head is not there yet."""
+    """Status, headers and body so far of the first answer, or ``None`` when its head is not there
+    yet."""
 
     class Source:
         def makefile(self, mode: str) -> io.BytesIO:
@@ -181,7 +244,9 @@ def parsed(answer: bytes, request: bytes) -> tuple[int, http.client.HTTPMessage,
 
     if b"\r\n\r\n" not in answer:
         return None
-    response = http.client.HTTPResponse(cast(socket.socket, Source()), method="HEAD" if request.startswith(b"HEAD ") else "POST")
+    response = http.client.HTTPResponse(
+        cast(socket.socket, Source()), method="HEAD" if request.startswith(b"HEAD ") else "POST"
+    )
     try:
         response.begin()
         body = response.read()

@@ -1,6 +1,8 @@
-"""Valid questions, spoilt in every way: the answer is a prediction or says what is wrong, and the log stays without a traceback.
+"""Valid questions, spoilt in every way: the answer is a prediction or says what is wrong, and the
+log stays without a traceback.
 
-:mod:`test_fuzz` asks with made-up documents; here valid ones are changed, as text and as bytes, so that the fault lies deep.
+:mod:`test_fuzz` asks with made-up documents; here valid ones are changed, as text and as bytes, so
+that the fault lies deep.
 """
 
 import json
@@ -17,7 +19,12 @@ from tests.conftest import StartService
 from tests.fuzzing import fuzzed, spoilt_json
 
 JOBS = list(EXAMPLE_JOBS.values())
-LISTED = {**JOBS[0], "layers": [[layer["kind"], layer["activations"], layer["parameters"]] for layer in JOBS[0]["layers"]]}
+LISTED = {
+    **JOBS[0],
+    "layers": [
+        [layer["kind"], layer["activations"], layer["parameters"]] for layer in JOBS[0]["layers"]
+    ],
+}
 UNKNOWN_ID = "01900000-0000-7000-8000-000000000000"
 PUT = ("/v1/admin/models/champion", "/v1/admin/models/challenger")
 OPTIONS = {"coverage": 0.95, "bin_width_mib": 2048}
@@ -28,17 +35,56 @@ QUESTIONS: dict[str, Sequence[Mapping[str, Any]]] = {
         {"job": LISTED, "bins": "published-1000mib"},
     ],
     "/v1/predict/batch": [{"jobs": [JOBS[0], LISTED, *JOBS[1:]], **OPTIONS}],
-    "/v1/batch-sizes": [{"job": JOBS[0], "gpu": "A100", "mig": "1g.5gb", "free_mib": 3000, "max_batch": 16, "coverage": 0.9}],
+    "/v1/batch-sizes": [
+        {
+            "job": JOBS[0],
+            "gpu": "A100",
+            "mig": "1g.5gb",
+            "free_mib": 3000,
+            "max_batch": 16,
+            "coverage": 0.9,
+        }
+    ],
     "/v1/smallest-gpu": [
-        {"job": job, "gpus": ["T4", "A100/1g.5gb"], "devices": [{"id": "0", "gpu": "H100", "free_mib": 900}]} for job in JOBS
+        {
+            "job": job,
+            "gpus": ["T4", "A100/1g.5gb"],
+            "devices": [{"id": "0", "gpu": "H100", "free_mib": 900}],
+        }
+        for job in JOBS
     ],
     "/v1/observations": [
-        {"job": job, "gpu": "A100", "peak_mib": 1700, "source": "nvml_process", "oom": False, "driver": "550", "torch": "2.8"}
+        {
+            "job": job,
+            "gpu": "A100",
+            "peak_mib": 1700,
+            "source": "nvml_process",
+            "oom": False,
+            "driver": "550",
+            "torch": "2.8",
+        }
         for job in JOBS
     ]
     + [
-        {"prediction_id": UNKNOWN_ID, "peak_bytes": 2**31, "source": "dcgm", "oom": True, "limit_mib": 4000},
-        {"observations": [{"job": JOBS[0], "gpu": "H100", "peak_mib": 900, "source": "dcgm", "idempotency_key": "a"}] * 3},
+        {
+            "prediction_id": UNKNOWN_ID,
+            "peak_bytes": 2**31,
+            "source": "dcgm",
+            "oom": True,
+            "limit_mib": 4000,
+        },
+        {
+            "observations": [
+                {
+                    "job": JOBS[0],
+                    "gpu": "H100",
+                    "peak_mib": 900,
+                    "source": "dcgm",
+                    "idempotency_key": "a",
+                }
+            ]
+            * 3
+        },
     ],
     "/v1/admin/models/champion": [{"release": "no-such", "reason": "better"}],
     "/v1/admin/models/challenger": [{"release": "no-such"}, {"release": None}],
@@ -46,8 +92,18 @@ QUESTIONS: dict[str, Sequence[Mapping[str, Any]]] = {
     "/v2/models/gpumemnet/infer": [
         {
             "id": "1",
-            "inputs": [{"name": "job", "datatype": "BYTES", "shape": [3], "data": [json.dumps(job) for job in JOBS]}],
-            "outputs": [{"name": "limit_bytes"}, {"name": "model", "parameters": {"binary_data": True}}],
+            "inputs": [
+                {
+                    "name": "job",
+                    "datatype": "BYTES",
+                    "shape": [3],
+                    "data": [json.dumps(job) for job in JOBS],
+                }
+            ],
+            "outputs": [
+                {"name": "limit_bytes"},
+                {"name": "model", "parameters": {"binary_data": True}},
+            ],
             "parameters": OPTIONS,
         }
     ],
@@ -55,10 +111,14 @@ QUESTIONS: dict[str, Sequence[Mapping[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def http(start_service: StartService, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+def http(
+    start_service: StartService, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[httpx.Client]:
     """A service of its own, whose log holds these questions alone."""
     with start_service(GPUMEMNET_REGISTRY=str(tmp_path_factory.mktemp("registry"))) as running:
-        with httpx.Client(base_url=running.url, timeout=300, headers={"Content-Type": "application/json"}) as client:
+        with httpx.Client(
+            base_url=running.url, timeout=300, headers={"Content-Type": "application/json"}
+        ) as client:
             yield client
             assert client.get("/healthz").status_code == 200
         assert "Traceback" not in running.log.read_text()
@@ -92,8 +152,14 @@ def test_spoilt_questions(http: httpx.Client, path: str) -> None:
 @given(text=spoilt_json(JOBS))
 def test_spoilt_jobs_in_a_tensor_of_raw_bytes(http: httpx.Client, text: bytes) -> None:
     parameters = {"binary_data_size": len(text) + 4}
-    head = json.dumps({"inputs": [{"name": "job", "datatype": "BYTES", "shape": [1], "parameters": parameters}]}).encode()
+    head = json.dumps(
+        {"inputs": [{"name": "job", "datatype": "BYTES", "shape": [1], "parameters": parameters}]}
+    ).encode()
     body = head + len(text).to_bytes(4, "little") + text
     assert_answered(
-        http.post("/v2/models/gpumemnet/infer", content=body, headers={"Inference-Header-Content-Length": str(len(head))})
+        http.post(
+            "/v2/models/gpumemnet/infer",
+            content=body,
+            headers={"Inference-Header-Content-Length": str(len(head))},
+        )
     )

@@ -1,4 +1,5 @@
-"""The service as a process: what it loads, how much memory it takes, how it starts, stops and refuses to start."""
+"""The service as a process: what it loads, how much memory it takes, how it starts, stops and
+refuses to start."""
 
 import json
 import re
@@ -42,20 +43,29 @@ def test_it_loads_neither_torch_nor_pandas() -> None:
         "create_app(Settings(database_url='off'))\n"
         f"print(sorted(set({HEAVY!r}) & set(sys.modules)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300
+    )
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
 def test_importing_it_loads_nothing() -> None:
     script = "import sys, service, service.settings; print('numpy' in sys.modules, 'fastapi' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300
+    )
     assert done.stdout.split() == ["False", "False"]
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc, which only Linux has")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="reads /proc, which only Linux has"
+)
 def test_memory_stays_small_under_large_batches(start_service: StartService, job: Document) -> None:
     with start_service() as running, httpx.Client(base_url=running.url, timeout=300) as client:
-        for body in [{"jobs": [job] * 1000, "bin_width_mib": 1024}, {"jobs": [job] * 60, "bin_width_mib": 49}] * 5:
+        for body in [
+            {"jobs": [job] * 1000, "bin_width_mib": 1024},
+            {"jobs": [job] * 60, "bin_width_mib": 49},
+        ] * 5:
             assert client.post("/v1/predict/batch", json=body).status_code == 200
         assert resident_mib(running.process.pid) < MAX_RESIDENT_MIB
 
@@ -94,7 +104,9 @@ def test_a_signal_ends_it_after_the_accepted_requests(
             connect(running.url) as connection,
         ):
             connection.sendall(head.encode())
-            assert connection.recv(65536).startswith(b"HTTP/1.1 100 ")  # the handler is waiting for the body
+            assert connection.recv(65536).startswith(
+                b"HTTP/1.1 100 "
+            )  # the handler is waiting for the body
             running.process.send_signal(number)
             with pytest.raises(subprocess.TimeoutExpired):
                 running.process.wait(timeout=0.5)
@@ -107,12 +119,12 @@ def test_a_signal_ends_it_after_the_accepted_requests(
         assert "Traceback" not in running.log.read_text()
 
 
-def test_a_client_that_has_just_connected_is_still_answered(start_service: StartService, job: Document) -> None:
+def test_a_client_that_has_just_connected_is_still_answered(
+    start_service: StartService, job: Document
+) -> None:
     """Its request is late, because its machine is busy."""
     body = json.dumps({"job": job}).encode()
-    head = (
-        f"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
+    head = f"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     with start_service() as running:
         with connect(running.url) as connection:
             running.process.terminate()
@@ -127,7 +139,9 @@ def test_what_is_not_finished_in_time_is_refused_and_not_cut(start_service: Star
     with start_service(GPUMEMNET_SHUTDOWN_SECONDS="1") as running:
         with connect(running.url) as connection:
             connection.sendall(head)
-            while "0.0" in re.findall(r"requests_in_work (\S+)", httpx.get(f"{running.url}/metrics").text):
+            while "0.0" in re.findall(
+                r"requests_in_work (\S+)", httpx.get(f"{running.url}/metrics").text
+            ):
                 time.sleep(0.1)
             running.process.terminate()
             answer = b"".join(iter(lambda: connection.recv(65536), b""))
@@ -141,16 +155,21 @@ def test_what_is_not_finished_in_time_is_refused_and_not_cut(start_service: Star
 def test_clients_see_no_reset_when_it_ends(
     start_service: StartService, job: Document, number: signal.Signals, workers: str
 ) -> None:
-    """Clients that go on asking, over kept and over new connections, are answered until they are told to go elsewhere."""
+    """Clients that go on asking, over kept and over new connections, are answered until they are
+    told to go elsewhere."""
     answers: list[int] = []
 
     def ask(is_kept: bool) -> str:
-        with httpx.Client(timeout=300, limits=httpx.Limits(max_keepalive_connections=1 if is_kept else 0)) as client:
+        with httpx.Client(
+            timeout=300, limits=httpx.Limits(max_keepalive_connections=1 if is_kept else 0)
+        ) as client:
             while True:
                 try:
                     response = client.post(f"{running.url}/v1/predict", json={"job": job})
                 except httpx.ConnectError as error:
-                    return "refused" if "refused" in str(error) else str(error)  # nobody listens any more
+                    return (
+                        "refused" if "refused" in str(error) else str(error)
+                    )  # nobody listens any more
                 except httpx.HTTPError as error:
                     return f"{type(error).__name__}: {error}"
                 answers.append(response.status_code)
@@ -167,7 +186,9 @@ def test_clients_see_no_reset_when_it_ends(
         assert "Traceback" not in running.log.read_text()
 
 
-def test_an_answer_says_that_the_connection_closes(start_service: StartService, job: Document) -> None:
+def test_an_answer_says_that_the_connection_closes(
+    start_service: StartService, job: Document
+) -> None:
     with start_service() as running, httpx.Client(base_url=running.url, timeout=300) as client:
         assert "connection" not in client.post("/v1/predict", json={"job": job}).headers
         running.process.terminate()
@@ -176,20 +197,30 @@ def test_an_answer_says_that_the_connection_closes(start_service: StartService, 
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_sighup_reads_the_keys_again(start_service: StartService, tmp_path: Path, workers: str) -> None:
+def test_sighup_reads_the_keys_again(
+    start_service: StartService, tmp_path: Path, workers: str
+) -> None:
     (old, old_entry), (new, new_entry) = new_key("old", "predict"), new_key("new", "predict")
     file = tmp_path / "keys"
     file.write_text(old_entry)
 
     def statuses(key: str) -> set[int]:
         """Of several connections, so that every worker answers some."""
-        return {httpx.get(f"{running.url}/v1/models", headers={"X-API-Key": key}).status_code for _ in range(12)}
+        return {
+            httpx.get(f"{running.url}/v1/models", headers={"X-API-Key": key}).status_code
+            for _ in range(12)
+        }
 
     def change(text: str, said: str) -> None:
         count = running.log.read_text().count(said)
         file.write_text(text)
         running.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: running.log.read_text().count(said) >= count + int(workers) or running.process.poll() is not None)
+        wait_until(
+            lambda: (
+                running.log.read_text().count(said) >= count + int(workers)
+                or running.process.poll() is not None
+            )
+        )
         assert running.process.poll() is None
 
     with start_service("--workers", workers, GPUMEMNET_API_KEYS_FILE=str(file)) as running:
@@ -271,7 +302,10 @@ def test_bundles_are_a_setting(start_service: StartService, tmp_path: Path) -> N
 def test_a_bad_setting_is_said_in_one_sentence() -> None:
     done = run_service(GPUMEMNET_PORT="eighty")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "gpumemnet service: GPUMEMNET_PORT must be a whole number between 0 and 65535, not 'eighty'\n"
+    assert (
+        done.stderr
+        == "gpumemnet service: GPUMEMNET_PORT must be a whole number between 0 and 65535, not 'eighty'\n"
+    )
 
 
 def test_help_names_the_variables() -> None:

@@ -1,4 +1,5 @@
-"""Searches are answered by a process of their own beside each worker: predictions do not wait for it, nor for its death."""
+"""Searches are answered by a process of their own beside each worker: predictions do not wait for
+it, nor for its death."""
 
 import signal
 from collections.abc import Iterator
@@ -37,12 +38,16 @@ def ask(running: RunningService, path: str, body: Document) -> httpx.Response:
     return httpx.post(f"{running.url}{path}", json=body, timeout=300)
 
 
-def waiting_search(running: RunningService, job: Document, pool: ThreadPoolExecutor) -> Future[httpx.Response]:
+def waiting_search(
+    running: RunningService, job: Document, pool: ThreadPoolExecutor
+) -> Future[httpx.Response]:
     """A search that the stopped process has received, and does not answer."""
     search = pool.submit(ask, running, "/v1/batch-sizes", {"job": job, "gpu": "A100"})
 
     def has_arrived() -> bool:
-        return "gpumemnet_requests_in_work 1" in httpx.get(f"{running.url}/metrics", timeout=300).text
+        return (
+            "gpumemnet_requests_in_work 1" in httpx.get(f"{running.url}/metrics", timeout=300).text
+        )
 
     wait_until(has_arrived)
     return search
@@ -53,7 +58,9 @@ def test_predictions_do_not_wait_for_a_search(
 ) -> None:
     with start_service() as running:
         process = search_process_of(running.process.pid)
-        assert process.nice() == min(19, psutil.Process(running.process.pid).nice() + 10)  # 19 is the highest
+        assert process.nice() == min(
+            19, psutil.Process(running.process.pid).nice() + 10
+        )  # 19 is the highest
         assert not [each for each in process.net_connections() if each.status == psutil.CONN_LISTEN]
         process.suspend()
         search = waiting_search(running, job, pool)
@@ -83,7 +90,9 @@ def test_a_worker_is_replaced_when_its_search_process_dies(
         assert refused.headers["retry-after"]
         assert "has ended" in refused.json()["detail"]
         psutil.wait_procs(workers, timeout=300)
-        wait_until(lambda: running.log.read_text().count("ended with exit code 1 and is replaced") == 2)
+        wait_until(
+            lambda: running.log.read_text().count("ended with exit code 1 and is replaced") == 2
+        )
         assert ask(running, "/v1/batch-sizes", {"job": job, "gpu": "A100"}).status_code == 200
 
 
@@ -94,7 +103,9 @@ def test_a_search_process_ends_with_its_worker(start_service: StartService) -> N
         wait_until(lambda: has_ended(process))
 
 
-def test_a_search_is_answered_by_the_release_that_is_served(start_service: StartService, job: Document, tmp_path: Path) -> None:
+def test_a_search_is_answered_by_the_release_that_is_served(
+    start_service: StartService, job: Document, tmp_path: Path
+) -> None:
     registry = Registry(tmp_path / "registry")
     add_release(registry, tmp_path, "r1", name="mlp-a100-published")
     with start_service(GPUMEMNET_REGISTRY=str(registry.folder)) as running:
@@ -105,7 +116,12 @@ def test_a_search_is_answered_by_the_release_that_is_served(start_service: Start
 
         champion = {"release": "r1", "reason": "test"}
         assert released() == (200, "shipped")
-        assert httpx.put(f"{running.url}/v1/admin/models/champion", json=champion, timeout=300).status_code == 200
+        assert (
+            httpx.put(
+                f"{running.url}/v1/admin/models/champion", json=champion, timeout=300
+            ).status_code
+            == 200
+        )
         bundles = registry.folder / "bundles"
         bundles.rename(tmp_path / "hidden")
         assert ask(running, "/v1/predict", {"job": job}).json()["release"] == "r1"

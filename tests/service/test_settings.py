@@ -65,11 +65,15 @@ def test_every_setting_has_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, (text, _) in wanted.items():
         monkeypatch.setenv(PREFIX + name.upper(), text)
     settings = read_settings()
-    assert {name: getattr(settings, name) for name in wanted} == {name: value for name, (_, value) in wanted.items()}
+    assert {name: getattr(settings, name) for name in wanted} == {
+        name: value for name, (_, value) in wanted.items()
+    }
     assert all(value != Settings.model_fields[name].default for name, (_, value) in wanted.items())
 
 
-def test_an_argument_takes_precedence_even_over_a_bad_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_argument_takes_precedence_even_over_a_bad_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("GPUMEMNET_PORT", "tcp://10.0.0.1:80")
     monkeypatch.setenv("GPUMEMNET_HOST", "a")
     settings = read_settings(port="81", host="localhost")
@@ -89,7 +93,9 @@ def test_an_argument_takes_precedence_even_over_a_bad_variable(monkeypatch: pyte
         ("RECORD_PREDICTIONS", "perhaps"),
     ],
 )
-def test_a_bad_value_is_named_with_its_variable(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
+def test_a_bad_value_is_named_with_its_variable(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
     monkeypatch.setenv(f"GPUMEMNET_{variable}", value)
     with pytest.raises(SettingsError, match=rf"^GPUMEMNET_{variable} must be .*, not "):
         read_settings()
@@ -100,14 +106,18 @@ def test_a_bad_argument_is_named() -> None:
         read_settings(log_level="loud")
 
 
-def test_the_variable_that_kubernetes_sets_for_a_service_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variable_that_kubernetes_sets_for_a_service_is_explained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("GPUMEMNET_PORT", "tcp://10.96.0.12:8000")
     with pytest.raises(SettingsError, match="enableServiceLinks"):
         read_settings()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "gpu-host.example"])
-def test_without_keys_only_this_machine_is_served(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+def test_without_keys_only_this_machine_is_served(
+    monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
     with pytest.raises(SettingsError, match="needs API keys"):
         read_settings(host=host)
     monkeypatch.setenv("GPUMEMNET_API_KEYS", f"a:predict:{HASH}")
@@ -120,8 +130,19 @@ def test_on_a_loopback_address_no_key_is_needed(host: str) -> None:
 
 
 def test_a_variable_that_is_no_setting_is_pointed_out() -> None:
-    assert unknown_variables({"GPUMEMNET_PORT": "1", "GPUMEMNET_URL": "x", "GPUMEMNET_COMPILE": "1", "OTHER": "y"}) == []
-    of_kubernetes = ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_8000_TCP", "PORT_8000_TCP_ADDR")
+    assert (
+        unknown_variables(
+            {"GPUMEMNET_PORT": "1", "GPUMEMNET_URL": "x", "GPUMEMNET_COMPILE": "1", "OTHER": "y"}
+        )
+        == []
+    )
+    of_kubernetes = (
+        "SERVICE_HOST",
+        "SERVICE_PORT",
+        "SERVICE_PORT_HTTP",
+        "PORT_8000_TCP",
+        "PORT_8000_TCP_ADDR",
+    )
     assert unknown_variables(dict.fromkeys((PREFIX + name for name in of_kubernetes), "x")) == []
     (warning,) = unknown_variables({"GPUMEMNET_WORKER": "2"})
     assert "did you mean 'GPUMEMNET_WORKERS'?" in warning

@@ -10,9 +10,17 @@ import time
 def test_a_person_is_greeted_and_ends_it_with_ctrl_c() -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "gpumemnet", "serve", "--port", "0", "--database-url", "off"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")
+    }
     with subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=_take_terminal, env=environment
+        command,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=_take_terminal,
+        env=environment,
     ) as process:
         os.close(theirs)
         try:

@@ -30,7 +30,9 @@ def workers_of(running: RunningService) -> list[psutil.Process]:
     return sorted(psutil.Process(running.process.pid).children(), key=lambda child: child.pid)
 
 
-def test_a_killed_worker_is_replaced_and_its_counts_stay(start_service: StartService, job: Document, tmp_path: Path) -> None:
+def test_a_killed_worker_is_replaced_and_its_counts_stay(
+    start_service: StartService, job: Document, tmp_path: Path
+) -> None:
     folder = tmp_path / "metrics"
 
     def has_gone(worker: psutil.Process) -> bool:
@@ -50,15 +52,25 @@ def test_a_killed_worker_is_replaced_and_its_counts_stay(start_service: StartSer
         for number, victim in enumerate(before, start=21):
             victim.kill()
             wait_until(partial(has_gone, victim))
-            assert httpx.post(f"{running.url}/v1/predict", json={"job": job}, timeout=300).status_code == 200
-            # An answer is counted when it is on its way: who is killed in between has answered and not counted.
+            assert (
+                httpx.post(f"{running.url}/v1/predict", json={"job": job}, timeout=300).status_code
+                == 200
+            )
+            # An answer is counted when it is on its way: who is killed in between has answered and
+            # not counted.
             wait_until(partial(has_counted, number))
         wait_until(lambda: len(workers_of(running)) == 2)
-        wait_until(lambda: running.log.read_text().count("was killed by SIGKILL and is replaced") == 2)
+        wait_until(
+            lambda: running.log.read_text().count("was killed by SIGKILL and is replaced") == 2
+        )
         wait_until(lambda: counts_of(running) == 22)
-        wait_until(lambda: value(scrape(running.url), "gpumemnet_model_info", **release_of(running)) == 2)
+        wait_until(
+            lambda: value(scrape(running.url), "gpumemnet_model_info", **release_of(running)) == 2
+        )
         assert len(list(folder.iterdir())) <= files + 2
-        assert not {worker.pid for worker in before} & {worker.pid for worker in workers_of(running)}
+        assert not {worker.pid for worker in before} & {
+            worker.pid for worker in workers_of(running)
+        }
     assert running.process.returncode == 0
     assert not list(folder.parent.glob("metrics/*.db"))
     for line in running.log.read_text().splitlines():
@@ -70,7 +82,9 @@ def counts_of(running: RunningService) -> float:
 
 
 def release_of(running: RunningService) -> dict[str, str]:
-    (labels,) = (dict(labels) for name, labels in scrape(running.url) if name == "gpumemnet_model_info")
+    (labels,) = (
+        dict(labels) for name, labels in scrape(running.url) if name == "gpumemnet_model_info"
+    )
     return labels
 
 
@@ -90,11 +104,15 @@ def test_a_signal_ends_all_after_what_they_accepted(
             assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
             connection.close()
         assert running.process.wait(timeout=300) == code
-        assert not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers)
+        assert not any(
+            worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers
+        )
         assert "Traceback" not in running.log.read_text()
 
 
-def test_workers_end_when_the_process_that_watches_them_is_killed(start_service: StartService) -> None:
+def test_workers_end_when_the_process_that_watches_them_is_killed(
+    start_service: StartService,
+) -> None:
     with start_service("--workers", "2") as running:
         workers = workers_of(running)
         running.process.kill()
@@ -106,14 +124,20 @@ TWO_WORKERS = ("--port", "0", "--workers", "2")
 
 
 def test_what_no_worker_can_start_with_is_said_once(tmp_path: Path) -> None:
-    done = run_service(*TWO_WORKERS, GPUMEMNET_DATABASE_URL="off", GPUMEMNET_BUNDLES=str(tmp_path / "none"))
+    done = run_service(
+        *TWO_WORKERS, GPUMEMNET_DATABASE_URL="off", GPUMEMNET_BUNDLES=str(tmp_path / "none")
+    )
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "none: no such bundle folder" in done.stderr
 
 
 def test_a_metrics_folder_that_cannot_be_made_is_said_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    done = run_service(*TWO_WORKERS, GPUMEMNET_DATABASE_URL="off", GPUMEMNET_METRICS_DIR=str(tmp_path / "file" / "folder"))
+    done = run_service(
+        *TWO_WORKERS,
+        GPUMEMNET_DATABASE_URL="off",
+        GPUMEMNET_METRICS_DIR=str(tmp_path / "file" / "folder"),
+    )
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "GPUMEMNET_METRICS_DIR" in done.stderr
 
@@ -139,8 +163,13 @@ except Exception as error:
 
 def test_workers_that_die_at_once_end_the_service() -> None:
     began = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", DYING], capture_output=True, text=True, timeout=300)
-    assert "ended: 5 workers in a row died before they were ready (the last one was killed by SIGKILL)" in done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", DYING], capture_output=True, text=True, timeout=300
+    )
+    assert (
+        "ended: 5 workers in a row died before they were ready (the last one was killed by SIGKILL)"
+        in done.stderr
+    )
     assert 4 <= done.stderr.count("is replaced") <= 5
     assert time.monotonic() - began > 0.5  # it waits between attempts
 
@@ -168,17 +197,39 @@ def test_workers_that_cannot_read_the_champion_say_so(
     def seen(path: str) -> set[tuple[int, str | None]]:
         """Of several connections, so that both workers answer some: status and fallback."""
         answers = [httpx.get(f"{running.url}{path}", timeout=300) for _ in range(12)]
-        return {(answer.status_code, answer.headers.get("gpumemnet-fallback")) for answer in answers}
+        return {
+            (answer.status_code, answer.headers.get("gpumemnet-fallback")) for answer in answers
+        }
 
-    with start_service("--workers", "2", GPUMEMNET_REGISTRY=str(registry.folder), **settings) as running:
+    with start_service(
+        "--workers", "2", GPUMEMNET_REGISTRY=str(registry.folder), **settings
+    ) as running:
         for path in ("/readyz", "/v2/health/ready"):
             answer = httpx.get(f"{running.url}{path}", timeout=300)
-            assert (answer.status_code, answer.headers["gpumemnet-fallback"]) == (503 if is_required else 200, "shipped")
+            assert (answer.status_code, answer.headers["gpumemnet-fallback"]) == (
+                503 if is_required else 200,
+                "shipped",
+            )
         assert seen("/v1/models") == {(200, "shipped")}
-        answer = httpx.post(f"{running.url}/v1/predict", json={"job": job}, headers={"Accept": "text/plain"}, timeout=300)
+        answer = httpx.post(
+            f"{running.url}/v1/predict",
+            json={"job": job},
+            headers={"Accept": "text/plain"},
+            timeout=300,
+        )
         assert (answer.status_code, answer.headers["gpumemnet-fallback"]) == (200, "shipped")
-        assert "the registry's champion cannot be served, shipped is served instead" in running.log.read_text()
-        (tmp_path / "bundles").rename(hidden)  # no alias changes: the workers try again by themselves
+        assert (
+            "the registry's champion cannot be served, shipped is served instead"
+            in running.log.read_text()
+        )
+        (tmp_path / "bundles").rename(
+            hidden
+        )  # no alias changes: the workers try again by themselves
         wait_until(lambda: seen("/v1/models") == {(200, None)})
         assert httpx.get(f"{running.url}/readyz", timeout=300).status_code == 200
-        assert httpx.post(f"{running.url}/v1/predict", json={"job": job}, timeout=300).json()["release"] == "r1"
+        assert (
+            httpx.post(f"{running.url}/v1/predict", json={"job": job}, timeout=300).json()[
+                "release"
+            ]
+            == "r1"
+        )

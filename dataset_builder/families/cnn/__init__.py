@@ -1,7 +1,9 @@
-"""Convolutional networks: plain, residual, dense, inverted residual, separable, ConvNeXt-like, U-Net and hourglass.
+"""Convolutional networks: plain, residual, dense, inverted residual, separable, ConvNeXt-like,
+U-Net and hourglass.
 
-GPUMemNet's convolutional networks (arXiv 2602.17817, section 4) had neither residuals nor pooling; these are the designs that
-people train, each a plan of parts that is described and built by two functions.
+GPUMemNet's convolutional networks (arXiv 2602.17817, section 4) had neither residuals nor pooling;
+these are the designs that people train, each a plan of parts that is described and built by two
+functions.
 """
 
 from __future__ import annotations
@@ -17,7 +19,16 @@ from .survey import ShapeError, Survey
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["FEATURES", "compose", "parse", "describe_network", "obstacle", "build", "tensors", "loss"]
+__all__ = [
+    "FEATURES",
+    "compose",
+    "parse",
+    "describe_network",
+    "obstacle",
+    "build",
+    "tensors",
+    "loss",
+]
 
 
 def describe_network(architecture: CnnArchitecture) -> Network:
@@ -38,7 +49,8 @@ def describe_network(architecture: CnnArchitecture) -> Network:
 
 
 def obstacle(architecture: CnnArchitecture, batch_size: int) -> str | None:
-    """Why the network cannot train: a map that is too small or does not fit its partner, or a norm over a single value."""
+    """Why the network cannot train: a map that is too small or does not fit its partner, or a norm
+    over a single value."""
     survey = _survey(architecture)
     if isinstance(survey, ShapeError):
         return str(survey)
@@ -53,11 +65,16 @@ def obstacle(architecture: CnnArchitecture, batch_size: int) -> str | None:
 
 @lru_cache(maxsize=4)
 def _survey(architecture: CnnArchitecture) -> Survey | ShapeError:
-    """The survey of ``architecture``, cached because a sampler asks for its obstacle, layers and sizes in turn."""
+    """The survey of ``architecture``, cached because a sampler asks for its obstacle, layers and
+    sizes in turn."""
     if architecture.image_size // architecture.reduction < 1:
-        return ShapeError(f"{architecture.image_size} pixels cannot be shrunk by {architecture.reduction}")
+        return ShapeError(
+            f"{architecture.image_size} pixels cannot be shrunk by {architecture.reduction}"
+        )
     try:
-        return Survey(plan_network(architecture), architecture.input_channels, architecture.image_size)
+        return Survey(
+            plan_network(architecture), architecture.input_channels, architecture.image_size
+        )
     except ShapeError as error:
         return error
 
@@ -65,8 +82,8 @@ def _survey(architecture: CnnArchitecture) -> Survey | ShapeError:
 def build(architecture: CnnArchitecture) -> nn.Module:
     """The network on torch's current default device.
 
-    It maps ``[batch, input_channels, image_size, image_size]`` to logits ``[batch, classes]``, or ``[batch, classes, image_size,
-    image_size]`` in dense prediction.
+    It maps ``[batch, input_channels, image_size, image_size]`` to logits ``[batch, classes]``, or
+    ``[batch, classes, image_size, image_size]`` in dense prediction.
     """
     from .modules import module
 
@@ -77,7 +94,9 @@ def tensors(architecture: CnnArchitecture) -> tuple[tuple[TensorSpec, ...], Tens
     """One image; one class, or one for every pixel."""
     size = architecture.image_size
     per_pixel = (size, size) if architecture.style in DENSE_PREDICTION else ()
-    return (TensorSpec((architecture.input_channels, size, size)),), TensorSpec(per_pixel, architecture.classes)
+    return (TensorSpec((architecture.input_channels, size, size)),), TensorSpec(
+        per_pixel, architecture.classes
+    )
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:

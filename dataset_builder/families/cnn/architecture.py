@@ -1,7 +1,8 @@
 """Every parameter of a convolutional network, and how the features of a search space become one.
 
-The ranges are those of networks that people train: RegNet's design space (Radosavovic et al., arXiv 2003.13678) for widths and
-depths, and the papers named in :mod:`~dataset_builder.families.cnn.styles` for the blocks.
+The ranges are those of networks that people train: RegNet's design space (Radosavovic et al., arXiv
+2003.13678) for widths and depths, and the papers named in
+:mod:`~dataset_builder.families.cnn.styles` for the blocks.
 """
 
 from __future__ import annotations
@@ -71,21 +72,23 @@ FEATURES: Final[Mapping[str, Feature]] = {
 class CnnArchitecture:
     """Every parameter of a convolutional network on square images.
 
-    Fields that a style does not use hold a fixed value, so that equal networks are equal architectures.
+    Fields that a style does not use hold a fixed value, so that equal networks are equal
+    architectures.
 
     Attributes:
         style: one of :data:`STYLES`.
         image_size: side of the input in pixels.
         input_channels: channels of the input.
         classes: classes per image, or per pixel in :data:`DENSE_PREDICTION`.
-        widths: output channels of the blocks of every stage; the growth rate where the style is ``dense``.
+        widths: output channels of the blocks of every stage; the growth rate where the style is
+            ``dense``.
         depths: blocks of every stage.
         kernel: side of the spatial convolutions.
-        groups: of the spatial convolutions, or of the pointwise ones where the spatial ones are depthwise (ShuffleNet); 1 in
-            ``convnext``.
+        groups: of the spatial convolutions, or of the pointwise ones where the spatial ones are
+            depthwise (ShuffleNet); 1 in ``convnext``.
         expansion: ratio of a block's inner and outer width; 1 outside of :data:`EXPANDING`.
-        stem: ``conv`` keeps the image's size, ``pooled`` (7 × 7 and max pooling), ``deep`` (three 3 × 3 and max pooling) and
-            ``patch`` (4 × 4 patches) leave a quarter of its side.
+        stem: ``conv`` keeps the image's size, ``pooled`` (7 × 7 and max pooling), ``deep`` (three 3
+            × 3 and max pooling) and ``patch`` (4 × 4 patches) leave a quarter of its side.
         downsampling: how the map is halved between stages.
         upsampling: how it is doubled again in :data:`DENSE_PREDICTION`; elsewhere ``none``.
         norm: ``layer_norm`` is over the channels of each pixel.
@@ -93,8 +96,9 @@ class CnnArchitecture:
         in_place: whether activations overwrite their input where it is their own.
         squeeze_excitation: whether every block has a squeeze-excitation gate.
         block_dropout: dropout at the end of every block's branch; 0 leaves it out.
-        head: ``linear`` on the pooled channels, ``hidden`` with a linear layer before it (MobileNetV3), ``flattened`` with two
-            of them on a 7 × 7 map (VGG); ``per_pixel`` in :data:`DENSE_PREDICTION`.
+        head: ``linear`` on the pooled channels, ``hidden`` with a linear layer before it
+            (MobileNetV3), ``flattened`` with two of them on a 7 × 7 map (VGG); ``per_pixel`` in
+            :data:`DENSE_PREDICTION`.
         head_dropout: dropout before the last layer; 0 leaves it out.
 
     Raises:
@@ -137,21 +141,36 @@ class CnnArchitecture:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 words = ", ".join(map(str, allowed))
-                raise DatasetError(f"a CNN's {name} must be one of {words}, not {describe(getattr(self, name))}")
-        counts = (self.image_size, self.input_channels, self.classes, self.kernel, self.groups, self.expansion)
+                raise DatasetError(
+                    f"a CNN's {name} must be one of {words}, not {describe(getattr(self, name))}"
+                )
+        counts = (
+            self.image_size,
+            self.input_channels,
+            self.classes,
+            self.kernel,
+            self.groups,
+            self.expansion,
+        )
         for count in (*counts, *self.widths, *self.depths):
             if type(count) is not int or count < 1:
-                raise DatasetError(f"a CNN's sizes must be positive whole numbers, not {describe(count)}")
+                raise DatasetError(
+                    f"a CNN's sizes must be positive whole numbers, not {describe(count)}"
+                )
         if not self.kernel % 2:
             raise DatasetError(f"a CNN's kernel must be odd, not {self.kernel}")
         if not self.widths or len(self.widths) != len(self.depths):
             raise DatasetError("a CNN needs at least one stage, and a width and a depth for each")
         granule = granule_of(self.groups)
         if any(width % granule for width in self.widths):
-            raise DatasetError(f"a CNN's widths must be multiples of {granule} with {self.groups} groups")
+            raise DatasetError(
+                f"a CNN's widths must be multiples of {granule} with {self.groups} groups"
+            )
         for probability in (self.block_dropout, self.head_dropout):
             if not isinstance(probability, int | float) or not 0.0 <= probability < 1.0:
-                raise DatasetError(f"a CNN's dropout must lie in [0, 1), not {describe(probability)}")
+                raise DatasetError(
+                    f"a CNN's dropout must lie in [0, 1), not {describe(probability)}"
+                )
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; :func:`parse` is the inverse."""
@@ -175,7 +194,8 @@ def rounded(width: float, granule: int) -> int:
 
 
 def spread(blocks: int, stages: int, profile: str) -> tuple[int, ...]:
-    """Blocks of each stage, at least one: ``even``, ``middle`` (most in the last but one, as in ResNet) or ``late`` (growing)."""
+    """Blocks of each stage, at least one: ``even``, ``middle`` (most in the last but one, as in
+    ResNet) or ``late`` (growing)."""
     if profile == "even":
         weights = [1] * stages
     elif profile == "middle":
@@ -190,11 +210,14 @@ def spread(blocks: int, stages: int, profile: str) -> tuple[int, ...]:
 def compose(values: Mapping[str, Any]) -> CnnArchitecture:
     """The architecture for one value of every feature in :data:`FEATURES`.
 
-    Kernels are made odd.  Widths go to the nearest multiple of 8 and of the groups, image sizes down to a multiple of 8 and, in
-    dense prediction, of the network's reduction.  In dense prediction the number of classes is the square root of ``classes``.
+    Kernels are made odd.  Widths go to the nearest multiple of 8 and of the groups, image sizes
+    down to a multiple of 8 and, in dense prediction, of the network's reduction.  In dense
+    prediction the number of classes is the square root of ``classes``.
     """
     rest = dict(values) | {"kernel": values["kernel"] | 1}
-    width, widening, blocks, stages = (rest.pop(name) for name in ("width", "widening", "blocks", "stages"))
+    width, widening, blocks, stages = (
+        rest.pop(name) for name in ("width", "widening", "blocks", "stages")
+    )
     profile = rest.pop("profile")
     style = rest["style"]
     if style == "convnext":
@@ -212,7 +235,9 @@ def compose(values: Mapping[str, Any]) -> CnnArchitecture:
         rest["upsampling"] = "none"
     rest["image_size"] = max(multiple, MIN_IMAGE_SIZE, rest["image_size"] // multiple * multiple)
     granule = granule_of(rest["groups"])
-    widths = tuple(rounded(min(width * widening**index, MAX_WIDTH), granule) for index in range(stages))
+    widths = tuple(
+        rounded(min(width * widening**index, MAX_WIDTH), granule) for index in range(stages)
+    )
     return CnnArchitecture(widths=widths, depths=spread(blocks, stages, profile), **rest)
 
 

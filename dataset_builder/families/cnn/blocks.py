@@ -1,8 +1,9 @@
 """Builds the block of every style: residual, dense, separable and so on.
 
-Sources: VGG (arXiv 1409.1556), ResNet (1512.03385) and ResNeXt (1611.05431), DenseNet (1608.06993), MobileNet (1704.04861),
-MobileNetV2 (1801.04381) and V3 (1905.02244), ShuffleNet's grouped pointwise convolutions (1707.01083), ConvNeXt (2201.03545),
-U-Net (1505.04597).
+Sources: VGG (arXiv 1409.1556), ResNet (1512.03385) and ResNeXt (1611.05431), DenseNet (1608.06993),
+    MobileNet (1704.04861),
+MobileNetV2 (1801.04381) and V3 (1905.02244), ShuffleNet's grouped pointwise convolutions
+(1707.01083), ConvNeXt (2201.03545), U-Net (1505.04597).
 """
 
 from __future__ import annotations
@@ -29,7 +30,14 @@ BlockMaker = Callable[[CnnArchitecture, int, int, int], Part]
 """From the architecture, input channels, the stage's width and the stride to a block."""
 
 
-def convolution(cnn: CnnArchitecture, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> Conv:
+def convolution(
+    cnn: CnnArchitecture,
+    inputs: int,
+    outputs: int,
+    kernel: int = 1,
+    stride: int = 1,
+    groups: int = 1,
+) -> Conv:
     """A convolution; it has a bias unless a norm follows, which would cancel it."""
     return Conv(inputs, outputs, kernel, stride, groups, bias=cnn.norm == "none")
 
@@ -45,7 +53,8 @@ def norm_act(cnn: CnnArchitecture, channels: int) -> tuple[Part, ...]:
 
 
 def leading_norm_act(cnn: CnnArchitecture, channels: int) -> tuple[Part, ...]:
-    """Norm and activation before a convolution; without a norm the activation is not in place, because others read the input."""
+    """Norm and activation before a convolution; without a norm the activation is not in place,
+    because others read the input."""
     return (*norm(cnn, channels), Activation(cnn.activation, cnn.in_place and cnn.norm != "none"))
 
 
@@ -106,7 +115,11 @@ def _dense(cnn: CnnArchitecture, inputs: int, width: int, stride: int) -> Part:
 
 def _inverted_residual(cnn: CnnArchitecture, inputs: int, width: int, stride: int) -> Part:
     hidden = inputs * cnn.expansion
-    expanded = (convolution(cnn, inputs, hidden, 1, 1, cnn.groups), *norm_act(cnn, hidden)) if cnn.expansion > 1 else ()
+    expanded = (
+        (convolution(cnn, inputs, hidden, 1, 1, cnn.groups), *norm_act(cnn, hidden))
+        if cnn.expansion > 1
+        else ()
+    )
     dropout = (Dropout(cnn.block_dropout),) if cnn.block_dropout else ()
     branch = (
         *expanded,
@@ -121,7 +134,9 @@ def _inverted_residual(cnn: CnnArchitecture, inputs: int, width: int, stride: in
 def _separable(cnn: CnnArchitecture, inputs: int, width: int, stride: int) -> Part:
     depthwise = convolution(cnn, inputs, inputs, cnn.kernel, stride, inputs)
     pointwise = convolution(cnn, inputs, width, 1, 1, cnn.groups)
-    return Chain((depthwise, *norm_act(cnn, inputs), pointwise, *norm_act(cnn, width), *_ending(cnn, width)))
+    return Chain(
+        (depthwise, *norm_act(cnn, inputs), pointwise, *norm_act(cnn, width), *_ending(cnn, width))
+    )
 
 
 def _convnext(cnn: CnnArchitecture, inputs: int, width: int, stride: int) -> Part:
@@ -130,8 +145,18 @@ def _convnext(cnn: CnnArchitecture, inputs: int, width: int, stride: int) -> Par
     if cnn.norm == "layer_norm":
         mlp: tuple[Part, ...] = (PixelMlp(width, hidden, activation),)
     else:
-        mlp = (*norm(cnn, width), Conv(width, hidden, bias=True), activation, Conv(hidden, width, bias=True))
-    branch = (Conv(width, width, cnn.kernel, 1, width, bias=True), *mlp, *_gate(cnn, width), Scale(width))
+        mlp = (
+            *norm(cnn, width),
+            Conv(width, hidden, bias=True),
+            activation,
+            Conv(hidden, width, bias=True),
+        )
+    branch = (
+        Conv(width, width, cnn.kernel, 1, width, bias=True),
+        *mlp,
+        *_gate(cnn, width),
+        Scale(width),
+    )
     dropout = (Dropout(cnn.block_dropout),) if cnn.block_dropout else ()
     return Residual(Chain((*branch, *dropout)))
 

@@ -1,4 +1,5 @@
-"""Makes the torch modules of a planned network; they are registered in the order in which they run."""
+"""Makes the torch modules of a planned network; they are registered in the order in which they
+run."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ class SqueezeExcitation(nn.Module):
     def __init__(self, channels: int, squeezed: int, activation: nn.Module) -> None:
         super().__init__()
         squeeze, excite = nn.Conv2d(channels, squeezed, 1), nn.Conv2d(squeezed, channels, 1)
-        self.gate = nn.Sequential(nn.AdaptiveAvgPool2d(1), squeeze, activation, excite, nn.Sigmoid())
+        self.gate = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1), squeeze, activation, excite, nn.Sigmoid()
+        )
 
     def forward(self, features: Tensor) -> Tensor:
         """The gated map."""
@@ -114,7 +117,9 @@ class Level(nn.Module):
         returned = self.below(skipped)
         if self.lateral is not None:
             skipped = self.lateral(skipped)
-        decoded: Tensor = self.decoder(skipped + returned if self.adds else torch.cat((skipped, returned), dim=1))
+        decoded: Tensor = self.decoder(
+            skipped + returned if self.adds else torch.cat((skipped, returned), dim=1)
+        )
         return decoded
 
 
@@ -124,13 +129,25 @@ def module(part: plan.Part) -> nn.Module:
 
 
 def _conv(part: plan.Conv) -> nn.Module:
-    return nn.Conv2d(part.inputs, part.outputs, part.kernel, part.stride, part.padding, groups=part.groups, bias=part.bias)
+    return nn.Conv2d(
+        part.inputs,
+        part.outputs,
+        part.kernel,
+        part.stride,
+        part.padding,
+        groups=part.groups,
+        bias=part.bias,
+    )
 
 
 def _norm(part: plan.Norm) -> nn.Module:
     if part.kind == "layer_norm":
         return ChannelNorm(part.channels)
-    return nn.BatchNorm2d(part.channels) if part.kind == "batch_norm" else nn.GroupNorm(norm_groups(part.channels), part.channels)
+    return (
+        nn.BatchNorm2d(part.channels)
+        if part.kind == "batch_norm"
+        else nn.GroupNorm(norm_groups(part.channels), part.channels)
+    )
 
 
 def _activation(part: plan.Activation) -> nn.Module:
@@ -162,7 +179,9 @@ _MAKERS: Final[Mapping[type[Any], Callable[[Any], nn.Module]]] = {
     plan.Dropout: lambda part: nn.Dropout(part.probability),
     plan.Upsample: _upsample,
     plan.Scale: lambda part: Scale(part.channels),
-    plan.SqueezeExcitation: lambda part: SqueezeExcitation(part.channels, part.squeezed, module(part.activation)),
+    plan.SqueezeExcitation: lambda part: SqueezeExcitation(
+        part.channels, part.squeezed, module(part.activation)
+    ),
     plan.PixelMlp: lambda part: PixelMlp(part.channels, part.hidden, module(part.activation)),
     plan.Chain: lambda part: nn.Sequential(*map(module, part.parts)),
     plan.Residual: _residual,

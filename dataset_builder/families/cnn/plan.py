@@ -1,7 +1,8 @@
 """The parts of a planned convolutional network, as plain data.
 
-A style (:mod:`~dataset_builder.families.cnn.styles`) turns an architecture into a tree of these parts; one function lists the
-layers without torch, another makes the modules, both from the same tree.  Maps are square and named by their side.
+A style (:mod:`~dataset_builder.families.cnn.styles`) turns an architecture into a tree of these
+parts; one function lists the layers without torch, another makes the modules, both from the same
+tree.  Maps are square and named by their side.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from typing import NamedTuple, TypeAlias
 
 
 class Conv(NamedTuple):
-    """A 2-d convolution; a patch (kernel = stride) is not padded, everything else keeps the map's side over the stride."""
+    """A 2-d convolution; a patch (kernel = stride) is not padded, everything else keeps the map's
+    side over the stride."""
 
     inputs: int
     outputs: int
@@ -26,7 +28,8 @@ class Conv(NamedTuple):
 
 
 class UpConv(NamedTuple):
-    """A transposed 2 × 2 convolution with stride 2 and bias, as in the U-Net (Ronneberger et al., arXiv 1505.04597)."""
+    """A transposed 2 × 2 convolution with stride 2 and bias, as in the U-Net (Ronneberger et al.,
+    arXiv 1505.04597)."""
 
     inputs: int
     outputs: int
@@ -85,7 +88,8 @@ class Upsample(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """One learned factor per channel, the layer scale of ConvNeXt (Liu et al., arXiv 2201.03545)."""
+    """One learned factor per channel, the layer scale of ConvNeXt (Liu et al., arXiv
+    2201.03545)."""
 
     channels: int
 
@@ -99,7 +103,8 @@ class SqueezeExcitation(NamedTuple):
 
 
 class PixelMlp(NamedTuple):
-    """Layer norm and two linear layers on the channels of each pixel, in NHWC as ConvNeXt has them."""
+    """Layer norm and two linear layers on the channels of each pixel, in NHWC as ConvNeXt has
+    them."""
 
     channels: int
     hidden: int
@@ -113,7 +118,8 @@ class Chain(NamedTuple):
 
 
 class Residual(NamedTuple):
-    """``shortcut(x) + branch(x)``, the branch first; the shortcut is the input itself unless it is given."""
+    """``shortcut(x) + branch(x)``, the branch first; the shortcut is the input itself unless it is
+    given."""
 
     branch: Chain
     shortcut: Chain | None = None
@@ -132,7 +138,8 @@ class Stack(NamedTuple):
 
 
 class Level(NamedTuple):
-    """One level of an encoder and decoder: the decoder takes the encoder's output joined with the output of the deeper levels.
+    """One level of an encoder and decoder: the decoder takes the encoder's output joined with the
+    output of the deeper levels.
 
     Attributes:
         encoder: runs first.

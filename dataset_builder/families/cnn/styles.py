@@ -1,7 +1,9 @@
-"""Whole networks from their blocks: stem, stages with halvings between them, head; or encoder and decoder.
+"""Whole networks from their blocks: stem, stages with halvings between them, head; or encoder and
+decoder.
 
-The stems and heads are those of VGG, ResNet, ResNet-D (arXiv 1812.01187), MobileNetV3 and ConvNeXt; the two styles of dense
-prediction bring the map of classes back to the image's size, the stem's part of it by interpolating the logits (DeepLab).
+The stems and heads are those of VGG, ResNet, ResNet-D (arXiv 1812.01187), MobileNetV3 and ConvNeXt;
+the two styles of dense prediction bring the map of classes back to the image's size, the stem's
+part of it by interpolating the logits (DeepLab).
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ def _stem(cnn: CnnArchitecture, width: int) -> tuple[Part, ...]:
 
 
 def _halving(cnn: CnnArchitecture, channels: int, width: int) -> tuple[tuple[Part, ...], int, int]:
-    """The transition between two stages: its parts, the channels after it, and the stride of the next block."""
+    """The transition between two stages: its parts, the channels after it, and the stride of the
+    next block."""
     pool: tuple[Part, ...] = () if cnn.downsampling == "strided" else (Pool(cnn.downsampling),)
     if cnn.style == "dense":  # DenseNet halves the channels here
         kept = rounded(channels / 2, 8)
@@ -77,11 +80,15 @@ def _halving(cnn: CnnArchitecture, channels: int, width: int) -> tuple[tuple[Par
     return pool, channels, 1 if pool else 2
 
 
-def _stage(cnn: CnnArchitecture, channels: int, width: int, depth: int, stride: int = 1) -> tuple[Stack, int]:
+def _stage(
+    cnn: CnnArchitecture, channels: int, width: int, depth: int, stride: int = 1
+) -> tuple[Stack, int]:
     """The blocks of a stage, and its output channels."""
     make = BLOCKS[cnn.style]
     if cnn.style == "dense":
-        return Stack(tuple(make(cnn, channels + index * width, width, 1) for index in range(depth))), channels + depth * width
+        return Stack(
+            tuple(make(cnn, channels + index * width, width, 1) for index in range(depth))
+        ), channels + depth * width
     first = make(cnn, channels, width, stride)
     rest = make(cnn, width, width, 1) if depth > 1 else first
     return Stack((first, *(rest,) * (depth - 1))), width
@@ -94,7 +101,13 @@ def _head(cnn: CnnArchitecture, channels: int) -> tuple[Part, ...]:
         return (Flat(1), *dropout, Linear(channels, cnn.classes))
     if cnn.head == "hidden":
         hidden = min(MAX_HIDDEN, 2 * channels)
-        return (Flat(1), Linear(channels, hidden), activation, *dropout, Linear(hidden, cnn.classes))
+        return (
+            Flat(1),
+            Linear(channels, hidden),
+            activation,
+            *dropout,
+            Linear(hidden, cnn.classes),
+        )
     side = min(FLATTENED_SIDE, max(1, cnn.image_size // cnn.reduction))
     hidden = min(MAX_HIDDEN, 8 * channels)
     first = (Flat(side), Linear(side * side * channels, hidden), activation, *dropout)
@@ -129,4 +142,7 @@ def _level(cnn: CnnArchitecture, index: int, channels: int, stride: int) -> Part
 def _doubling(cnn: CnnArchitecture, inputs: int, outputs: int) -> tuple[Part, ...]:
     if cnn.upsampling == "conv_transpose":
         return (UpConv(inputs, outputs),)
-    return (Upsample(2, cnn.upsampling), *((convolution(cnn, inputs, outputs), *norm(cnn, outputs)) if inputs != outputs else ()))
+    return (
+        Upsample(2, cnn.upsampling),
+        *((convolution(cnn, inputs, outputs), *norm(cnn, outputs)) if inputs != outputs else ()),
+    )

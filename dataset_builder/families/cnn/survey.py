@@ -1,4 +1,5 @@
-"""Lists the layers of a planned network, counts its multiply-adds, and checks that it can train, without torch."""
+"""Lists the layers of a planned network, counts its multiply-adds, and checks that it can train,
+without torch."""
 
 from __future__ import annotations
 
@@ -29,7 +30,11 @@ from .plan import (
     Upsample,
 )
 
-NORM_KINDS: Final = {"batch_norm": "batch_norm2d", "group_norm": "group_norm", "layer_norm": "layer_norm"}
+NORM_KINDS: Final = {
+    "batch_norm": "batch_norm2d",
+    "group_norm": "group_norm",
+    "layer_norm": "layer_norm",
+}
 
 
 class ShapeError(ValueError):
@@ -46,8 +51,10 @@ class Survey:
     Attributes:
         layers: the layers so far.
         multiply_adds: multiply-add operations of one forward pass per sample.
-        batch_norm_values: fewest values per sample and channel that a batch norm sees, if there is one.
-        group_norm_values: fewest values per sample and group that a group norm sees, if there is one.
+        batch_norm_values: fewest values per sample and channel that a batch norm sees, if there is
+            one.
+        group_norm_values: fewest values per sample and group that a group norm sees, if there is
+            one.
 
     Raises:
         ShapeError: from the constructor, when a map is too small or does not fit its partner.
@@ -74,11 +81,15 @@ class Survey:
         inputs, outputs, kernel, stride, groups, bias = part
         side = (self._side + 2 * part.padding - kernel) // stride + 1
         if side < 1:
-            raise ShapeError(f"a {kernel} × {kernel} patch does not fit into a map of {self._side} × {self._side} pixels")
+            raise ShapeError(
+                f"a {kernel} × {kernel} patch does not fit into a map of {self._side} × {self._side} pixels"
+            )
         self._channels, self._side = outputs, side
         weights = inputs // groups * kernel * kernel * outputs
         self.multiply_adds += weights * side * side
-        self.layers.append(Layer("conv2d", outputs * side * side, weights + outputs if bias else weights))
+        self.layers.append(
+            Layer("conv2d", outputs * side * side, weights + outputs if bias else weights)
+        )
 
     def _up_conv(self, part: UpConv) -> None:
         weights = part.inputs * part.outputs * 4
@@ -182,7 +193,9 @@ class Survey:
         channels, side = self._channels, self._side
         self._chain(part.below)
         if (self._channels, self._side) != (channels, side):
-            raise ShapeError(f"a map of {side} × {side} pixels comes back from below as {self._side} × {self._side}")
+            raise ShapeError(
+                f"a map of {side} × {side} pixels comes back from below as {self._side} × {self._side}"
+            )
         if part.lateral:
             self._stack(part.lateral)
         if part.join == "concatenate":
@@ -192,7 +205,8 @@ class Survey:
 
 
 def norm_groups(channels: int) -> int:
-    """Groups of a group norm: 32, the default of its authors (Wu & He, arXiv 1803.08494), or as many as divide the channels."""
+    """Groups of a group norm: 32, the default of its authors (Wu & He, arXiv 1803.08494), or as
+    many as divide the channels."""
     groups = 32
     while channels % groups:
         groups //= 2

@@ -1,7 +1,8 @@
 """Every parameter of a transformer, and how the features of a search space become one.
 
-The space contains networks that people train: GPT-2, BERT (arXiv 1810.04805), T5 (arXiv 1910.10683), Llama (arXiv 2302.13971) and
-ViT (arXiv 2010.11929) up to details that do not change memory.
+The space contains networks that people train: GPT-2, BERT (arXiv 1810.04805), T5 (arXiv
+1910.10683), Llama (arXiv 2302.13971) and ViT (arXiv 2010.11929) up to details that do not change
+memory.
 """
 
 from __future__ import annotations
@@ -27,10 +28,13 @@ HEADS: Final = ("tied", "untied", "classes")
 IMAGE_CHANNELS: Final = 3
 
 GRANULE: Final = 8
-"""Head sizes and feed-forward widths are multiples of this: the memory-efficient kernel requires it in half precision."""
+"""Head sizes and feed-forward widths are multiples of this: the memory-efficient kernel requires it
+in half precision."""
 MAX_HEAD_SIZE: Final = 256
 """Largest head size that the flash kernel supports."""
-_HEAD_COUNTS: Final = tuple(sorted({1} | {factor * 2**power for factor in (2, 3, 5) for power in range(10)}))
+_HEAD_COUNTS: Final = tuple(
+    sorted({1} | {factor * 2**power for factor in (2, 3, 5) for power in range(10)})
+)
 
 FEATURES: Final[Mapping[str, Feature]] = {
     "style": Feature(str, choices=STYLES),
@@ -65,30 +69,35 @@ class TransformerArchitecture:
     Fields that a style does not use are 0, so that equal networks are equal architectures.
 
     Attributes:
-        style: ``encoder`` (BERT), ``decoder`` (causal, GPT), ``encoder_decoder`` (T5), ``vision`` (ViT).
+        style: ``encoder`` (BERT), ``decoder`` (causal, GPT), ``encoder_decoder`` (T5), ``vision``
+            (ViT).
         encoder_depth, decoder_depth: blocks of each stack; a vision transformer is an encoder.
         width: elements of one position between the blocks.
         heads: query heads; they divide the width.
-        key_value_heads: heads of keys and values; 1 is multi-query attention (arXiv 1911.02150), fewer than ``heads`` is
-            grouped-query attention (arXiv 2305.13245).
+        key_value_heads: heads of keys and values; 1 is multi-query attention (arXiv 1911.02150),
+            fewer than ``heads`` is grouped-query attention (arXiv 2305.13245).
         feed_forward_width: elements of one position inside the feed-forward part.
-        gated: whether a second projection is multiplied with the activation (SwiGLU, GeGLU; arXiv 2002.05202).
+        gated: whether a second projection is multiplied with the activation (SwiGLU, GeGLU; arXiv
+            2002.05202).
         activation: one of :data:`ACTIVATIONS`.
         norm: one of :data:`NORMS`.
         norm_position: ``pre`` also has a norm at the end of each stack (arXiv 2002.04745).
-        positions: ``learned`` embeddings, ``rotary`` (arXiv 2104.09864) in every self-attention, or none.
+        positions: ``learned`` embeddings, ``rotary`` (arXiv 2104.09864) in every self-attention, or
+            none.
         bias: whether linear layers and layer norms have a bias; language-model heads never do.
-        fused_projection: whether queries, keys and values come from one linear layer; in cross-attention, keys and values.
+        fused_projection: whether queries, keys and values come from one linear layer; in
+            cross-attention, keys and values.
         dropout: after the embedding and at the end of every branch; 0 leaves the layers out.
         attention_dropout: of the attention weights.
-        attention_kernel: one of :data:`KERNELS`: the backend of PyTorch's ``scaled_dot_product_attention``.
-        sequence_length: tokens per sample; of an ``encoder_decoder`` those of the source; of ``vision`` a square of patches
-            and the class token.
+        attention_kernel: one of :data:`KERNELS`: the backend of PyTorch's
+            ``scaled_dot_product_attention``.
+        sequence_length: tokens per sample; of an ``encoder_decoder`` those of the source; of
+            ``vision`` a square of patches and the class token.
         target_length: target tokens per sample of an ``encoder_decoder``.
         vocabulary: tokens; 0 where images go in.
         patch_size: side of a patch in pixels.
-        head: ``tied`` to the token embedding or ``untied``, both over the vocabulary at every position; ``classes`` at the
-            first position.
+        head: ``tied`` to the token embedding or ``untied``, both over the vocabulary at every
+            position; ``classes`` at the first position.
         classes: of that head.
 
     Raises:
@@ -135,9 +144,13 @@ class TransformerArchitecture:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 words = ", ".join(map(str, allowed))
-                raise DatasetError(f"a transformer's {name} must be one of {words}, not {describe(getattr(self, name))}")
+                raise DatasetError(
+                    f"a transformer's {name} must be one of {words}, not {describe(getattr(self, name))}"
+                )
         present = {
-            **dict.fromkeys(("width", "heads", "key_value_heads", "feed_forward_width", "sequence_length"), True),
+            **dict.fromkeys(
+                ("width", "heads", "key_value_heads", "feed_forward_width", "sequence_length"), True
+            ),
             "encoder_depth": self.style != "decoder",
             "decoder_depth": self.style in ("decoder", "encoder_decoder"),
             "target_length": self.style == "encoder_decoder",
@@ -148,20 +161,32 @@ class TransformerArchitecture:
         for name, expected in present.items():
             value = getattr(self, name)
             if type(value) is not int or (value < 1 if expected else value != 0):
-                wanted = "a positive whole number" if expected else f"0 in a {self.style} with head {self.head}"
-                raise DatasetError(f"a transformer's {name} must be {wanted}, not {describe(value)}")
+                wanted = (
+                    "a positive whole number"
+                    if expected
+                    else f"0 in a {self.style} with head {self.head}"
+                )
+                raise DatasetError(
+                    f"a transformer's {name} must be {wanted}, not {describe(value)}"
+                )
         for name in ("dropout", "attention_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
-                raise DatasetError(f"a transformer's {name} must lie in [0, 1), not {describe(getattr(self, name))}")
+                raise DatasetError(
+                    f"a transformer's {name} must lie in [0, 1), not {describe(getattr(self, name))}"
+                )
         if self.width % self.heads or self.head_size % GRANULE or self.head_size > MAX_HEAD_SIZE:
             raise DatasetError(
                 f"a transformer's heads must divide its width into multiples of {GRANULE} up to {MAX_HEAD_SIZE}, and "
                 f"{self.heads} do not so divide {self.width}"
             )
         if self.heads % self.key_value_heads:
-            raise DatasetError(f"{self.key_value_heads} key-value heads do not divide {self.heads} query heads")
+            raise DatasetError(
+                f"{self.key_value_heads} key-value heads do not divide {self.heads} query heads"
+            )
         if vision and self.patches_per_side**2 + 1 != self.sequence_length:
-            raise DatasetError(f"a vision transformer's sequence_length must be a square and 1, not {self.sequence_length}")
+            raise DatasetError(
+                f"a vision transformer's sequence_length must be a square and 1, not {self.sequence_length}"
+            )
 
     @property
     def head_size(self) -> int:
@@ -190,7 +215,16 @@ class TransformerArchitecture:
 
 _FIELDS: Final = tuple(field.name for field in dataclasses.fields(TransformerArchitecture))
 _TAKEN_OVER: Final = (
-    *("style", "gated", "activation", "norm", "norm_position", "positions", "bias", "fused_projection"),
+    *(
+        "style",
+        "gated",
+        "activation",
+        "norm",
+        "norm_position",
+        "positions",
+        "bias",
+        "fused_projection",
+    ),
     *("dropout", "attention_dropout", "attention_kernel"),
 )
 """Features that are fields of the architecture under the same name."""
@@ -199,15 +233,19 @@ _TAKEN_OVER: Final = (
 def compose(values: Mapping[str, Any]) -> TransformerArchitecture:
     """The architecture for one value of every feature in :data:`FEATURES`.
 
-    The number of heads is the usual one (1, 2, 3 or 5 times a power of two) nearest to width ÷ head size, and the width is
-    what they make.  ``heads_per_group`` and ``sequence_length`` go down or to the nearest that fits, and half of an
-    ``encoder_decoder``'s blocks decode.
+    The number of heads is the usual one (1, 2, 3 or 5 times a power of two) nearest to width ÷ head
+    size, and the width is what they make.  ``heads_per_group`` and ``sequence_length`` go down or
+    to the nearest that fits, and half of an ``encoder_decoder``'s blocks decode.
     """
     style = values["style"]
     vision, both = style == "vision", style == "encoder_decoder"
-    heads = min(_HEAD_COUNTS, key=lambda count: abs(math.log(count * values["head_size"] / values["width"])))
+    heads = min(
+        _HEAD_COUNTS, key=lambda count: abs(math.log(count * values["head_size"] / values["width"]))
+    )
     width = heads * (values["head_size"] // GRANULE * GRANULE)
-    group = max(count for count in range(1, min(heads, values["heads_per_group"]) + 1) if heads % count == 0)
+    group = max(
+        count for count in range(1, min(heads, values["heads_per_group"]) + 1) if heads % count == 0
+    )
     depth = values["depth"]
     decoder_depth = {"decoder": depth, "encoder_decoder": max(1, depth // 2)}.get(style, 0)
     sequence_length = values["sequence_length"]
@@ -225,7 +263,9 @@ def compose(values: Mapping[str, Any]) -> TransformerArchitecture:
         width=width,
         heads=heads,
         key_value_heads=heads // group,
-        feed_forward_width=max(GRANULE, round(width * values["feed_forward_ratio"] / GRANULE) * GRANULE),
+        feed_forward_width=max(
+            GRANULE, round(width * values["feed_forward_ratio"] / GRANULE) * GRANULE
+        ),
         sequence_length=sequence_length,
         target_length=max(1, round(sequence_length * values["target_share"])) if both else 0,
         vocabulary=0 if vision else values["vocabulary"],

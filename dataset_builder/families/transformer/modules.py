@@ -1,6 +1,7 @@
 """The torch modules of a transformer, registered in the order in which they run.
 
-Rotary tables are computed in every forward pass, as Hugging Face's Llama does, so a network holds no buffers.
+Rotary tables are computed in every forward pass, as Hugging Face's Llama does, so a network holds
+no buffers.
 """
 
 from __future__ import annotations
@@ -21,18 +22,26 @@ _BACKENDS: Final = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "memory_efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-_ACTIVATIONS: Final[dict[str, type[nn.Module]]] = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU}
+_ACTIVATIONS: Final[dict[str, type[nn.Module]]] = {
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+}
 _ROTARY_BASE: Final = 10_000.0
 
 
 class Attention(nn.Module):
-    """Multi-head attention of a sequence over itself or over a memory, with the architecture's kernel only.
+    """Multi-head attention of a sequence over itself or over a memory, with the architecture's
+    kernel only.
 
-    The kernel is chosen around each call, not around the training step, so that a block recomputed in the backward pass uses
-    the same kernel.  The fused kernels exist only on CUDA; on other devices PyTorch chooses a kernel.
+    The kernel is chosen around each call, not around the training step, so that a block recomputed
+    in the backward pass uses the same kernel.  The fused kernels exist only on CUDA; on other
+    devices PyTorch chooses a kernel.
     """
 
-    def __init__(self, architecture: TransformerArchitecture, *, crosses: bool, causal: bool) -> None:
+    def __init__(
+        self, architecture: TransformerArchitecture, *, crosses: bool, causal: bool
+    ) -> None:
         super().__init__()
         a = architecture
         self.kernel, self.dropout, self.causal = a.attention_kernel, a.attention_dropout, causal
@@ -44,10 +53,14 @@ class Attention(nn.Module):
             self.splits = [[a.width], [shared, shared]]
         else:
             self.splits = [[a.width, shared, shared]]
-        self.projections = nn.ModuleList(nn.Linear(a.width, sum(sizes), bias=a.bias) for sizes in self.splits)
+        self.projections = nn.ModuleList(
+            nn.Linear(a.width, sum(sizes), bias=a.bias) for sizes in self.splits
+        )
         self.output = nn.Linear(a.width, a.width, bias=a.bias)
 
-    def forward(self, features: Tensor, rotation: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
+    def forward(
+        self, features: Tensor, rotation: Tensor | None = None, memory: Tensor | None = None
+    ) -> Tensor:
         """Attend.
 
         Args:
@@ -61,16 +74,28 @@ class Attention(nn.Module):
         sources = [features, *[features if memory is None else memory] * 2]
         parts = [
             part.unflatten(-1, (-1, self.head_size)).transpose(1, 2)
-            for projection, source, sizes in zip(self.projections, sources, self.splits, strict=False)
+            for projection, source, sizes in zip(
+                self.projections, sources, self.splits, strict=False
+            )
             for part in projection(source).split(sizes, -1)
         ]
         query, key, value = parts
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
         grouped = self.group > 1
-        if grouped and self.kernel == "memory_efficient":  # this kernel alone needs a key head for each query head
-            key, value, grouped = key.repeat_interleave(self.group, 1), value.repeat_interleave(self.group, 1), False
-        with sdpa_kernel(_BACKENDS[self.kernel]) if query.is_cuda or self.kernel == "math" else nullcontext():
+        if (
+            grouped and self.kernel == "memory_efficient"
+        ):  # this kernel alone needs a key head for each query head
+            key, value, grouped = (
+                key.repeat_interleave(self.group, 1),
+                value.repeat_interleave(self.group, 1),
+                False,
+            )
+        with (
+            sdpa_kernel(_BACKENDS[self.kernel])
+            if query.is_cuda or self.kernel == "math"
+            else nullcontext()
+        ):
             attended = functional.scaled_dot_product_attention(
                 query,
                 key,
@@ -84,14 +109,18 @@ class Attention(nn.Module):
 
 
 def rotation_table(length: int, head_size: int, device: torch.device) -> Tensor:
-    """Cosines and sines of the rotary angles, fp32, shape ``[2, length, head_size]`` (arXiv 2104.09864, equation 34)."""
+    """Cosines and sines of the rotary angles, fp32, shape ``[2, length, head_size]`` (arXiv
+    2104.09864, equation 34)."""
     exponents = torch.arange(0, head_size, 2, device=device, dtype=torch.float32) / head_size
-    angles = torch.arange(length, device=device, dtype=torch.float32)[:, None] * _ROTARY_BASE**-exponents
+    angles = (
+        torch.arange(length, device=device, dtype=torch.float32)[:, None] * _ROTARY_BASE**-exponents
+    )
     return torch.stack((angles.cos(), angles.sin())).repeat(1, 1, 2)
 
 
 def rotate(heads: Tensor, rotation: Tensor) -> Tensor:
-    """``[batch, heads, length, head_size]`` turned by the angles of ``rotation``, first half against second half."""
+    """``[batch, heads, length, head_size]`` turned by the angles of ``rotation``, first half
+    against second half."""
     cosines, sines = rotation.to(heads.dtype).unbind()
     first, second = heads.chunk(2, -1)
     return heads * cosines + torch.cat((-second, first), -1) * sines
@@ -141,10 +170,16 @@ class Branch(nn.Module):
 class Block(nn.Module):
     """Self-attention, cross-attention where there is a memory, and feed-forward."""
 
-    def __init__(self, architecture: TransformerArchitecture, *, causal: bool, crosses: bool) -> None:
+    def __init__(
+        self, architecture: TransformerArchitecture, *, causal: bool, crosses: bool
+    ) -> None:
         super().__init__()
         self.attention = Branch(architecture, Attention(architecture, crosses=False, causal=causal))
-        self.cross = Branch(architecture, Attention(architecture, crosses=True, causal=False)) if crosses else None
+        self.cross = (
+            Branch(architecture, Attention(architecture, crosses=True, causal=False))
+            if crosses
+            else None
+        )
         self.feed_forward = Branch(architecture, FeedForward(architecture))
 
     def forward(self, features: Tensor, rotation: Tensor | None, memory: Tensor | None) -> Tensor:
@@ -159,7 +194,15 @@ class Block(nn.Module):
 class Stack(nn.Module):
     """Positions, the blocks, and with norms before the branches one more at the end."""
 
-    def __init__(self, architecture: TransformerArchitecture, depth: int, length: int, *, causal: bool, crosses: bool) -> None:
+    def __init__(
+        self,
+        architecture: TransformerArchitecture,
+        depth: int,
+        length: int,
+        *,
+        causal: bool,
+        crosses: bool,
+    ) -> None:
         super().__init__()
         a = architecture
         self.rotary_size = a.head_size if a.positions == "rotary" else 0
@@ -170,7 +213,11 @@ class Stack(nn.Module):
 
     def forward(self, features: Tensor, memory: Tensor | None = None) -> Tensor:
         """``[batch, length, width]`` from the same."""
-        rotation = rotation_table(features.shape[1], self.rotary_size, features.device) if self.rotary_size else None
+        rotation = (
+            rotation_table(features.shape[1], self.rotary_size, features.device)
+            if self.rotary_size
+            else None
+        )
         outputs: Tensor = self.norm(self.blocks(self.entry(features), rotation, memory))
         return outputs
 
@@ -193,7 +240,9 @@ class Patches(nn.Module):
     def __init__(self, architecture: TransformerArchitecture) -> None:
         super().__init__()
         a = architecture
-        self.projection = nn.Conv2d(IMAGE_CHANNELS, a.width, a.patch_size, stride=a.patch_size, bias=a.bias)
+        self.projection = nn.Conv2d(
+            IMAGE_CHANNELS, a.width, a.patch_size, stride=a.patch_size, bias=a.bias
+        )
         self.token = ClassToken(a.width)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -215,7 +264,8 @@ class ClassToken(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A whole network; see :func:`dataset_builder.families.transformer.build` for its inputs and outputs."""
+    """A whole network; see :func:`dataset_builder.families.transformer.build` for its inputs and
+    outputs."""
 
     def __init__(self, architecture: TransformerArchitecture) -> None:
         super().__init__()
@@ -235,16 +285,21 @@ class Transformer(nn.Module):
             self.head = nn.Linear(a.width, a.vocabulary, bias=False)
 
     def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Logits from tokens ``[batch, length]`` or images, and from the tokens of the target where the style has one."""
+        """Logits from tokens ``[batch, length]`` or images, and from the tokens of the target where
+        the style has one."""
         features = self.embedding(inputs)
         memory = None
         if self.encoder is not None:
             features = memory = self.encoder(features)
         if self.decoder is not None:
-            features = self.decoder(features if targets is None else self.embedding(targets), memory)
+            features = self.decoder(
+                features if targets is None else self.embedding(targets), memory
+            )
         if self.classifies:
             features = features[:, 0]
-        if self.head is None:  # tied: a separate module would hold the embedding's weights a second time
+        if (
+            self.head is None
+        ):  # tied: a separate module would hold the embedding's weights a second time
             return functional.linear(features, self.embedding.get_parameter("weight"))
         logits: Tensor = self.head(features)
         return logits

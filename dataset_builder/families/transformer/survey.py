@@ -1,7 +1,9 @@
-"""Lists the layers of a transformer in execution order, and counts its multiply-adds, without torch.
+"""Lists the layers of a transformer in execution order, and counts its multiply-adds, without
+torch.
 
-With the math kernel, attention is the four steps that PyTorch computes (scores, softmax, dropout, weighted sum), because each
-keeps a matrix of queries by keys.  With the other kernels, which keep no such matrix, attention is one layer.
+With the math kernel, attention is the four steps that PyTorch computes (scores, softmax, dropout,
+weighted sum), because each keeps a matrix of queries by keys.  With the other kernels, which keep
+no such matrix, attention is one layer.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ class Survey:
 
     Attributes:
         layers: the layers so far.
-        multiply_adds: multiply-add operations of one forward pass per sample, the masked half of causal attention included.
+        multiply_adds: multiply-add operations of one forward pass per sample, the masked half of
+            causal attention included.
     """
 
     def __init__(self, architecture: TransformerArchitecture) -> None:
@@ -33,7 +36,9 @@ class Survey:
             self._stack(architecture.encoder_depth, architecture.sequence_length)
         if architecture.style == "encoder_decoder":
             self._tokens(architecture.target_length, 0)
-            self._stack(architecture.decoder_depth, architecture.target_length, architecture.sequence_length)
+            self._stack(
+                architecture.decoder_depth, architecture.target_length, architecture.sequence_length
+            )
         elif architecture.decoder_depth:
             self._stack(architecture.decoder_depth, architecture.sequence_length)
         self._head()

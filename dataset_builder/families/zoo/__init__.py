@@ -1,6 +1,8 @@
-"""Real networks from torchvision, timm and transformers, to test how estimators generalise; never a source of training data.
+"""Real networks from torchvision, timm and transformers, to test how estimators generalise; never a
+source of training data.
 
-Their layers and the family of the job come from :mod:`gpumemnet.extract`, once for each architecture.  The libraries are
+Their layers and the family of the job come from :mod:`gpumemnet.extract`, once for each
+architecture.  The libraries are
 optional: networks of a library that is not installed are left out, with a reason.
 """
 
@@ -51,16 +53,24 @@ class ZooArchitecture:
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or self.model not in CATALOGUE:
-            raise DatasetError(f"{describe(self.model)} is not a model of the zoo; recipes/zoo.yaml lists them")
+            raise DatasetError(
+                f"{describe(self.model)} is not a model of the zoo; recipes/zoo.yaml lists them"
+            )
         for value in (self.image_size, self.sequence_length):
             if type(value) is not int or value < 0:
-                raise DatasetError(f"a zoo model's sizes must be whole numbers, not {describe(value)}")
-        if self.reads_text != bool(self.sequence_length) or self.reads_text == bool(self.image_size):
+                raise DatasetError(
+                    f"a zoo model's sizes must be whole numbers, not {describe(value)}"
+                )
+        if self.reads_text != bool(self.sequence_length) or self.reads_text == bool(
+            self.image_size
+        ):
             raise DatasetError(
                 f"{self.model} needs {'a sequence length' if self.reads_text else 'an image size'} and no other size"
             )
         if self.image_size % IMAGE_GRANULE:
-            raise DatasetError(f"a zoo model's image size must be a multiple of {IMAGE_GRANULE}, not {self.image_size}")
+            raise DatasetError(
+                f"a zoo model's image size must be a multiple of {IMAGE_GRANULE}, not {self.image_size}"
+            )
 
     @property
     def entry(self) -> Entry:
@@ -78,7 +88,8 @@ class ZooArchitecture:
 
 
 def compose(values: Mapping[str, Any]) -> ZooArchitecture:
-    """The architecture for one value of every feature in :data:`FEATURES`, of which a model has either size."""
+    """The architecture for one value of every feature in :data:`FEATURES`, of which a model has
+    either size."""
     if CATALOGUE[values["model"]].library == "transformers":
         return ZooArchitecture(model=values["model"], sequence_length=values["sequence_length"])
     size = max(IMAGE_GRANULE, values["image_size"] // IMAGE_GRANULE * IMAGE_GRANULE)
@@ -99,7 +110,8 @@ def parse(document: Mapping[str, Any]) -> ZooArchitecture:
 
 @cache
 def describe_network(architecture: ZooArchitecture) -> Network:
-    """Layers as :mod:`gpumemnet.extract` reads them off the network; multiply-adds as torch counts them.
+    """Layers as :mod:`gpumemnet.extract` reads them off the network; multiply-adds as torch counts
+    them.
 
     Raises:
         DatasetError: when the library is not installed.
@@ -112,7 +124,8 @@ def describe_network(architecture: ZooArchitecture) -> Network:
 
     dtypes = {True: torch.float32, False: torch.int64}
     inputs = tuple(
-        torch.empty((_SAMPLES, *spec.shape), dtype=dtypes[spec.high is None], device="meta") for spec in tensors(architecture)[0]
+        torch.empty((_SAMPLES, *spec.shape), dtype=dtypes[spec.high is None], device="meta")
+        for spec in tensors(architecture)[0]
     )
     with placement():
         network = build(architecture)
@@ -130,7 +143,8 @@ def describe_network(architecture: ZooArchitecture) -> Network:
 
 
 def obstacle(architecture: ZooArchitecture, batch_size: int) -> str | None:
-    """Why the network cannot train: its library is not installed, or the batch has one sample, which batch norms refuse."""
+    """Why the network cannot train: its library is not installed, or the batch has one sample,
+    which batch norms refuse."""
     if missing := _missing(architecture):
         return missing
     if batch_size < _SAMPLES and not architecture.reads_text:
@@ -157,12 +171,17 @@ def tensors(architecture: ZooArchitecture) -> tuple[tuple[TensorSpec, ...], Tens
     if architecture.reads_text:
         tokens = TensorSpec((architecture.sequence_length,), entry.settings["vocab_size"])
         return (tokens, tokens) if entry.task == "translation" else (tokens,), tokens
-    target = TensorSpec((size, size), PIXEL_CLASSES) if entry.task == "pixels" else TensorSpec((), IMAGE_CLASSES)
+    target = (
+        TensorSpec((size, size), PIXEL_CLASSES)
+        if entry.task == "pixels"
+        else TensorSpec((), IMAGE_CLASSES)
+    )
     return (TensorSpec((3, size, size)),), target
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of the logits ``[batch, classes, …]``, or of a language model's ``[batch, tokens, vocabulary]``."""
+    """Cross-entropy of the logits ``[batch, classes, …]``, or of a language model's ``[batch,
+    tokens, vocabulary]``."""
     from torch.nn import functional
 
     if outputs.shape[:-1] == targets.shape and targets.ndim == 2:

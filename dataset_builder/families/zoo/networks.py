@@ -42,13 +42,20 @@ def make(entry: Entry, image_size: int) -> nn.Module:
 
         arguments = {"weights": None, **entry.settings, **sized}
         if entry.task == "pixels":
-            return Logits(torchvision.models.get_model(entry.name, num_classes=PIXEL_CLASSES, **arguments), "out")
-        made: nn.Module = torchvision.models.get_model(entry.name, num_classes=IMAGE_CLASSES, **arguments)
+            return Logits(
+                torchvision.models.get_model(entry.name, num_classes=PIXEL_CLASSES, **arguments),
+                "out",
+            )
+        made: nn.Module = torchvision.models.get_model(
+            entry.name, num_classes=IMAGE_CLASSES, **arguments
+        )
         return made
     if entry.library == "timm":
         import timm
 
-        created: nn.Module = timm.create_model(entry.name, pretrained=False, num_classes=IMAGE_CLASSES, **entry.settings, **sized)
+        created: nn.Module = timm.create_model(
+            entry.name, pretrained=False, num_classes=IMAGE_CLASSES, **entry.settings, **sized
+        )
         return created
     if entry.library == "transformers":
         return _language_model(entry)

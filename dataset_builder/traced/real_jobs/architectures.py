@@ -1,6 +1,8 @@
-"""Draws real architectures: networks of timm and torchvision by name, configurations of transformers of random sizes, and others.
+"""Draws real architectures: networks of timm and torchvision by name, configurations of
+transformers of random sizes, and others.
 
-Every draw reads nothing but its random generator and the list of names beside this file, so that it is the same on every machine.
+Every draw reads nothing but its random generator and the list of names beside this file, so that it
+is the same on every machine.
 """
 
 from __future__ import annotations
@@ -20,25 +22,115 @@ from ...published.timm_models import TIMM_VERSION
 Draw = np.random.Generator
 
 _TIMM_NAMES: Final = Path(__file__).with_name("timm_names.csv")
-"""The models of ``published_timm_a100.csv``, the side of their images, and whether timm says that they take others."""
+"""The models of ``published_timm_a100.csv``, the side of their images, and whether timm says that
+they take others."""
 _ONE_SIZE: Final = ("bot", "halo", "lambda", "bat_", "efficientnet_x", "efficientnet_h")
-"""Parts of names of networks that take one image size, although timm does not say so: their attention is made for it."""
+"""Parts of names of networks that take one image size, although timm does not say so: their
+attention is made for it."""
 _SIZES_VARY: Final = frozenset(
     {
-        *("resnet", "efficientnet", "regnet", "mobilenet", "convnext", "nfnet", "darknet", "ghostnet", "repvgg", "rexnet"),
-        *("vovnet", "vgg", "mobileone", "gernet", "xception", "inception", "hgnet", "convmixer", "inception_next", "repvit"),
+        *(
+            "resnet",
+            "efficientnet",
+            "regnet",
+            "mobilenet",
+            "convnext",
+            "nfnet",
+            "darknet",
+            "ghostnet",
+            "repvgg",
+            "rexnet",
+        ),
+        *(
+            "vovnet",
+            "vgg",
+            "mobileone",
+            "gernet",
+            "xception",
+            "inception",
+            "hgnet",
+            "convmixer",
+            "inception_next",
+            "repvit",
+        ),
     }
 )
 """Families of convolutional networks, which take images of any size."""
 _TORCHVISION: Final = (
-    *("alexnet", "convnext_base", "convnext_small", "convnext_tiny", "densenet121", "densenet161", "densenet169", "densenet201"),
-    *("efficientnet_b0", "efficientnet_b1", "efficientnet_b2", "efficientnet_b3", "efficientnet_b4", "efficientnet_v2_s"),
-    *("googlenet", "inception_v3", "mnasnet0_5", "mnasnet1_0", "mnasnet1_3", "mobilenet_v2", "mobilenet_v3_large"),
-    *("mobilenet_v3_small", "regnet_x_16gf", "regnet_x_1_6gf", "regnet_x_400mf", "regnet_x_8gf", "regnet_y_16gf"),
-    *("regnet_y_1_6gf", "regnet_y_3_2gf", "regnet_y_800mf", "resnet101", "resnet152", "resnet18", "resnet34", "resnet50"),
-    *("resnext101_32x8d", "resnext50_32x4d", "shufflenet_v2_x0_5", "shufflenet_v2_x1_0", "shufflenet_v2_x2_0"),
-    *("squeezenet1_0", "squeezenet1_1", "swin_b", "swin_s", "swin_t", "swin_v2_s", "swin_v2_t", "vgg11", "vgg11_bn", "vgg13"),
-    *("vgg16", "vgg16_bn", "vgg19_bn", "vit_b_16", "vit_b_32", "vit_l_16", "wide_resnet101_2", "wide_resnet50_2"),
+    *(
+        "alexnet",
+        "convnext_base",
+        "convnext_small",
+        "convnext_tiny",
+        "densenet121",
+        "densenet161",
+        "densenet169",
+        "densenet201",
+    ),
+    *(
+        "efficientnet_b0",
+        "efficientnet_b1",
+        "efficientnet_b2",
+        "efficientnet_b3",
+        "efficientnet_b4",
+        "efficientnet_v2_s",
+    ),
+    *(
+        "googlenet",
+        "inception_v3",
+        "mnasnet0_5",
+        "mnasnet1_0",
+        "mnasnet1_3",
+        "mobilenet_v2",
+        "mobilenet_v3_large",
+    ),
+    *(
+        "mobilenet_v3_small",
+        "regnet_x_16gf",
+        "regnet_x_1_6gf",
+        "regnet_x_400mf",
+        "regnet_x_8gf",
+        "regnet_y_16gf",
+    ),
+    *(
+        "regnet_y_1_6gf",
+        "regnet_y_3_2gf",
+        "regnet_y_800mf",
+        "resnet101",
+        "resnet152",
+        "resnet18",
+        "resnet34",
+        "resnet50",
+    ),
+    *(
+        "resnext101_32x8d",
+        "resnext50_32x4d",
+        "shufflenet_v2_x0_5",
+        "shufflenet_v2_x1_0",
+        "shufflenet_v2_x2_0",
+    ),
+    *(
+        "squeezenet1_0",
+        "squeezenet1_1",
+        "swin_b",
+        "swin_s",
+        "swin_t",
+        "swin_v2_s",
+        "swin_v2_t",
+        "vgg11",
+        "vgg11_bn",
+        "vgg13",
+    ),
+    *(
+        "vgg16",
+        "vgg16_bn",
+        "vgg19_bn",
+        "vit_b_16",
+        "vit_b_32",
+        "vit_l_16",
+        "wide_resnet101_2",
+        "wide_resnet50_2",
+    ),
 )
 _IMAGE_SIZES: Final = (96, 128, 160, 192, 224, 224, 224, 224, 256, 288, 320, 384)
 _CLASSES: Final = (10, 100, 1000, 1000, 1000)
@@ -54,7 +146,10 @@ _LARGEST_BODY: Final = 1.2e9
 def timm_names() -> tuple[tuple[str, int, bool], ...]:
     """Name of each model, the side of its images, and whether it takes others."""
     with _TIMM_NAMES.open(encoding="utf-8", newline="") as file:
-        rows = [(row["model"], int(row["image_size"]), row["takes_other_sizes"] == "yes") for row in csv.DictReader(file)]
+        rows = [
+            (row["model"], int(row["image_size"]), row["takes_other_sizes"] == "yes")
+            for row in csv.DictReader(file)
+        ]
     return tuple((name, size, free and _takes_any_size(name)) for name, size, free in rows)
 
 
@@ -78,7 +173,8 @@ def _between(draw: Draw, smallest: float, largest: float) -> float:
 
 
 def _timm(draw: Draw) -> dict[str, Any]:
-    """A family by the square root of its size, so that small ones occur too, and one of its models."""
+    """A family by the square root of its size, so that small ones occur too, and one of its
+    models."""
     families: dict[str, list[tuple[str, int, bool]]] = {}
     for entry in timm_names():
         families.setdefault(architecture_family(entry[0]), []).append(entry)
@@ -96,8 +192,17 @@ def _timm(draw: Draw) -> dict[str, Any]:
 
 def _torchvision(draw: Draw) -> dict[str, Any]:
     name = _pick(draw, _TORCHVISION)
-    sizes = [size for size in _IMAGE_SIZES if size >= (160 if name.startswith(("inception", "alexnet", "swin", "vit")) else 96)]
-    return {"library": "torchvision", "model": name, "image_size": _pick(draw, sizes), "classes": _pick(draw, _CLASSES)}
+    sizes = [
+        size
+        for size in _IMAGE_SIZES
+        if size >= (160 if name.startswith(("inception", "alexnet", "swin", "vit")) else 96)
+    ]
+    return {
+        "library": "torchvision",
+        "model": name,
+        "image_size": _pick(draw, sizes),
+        "classes": _pick(draw, _CLASSES),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +227,11 @@ def _draw_sizes(draw: Draw) -> _Sizes:
     while 12 * width * width * depth > _LARGEST_BODY:
         depth -= 1
     ratio = _pick(draw, (2.0, 2.6875, 4.0, 4.0, 4.0, 4.0))
-    vocabulary = _pick(draw, _VOCABULARIES) if draw.random() < 0.7 else 64 * round(_between(draw, 2_000, 150_000) / 64)
+    vocabulary = (
+        _pick(draw, _VOCABULARIES)
+        if draw.random() < 0.7
+        else 64 * round(_between(draw, 2_000, 150_000) / 64)
+    )
     groups = heads // _pick(draw, [n for n in (1, 1, 2, 4, 8) if heads % n == 0])
     inner = 16 * round(width * ratio / 16)
     return _Sizes(width, depth, heads, groups, inner, vocabulary, _pick(draw, _LENGTHS))
@@ -227,10 +336,13 @@ _TEXT: Final[Mapping[str, tuple[tuple[str, ...], Callable[[_Sizes], dict[str, An
     "Bart": (("ForConditionalGeneration",), _bart_settings),
 }
 """Name in transformers → its heads, and its configuration for given sizes."""
-_KEEPS_KEYS: Final = frozenset({"GPT2", "GPTNeoX", "OPT", "Llama", "Mistral", "Qwen2", "T5", "Bart"})
+_KEEPS_KEYS: Final = frozenset(
+    {"GPT2", "GPTNeoX", "OPT", "Llama", "Mistral", "Qwen2", "T5", "Bart"}
+)
 """Decoders that by default keep keys and values while they train too (``use_cache``)."""
 _READS_MASKS: Final = frozenset({"Bart"})
-"""Networks whose choice of a fused attention kernel reads the values of a mask, which a trace does not have."""
+"""Networks whose choice of a fused attention kernel reads the values of a mask, which a trace does
+not have."""
 
 
 def _text(draw: Draw) -> dict[str, Any]:
@@ -270,19 +382,36 @@ def _vision_transformer(draw: Draw) -> dict[str, Any]:
 
 def _stages(draw: Draw) -> dict[str, Any]:
     """Networks of four stages, each twice as wide as the one before: Swin and ConvNeXt."""
-    width, middle, side = _pick(draw, (48, 64, 96, 96, 128)), round(_between(draw, 2, 12)), _pick(draw, (128, 224, 224, 256, 384))
+    width, middle, side = (
+        _pick(draw, (48, 64, 96, 96, 128)),
+        round(_between(draw, 2, 12)),
+        _pick(draw, (128, 224, 224, 256, 384)),
+    )
     settings: dict[str, Any] = {"image_size": side, "num_labels": _pick(draw, _CLASSES)}
     if draw.random() < 0.5:
         settings |= {"hidden_sizes": [width * 2**i for i in range(4)], "depths": [2, 2, middle, 2]}
         return _hugging_image("ConvNextForImageClassification", "ConvNextConfig", settings, side)
     heads = [width * 2**i // 16 for i in range(4)]
     window = 7 if side == 224 else 8
-    settings |= {"embed_dim": width, "depths": [2, 2, middle, 2], "num_heads": heads, "window_size": window}
+    settings |= {
+        "embed_dim": width,
+        "depths": [2, 2, middle, 2],
+        "num_heads": heads,
+        "window_size": window,
+    }
     return _hugging_image("SwinForImageClassification", "SwinConfig", settings, side)
 
 
-def _hugging_image(model: str, configuration: str, settings: dict[str, Any], side: int) -> dict[str, Any]:
-    return {"library": "transformers", "model": model, "configuration": configuration, "settings": settings, "image_size": side}
+def _hugging_image(
+    model: str, configuration: str, settings: dict[str, Any], side: int
+) -> dict[str, Any]:
+    return {
+        "library": "transformers",
+        "model": model,
+        "configuration": configuration,
+        "settings": settings,
+        "image_size": side,
+    }
 
 
 def _recurrent(draw: Draw) -> dict[str, Any]:
@@ -297,7 +426,12 @@ def _recurrent(draw: Draw) -> dict[str, Any]:
     model = _pick(draw, ("text_classifier", "language_model"))
     if model == "text_classifier":
         settings |= {"bidirectional": bool(draw.random() < 0.5), "classes": _pick(draw, (2, 5, 20))}
-    return {"library": "own", "model": model, "settings": settings, "length": _pick(draw, _LENGTHS[:6])}
+    return {
+        "library": "own",
+        "model": model,
+        "settings": settings,
+        "length": _pick(draw, _LENGTHS[:6]),
+    }
 
 
 def _recommender(draw: Draw) -> dict[str, Any]:

@@ -1,7 +1,9 @@
-"""Traces sampled jobs of real architectures, several batch sizes from each trace, and writes every row as it is made.
+"""Traces sampled jobs of real architectures, several batch sizes from each trace, and writes every
+row as it is made.
 
-Rows of one trace differ in nothing but the batch size, and those of one architecture share its layers: they are not independent.
-A trace is made at a prime batch size (:mod:`gpumemnet.tracing.batch_scaling`); a row at another batch size has what
+Rows of one trace differ in nothing but the batch size, and those of one architecture share its
+layers: they are not independent. A trace is made at a prime batch size
+    (:mod:`gpumemnet.tracing.batch_scaling`); a row at another batch size has what
 :func:`gpumemnet.trace` finds there.
 """
 
@@ -50,19 +52,22 @@ _CARD_BYTES: Final = 80 * GIB
 _LARGEST_BATCH: Final = 4_096
 _LARGEST_TABLE_BATCH: Final = 65_536
 _LARGE_MODULES: Final = 260
-"""Networks with more modules are traced in one way only: a trace of them takes as long as many of smaller ones."""
+"""Networks with more modules are traced in one way only: a trace of them takes as long as many of
+smaller ones."""
 _LAST: Final = ".end"
 _LEFT_OUT: Final = "left_out.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One trace: how an architecture is trained, and where in the range of batch sizes its rows lie.
+    """One trace: how an architecture is trained, and where in the range of batch sizes its rows
+    lie.
 
     Attributes:
         key: unique within a campaign; it begins with the seed.
         options: how it is trained.
-        shares: places of the batch sizes between the smallest and the largest, in logarithms, from 0 to 1.
+        shares: places of the batch sizes between the smallest and the largest, in logarithms, from
+            0 to 1.
     """
 
     key: str
@@ -72,19 +77,23 @@ class Plan:
 
 @dataclass(slots=True)
 class Progress:
-    """What a campaign has done: traces, rows by status, and traces that cannot be made or were left out."""
+    """What a campaign has done: traces, rows by status, and traces that cannot be made or were left
+    out."""
 
     traced: int = 0
     rows: Counter[str] = field(default_factory=Counter)
     left_out: int = 0
 
 
-def planned(seed: int, architecture: int, options_each: int, rows_each: int) -> tuple[dict[str, Any], list[Plan]]:
+def planned(
+    seed: int, architecture: int, options_each: int, rows_each: int
+) -> tuple[dict[str, Any], list[Plan]]:
     """The architecture with this number, and its traces; the same for the same arguments.
 
     Args:
         seed: of the campaign.
-        architecture: number, from 0; each has its own random generator, so a longer campaign begins as a shorter one.
+        architecture: number, from 0; each has its own random generator, so a longer campaign begins
+            as a shorter one.
         options_each: ways in which it is trained.
         rows_each: batch sizes of each.
     """
@@ -92,7 +101,9 @@ def planned(seed: int, architecture: int, options_each: int, rows_each: int) -> 
     document = draw_architecture(draw)
     plans = []
     for number in range(options_each):
-        options = draw_options(draw, "image_size" in document, document.get("settings", {}).get("use_cache", False))
+        options = draw_options(
+            draw, "image_size" in document, document.get("settings", {}).get("use_cache", False)
+        )
         shares = tuple(np.sort(draw.random(rows_each)).tolist())
         plans.append(Plan(f"{seed}.{architecture}.{number}", options, shares))
     return document, plans
@@ -116,12 +127,15 @@ def trace_real_jobs(
         tell: called with one line for each trace.
 
     Raises:
-        DatasetError: the folder cannot be written, another campaign runs in it, or timm is missing or of another version.
+        DatasetError: the folder cannot be written, another campaign runs in it, or timm is missing
+            or of another version.
     """
     end = math.inf if seconds is None else time.monotonic() + seconds
     progress = Progress()
     with Journal(folder) as journal:
-        done = {key.rpartition(".")[0] for key in journal.finished if key.endswith(_LAST)} | _keys_left_out(folder)
+        done = {
+            key.rpartition(".")[0] for key in journal.finished if key.endswith(_LAST)
+        } | _keys_left_out(folder)
         for number in range(architectures):
             document, plans = planned(seed, number, options_each, rows_each)
             subject: Subject | None = None
@@ -133,7 +147,9 @@ def trace_real_jobs(
                 try:
                     subject = subject or Subject(document, build(document))
                     if subject.is_large and plan is not plans[0]:
-                        raise ExtractError(f"left out: a network of more than {_LARGE_MODULES} modules is traced in one way only")
+                        raise ExtractError(
+                            f"left out: a network of more than {_LARGE_MODULES} modules is traced in one way only"
+                        )
                     rows = list(trace_plan(subject, plan))
                 except DatasetError:
                     raise
@@ -149,7 +165,8 @@ def trace_real_jobs(
 
 
 def _kept(journal: Journal, plan: Plan, rows: Sequence[Measurement]) -> Iterator[str]:
-    """Write the rows of a trace that are not in the journal yet, and yield the status of each; the last key says that all are."""
+    """Write the rows of a trace that are not in the journal yet, and yield the status of each; the
+    last key says that all are."""
     for number, row in enumerate(rows):
         key = f"{plan.key}{_LAST}" if number == len(rows) - 1 else f"{plan.key}.{number}"
         if key not in journal.finished:
@@ -164,7 +181,8 @@ class Subject:
     Attributes:
         document: the architecture.
         network: on meta tensors; which of its parameters train is set by each trace.
-        extracted: precision and compute capability, which decide the attention kernel → the extracted job.
+        extracted: precision and compute capability, which decide the attention kernel → the
+            extracted job.
     """
 
     document: Document
@@ -177,7 +195,8 @@ class Subject:
         return sum(1 for _ in self.network.modules()) > _LARGE_MODULES
 
     def job(self, options: TraceOptions, device: DeviceProfile) -> TrainingJob:
-        """The job as ``extract`` writes it at a batch of :data:`SAMPLES`, for the parameters that train now.
+        """The job as ``extract`` writes it at a batch of :data:`SAMPLES`, for the parameters that
+        train now.
 
         Raises:
             ExtractError: the network does not run on its inputs.
@@ -186,9 +205,13 @@ class Subject:
         key = (options.precision, device.compute_capability)
         if found is None and key not in self.extracted:
             stated = ExtractOptions(gpu=device.name, **options.job_fields())
-            self.extracted[key] = extract_job(self.network, sample(self.document, SAMPLES), stated).job
+            self.extracted[key] = extract_job(
+                self.network, sample(self.document, SAMPLES), stated
+            ).job
         job = found or self.extracted[key]
-        trained = sum(parameter.numel() for parameter in self.network.parameters() if parameter.requires_grad)
+        trained = sum(
+            parameter.numel() for parameter in self.network.parameters() if parameter.requires_grad
+        )
         fields = options.job_fields() | {"attention_kernel": job.attention_kernel}
         return replace(job, trainable_parameters=trained, **fields)
 
@@ -206,13 +229,24 @@ def trace_plan(subject: Subject, plan: Plan) -> Iterator[Measurement]:
     run = _recorded(network, document, options, platform)
     for batch_size in _batch_sizes(run, document, device, plan.shares):
         timeline, largest = run.at(batch_size, platform)
-        yield _row(replace(job, batch_size=batch_size), document, plan, device, traced_parts(timeline, largest, device))
+        yield _row(
+            replace(job, batch_size=batch_size),
+            document,
+            plan,
+            device,
+            traced_parts(timeline, largest, device),
+        )
 
 
 def freeze(network: nn.Module, frozen: str) -> None:
-    """Set which parameters of ``network`` train, by one of :data:`~dataset_builder.traced.real_jobs.options.FROZEN`."""
+    """Set which parameters of ``network`` train, by one of
+    :data:`~dataset_builder.traced.real_jobs.options.FROZEN`."""
     parameters = list(network.parameters())
-    trained = {"none": parameters, "backbone": head_of(network), "half": parameters[len(parameters) // 2 :]}[frozen]
+    trained = {
+        "none": parameters,
+        "backbone": head_of(network),
+        "half": parameters[len(parameters) // 2 :],
+    }[frozen]
     chosen = set(map(id, trained))
     for parameter in parameters:
         parameter.requires_grad_(id(parameter) in chosen)
@@ -226,7 +260,9 @@ def _trace_options(network: nn.Module, options: RealOptions) -> TraceOptions:
     return TraceOptions(**fields)
 
 
-def _recorded(network: nn.Module, document: Document, options: TraceOptions, platform: Platform) -> ScalableRun:
+def _recorded(
+    network: nn.Module, document: Document, options: TraceOptions, platform: Platform
+) -> ScalableRun:
     one = inputs_from_example(sample(document, 1), None)
     tensors = [*network.parameters(), *network.buffers(), *one.tensors]
     prime = prime_for(dimension for tensor in tensors for dimension in tensor.shape)
@@ -235,8 +271,11 @@ def _recorded(network: nn.Module, document: Document, options: TraceOptions, pla
     return ScalableRun(recording.timeline, recording.calls, prime)
 
 
-def _batch_sizes(run: ScalableRun, document: Document, device: DeviceProfile, shares: tuple[float, ...]) -> list[int]:
-    """Batch sizes between 2 and what fits, in logarithms; every other one is a power of two, as people choose them."""
+def _batch_sizes(
+    run: ScalableRun, document: Document, device: DeviceProfile, shares: tuple[float, ...]
+) -> list[int]:
+    """Batch sizes between 2 and what fits, in logarithms; every other one is a power of two, as
+    people choose them."""
     room = min(device.capacity_bytes, _CARD_BYTES) - context(device).expected_bytes
     constant, per_sample = _peak_bytes(run.timeline, run.batch_size, device)
     most = _LARGEST_TABLE_BATCH if document["model"] == "recommender" else _LARGEST_BATCH
@@ -252,18 +291,23 @@ def _peak_bytes(timeline: Timeline, batch_size: int, device: DeviceProfile) -> t
     """Bytes at the peak that do not depend on the batch, and bytes of each sample.
 
     Args:
-        timeline: a run at the prime ``batch_size``, which divides the sizes of what holds the batch and no others.
+        timeline: a run at the prime ``batch_size``, which divides the sizes of what holds the batch
+            and no others.
         batch_size: the prime.
         device: the GPU.
     """
     constant = scaling = 0
     for index in live_at(timeline, steady_run(timeline, device).peak.event):
         size = timeline.storages[index].size_bytes
-        constant, scaling = (constant, scaling + size) if size % batch_size == 0 else (constant + size, scaling)
+        constant, scaling = (
+            (constant, scaling + size) if size % batch_size == 0 else (constant + size, scaling)
+        )
     return constant, scaling / batch_size
 
 
-def _row(job: TrainingJob, document: Document, plan: Plan, device: DeviceProfile, parts: dict[str, int]) -> Measurement:
+def _row(
+    job: TrainingJob, document: Document, plan: Plan, device: DeviceProfile, parts: dict[str, int]
+) -> Measurement:
     reserved, context_bytes = parts["steady_reserved_bytes"], context(device).expected_bytes
     fits = parts["startup_peak_reserved_bytes"] + context_bytes <= device.capacity_bytes
     return Measurement(
@@ -293,7 +337,11 @@ def _row(job: TrainingJob, document: Document, plan: Plan, device: DeviceProfile
 
 def _keys_left_out(folder: Path) -> set[str]:
     path = folder / _LEFT_OUT
-    return {json.loads(line)["trace"] for line in path.read_text().splitlines()} if path.exists() else set()
+    return (
+        {json.loads(line)["trace"] for line in path.read_text().splitlines()}
+        if path.exists()
+        else set()
+    )
 
 
 def _note_left_out(folder: Path, document: Document, plan: Plan, error: Exception) -> None:

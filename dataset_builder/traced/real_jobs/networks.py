@@ -1,6 +1,8 @@
-"""Real architectures as documents of names and sizes, from which a network and its inputs are built with no weights downloaded.
+"""Real architectures as documents of names and sizes, from which a network and its inputs are built
+with no weights downloaded.
 
-A document is a JSON object: ``library`` (``timm``, ``torchvision``, ``transformers`` or ``own``), ``model``, and what else that
+A document is a JSON object: ``library`` (``timm``, ``torchvision``, ``transformers`` or ``own``),
+    ``model``, and what else that
 library's constructor is told.
 """
 
@@ -38,7 +40,8 @@ def build(document: Document) -> nn.Module:
 
 
 def sample(document: Document, batch_size: int) -> Any:
-    """What the network is called with: a tensor, a tuple of tensors, or keyword arguments; labels where it has its own loss."""
+    """What the network is called with: a tensor, a tuple of tensors, or keyword arguments; labels
+    where it has its own loss."""
     size: int = document.get("image_size", 0)
     length: int = document.get("length", 0)
     if document["library"] == "own":
@@ -48,7 +51,11 @@ def sample(document: Document, batch_size: int) -> Any:
     if size:
         return {"pixel_values": _images(batch_size, size), "labels": _whole(batch_size)}
     tokens = _whole(batch_size, length)
-    labels = _whole(batch_size) if document["model"].endswith("ForSequenceClassification") else tokens.clone()
+    labels = (
+        _whole(batch_size)
+        if document["model"].endswith("ForSequenceClassification")
+        else tokens.clone()
+    )
     return {"input_ids": tokens, "labels": labels}
 
 
@@ -60,25 +67,39 @@ def family_of(document: Document) -> str:
 
 
 def head_of(network: nn.Module) -> list[nn.Parameter]:
-    """Parameters of the last module that has any: what is trained when the rest of a network is frozen."""
-    owners = [module for module in network.modules() if next(module.parameters(recurse=False), None) is not None]
+    """Parameters of the last module that has any: what is trained when the rest of a network is
+    frozen."""
+    owners = [
+        module
+        for module in network.modules()
+        if next(module.parameters(recurse=False), None) is not None
+    ]
     return list(owners[-1].parameters(recurse=False))
 
 
 def _family_name(document: Document) -> str:
-    """The model's name, without the head that transformers adds to it: ``GPTNeoXForCausalLM`` is ``gptneox``."""
+    """The model's name, without the head that transformers adds to it: ``GPTNeoXForCausalLM`` is
+    ``gptneox``."""
     name: str = document["model"]
-    return name.partition("For")[0].removesuffix("LMHeadModel").lower() if document["library"] == "transformers" else name
+    return (
+        name.partition("For")[0].removesuffix("LMHeadModel").lower()
+        if document["library"] == "transformers"
+        else name
+    )
 
 
 def _timm(document: Document) -> nn.Module:
-    network: nn.Module = load_timm().create_model(document["model"], num_classes=document["classes"])
+    network: nn.Module = load_timm().create_model(
+        document["model"], num_classes=document["classes"]
+    )
     return network
 
 
 def _torchvision(document: Document) -> nn.Module:
     name = document["model"]
-    arguments: dict[str, Any] = {"init_weights": False, "aux_logits": False} if name in _WITH_AUXILIARY_HEADS else {}
+    arguments: dict[str, Any] = (
+        {"init_weights": False, "aux_logits": False} if name in _WITH_AUXILIARY_HEADS else {}
+    )
     if name.startswith("vit_"):
         arguments["image_size"] = document["image_size"]
     factory = getattr(import_module("torchvision.models"), name)
@@ -97,7 +118,12 @@ def _own(document: Document) -> nn.Module:
     return OWN_NETWORKS[document["model"]](**document["settings"])
 
 
-_MAKERS: Final = {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers, "own": _own}
+_MAKERS: Final = {
+    "timm": _timm,
+    "torchvision": _torchvision,
+    "transformers": _transformers,
+    "own": _own,
+}
 
 
 def _images(batch_size: int, size: int) -> Tensor:

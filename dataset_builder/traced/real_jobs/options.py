@@ -1,4 +1,5 @@
-"""Draws how a real architecture is trained: training options, what is frozen, and the GPU, as far as they go together."""
+"""Draws how a real architecture is trained: training options, what is frozen, and the GPU, as far
+as they go together."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from gpumemnet.job.training_options import TrainingOptions
 from gpumemnet.physics.optimizers import OPTIMIZER_RULES
 
 FROZEN: Final = ("none", "backbone", "half")
-"""What does not train: nothing, all but the last module with parameters, or the first half of the parameters."""
+"""What does not train: nothing, all but the last module with parameters, or the first half of the
+parameters."""
 _GPUS: Final[Mapping[str, float]] = {
     "A100-40GB": 0.2,
     "A100-80GB": 0.22,
@@ -25,7 +27,8 @@ _GPUS: Final[Mapping[str, float]] = {
     "L4": 0.05,
     "T4": 0.05,
 }
-"""GPU → share of the traces.  Their generations differ in attention kernels, cuBLAS workspaces, and convolution workspaces."""
+"""GPU → share of the traces.  Their generations differ in attention kernels, cuBLAS workspaces, and
+convolution workspaces."""
 _OPTIMIZERS: Final[Mapping[str, float]] = {
     "adamw": 0.34,
     "adam": 0.15,
@@ -35,8 +38,19 @@ _OPTIMIZERS: Final[Mapping[str, float]] = {
     "adagrad": 0.07,
     "adafactor": 0.08,
 }
-_IMPLEMENTATIONS: Final[Mapping[str, float]] = {"default": 0.52, "foreach": 0.16, "for_loop": 0.16, "fused": 0.16}
-_PRECISIONS: Final[Mapping[str, float]] = {"fp32": 0.34, "tf32": 0.06, "amp_bf16": 0.26, "amp_fp16": 0.2, "bf16": 0.14}
+_IMPLEMENTATIONS: Final[Mapping[str, float]] = {
+    "default": 0.52,
+    "foreach": 0.16,
+    "for_loop": 0.16,
+    "fused": 0.16,
+}
+_PRECISIONS: Final[Mapping[str, float]] = {
+    "fp32": 0.34,
+    "tf32": 0.06,
+    "amp_bf16": 0.26,
+    "amp_fp16": 0.2,
+    "bf16": 0.14,
+}
 _PRECISIONS_BEFORE_AMPERE: Final[Mapping[str, float]] = {"fp32": 0.6, "amp_fp16": 0.4}
 _ACCUMULATION: Final[Mapping[int, float]] = {1: 0.88, 2: 0.08, 4: 0.04}
 _FROZEN: Final[Mapping[str, float]] = {"none": 0.8, "backbone": 0.1, "half": 0.1}
@@ -67,8 +81,10 @@ def draw_options(draw: np.random.Generator, has_images: bool, keeps_keys: bool) 
 
     Args:
         draw: the random generator.
-        has_images: whether the network reads images, so that memory format and cuDNN's search matter.
-        keeps_keys: whether its attention keeps keys and values of the forward pass (``use_cache``): it cannot run again then.
+        has_images: whether the network reads images, so that memory format and cuDNN's search
+            matter.
+        keeps_keys: whether its attention keeps keys and values of the forward pass (``use_cache``):
+            it cannot run again then.
     """
     gpu = _weighted(draw, _GPUS)
     is_ampere = device_profile(gpu).compute_capability >= _AMPERE

@@ -1,4 +1,5 @@
-"""Networks that no library ships ready-made: recurrent models of text, and a recommender with embedding tables."""
+"""Networks that no library ships ready-made: recurrent models of text, and a recommender with
+embedding tables."""
 
 from __future__ import annotations
 
@@ -49,13 +50,16 @@ class TextClassifier(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """An embedding, recurrent layers, and a linear layer on every state that predicts the next token.
+    """An embedding, recurrent layers, and a linear layer on every state that predicts the next
+    token.
 
     Args:
         cell, vocabulary, embedding, width, depth, dropout: as in :class:`TextClassifier`.
     """
 
-    def __init__(self, cell: str, vocabulary: int, embedding: int, width: int, depth: int, dropout: float) -> None:
+    def __init__(
+        self, cell: str, vocabulary: int, embedding: int, width: int, depth: int, dropout: float
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, embedding)
         self.recurrent = _recurrent(cell, embedding, width, depth, False, dropout)
@@ -70,7 +74,8 @@ class LanguageModel(nn.Module):
 
 
 class Recommender(nn.Module):
-    """Embedding tables and a multilayer perceptron, their pairwise products, and another perceptron (DLRM, arXiv 1906.00091).
+    """Embedding tables and a multilayer perceptron, their pairwise products, and another perceptron
+    (DLRM, arXiv 1906.00091).
 
     Args:
         dense: numbers of a sample.
@@ -80,7 +85,9 @@ class Recommender(nn.Module):
         bottom, top: widths of the layers before and after the products, without their last.
     """
 
-    def __init__(self, dense: int, tables: int, rows: int, width: int, bottom: list[int], top: list[int]) -> None:
+    def __init__(
+        self, dense: int, tables: int, rows: int, width: int, bottom: list[int], top: list[int]
+    ) -> None:
         super().__init__()
         self.tables = nn.ModuleList(nn.Embedding(rows, width) for _ in range(tables))
         self.bottom = _perceptron([dense, *bottom, width])
@@ -90,7 +97,9 @@ class Recommender(nn.Module):
     def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
         """Logits ``[batch, 1]`` for numbers ``[batch, dense]`` and rows ``[batch, tables]``."""
         first = self.bottom(dense)
-        vectors = torch.stack([first, *(table(sparse[:, i]) for i, table in enumerate(self.tables))], dim=1)
+        vectors = torch.stack(
+            [first, *(table(sparse[:, i]) for i, table in enumerate(self.tables))], dim=1
+        )
         products = torch.bmm(vectors, vectors.transpose(1, 2))
         rows, columns = torch.tril_indices(vectors.shape[1], vectors.shape[1], offset=-1)
         logits: Tensor = self.top(torch.cat([first, products[:, rows, columns]], dim=1))
@@ -105,7 +114,9 @@ OWN_NETWORKS: Final[Mapping[str, Callable[..., nn.Module]]] = {
 """Name in an architecture's document → the class; the document's settings are its arguments."""
 
 
-def own_inputs(model: str, settings: Mapping[str, Any], length: int, batch_size: int) -> tuple[Tensor, ...]:
+def own_inputs(
+    model: str, settings: Mapping[str, Any], length: int, batch_size: int
+) -> tuple[Tensor, ...]:
     """Inputs of the network ``model`` with ``settings``, on meta tensors.
 
     Args:
@@ -120,9 +131,18 @@ def own_inputs(model: str, settings: Mapping[str, Any], length: int, batch_size:
     return (torch.empty(batch_size, length, dtype=torch.long, device="meta"),)
 
 
-def _recurrent(cell: str, inputs: int, width: int, depth: int, bidirectional: bool, dropout: float) -> nn.LSTM | nn.GRU:
+def _recurrent(
+    cell: str, inputs: int, width: int, depth: int, bidirectional: bool, dropout: float
+) -> nn.LSTM | nn.GRU:
     between = dropout if depth > 1 else 0.0
-    return _CELLS[cell](inputs, width, num_layers=depth, batch_first=True, bidirectional=bidirectional, dropout=between)
+    return _CELLS[cell](
+        inputs,
+        width,
+        num_layers=depth,
+        batch_first=True,
+        bidirectional=bidirectional,
+        dropout=between,
+    )
 
 
 def _perceptron(widths: list[int]) -> nn.Sequential:

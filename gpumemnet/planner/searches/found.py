@@ -14,7 +14,8 @@ class Found:
 
     Attributes:
         choices: option of each unit, shape ``[n]``; ``None`` if the search found nothing that fits.
-        bound_seconds: proven lower bound on the seconds of a step within the limit; ``None`` if the search proves none.
+        bound_seconds: proven lower bound on the seconds of a step within the limit; ``None`` if the
+            search proves none.
         others: further plans that fit, the fastest first.
     """
 

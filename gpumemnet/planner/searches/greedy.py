@@ -1,6 +1,8 @@
-"""Greedy search: evict what frees most per second, then undo and exchange decisions while that makes the step faster.
+"""Greedy search: evict what frees most per second, then undo and exchange decisions while that
+makes the step faster.
 
-It starts several times, each time with other options, because options that pay one by one may not pay together.
+It starts several times, each time with other options, because options that pay one by one may not
+pay together.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ _STARTS: Final = (
     (Decision.SWAP,),
 )
 _FEW_UNITS: Final = 32
-"""Up to so many units are evicted one after another, and every start is improved.  So that planning stays short, larger networks
-evict one more at once for each further so many units, and improve only the starts near the fastest one."""
+"""Up to so many units are evicted one after another, and every start is improved.  So that planning
+stays short, larger networks evict one more at once for each further so many units, and improve only
+the starts near the fastest one."""
 _NEAR: Final = 0.25
 """Share by which the step of a near start is longer at most."""
 _ROUNDS: Final = 200
@@ -36,8 +39,13 @@ _EXCHANGES: Final = 4096
 
 def greedy(chain: Chain, limit_bytes: float) -> Found:
     """Search ``chain`` for the fastest plan whose regions stay within ``limit_bytes``."""
-    usable = (chain.allowed & np.array([option in start or option is Decision.KEEP for option in OPTIONS]) for start in _STARTS)
-    evicted = [choices for each in usable if (choices := _evict(chain, limit_bytes, each)) is not None]
+    usable = (
+        chain.allowed & np.array([option in start or option is Decision.KEEP for option in OPTIONS])
+        for start in _STARTS
+    )
+    evicted = [
+        choices for each in usable if (choices := _evict(chain, limit_bytes, each)) is not None
+    ]
     if not evicted:
         return Found(None)
     starts = _different(_without_superfluous(chain, limit_bytes, np.array(evicted)))
@@ -50,7 +58,8 @@ def greedy(chain: Chain, limit_bytes: float) -> Found:
 
 
 def _different(rows: Iterable[Choices]) -> Choices:
-    """Return equal rows once, in their order: of plans that take equally long, that of the first start is the most regular."""
+    """Return equal rows once, in their order: of plans that take equally long, that of the first
+    start is the most regular."""
     return np.array(list({row.tobytes(): row for row in rows}.values()))
 
 
@@ -75,7 +84,9 @@ def polished(chain: Chain, limit_bytes: float, choices: Choices) -> Choices:
     return choices
 
 
-def _first_fitting(chain: Chain, limit_bytes: float, rows: Choices, order: NDArray[np.intp]) -> int | None:
+def _first_fitting(
+    chain: Chain, limit_bytes: float, rows: Choices, order: NDArray[np.intp]
+) -> int | None:
     for start in range(0, len(order), 64):
         chunk = order[start : start + 64]
         fits = np.flatnonzero(chain.fits(rows[chunk], limit_bytes))
@@ -85,7 +96,8 @@ def _first_fitting(chain: Chain, limit_bytes: float, rows: Choices, order: NDArr
 
 
 def _evict(chain: Chain, limit_bytes: float, usable: NDArray[np.bool_]) -> Choices | None:
-    """Change one decision after another, by what it frees above the limit for each second that it costs."""
+    """Change one decision after another, by what it frees above the limit for each second that it
+    costs."""
     choices = chain.keep_all()
     if (_least_bytes(chain, usable) > limit_bytes).any():
         return None
@@ -95,7 +107,9 @@ def _evict(chain: Chain, limit_bytes: float, usable: NDArray[np.bool_]) -> Choic
         rows = _single_changes(chain, choices, usable=usable)
         rows = rows[chain.host_bytes_of(rows) <= chain.host_limit_bytes]
         units = (rows != choices).argmax(axis=1)
-        after = _changed_bytes(chain, np.repeat(choices[None], len(rows), axis=0), amounts[None], units, rows)
+        after = _changed_bytes(
+            chain, np.repeat(choices[None], len(rows), axis=0), amounts[None], units, rows
+        )
         freed = _excess(amounts[None], limit_bytes) - _excess(after, limit_bytes)
         useful = np.flatnonzero(freed > 0)
         if not len(useful):
@@ -106,22 +120,36 @@ def _evict(chain: Chain, limit_bytes: float, usable: NDArray[np.bool_]) -> Choic
         best = useful[first_of_unit[: 1 + (chain.units - 1) // _FEW_UNITS]]
         together = choices.copy()
         together[units[best]] = rows[best, units[best]]
-        choices = together if chain.host_bytes_of(together[None])[0] <= chain.host_limit_bytes else rows[best[0]]
-        amounts, seconds = chain.region_bytes(choices[None])[0], chain.step_seconds(choices[None])[0]
+        choices = (
+            together
+            if chain.host_bytes_of(together[None])[0] <= chain.host_limit_bytes
+            else rows[best[0]]
+        )
+        amounts, seconds = (
+            chain.region_bytes(choices[None])[0],
+            chain.step_seconds(choices[None])[0],
+        )
     return choices
 
 
 def _least_bytes(chain: Chain, usable: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Return the bytes of each region if every unit took the option that frees most there."""
     gone = np.where(usable[:, :, None], chain.gone_bytes, -np.inf).max(axis=1).sum(axis=0)
-    shared = sum((each.amount_bytes * each.regions for each in chain.shared), start=np.zeros_like(gone))
+    shared = sum(
+        (each.amount_bytes * each.regions for each in chain.shared), start=np.zeros_like(gone)
+    )
     return np.asarray(chain.live_bytes - gone - shared)
 
 
 def _changed_bytes(
-    chain: Chain, rows: Choices, amounts: NDArray[np.float64], units: NDArray[np.intp], changed: Choices
+    chain: Chain,
+    rows: Choices,
+    amounts: NDArray[np.float64],
+    units: NDArray[np.intp],
+    changed: Choices,
 ) -> NDArray[np.float64]:
-    """Return the bytes of each region for ``changed``, which differs from ``rows`` in one decision a row.
+    """Return the bytes of each region for ``changed``, which differs from ``rows`` in one decision
+    a row.
 
     Args:
         chain: the chain.
@@ -142,7 +170,11 @@ def _excess(amounts: NDArray[np.float64], limit_bytes: float) -> NDArray[np.floa
 
 
 def _single_changes(
-    chain: Chain, choices: Choices, limit_bytes: float = np.inf, *, usable: NDArray[np.bool_] | None = None
+    chain: Chain,
+    choices: Choices,
+    limit_bytes: float = np.inf,
+    *,
+    usable: NDArray[np.bool_] | None = None,
 ) -> Choices:
     units, options = _other_options(chain.allowed if usable is None else usable, choices)
     rows = np.repeat(choices[None], len(units), axis=0)
@@ -150,7 +182,9 @@ def _single_changes(
     return rows
 
 
-def _other_options(usable: NDArray[np.bool_], choices: Choices) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def _other_options(
+    usable: NDArray[np.bool_], choices: Choices
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return the units and the options of all changes of one decision."""
     units, options = np.nonzero(usable)
     is_change = options != choices[units]
@@ -163,7 +197,8 @@ def _replacements(chain: Chain, choices: Choices, limit_bytes: float) -> Choices
 
 
 def _without_superfluous(chain: Chain, limit_bytes: float, rows: Choices) -> Choices:
-    """Return ``rows`` with units kept again, the most costly ones first, as far as each row still fits."""
+    """Return ``rows`` with units kept again, the most costly ones first, as far as each row still
+    fits."""
     rows, each = rows.copy(), np.arange(len(rows))
     cost = chain.recompute_seconds + np.maximum(chain.out_seconds, chain.in_seconds)
     order = (-cost[np.arange(chain.units), rows]).argsort(axis=1, kind="stable")
@@ -172,13 +207,16 @@ def _without_superfluous(chain: Chain, limit_bytes: float, rows: Choices) -> Cho
         tried = rows.copy()
         tried[each, order[:, place]] = KEEP
         after = _changed_bytes(chain, rows, amounts, order[:, place], tried)
-        fits = (after.max(axis=1) <= limit_bytes) & (chain.host_bytes_of(tried) <= chain.host_limit_bytes)
+        fits = (after.max(axis=1) <= limit_bytes) & (
+            chain.host_bytes_of(tried) <= chain.host_limit_bytes
+        )
         rows[fits], amounts[fits] = tried[fits], after[fits]
     return rows
 
 
 def _exchanges(chain: Chain, choices: Choices, limit_bytes: float) -> Choices:
-    """Return rows in which one unit that is evicted keeps, or takes another option, and another unit changes too."""
+    """Return rows in which one unit that is evicted keeps, or takes another option, and another
+    unit changes too."""
     units, options = _other_options(chain.allowed, choices)
     first, second = np.nonzero((choices[units] != KEEP)[:, None] & (units[:, None] != units))
     some = slice(None, None, max(len(first) // _EXCHANGES, 1))

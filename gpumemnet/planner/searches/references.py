@@ -20,7 +20,8 @@ _SWAP = OPTIONS.index(Decision.SWAP)
 
 
 def every_block(chain: Chain, limit_bytes: float) -> Found:
-    """Recompute every unit, as ``gradient_checkpointing_enable`` of transformers does (Chen et al., arXiv 1604.06174)."""
+    """Recompute every unit, as ``gradient_checkpointing_enable`` of transformers does (Chen et al.,
+    arXiv 1604.06174)."""
     return _fixed(chain, limit_bytes, _RECOMPUTE, lambda unit: True)
 
 
@@ -53,13 +54,16 @@ def _checked(chain: Chain, limit_bytes: float, choices: NDArray[np.int64]) -> Fo
 
 
 def capuchin(chain: Chain, limit_bytes: float) -> Found:
-    """Swap by free time while copies stay hidden, then take the cheaper of both (Capuchin, Peng et al., ASPLOS 2020).
+    """Swap by free time while copies stay hidden, then take the cheaper of both (Capuchin, Peng et
+    al., ASPLOS 2020).
 
-    The free time of a unit lies between its passes, without its copies.  What is left to free is recomputed, most bytes for each
-    second first, unless swapping costs less.
+    The free time of a unit lies between its passes, without its copies.  What is left to free is
+    recomputed, most bytes for each second first, unless swapping costs less.
     """
     forward_end, backward_start = _times(chain)
-    free_seconds = backward_start - forward_end - chain.out_seconds[:, _SWAP] - chain.in_seconds[:, _SWAP]
+    free_seconds = (
+        backward_start - forward_end - chain.out_seconds[:, _SWAP] - chain.in_seconds[:, _SWAP]
+    )
     may = np.asarray(chain.allowed[:, 1:].any(axis=1))
     choices = chain.keep_all()
     for unit in np.argsort(-free_seconds, kind="stable"):
@@ -68,7 +72,9 @@ def capuchin(chain: Chain, limit_bytes: float) -> Found:
         if may[unit] and free_seconds[unit] >= 0:
             tried = choices.copy()
             tried[unit] = _SWAP
-            if chain.step_seconds(tried[None])[0] <= chain.step_seconds(choices[None])[0] * (1 + 1e-9):
+            if chain.step_seconds(tried[None])[0] <= chain.step_seconds(choices[None])[0] * (
+                1 + 1e-9
+            ):
                 choices = tried
     saved = chain.gone_bytes.max(axis=2)
     per_second = saved[:, _RECOMPUTE] / np.maximum(chain.recompute_seconds[:, _RECOMPUTE], 1e-12)
@@ -83,10 +89,12 @@ def capuchin(chain: Chain, limit_bytes: float) -> Found:
 
 
 def autoswap(chain: Chain, limit_bytes: float) -> Found:
-    """Swap by AutoSwap's scores, the fastest of the plans of three scores (Zhang et al., arXiv 1903.06631).
+    """Swap by AutoSwap's scores, the fastest of the plans of three scores (Zhang et al., arXiv
+    1903.06631).
 
-    The scores are a unit's duration of absence, its area of absence (with its bytes), and its area weighted by the memory in use
-    meanwhile.  AutoSwap tunes a mixture of them by Bayesian optimization.
+    The scores are a unit's duration of absence, its area of absence (with its bytes), and its area
+    weighted by the memory in use meanwhile.  AutoSwap tunes a mixture of them by Bayesian
+    optimization.
     """
     forward_end, backward_start = _times(chain)
     absence = backward_start - forward_end
@@ -109,10 +117,13 @@ def autoswap(chain: Chain, limit_bytes: float) -> Found:
 
 
 def _times(chain: Chain) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return when each unit's forward pass ends and when its backward pass starts, if everything is kept."""
+    """Return when each unit's forward pass ends and when its backward pass starts, if everything is
+    kept."""
     forward_end = np.cumsum(chain.forward_seconds)
     turn = forward_end[-1] + chain.turn_forward_seconds + chain.turn_backward_seconds
     order = list(chain.backward_order)
     backward_start = np.zeros(chain.units)
-    backward_start[order] = turn + np.concatenate([[0.0], np.cumsum(chain.backward_seconds[order])[:-1]])
+    backward_start[order] = turn + np.concatenate(
+        [[0.0], np.cumsum(chain.backward_seconds[order])[:-1]]
+    )
     return forward_end, backward_start

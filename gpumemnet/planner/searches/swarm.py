@@ -1,10 +1,15 @@
-"""Particle swarm after HOME (He et al., IEEE Transactions on Computers 72(3), 2023, doi 10.1109/TC.2022.3180991).
+"""Particle swarm after HOME (He et al., IEEE Transactions on Computers 72(3), 2023, doi
+10.1109/TC.2022.3180991).
 
-Of HOME only the abstract is public: a particle swarm places every tensor (keep, swap, recompute) with the whole model in view, in
-a reduced search space.  Encoding, decoder and constants are this project's, so it is not HOME's own algorithm.  A particle holds
-real keys: a priority for each unit, and a preference for each of its options.  Decoding evicts units by priority, each with its
-preferred option, until the plan fits, so every particle that can fit does.  Units that cannot help are not searched.  The update
-is the usual one, with inertia and attraction from Clerc and Kennedy (IEEE Transactions on Evolutionary Computation 6(1), 2002).
+Of HOME only the abstract is public: a particle swarm places every tensor (keep, swap, recompute)
+    with the whole model in view, in
+a reduced search space.  Encoding, decoder and constants are this project's, so it is not HOME's own
+algorithm.  A particle holds
+real keys: a priority for each unit, and a preference for each of its options.  Decoding evicts
+    units by priority, each with its
+preferred option, until the plan fits, so every particle that can fit does.  Units that cannot help
+are not searched.  The update is the usual one, with inertia and attraction from Clerc and Kennedy
+(IEEE Transactions on Evolutionary Computation 6(1), 2002).
 """
 
 from __future__ import annotations
@@ -26,7 +31,12 @@ _PENALTY: Final = 10.0
 
 
 def swarm(
-    chain: Chain, limit_bytes: float, *, seed: int = 0, start: NDArray[np.int64] | None = None, iterations: int = ITERATIONS
+    chain: Chain,
+    limit_bytes: float,
+    *,
+    seed: int = 0,
+    start: NDArray[np.int64] | None = None,
+    iterations: int = ITERATIONS,
 ) -> Found:
     """Search ``chain`` for the fastest plan whose regions stay within ``limit_bytes``.
 
@@ -44,7 +54,9 @@ def swarm(
         return Found(keep if chain.fits(keep[None], limit_bytes)[0] else None)
     width = len(searched) * chain.allowed.shape[1]
     position = random.random((PARTICLES, width))
-    for option in range(1, chain.allowed.shape[1]):  # one particle prefers each option for all units
+    for option in range(
+        1, chain.allowed.shape[1]
+    ):  # one particle prefers each option for all units
         position[option].reshape(len(searched), -1)[:, option] = 1
     if start is not None:
         position[0] = _keys_of(chain, searched, start)
@@ -65,13 +77,17 @@ def swarm(
             best, best_seconds = choices[first].copy(), float(seconds[first])
         leader = own_best[int(np.argmin(own_fitness))]
         to_own, to_leader = random.random((2, PARTICLES, width))
-        velocity = _INERTIA * velocity + _ATTRACTION * (to_own * (own_best - position) + to_leader * (leader - position))
+        velocity = _INERTIA * velocity + _ATTRACTION * (
+            to_own * (own_best - position) + to_leader * (leader - position)
+        )
         velocity = np.clip(velocity, -_FASTEST, _FASTEST)
         position = np.clip(position + velocity, 0, 1)
     return Found(best)
 
 
-def _keys_of(chain: Chain, searched: NDArray[np.intp], choices: NDArray[np.int64]) -> NDArray[np.float64]:
+def _keys_of(
+    chain: Chain, searched: NDArray[np.intp], choices: NDArray[np.int64]
+) -> NDArray[np.float64]:
     """Return keys that decode to ``choices``, or to a part of their evictions."""
     keys = np.zeros((len(searched), chain.allowed.shape[1]))
     keys[:, KEEP] = (choices[searched] != KEEP).astype(float)
@@ -80,12 +96,20 @@ def _keys_of(chain: Chain, searched: NDArray[np.intp], choices: NDArray[np.int64
     return keys.ravel()
 
 
-def _decode(chain: Chain, limit_bytes: float, searched: NDArray[np.intp], position: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the choices of every particle: the shortest prefix of its units, by priority, whose eviction fits."""
+def _decode(
+    chain: Chain, limit_bytes: float, searched: NDArray[np.intp], position: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """Return the choices of every particle: the shortest prefix of its units, by priority, whose
+    eviction fits."""
     keys = position.reshape(len(position), len(searched), -1)
-    preferred = np.where(chain.allowed[searched][None, :, 1:], keys[:, :, 1:], -1).argmax(axis=2) + 1
+    preferred = (
+        np.where(chain.allowed[searched][None, :, 1:], keys[:, :, 1:], -1).argmax(axis=2) + 1
+    )
     rank = (-keys[:, :, KEEP]).argsort(axis=1, kind="stable").argsort(axis=1, kind="stable")
-    low, high = np.zeros(len(position), dtype=np.int64), np.full(len(position), len(searched), dtype=np.int64)
+    low, high = (
+        np.zeros(len(position), dtype=np.int64),
+        np.full(len(position), len(searched), dtype=np.int64),
+    )
 
     def rows(count: NDArray[np.int64]) -> NDArray[np.int64]:
         choices = np.zeros((len(position), chain.units), dtype=np.int64)

@@ -1,8 +1,9 @@
 """Corrections of the differences between PyTorch on CUDA and on meta tensors, and the list of them.
 
-:func:`cuda_overrides` returns the operators to replace, for :func:`~gpumemnet.tracing.corrections.overrides.overriding`;
-:func:`~gpumemnet.tracing.corrections.amp.cuda_autocast` is the context in which autocast and gradient scalers act;
-:data:`~gpumemnet.tracing.corrections.table.CORRECTIONS` is the list.
+:func:`cuda_overrides` returns the operators to replace, for
+:func:`~gpumemnet.tracing.corrections.overrides.overriding`;
+:func:`~gpumemnet.tracing.corrections.amp.cuda_autocast` is the context in which autocast and
+gradient scalers act; :data:`~gpumemnet.tracing.corrections.table.CORRECTIONS` is the list.
 """
 
 from __future__ import annotations
@@ -23,10 +24,18 @@ __all__ = ["CORRECTIONS", "Correction", "Override", "cuda_autocast", "cuda_overr
 
 
 def cuda_overrides(platform: Platform) -> list[Override]:
-    """Return all overrides, outermost first: autocast casts before any other kernel sees a tensor's type.
+    """Return all overrides, outermost first: autocast casts before any other kernel sees a tensor's
+    type.
 
     Raises:
         InvalidRequestError: there is no such attention kernel.
     """
-    own = (*DROPOUT, *ACTIVATIONS, *attention_overrides(platform), *NORMALIZATION, *RECURRENT, *IN_PLACE)
+    own = (
+        *DROPOUT,
+        *ACTIVATIONS,
+        *attention_overrides(platform),
+        *NORMALIZATION,
+        *RECURRENT,
+        *IN_PLACE,
+    )
     return [*autocast_overrides(), *own]

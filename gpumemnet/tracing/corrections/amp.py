@@ -1,8 +1,9 @@
-"""Makes ``torch.autocast("cuda")`` and ``GradScaler("cuda")`` work without a GPU, where they would switch themselves off.
+"""Makes ``torch.autocast("cuda")`` and ``GradScaler("cuda")`` work without a GPU, where they would
+switch themselves off.
 
-PyTorch's Python code for mixed precision checks whether CUDA is available, whether a tensor's device is ``cuda``, and how large a
-scale is.  Inside :func:`cuda_autocast` the answers are those of the simulated GPU.  The casts themselves are in
-:mod:`gpumemnet.tracing.corrections.autocast`.
+PyTorch's Python code for mixed precision checks whether CUDA is available, whether a tensor's
+device is ``cuda``, and how large a scale is.  Inside :func:`cuda_autocast` the answers are those of
+the simulated GPU.  The casts themselves are in :mod:`gpumemnet.tracing.corrections.autocast`.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from gpumemnet.tracing.platform import Platform
 
 @contextmanager
 def cuda_autocast(platform: Platform) -> Iterator[None]:
-    """Context in which ``torch.autocast("cuda")``, gradient scalers and checkpoints work as on a GPU.
+    """Context in which ``torch.autocast("cuda")``, gradient scalers and checkpoints work as on a
+    GPU.
 
-    A scaler never skips a step: no gradient of a meta tensor overflows.  Thread-local state and replaced names are restored
+    A scaler never skips a step: no gradient of a meta tensor overflows.  Thread-local state and
+        replaced names are restored
     on exit.
     """
     enabled, dtype = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
@@ -71,7 +74,8 @@ def _cast_as_cuda(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _cuda_for_meta(original: Callable[..., str]) -> Callable[..., str]:
-    """For checkpoints, which enter the autocast region of this device again: name ``cuda`` for meta tensors."""
+    """For checkpoints, which enter the autocast region of this device again: name ``cuda`` for meta
+    tensors."""
 
     def infer_device_type(*args: Any) -> str:
         device_type = original(*args)
@@ -80,5 +84,7 @@ def _cuda_for_meta(original: Callable[..., str]) -> Callable[..., str]:
     return infer_device_type
 
 
-def _step(scaler: Any, optimizer: Any, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+def _step(
+    scaler: Any, optimizer: Any, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
+) -> Any:
     return optimizer.step(*args, **kwargs)

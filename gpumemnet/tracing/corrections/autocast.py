@@ -1,7 +1,9 @@
-"""Autocast for CUDA on meta tensors: all casts of its policies, ahead of autograd, with the cache of cast weights.
+"""Autocast for CUDA on meta tensors: all casts of its policies, ahead of autograd, with the cache
+of cast weights.
 
-The lists are those of :mod:`gpumemnet.physics.autocast`, the rules those of ``aten/src/ATen/autocast_mode.cpp``, whose kernels
-look for tensors on a GPU.  Whether a region is entered, with which type, is PyTorch's own thread-local state, which
+The lists are those of :mod:`gpumemnet.physics.autocast`, the rules those of
+``aten/src/ATen/autocast_mode.cpp``, whose kernels look for tensors on a GPU.  Whether a region is
+entered, with which type, is PyTorch's own thread-local state, which
 :func:`~gpumemnet.tracing.corrections.amp.cuda_autocast` lets ``torch.autocast("cuda")`` set.
 """
 
@@ -15,7 +17,14 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from gpumemnet.physics.autocast import BANNED, FLOAT32, FLOAT32_APPENDED, FLOAT32_RESULT, LOWER_PRECISION, PROMOTE
+from gpumemnet.physics.autocast import (
+    BANNED,
+    FLOAT32,
+    FLOAT32_APPENDED,
+    FLOAT32_RESULT,
+    LOWER_PRECISION,
+    PROMOTE,
+)
 from gpumemnet.torch_private.operators import find_operator, schema, without_function_modes
 from gpumemnet.torch_private.tensors import is_view
 from gpumemnet.tracing.corrections.overrides import Override
@@ -36,16 +45,23 @@ def autocast_overrides() -> tuple[Override, ...]:
     return (
         *_overrides(LOWER_PRECISION, lambda operator: _lower_precision),
         *_overrides(FLOAT32, lambda operator: _float32),
-        *_overrides(FLOAT32_RESULT, lambda operator: partial(_float32_result, _dtype_position(operator))),
         *_overrides(
-            FLOAT32_APPENDED, lambda operator: partial(_float32_appended, find_operator(FLOAT32_APPENDED[_name(operator)]))
+            FLOAT32_RESULT, lambda operator: partial(_float32_result, _dtype_position(operator))
+        ),
+        *_overrides(
+            FLOAT32_APPENDED,
+            lambda operator: partial(
+                _float32_appended, find_operator(FLOAT32_APPENDED[_name(operator)])
+            ),
         ),
         *_overrides(PROMOTE, lambda operator: _promote),
         *_overrides(BANNED, lambda operator: _banned),
     )
 
 
-def _overrides(names: Iterable[str], kernel_of: Callable[[Any], Callable[..., Any]]) -> Iterator[Override]:
+def _overrides(
+    names: Iterable[str], kernel_of: Callable[[Any], Callable[..., Any]]
+) -> Iterator[Override]:
     for name in names:
         operator = find_operator(name)
         if operator is not None:
@@ -53,7 +69,8 @@ def _overrides(names: Iterable[str], kernel_of: Callable[[Any], Callable[..., An
 
 
 def _in_region(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a kernel that runs ``kernel`` inside a region of autocast, and the operator itself elsewhere."""
+    """Return a kernel that runs ``kernel`` inside a region of autocast, and the operator itself
+    elsewhere."""
 
     def run(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not torch.is_autocast_enabled("cuda"):
@@ -86,26 +103,41 @@ def _promote(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return _with_casts(original, widest, args, kwargs)
 
 
-def _float32_result(position: int | None, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _float32_result(
+    position: int | None, original: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
     if _is_castable(args[0]):
         if position is not None and len(args) > position:
-            args = (*args[:position], torch.float32 if args[position] is None else args[position], *args[position + 1 :])
+            args = (
+                *args[:position],
+                torch.float32 if args[position] is None else args[position],
+                *args[position + 1 :],
+            )
         elif kwargs.get("dtype") is None:
             kwargs["dtype"] = torch.float32
     return original(*args, **kwargs)
 
 
-def _float32_appended(with_dtype: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _float32_appended(
+    with_dtype: Any, original: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
     defaults = (2,) if len(args) == 1 else ()
-    return with_dtype(*args, *defaults, **kwargs, dtype=torch.float32 if _is_castable(args[0]) else args[0].dtype)
+    return with_dtype(
+        *args, *defaults, **kwargs, dtype=torch.float32 if _is_castable(args[0]) else args[0].dtype
+    )
 
 
 def _banned(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    raise RuntimeError("binary_cross_entropy is unsafe under autocast: use binary_cross_entropy_with_logits, without the sigmoid")
+    raise RuntimeError(
+        "binary_cross_entropy is unsafe under autocast: use binary_cross_entropy_with_logits, without the sigmoid"
+    )
 
 
-def _with_casts(original: Callable[..., Any], dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call with cast tensors: the last argument is cast first, as GCC compiles it, and the first one is freed first."""
+def _with_casts(
+    original: Callable[..., Any], dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call with cast tensors: the last argument is cast first, as GCC compiles it, and the first
+    one is freed first."""
     named = [_cast(value, dtype) for value in reversed(kwargs.values())]
     placed = [_cast(value, dtype) for value in reversed(args)]
     return original(*reversed(placed), **dict(zip(kwargs, reversed(named), strict=True)))
@@ -152,7 +184,8 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def _dtype_position(operator: Any) -> int | None:
-    """Return the position of ``dtype`` among the positional arguments; ``None`` if it is keyword-only."""
+    """Return the position of ``dtype`` among the positional arguments; ``None`` if it is
+    keyword-only."""
     for position, argument in enumerate(schema(operator).arguments):
         if argument.name == "dtype":
             return None if argument.kwarg_only else position

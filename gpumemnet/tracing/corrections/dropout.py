@@ -1,7 +1,9 @@
-"""Dropout: CUDA runs one kernel that keeps a mask of one byte per element; the composite keeps noise in the input's type.
+"""Dropout: CUDA runs one kernel that keeps a mask of one byte per element; the composite keeps
+noise in the input's type.
 
-Of all forms of dropout only ``aten::dropout`` has such a kernel (``aten/src/ATen/native/Dropout.cpp``).  The in-place form,
-feature and alpha dropout, and any form with ``p`` of 0 or 1, run the same composite on every device.
+Of all forms of dropout only ``aten::dropout`` has such a kernel
+(``aten/src/ATen/native/Dropout.cpp``).  The in-place form, feature and alpha dropout, and any form
+with ``p`` of 0 or 1, run the same composite on every device.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Sums that PyTorch computes in place on CUDA, but not on meta tensors.
 
-PyTorch code that must also work on tensors without memory checks ``at::isTensorSubclassLike``, which is always true for meta
-tensors, and then allocates a new tensor.  In a training step this happens in four places: sums of the gradients of several
-consumers of one tensor (``torch/csrc/autograd/input_buffer.cpp``), the bias of a linear layer whose input is not contiguous, the
+PyTorch code that must also work on tensors without memory checks ``at::isTensorSubclassLike``,
+which is always true for meta tensors, and then allocates a new tensor.  In a training step this
+happens in four places: sums of the gradients of several consumers of one tensor
+    (``torch/csrc/autograd/input_buffer.cpp``), the bias of a linear layer whose input is not
+    contiguous, the
 mask of the math attention kernel, and backward formulas of indexing.
 """
 
@@ -24,7 +26,8 @@ from gpumemnet.tracing.corrections.overrides import Override
 _OWN_PACKAGES: Final = frozenset({str(__package__), torch_private.__name__})
 
 _HELD_ONCE: Final = (3, 2)
-"""Reference counts of a tensor and its storage inside a kernel, if only the calling C++ code holds the tensor."""
+"""Reference counts of a tensor and its storage inside a kernel, if only the calling C++ code holds
+the tensor."""
 
 
 class _Depth(threading.local):
@@ -44,8 +47,12 @@ def adding_in_place() -> Iterator[None]:
         _depth.adding -= 1
 
 
-def _add(original: Callable[..., Tensor], self: Tensor, other: Tensor | complex, *, alpha: complex = 1) -> Tensor:
-    if not isinstance(other, Tensor):  # a number, which PyTorch wraps into a tensor for the kernel and unwraps for Python
+def _add(
+    original: Callable[..., Tensor], self: Tensor, other: Tensor | complex, *, alpha: complex = 1
+) -> Tensor:
+    if not isinstance(
+        other, Tensor
+    ):  # a number, which PyTorch wraps into a tensor for the kernel and unwraps for Python
         output: Tensor = aten.add.Scalar(self, other, alpha)
         return output
     if _depth.adding or (_called_by_engine() and _is_held_once(self)):
@@ -53,7 +60,9 @@ def _add(original: Callable[..., Tensor], self: Tensor, other: Tensor | complex,
     return original(self, other, alpha=alpha)
 
 
-def _linear(original: Callable[..., Tensor], input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _linear(
+    original: Callable[..., Tensor], input: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
     if bias is None or input.dim() == 2:
         return original(input, weight, bias)
     with adding_in_place():
@@ -61,24 +70,46 @@ def _linear(original: Callable[..., Tensor], input: Tensor, weight: Tensor, bias
 
 
 def _index_put(
-    original: Callable[..., Tensor], self: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
+    original: Callable[..., Tensor],
+    self: Tensor,
+    indices: Sequence[Tensor | None],
+    values: Tensor,
+    accumulate: bool = False,
 ) -> Tensor:
     if _called_by_engine():
-        output: Tensor = aten.index_put_.default(self, indices, values, accumulate)  # the method refuses indices that are None
+        output: Tensor = aten.index_put_.default(
+            self, indices, values, accumulate
+        )  # the method refuses indices that are None
         return output
     return original(self, indices, values, accumulate)
 
 
-def _scatter_add(original: Callable[..., Tensor], self: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
-    return self.scatter_add_(dim, index, src) if _called_by_engine() else original(self, dim, index, src)
+def _scatter_add(
+    original: Callable[..., Tensor], self: Tensor, dim: int, index: Tensor, src: Tensor
+) -> Tensor:
+    return (
+        self.scatter_add_(dim, index, src)
+        if _called_by_engine()
+        else original(self, dim, index, src)
+    )
 
 
-def _scatter(original: Callable[..., Tensor], self: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
-    return self.scatter_(dim, index, src) if _called_by_engine() else original(self, dim, index, src)
+def _scatter(
+    original: Callable[..., Tensor], self: Tensor, dim: int, index: Tensor, src: Tensor
+) -> Tensor:
+    return (
+        self.scatter_(dim, index, src) if _called_by_engine() else original(self, dim, index, src)
+    )
 
 
 def _index_add(
-    original: Callable[..., Tensor], self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1
+    original: Callable[..., Tensor],
+    self: Tensor,
+    dim: int,
+    index: Tensor,
+    source: Tensor,
+    *,
+    alpha: float = 1,
 ) -> Tensor:
     if _called_by_engine():
         return self.index_add_(dim, index, source, alpha=alpha)
@@ -92,7 +123,9 @@ def _called_by_engine() -> bool:
 
 def _is_held_once(tensor: Tensor) -> bool:
     """``can_accumulate_inplace`` of ``input_buffer.cpp``."""
-    return reference_counts(tensor) == _HELD_ONCE and bool(aten.is_non_overlapping_and_dense.default(tensor))
+    return reference_counts(tensor) == _HELD_ONCE and bool(
+        aten.is_non_overlapping_and_dense.default(tensor)
+    )
 
 
 IN_PLACE: Final = (

@@ -1,12 +1,15 @@
-"""Normalization and softmax: operators that run as one kernel on CUDA and as a composite on meta tensors.
+"""Normalization and softmax: operators that run as one kernel on CUDA and as a composite on meta
+tensors.
 
 * Batch norm goes to cuDNN unless it is bfloat16, has no weights, or works on vectors
   (``_select_batch_norm_backend`` in ``aten/src/ATen/native/Normalization.cpp``).
 * RMS norm is one kernel that keeps its input and one statistic per row (``_fused_rms_norm`` in
   ``tools/autograd/derivatives.yaml``); the composite keeps three tensors of the size of the input.
-* Softmax of float16 with a float32 result casts inside the kernel (``aten/src/ATen/native/SoftMax.cpp``), not before it.
+* Softmax of float16 with a float32 result casts inside the kernel
+  (``aten/src/ATen/native/SoftMax.cpp``), not before it.
 
-Layer norm, group norm and the native batch norm keep the same statistics, of the same types, on meta tensors.
+Layer norm, group norm and the native batch norm keep the same statistics, of the same types, on
+meta tensors.
 """
 
 from __future__ import annotations
@@ -38,7 +41,12 @@ def _batch_norm(
     cudnn_enabled: bool,
 ) -> Tensor:
     arguments = (weight, bias, running_mean, running_var, training, momentum, eps)
-    if not (cudnn_enabled and weight is not None and bias is not None and _cudnn_takes(input, weight, training)):
+    if not (
+        cudnn_enabled
+        and weight is not None
+        and bias is not None
+        and _cudnn_takes(input, weight, training)
+    ):
         return original(input, *arguments, cudnn_enabled)
     if (running_mean is None) != (running_var is None) or (running_mean is None and not training):
         return original(input, *arguments, cudnn_enabled)
@@ -76,10 +84,17 @@ def _rms_norm(
 
 
 class _FusedRmsNorm(torch.autograd.Function):
-    """The derivative of ``_fused_rms_norm`` as a kernel; on meta tensors PyTorch decomposes the operator."""
+    """The derivative of ``_fused_rms_norm`` as a kernel; on meta tensors PyTorch decomposes the
+    operator."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, normalized_shape: list[int], weight: Tensor | None, eps: float | None) -> Tensor:
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        normalized_shape: list[int],
+        weight: Tensor | None,
+        eps: float | None,
+    ) -> Tensor:
         with below_autograd():
             output, rstd = aten._fused_rms_norm(input, normalized_shape, weight, eps)
         ctx.save_for_backward(input, weight, rstd)
@@ -92,19 +107,27 @@ class _FusedRmsNorm(torch.autograd.Function):
         input, weight, rstd = ctx.saved_tensors
         needs_gradient = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
         with below_autograd():
-            results = aten._fused_rms_norm_backward(gradients[0], input, ctx.normalized_shape, rstd, weight, needs_gradient)
+            results = aten._fused_rms_norm_backward(
+                gradients[0], input, ctx.normalized_shape, rstd, weight, needs_gradient
+            )
         return results[0], None, results[1], None
 
 
-def _softmax(original: Callable[..., Tensor], input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+def _softmax(
+    original: Callable[..., Tensor], input: Tensor, dim: int, dtype: torch.dtype | None = None
+) -> Tensor:
     return _cast_inside(aten._softmax.default, original, input, dim, dtype)
 
 
-def _log_softmax(original: Callable[..., Tensor], input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+def _log_softmax(
+    original: Callable[..., Tensor], input: Tensor, dim: int, dtype: torch.dtype | None = None
+) -> Tensor:
     return _cast_inside(aten._log_softmax.default, original, input, dim, dtype)
 
 
-def _cast_inside(kernel: Any, original: Callable[..., Tensor], input: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
+def _cast_inside(
+    kernel: Any, original: Callable[..., Tensor], input: Tensor, dim: int, dtype: torch.dtype | None
+) -> Tensor:
     if input.dtype == torch.float16 and dtype == torch.float32:
         output: Tensor = kernel(input, dim, True)
         return output

@@ -1,8 +1,9 @@
-"""Replaces kernels of operators on meta tensors ahead of autograd, so that autograd saves what it would save on CUDA.
+"""Replaces kernels of operators on meta tensors ahead of autograd, so that autograd saves what it
+would save on CUDA.
 
-The kernels are registered with PyTorch's dispatcher under the autograd key of meta tensors.  They run for calls from Python and
-from C++, also inside ``multi_head_attention_forward``, and only for meta tensors.  The operator's own kernel is reached through
-the autograd key that no device uses.
+The kernels are registered with PyTorch's dispatcher under the autograd key of meta tensors.  They
+run for calls from Python and from C++, also inside ``multi_head_attention_forward``, and only for
+meta tensors.  The operator's own kernel is reached through the autograd key that no device uses.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ Operator = Any
 """An ``OpOverload`` such as ``torch.ops.aten.dropout.default``."""
 
 Kernel = Callable[..., Any]
-"""Called as ``kernel(original, *args, **kwargs)``; ``original(*args, **kwargs)`` is the operator without this override."""
+"""Called as ``kernel(original, *args, **kwargs)``; ``original(*args, **kwargs)`` is the operator
+without this override."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +39,14 @@ class Override:
 
 @contextmanager
 def overriding(overrides: Sequence[Override]) -> Iterator[None]:
-    """Context in which the kernels run; of several for one operator, each sees the next one as the original."""
+    """Context in which the kernels run; of several for one operator, each sees the next one as the
+    original."""
     by_operator: dict[Operator, list[Kernel]] = {}
     for override in overrides:
         by_operator.setdefault(override.operator, []).append(override.kernel)
-    with overriding_kernels({operator: _chained(kernels) for operator, kernels in by_operator.items()}):
+    with overriding_kernels(
+        {operator: _chained(kernels) for operator, kernels in by_operator.items()}
+    ):
         yield
 
 

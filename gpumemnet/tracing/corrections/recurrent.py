@@ -1,12 +1,14 @@
 """Replaces LSTM and GRU on meta tensors by operators that allocate as CUDA does.
 
-On CUDA, cuDNN runs a whole stack of layers in one call, and a fused kernel runs a single cell.  On meta tensors PyTorch composes
-both from many small operators.
+On CUDA, cuDNN runs a whole stack of layers in one call, and a fused kernel runs a single cell.  On
+meta tensors PyTorch composes both from many small operators.
 
-cuDNN keeps what its backward pass needs in one opaque buffer, the reserve space (:mod:`gpumemnet.physics.recurrent`).
+cuDNN keeps what its backward pass needs in one opaque buffer, the reserve space
+(:mod:`gpumemnet.physics.recurrent`).
 
 Sources: ``aten/src/ATen/native/RNN.cpp``, ``aten/src/ATen/native/cudnn/RNN.cpp`` and
-``aten/src/ATen/cudnn/AutocastRNN.cpp``.  Stacks of plain RNN layers, and of LSTM layers with a projection, are not replaced.
+``aten/src/ATen/cudnn/AutocastRNN.cpp``.  Stacks of plain RNN layers, and of LSTM layers with a
+projection, are not replaced.
 """
 
 from __future__ import annotations
@@ -41,9 +43,13 @@ def _lstm(
     batch_first: bool,
 ) -> Any:
     if not _cudnn_takes(input) or hx[0].shape[2] != hx[1].shape[2]:
-        return original(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+        return original(
+            input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first
+        )
     batch, steps = input.shape[:2] if batch_first else input.shape[1::-1]
-    return _run("lstm", input, hx, params, num_layers, train, bidirectional, batch_first, steps, batch)
+    return _run(
+        "lstm", input, hx, params, num_layers, train, bidirectional, batch_first, steps, batch
+    )
 
 
 def _lstm_packed(
@@ -59,8 +65,21 @@ def _lstm_packed(
     bidirectional: bool,
 ) -> Any:
     if not _cudnn_takes(data) or hx[0].shape[2] != hx[1].shape[2]:
-        return original(data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional)
-    return _run("lstm", data, hx, params, num_layers, train, bidirectional, False, batch_sizes.shape[0], hx[0].shape[1])
+        return original(
+            data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional
+        )
+    return _run(
+        "lstm",
+        data,
+        hx,
+        params,
+        num_layers,
+        train,
+        bidirectional,
+        False,
+        batch_sizes.shape[0],
+        hx[0].shape[1],
+    )
 
 
 def _gru(
@@ -76,9 +95,13 @@ def _gru(
     batch_first: bool,
 ) -> Any:
     if not _cudnn_takes(input):
-        return original(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+        return original(
+            input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first
+        )
     batch, steps = input.shape[:2] if batch_first else input.shape[1::-1]
-    return _run("gru", input, (hx,), params, num_layers, train, bidirectional, batch_first, steps, batch)
+    return _run(
+        "gru", input, (hx,), params, num_layers, train, bidirectional, batch_first, steps, batch
+    )
 
 
 def _gru_packed(
@@ -94,8 +117,21 @@ def _gru_packed(
     bidirectional: bool,
 ) -> Any:
     if not _cudnn_takes(data):
-        return original(data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional)
-    return _run("gru", data, (hx,), params, num_layers, train, bidirectional, False, batch_sizes.shape[0], hx.shape[1])
+        return original(
+            data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional
+        )
+    return _run(
+        "gru",
+        data,
+        (hx,),
+        params,
+        num_layers,
+        train,
+        bidirectional,
+        False,
+        batch_sizes.shape[0],
+        hx.shape[1],
+    )
 
 
 def _cudnn_takes(input: Tensor) -> bool:
@@ -120,8 +156,16 @@ def _run(
     if torch.is_autocast_enabled("cuda"):
         weights_dtype = torch.get_autocast_dtype("cuda")
         input, *hidden = (tensor.to(weights_dtype) for tensor in (input, *hidden))
-    reserve = reserve_elements(kind, steps=steps * batch, hidden=units, layers=layers, directions=directions) if train else 0
-    plan = _Plan(batch_first, len(hidden), directions * units, reserve * input.element_size(), weights_dtype)
+    reserve = (
+        reserve_elements(
+            kind, steps=steps * batch, hidden=units, layers=layers, directions=directions
+        )
+        if train
+        else 0
+    )
+    plan = _Plan(
+        batch_first, len(hidden), directions * units, reserve * input.element_size(), weights_dtype
+    )
     outputs: tuple[Tensor, ...] = _CudnnRnn.apply(plan, input, *hidden, *params)  # type: ignore[no-untyped-call]
     return outputs
 
@@ -134,19 +178,26 @@ class _Plan(NamedTuple):
     weights_dtype: torch.dtype | None
 
     def dense(self, tensor: Tensor) -> Tensor:
-        """Return ``tensor`` in the layout that cuDNN reads: contiguous, with the steps as the first dimension."""
+        """Return ``tensor`` in the layout that cuDNN reads: contiguous, with the steps as the first
+        dimension."""
         return (tensor.transpose(0, 1) if self.batch_first else tensor).contiguous()
 
 
 class _CudnnRnn(torch.autograd.Function):
-    """The operator ``_cudnn_rnn``, which saves input, weights, initial states, output and the reserve space."""
+    """The operator ``_cudnn_rnn``, which saves input, weights, initial states, output and the
+    reserve space."""
 
     @staticmethod
     def forward(ctx: Any, plan: _Plan, input: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         hidden, weights = tensors[: plan.states], tensors[plan.states :]
-        # Autocast copies the weights into a flat buffer of the lower type; otherwise they already share one.
+        # Autocast copies the weights into a flat buffer of the lower type; otherwise they already
+        # share one.
         elements = sum(weight.numel() for weight in weights)
-        flat = None if plan.weights_dtype is None else input.new_empty(elements, dtype=plan.weights_dtype)
+        flat = (
+            None
+            if plan.weights_dtype is None
+            else input.new_empty(elements, dtype=plan.weights_dtype)
+        )
         dense = plan.dense(input)
         output = dense.new_empty((*input.shape[:-1], plan.width))
         last = [state.new_empty(state.shape) for state in hidden]
@@ -164,10 +215,14 @@ class _CudnnRnn(torch.autograd.Function):
         found = [*_input_gradients(plan, input, hidden, gradients[0])]
         if any(needed[len(found) :]):
             found += _weight_gradients(plan, input, weights, weights[0] if flat is None else flat)
-        return None, *(grad if is_needed else None for grad, is_needed in zip_longest(found, needed))
+        return None, *(
+            grad if is_needed else None for grad, is_needed in zip_longest(found, needed)
+        )
 
 
-def _input_gradients(plan: _Plan, input: Tensor, hidden: Sequence[Tensor], gradient: Tensor) -> Iterator[Tensor]:
+def _input_gradients(
+    plan: _Plan, input: Tensor, hidden: Sequence[Tensor], gradient: Tensor
+) -> Iterator[Tensor]:
     copies = plan.dense(input), plan.dense(gradient)
     yield input.new_empty(input.shape)
     for state in hidden:
@@ -175,12 +230,17 @@ def _input_gradients(plan: _Plan, input: Tensor, hidden: Sequence[Tensor], gradi
     del copies
 
 
-def _weight_gradients(plan: _Plan, input: Tensor, weights: Sequence[Tensor], like: Tensor) -> list[Tensor]:
+def _weight_gradients(
+    plan: _Plan, input: Tensor, weights: Sequence[Tensor], like: Tensor
+) -> list[Tensor]:
     copy = plan.dense(input)
     sizes = [weight.numel() for weight in weights]
     pieces = torch.split(like.new_zeros(sum(sizes)), sizes)
     del copy
-    return [piece.view(weight.shape).to(weight.dtype) for piece, weight in zip(pieces, weights, strict=True)]
+    return [
+        piece.view(weight.shape).to(weight.dtype)
+        for piece, weight in zip(pieces, weights, strict=True)
+    ]
 
 
 def _lstm_cell(
@@ -216,7 +276,12 @@ class _FusedGruCell(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, b_ih: Tensor | None, b_hh: Tensor | None
+        ctx: Any,
+        input_gates: Tensor,
+        hidden_gates: Tensor,
+        hx: Tensor,
+        b_ih: Tensor | None,
+        b_hh: Tensor | None,
     ) -> Tensor:
         workspace = hx.new_empty((hx.shape[0], _GRU_WORKSPACE * hx.shape[1]))
         ctx.save_for_backward(input_gates, hidden_gates, hx, b_ih, b_hh, workspace)
@@ -226,7 +291,10 @@ class _FusedGruCell(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         input_gates, hidden_gates, hx, b_ih, b_hh, _ = ctx.saved_tensors
         of_input, of_hidden = torch.empty_like(input_gates), torch.empty_like(hidden_gates)
-        of_biases = [None if bias is None else gates.sum(0) for bias, gates in ((b_ih, of_input), (b_hh, of_hidden))]
+        of_biases = [
+            None if bias is None else gates.sum(0)
+            for bias, gates in ((b_ih, of_input), (b_hh, of_hidden))
+        ]
         return of_input, of_hidden, torch.empty_like(hx), *of_biases
 
 

@@ -1,17 +1,21 @@
 """The memory layout of results on CUDA, where meta kernels differ: mostly strides.
 
-Layouts cost no memory themselves, but a later convolution or pooling may have to copy because of them.
+Layouts cost no memory themselves, but a later convolution or pooling may have to copy because of
+them.
 
-* Convolutions are contiguous on meta tensors, and the gradients of their weights lie as those; cuDNN's follow what they are
-  computed from (``aten/src/ATen/native/cudnn/ConvShared.cpp``).
-* Group norm, softmax and the gradient of a gated linear unit are contiguous on CUDA, whatever they are computed from, and the
-  gradient of a native batch norm's input lies as the input does (``aten/src/ATen/native/cuda/Normalization.cu``).
-* Elementwise gradients lie as their kernel's first operand, mostly the gradient of the result.  Some are taken apart on meta
-  tensors, and the parts end in the layout of the other operand.
-* An image of one pixel is contiguous and channels last at once.  Of elementwise operators ``TensorIteratorBase::fast_set_up``
-  (``aten/src/ATen/TensorIterator.cpp``) makes the result contiguous then; meta kernels keep the strides.
-* Some losses are formed element by element and summed into the same tensor, made small afterwards: its storage stays as large as
-  the output that is compared (``aten/src/ATen/native/BinaryOps.cpp``, ``Loss.cpp``, ``cuda/Loss.cu``).
+* Convolutions are contiguous on meta tensors, and the gradients of their weights lie as those;
+  cuDNN's follow what they are computed from (``aten/src/ATen/native/cudnn/ConvShared.cpp``).
+* Group norm, softmax and the gradient of a gated linear unit are contiguous on CUDA, whatever they
+  are computed from, and the gradient of a native batch norm's input lies as the input does
+  (``aten/src/ATen/native/cuda/Normalization.cu``).
+* Elementwise gradients lie as their kernel's first operand, mostly the gradient of the result.
+  Some are taken apart on meta tensors, and the parts end in the layout of the other operand.
+* An image of one pixel is contiguous and channels last at once.  Of elementwise operators
+  ``TensorIteratorBase::fast_set_up`` (``aten/src/ATen/TensorIterator.cpp``) makes the result
+  contiguous then; meta kernels keep the strides.
+* Some losses are formed element by element and summed into the same tensor, made small afterwards:
+  its storage stays as large as the output that is compared (``aten/src/ATen/native/BinaryOps.cpp``,
+  ``Loss.cpp``, ``cuda/Loss.cu``).
 """
 
 from __future__ import annotations
@@ -27,7 +31,8 @@ from gpumemnet.tracing.workspaces.convolution import gradient_layouts, result_la
 from gpumemnet.tracing.workspaces.layout_copies import CHANNELS_LAST, laid_out, memory_format
 
 LayoutRule = Callable[[Sequence[Any], Any], Any]
-"""Called with arguments and result of an operator on meta tensors; returns the result with the layout on CUDA."""
+"""Called with arguments and result of an operator on meta tensors; returns the result with the
+layout on CUDA."""
 
 _BINARY: Final = frozenset(
     {
@@ -36,26 +41,41 @@ _BINARY: Final = frozenset(
         *("bitwise_left_shift", "bitwise_right_shift"),
     }
 )
-"""Elementwise operators of which an operand may be a number, which the iterator takes for a tensor of another shape."""
+"""Elementwise operators of which an operand may be a number, which the iterator takes for a tensor
+of another shape."""
 _KEEP_STRIDES: Final = frozenset(
-    {"clone", "hardtanh", "masked_fill", "native_dropout_backward", "nan_to_num", "_conj_physical", "deg2rad", "rad2deg"}
+    {
+        "clone",
+        "hardtanh",
+        "masked_fill",
+        "native_dropout_backward",
+        "nan_to_num",
+        "_conj_physical",
+        "deg2rad",
+        "rad2deg",
+    }
 )
 """Said to be elementwise, but they fill a tensor that is made like their argument."""
 _UNTAGGED: Final = frozenset({"hardswish", "leaky_relu_backward", "mish_backward"})
 """Elementwise operators that do not say so in their tags."""
-_TAKEN_APART: Final = frozenset(f"{name}_backward" for name in ("hardtanh", "elu", "hardswish", "hardsigmoid", "softplus"))
+_TAKEN_APART: Final = frozenset(
+    f"{name}_backward" for name in ("hardtanh", "elu", "hardswish", "hardsigmoid", "softplus")
+)
 """Elementwise gradients that are several operators on meta tensors."""
 
 
 def layout_rule(operator: Any) -> LayoutRule | None:
-    """Return the rule for the layout of ``operator``'s results on CUDA; ``None`` if meta tensors have the same layout."""
+    """Return the rule for the layout of ``operator``'s results on CUDA; ``None`` if meta tensors
+    have the same layout."""
     if operator in _RULES:
         return _RULES[operator]
     name = operator_name(operator)
     if name in _TAKEN_APART:
         return _elementwise_gradient
     if name in _UNTAGGED or (
-        torch.Tag.pointwise in operator.tags and name not in _KEEP_STRIDES and not name.startswith("special_")
+        torch.Tag.pointwise in operator.tags
+        and name not in _KEEP_STRIDES
+        and not name.startswith("special_")
     ):
         return _binary if name in _BINARY else _elementwise
     return None
@@ -65,10 +85,16 @@ def _convolution(arguments: Sequence[Any], result: Tensor) -> Tensor | None:
     return _laid_out(result, result_layout(arguments[0], arguments[1]))
 
 
-def _convolution_gradients(arguments: Sequence[Any], gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+def _convolution_gradients(
+    arguments: Sequence[Any], gradients: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
     grad, given, weight = arguments[:3]
     layouts = gradient_layouts(grad, given, weight, gradients[1] is not None)
-    return (_laid_out(gradients[0], layouts.of_input), _laid_out(gradients[1], layouts.of_weight), gradients[2])
+    return (
+        _laid_out(gradients[0], layouts.of_input),
+        _laid_out(gradients[1], layouts.of_weight),
+        gradients[2],
+    )
 
 
 def _laid_out(result: Tensor | None, layout: torch.memory_format) -> Tensor | None:
@@ -99,13 +125,19 @@ def _batch_norm_gradients(arguments: Sequence[Any], results: Sequence[Any]) -> S
 
 
 def _binary(arguments: Sequence[Any], result: Any) -> Any:
-    return _elementwise(arguments, result) if all(isinstance(argument, Tensor) for argument in arguments[:2]) else result
+    return (
+        _elementwise(arguments, result)
+        if all(isinstance(argument, Tensor) for argument in arguments[:2])
+        else result
+    )
 
 
 def _elementwise_gradient(arguments: Sequence[Any], result: Tensor) -> Tensor:
     grad, given = (argument for argument in arguments if isinstance(argument, Tensor))
     if grad.dim() in CHANNELS_LAST and grad.stride() != given.stride():
-        result = _with_strides_of(result, aten.gelu_backward(grad, given))  # a gradient that meta tensors do not take apart
+        result = _with_strides_of(
+            result, aten.gelu_backward(grad, given)
+        )  # a gradient that meta tensors do not take apart
     return result if _keeps_strides(arguments, result) else _contiguous(arguments, result)
 
 
@@ -123,11 +155,15 @@ def _loss(arguments: Sequence[Any], result: Tensor) -> Tensor:
 
 
 def _keeps_strides(arguments: Sequence[Any], result: Tensor) -> bool:
-    """Whether an elementwise result lies as its operands do; else they are one shape, contiguous, and channels last besides."""
+    """Whether an elementwise result lies as its operands do; else they are one shape, contiguous,
+    and channels last besides."""
     if result.dim() not in CHANNELS_LAST or result.stride(-1) == 1 or not result.is_contiguous():
         return True
     operands = [argument for argument in arguments if isinstance(argument, Tensor)]
-    return any(operand is result or operand.shape != result.shape or not operand.is_contiguous() for operand in operands)
+    return any(
+        operand is result or operand.shape != result.shape or not operand.is_contiguous()
+        for operand in operands
+    )
 
 
 _RULES: Final[dict[Any, LayoutRule]] = {

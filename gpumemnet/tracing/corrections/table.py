@@ -1,7 +1,7 @@
 """The list of differences between PyTorch on CUDA and on meta tensors, and of their corrections.
 
-Every entry says what happens on CUDA, where the PyTorch source says so, and which module corrects it or what the trace gets wrong
-without a correction.
+Every entry says what happens on CUDA, where the PyTorch source says so, and which module corrects
+it or what the trace gets wrong without a correction.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class Correction:
 
     def is_about(self, operators: Iterable[str]) -> bool:
         """Whether the difference concerns a run with these ``operators``."""
-        return not self.concerns or any(part in operator for operator in operators for part in self.concerns)
+        return not self.concerns or any(
+            part in operator for operator in operators for part in self.concerns
+        )
 
 
 _HERE: Final = "gpumemnet.tracing.corrections"

@@ -1,7 +1,7 @@
 """A simulated process group: this process is the first rank, and every collective finishes at once.
 
-The group is PyTorch's own fake group (``torch/testing/_internal/distributed/fake_pg.py``), which does not support meta tensors.
-Therefore collectives are answered before they reach it.
+The group is PyTorch's own fake group (``torch/testing/_internal/distributed/fake_pg.py``), which
+does not support meta tensors. Therefore collectives are answered before they reach it.
 """
 
 from __future__ import annotations
@@ -45,10 +45,16 @@ def process_group(ranks: int, exchanged: Exchanged) -> Iterator[None]:
         ExtractError: the process is part of a group already.
     """
     if dist.is_initialized():
-        raise ExtractError("this process is in a process group (torch.distributed.init_process_group); trace in another process")
+        raise ExtractError(
+            "this process is in a process group (torch.distributed.init_process_group); trace in another process"
+        )
     _BEGIN("fake", rank=_RANK, world_size=ranks, store=fake_store())
     try:
-        replacements = [(name, _OBJECTS[collective]) for collective, names in OBJECT_COLLECTIVES.items() for name in names]
+        replacements = [
+            (name, _OBJECTS[collective])
+            for collective, names in OBJECT_COLLECTIVES.items()
+            for name in names
+        ]
         with replaced(replacements), _Collectives(exchanged):
             yield
     finally:
@@ -59,12 +65,16 @@ def _all_gather_object(objects: list[Any], given: Any, *args: object, **kwargs: 
     objects[:] = [given] * len(objects)
 
 
-def _gather_object(given: Any, objects: list[Any] | None = None, *args: object, **kwargs: object) -> None:
+def _gather_object(
+    given: Any, objects: list[Any] | None = None, *args: object, **kwargs: object
+) -> None:
     if objects is not None:
         _all_gather_object(objects, given)
 
 
-def _scatter_object_list(received: list[Any], objects: list[Any] | None = None, *args: object, **kwargs: object) -> None:
+def _scatter_object_list(
+    received: list[Any], objects: list[Any] | None = None, *args: object, **kwargs: object
+) -> None:
     received[:1] = (objects or [None])[:1]
 
 
@@ -78,18 +88,24 @@ _OBJECTS: Final = {
     "scatter_object_list": _scatter_object_list,
     "broadcast_object_list": _broadcast_object_list,
 }
-"""Collectives for Python objects, which need values of tensors: all ranks have the objects of this one."""
+"""Collectives for Python objects, which need values of tensors: all ranks have the objects of this
+one."""
 
 
 class _Collectives(DispatchMode):
-    """Answers collectives at once, and lets sharded tensors decompose their operators before other modes see them."""
+    """Answers collectives at once, and lets sharded tensors decompose their operators before other
+    modes see them."""
 
     def __init__(self, exchanged: Exchanged) -> None:
         super().__init__()
         self._exchanged = exchanged
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if "c10d" in func.namespace:
             group = _group_of(args)
@@ -103,7 +119,8 @@ class _Collectives(DispatchMode):
 
 
 def _group_of(args: tuple[Any, ...]) -> dist.ProcessGroup | None:
-    """Return the process group among the arguments of a collective; functional collectives have its name there."""
+    """Return the process group among the arguments of a collective; functional collectives have its
+    name there."""
     for argument in args:
         if isinstance(argument, torch.ScriptObject | str):
             with suppress(RuntimeError):  # it is not a process group
@@ -114,7 +131,8 @@ def _group_of(args: tuple[Any, ...]) -> dist.ProcessGroup | None:
 
 
 def _done(func: Any, args: tuple[Any, ...]) -> Any:
-    """Return the result of a collective: the tensors that it writes into, if its schema says so, and finished work."""
+    """Return the result of a collective: the tensors that it writes into, if its schema says so,
+    and finished work."""
     future: torch.futures.Future[Any] = torch.futures.Future()
     written = args[0] if args else None
     future.set_result(written if isinstance(written, list) else [written])

@@ -23,7 +23,8 @@ class Rank:
     Attributes:
         model: the module to call.
         parameters: the rank's own parameter for each of the model's, by the ``id`` of the latter.
-        owners: path of the module that owns a parameter or a buffer, by the ``id`` of the rank's own.
+        owners: path of the module that owns a parameter or a buffer, by the ``id`` of the rank's
+            own.
         notes: one sentence on how the GPUs are used.
     """
 
@@ -35,7 +36,12 @@ class Rank:
 
 @contextmanager
 def on_rank(
-    model: nn.Module, meta_tensors: MetaTensors, recorder: Recorder, parallel: str, ranks: int, dtype: torch.dtype | None
+    model: nn.Module,
+    meta_tensors: MetaTensors,
+    recorder: Recorder,
+    parallel: str,
+    ranks: int,
+    dtype: torch.dtype | None,
 ) -> Iterator[Rank]:
     """Context in which ``model`` is on the GPU of one rank; enter it inside the recorder's context.
 
@@ -53,7 +59,9 @@ def on_rank(
     owners = {id(tensor): path for tensor, path, _ in meta_tensors.moves}
 
     def arrived(tensor: Tensor, is_parameter: bool) -> None:
-        recorder.arrived(tensor, "parameter" if is_parameter else "buffer", owners.get(id(tensor), ""))
+        recorder.arrived(
+            tensor, "parameter" if is_parameter else "buffer", owners.get(id(tensor), "")
+        )
 
     if parallel in ("none", "ddp"):
         for tensor, _, is_parameter in meta_tensors.moves:
@@ -83,13 +91,22 @@ def on_rank(
         for name, shard in shards.items():
             owners[id(shard)] = name.rpartition(".")[0]
             recorder.classify((part_on_rank(shard),), "parameter", owners[id(shard)])
-        yield Rank(model, {key: shards[name] for key, name in of_model.items()}, owners, (_sharding_note(ranks, groups, dtype),))
+        yield Rank(
+            model,
+            {key: shards[name] for key, name in of_model.items()},
+            owners,
+            (_sharding_note(ranks, groups, dtype),),
+        )
 
 
-def gathered_in(model: nn.Module, parallel: str, autocast: torch.dtype | None) -> torch.dtype | None:
-    """Return the type in which sharded parameters are gathered and used; ``None`` for their own type.
+def gathered_in(
+    model: nn.Module, parallel: str, autocast: torch.dtype | None
+) -> torch.dtype | None:
+    """Return the type in which sharded parameters are gathered and used; ``None`` for their own
+    type.
 
-    ``fully_shard`` replaces autocast, except in models with batch norms: those keep fp32 statistics and accept no other weights.
+    ``fully_shard`` replaces autocast, except in models with batch norms: those keep fp32 statistics
+    and accept no other weights.
 
     Args:
         model: the model.
@@ -101,5 +118,9 @@ def gathered_in(model: nn.Module, parallel: str, autocast: torch.dtype | None) -
 
 
 def _sharding_note(ranks: int, groups: int, dtype: torch.dtype | None) -> str:
-    gathered = "" if dtype is None else f", gathered in {str(dtype).removeprefix('torch.')}, gradients summed in float32"
+    gathered = (
+        ""
+        if dtype is None
+        else f", gathered in {str(dtype).removeprefix('torch.')}, gradients summed in float32"
+    )
     return f"the first of {ranks:,} ranks, which holds the largest shards: fully_shard in {groups:,} groups{gathered}"

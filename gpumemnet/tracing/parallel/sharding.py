@@ -1,8 +1,10 @@
-"""``fully_shard`` on a traced model: parameters, gradients and optimizer state are split among the ranks.
+"""``fully_shard`` on a traced model: parameters, gradients and optimizer state are split among the
+ranks.
 
-Each block of the model's stacks is a group whose parameters are gathered and freed together; the other parameters are the
-outermost group.  PyTorch's documentation and trainers do the same (``torch/distributed/fsdp/_fully_shard``; Zhao et al., arXiv
-2304.11277; the stages are those of ZeRO, Rajbhandari et al., arXiv 1910.02054).
+Each block of the model's stacks is a group whose parameters are gathered and freed together; the
+other parameters are the outermost group.  PyTorch's documentation and trainers do the same
+(``torch/distributed/fsdp/_fully_shard``; Zhao et al., arXiv 2304.11277; the stages are those of
+ZeRO, Rajbhandari et al., arXiv 1910.02054).
 """
 
 from __future__ import annotations
@@ -70,19 +72,24 @@ def sharding_on_meta(recorder: Recorder, streams: Streams, arrived: Arrived) -> 
 
 def _nothing_offloaded(group: Any) -> None:
     if any(parameter.offload_to_cpu for parameter in group.fsdp_params):
-        raise ExtractError("offloading parameters to host memory (CPUOffloadPolicy) is not supported; trace without it")
+        raise ExtractError(
+            "offloading parameters to host memory (CPUOffloadPolicy) is not supported; trace without it"
+        )
 
 
 @contextmanager
-def sharded(model: nn.Module, ranks: int, dtype: torch.dtype | None, reshard: bool) -> Iterator[int]:
+def sharded(
+    model: nn.Module, ranks: int, dtype: torch.dtype | None, reshard: bool
+) -> Iterator[int]:
     """Context in which ``model`` is sharded; it is left as it was.
 
     Args:
         model: the model, with meta tensors in place.
         ranks: number of ranks.
-        dtype: type of gathered parameters and of the forward and backward pass; ``None`` for the parameters' own type.  With a
-            type, gradients are summed in fp32.
-        reshard: whether gathered parameters are freed after the forward pass (ZeRO-3), or kept for the backward pass (ZeRO-2).
+        dtype: type of gathered parameters and of the forward and backward pass; ``None`` for the
+            parameters' own type.  With a type, gradients are summed in fp32.
+        reshard: whether gathered parameters are freed after the forward pass (ZeRO-3), or kept for
+            the backward pass (ZeRO-2).
 
     Yields:
         the number of groups that are gathered as a whole.
@@ -94,14 +101,24 @@ def sharded(model: nn.Module, ranks: int, dtype: torch.dtype | None, reshard: bo
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     mesh = init_device_mesh("cpu", (ranks,))
-    policy = MixedPrecisionPolicy() if dtype is None else MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    policy = (
+        MixedPrecisionPolicy()
+        if dtype is None
+        else MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    )
     stack = blocks(model)
     _check(model, stack)
     groups = (*stack, model)
     with _restored(model):
         for each in groups:
-            whole = [parameter.untyped_storage() for parameter in each.parameters() if not is_sharded(type(parameter))]
-            fully_shard(each, mesh=mesh, mp_policy=policy, reshard_after_forward=None if reshard else False)
+            whole = [
+                parameter.untyped_storage()
+                for parameter in each.parameters()
+                if not is_sharded(type(parameter))
+            ]
+            fully_shard(
+                each, mesh=mesh, mp_policy=policy, reshard_after_forward=None if reshard else False
+            )
             for storage in whole:
                 storage.resize_(0)  # only the table of meta tensors still refers to it
         yield len(groups)
@@ -131,13 +148,17 @@ def _check(model: nn.Module, stack: list[nn.Module]) -> None:
         elif not parameter.is_contiguous():
             reason = "is not contiguous, as with channels_last"
         if reason:
-            raise ExtractError(f"the parameter '{name}' {reason}, which fully_shard does not support")
+            raise ExtractError(
+                f"the parameter '{name}' {reason}, which fully_shard does not support"
+            )
 
 
 @contextmanager
 def _restored(model: nn.Module) -> Iterator[None]:
     """Context that restores classes, tensors and hooks of the modules of ``model`` on exit."""
-    before = [(module, type(module), dict(module.__dict__), _tables(module)) for module in model.modules()]
+    before = [
+        (module, type(module), dict(module.__dict__), _tables(module)) for module in model.modules()
+    ]
     try:
         yield
     finally:
@@ -152,5 +173,6 @@ def _restored(model: nn.Module) -> Iterator[None]:
 
 
 def _tables(module: nn.Module) -> list[tuple[dict[Any, Any], dict[Any, Any]]]:
-    """Return the dicts of a module that registering a parameter or a hook changes, with copies of them."""
+    """Return the dicts of a module that registering a parameter or a hook changes, with copies of
+    them."""
     return [(table, dict(table)) for name, table in module.__dict__.items() if name in OWN_DICTS]

@@ -1,6 +1,8 @@
-"""The result of a trace: expected and safe bytes as ``nvidia-smi`` shows them, their parts, and the peak.
+"""The result of a trace: expected and safe bytes as ``nvidia-smi`` shows them, their parts, and the
+peak.
 
-The parts add up to the expected bytes: parameters, buffers, gradients, optimizer state, saved activations, inputs, temporaries,
+The parts add up to the expected bytes: parameters, buffers, gradients, optimizer state, saved
+    activations, inputs, temporaries,
 communication, workspaces, fragmentation, context and communicator.
 """
 
@@ -45,7 +47,8 @@ class BatchPoint:
         batch_size: samples per step.
         expected_bytes, safe_bytes: as in :class:`TraceAnswer`.
         verdict: whether it fits the GPU, one of :data:`~gpumemnet.gpu.verdict.VERDICTS`.
-        traced: whether this batch size was traced; ``False`` if it was interpolated from two others.
+        traced: whether this batch size was traced; ``False`` if it was interpolated from two
+            others.
     """
 
     batch_size: int
@@ -97,19 +100,22 @@ class TraceAnswer:
     Attributes:
         model: name of the traced model.
         gpu: name of the GPU that the amounts are for.
-        available_bytes: memory that a process can use on the GPU: its capacity without what the driver reserves.
+        available_bytes: memory that a process can use on the GPU: its capacity without what the
+            driver reserves.
         batch_size: samples per step; on several GPUs, samples per step and GPU.
-        expected_bytes: reserved bytes, CUDA context and NCCL's buffers in steady state, as ``nvidia-smi`` shows them.
+        expected_bytes: reserved bytes, CUDA context and NCCL's buffers in steady state, as
+            ``nvidia-smi`` shows them.
         safe_bytes: an upper bound on the steady state and on what the start-up cannot do without.
-        startup_peak_bytes: the same as ``expected_bytes`` at the moment of most memory, start-up included.  It is larger if
-            cuDNN searches for algorithms in the first step, which takes memory that is free and gives it back, or if the
-            program empties the cache before it trains.
+        startup_peak_bytes: the same as ``expected_bytes`` at the moment of most memory, start-up
+            included.  It is larger if cuDNN searches for algorithms in the first step, which takes
+            memory that is free and gives it back, or if the program empties the cache before it
+            trains.
         safe_basis: how the bound is computed, and whether its coverage was measured.
         parts: bytes by name; they add up to ``expected_bytes``.
         reserved_bytes, allocated_bytes, requested_bytes: maxima of the caching allocator.
         context_bytes, context_source: the CUDA context, and the source of the number.
-        smallest_bytes: the smallest memory in which the job still runs, context included; cached blocks are released on demand,
-            and convolutions do without workspaces.
+        smallest_bytes: the smallest memory in which the job still runs, context included; cached
+            blocks are released on demand, and convolutions do without workspaces.
         peak: the moment of most allocated bytes, and the modules that hold most of them.
         loss: the loss that was used.
         notes: assumptions that the trace made.
@@ -120,10 +126,12 @@ class TraceAnswer:
         curve: the memory over one training step, on request.
         job: the training job as a JSON object, with its traced peak, on request.
         ranks: number of GPUs that the job runs on; all amounts are for one of them.
-        convolution_workspaces: where the workspaces of convolutions come from, ``rules`` or a version of cuDNN; ``None`` without
-            convolutions.
-        branches: lines of a script that branch on values of the GPU; both ways were traced, and this is the larger answer.
-        selections: lines of a script that select elements by values of the GPU; half of them are expected, and all are safe.
+        convolution_workspaces: where the workspaces of convolutions come from, ``rules`` or a
+            version of cuDNN; ``None`` without convolutions.
+        branches: lines of a script that branch on values of the GPU; both ways were traced, and
+            this is the larger answer.
+        selections: lines of a script that select elements by values of the GPU; half of them are
+            expected, and all are safe.
     """
 
     model: str
@@ -158,7 +166,9 @@ class TraceAnswer:
     @property
     def verdict(self) -> str:
         """Whether the job fits the GPU, one of :data:`~gpumemnet.gpu.verdict.VERDICTS`."""
-        return verdict(ceil_mib(self.expected_bytes), ceil_mib(self.safe_bytes), self.available_bytes // MIB)
+        return verdict(
+            ceil_mib(self.expected_bytes), ceil_mib(self.safe_bytes), self.available_bytes // MIB
+        )
 
     @property
     def fits(self) -> bool:
@@ -166,11 +176,14 @@ class TraceAnswer:
         return self.verdict == YES
 
     def __repr__(self) -> str:
-        amounts = f"expected {self.expected_bytes / GIB:.2f} GiB, safe {self.safe_bytes / GIB:.2f} GiB"
+        amounts = (
+            f"expected {self.expected_bytes / GIB:.2f} GiB, safe {self.safe_bytes / GIB:.2f} GiB"
+        )
         return f"<TraceAnswer: {self.model}, batch size {self.batch_size}: {amounts} on {self.gpu}>"
 
     def _repr_html_(self) -> str:
-        """The answer as compact tables for notebooks: expected and safe bytes, parts, peak and notes."""
+        """The answer as compact tables for notebooks: expected and safe bytes, parts, peak and
+        notes."""
         gpu = self.gpu if self.ranks == 1 else f"one of {self.ranks:,} x {self.gpu}"
         held = {part: size for part, size in self.parts.items() if size}
         parts = zip(held, shown_mib(list(held.values())), strict=True)
@@ -182,7 +195,10 @@ class TraceAnswer:
             *((PART_NAMES[part][0], f"{amount:,} MiB") for part, amount in parts),
             ("peak", f"{self.peak.phase}, {self.peak.operator}{module}"),
         ]
-        modules = [(name or "(model)", f"{ceil_mib(size):,} MiB") for name, size in self.peak.modules[:TOP_MODULES]]
+        modules = [
+            (name or "(model)", f"{ceil_mib(size):,} MiB")
+            for name, size in self.peak.modules[:TOP_MODULES]
+        ]
         caption = f"{self.model}, batch size {self.batch_size:,}, on {gpu}"
         return notebook_html(caption, facts, "Largest modules at the peak", modules, self.notes)
 
@@ -205,7 +221,9 @@ def answer_from_dict(document: Mapping[str, Any]) -> TraceAnswer:
     return TraceAnswer(
         **{
             **values,
-            "peak": Peak(**{**peak, "modules": tuple((name, size) for name, size in peak["modules"])}),
+            "peak": Peak(
+                **{**peak, "modules": tuple((name, size) for name, size in peak["modules"])}
+            ),
             "notes": tuple(values["notes"]),
             "not_included": tuple(values["not_included"]),
             "branches": tuple(values["branches"]),

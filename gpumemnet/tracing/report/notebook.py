@@ -12,8 +12,11 @@ Rows = Iterable[tuple[str, str]]
 """Names and values."""
 
 
-def notebook_html(caption: str, facts: Rows, summary: str, details: Rows, notes: Iterable[str]) -> str:
-    """Return a table of facts, and below it a table and a list that a click opens; all text is escaped."""
+def notebook_html(
+    caption: str, facts: Rows, summary: str, details: Rows, notes: Iterable[str]
+) -> str:
+    """Return a table of facts, and below it a table and a list that a click opens; all text is
+    escaped."""
     listed = "".join(f"<li>{escape(note)}</li>" for note in notes)
     return (
         f'<table><caption style="{_STYLE}">{escape(caption)}</caption><tbody>{_rows(facts)}</tbody></table>'
@@ -24,5 +27,6 @@ def notebook_html(caption: str, facts: Rows, summary: str, details: Rows, notes:
 
 def _rows(rows: Rows) -> str:
     return "".join(
-        f'<tr><th style="{_STYLE}">{escape(name)}</th><td style="{_STYLE}">{escape(value)}</td></tr>' for name, value in rows
+        f'<tr><th style="{_STYLE}">{escape(name)}</th><td style="{_STYLE}">{escape(value)}</td></tr>'
+        for name, value in rows
     )

@@ -1,4 +1,5 @@
-"""Names of the parts of a traced peak, and rounding of amounts to whole MiB that preserves their sum."""
+"""Names of the parts of a traced peak, and rounding of amounts to whole MiB that preserves their
+sum."""
 
 from __future__ import annotations
 
@@ -15,7 +16,10 @@ PART_NAMES: Final[Mapping[str, tuple[str, str]]] = {
     "saved_activation": ("saved activations", "what the forward pass keeps for the backward pass"),
     "input": ("inputs", "the batch and its targets"),
     "temporary": ("temporaries", "what operators need at the peak"),
-    "communication": ("communication", "gathered parameters, and buffers for exchange with other GPUs"),
+    "communication": (
+        "communication",
+        "gathered parameters, and buffers for exchange with other GPUs",
+    ),
     "workspace": ("workspaces", "scratch memory of cuBLAS, cuDNN and kernels"),
     "fragmentation": ("fragmentation", "rounding, and cached blocks that no request fits into"),
     "context": ("CUDA context", "driver, libraries and loaded kernels"),
@@ -28,7 +32,8 @@ TOP_MODULES: Final = 10
 
 
 def shown_mib(amounts: Sequence[int]) -> list[int]:
-    """Round ``amounts`` in bytes to whole MiB that add up to the rounded-up total: the largest remainders are rounded up."""
+    """Round ``amounts`` in bytes to whole MiB that add up to the rounded-up total: the largest
+    remainders are rounded up."""
     floors = [amount // MIB for amount in amounts]
     order = sorted(range(len(amounts)), key=lambda index: -(amounts[index] % MIB))
     for index in order[: ceil_mib(sum(amounts)) - sum(floors)]:

@@ -1,7 +1,9 @@
-"""The content of a chart of a traced step, for every output format: bands, phases, the peak, and lines for limits.
+"""The content of a chart of a traced step, for every output format: bands, phases, the peak, and
+lines for limits.
 
-Each phase has a minimum width, because an optimizer with fused kernels allocates a few times and a backward pass thousands of
-times.  A long step is reduced to visible points; each point is the maximum of its interval, so no maximum is lost.
+Each phase has a minimum width, because an optimizer with fused kernels allocates a few times and a
+backward pass thousands of times.  A long step is reduced to visible points; each point is the
+maximum of its interval, so no maximum is lost.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ COLOURS: Final = {
     "communication": "#661100",
     "workspace": "#CC79A7",
 }
-"""Bands from the bottom up, the constant ones first, in the colours of Okabe and Ito for colour-blind readers."""
+"""Bands from the bottom up, the constant ones first, in the colours of Okabe and Ito for
+colour-blind readers."""
 MAX_MOMENTS: Final = 1_200
 _LEAST_WIDTH: Final = 0.07
 _START: Final = "start"
@@ -70,15 +73,18 @@ class Picture:
     """The chart of a step; its points are selected events of the curve.
 
     Attributes:
-        bands: from the bottom up, the CUDA context first; classes without bytes in the step are left out.
+        bands: from the bottom up, the CUDA context first; classes without bytes in the step are
+            left out.
         reserved_bytes: reserved bytes and context at each point, as ``nvidia-smi`` shows them.
         positions: start of each point's interval on the axis from 0 to 1, followed by 1.
         events: index of each point's event in the curve.
         phases: in order, adjacent to each other, from 0 to 1.
         phase_of: index of the phase of each point.
         peak: index of the marked point.
-        is_run_peak: whether the marked point is the peak of the run, to which the answer's parts refer.
-        available_bytes: memory that a process can use on the GPU; ``None`` if it is too far above the curve to draw.
+        is_run_peak: whether the marked point is the peak of the run, to which the answer's parts
+            refer.
+        available_bytes: memory that a process can use on the GPU; ``None`` if it is too far above
+            the curve to draw.
         top_bytes: bytes of the highest line.
     """
 
@@ -96,13 +102,18 @@ class Picture:
     @property
     def edges_bytes(self) -> list[list[int]]:
         """The upper edge of each band, from the bottom up."""
-        edges: list[list[int]] = np.cumsum([band.moments_bytes for band in self.bands], axis=0).tolist()
+        edges: list[list[int]] = np.cumsum(
+            [band.moments_bytes for band in self.bands], axis=0
+        ).tolist()
         return edges
 
     @property
     def unused_bytes(self) -> list[int]:
         """Reserved bytes that no tensor holds, at each point."""
-        return [reserved - used for reserved, used in zip(self.reserved_bytes, self.edges_bytes[-1], strict=True)]
+        return [
+            reserved - used
+            for reserved, used in zip(self.reserved_bytes, self.edges_bytes[-1], strict=True)
+        ]
 
     @property
     def peak_position(self) -> float:
@@ -118,7 +129,9 @@ def picture_of(answer: TraceAnswer) -> Picture:
     """
     curve = answer.curve
     if curve is None or not curve.reserved_bytes:
-        raise InvalidRequestError("the answer has no curve; trace with ExtraResults(curve=True)", "plot")
+        raise InvalidRequestError(
+            "the answer has no curve; trace with ExtraResults(curve=True)", "plot"
+        )
     amounts = np.array(curve.bytes_by_class, dtype=np.int64).reshape(len(curve.classes), -1)
     totals = amounts.sum(axis=0)
     marked, is_run_peak = _marked(answer, curve, amounts, totals)
@@ -127,18 +140,25 @@ def picture_of(answer: TraceAnswer) -> Picture:
     kept = amounts[:, events]
     other = {part: answer.parts[part] for part in ("context", "communicator") if answer.parts[part]}
     rows = {part: [size] * len(events) for part, size in other.items()}
-    rows |= {name: kept[row].tolist() for row, name in enumerate(curve.classes) if amounts[row].any()}
+    rows |= {
+        name: kept[row].tolist() for row, name in enumerate(curve.classes) if amounts[row].any()
+    }
     reserved = tuple(curve.reserved_bytes[event] + sum(other.values()) for event in events)
     highest = max(*reserved, answer.expected_bytes, answer.safe_bytes)
     available_bytes = answer.available_bytes if answer.available_bytes < 2 * highest else None
     return Picture(
         bands=tuple(
-            Band(part, PART_NAMES[part][0], colour, tuple(rows[part])) for part, colour in COLOURS.items() if part in rows
+            Band(part, PART_NAMES[part][0], colour, tuple(rows[part]))
+            for part, colour in COLOURS.items()
+            if part in rows
         ),
         reserved_bytes=reserved,
         positions=tuple(positions),
         events=tuple(events),
-        phases=tuple(Span(name, start, end) for name, (start, end) in zip(names, pairwise(edges), strict=True)),
+        phases=tuple(
+            Span(name, start, end)
+            for name, (start, end) in zip(names, pairwise(edges), strict=True)
+        ),
         phase_of=tuple(phase_of),
         peak=events.index(marked),
         is_run_peak=is_run_peak,
@@ -154,7 +174,8 @@ def title_of(answer: TraceAnswer) -> str:
 
 
 def peak_lines(answer: TraceAnswer, picture: Picture) -> tuple[str, str]:
-    """Return two lines on the marked point: its phase and bytes, and the operator that allocated."""
+    """Return two lines on the marked point: its phase and bytes, and the operator that
+    allocated."""
     used = picture.edges_bytes[-1][picture.peak] / GIB
     phase = picture.phases[picture.phase_of[picture.peak]].name
     peak = answer.peak
@@ -162,14 +183,19 @@ def peak_lines(answer: TraceAnswer, picture: Picture) -> tuple[str, str]:
         module = f" in {peak.module}" if peak.module else ""
         return f"peak: {used:,.2f} GiB in use, {phase}", f"{peak.operator}{module}"
     step = f", step {peak.step}" if peak.step else ""
-    return f"most of this step: {used:,.2f} GiB in use, {phase}", f"the run's peak is elsewhere: {peak.phase}{step}"
+    return (
+        f"most of this step: {used:,.2f} GiB in use, {phase}",
+        f"the run's peak is elsewhere: {peak.phase}{step}",
+    )
 
 
-def _marked(answer: TraceAnswer, curve: Curve, amounts: npt.NDArray[np.int64], totals: npt.NDArray[np.int64]) -> tuple[int, bool]:
+def _marked(
+    answer: TraceAnswer, curve: Curve, amounts: npt.NDArray[np.int64], totals: npt.NDArray[np.int64]
+) -> tuple[int, bool]:
     """Return the event to mark, and whether it is the peak of the run.
 
-    The peak of the run may lie outside the step in steady state, for example in the first step.  Then the maximum of the step is
-    marked.
+    The peak of the run may lie outside the step in steady state, for example in the first step.
+    Then the maximum of the step is marked.
     """
     parts = np.array([answer.parts.get(name, 0) for name in curve.classes], dtype=np.int64)
     alike = np.flatnonzero((amounts == parts[:, np.newaxis]).all(axis=0))
@@ -177,7 +203,8 @@ def _marked(answer: TraceAnswer, curve: Curve, amounts: npt.NDArray[np.int64], t
 
 
 def _phases(curve: Curve) -> tuple[list[str], list[int], list[float]]:
-    """Return names of the phases that have events, the events at their bounds, and the positions of their bounds."""
+    """Return names of the phases that have events, the events at their bounds, and the positions of
+    their bounds."""
     n_events = len(curve.reserved_bytes)
     phases = [(_START, 0), *curve.phases]
     ends = [*(start for _, start in curve.phases), n_events]
@@ -195,11 +222,15 @@ def _moments(
     events: list[int] = []
     positions: list[float] = []
     phase_of: list[int] = []
-    for phase, ((first, end), (left, right)) in enumerate(zip(pairwise(bounds), pairwise(edges), strict=True)):
+    for phase, ((first, end), (left, right)) in enumerate(
+        zip(pairwise(bounds), pairwise(edges), strict=True)
+    ):
         stretches = max(1, min(end - first, int(MAX_MOMENTS * (right - left))))
         cuts = [first + (end - first) * stretch // stretches for stretch in range(stretches + 1)]
         for start, stop in pairwise(cuts):
-            events.append(marked if start <= marked < stop else start + int(totals[start:stop].argmax()))
+            events.append(
+                marked if start <= marked < stop else start + int(totals[start:stop].argmax())
+            )
             positions.append(left + (right - left) * (start - first) / (end - first))
             phase_of.append(phase)
     return events, [*positions, 1.0], phase_of

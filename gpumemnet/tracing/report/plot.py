@@ -1,6 +1,8 @@
-"""Draws the memory over one training step in steady state, stacked by class; the file's suffix selects the format.
+"""Draws the memory over one training step in steady state, stacked by class; the file's suffix
+selects the format.
 
-matplotlib draws PNG, SVG and PDF.  :mod:`gpumemnet.tracing.report.plot_html` writes HTML and needs no further package.
+matplotlib draws PNG, SVG and PDF.  :mod:`gpumemnet.tracing.report.plot_html` writes HTML and needs
+no further package.
 """
 
 from __future__ import annotations
@@ -26,7 +28,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PICTURES: Final = (".png", ".svg", ".pdf")
-_STYLE: Final = {"font.size": 9.5, "svg.hashsalt": "gpumemnet", "axes.spines.top": False, "axes.spines.right": False}
+_STYLE: Final = {
+    "font.size": 9.5,
+    "svg.hashsalt": "gpumemnet",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
 _SIZE_INCHES: Final = (10.0, 5.2)
 _DOTS_PER_INCH: Final = 130
 _LEFT, _BOTTOM, _WIDTH, _HEIGHT = 0.06, 0.075, 0.68, 0.755
@@ -36,7 +43,8 @@ INK, QUIET, UNUSED, AVAILABLE = "#000000", "#555555", "#eeeeee", "#D55E00"
 _ON_WHITE: Final = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
 DASHES: Final = (0, (4, 2.5))
 _CHARACTER_WIDTH: Final = 0.0105
-"""Width of one character of a phase's name, as a share of the axis, with the space around the name."""
+"""Width of one character of a phase's name, as a share of the axis, with the space around the
+name."""
 _MAX_CHARACTERS: Final = 60
 
 
@@ -48,7 +56,8 @@ def plot(answer: TraceAnswer, path: Path) -> None:
         path: a file that ends in ``.html``, ``.png``, ``.svg`` or ``.pdf``.
 
     Raises:
-        InvalidRequestError: another suffix, an answer without a curve, or a file that cannot be written.
+        InvalidRequestError: another suffix, an answer without a curve, or a file that cannot be
+            written.
         MissingExtraError: matplotlib is needed and not installed.
     """
     picture = picture_of(answer)
@@ -61,7 +70,10 @@ def plot(answer: TraceAnswer, path: Path) -> None:
 
 
 def write_picture(
-    path: Path, page_text: Callable[[], str], draw: Callable[[Figure], None], size_inches: tuple[float, float]
+    path: Path,
+    page_text: Callable[[], str],
+    draw: Callable[[Figure], None],
+    size_inches: tuple[float, float],
 ) -> None:
     """Write a picture to ``path`` atomically, in the format of its suffix.
 
@@ -77,8 +89,14 @@ def write_picture(
     """
     suffix = path.suffix.lower()
     if suffix not in (*PICTURES, ".html"):
-        raise InvalidRequestError(f"must end in .html or {', '.join(PICTURES)}, not {describe(path.name)}", "plot")
-    content = page_text().encode() if suffix == ".html" else _drawn(draw, size_inches, suffix.removeprefix("."))
+        raise InvalidRequestError(
+            f"must end in .html or {', '.join(PICTURES)}, not {describe(path.name)}", "plot"
+        )
+    content = (
+        page_text().encode()
+        if suffix == ".html"
+        else _drawn(draw, size_inches, suffix.removeprefix("."))
+    )
     try:
         replace_file(path, content)
     except OSError as error:
@@ -107,9 +125,14 @@ def _drawn(draw: Callable[[Figure], None], size_inches: tuple[float, float], for
 def _draw_step(figure: Figure, answer: TraceAnswer, picture: Picture) -> None:
     axes = figure.add_axes((_LEFT, _BOTTOM, _WIDTH, _HEIGHT))
     draw_chart(axes, answer, picture, HEADROOM * picture.top_bytes)
-    axes.set_xlabel("allocations and frees of one training step, in order; each phase to its own scale", color=QUIET)
+    axes.set_xlabel(
+        "allocations and frees of one training step, in order; each phase to its own scale",
+        color=QUIET,
+    )
     axes.set_ylabel("GiB")
-    figure.text(_LEFT, 0.945, _short(title_of(answer), 90), fontsize=13, fontweight="bold", parse_math=False)
+    figure.text(
+        _LEFT, 0.945, _short(title_of(answer), 90), fontsize=13, fontweight="bold", parse_math=False
+    )
     amounts = f"{_amount(answer.expected_bytes)} expected, {_amount(answer.safe_bytes)} safe"
     line = f"{amounts}: {VERDICT_TEXTS[answer.verdict]} in {_amount(answer.available_bytes)}"
     figure.text(_LEFT, 0.897, line, fontsize=10.5, color=QUIET)
@@ -119,7 +142,8 @@ def draw_chart(axes: Axes, answer: TraceAnswer, picture: Picture, top_bytes: flo
     """Draw the memory over a step, its phases and its peak; the axis ends at ``top_bytes``."""
     axes.set_xlim(0, 1)
     axes.set_ylim(0, top_bytes / GIB)
-    # from the top band down, each filled to zero: this needs half the points of a band with a lower edge
+    # from the top band down, each filled to zero: this needs half the points of a band with a lower
+    # edge
     reserved = _gib(picture.reserved_bytes)
     axes.stairs(reserved, picture.positions, fill=True, color=UNUSED)
     for band, edge in zip(picture.bands[::-1], picture.edges_bytes[::-1], strict=True):
@@ -134,7 +158,8 @@ def draw_chart(axes: Axes, answer: TraceAnswer, picture: Picture, top_bytes: flo
 
 
 def _draw_phases(axes: Axes, picture: Picture) -> None:
-    """Draw lines between the phases, and their names where these do not overlap; wide phases come first."""
+    """Draw lines between the phases, and their names where these do not overlap; wide phases come
+    first."""
     for phase in picture.phases[1:]:
         axes.axvline(phase.start, color="#ffffff", linewidth=1.4)
         axes.axvline(phase.start, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
@@ -143,7 +168,14 @@ def _draw_phases(axes: Axes, picture: Picture) -> None:
         middle, half = (phase.start + phase.end) / 2, _CHARACTER_WIDTH * len(phase.name) / 2
         if all(middle + half < left or middle - half > right for left, right in named):
             named.append((middle - half, middle + half))
-            axes.text(middle, 1.015, phase.name, transform=axes.get_xaxis_transform(), ha="center", color=QUIET)
+            axes.text(
+                middle,
+                1.015,
+                phase.name,
+                transform=axes.get_xaxis_transform(),
+                ha="center",
+                color=QUIET,
+            )
 
 
 def _draw_peak(axes: Axes, answer: TraceAnswer, picture: Picture, top: float) -> None:
@@ -152,17 +184,33 @@ def _draw_peak(axes: Axes, answer: TraceAnswer, picture: Picture, top: float) ->
     axes.plot([x], [y], marker="o", markersize=6, color=INK, markeredgecolor="#ffffff")
     text = "\n".join(_short(line, _MAX_CHARACTERS) for line in peak_lines(answer, picture))
     side, shift = ("left", 0.008) if x < 0.5 else ("right", -0.008)
-    axes.text(x + shift, 0.985 * top, text, ha=side, va="top", fontsize=9, linespacing=1.3, parse_math=False, bbox=_ON_WHITE)
+    axes.text(
+        x + shift,
+        0.985 * top,
+        text,
+        ha=side,
+        va="top",
+        fontsize=9,
+        linespacing=1.3,
+        parse_math=False,
+        bbox=_ON_WHITE,
+    )
 
 
 def _draw_legend(figure: Figure, answer: TraceAnswer, picture: Picture) -> None:
-    """Draw two columns beside the chart: lines and bands from the top down, and their MiB at the marked point."""
-    axes = figure.add_axes((_LEFT + _WIDTH + 0.025, _BOTTOM, 0.98 - (_LEFT + _WIDTH + 0.025), _HEIGHT))
+    """Draw two columns beside the chart: lines and bands from the top down, and their MiB at the
+    marked point."""
+    axes = figure.add_axes(
+        (_LEFT + _WIDTH + 0.025, _BOTTOM, 0.98 - (_LEFT + _WIDTH + 0.025), _HEIGHT)
+    )
     axes.set_axis_off()
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     peak, bands = picture.peak, picture.bands[::-1]
-    lines = [("safe", answer.safe_bytes, INK, DASHES), ("nvidia-smi shows", picture.reserved_bytes[peak], INK, "solid")]
+    lines = [
+        ("safe", answer.safe_bytes, INK, DASHES),
+        ("nvidia-smi shows", picture.reserved_bytes[peak], INK, "solid"),
+    ]
     if picture.available_bytes is not None:
         lines.insert(0, ("available", picture.available_bytes, AVAILABLE, "solid"))
     names = [PART_NAMES["fragmentation"][0], *(band.name for band in bands)]

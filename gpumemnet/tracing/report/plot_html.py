@@ -1,7 +1,7 @@
 """Writes the result of a trace as one static HTML page with tables and an inline SVG chart.
 
-The pointer and the arrow keys show the chart's values.  The page loads nothing from other hosts, supports light and dark mode,
-and fits a phone.
+The pointer and the arrow keys show the chart's values.  The page loads nothing from other hosts,
+supports light and dark mode, and fits a phone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ WIDTH, HEIGHT = 1000, 400
 HEADROOM: Final = 1.06
 _LABELLED_WIDTH: Final = 0.05
 _LABEL_HEIGHT: Final = 0.06
-"""Share of the chart's height within which the labels of two lines would overlap; the lower line then has its label below."""
+"""Share of the chart's height within which the labels of two lines would overlap; the lower line
+then has its label below."""
 _NEAR: Final = 0.09
 """Labels of the batch axis overlap if they are closer than this share of its width."""
 
@@ -44,7 +45,8 @@ def page(answer: TraceAnswer, picture: Picture) -> str:
 
 
 def html_page(title: str, first_line: str, sections: Sequence[str]) -> str:
-    """Return an HTML page that loads nothing: a heading, one line in words, and sections of HTML."""
+    """Return an HTML page that loads nothing: a heading, one line in words, and sections of
+    HTML."""
     style = resources.files("gpumemnet.tracing.report").joinpath("plot_page.css").read_text("utf-8")
     colours = "".join(f"--{part.replace('_', '-')}: {colour};" for part, colour in COLOURS.items())
     return (
@@ -61,18 +63,22 @@ def _verdict(answer: TraceAnswer) -> str:
     return f"{_mib(answer.expected_bytes)} expected, {_mib(answer.safe_bytes)} safe: {verdict}."
 
 
-def step_chart(answer: TraceAnswer, picture: Picture, top_bytes: float, *, has_pointer: bool) -> str:
+def step_chart(
+    answer: TraceAnswer, picture: Picture, top_bytes: float, *, has_pointer: bool
+) -> str:
     """Return the chart of a step as HTML.
 
     Args:
         answer: the answer.
         picture: its chart.
         top_bytes: height of the chart in bytes.
-        has_pointer: whether the page's script shows the values under the pointer; one chart of a page can have that.
+        has_pointer: whether the page's script shows the values under the pointer; one chart of a
+            page can have that.
     """
     top = top_bytes
     shapes, words = grid(top)
-    # from the top band down, each filled to zero: one edge instead of two, and no gaps between adjacent bands
+    # from the top band down, each filled to zero: one edge instead of two, and no gaps between
+    # adjacent bands
     for band, edge in reversed(list(zip(picture.bands, picture.edges_bytes, strict=True))):
         shapes.append(
             f'<path style="fill:var(--{band.part.replace("_", "-")})" d="M0 {HEIGHT}{_stairs(picture, edge, top)}V{HEIGHT}Z"/>'
@@ -93,9 +99,13 @@ def step_chart(answer: TraceAnswer, picture: Picture, top_bytes: float, *, has_p
     for name, size in lines:
         side = "line below" if is_crowded and size == min(each for _, each in lines) else "line"
         shapes.append(svg_line(name, 0, 1, _y(size, top), _y(size, top)))
-        words.append(f'<span class="{side}" style="top:{1 - size / top:.2%}">{name} {_mib(size)}</span>')
+        words.append(
+            f'<span class="{side}" style="top:{1 - size / top:.2%}">{name} {_mib(size)}</span>'
+        )
     x, used = picture.peak_position, picture.edges_bytes[-1][picture.peak]
-    side = f"left:{x:.2%};max-width:{1 - x:.2%}" if x < 0.5 else f"right:{1 - x:.2%};max-width:{x:.2%}"
+    side = (
+        f"left:{x:.2%};max-width:{1 - x:.2%}" if x < 0.5 else f"right:{1 - x:.2%};max-width:{x:.2%}"
+    )
     what, source = (escape(each) for each in peak_lines(answer, picture))
     words.append(f'<span class="callout" style="{side}" title="{source}">{what}<br>{source}</span>')
     dot = f'<span class="dot" style="left:{x:.2%};top:{1 - used / top:.2%}"></span>'
@@ -113,15 +123,23 @@ def step_chart(answer: TraceAnswer, picture: Picture, top_bytes: float, *, has_p
 
 
 def _breakdown(answer: TraceAnswer, picture: Picture) -> str:
-    """Return the table of parts in the chart's order, with their memory at the run's peak and at the pointer."""
+    """Return the table of parts in the chart's order, with their memory at the run's peak and at
+    the pointer."""
     shown = {band.part for band in picture.bands}
-    parts = ["fragmentation", *(part for part in reversed(COLOURS) if answer.parts.get(part) or part in shown)]
+    parts = [
+        "fragmentation",
+        *(part for part in reversed(COLOURS) if answer.parts.get(part) or part in shown),
+    ]
     amounts = [answer.parts.get(part, 0) for part in parts]
     rows = []
     for part, size, mib in zip(parts, amounts, shown_mib(amounts), strict=True):
         name = PART_NAMES[part][0]
         colour = "unused" if part == "fragmentation" else part.replace("_", "-")
-        here = f'<td data-row data-name="{name}"></td>' if part in shown or part == "fragmentation" else "<td>0</td>"
+        here = (
+            f'<td data-row data-name="{name}"></td>'
+            if part in shown or part == "fragmentation"
+            else "<td>0</td>"
+        )
         rows.append(
             f'<tr title="{PART_NAMES[part][1]}"><td><i class="key" style="background:var(--{colour})"></i>{name}</td>'
             f"<td>{mib:,}</td><td>{size / answer.expected_bytes:.1%}</td>{here}</tr>"
@@ -150,16 +168,29 @@ def _batches(answer: TraceAnswer) -> str:
     top = HEADROOM * max(most, answer.available_bytes if is_available_drawn else 0)
     shapes, words = grid(top)
     places = [point.batch_size / largest for point in points]
-    for name, sizes in (("drawn", [p.expected_bytes for p in points]), ("safe", [p.safe_bytes for p in points])):
-        corners = " ".join(f"{x * WIDTH:.1f},{_y(size, top)}" for x, size in zip(places, sizes, strict=True))
+    for name, sizes in (
+        ("drawn", [p.expected_bytes for p in points]),
+        ("safe", [p.safe_bytes for p in points]),
+    ):
+        corners = " ".join(
+            f"{x * WIDTH:.1f},{_y(size, top)}" for x, size in zip(places, sizes, strict=True)
+        )
         shapes.append(f'<polyline class="{name}" points="{corners}"/>')
     if is_available_drawn:
-        shapes.append(svg_line("available", 0, 1, _y(answer.available_bytes, top), _y(answer.available_bytes, top)))
-        words.append(f'<span class="line" style="top:{1 - answer.available_bytes / top:.2%}">available</span>')
+        shapes.append(
+            svg_line(
+                "available", 0, 1, _y(answer.available_bytes, top), _y(answer.available_bytes, top)
+            )
+        )
+        words.append(
+            f'<span class="line" style="top:{1 - answer.available_bytes / top:.2%}">available</span>'
+        )
     rows, free = [], 1.0 + _NEAR
     for point, x in reversed(list(zip(points, places, strict=True))):
         kind = "dot" if point.traced else "dot interpolated"
-        words.append(f'<span class="{kind}" style="left:{x:.2%};top:{1 - point.expected_bytes / top:.2%}"></span>')
+        words.append(
+            f'<span class="{kind}" style="left:{x:.2%};top:{1 - point.expected_bytes / top:.2%}"></span>'
+        )
         if free - x >= _NEAR:
             words.append(f'<span class="x" style="left:{x:.2%}">{point.batch_size:,}</span>')
             free = x
@@ -190,7 +221,8 @@ def _assumptions(answer: TraceAnswer) -> str:
 
 
 def _data(picture: Picture) -> str:
-    """Return the JSON that the page's script reads; its rows have the order of the table of parts."""
+    """Return the JSON that the page's script reads; its rows have the order of the table of
+    parts."""
     document = {
         "events": picture.events,
         "positions": [round(position, 5) for position in picture.positions],
@@ -199,7 +231,8 @@ def _data(picture: Picture) -> str:
         "peak": picture.peak,
         "rows": [picture.unused_bytes, *(band.moments_bytes for band in reversed(picture.bands))],
     }
-    # otherwise "</" could end the script element that holds the data, and "<!--" could start a comment in it
+    # otherwise "</" could end the script element that holds the data, and "<!--" could start a
+    # comment in it
     return json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -210,7 +243,9 @@ def grid(top_bytes: float) -> tuple[list[str], list[str]]:
     for line in range(int(top_bytes / distance) + 1):
         size = line * distance
         shapes.append(svg_line("rule", 0, 1, _y(size, top_bytes), _y(size, top_bytes)))
-        words.append(f'<span class="y" style="top:{1 - size / top_bytes:.2%}">{size / GIB:g}</span>')
+        words.append(
+            f'<span class="y" style="top:{1 - size / top_bytes:.2%}">{size / GIB:g}</span>'
+        )
     return shapes, words
 
 
@@ -222,7 +257,8 @@ def _round_steps() -> Iterable[float]:
 
 
 def _stairs(picture: Picture, sizes: Sequence[int], top_bytes: float) -> str:
-    """Return SVG path commands along ``sizes``; consecutive points of equal height share one segment."""
+    """Return SVG path commands along ``sizes``; consecutive points of equal height share one
+    segment."""
     moments = zip(picture.positions, (_y(size, top_bytes) for size in sizes), strict=False)
     stairs = [(next(group)[0], y) for y, group in groupby(moments, key=lambda moment: moment[1])]
     return "".join(f"H{x * WIDTH:.1f}V{y}" for x, y in stairs) + f"H{WIDTH}"

@@ -1,1 +1,2 @@
-"""Traces an unmodified training script: it really runs, on a simulated GPU, and stops after two optimizer steps."""
+"""Traces an unmodified training script: it really runs, on a simulated GPU, and stops after two
+optimizer steps."""

@@ -1,6 +1,8 @@
-"""Settings of the caching allocator that a script chooses itself, read where and when PyTorch reads them.
+"""Settings of the caching allocator that a script chooses itself, read where and when PyTorch reads
+them.
 
-PyTorch reads the environment when the allocator is first used, so a script may still set it in its first lines.
+PyTorch reads the environment when the allocator is first used, so a script may still set it in its
+first lines.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class AllocatorChoice:
 
     @contextmanager
     def choosing(self) -> Iterator[None]:
-        """Context in which the script may choose; the environment begins with the settings that it is started with."""
+        """Context in which the script may choose; the environment begins with the settings that it
+        is started with."""
         with patch.dict(os.environ):
             for variable in _VARIABLES:
                 os.environ.pop(variable, None)
@@ -51,7 +54,9 @@ class AllocatorChoice:
         if self._is_used:
             return
         self._is_used = True
-        variable, text = next(((each, os.environ[each]) for each in _VARIABLES if os.environ.get(each)), ("", ""))
+        variable, text = next(
+            ((each, os.environ[each]) for each in _VARIABLES if os.environ.get(each)), ("", "")
+        )
         if text and text != self._given:
             self._choose(text, variable)
 

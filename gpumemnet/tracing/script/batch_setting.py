@@ -1,8 +1,9 @@
 """What sets the batch size of a script: an argument of its command line, or constants in its code.
 
-An argument is found by its name, which holds ``batch``, and by its value, which is the number of samples that the model got.  If
-no argument is given, the script's ``add_argument`` calls are read for one with that default, then its code for constants of that
-value with such a name, as in ``batch_size = 64`` or ``DataLoader(data, batch_size=64)``.
+An argument is found by its name, which holds ``batch``, and by its value, which is the number of
+samples that the model got.  If no argument is given, the script's ``add_argument`` calls are read
+for one with that default, then its code for constants of that value with such a name, as in
+``batch_size = 64`` or ``DataLoader(data, batch_size=64)``.
 """
 
 from __future__ import annotations
@@ -69,33 +70,47 @@ class BatchSetting:
         return compile(tree, str(file), "exec")
 
 
-def find_setting(file: Path, arguments: Sequence[str], batch_size: int, name: str | None = None) -> BatchSetting:
+def find_setting(
+    file: Path, arguments: Sequence[str], batch_size: int, name: str | None = None
+) -> BatchSetting:
     """Return what sets the batch size of a script.
 
     Args:
         file: the script.
         arguments: its arguments.
         batch_size: samples that its model got.
-        name: the argument that sets it, if the user names one; it may count other things than samples of one step.
+        name: the argument that sets it, if the user names one; it may count other things than
+            samples of one step.
 
     Raises:
         ExtractError: says what was found, and how to name the argument.
     """
     tree = ast.parse(file.read_bytes())
-    given, defaults = {place.name: place.value for place in _values(arguments)}, dict(_defaults(tree))
+    given, defaults = (
+        {place.name: place.value for place in _values(arguments)},
+        dict(_defaults(tree)),
+    )
     if name is not None:
         value = given.get(name, defaults.get(name))
         if value is None:
-            raise ExtractError(f"{_OPTION}: the value of {name} is unknown: give it among the script's arguments")
+            raise ExtractError(
+                f"{_OPTION}: the value of {name} is unknown: give it among the script's arguments"
+            )
         return BatchSetting(name, value)
-    known = {each: value for each, value in (defaults | given).items() if "batch" in each.lower() or each in _SHORT}
+    known = {
+        each: value
+        for each, value in (defaults | given).items()
+        if "batch" in each.lower() or each in _SHORT
+    }
     fitting = [each for each, value in known.items() if value == batch_size]
     fitting = [each for each in fitting if each in given] or fitting
     if len(fitting) == 1:
         return BatchSetting(fitting[0], batch_size)
     constants = _constants(tree, batch_size)
     if constants and not fitting:
-        return BatchSetting("", batch_size, tuple(sorted({constant.lineno for constant in constants})))
+        return BatchSetting(
+            "", batch_size, tuple(sorted({constant.lineno for constant in constants}))
+        )
     found = ", ".join(f"{each} {value:,}" for each, value in known.items()) or "none"
     raise ExtractError(
         f"{_OPTION}: name the argument that sets the batch size: "
@@ -119,22 +134,37 @@ def _values(arguments: Sequence[str]) -> Iterator[_Place]:
         name, equals, value = word.partition("=")
         if equals and _NUMBER.fullmatch(value):
             yield _Place(index, name, f"{name}=", int(value))
-        elif _NUMBER.fullmatch(word) and index and arguments[index - 1].startswith("-") and "=" not in arguments[index - 1]:
+        elif (
+            _NUMBER.fullmatch(word)
+            and index
+            and arguments[index - 1].startswith("-")
+            and "=" not in arguments[index - 1]
+        ):
             yield _Place(index, arguments[index - 1], "", int(word))
 
 
 def _defaults(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Yield the whole numbers that ``add_argument`` calls give as defaults, by the longest name of the argument."""
+    """Yield the whole numbers that ``add_argument`` calls give as defaults, by the longest name of
+    the argument."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
-            names = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "add_argument"
+        ):
+            names = [
+                arg.value
+                for arg in node.args
+                if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
+            ]
             for keyword in node.keywords:
                 if keyword.arg == "default" and names and _is_number(keyword.value):
                     yield max(names, key=len), ast.literal_eval(keyword.value)
 
 
 def _constants(tree: ast.Module, value: int) -> list[ast.Constant]:
-    """Return the constants of this value that are called a batch: variables, fields, defaults and keyword arguments."""
+    """Return the constants of this value that are called a batch: variables, fields, defaults and
+    keyword arguments."""
     named: list[tuple[str, ast.expr | None]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):
@@ -146,12 +176,20 @@ def _constants(tree: ast.Module, value: int) -> list[ast.Constant]:
         elif isinstance(node, ast.arguments):
             parameters = [*node.posonlyargs, *node.args]
             defaults = node.defaults
-            named += [(p.arg, d) for p, d in zip(parameters[len(parameters) - len(defaults) :], defaults, strict=True)]
+            named += [
+                (p.arg, d)
+                for p, d in zip(
+                    parameters[len(parameters) - len(defaults) :], defaults, strict=True
+                )
+            ]
             named += [(p.arg, d) for p, d in zip(node.kwonlyargs, node.kw_defaults, strict=True)]
     return [
         each
         for name, each in named
-        if "batch" in name.lower() and isinstance(each, ast.Constant) and _is_number(each) and each.value == value
+        if "batch" in name.lower()
+        and isinstance(each, ast.Constant)
+        and _is_number(each)
+        and each.value == value
     ]
 
 

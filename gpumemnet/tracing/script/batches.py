@@ -1,4 +1,5 @@
-"""Traces a script at several batch sizes: each run is a process of its own, forked before the script began."""
+"""Traces a script at several batch sizes: each run is a process of its own, forked before the
+script began."""
 
 from __future__ import annotations
 
@@ -21,20 +22,27 @@ from gpumemnet.tracing.script.run import ScriptCall, ScriptRun, answer_of, run_s
 _LOG: Final = logging.getLogger("gpumemnet.tracing")
 
 
-def trace_batches(call: ScriptCall, extras: ExtraResults, batch_argument: str | None) -> TraceAnswer:
+def trace_batches(
+    call: ScriptCall, extras: ExtraResults, batch_argument: str | None
+) -> TraceAnswer:
     """Return the memory of a script, and that at other batch sizes.
 
     Args:
         call: the script.
         extras: which batch sizes, and whether to find the largest one that fits.
-        batch_argument: the script's argument that sets its batch size; found by its name and value if ``None``.
+        batch_argument: the script's argument that sets its batch size; found by its name and value
+            if ``None``.
 
     Raises:
         ExtractError: a run cannot be traced, or nothing is found that sets the batch size.
     """
     own = in_fork(lambda: run_script(call))
     setting = find_setting(own.file, call.arguments, own.batch_size, batch_argument)
-    traces = BatchTraces(lambda size: _run_at(call, own, setting, size, batch_argument).timeline, setting.value, own.timeline)
+    traces = BatchTraces(
+        lambda size: _run_at(call, own, setting, size, batch_argument).timeline,
+        setting.value,
+        own.timeline,
+    )
     for size in {min(extras.batches), max(extras.batches)} if extras.batches else ():
         traces.exact(size)  # what lies between is interpolated, and nothing is extrapolated
     memory = BatchMemory(traces, call.platform.device, own.settings)
@@ -47,11 +55,15 @@ def trace_batches(call: ScriptCall, extras: ExtraResults, batch_argument: str | 
     )
 
 
-def _run_at(call: ScriptCall, own: ScriptRun, setting: BatchSetting, size: int, batch_argument: str | None) -> ScriptRun:
+def _run_at(
+    call: ScriptCall, own: ScriptRun, setting: BatchSetting, size: int, batch_argument: str | None
+) -> ScriptRun:
     """Run the script with another batch size."""
     _LOG.info("running up to the second step at batch size %d", size)
     changed = replace(
-        call, arguments=tuple(setting.arguments(call.arguments, size)), compiled=lambda file: setting.code(file, size)
+        call,
+        arguments=tuple(setting.arguments(call.arguments, size)),
+        compiled=lambda file: setting.code(file, size),
     )
     try:
         run: ScriptRun = in_fork(lambda: run_script(changed))

@@ -1,4 +1,5 @@
-"""Traces a script that branches on values of the GPU both ways, because nothing computes them; the larger answer counts.
+"""Traces a script that branches on values of the GPU both ways, because nothing computes them; the
+larger answer counts.
 
 This module loads no torch, so the parent of a child process uses it too.
 """
@@ -13,13 +14,15 @@ from gpumemnet.tracing.report.answer import TraceAnswer
 from gpumemnet.units import MIB
 
 Trace = Callable[[bool, float], TraceAnswer]
-"""Traces the script: whether conditions are true and numbers 1 (else false and 0), and the share of elements that is selected."""
+"""Traces the script: whether conditions are true and numbers 1 (else false and 0), and the share of
+elements that is selected."""
 
 
 def larger_way(trace: Trace) -> TraceAnswer:
     """Return the answer for a script, the larger of two where it branches on values of the GPU.
 
-    Where it selects elements by values of the GPU, the expectation is that of half of them, and the bound that of all.
+    Where it selects elements by values of the GPU, the expectation is that of half of them, and the
+    bound that of all.
 
     Args:
         trace: traces the script.

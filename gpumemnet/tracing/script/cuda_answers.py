@@ -24,12 +24,17 @@ _RANDOM_STATE_BYTES: Final = 16
 
 
 def gpu_answers(
-    platform: Platform, streams: Streams, live_bytes: Callable[[], int], emptied: Callable[[], None], count: int
+    platform: Platform,
+    streams: Streams,
+    live_bytes: Callable[[], int],
+    emptied: Callable[[], None],
+    count: int,
 ) -> list[tuple[TorchName, object]]:
     """Return names of ``torch.cuda`` and ``torch.accelerator`` with what takes their place.
 
-    The GPU's total memory is the capacity without what the driver reserves, as the driver reports it: 39.50 GiB on an A100 of
-    40 GB (see ``gpu/mig.json`` for each source).  The CUDA context and the script's tensors are not free.
+    The GPU's total memory is the capacity without what the driver reserves, as the driver reports
+    it: 39.50 GiB on an A100 of 40 GB (see ``gpu/mig.json`` for each source).  The CUDA context and
+        the script's tensors are not free.
 
     Args:
         platform: the simulated GPU.
@@ -54,11 +59,17 @@ def gpu_answers(
     def statistics(*args: object) -> OrderedDict[str, int]:
         amounts = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
         moments = ("current", "peak", "allocated")
-        counts = dict.fromkeys(("num_alloc_retries", "num_ooms", "inactive_split_bytes.all.current"), 0)
-        return OrderedDict({f"{a}.all.{m}": live_bytes() for a in amounts for m in moments} | counts)
+        counts = dict.fromkeys(
+            ("num_alloc_retries", "num_ooms", "inactive_split_bytes.all.current"), 0
+        )
+        return OrderedDict(
+            {f"{a}.all.{m}": live_bytes() for a in amounts for m in moments} | counts
+        )
 
     def always(value: object) -> Callable[..., object]:
-        return lambda *args, **kwargs: value  # one function for each name: Dynamo's tables, once loaded, are keyed by identity
+        return lambda *args, **kwargs: (
+            value
+        )  # one function for each name: Dynamo's tables, once loaded, are keyed by identity
 
     def allocated() -> Callable[..., int]:
         return lambda *args, **kwargs: live_bytes()
@@ -88,10 +99,15 @@ def gpu_answers(
     functions |= {name: allocated() for name in names.CUDA_AMOUNTS}
     functions |= {
         "get_device_properties": properties,
-        "mem_get_info": lambda *args: (max(0, total_bytes - context_bytes - live_bytes()), total_bytes),
+        "mem_get_info": lambda *args: (
+            max(0, total_bytes - context_bytes - live_bytes()),
+            total_bytes,
+        ),
         "empty_cache": lambda: emptied(),
         "memory_stats": statistics,
-        "memory_summary": lambda *args, **kwargs: f"{live_bytes():,} bytes are allocated on the simulated GPU",
+        "memory_summary": lambda *args, **kwargs: (
+            f"{live_bytes():,} bytes are allocated on the simulated GPU"
+        ),
         "get_rng_state": random_state,
         "get_rng_state_all": lambda: [random_state() for _ in range(count)],
         "device": _same_device,
@@ -100,8 +116,14 @@ def gpu_answers(
     functions |= {name: getattr(streams, name) for name in names.CUDA_STREAMS}
     return [
         *((names.CUDA[name], function) for name, function in functions.items()),
-        *((names.ACCELERATOR[name], functions[cuda_name]) for name, cuda_name in names.ACCELERATOR_FROM_CUDA.items()),
-        (names.ACCELERATOR["current_accelerator"], lambda check_available=False: torch.device("cuda")),
+        *(
+            (names.ACCELERATOR[name], functions[cuda_name])
+            for name, cuda_name in names.ACCELERATOR_FROM_CUDA.items()
+        ),
+        (
+            names.ACCELERATOR["current_accelerator"],
+            lambda check_available=False: torch.device("cuda"),
+        ),
         (names.RAW_STREAM, lambda device: 0),
     ]
 
@@ -112,7 +134,8 @@ def _same_device(index: object = None) -> AbstractContextManager[None]:
 
 
 class _CudaTensorType(type):
-    """The class of ``torch.cuda.FloatTensor`` and its like: tensors on the GPU of that type are its instances."""
+    """The class of ``torch.cuda.FloatTensor`` and its like: tensors on the GPU of that type are its
+    instances."""
 
     dtype: torch.dtype
 
@@ -129,6 +152,11 @@ class _CudaTensorType(type):
 def cuda_tensor_types() -> list[tuple[TorchName, object]]:
     """Return ``torch.cuda.FloatTensor`` and the like with what takes their place."""
     return [
-        (name, _CudaTensorType(short, (), {"dtype": names.TENSOR_TYPES[short], "__module__": "torch.cuda"}))
+        (
+            name,
+            _CudaTensorType(
+                short, (), {"dtype": names.TENSOR_TYPES[short], "__module__": "torch.cuda"}
+            ),
+        )
         for short, name in names.CUDA_TENSOR_TYPES.items()
     ]

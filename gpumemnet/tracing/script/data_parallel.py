@@ -1,6 +1,8 @@
-"""``nn.DataParallel``: the first GPU holds the model, its share of the batch, and the gathered output.
+"""``nn.DataParallel``: the first GPU holds the model, its share of the batch, and the gathered
+output.
 
-The other GPUs' replicas are not on it.  What is left out is the sum of their gradients, which passes through it in buckets.
+The other GPUs' replicas are not on it.  What is left out is the sum of their gradients, which
+passes through it in buckets.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from gpumemnet.extract.nested_tensors import map_tensors
 
 
 def data_parallel_forward(note: Callable[[str], None]) -> Callable[..., Any]:
-    """Return what replaces ``DataParallel.forward``: it runs the first GPU's share, and gathers an output of the whole batch.
+    """Return what replaces ``DataParallel.forward``: it runs the first GPU's share, and gathers an
+    output of the whole batch.
 
     Args:
         note: called with a note, if there are several GPUs.
@@ -25,17 +28,24 @@ def data_parallel_forward(note: Callable[[str], None]) -> Callable[..., Any]:
         ranks, dimension = len(parallel.device_ids) or 1, parallel.dim
         if ranks == 1:
             return parallel.module(*inputs, **kwargs)
-        note(f"DataParallel: the first of {ranks} GPUs; the sum of the gradients may take as much as they do for a moment")
+        note(
+            f"DataParallel: the first of {ranks} GPUs; the sum of the gradients may take as much as they do for a moment"
+        )
 
         def first_share(tensor: Tensor) -> Tensor:
             return tensor.chunk(ranks, dimension)[0] if tensor.ndim > dimension else tensor
 
         def gathered(tensor: Tensor) -> Tensor:
             gather: Any = Gathered.apply
-            whole: Tensor = gather(tensor if tensor.ndim else tensor[None], ranks, dimension if tensor.ndim else 0)
+            whole: Tensor = gather(
+                tensor if tensor.ndim else tensor[None], ranks, dimension if tensor.ndim else 0
+            )
             return whole
 
-        return map_tensors(parallel.module(*map_tensors(inputs, first_share), **map_tensors(kwargs, first_share)), gathered)
+        return map_tensors(
+            parallel.module(*map_tensors(inputs, first_share), **map_tensors(kwargs, first_share)),
+            gathered,
+        )
 
     return forward
 

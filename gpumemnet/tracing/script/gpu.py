@@ -1,9 +1,12 @@
-"""A simulated GPU for scripts: ``torch.cuda`` answers for it, and most tensors on it are meta tensors.
+"""A simulated GPU for scripts: ``torch.cuda`` answers for it, and most tensors on it are meta
+tensors.
 
-Tensors on the host stay real, because data loaders and metrics need their values.  Weights are the exception: PyTorch's own
-layers allocate them as meta tensors from the start, so that a model of any size can be built.  Small tensors of whole numbers
-on the GPU stay real too, such as masks, labels, lengths and indices, because models read them.  A tensor, meta or real, is on the
-GPU if the watcher knows its storage there, and on the host otherwise.
+Tensors on the host stay real, because data loaders and metrics need their values.  Weights are the
+exception: PyTorch's own layers allocate them as meta tensors from the start, so that a model of any
+    size can be built.  Small tensors of whole numbers
+on the GPU stay real too, such as masks, labels, lengths and indices, because models read them.  A
+tensor, meta or real, is on the GPU if the watcher knows its storage there, and on the host
+otherwise.
 """
 
 from __future__ import annotations
@@ -40,12 +43,23 @@ _HOST: Final = torch.device("cpu")
 _META: Final = torch.device("meta")
 _KNOWN: Final = frozenset(
     {
-        *(torch.tensor, torch.as_tensor, torch.arange, torch.zeros, torch.ones, torch.full, torch.eye, torch.randint),
+        *(
+            torch.tensor,
+            torch.as_tensor,
+            torch.arange,
+            torch.zeros,
+            torch.ones,
+            torch.full,
+            torch.eye,
+            torch.randint,
+        ),
         *(torch.randperm, torch.tril_indices, torch.triu_indices),
     }
 )
 """Functions that make tensors whose values do not depend on others."""
-_SPARSE_CONSTRUCTORS: Final = frozenset({torch.sparse_coo_tensor, torch.sparse_csr_tensor, torch.sparse_csc_tensor})
+_SPARSE_CONSTRUCTORS: Final = frozenset(
+    {torch.sparse_coo_tensor, torch.sparse_csr_tensor, torch.sparse_csc_tensor}
+)
 _HOST_ARRAYS: Final = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__})
 
 
@@ -55,11 +69,13 @@ class Watcher(Protocol):
     streams: Streams
 
     def arrived(self, tensor: Tensor, operator: str, *, is_weight: bool = False) -> None:
-        """A tensor has arrived on the GPU: made there, or a copy from the host, which may be one of weights."""
+        """A tensor has arrived on the GPU: made there, or a copy from the host, which may be one of
+        weights."""
         ...
 
     def device_of(self, tensor: Tensor) -> torch.device:
-        """The device of ``tensor`` as the script sees it: GPU, host, or the meta device if the script asked for that."""
+        """The device of ``tensor`` as the script sees it: GPU, host, or the meta device if the
+        script asked for that."""
         ...
 
     def deferred(self, tensor: Tensor) -> None:
@@ -84,9 +100,12 @@ class Watcher(Protocol):
 
 
 class GpuRequests(TorchFunctionMode):
-    """Allocates on the simulated GPU what the script requests there, and gives it values where it reads them back."""
+    """Allocates on the simulated GPU what the script requests there, and gives it values where it
+    reads them back."""
 
-    def __init__(self, watcher: Watcher, values: ReadValues, unknown: Callable[[Tensor], bool]) -> None:
+    def __init__(
+        self, watcher: Watcher, values: ReadValues, unknown: Callable[[Tensor], bool]
+    ) -> None:
         super().__init__()
         self._watcher = watcher
         self._values = self.values = values
@@ -96,7 +115,13 @@ class GpuRequests(TorchFunctionMode):
 
     def set_default_device(self, device: object) -> None:
         """Allocate on ``device`` what names none; ``None`` stands for the host."""
-        self.default_device = _HOST if device is None else GPU if _stands_for_gpu(device) else torch.device(str(device))
+        self.default_device = (
+            _HOST
+            if device is None
+            else GPU
+            if _stands_for_gpu(device)
+            else torch.device(str(device))
+        )
 
     def __torch_function__(
         self,
@@ -110,13 +135,17 @@ class GpuRequests(TorchFunctionMode):
         if given is not None:
             if func is Tensor.to or func is Tensor.cuda or func is Tensor.cpu:
                 return self._moved(func, given, args[1:], named)
-            if func is Tensor.share_memory_ and (given.is_meta or self._watcher.device_of(given) == GPU):
+            if func is Tensor.share_memory_ and (
+                given.is_meta or self._watcher.device_of(given) == GPU
+            ):
                 return given  # as for CUDA tensors, which processes share anyway
             if func is Tensor.data_ptr and given.is_meta:
                 return storage_id(given) + given.storage_offset() * given.element_size()
             if func is Tensor.type and len(args) + len(named) > 1:
                 return self._typed(given, *args[1:], **named)
-            if getattr(func, "__name__", "") == "__get__" and (given.is_meta or self._watcher.device_of(given) == GPU):
+            if getattr(func, "__name__", "") == "__get__" and (
+                given.is_meta or self._watcher.device_of(given) == GPU
+            ):
                 return self._attribute(func, args, named)
             if self._unknown(given):
                 if func is Tensor.__bool__:
@@ -128,17 +157,21 @@ class GpuRequests(TorchFunctionMode):
                 if func in _HOST_ARRAYS:
                     return func(self._values.on_host(_name_of(func), given), *args[1:], **named)
                 if func is Tensor.__repr__:
-                    return (
-                        f"tensor(..., device='{self._watcher.device_of(given)}', size={tuple(given.shape)}, dtype={given.dtype})"
-                    )
-        if func in _SPARSE_CONSTRUCTORS and any(isinstance(arg, Tensor) and self._watcher.device_of(arg) == GPU for arg in args):
+                    return f"tensor(..., device='{self._watcher.device_of(given)}', size={tuple(given.shape)}, dtype={given.dtype})"
+        if func in _SPARSE_CONSTRUCTORS and any(
+            isinstance(arg, Tensor) and self._watcher.device_of(arg) == GPU for arg in args
+        ):
             args = tuple(self._meta_on_gpu(arg) if isinstance(arg, Tensor) else arg for arg in args)
         if func is torch.device and args and type(args[0]) is int:
             return torch.device("cuda", args[0])
         device = named.get("device")
         if device is None and self.default_device != _HOST and func in self._constructors:
             device = named["device"] = self.default_device
-        if func is torch.empty and (device is None or is_meta(device)) and _called_from(names.LAYERS_FOLDER):
+        if (
+            func is torch.empty
+            and (device is None or is_meta(device))
+            and _called_from(names.LAYERS_FOLDER)
+        ):
             named["device"] = _META  # weights: they arrive on the GPU with their module
             result = func(*args, **named)
             if device is not None:
@@ -167,7 +200,8 @@ class GpuRequests(TorchFunctionMode):
         return format(self._values.item(tensor), form) if tensor.ndim == 0 else self._shown(tensor)
 
     def _typed(self, given: Tensor, dtype: Any = None, non_blocking: bool = False) -> Tensor:
-        """Run ``tensor.type("torch.cuda.FloatTensor")`` and the like, which may move the tensor too."""
+        """Run ``tensor.type("torch.cuda.FloatTensor")`` and the like, which may move the tensor
+        too."""
         if isinstance(dtype, torch.dtype):
             return self._moved(Tensor.to, given, (dtype,), {})
         name = dtype if isinstance(dtype, str) else f"{dtype.__module__}.{dtype.__name__}"
@@ -177,8 +211,11 @@ class GpuRequests(TorchFunctionMode):
         device = GPU if folder == "torch.cuda" else _HOST
         return self._moved(Tensor.to, given, (device, names.TENSOR_TYPES[short]), {})
 
-    def _attribute(self, func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Return ``tensor.device`` and the like as on a GPU; PyTorch's own code sees the meta device."""
+    def _attribute(
+        self, func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
+    ) -> Any:
+        """Return ``tensor.device`` and the like as on a GPU; PyTorch's own code sees the meta
+        device."""
         name = getattr(getattr(func, "__self__", None), "__name__", "")
         kinds = {"is_cuda": "cuda", "is_cpu": "cpu", "is_meta": "meta"}
         if name != "device" and name not in kinds:
@@ -186,36 +223,49 @@ class GpuRequests(TorchFunctionMode):
         device = _META if _called_from(names.TORCH_FOLDER) else self._watcher.device_of(args[0])
         return device if name == "device" else device.type == kinds[name]
 
-    def _moved(self, func: Callable[..., Any], given: Tensor, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+    def _moved(
+        self, func: Callable[..., Any], given: Tensor, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> Tensor:
         """Run ``to``, ``cuda`` or ``cpu``: a new tensor if its device or type changes."""
         is_on_gpu = self._watcher.device_of(given) == GPU
         if func is Tensor.cpu:
             return self._to_host("Tensor.cpu", given) if is_on_gpu else given
-        device, dtype, copies = (GPU, None, False) if func is Tensor.cuda else _parsed(args, named, self._watcher)
+        device, dtype, copies = (
+            (GPU, None, False) if func is Tensor.cuda else _parsed(args, named, self._watcher)
+        )
         converted = given if dtype is None or dtype == given.dtype else given.to(dtype)
         if device is None or (is_on_gpu and _stands_for_gpu(device)):
             if converted is given and (copies or "memory_format" in named):
-                return given.to(given.dtype, copy=copies, memory_format=named.get("memory_format", torch.preserve_format))
+                return given.to(
+                    given.dtype,
+                    copy=copies,
+                    memory_format=named.get("memory_format", torch.preserve_format),
+                )
             return converted
         if _stands_for_gpu(device):
             return self._to_gpu(converted)
         return self._to_host("Tensor.to", converted) if is_on_gpu else converted
 
     def _to_host(self, function: str, tensor: Tensor) -> Tensor:
-        """A copy on the host: zeros where the values are unknown, or a meta tensor where those would take too much memory."""
+        """A copy on the host: zeros where the values are unknown, or a meta tensor where those
+        would take too much memory."""
         if is_sparse(tensor):
             return meta_copy(tensor)
         if not self._unknown(tensor):
             return tensor.to(_HOST, copy=True)
         if tensor.numel() > MAX_VALUES:
-            return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+            return torch.empty_strided(
+                tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"
+            )
         return self._values.on_host(function, tensor)
 
     def _meta_on_gpu(self, tensor: Tensor) -> Tensor:
         """A part of a sparse tensor, whose parts are all on one device."""
         if tensor.is_meta:
             return tensor
-        part = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+        part = torch.empty_strided(
+            tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"
+        )
         self._watcher.arrived(part, "to")
         return part
 
@@ -223,19 +273,26 @@ class GpuRequests(TorchFunctionMode):
         if is_sparse(tensor):
             arrived = meta_copy(tensor)
         elif tensor.layout is not torch.strided:
-            raise ExtractError(f"tensors with the layout {tensor.layout} are not traced on the GPU, but COO, CSR and CSC are")
+            raise ExtractError(
+                f"tensors with the layout {tensor.layout} are not traced on the GPU, but COO, CSR and CSC are"
+            )
         elif _keeps_values(tensor) and not self._unknown(tensor):
             arrived = tensor.clone()
         else:
-            arrived = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+            arrived = torch.empty_strided(
+                tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"
+            )
         if tensor.requires_grad:
             arrived.requires_grad_()
         self._watcher.arrived(arrived, "to", is_weight=tensor.is_meta)
         return arrived
 
 
-def move_module(module: nn.Module, dtype: torch.dtype | None, layout: torch.memory_format, watcher: Watcher) -> None:
-    """Move parameters and buffers of ``module`` to the GPU, in the order of ``Module._apply``; each keeps its identity.
+def move_module(
+    module: nn.Module, dtype: torch.dtype | None, layout: torch.memory_format, watcher: Watcher
+) -> None:
+    """Move parameters and buffers of ``module`` to the GPU, in the order of ``Module._apply``; each
+    keeps its identity.
 
     Args:
         module: the module.
@@ -249,15 +306,26 @@ def move_module(module: nn.Module, dtype: torch.dtype | None, layout: torch.memo
         _move_own(module, dtype, layout, watcher)
 
 
-def _move_own(module: nn.Module, dtype: torch.dtype | None, layout: torch.memory_format, watcher: Watcher) -> None:
+def _move_own(
+    module: nn.Module, dtype: torch.dtype | None, layout: torch.memory_format, watcher: Watcher
+) -> None:
     def converted(tensor: Tensor) -> Tensor | None:
         """A new meta tensor in the place of ``tensor``, ``None`` where that may stay."""
         target_dtype = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
         target_layout = layout if tensor.ndim == IMAGE_DIMENSIONS else torch.preserve_format
-        in_layout = target_layout is torch.preserve_format or tensor.is_contiguous(memory_format=target_layout)
-        if tensor.is_meta and target_dtype == tensor.dtype and in_layout and watcher.device_of(tensor) == GPU:
+        in_layout = target_layout is torch.preserve_format or tensor.is_contiguous(
+            memory_format=target_layout
+        )
+        if (
+            tensor.is_meta
+            and target_dtype == tensor.dtype
+            and in_layout
+            and watcher.device_of(tensor) == GPU
+        ):
             return None
-        return torch.empty_like(tensor, dtype=target_dtype, device="meta", memory_format=target_layout)
+        return torch.empty_like(
+            tensor, dtype=target_dtype, device="meta", memory_format=target_layout
+        )
 
     for parameter in own_parameters(module).values():
         if parameter is None:
@@ -287,18 +355,23 @@ def swap_for_meta(tensor: Tensor, fresh: Tensor) -> None:
 def present_gpu(
     platform: Platform, watcher: Watcher, values: ReadValues, requests: GpuRequests, count: int = 1
 ) -> Iterator[None]:
-    """Context in which PyTorch answers for ``count`` GPUs of the platform, and modules move to the first."""
+    """Context in which PyTorch answers for ``count`` GPUs of the platform, and modules move to the
+    first."""
 
     def unchanged(value: Any) -> Callable[..., Any]:
         def same(first: Any = None, *args: object, **kwargs: object) -> Any:
             values.note(f"{value} was left out")
-            return (lambda function: function) if first is None else first  # a decorator with options
+            return (
+                (lambda function: function) if first is None else first
+            )  # a decorator with options
 
         return same
 
     def save(value: object, f: Any, *args: Any, **kwargs: Any) -> None:
         values.note("torch.save was left out")
-        with suppress(TypeError, RuntimeError, AttributeError):  # some things cannot be copied; nothing loads most of them
+        with suppress(
+            TypeError, RuntimeError, AttributeError
+        ):  # some things cannot be copied; nothing loads most of them
             saved.save(value, f)
 
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -312,7 +385,9 @@ def present_gpu(
         target, dtype, _ = _parsed(args, kwargs, watcher)
         if target is not None and _stands_for_gpu(target):
             watcher.module_arrived(module)
-            move_module(module, dtype, kwargs.get("memory_format") or torch.preserve_format, watcher)
+            move_module(
+                module, dtype, kwargs.get("memory_format") or torch.preserve_format, watcher
+            )
             return module
         if target is not None:
             first = next(module.parameters(), None)
@@ -326,7 +401,8 @@ def present_gpu(
         return moved
 
     def to_empty(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-        # A parameter changes its identity from the meta device to a GPU; here both are meta, and PyTorch would keep it.
+        # A parameter changes its identity from the meta device to a GPU; here both are meta, and
+        # PyTorch would keep it.
         overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
         torch.__future__.set_overwrite_module_params_on_conversion(True)
         try:
@@ -336,7 +412,8 @@ def present_gpu(
         return emptied
 
     original_to, original_to_empty, original_load, original_data_ptr = (
-        name.value() for name in (names.MODULE_TO, names.MODULE_TO_EMPTY, names.LOAD, names.DATA_PTR)
+        name.value()
+        for name in (names.MODULE_TO, names.MODULE_TO_EMPTY, names.LOAD, names.DATA_PTR)
     )
 
     saved = SavedFiles(watcher.device_of)
@@ -346,7 +423,12 @@ def present_gpu(
         (names.DATA_PARALLEL, data_parallel_forward(values.note_once)),
         (names.GENERATOR, names.cpu_generator(GPU)),
         (names.LOAD, load),
-        (names.DATA_PTR, lambda storage: id_of_storage(storage) if storage.device == _META else original_data_ptr(storage)),
+        (
+            names.DATA_PTR,
+            lambda storage: (
+                id_of_storage(storage) if storage.device == _META else original_data_ptr(storage)
+            ),
+        ),
         (names.PIN_MEMORY, lambda tensor, device=None: tensor),
         (names.RECORD_STREAM, lambda tensor, stream: None),
         (names.MODULE_TO, to),
@@ -392,7 +474,12 @@ def _parsed(
 def _keeps_values(tensor: Tensor) -> bool:
     """Whether a tensor keeps its values on the GPU: small whole numbers do."""
     is_whole = not (tensor.is_floating_point() or tensor.is_complex())
-    return is_whole and type(tensor) is Tensor and tensor.layout == torch.strided and tensor.numel() <= REAL_WHOLE_ELEMENTS
+    return (
+        is_whole
+        and type(tensor) is Tensor
+        and tensor.layout == torch.strided
+        and tensor.numel() <= REAL_WHOLE_ELEMENTS
+    )
 
 
 def _stands_for_gpu(device: object) -> bool:

@@ -1,4 +1,5 @@
-"""Reads the line that starts a training, as people type it: ``torchrun --nproc-per-node 4 train.py --lr 1e-4`` and the like.
+"""Reads the line that starts a training, as people type it: ``torchrun --nproc-per-node 4 train.py
+--lr 1e-4`` and the like.
 
 This module loads no torch, so the command line uses it.
 """
@@ -51,7 +52,8 @@ class Launch:
         script: a file, or a module's dotted name.
         is_module: whether it is a module, as after ``python -m``.
         arguments: the script's own arguments.
-        ranks: number of processes, each on a GPU of its own; ``None`` for one that is started alone.
+        ranks: number of processes, each on a GPU of its own; ``None`` for one that is started
+            alone.
         variables: environment variables that the line sets.
     """
 
@@ -84,9 +86,17 @@ def parse_launch(words: Sequence[str]) -> Launch:
     reader = _READERS.get(launcher)
     if reader is None:
         known = ", ".join(_READERS)
-        raise InvalidRequestError(f"{describe(left[0])} is no launcher that is known here: use one of {known}", _FIELD)
+        raise InvalidRequestError(
+            f"{describe(left[0])} is no launcher that is known here: use one of {known}", _FIELD
+        )
     launch = reader(left[1:])
-    return Launch(launch.script, launch.is_module, launch.arguments, launch.ranks, {**variables, **launch.variables})
+    return Launch(
+        launch.script,
+        launch.is_module,
+        launch.arguments,
+        launch.ranks,
+        {**variables, **launch.variables},
+    )
 
 
 def _launcher(word: str) -> str:
@@ -98,7 +108,9 @@ def _python(words: list[str]) -> Launch:
     while words and words[0].startswith("-") and words[0] != "-m":
         option = words.pop(0)
         if option == "-c":
-            raise InvalidRequestError("code of python -c cannot be traced: write it into a file", _FIELD)
+            raise InvalidRequestError(
+                "code of python -c cannot be traced: write it into a file", _FIELD
+            )
         if option in ("-W", "-X") and words:
             words.pop(0)
     if not words or words == ["-m"]:
@@ -117,9 +129,16 @@ def _torchrun(words: list[str]) -> Launch:
     options, rest = _options(words, _TORCHRUN_FLAGS)
     each = options.get("nproc-per-node", "1")
     if each in ("gpu", "auto", "cpu", "xpu"):
-        raise InvalidRequestError(f"--nproc-per-node {each} depends on the machine: give a number", _FIELD)
+        raise InvalidRequestError(
+            f"--nproc-per-node {each} depends on the machine: give a number", _FIELD
+        )
     hosts = options.get("nnodes", "1").rpartition(":")[2]
-    return Launch(rest[0], "module" in options, tuple(rest[1:]), _number(each, "--nproc-per-node") * _number(hosts, "--nnodes"))
+    return Launch(
+        rest[0],
+        "module" in options,
+        tuple(rest[1:]),
+        _number(each, "--nproc-per-node") * _number(hosts, "--nnodes"),
+    )
 
 
 def _accelerate(words: list[str]) -> Launch:
@@ -127,12 +146,18 @@ def _accelerate(words: list[str]) -> Launch:
         raise InvalidRequestError("only 'accelerate launch' starts a training", _FIELD)
     options, rest = _options(words[1:], _ACCELERATE_FLAGS)
     for option in options.keys() & _REFUSED.keys():
-        raise InvalidRequestError(f"accelerate launch --{option.replace('-', '_')}: {_REFUSED[option]}", _FIELD)
+        raise InvalidRequestError(
+            f"accelerate launch --{option.replace('-', '_')}: {_REFUSED[option]}", _FIELD
+        )
     if "config-file" in options:
-        raise InvalidRequestError("accelerate launch --config_file is not read: give its settings as options", _FIELD)
+        raise InvalidRequestError(
+            "accelerate launch --config_file is not read: give its settings as options", _FIELD
+        )
     processes = options.get("num-processes")
     if processes is None and "multi-gpu" in options:
-        raise InvalidRequestError("accelerate launch --multi_gpu depends on the machine: give --num_processes", _FIELD)
+        raise InvalidRequestError(
+            "accelerate launch --multi_gpu depends on the machine: give --num_processes", _FIELD
+        )
     variables = {}
     if "mixed-precision" in options:
         variables["ACCELERATE_MIXED_PRECISION"] = options["mixed-precision"]
@@ -140,7 +165,9 @@ def _accelerate(words: list[str]) -> Launch:
         variables["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = options["gradient-accumulation-steps"]
     ranks = _number(processes or "1", "--num_processes")
     alone = ranks == 1  # accelerate starts one process as python does
-    return Launch(rest[0], "module" in options, tuple(rest[1:]), None if alone else ranks, variables)
+    return Launch(
+        rest[0], "module" in options, tuple(rest[1:]), None if alone else ranks, variables
+    )
 
 
 def _refused(launcher: str) -> Launch:
@@ -156,7 +183,8 @@ _READERS: Final[Mapping[str, Callable[[list[str]], Launch]]] = {
 
 
 def _options(words: list[str], flags: frozenset[str]) -> tuple[dict[str, str], list[str]]:
-    """Return a launcher's options, with ``-`` in their names, and what follows them: script and arguments."""
+    """Return a launcher's options, with ``-`` in their names, and what follows them: script and
+    arguments."""
     options: dict[str, str] = {}
     left = list(words)
     while left and left[0].startswith("-"):
@@ -175,5 +203,7 @@ def _options(words: list[str], flags: frozenset[str]) -> tuple[dict[str, str], l
 
 def _number(text: str, option: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < len(text) < 6 and int(text) > 0):
-        raise InvalidRequestError(f"{option} must be a number above 0, not {describe(text)}", _FIELD)
+        raise InvalidRequestError(
+            f"{option} must be a number above 0, not {describe(text)}", _FIELD
+        )
     return int(text)

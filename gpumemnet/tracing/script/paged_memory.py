@@ -1,7 +1,9 @@
-"""Paged optimizers of bitsandbytes: their state is in CUDA's managed memory, which the driver moves between GPU and host.
+"""Paged optimizers of bitsandbytes: their state is in CUDA's managed memory, which the driver moves
+between GPU and host.
 
-The trace counts it as on the GPU, where it is while there is room.  bitsandbytes takes it from its CUDA library, which is not
-loaded here (``get_paged`` and ``fill`` in ``bitsandbytes/functional.py``).
+The trace counts it as on the GPU, where it is while there is room.  bitsandbytes takes it from its
+CUDA library, which is not loaded here (``get_paged`` and ``fill`` in
+``bitsandbytes/functional.py``).
 """
 
 from __future__ import annotations
@@ -33,4 +35,6 @@ def take_from_gpu(optimizer: Optimizer, note: Callable[[str], object]) -> None:
         tensor.fill_(value)
 
     functional.get_paged, functional.fill = get_paged, fill
-    note("paged optimizer: its state is counted as on the GPU; the driver moves parts of it to the host where memory is short")
+    note(
+        "paged optimizer: its state is counted as on the GPU; the driver moves parts of it to the host where memory is short"
+    )

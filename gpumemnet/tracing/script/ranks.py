@@ -30,8 +30,18 @@ def local_ranks(ranks: int) -> int:
 
 def environment(ranks: int) -> dict[str, str]:
     """Return the environment variables that ``torchrun`` sets for the first of ``ranks``."""
-    alone = {"RANK": 0, "LOCAL_RANK": 0, "GROUP_RANK": 0, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": local_ranks(ranks)}
-    return {**{name: str(value) for name, value in alone.items()}, "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    alone = {
+        "RANK": 0,
+        "LOCAL_RANK": 0,
+        "GROUP_RANK": 0,
+        "WORLD_SIZE": ranks,
+        "LOCAL_WORLD_SIZE": local_ranks(ranks),
+    }
+    return {
+        **{name: str(value) for name, value in alone.items()},
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "29500",
+    }
 
 
 @contextmanager
@@ -45,14 +55,18 @@ def one_of(ranks: int | None, watch: Watch, note: Callable[[str], None]) -> Iter
     """
     stack = ExitStack()
 
-    def begin(backend: object = None, *args: object, world_size: int = -1, **kwargs: object) -> None:
+    def begin(
+        backend: object = None, *args: object, world_size: int = -1, **kwargs: object
+    ) -> None:
         rank_count = world_size if world_size > 0 else ranks
         if rank_count is None:
             raise ExtractError(
                 "--ranks: the script starts a process group (torch.distributed.init_process_group); give the number of GPUs"
             )
         if dist.is_initialized():
-            raise ExtractError("the script starts a second default process group, which is not supported")
+            raise ExtractError(
+                "the script starts a second default process group, which is not supported"
+            )
         from gpumemnet.tracing.parallel.replicas import replicas_on_meta
         from gpumemnet.tracing.parallel.sharding import sharding_on_meta
 
@@ -69,7 +83,12 @@ def one_of(ranks: int | None, watch: Watch, note: Callable[[str], None]) -> Iter
     def arrived(tensor: Tensor, is_parameter: bool) -> None:
         with without_function_modes():  # the script sees a CUDA tensor
             if not tensor.is_meta:
-                swap_for_meta(tensor, torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"))
+                swap_for_meta(
+                    tensor,
+                    torch.empty_strided(
+                        tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"
+                    ),
+                )
             watch.sharded_tensor(tensor, is_parameter)
 
     def ended(*args: object, **kwargs: object) -> None:
@@ -95,7 +114,12 @@ class _Ended:
         return True
 
 
-def _first_alone(function: Callable[..., object], args: tuple[object, ...] = (), *others: object, **kwargs: object) -> _Ended:
+def _first_alone(
+    function: Callable[..., object],
+    args: tuple[object, ...] = (),
+    *others: object,
+    **kwargs: object,
+) -> _Ended:
     """Replace ``torch.multiprocessing.spawn``: run the first of several processes in this one."""
     function(0, *args)
     return _Ended()

@@ -1,8 +1,9 @@
 """Values that a script reads from the simulated GPU, where nothing is computed.
 
-Numbers that are read are 0, because scripts print and log them.  Checks for infinite numbers find none.  Any other condition on
-values is false; a script that branches in its own code can be traced a second time the other way (conditions true, numbers 1).
-An operator that selects elements by their values selects all of them, which is the most that it can take, or a stated share.
+Numbers that are read are 0, because scripts print and log them.  Checks for infinite numbers find
+none.  Any other condition on values is false; a script that branches in its own code can be traced
+a second time the other way (conditions true, numbers 1). An operator that selects elements by their
+values selects all of them, which is the most that it can take, or a stated share.
 """
 
 from __future__ import annotations
@@ -28,13 +29,20 @@ _READS: Final = ("aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal")
 
 def _functions(*names_of: str) -> frozenset[Any]:
     """The functions and methods of these names."""
-    return frozenset(getattr(owner, name) for name in names_of for owner in (torch, Tensor) if hasattr(owner, name))
+    return frozenset(
+        getattr(owner, name)
+        for name in names_of
+        for owner in (torch, Tensor)
+        if hasattr(owner, name)
+    )
 
 
 _NEVER: Final = _functions("isnan", "isinf", "isposinf", "isneginf")
 _ALWAYS: Final = _functions("isfinite")
 _ALL: Final = _functions("all") | {names.ALL_TRUE.value()}
-_SAME: Final = _ALL | _functions("any", "clone", "detach", "reshape", "view", "squeeze", "flatten", "bool")
+_SAME: Final = _ALL | _functions(
+    "any", "clone", "detach", "reshape", "view", "squeeze", "flatten", "bool"
+)
 _NOT: Final = _functions("logical_not", "bitwise_not", "__invert__")
 _OR: Final = _functions("logical_or", "bitwise_or", "__or__", "__ror__")
 _AND: Final = _functions("logical_and", "bitwise_and", "__and__", "__rand__")
@@ -47,12 +55,16 @@ class ReadValues(MissingValues):
     """Gives values to a script that reads them from the GPU; each such line is noted.
 
     Args:
-        other_way: whether conditions that nothing tells are true and numbers 1, instead of false and 0.
+        other_way: whether conditions that nothing tells are true and numbers 1, instead of false
+            and 0.
         selected_share: share of the elements that operators select which select by values.
-        best_effort: whether to guess what operators of other libraries return that do not describe it.
+        best_effort: whether to guess what operators of other libraries return that do not describe
+            it.
     """
 
-    def __init__(self, *, other_way: bool = False, selected_share: float = 1, best_effort: bool = False) -> None:
+    def __init__(
+        self, *, other_way: bool = False, selected_share: float = 1, best_effort: bool = False
+    ) -> None:
         self._other_way = other_way
         self._selected_share = selected_share
         self._best_effort = best_effort
@@ -87,8 +99,11 @@ class ReadValues(MissingValues):
         """Return a copy on the host."""
         return self.on_host(function, tensor)
 
-    def result(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: UnknownValueError) -> Any:
-        """Return what is read: a truth value or a number; an operator that selects elements selects its share.
+    def result(
+        self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: UnknownValueError
+    ) -> Any:
+        """Return what is read: a truth value or a number; an operator that selects elements selects
+        its share.
 
         Raises:
             UnknownValueError: as ``error``, for another shape that depends on values.
@@ -114,7 +129,9 @@ class ReadValues(MissingValues):
         known = self._truths.get(tensor)
         if known is not None:
             return bool(known)
-        self.note(f"a condition on values of the GPU was taken to be {'true' if self._other_way else 'false'}")
+        self.note(
+            f"a condition on values of the GPU was taken to be {'true' if self._other_way else 'false'}"
+        )
         self.branched(sys._getframe(1))
         return self._other_way
 
@@ -130,16 +147,30 @@ class ReadValues(MissingValues):
     def on_host(self, function: str, tensor: Tensor) -> Tensor:
         """Return a copy of ``tensor`` on the host, all zeros."""
         if tensor.numel() > MAX_VALUES:
-            raise UnknownValueError(function, f"copies {tensor.numel():,} elements to the host, but a trace computes no values")
+            raise UnknownValueError(
+                function,
+                f"copies {tensor.numel():,} elements to the host, but a trace computes no values",
+            )
         if self._truths.get(tensor):
             return torch.ones(tensor.shape, dtype=tensor.dtype)
         self.note(f"{function}: values read from the GPU were taken to be {self.number}")
         return torch.full(tensor.shape, self.number, dtype=tensor.dtype)
 
-    def learn(self, func: Callable[..., Any], args: tuple[Any, ...], result: object, is_called_by_lbfgs: bool) -> None:
-        """Learn from a call what the truth of its result is, if that is known whatever the values are."""
+    def learn(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        result: object,
+        is_called_by_lbfgs: bool,
+    ) -> None:
+        """Learn from a call what the truth of its result is, if that is known whatever the values
+        are."""
         if isinstance(result, Tensor) and result.is_meta:
-            truth = True if is_called_by_lbfgs and _is_curvature_condition(func, args) else self._truth(func, args)
+            truth = (
+                True
+                if is_called_by_lbfgs and _is_curvature_condition(func, args)
+                else self._truth(func, args)
+            )
             if truth is not None:
                 self._truths[result] = truth
 
@@ -170,7 +201,8 @@ class ReadValues(MissingValues):
 
 
 def _is_curvature_condition(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-    """Whether LBFGS asks here if it may keep an update (``if ys > 1e-10`` in ``torch/optim/lbfgs.py``), as it can in training."""
+    """Whether LBFGS asks here if it may keep an update (``if ys > 1e-10`` in
+    ``torch/optim/lbfgs.py``), as it can in training."""
     return func in _GREATER and isinstance(args[1], float) and args[1] > 0
 
 

@@ -31,7 +31,11 @@ from gpumemnet.tracing.report.answer import TraceAnswer
 from gpumemnet.tracing.script.allocator_choice import AllocatorChoice
 from gpumemnet.tracing.script.cuda_answers import GPU
 from gpumemnet.tracing.script.gpu import GpuRequests, present_gpu
-from gpumemnet.tracing.script.later_passes import largest_graph_bytes, unguarded_validation, user_files
+from gpumemnet.tracing.script.later_passes import (
+    largest_graph_bytes,
+    unguarded_validation,
+    user_files,
+)
 from gpumemnet.tracing.script.ranks import local_ranks, one_of
 from gpumemnet.tracing.script.read_values import ReadValues
 from gpumemnet.tracing.script.threads import first_process_runs_here, threads_inherit_modes
@@ -50,10 +54,14 @@ class ScriptCall:
         platform: the GPU that the script sees.
         settings: settings of the caching allocator, unless the script chooses its own.
         is_module: whether it is a module, to be run as by ``python -m``.
-        ranks: number of GPUs that the script is started on by ``torchrun``; ``None`` if it is started alone.
-        other_way: whether conditions on values of the GPU are true and numbers 1, see :class:`ReadValues`.
-        selected_share: share of the elements that is selected where that depends on values of the GPU.
-        best_effort: whether to guess what operators of other libraries return that do not describe it.
+        ranks: number of GPUs that the script is started on by ``torchrun``; ``None`` if it is
+            started alone.
+        other_way: whether conditions on values of the GPU are true and numbers 1, see
+            :class:`ReadValues`.
+        selected_share: share of the elements that is selected where that depends on values of the
+            GPU.
+        best_effort: whether to guess what operators of other libraries return that do not describe
+            it.
         compiled: returns the code of the script's file.
     """
 
@@ -131,11 +139,14 @@ def run_script(call: ScriptCall) -> ScriptRun:
     It stops after two optimizer steps, three if it has several optimizers.
 
     Raises:
-        CodeEndedError: the script ended before it had trained for two steps on the GPU; says how far it came.
+        CodeEndedError: the script ended before it had trained for two steps on the GPU; says how
+            far it came.
         ExtractError: names what cannot be traced and the line of the script.
     """
     torch_notes = check_torch(SCRIPT, *((PARALLEL,) if (call.ranks or 1) > 1 else ()))
-    values = ReadValues(other_way=call.other_way, selected_share=call.selected_share, best_effort=call.best_effort)
+    values = ReadValues(
+        other_way=call.other_way, selected_share=call.selected_share, best_effort=call.best_effort
+    )
     allocator = AllocatorChoice(call.settings, values.note_once)
     known = KnownValues(values, limited=lambda tensor: watch.device_of(tensor) == GPU)
     watch = Watch(call.platform, known.run, allocator.first_used)
@@ -174,7 +185,9 @@ def run_script(call: ScriptCall) -> ScriptRun:
             f"validation pass can keep a second graph; the safe bytes hold it ({later_bytes / MIB:,.0f} MiB)"
         )
     if watch.batch_size is None:
-        values.note_once("the batch size is not known, because no module with parameters ran; 1 is shown")
+        values.note_once(
+            "the batch size is not known, because no module with parameters ran; 1 is shown"
+        )
     names = ", ".join(dict.fromkeys(_name(model) for model in watch.models))
     return ScriptRun(
         file=file,
@@ -201,12 +214,17 @@ def grown_bytes(timeline: Timeline) -> int:
     grown = 0
     for event in timeline.events[timeline.step_starts[-2] :]:
         if event != EMPTY_CACHE:
-            grown += timeline.storages[event].size_bytes if event >= 0 else -timeline.storages[~event].size_bytes
+            grown += (
+                timeline.storages[event].size_bytes
+                if event >= 0
+                else -timeline.storages[~event].size_bytes
+            )
     return grown
 
 
 def _main_module(script: Path, is_module: bool) -> ModuleType:
-    """Return the module ``__main__`` of a script, or of a module as ``python -m`` runs it, and put its folder on the path.
+    """Return the module ``__main__`` of a script, or of a module as ``python -m`` runs it, and put
+    its folder on the path.
 
     Raises:
         ExtractError: there is no such module.
@@ -245,7 +263,9 @@ def _run(module: ModuleType, call: ScriptCall, watch: Watch, requests: GpuReques
         stack.enter_context(cuda_autocast(platform))
         stack.enter_context(gpu_optimizers())
         stack.enter_context(overriding(cuda_overrides(platform)))
-        stack.enter_context(present_gpu(platform, watch, values, requests, local_ranks(call.ranks or 1)))
+        stack.enter_context(
+            present_gpu(platform, watch, values, requests, local_ranks(call.ranks or 1))
+        )
         stack.enter_context(watch.watching())
         stack.enter_context(watch.recorder)
         stack.enter_context(one_of(call.ranks, watch, values.note_once))

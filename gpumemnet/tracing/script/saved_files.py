@@ -1,7 +1,8 @@
-"""Files that a script saves and loads again: they are kept as objects, because weights have no values to write.
+"""Files that a script saves and loads again: they are kept as objects, because weights have no
+values to write.
 
-A checkpoint that the same run has saved is loaded as ``torch.load`` would: on the device that it was saved from, or on that of
-``map_location``.
+A checkpoint that the same run has saved is loaded as ``torch.load`` would: on the device that it
+was saved from, or on that of ``map_location``.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class SavedFiles:
 
 @contextmanager
 def saving_safetensors(note: Callable[[str], None]) -> Iterator[None]:
-    """Context in which ``safetensors.torch.save_file`` writes zeros, or nothing where they would take too much memory.
+    """Context in which ``safetensors.torch.save_file`` writes zeros, or nothing where they would
+    take too much memory.
 
     Args:
         note: called with a sentence for the answer where nothing is written.
@@ -98,17 +100,24 @@ def _key(file: Any) -> object:
 
 def _on_host(tensor: Tensor) -> Tensor:
     if tensor.is_meta:
-        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+        return torch.empty_strided(
+            tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"
+        )
     return tensor.detach().to("cpu", copy=True)
 
 
 def _like(tensor: Tensor, copied: Tensor) -> Tensor:
-    return nn.Parameter(copied, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copied
+    return (
+        nn.Parameter(copied, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copied
+    )
 
 
 def _copied(value: object, place: Callable[[Tensor], Tensor]) -> object:
     """Return a copy of ``value`` with ``place(tensor)`` for each of its tensors."""
-    copies = {id(tensor): place(tensor) for tensor in {id(each): each for each in _tensors(value)}.values()}
+    copies = {
+        id(tensor): place(tensor)
+        for tensor in {id(each): each for each in _tensors(value)}.values()
+    }
     return copy.deepcopy(value, dict(copies))
 
 

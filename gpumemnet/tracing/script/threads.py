@@ -1,7 +1,8 @@
 """Threads and processes that a script starts.
 
-PyTorch's modes belong to one thread, so a thread that a script starts inherits those of the trace: threads of data loaders and
-prefetchers move tensors to the GPU.  A process that is started with a model on the GPU runs in this one: the first of several.
+PyTorch's modes belong to one thread, so a thread that a script starts inherits those of the trace:
+threads of data loaders and prefetchers move tensors to the GPU.  A process that is started with a
+model on the GPU runs in this one: the first of several.
 """
 
 from __future__ import annotations
@@ -44,14 +45,19 @@ def threads_inherit_modes() -> Iterator[None]:
 
 
 @contextmanager
-def first_process_runs_here(device_of: Callable[[Tensor], torch.device], note: Callable[[str], None]) -> Iterator[None]:
-    """Context in which the first process that is started with a model or a tensor on the GPU runs in this one, and others not.
+def first_process_runs_here(
+    device_of: Callable[[Tensor], torch.device], note: Callable[[str], None]
+) -> Iterator[None]:
+    """Context in which the first process that is started with a model or a tensor on the GPU runs
+    in this one, and others not.
 
     Args:
         device_of: returns the device of a tensor as the script sees it.
         note: called with a sentence for the answer.
     """
-    make, start, join = (name.value() for name in (names.PROCESS_INIT, names.PROCESS_START, names.PROCESS_JOIN))
+    make, start, join = (
+        name.value() for name in (names.PROCESS_INIT, names.PROCESS_START, names.PROCESS_JOIN)
+    )
     given: WeakKeyDictionary[BaseProcess, tuple[object, ...]] = WeakKeyDictionary()
     ended: WeakSet[BaseProcess] = WeakSet()
 
@@ -70,7 +76,12 @@ def first_process_runs_here(device_of: Callable[[Tensor], torch.device], note: C
 
     def started(process: BaseProcess) -> None:
         values = given.get(process, ())
-        weights = [weight for value in values if isinstance(value, nn.Module) for weight in value.parameters()]
+        weights = [
+            weight
+            for value in values
+            if isinstance(value, nn.Module)
+            for weight in value.parameters()
+        ]
         if not any(device_of(tensor) == GPU for tensor in (*tensors_in(values), *weights)):
             start(process)
             return
@@ -86,5 +97,7 @@ def first_process_runs_here(device_of: Callable[[Tensor], torch.device], note: C
         if process not in ended:
             join(process, timeout)
 
-    with replaced([(names.PROCESS_INIT, made), (names.PROCESS_START, started), (names.PROCESS_JOIN, joined)]):
+    with replaced(
+        [(names.PROCESS_INIT, made), (names.PROCESS_START, started), (names.PROCESS_JOIN, joined)]
+    ):
         yield

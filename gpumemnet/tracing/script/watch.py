@@ -13,7 +13,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from gpumemnet.extract.module_path import ModulePath
 from gpumemnet.extract.nested_tensors import tensors_in
@@ -32,7 +35,8 @@ _STEPS: Final = 2
 _STEPS_ON_HOST: Final = 10
 """Optimizer steps after which a script that trains nothing on the GPU is stopped."""
 _PASSES: Final = 4
-"""Backward passes after which a script without an optimizer is ended: such a script may take several for one step."""
+"""Backward passes after which a script without an optimizer is ended: such a script may take
+several for one step."""
 _SEQUENCE_DIMENSIONS: Final = 3
 _GPU: Final = torch.device("cuda", 0)
 _HOST: Final = torch.device("cpu")
@@ -52,7 +56,10 @@ class ScriptModules(ModulePath):
     """
 
     def __init__(
-        self, starting: Callable[[], None], entered: Callable[[nn.Module], None], left: Callable[[nn.Module, Any, Any], None]
+        self,
+        starting: Callable[[], None],
+        entered: Callable[[nn.Module], None],
+        left: Callable[[nn.Module, Any, Any], None],
     ) -> None:
         super().__init__(nn.Identity(), entered, left)
         self._starting = starting
@@ -139,7 +146,9 @@ class Watch:
                 "let the script train on the GPU (model.to('cuda')), by its own arguments if it has some"
             )
         if not steps and not self.recorder.now():
-            return "the script ended before anything was on the GPU and before any optimizer stepped"
+            return (
+                "the script ended before anything was on the GPU and before any optimizer stepped"
+            )
         if not steps:
             return (
                 "the script ended, and no optimizer stepped on what is on the GPU; "
@@ -156,12 +165,19 @@ class Watch:
     @property
     def models(self) -> list[nn.Module]:
         """The outermost modules with parameters that ran or were moved to the GPU."""
-        return [model for model in self.modules.models if next(model.parameters(), None) is not None]
+        return [
+            model for model in self.modules.models if next(model.parameters(), None) is not None
+        ]
 
     def device_of(self, tensor: Tensor) -> torch.device:
-        """The device of a tensor, meta or real: a meta tensor that is not on the GPU stands for a weight on the host."""
+        """The device of a tensor, meta or real: a meta tensor that is not on the GPU stands for a
+        weight on the host."""
         if not tensor.is_meta:
-            return _GPU if tensor.layout == torch.strided and self.recorder.holds(part_on_rank(tensor)) else tensor.device
+            return (
+                _GPU
+                if tensor.layout == torch.strided and self.recorder.holds(part_on_rank(tensor))
+                else tensor.device
+            )
         held = part_on_rank(tensor)
         if self.recorder.holds(held):
             return _GPU
@@ -170,7 +186,8 @@ class Watch:
         return _META if storage_id(held) in self._deferred else _HOST
 
     def arrived(self, tensor: Tensor, operator: str, *, is_weight: bool = False) -> None:
-        """An input or a copy of a weight has arrived from the host, or a tensor was allocated on the GPU."""
+        """An input or a copy of a weight has arrived from the host, or a tensor was allocated on
+        the GPU."""
         self._used()
         for part in dense_parts(part_on_rank(tensor)):
             if is_weight:
@@ -193,7 +210,8 @@ class Watch:
         self.recorder.arrived(tensor, "parameter" if is_parameter else "buffer", path)
 
     def deferred(self, tensor: Tensor) -> None:
-        """The script allocates a weight on the meta device: it takes no memory until it is moved."""
+        """The script allocates a weight on the meta device: it takes no memory until it is
+        moved."""
         storage = tensor.untyped_storage()
         self._deferred[id_of_storage(storage)] = storage
 
@@ -226,7 +244,9 @@ class Watch:
                 self._classify_gradients()
 
         def watched_gradients(*args: Any, **kwargs: Any) -> tuple[Tensor | None, ...]:
-            if self._has_optimizer or self._passing:  # a term of the loss, such as a gradient penalty
+            if (
+                self._has_optimizer or self._passing
+            ):  # a term of the loss, such as a gradient penalty
                 return gradients(*args, **kwargs)
             with self._backward_pass(tensors_in(args[:1])):
                 result = gradients(*args, **kwargs)
@@ -239,9 +259,15 @@ class Watch:
                 self.notes.pop("optimizer", None)
             make_optimizer(optimizer, *args, **kwargs)
 
-        handles = [register_optimizer_step_pre_hook(self._before_step), register_optimizer_step_post_hook(self._after_step)]
+        handles = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
         try:
-            with replaced([(BACKWARD, watched), (GRADIENTS, watched_gradients), (OPTIMIZER, made)]), self.modules:
+            with (
+                replaced([(BACKWARD, watched), (GRADIENTS, watched_gradients), (OPTIMIZER, made)]),
+                self.modules,
+            ):
                 yield
         finally:
             for handle in handles:
@@ -265,7 +291,9 @@ class Watch:
         finally:
             self._passing = not is_outermost
         if is_outermost and self._started and not self._has_optimizer:
-            self.notes["optimizer"] = "no optimizer was found: a step is taken to end with a backward pass"
+            self.notes["optimizer"] = (
+                "no optimizer was found: a step is taken to end with a backward pass"
+            )
             self._end_step()
         self._begin("optimizer" if self._stepping else "forward")
 
@@ -292,10 +320,13 @@ class Watch:
     def _left(self, module: nn.Module, arguments: object, output: object) -> None:
         self.recorder.left_module(module, arguments, output)
         if self.batch_size is None and self._started:
-            self._learn_batch_size(module, [tensor for tensor in tensors_in(arguments) if tensor.ndim])
+            self._learn_batch_size(
+                module, [tensor for tensor in tensors_in(arguments) if tensor.ndim]
+            )
 
     def _learn_batch_size(self, module: nn.Module, given: list[Tensor]) -> None:
-        """Learn the number of samples from what a module was called with: the second dimension of ``[time, batch, …]``."""
+        """Learn the number of samples from what a module was called with: the second dimension of
+        ``[time, batch, …]``."""
         if not given:
             return
         shape = given[0].shape
@@ -307,7 +338,9 @@ class Watch:
 
     def _begin(self, phase: str) -> None:
         benchmark = torch.backends.cudnn.benchmark
-        self.recorder.use_platform(replace(self._platform, cudnn_benchmark=benchmark, tf32=torch.backends.cudnn.allow_tf32))
+        self.recorder.use_platform(
+            replace(self._platform, cudnn_benchmark=benchmark, tf32=torch.backends.cudnn.allow_tf32)
+        )
         if self._started:
             self.recorder.begin(phase)
 
@@ -320,7 +353,9 @@ class Watch:
         self._stepping = False
         if isinstance(optimizer, LBFGS):
             fill_history(optimizer)
-            self.notes["LBFGS"] = "LBFGS: its history is counted in full, with as many updates as history_size allows"
+            self.notes["LBFGS"] = (
+                "LBFGS: its history is counted in full, with as many updates as history_size allows"
+            )
         self._learn_shards(optimizer)
         self._classify_models()
         self._classify_gradients()
@@ -329,7 +364,9 @@ class Watch:
             self.recorder.classify(map(part_on_rank, tensors_in(state)), "optimizer_state", owner)
         self._stepped[id(optimizer)] += 1
         self._trains_on_gpu |= any(
-            self.device_of(parameter) == _GPU for group in optimizer.param_groups for parameter in group["params"]
+            self.device_of(parameter) == _GPU
+            for group in optimizer.param_groups
+            for parameter in group["params"]
         )
         if not self._trains_on_gpu and self._stepped.total() >= _STEPS_ON_HOST:
             raise EnoughSteps
@@ -346,7 +383,8 @@ class Watch:
                     self.recorder.classify((part_on_rank(parameter),), "parameter", "")
 
     def _classify_models(self) -> None:
-        """Classify the models' tensors: the script may have converted them, or put others in their place."""
+        """Classify the models' tensors: the script may have converted them, or put others in their
+        place."""
         for model in self.modules.models:
             for module in model.modules():
                 owner = self.modules.path_of(module)
@@ -354,7 +392,11 @@ class Watch:
                     if parameter is not None:
                         self._know(parameter, owner)
                         self.recorder.classify((part_on_rank(parameter),), "parameter", owner)
-                buffers = (part_on_rank(buffer) for buffer in own_buffers(module).values() if buffer is not None)
+                buffers = (
+                    part_on_rank(buffer)
+                    for buffer in own_buffers(module).values()
+                    if buffer is not None
+                )
                 self.recorder.classify(buffers, "buffer", owner)
 
     def _know(self, parameter: Tensor, owner: str) -> bool:

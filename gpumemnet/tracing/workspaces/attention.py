@@ -1,11 +1,13 @@
-"""Scratch memory of attention kernels: fp32 accumulators, and the math kernel's test for masked rows.
+"""Scratch memory of attention kernels: fp32 accumulators, and the math kernel's test for masked
+rows.
 
 The three fused kernels accumulate the gradient of the query in fp32 in global memory.  Shapes are
 ``[batch, heads, length, width]``.  Sources, by kernel:
 
 - flash: ``flash_api.cpp`` of FlashAttention 2 as PyTorch builds it (``mha_fwd``, ``mha_bwd``);
 - memory-efficient: ``aten/src/ATen/native/transformers/cuda/attention_backward.cu`` with
-  ``mem_eff_attention/kernel_backward.h`` (``workspace_size``) and ``kernels/cutlassB.h`` (tile sizes);
+  ``mem_eff_attention/kernel_backward.h`` (``workspace_size``) and ``kernels/cutlassB.h`` (tile
+  sizes);
 - cuDNN: ``node/scaled_dot_product_flash_attention.h`` of its frontend.
 """
 
@@ -20,22 +22,33 @@ from torch import Tensor
 from gpumemnet.torch_private.operators import aten
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.workspaces.layout_copies import copy_bytes
-from gpumemnet.tracing.workspaces.scratch import Call, Rule, Scratch, ceil_div, exactly, round_up, tensor_bytes
+from gpumemnet.tracing.workspaces.scratch import (
+    Call,
+    Rule,
+    Scratch,
+    ceil_div,
+    exactly,
+    round_up,
+    tensor_bytes,
+)
 
 KIND: Final = "attention"
 LOCK_BYTES: Final = 16
-"""Size of the lock and counter before each tile of the memory-efficient kernel's sums (``GradQTempStorage``)."""
+"""Size of the lock and counter before each tile of the memory-efficient kernel's sums
+(``GradQTempStorage``)."""
 TILE: Final = 64
 LARGE_TILE: Final = 128
 LARGE_TILE_SHARED_MEMORY: Final = frozenset({(8, 0), (8, 7), (9, 0), (10, 0), (10, 3)})
 """Compute capabilities with 160 KiB of shared memory per block, which tiles of 128 rows need."""
 KEY_SPLITS_LIMIT: Final = 200
 CUDNN_SCORES_LIMIT: Final = 256 * 2**20
-"""On compute capability 9.0 and up, cuDNN keeps gradients of the scores up to this size instead of sums of the query."""
+"""On compute capability 9.0 and up, cuDNN keeps gradients of the scores up to this size instead of
+sums of the query."""
 
 
 def _flash_forward(call: Call) -> tuple[Scratch, ...]:
-    """Return the partial outputs of a forward pass that splits the keys to fill the GPU (``set_params_splitkv``)."""
+    """Return the partial outputs of a forward pass that splits the keys to fill the GPU
+    (``set_params_splitkv``)."""
     query, key = call.arguments["query"], call.arguments["key"]
     if call.arguments["dropout_p"]:
         return ()
@@ -50,7 +63,8 @@ def _flash_forward(call: Call) -> tuple[Scratch, ...]:
 
 
 def key_splits(blocks: int, keys: int, width: int, platform: Platform) -> int:
-    """Return the number of parts into which FlashAttention's forward pass splits the keys (``num_splits_heuristic``).
+    """Return the number of parts into which FlashAttention's forward pass splits the keys
+    (``num_splits_heuristic``).
 
     Args:
         blocks: thread blocks without a split: batch x heads x tiles of 64 rows.
@@ -58,7 +72,9 @@ def key_splits(blocks: int, keys: int, width: int, platform: Platform) -> int:
         width: head size, in elements.
         platform: the GPU that it runs on.
     """
-    slots = 2 * platform.device.multiprocessors  # each of its blocks has 128 threads, so two fit on a multiprocessor
+    slots = (
+        2 * platform.device.multiprocessors
+    )  # each of its blocks has 128 threads, so two fit on a multiprocessor
     if blocks >= 0.8 * slots:
         return 1
     key_blocks = ceil_div(keys, 256 if width <= 64 else 128 if width <= 128 else 64)
@@ -69,7 +85,9 @@ def key_splits(blocks: int, keys: int, width: int, platform: Platform) -> int:
     ]
     waves = {splits: blocks * splits / slots for splits in eligible}
     efficiency = {splits: wave / math.ceil(wave) for splits, wave in waves.items()}
-    return next(splits for splits in eligible if efficiency[splits] >= 0.85 * max(efficiency.values()))
+    return next(
+        splits for splits in eligible if efficiency[splits] >= 0.85 * max(efficiency.values())
+    )
 
 
 def _flash_backward(call: Call) -> tuple[Scratch, ...]:
@@ -84,8 +102,12 @@ def _flash_backward(call: Call) -> tuple[Scratch, ...]:
         *exactly(batch * heads * padded * 4, KIND, held=True),
         *exactly(sums, KIND, held=True),
     ]
-    if key.shape[1] != heads:  # grouped queries: gradients of every head, then summed over the group
-        pieces += 2 * exactly(batch * heads * key.shape[2] * width * key.element_size(), KIND, held=True)
+    if (
+        key.shape[1] != heads
+    ):  # grouped queries: gradients of every head, then summed over the group
+        pieces += 2 * exactly(
+            batch * heads * key.shape[2] * width * key.element_size(), KIND, held=True
+        )
     return tuple(pieces)
 
 
@@ -94,9 +116,12 @@ def _rounded_width(width: int) -> int:
 
 
 def _copies(call: Call, *names: str) -> tuple[Scratch, ...]:
-    """Return the copies of non-contiguous arguments, which the kernel reads as ``[batch, length, heads, width]``."""
+    """Return the copies of non-contiguous arguments, which the kernel reads as ``[batch, length,
+    heads, width]``."""
     transposed = (call.arguments[name].transpose(1, 2) for name in names)
-    return tuple(piece for tensor in transposed for piece in exactly(copy_bytes(tensor), "copy", held=True))
+    return tuple(
+        piece for tensor in transposed for piece in exactly(copy_bytes(tensor), "copy", held=True)
+    )
 
 
 def _efficient_forward(call: Call) -> tuple[Scratch, ...]:
@@ -115,8 +140,17 @@ def _efficient_backward(call: Call) -> tuple[Scratch, ...]:
     row_sums = exactly(batch * heads * rows * 4, KIND, held=True)
     if query.element_size() == 4:  # PyTorch, not the kernel, sums output x gradient by row
         product = exactly(tensor_bytes(value) // value.shape[2] * rows, KIND)
-        return (*copies, *product, *row_sums, *exactly(efficient_workspace(query, key, value, call.platform), KIND, held=True))
-    return (*copies, *row_sums, *exactly(efficient_workspace(query, key, value, call.platform), KIND, held=True))
+        return (
+            *copies,
+            *product,
+            *row_sums,
+            *exactly(efficient_workspace(query, key, value, call.platform), KIND, held=True),
+        )
+    return (
+        *copies,
+        *row_sums,
+        *exactly(efficient_workspace(query, key, value, call.platform), KIND, held=True),
+    )
 
 
 def efficient_workspace(query: Tensor, key: Tensor, value: Tensor, platform: Platform) -> int:
@@ -131,15 +165,24 @@ def efficient_workspace(query: Tensor, key: Tensor, value: Tensor, platform: Pla
     widest = max(width, value.shape[3])
     is_half = query.element_size() == 2
     row_tile, key_tile = _tiles(widest, is_half, platform.compute_capability)
-    sums = ceil_div(rows, row_tile) * ceil_div(width, key_tile) * (row_tile * key_tile * 4 + LOCK_BYTES)
-    if is_half and widest > row_tile:  # outputs exceed the registers: gradients of key and value are summed in memory too
+    sums = (
+        ceil_div(rows, row_tile)
+        * ceil_div(width, key_tile)
+        * (row_tile * key_tile * 4 + LOCK_BYTES)
+    )
+    if (
+        is_half and widest > row_tile
+    ):  # outputs exceed the registers: gradients of key and value are summed in memory too
         splits = max(1, min(ceil_div(key.shape[2], key_tile), KEY_SPLITS_LIMIT // (batch * heads)))
-        sums += splits * key_tile * (round_up(width, row_tile) + round_up(value.shape[3], row_tile)) * 4
+        sums += (
+            splits * key_tile * (round_up(width, row_tile) + round_up(value.shape[3], row_tile)) * 4
+        )
     return batch * heads * round_up(sums, 16)
 
 
 def _tiles(widest: int, is_half: bool, capability: tuple[int, int]) -> tuple[int, int]:
-    """Return rows and keys of a thread block's tile, by the first kernel in ``cutlassB.h`` that supports the call."""
+    """Return rows and keys of a thread block's tile, by the first kernel in ``cutlassB.h`` that
+    supports the call."""
     if widest <= TILE:
         return TILE, TILE
     if is_half and widest <= 96 and capability in ((8, 6), (8, 9)):
@@ -154,12 +197,15 @@ def _cudnn_backward(call: Call) -> tuple[Scratch, ...]:
     batch, heads, rows, width = query.shape
     row_sums, sums = batch * heads * rows * 4, batch * heads * rows * width * 4
     scores = batch * heads * round_up(rows, 64) * round_up(key.shape[2], 64) * query.element_size()
-    most = scores if scores <= CUDNN_SCORES_LIMIT and call.platform.compute_capability >= (9, 0) else 0
+    most = (
+        scores if scores <= CUDNN_SCORES_LIMIT and call.platform.compute_capability >= (9, 0) else 0
+    )
     return (Scratch(row_sums + sums, row_sums + max(sums, most), KIND, held=True),)
 
 
 def _safe_softmax(call: Call) -> tuple[Scratch, ...]:
-    """Return the masks of scores, and of whole rows, that are minus infinity, and a zero (``transformers/attention.cpp``)."""
+    """Return the masks of scores, and of whole rows, that are minus infinity, and a zero
+    (``transformers/attention.cpp``)."""
     scores: Tensor = call.arguments["self"]
     rows = scores.numel() // max(1, scores.shape[call.arguments["dim"]]) if scores.dim() else 1
     pieces = (scores.numel(), rows, scores.element_size())

@@ -1,7 +1,9 @@
-"""Scratch memory of PyTorch's convolution operators: layout copies, cuDNN workspaces, and the sum for the bias gradient.
+"""Scratch memory of PyTorch's convolution operators: layout copies, cuDNN workspaces, and the sum
+for the bias gradient.
 
 Sources: ``aten/src/ATen/native/Convolution.cpp`` chooses the kernels and the layout.
-``aten/src/ATen/native/cudnn/ConvShared.cpp`` calls cuDNN for the gradient of the input, then for the gradient of the weight.
+``aten/src/ATen/native/cudnn/ConvShared.cpp`` calls cuDNN for the gradient of the input, then for
+the gradient of the weight.
 """
 
 from __future__ import annotations
@@ -20,7 +22,13 @@ from gpumemnet.tracing.timeline import CONVOLUTION_SEARCH, CONVOLUTION_WORKSPACE
 from gpumemnet.tracing.workspaces.cudnn import workspace
 from gpumemnet.tracing.workspaces.cudnn_convolution import Convolution
 from gpumemnet.tracing.workspaces.cudnn_plans import planned_workspace
-from gpumemnet.tracing.workspaces.layout_copies import CHANNELS_LAST, copy_bytes, is_channels_last, laid_out, memory_format
+from gpumemnet.tracing.workspaces.layout_copies import (
+    CHANNELS_LAST,
+    copy_bytes,
+    is_channels_last,
+    laid_out,
+    memory_format,
+)
 from gpumemnet.tracing.workspaces.reduction import accumulator_bytes, reduction_scratch
 from gpumemnet.tracing.workspaces.scratch import Call, Rule, Scratch, exactly, tensor_bytes
 from gpumemnet.tracing.workspaces.transforms import largest_transform_bytes
@@ -34,11 +42,16 @@ def _forward(call: Call) -> tuple[Scratch, ...]:
     wanted = result_layout(given, weight)
     convolution = _convolution(call, given, call.outputs[0], wanted)
     operation = BACKWARD_DATA if call.arguments["transposed"] else FORWARD
-    return (*_copied(given, wanted, 0), *_copied(weight, wanted), *cudnn_workspace(convolution, operation, call.platform))
+    return (
+        *_copied(given, wanted, 0),
+        *_copied(weight, wanted),
+        *cudnn_workspace(convolution, operation, call.platform),
+    )
 
 
 def _backward(call: Call) -> tuple[Scratch, ...]:
-    """Return the scratch in this order: copies, gradient of the input (with a weight copy), of the weight, of the bias."""
+    """Return the scratch in this order: copies, gradient of the input (with a weight copy), of the
+    weight, of the bias."""
     arguments = call.arguments
     grad, given, weight = arguments["grad_output"], arguments["input"], arguments["weight"]
     if not grad.numel() or not given.numel() or not weight.numel():
@@ -54,7 +67,10 @@ def _backward(call: Call) -> tuple[Scratch, ...]:
         pieces += _copied(grad, gradients.of_input if needs_input else gradients.of_weight, 0)
     if needs_input:
         operation = FORWARD if arguments["transposed"] else BACKWARD_DATA
-        pieces += [*_copied(weight, gradients.of_input, 1), *cudnn_workspace(convolution, operation, call.platform, 1)]
+        pieces += [
+            *_copied(weight, gradients.of_input, 1),
+            *cudnn_workspace(convolution, operation, call.platform, 1),
+        ]
     if needs_weight:
         pieces += cudnn_workspace(convolution, BACKWARD_FILTER, call.platform, 1 + needs_input)
     if needs_bias:
@@ -66,8 +82,8 @@ def _backward(call: Call) -> tuple[Scratch, ...]:
 def result_layout(given: Tensor, weight: Tensor) -> torch.memory_format:
     """Return the layout that a CUDA convolution uses for its result and for copies of its operands.
 
-    It is channels last if the input or the weight is, except for fp64 (``cudnn_conv_suggest_memory_format``).  Meta tensors do
-    not follow this rule.
+    It is channels last if the input or the weight is, except for fp64
+    (``cudnn_conv_suggest_memory_format``).  Meta tensors do not follow this rule.
     """
     if given.dtype == torch.float64 or not (is_channels_last(given) or is_channels_last(weight)):
         return torch.contiguous_format
@@ -86,11 +102,14 @@ class GradientLayouts:
     is_moved: bool
 
 
-def gradient_layouts(grad: Tensor, given: Tensor, weight: Tensor, needs_weight: bool) -> GradientLayouts:
+def gradient_layouts(
+    grad: Tensor, given: Tensor, weight: Tensor, needs_weight: bool
+) -> GradientLayouts:
     """Return the layouts that ``cudnn_convolution_backward`` uses.
 
-    The gradient of the result takes the layout of the input.  The other gradients depend on both.  The strides decide each
-    layout, so an image of one pixel, which needs no copy, keeps its strides.
+    The gradient of the result takes the layout of the input.  The other gradients depend on both.
+    The strides decide each layout, so an image of one pixel, which needs no copy, keeps its
+    strides.
     """
     wanted = result_layout(given, weight)
     read = laid_out(given, wanted) if needs_weight and copy_bytes(given, wanted) else given
@@ -100,12 +119,17 @@ def gradient_layouts(grad: Tensor, given: Tensor, weight: Tensor, needs_weight: 
     return GradientLayouts(result_layout(moved, weight), result_layout(read, moved), is_moved)
 
 
-def _copied(tensor: Tensor, wanted: torch.memory_format, after: int | None = None) -> tuple[Scratch, ...]:
+def _copied(
+    tensor: Tensor, wanted: torch.memory_format, after: int | None = None
+) -> tuple[Scratch, ...]:
     return exactly(copy_bytes(tensor, wanted), "copy", held=True, after=after)
 
 
-def _convolution(call: Call, given: Tensor, returned: Tensor, wanted: torch.memory_format) -> Convolution:
-    """Return the convolution that PyTorch passes to cuDNN; a 1D convolution gets a second dimension of size 1."""
+def _convolution(
+    call: Call, given: Tensor, returned: Tensor, wanted: torch.memory_format
+) -> Convolution:
+    """Return the convolution that PyTorch passes to cuDNN; a 1D convolution gets a second dimension
+    of size 1."""
     arguments = call.arguments
     image, result = (returned, given) if arguments["transposed"] else (given, returned)
     weight: Tensor = arguments["weight"]
@@ -134,25 +158,37 @@ def _convolution(call: Call, given: Tensor, returned: Tensor, wanted: torch.memo
 def cudnn_workspace(
     convolution: Convolution, operation: str, platform: Platform, after: int | None = None
 ) -> tuple[Scratch, ...]:
-    """Return the workspace of one cuDNN call, preceded by the workspaces that its benchmark tries."""
+    """Return the workspace of one cuDNN call, preceded by the workspaces that its benchmark
+    tries."""
     if is_native(convolution):
         return ()
-    found = planned_workspace(convolution, operation, platform) or workspace(convolution, operation, platform)
-    chosen = (Scratch(found.expected_bytes, found.bound_bytes, CONVOLUTION_WORKSPACE, after=after),) if found.bound_bytes else ()
+    found = planned_workspace(convolution, operation, platform) or workspace(
+        convolution, operation, platform
+    )
+    chosen = (
+        (Scratch(found.expected_bytes, found.bound_bytes, CONVOLUTION_WORKSPACE, after=after),)
+        if found.bound_bytes
+        else ()
+    )
     if not platform.cudnn_benchmark:
         return chosen
     search_bytes = found.search_bytes
     if platform.tries_transforms:
-        search_bytes = max(search_bytes, largest_transform_bytes(convolution, operation, platform.device.capacity_bytes))
-    search = Scratch(search_bytes, search_bytes, CONVOLUTION_SEARCH, after=after, once=(operation, convolution))
+        search_bytes = max(
+            search_bytes,
+            largest_transform_bytes(convolution, operation, platform.device.capacity_bytes),
+        )
+    search = Scratch(
+        search_bytes, search_bytes, CONVOLUTION_SEARCH, after=after, once=(operation, convolution)
+    )
     return (search, *chosen)
 
 
 def is_native(convolution: Convolution) -> bool:
     """Whether PyTorch's native depthwise kernels run, which need no scratch.
 
-    For fp16, PyTorch sends some sizes to cuDNN (``check_cudnn_depthwise_workload_with_filter``).  The depthwise kernels of cuDNN
-    read channels first and need no workspace either.
+    For fp16, PyTorch sends some sizes to cuDNN (``check_cudnn_depthwise_workload_with_filter``).
+    The depthwise kernels of cuDNN read channels first and need no workspace either.
     """
     return convolution.is_depthwise and not convolution.channels_last
 

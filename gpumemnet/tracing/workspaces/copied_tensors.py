@@ -1,8 +1,12 @@
-"""Which tensors of a convolution cuDNN copies into its workspace, by decision trees learned from cuDNN's own answers.
+"""Which tensors of a convolution cuDNN copies into its workspace, by decision trees learned from
+cuDNN's own answers.
 
-The workspace of the plan that cuDNN ranks first nearly always holds copies of the image, of the result or of both in another
-layout, and some multiple of the weight: a copy, or partial sums of its gradient.  ``copied_tensors.json`` holds one tree for each
-compute capability, operation, type and layout.  ``benchmarks/convolution_workspaces.py`` makes it, and says how far it is off.
+The workspace of the plan that cuDNN ranks first nearly always holds copies of the image, of the
+result or of both in another
+layout, and some multiple of the weight: a copy, or partial sums of its gradient.
+    ``copied_tensors.json`` holds one tree for each
+compute capability, operation, type and layout.  ``benchmarks/convolution_workspaces.py`` makes it,
+and says how far it is off.
 """
 
 from __future__ import annotations
@@ -18,19 +22,47 @@ from gpumemnet.tracing.workspaces.cudnn_convolution import Convolution
 IMAGE, RESULT = 1, 2
 """Bits of a leaf's number: what is copied."""
 FEATURES: Final = (
-    *("batch", "channels", "outputs", "groups", "filter", "stride", "dilation", "image", "result", "pixels"),
+    *(
+        "batch",
+        "channels",
+        "outputs",
+        "groups",
+        "filter",
+        "stride",
+        "dilation",
+        "image",
+        "result",
+        "pixels",
+    ),
     *("odd_channels", "odd_outputs", "multiplications", "ratio", "weight"),
 )
 
 
 def features(convolution: Convolution) -> tuple[float, ...]:
-    """Return the numbers of :data:`FEATURES`: sizes, as logarithms where only their order matters."""
-    channels, outputs = convolution.channels // convolution.groups, convolution.outputs // convolution.groups
-    image, result, taps = (math.prod(sizes) for sizes in (convolution.image, convolution.result, convolution.filter))
+    """Return the numbers of :data:`FEATURES`: sizes, as logarithms where only their order
+    matters."""
+    channels, outputs = (
+        convolution.channels // convolution.groups,
+        convolution.outputs // convolution.groups,
+    )
+    image, result, taps = (
+        math.prod(sizes) for sizes in (convolution.image, convolution.result, convolution.filter)
+    )
     return (
-        *(convolution.batch, channels, outputs, convolution.groups, taps, math.prod(convolution.stride)),
+        *(
+            convolution.batch,
+            channels,
+            outputs,
+            convolution.groups,
+            taps,
+            math.prod(convolution.stride),
+        ),
         *(math.prod(convolution.dilation), image, result, convolution.batch * result),
-        *(_odd(channels), _odd(outputs), math.log2(max(1, convolution.batch * result * channels * taps * outputs))),
+        *(
+            _odd(channels),
+            _odd(outputs),
+            math.log2(max(1, convolution.batch * result * channels * taps * outputs)),
+        ),
         *(channels * image / max(1, outputs * result), channels * outputs * taps),
     )
 
@@ -52,19 +84,25 @@ def tree_name(capability: str, operation: str, itemsize: int, channels_last: boo
 
 
 def _odd(channels: int) -> int:
-    """Return the largest power of two up to 8 that divides the channels: tensor cores read several at a time."""
+    """Return the largest power of two up to 8 that divides the channels: tensor cores read several
+    at a time."""
     return math.gcd(channels, 8)
 
 
 @cache
 def _document() -> dict[str, Any]:
-    text = resources.files("gpumemnet").joinpath("tracing/workspaces/copied_tensors.json").read_text("utf-8")
+    text = (
+        resources.files("gpumemnet")
+        .joinpath("tracing/workspaces/copied_tensors.json")
+        .read_text("utf-8")
+    )
     return dict(json.loads(text))
 
 
 @cache
 def _nearest(capability: tuple[int, int]) -> str:
-    """Return the compute capability whose trees are used: the newest that is not newer, or the oldest there is."""
+    """Return the compute capability whose trees are used: the newest that is not newer, or the
+    oldest there is."""
     known = [tuple(map(int, name.split("."))) for name in _document()["capabilities"]]
     older = [each for each in known if each <= capability]
     major, minor = max(older) if older else min(known)
@@ -72,4 +110,6 @@ def _nearest(capability: tuple[int, int]) -> str:
 
 
 def _key(convolution: Convolution, operation: str, capability: tuple[int, int]) -> str:
-    return tree_name(_nearest(capability), operation, convolution.dtype.itemsize, convolution.channels_last)
+    return tree_name(
+        _nearest(capability), operation, convolution.dtype.itemsize, convolution.channels_last
+    )

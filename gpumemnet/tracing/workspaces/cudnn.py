@@ -1,12 +1,13 @@
 """The expected workspace of a convolution's operations.
 
-PyTorch allocates the workspace of the plan that cuDNN's heuristics rank first (``aten/src/ATen/native/cudnn/Conv_v8.cpp``), and
-frees it after the call.  With ``torch.backends.cudnn.benchmark`` it first allocates the largest workspace of all plans, halved
+PyTorch allocates the workspace of the plan that cuDNN's heuristics rank first
+(``aten/src/ATen/native/cudnn/Conv_v8.cpp``), and frees it after the call.  With
+``torch.backends.cudnn.benchmark`` it first allocates the largest workspace of all plans, halved
 while it does not fit, times the plans, frees it and empties the allocator's cache.
 
-cuDNN itself can say what it takes, see :mod:`gpumemnet.tracing.workspaces.cudnn_plans`.  The rules here are for machines without
-it.  What is copied is learned from answers of cuDNN 9.8 and 9.28 (:mod:`gpumemnet.tracing.workspaces.copied_tensors`); in fp32,
-from published readings too.
+cuDNN itself can say what it takes, see :mod:`gpumemnet.tracing.workspaces.cudnn_plans`.  The rules
+here are for machines without it.  What is copied is learned from answers of cuDNN 9.8 and 9.28
+(:mod:`gpumemnet.tracing.workspaces.copied_tensors`); in fp32, from published readings too.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from gpumemnet.tracing.workspaces.cudnn_convolution import Convolution
 TF32_CAPABILITY: Final = (8, 0)
 """First compute capability whose tensor cores run fp32 convolutions, in TF32."""
 SEARCH_COPIES: Final = 1.5
-"""Largest workspace that a search tries, by the bytes of image, result and weight.  Of 4,400 convolutions of real networks, the
-median is 1.0 (H100) to 1.5 (A100, Ada) in fp32 and 1.0 to 2.1 in fp16; the 95th percentile is 2.2 to 5."""
+"""Largest workspace that a search tries, by the bytes of image, result and weight.  Of 4,400
+convolutions of real networks, the median is 1.0 (H100) to 1.5 (A100, Ada) in fp32 and 1.0 to 2.1 in
+fp16; the 95th percentile is 2.2 to 5."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +57,11 @@ def workspace(convolution: Convolution, operation: str, platform: Platform) -> W
 def _expected_bytes(convolution: Convolution, operation: str, platform: Platform) -> int:
     """Return the workspace of the plan that is expected to run.
 
-    fp32 convolutions copy tensors only for the gradient of filters larger than 1 x 1, and there all three if tensor cores run on
-    channels first.  The patches of a vision transformer take no workspace.  Published readings say so: of an A100, with a search
-    and without, and of two GeForce cards (``docs/accuracy/convolution-workspaces.md``).  Answers of cuDNN 9.8 and 9.28 copy more.
+    fp32 convolutions copy tensors only for the gradient of filters larger than 1 x 1, and there all
+    three if tensor cores run on channels first.  The patches of a vision transformer take no
+    workspace.  Published readings say so: of an A100, with a search and without, and of two GeForce
+        cards (``docs/accuracy/convolution-workspaces.md``).  Answers of cuDNN 9.8 and 9.28 copy
+        more.
     """
     if not _is_learned(convolution, platform):
         return 0
@@ -81,19 +85,27 @@ def _runs_on_tensor_cores(convolution: Convolution, platform: Platform) -> bool:
 
 def _is_wide(convolution: Convolution) -> bool:
     """Whether a group has the channels that tensor cores read at once in fp32."""
-    return min(convolution.channels, convolution.outputs) // convolution.groups >= TF32_SMALLEST_CHANNELS
+    return (
+        min(convolution.channels, convolution.outputs) // convolution.groups
+        >= TF32_SMALLEST_CHANNELS
+    )
 
 
 def keeps_workspace(convolution: Convolution, operation: str) -> bool:
-    """Whether an fp32 convolution keeps a workspace: for the gradient of filters larger than 1 x 1, by published readings."""
+    """Whether an fp32 convolution keeps a workspace: for the gradient of filters larger than 1 x 1,
+    by published readings."""
     return operation == BACKWARD_FILTER and max(convolution.filter) > 1
 
 
 def _is_learned(convolution: Convolution, platform: Platform) -> bool:
-    """Whether answers for such convolutions were learned from; the others are expected to need no workspace.
+    """Whether answers for such convolutions were learned from; the others are expected to need no
+    workspace.
 
-    fp16 stands for bf16, which older GPUs convert without cuDNN's tensor cores; fp32 was asked for with TF32 allowed.
+    fp16 stands for bf16, which older GPUs convert without cuDNN's tensor cores; fp32 was asked for
+    with TF32 allowed.
     """
     if convolution.dtype == torch.float32:
         return platform.tf32
-    return convolution.dtype == torch.float16 or (convolution.dtype == torch.bfloat16 and platform.compute_capability >= (8, 0))
+    return convolution.dtype == torch.float16 or (
+        convolution.dtype == torch.bfloat16 and platform.compute_capability >= (8, 0)
+    )

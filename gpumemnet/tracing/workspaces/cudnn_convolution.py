@@ -12,7 +12,8 @@ import torch
 class Convolution:
     """A convolution of images ``[batch, channels, *image]`` to ``[batch, outputs, *result]``.
 
-    A transposed convolution exchanges image and result: its forward pass is the backward pass of the data.
+    A transposed convolution exchanges image and result: its forward pass is the backward pass of
+    the data.
 
     Attributes:
         batch: samples.

@@ -1,7 +1,8 @@
 """Copies of arguments whose memory layout a kernel does not support.
 
-Kernels that need contiguous arguments copy views first (``expect_contiguous()``, ``contiguous()`` in the sources named below).
-PyTorch copies matrices for cuBLAS that are neither row-major nor column-major.  Elementwise kernels support any layout.
+Kernels that need contiguous arguments copy views first (``expect_contiguous()``, ``contiguous()``
+in the sources named below). PyTorch copies matrices for cuBLAS that are neither row-major nor
+column-major.  Elementwise kernels support any layout.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def memory_format(tensor: Tensor) -> torch.memory_format:
 
 
 def copy_bytes(tensor: Tensor, wanted: torch.memory_format = torch.contiguous_format) -> int:
-    """Return the bytes of the copy that ``tensor.contiguous(memory_format=wanted)`` makes; 0 if it makes none."""
+    """Return the bytes of the copy that ``tensor.contiguous(memory_format=wanted)`` makes; 0 if it
+    makes none."""
     return 0 if tensor.is_contiguous(memory_format=wanted) else tensor_bytes(tensor)
 
 
@@ -54,12 +56,15 @@ def laid_out(tensor: Tensor, layout: torch.memory_format = torch.contiguous_form
 def contiguous(*names: str, after: int | None = None) -> Rule:
     """Return a rule for arguments that must be contiguous.
 
-    Structured kernels allocate their outputs before the copies.  Other kernels copy first: pass 0 for ``after``.
+    Structured kernels allocate their outputs before the copies.  Other kernels copy first: pass 0
+    for ``after``.
     """
 
     def copies(call: Call) -> tuple[Scratch, ...]:
         return tuple(
-            piece for name in names for piece in exactly(copy_bytes(call.arguments[name]), "copy", held=True, after=after)
+            piece
+            for name in names
+            for piece in exactly(copy_bytes(call.arguments[name]), "copy", held=True, after=after)
         )
 
     return copies
@@ -71,13 +76,16 @@ def _as_laid_out(of: str, *names: str, after: int | None = None) -> Rule:
     def copies(call: Call) -> tuple[Scratch, ...]:
         wanted = memory_format(call.arguments[of])
         amounts = [copy_bytes(call.arguments[name], wanted) for name in names]
-        return tuple(piece for amount in amounts for piece in exactly(amount, "copy", held=True, after=after))
+        return tuple(
+            piece for amount in amounts for piece in exactly(amount, "copy", held=True, after=after)
+        )
 
     return copies
 
 
 def _matrices(*names: str) -> Rule:
-    """Return a rule for two matrices; for dense ones see ``prepare_matrix_for_cublas`` in ``ATen/native/cuda/Blas.cpp``."""
+    """Return a rule for two matrices; for dense ones see ``prepare_matrix_for_cublas`` in
+    ``ATen/native/cuda/Blas.cpp``."""
 
     def copies(call: Call) -> tuple[Scratch, ...]:
         left, right = (call.arguments[name] for name in names)
@@ -101,7 +109,8 @@ def _is_matrix(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def _softmax_gradient(call: Call) -> tuple[Scratch, ...]:
-    """Return the product of gradient and output, then the copies (``softmax_backward_cuda_out`` in ``cuda/SoftMax.cu``)."""
+    """Return the product of gradient and output, then the copies (``softmax_backward_cuda_out`` in
+    ``cuda/SoftMax.cu``)."""
     output: Tensor = call.arguments["output"]
     product = call.arguments["grad_output"] * output
     amounts = (tensor_bytes(product), copy_bytes(product), copy_bytes(output))
@@ -109,7 +118,8 @@ def _softmax_gradient(call: Call) -> tuple[Scratch, ...]:
 
 
 def _packed(call: Call) -> tuple[Scratch, ...]:
-    """Return the copies of the steps before they are joined (``_pack_padded_sequence`` in ``native/PackedSequence.cpp``)."""
+    """Return the copies of the steps before they are joined (``_pack_padded_sequence`` in
+    ``native/PackedSequence.cpp``)."""
     return exactly(tensor_bytes(call.outputs[0]), "copy", held=True, after=0)
 
 

@@ -1,9 +1,11 @@
 """Scratch memory of a CUDA reduction that uses several thread blocks per output.
 
-A reduction of many values to few outputs splits each output over several thread blocks.  They add their partial results in
-global memory: up to 30 MiB for the gradient of one bias.  The split depends on shape, strides and the GPU's size.  Sources:
-``setReduceConfig`` and ``ReduceConfig`` in ``aten/src/ATen/native/cuda/Reduce.cuh``, for the dimensions that
-``aten/src/ATen/TensorIterator.cpp`` derives from the tensors.
+A reduction of many values to few outputs splits each output over several thread blocks.  They add
+their partial results in
+global memory: up to 30 MiB for the gradient of one bias.  The split depends on shape, strides and
+    the GPU's size.  Sources:
+``setReduceConfig`` and ``ReduceConfig`` in ``aten/src/ATen/native/cuda/Reduce.cuh``, for the
+dimensions that ``aten/src/ATen/TensorIterator.cpp`` derives from the tensors.
 """
 
 from __future__ import annotations
@@ -34,18 +36,22 @@ THREADS_PER_MULTIPROCESSOR: Final[Mapping[tuple[int, int], int]] = {
     (7, 5): 1024,
     **dict.fromkeys(((8, 6), (8, 7), (8, 9), (12, 0), (12, 1)), 1536),
 }
-"""Compute capability → resident threads per multiprocessor; 2,048 where it is not listed (CUDA programming guide)."""
+"""Compute capability → resident threads per multiprocessor; 2,048 where it is not listed (CUDA
+programming guide)."""
 
 MOMENTS_BYTES: Final = 16
-"""Size of a partial mean and variance: running mean, sum of squares and two counts (``WelfordData``)."""
+"""Size of a partial mean and variance: running mean, sum of squares and two counts
+(``WelfordData``)."""
 
 FOREACH_CHUNK: Final = 65_536
-"""Elements that one block of a foreach kernel processes (``kChunkSize`` in ``ATen/native/cuda/MultiTensorApply.cuh``)."""
+"""Elements that one block of a foreach kernel processes (``kChunkSize`` in
+``ATen/native/cuda/MultiTensorApply.cuh``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Dim:
-    """A dimension of the reduction, with strides in elements; ``is_reduced`` if the output lacks it."""
+    """A dimension of the reduction, with strides in elements; ``is_reduced`` if the output lacks
+    it."""
 
     size: int
     stride: int
@@ -54,12 +60,18 @@ class _Dim:
 
 
 def reduction_scratch(
-    tensor: Tensor, dims: Sequence[int] | None, accumulator_bytes: int, platform: Platform, output_bytes: int | None = None
+    tensor: Tensor,
+    dims: Sequence[int] | None,
+    accumulator_bytes: int,
+    platform: Platform,
+    output_bytes: int | None = None,
 ) -> tuple[Scratch, ...]:
-    """Return the buffer for reducing ``tensor`` over ``dims``, and one semaphore per column of blocks.
+    """Return the buffer for reducing ``tensor`` over ``dims``, and one semaphore per column of
+    blocks.
 
-    Nothing is needed if one block computes each output.  Tensors that 32-bit offsets cannot address are reduced in parts, one
-    after the other.  Their partial results need a separate buffer if the output's type is too narrow for them.
+    Nothing is needed if one block computes each output.  Tensors that 32-bit offsets cannot address
+    are reduced in parts, one after the other.  Their partial results need a separate buffer if the
+    output's type is too narrow for them.
 
     Args:
         tensor: the input.
@@ -68,11 +80,24 @@ def reduction_scratch(
         platform: the GPU that it runs on.
         output_bytes: size of an output element; that of ``tensor`` by default.
     """
-    reduced = tuple(sorted({dim % tensor.dim() for dim in dims})) if dims and tensor.dim() else tuple(range(tensor.dim()))
-    grid = _Grid(platform.device.multiprocessors, THREADS_PER_MULTIPROCESSOR.get(platform.compute_capability, 2048))
+    reduced = (
+        tuple(sorted({dim % tensor.dim() for dim in dims}))
+        if dims and tensor.dim()
+        else tuple(range(tensor.dim()))
+    )
+    grid = _Grid(
+        platform.device.multiprocessors,
+        THREADS_PER_MULTIPROCESSOR.get(platform.compute_capability, 2048),
+    )
     output_bytes = output_bytes or tensor.element_size()
     return _scratch(
-        tuple(tensor.shape), tuple(tensor.stride()), reduced, tensor.element_size(), output_bytes, accumulator_bytes, grid
+        tuple(tensor.shape),
+        tuple(tensor.stride()),
+        reduced,
+        tensor.element_size(),
+        output_bytes,
+        accumulator_bytes,
+        grid,
     )
 
 
@@ -104,11 +129,16 @@ def _scratch(
         pieces += exactly(outputs * accumulator_bytes, KIND, held=True)
     for number, part in enumerate(parts, 1):
         buffer_bytes, columns = _meeting(part, accumulator_bytes, grid)
-        pieces += [*exactly(buffer_bytes, KIND, held=number == len(parts)), *exactly(4 * columns, KIND)]
+        pieces += [
+            *exactly(buffer_bytes, KIND, held=number == len(parts)),
+            *exactly(4 * columns, KIND),
+        ]
     return tuple(pieces)
 
 
-def _addressable_parts(dims: Sequence[_Dim], item_bytes: int, output_bytes: int) -> list[tuple[_Dim, ...]]:
+def _addressable_parts(
+    dims: Sequence[_Dim], item_bytes: int, output_bytes: int
+) -> list[tuple[_Dim, ...]]:
     """Return the halves along the longest dimension whose offsets fit into 32 bits.
 
     Parts of equal size reuse the same memory, so the result has one part of each size.  Source:
@@ -121,20 +151,33 @@ def _addressable_parts(dims: Sequence[_Dim], item_bytes: int, output_bytes: int)
         return max(1 + read, 1 + written, math.prod(dim.size for dim in part)) <= LARGEST_OFFSET
 
     def halves(part: tuple[_Dim, ...]) -> Iterator[tuple[_Dim, ...]]:
-        extents = [((dim.size - 1) * max(dim.stride * item_bytes, dim.output_stride * output_bytes), dim.size) for dim in part]
-        longest = max(reversed(range(len(part))), key=extents.__getitem__)  # by size if all dimensions are expanded
+        extents = [
+            (
+                (dim.size - 1) * max(dim.stride * item_bytes, dim.output_stride * output_bytes),
+                dim.size,
+            )
+            for dim in part
+        ]
+        longest = max(
+            reversed(range(len(part))), key=extents.__getitem__
+        )  # by size if all dimensions are expanded
         size = part[longest].size
         for half in (size // 2, size - size // 2):
             yield (*part[:longest], replace(part[longest], size=half), *part[longest + 1 :])
 
     parts = [tuple(dims)]
     while not all(map(fits, parts)):
-        parts = list(dict.fromkeys(half for part in parts for half in ((part,) if fits(part) else halves(part))))
+        parts = list(
+            dict.fromkeys(
+                half for part in parts for half in ((part,) if fits(part) else halves(part))
+            )
+        )
     return parts
 
 
 def _meeting(dims: Sequence[_Dim], accumulator_bytes: int, grid: _Grid) -> tuple[int, int]:
-    """Return the bytes of the buffer for partial results, and the number of block columns that share it."""
+    """Return the bytes of the buffer for partial results, and the number of block columns that
+    share it."""
     reduced_count = sum(dim.is_reduced for dim in dims)
     outputs = math.prod(dim.size for dim in dims if not dim.is_reduced)
     inputs = math.prod(dim.size for dim in dims if dim.is_reduced)
@@ -158,42 +201,58 @@ def _meeting(dims: Sequence[_Dim], accumulator_bytes: int, grid: _Grid) -> tuple
     if per_thread < MAX_VALUES_PER_THREAD or blocks > wanted:
         return 0, 0
     splits = max(
-        min(ceil_div(wanted, blocks), ceil_div(per_thread, MIN_VALUES_PER_THREAD)), ceil_div(per_thread, MAX_VALUES_PER_THREAD)
+        min(ceil_div(wanted, blocks), ceil_div(per_thread, MIN_VALUES_PER_THREAD)),
+        ceil_div(per_thread, MAX_VALUES_PER_THREAD),
     )
     if splits <= 1:
         return 0, 0
     return accumulator_bytes * outputs * splits * (1 if along_memory else width * vector), blocks
 
 
-def _geometry(shape: tuple[int, ...], strides: tuple[int, ...], reduced: tuple[int, ...]) -> list[_Dim]:
-    """Return the dimensions in the iterator's order: reduced ones first, then by rising stride; adjacent ones are merged."""
+def _geometry(
+    shape: tuple[int, ...], strides: tuple[int, ...], reduced: tuple[int, ...]
+) -> list[_Dim]:
+    """Return the dimensions in the iterator's order: reduced ones first, then by rising stride;
+    adjacent ones are merged."""
     output_stride = 1
     dims: list[_Dim] = []
     for index in reversed(range(len(shape))):
         is_reduced = index in reduced
         if shape[index] != 1:
-            dims.append(_Dim(shape[index], strides[index], 0 if is_reduced else output_stride, is_reduced))
+            dims.append(
+                _Dim(shape[index], strides[index], 0 if is_reduced else output_stride, is_reduced)
+            )
         if not is_reduced:
             output_stride *= shape[index]
-    dims.sort(key=lambda dim: (not dim.is_reduced, dim.stride if dim.is_reduced else dim.output_stride))
+    dims.sort(
+        key=lambda dim: (not dim.is_reduced, dim.stride if dim.is_reduced else dim.output_stride)
+    )
     merged: list[_Dim] = []
     for dim in dims:
         last = merged[-1] if merged else None
         if last and last.is_reduced == dim.is_reduced and _follows(last, dim):
-            merged[-1] = _Dim(last.size * dim.size, last.stride, last.output_stride, last.is_reduced)
+            merged[-1] = _Dim(
+                last.size * dim.size, last.stride, last.output_stride, last.is_reduced
+            )
         else:
             merged.append(dim)
     return merged
 
 
 def _follows(last: _Dim, dim: _Dim) -> bool:
-    return last.size * last.stride == dim.stride and last.size * last.output_stride == dim.output_stride
+    return (
+        last.size * last.stride == dim.stride
+        and last.size * last.output_stride == dim.output_stride
+    )
 
 
 def _output_vector(dims: Sequence[_Dim], output_index: int) -> int:
     """Return how many adjacent outputs a thread computes at once."""
     vector = MAX_VECTOR
-    for amount in (dims[output_index].size, *(dim.stride for index, dim in enumerate(dims) if index != output_index)):
+    for amount in (
+        dims[output_index].size,
+        *(dim.stride for index, dim in enumerate(dims) if index != output_index),
+    ):
         while amount % vector:
             vector //= 2
     return vector
@@ -229,12 +288,17 @@ def _moments(call: Call) -> tuple[Scratch, ...]:
     return _reduced(tensor, call, MOMENTS_BYTES, tensor.element_size())
 
 
-def _reduced(tensor: Tensor, call: Call, partial_bytes: int, output_bytes: int) -> tuple[Scratch, ...]:
-    return reduction_scratch(tensor, call.arguments.get("dim"), partial_bytes, call.platform, output_bytes)
+def _reduced(
+    tensor: Tensor, call: Call, partial_bytes: int, output_bytes: int
+) -> tuple[Scratch, ...]:
+    return reduction_scratch(
+        tensor, call.arguments.get("dim"), partial_bytes, call.platform, output_bytes
+    )
 
 
 def _foreach_norm(call: Call) -> tuple[Scratch, ...]:
-    """Return one partial norm per tensor and chunk of the longest tensor (``ATen/native/cuda/ForeachReduceOp.cu``)."""
+    """Return one partial norm per tensor and chunk of the longest tensor
+    (``ATen/native/cuda/ForeachReduceOp.cu``)."""
     tensors: Sequence[Tensor] = call.arguments["self"]
     chunks = max((ceil_div(tensor.numel(), FOREACH_CHUNK) for tensor in tensors), default=0)
     return exactly(len(tensors) * chunks * 4, KIND)

@@ -1,7 +1,8 @@
 """Memory from the caching allocator that operators use besides the job's tensors.
 
-There are two kinds.  An operator allocates :func:`scratch` and frees it before it returns.  A thread allocates a
-:func:`blas_workspace` at its first matrix product and keeps it.  :data:`NEGLECTED` lists the sources that are not modelled.
+There are two kinds.  An operator allocates :func:`scratch` and frees it before it returns.  A
+thread allocates a :func:`blas_workspace` at its first matrix product and keeps it.
+:data:`NEGLECTED` lists the sources that are not modelled.
 """
 
 from __future__ import annotations
@@ -51,7 +52,11 @@ def takes_scratch(operator: OpOverload) -> bool:
 
 
 def scratch(
-    operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Sequence[Tensor], platform: Platform
+    operator: OpOverload,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    outputs: Sequence[Tensor],
+    platform: Platform,
 ) -> tuple[Scratch, ...]:
     """Return the scratch memory that one call of ``operator`` allocates on ``platform``, in order.
 
@@ -68,9 +73,14 @@ def scratch(
 
 
 def _named(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments by name; the dispatcher omits those that equal their default, so these are added."""
+    """Return the arguments by name; the dispatcher omits those that equal their default, so these
+    are added."""
     arguments = schema(operator).arguments
-    named = {argument.name: argument.default_value for argument in arguments[len(args) :] if argument.has_default_value()}
+    named = {
+        argument.name: argument.default_value
+        for argument in arguments[len(args) :]
+        if argument.has_default_value()
+    }
     named.update(zip((argument.name for argument in arguments), args, strict=False))
     named.update(kwargs)
     return named

@@ -1,8 +1,11 @@
-"""Scratch memory of operators that sort on the GPU: sorting, and the gradients of embeddings and of indexing.
+"""Scratch memory of operators that sort on the GPU: sorting, and the gradients of embeddings and of
+indexing.
 
-The rows of equal indices must be summed in order.  So the gradient of an embedding sorts its indices and sums pieces of ten
-rows.  Memory is allocated for the largest possible number of pieces, which can exceed the incoming gradient.  Sources:
-``aten/src/ATen/native/cuda/{Embedding,EmbeddingBackwardKernel,Indexing,SortStable}.cu`` and ``ATen/cuda/cub-RadixSortPairs.cuh``.
+The rows of equal indices must be summed in order.  So the gradient of an embedding sorts its
+indices and sums pieces of ten rows.  Memory is allocated for the largest possible number of pieces,
+which can exceed the incoming gradient.  Sources:
+``aten/src/ATen/native/cuda/{Embedding,EmbeddingBackwardKernel,Indexing,SortStable}.cu`` and
+``ATen/cuda/cub-RadixSortPairs.cuh``.
 """
 
 from __future__ import annotations
@@ -15,7 +18,15 @@ import torch
 from torch import Tensor
 
 from gpumemnet.torch_private.operators import aten
-from gpumemnet.tracing.workspaces.scratch import Call, Rule, Scratch, ceil_div, exactly, round_up, tensor_bytes
+from gpumemnet.tracing.workspaces.scratch import (
+    Call,
+    Rule,
+    Scratch,
+    ceil_div,
+    exactly,
+    round_up,
+    tensor_bytes,
+)
 
 UNSORTED_LIMIT: Final = 3072
 """Up to this number of indices, the gradient of an embedding is summed without sorting."""
@@ -33,7 +44,8 @@ INDEX_BYTES: Final = 8
 
 
 def radix_sort_bytes(count: int, pair_bytes: int) -> int:
-    """Return the bytes that ``cub::DeviceRadixSort`` needs for ``count`` pairs: a second buffer of keys and values."""
+    """Return the bytes that ``cub::DeviceRadixSort`` needs for ``count`` pairs: a second buffer of
+    keys and values."""
     return count * pair_bytes
 
 
@@ -84,11 +96,17 @@ def _index_put(call: Call) -> tuple[Scratch, ...]:
     count = math.prod(_broadcast(given))
     values: Tensor = call.arguments["values"]
     target: Tensor = call.arguments["self"]
-    selected = count * math.prod(target.shape[dim] for dim in range(target.dim()) if dim >= len(indices) or indices[dim] is None)
+    selected = count * math.prod(
+        target.shape[dim]
+        for dim in range(target.dim())
+        if dim >= len(indices) or indices[dim] is None
+    )
     expanded = selected != values.numel() or not values.is_contiguous()
     return (
         *exactly(selected * values.element_size() if expanded else 0, "copy", held=True),
-        *exactly(4 * count * INDEX_BYTES, "index_put", held=True),  # linear, sorted, original position, range
+        *exactly(
+            4 * count * INDEX_BYTES, "index_put", held=True
+        ),  # linear, sorted, original position, range
         *exactly(radix_sort_bytes(count, 2 * INDEX_BYTES), "index_put"),
     )
 
@@ -107,13 +125,18 @@ def _sort(call: Call) -> tuple[Scratch, ...]:
         return ()
     key_bytes, count = tensor.element_size(), tensor.numel()
     copy = exactly(0 if tensor.stride(dim) == 1 else tensor_bytes(tensor), "copy", held=True)
-    if count // length < MANY_SEGMENTS:  # all slices at once: (index, slice) pairs, twice, and the keys
+    if (
+        count // length < MANY_SEGMENTS
+    ):  # all slices at once: (index, slice) pairs, twice, and the keys
         return (
             *copy,
             *exactly(2 * count * 8, "sort", held=True),
             *exactly(count * key_bytes + radix_sort_bytes(count, key_bytes + 8), "sort"),
         )
-    return (*copy, *exactly(length * INDEX_BYTES + radix_sort_bytes(length, key_bytes + INDEX_BYTES), "sort"))
+    return (
+        *copy,
+        *exactly(length * INDEX_BYTES + radix_sort_bytes(length, key_bytes + INDEX_BYTES), "sort"),
+    )
 
 
 RULES: Final[dict[Any, Rule]] = {

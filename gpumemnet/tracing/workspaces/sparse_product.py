@@ -1,8 +1,10 @@
 """Scratch memory of products of a sparse COO matrix and a dense one.
 
-The indices are sorted and summed first where the matrix is not coalesced, then converted to 32-bit CSR.  cuSPARSE writes
-its result by columns, so a result by rows is copied.  cuSPARSE's own buffer is not modelled.  Sources:
-``aten/src/ATen/native/sparse/cuda/{SparseCUDATensor,SparseCUDATensorMath}.cu`` and ``SparseBlasLegacy.cpp``.
+The indices are sorted and summed first where the matrix is not coalesced, then converted to 32-bit
+CSR.  cuSPARSE writes its result by columns, so a result by rows is copied.  cuSPARSE's own buffer
+is not modelled.  Sources:
+    ``aten/src/ATen/native/sparse/cuda/{SparseCUDATensor,SparseCUDATensorMath}.cu`` and
+    ``SparseBlasLegacy.cpp``.
 """
 
 from __future__ import annotations
@@ -23,20 +25,27 @@ _SORTED_LISTS: Final = 3
 
 
 def sparse_product(matrix: Tensor, dense: Tensor, result: Tensor) -> tuple[Scratch, ...]:
-    """Return the scratch memory of the product of ``matrix`` and ``dense``; nothing for another layout than COO."""
+    """Return the scratch memory of the product of ``matrix`` and ``dense``; nothing for another
+    layout than COO."""
     if matrix.layout is not torch.sparse_coo:
         return ()
     rows, columns = result.shape
     count = len(dense_parts(matrix)[-1])
     is_by_columns = result.stride() == (1, rows)
-    is_read_in_place = dense.stride() == (1, dense.shape[0]) or (dense.stride(1) == 1 and dense.stride(0) != columns)
+    is_read_in_place = dense.stride() == (1, dense.shape[0]) or (
+        dense.stride(1) == 1 and dense.stride(0) != columns
+    )
     return (
         *(() if matrix.is_coalesced() else _coalescing(matrix, count)),
         *exactly(_INT_BYTES * (rows + 1), _KIND, held=True),
         *exactly(_INT_BYTES * count, _KIND),  # rows as 32-bit numbers
         *exactly(_INT_BYTES * count, _KIND, held=True),
         *exactly(0 if is_by_columns else tensor_bytes(result), "copy", held=True),
-        *exactly(0 if is_read_in_place or dense.is_contiguous() else tensor_bytes(dense), "copy", held=True),
+        *exactly(
+            0 if is_read_in_place or dense.is_contiguous() else tensor_bytes(dense),
+            "copy",
+            held=True,
+        ),
     )
 
 

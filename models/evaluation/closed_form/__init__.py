@@ -1,7 +1,7 @@
 """Calibrates the line over the closed form on real networks, with no training of a network.
 
-A bundle's network is trained on synthetic networks.  The closed form is calibrated on networks that nobody designed it for.  In
-the order of reading::
+A bundle's network is trained on synthetic networks.  The closed form is calibrated on networks that
+nobody designed it for.  In the order of reading::
 
     rows.py  the jobs that it is calibrated on, and their memory above the CUDA context
     fit.py   the line (:mod:`gpumemnet.predict.real_networks`), and the bounds of each group of jobs

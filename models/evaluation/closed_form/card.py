@@ -1,4 +1,5 @@
-"""What a bundle's card says of the line over the closed form: its slopes, the groups' bounds, and for which jobs it answers."""
+"""What a bundle's card says of the line over the closed form: its slopes, the groups' bounds, and
+for which jobs it answers."""
 
 from __future__ import annotations
 
@@ -27,12 +28,19 @@ TESTED_OPTIONS: Final[Mapping[str, tuple[object, ...]]] = {
 
 Attention kernels other than math keep the same tensors.
 """
-_RANGE_COLUMNS: Final = ("batch_size", "input_elements", "total_parameters", "total_activations", "trainable_share")
+_RANGE_COLUMNS: Final = (
+    "batch_size",
+    "input_elements",
+    "total_parameters",
+    "total_activations",
+    "trainable_share",
+)
 """Feature columns whose ranges bound the jobs that the line answers."""
 
 
 def calibration(networks: RealNetworks, coverages: Sequence[float]) -> dict[str, Any]:
-    """Returns the part of the card that the networks give: everything but the options and ranges, which are the bundle's."""
+    """Returns the part of the card that the networks give: everything but the options and ranges,
+    which are the bundle's."""
     found = fit(networks, coverages)
     covered, codes = held_out_coverage(networks, coverages), group_codes(networks.features)
     groups = {
@@ -59,21 +67,26 @@ def calibration(networks: RealNetworks, coverages: Sequence[float]) -> dict[str,
 
 def _other_share(job: TrainingJob) -> float:
     """Returns the share of a job's activations that layers of no known group put out."""
-    other = sum(layer.activations for layer in job.layers if GROUP_OF_KIND.get(layer.kind, "other") == "other")
+    other = sum(
+        layer.activations
+        for layer in job.layers
+        if GROUP_OF_KIND.get(layer.kind, "other") == "other"
+    )
     return other / max(1, job.total_activations or 0)
 
 
 def extend_bundle(folder: Path, calibrated: Mapping[str, Any], union: Mapping[str, Any]) -> Bundle:
     """Writes the closed form's calibration into the card of the bundle in ``folder``.
 
-    In bundles of the MLP-based encoder the closed form answers inside the support, too: it is about as good as the classifier
-    (``docs/evaluation/real_networks.md``), and its answers grow with the batch.  A bundle of published readings is asked only for
-    jobs like these.
+    In bundles of the MLP-based encoder the closed form answers inside the support, too: it is about
+    as good as the classifier (``docs/evaluation/real_networks.md``), and its answers grow with the
+    batch.  A bundle of published readings is asked only for jobs like these.
 
     Args:
         folder: the bundle.
         calibrated: from :func:`calibration`, for the coverages of the bundle.
-        union: ``support`` of a bundle of all families: its options and ranges are those for which the closed form was tested.
+        union: ``support`` of a bundle of all families: its options and ranges are those for which
+            the closed form was tested.
 
     Raises:
         BundleError: when the folder holds no bundle.

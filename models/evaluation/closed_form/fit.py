@@ -1,8 +1,10 @@
-"""Fits the line over the closed form by median regression, bounds its error in each group, and tests the bounds.
+"""Fits the line over the closed form by median regression, bounds its error in each group, and
+tests the bounds.
 
-The bounds are cross-conformal in each group (Vovk, Cross-conformal predictors, Annals of Mathematics and Artificial Intelligence
-74, 2015).  A bound is the error that a share of the rows, plus one row, stays below.  The line of each row was fitted without its
-architecture family.  Five more folds say how well the bounds hold for a family that was in none of the fits.
+The bounds are cross-conformal in each group (Vovk, Cross-conformal predictors, Annals of
+Mathematics and Artificial Intelligence 74, 2015).  A bound is the error that a share of the rows,
+plus one row, stays below.  The line of each row was fitted without its architecture family.  Five
+more folds say how well the bounds hold for a family that was in none of the fits.
 """
 
 from __future__ import annotations
@@ -46,8 +48,9 @@ SLOPE_BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
 USUAL_SLOPES: Final = (0.0, 8.0)
 """Least and largest slope of all other terms.
 
-At least 0, so that the line grows with the batch as its terms do.  At most 8, as no tensor has more copies at one time: with a
-larger slope the few bytes of a classifier's output would stand in for the batch size.
+At least 0, so that the line grows with the batch as its terms do.  At most 8, as no tensor has more
+copies at one time: with a larger slope the few bytes of a classifier's output would stand in for
+    the batch size.
 """
 LEAST_LOG_SCALE: Final = 1e-3
 """Smallest scale of a group's errors, in log-bytes, for groups whose errors are all equal."""
@@ -90,44 +93,67 @@ class Fit:
     bounds: Array
 
     def amounts(self, features: Array) -> tuple[Array, Array]:
-        """Returns expected memory above the context of ``B`` jobs, shape ``[B]``, and its bounds, shape ``[B, C]``."""
+        """Returns expected memory above the context of ``B`` jobs, shape ``[B]``, and its bounds,
+        shape ``[B, C]``."""
         line, groups = line_bytes(features, self.centre.slopes), group_codes(features)
         shifts = self.centre.shifts[groups, has_benchmark(features)]
-        return with_log_errors(line, shifts), with_log_errors(line[:, None], shifts[:, None] + self.bounds[groups])
+        return with_log_errors(line, shifts), with_log_errors(
+            line[:, None], shifts[:, None] + self.bounds[groups]
+        )
 
 
 def fit(networks: RealNetworks, coverages: Sequence[float]) -> Fit:
-    """Fits the line, and the errors of each group; a group of fewer than :data:`FEWEST_SCORES` rows takes those of all.
+    """Fits the line, and the errors of each group; a group of fewer than :data:`FEWEST_SCORES` rows
+    takes those of all.
 
-    The error of a row is that of a line fitted without the fold of its architecture family, of which there must be two.
+    The error of a row is that of a line fitted without the fold of its architecture family, of
+    which there must be two.
     """
     errors, codes = np.empty(len(networks)), _family_codes(networks)
     for training, testing in folds(codes, min(FOLDS, int(codes.max()) + 1), _FIT_SEED):
         errors[testing] = fit_centre(networks.take(training)).log_errors(networks.take(testing))
     groups = group_codes(networks.features)
-    parts = [own if len(own := errors[groups == group]) >= FEWEST_SCORES else errors for group in range(len(GROUPS))]
+    parts = [
+        own if len(own := errors[groups == group]) >= FEWEST_SCORES else errors
+        for group in range(len(GROUPS))
+    ]
     quartiles = np.array([np.quantile(own, (0.25, 0.5, 0.75)) for own in parts])
     return Fit(
         centre=fit_centre(networks),
-        scales=np.maximum((quartiles[:, 2] - quartiles[:, 0]) / (2.0 * math.log(3.0)), LEAST_LOG_SCALE),
-        bounds=np.array([conformal_bounds(own, coverages, least=np.abs(own).max()) for own in parts]),
+        scales=np.maximum(
+            (quartiles[:, 2] - quartiles[:, 0]) / (2.0 * math.log(3.0)), LEAST_LOG_SCALE
+        ),
+        bounds=np.array(
+            [conformal_bounds(own, coverages, least=np.abs(own).max()) for own in parts]
+        ),
     )
 
 
 def fit_centre(networks: RealNetworks) -> Centre:
     """Fits the line, and its median error in each group.
 
-    A row weighs less in the line the more rows its architecture family has, so that no family decides alone.
+    A row weighs less in the line the more rows its architecture family has, so that no family
+    decides alone.
     """
     features, above_context_bytes = networks.features, networks.above_context_bytes
     closed_form = features[:, FEATURE_NAMES.index("segment_bytes")]
     _, codes, counts = np.unique(networks.families, return_inverse=True, return_counts=True)
     slopes = _median_slopes(
-        line_terms(features) / closed_form[:, None], above_context_bytes / closed_form, 1.0 / np.sqrt(counts[codes])
+        line_terms(features) / closed_form[:, None],
+        above_context_bytes / closed_form,
+        1.0 / np.sqrt(counts[codes]),
     )
-    errors, groups = log_errors(above_context_bytes, line_bytes(features, slopes)), group_codes(features)
+    errors, groups = (
+        log_errors(above_context_bytes, line_bytes(features, slopes)),
+        group_codes(features),
+    )
     benchmark, numbers = has_benchmark(features), range(len(GROUPS))
-    shifts = np.array([[_median(errors, groups == group, benchmark == chosen) for chosen in (0, 1)] for group in numbers])
+    shifts = np.array(
+        [
+            [_median(errors, groups == group, benchmark == chosen) for chosen in (0, 1)]
+            for group in numbers
+        ]
+    )
     return Centre(slopes, shifts)
 
 
@@ -138,9 +164,11 @@ def _family_codes(networks: RealNetworks) -> NDArray[np.int64]:
 
 
 def _median_slopes(terms: Array, amounts: Array, weights: Array) -> Array:
-    """Returns the slopes within :data:`SLOPE_BOUNDS` that give the least sum of weighted absolute errors, shape ``[T]``.
+    """Returns the slopes within :data:`SLOPE_BOUNDS` that give the least sum of weighted absolute
+    errors, shape ``[T]``.
 
-    As a linear programme (Koenker and Bassett, Econometrica 46, 1978): each error is the difference of two parts from 0 on.
+    As a linear programme (Koenker and Bassett, Econometrica 46, 1978): each error is the difference
+    of two parts from 0 on.
 
     Args:
         terms: shape ``[B, T]``.
@@ -152,7 +180,9 @@ def _median_slopes(terms: Array, amounts: Array, weights: Array) -> Array:
     count = len(amounts)
     found = linprog(
         np.concatenate((np.zeros(len(TERMS)), weights, weights)),
-        A_eq=sparse.hstack((sparse.csr_matrix(terms / units), sparse.eye(count), -sparse.eye(count))),
+        A_eq=sparse.hstack(
+            (sparse.csr_matrix(terms / units), sparse.eye(count), -sparse.eye(count))
+        ),
         b_eq=amounts,
         bounds=[*bounds, *[(0.0, None)] * (2 * count)],
         method="highs",
@@ -162,20 +192,30 @@ def _median_slopes(terms: Array, amounts: Array, weights: Array) -> Array:
 
 
 def _median(errors: Array, is_own: NDArray[np.bool_], is_chosen: NDArray[np.bool_]) -> float:
-    """Returns the median of the chosen rows of a group, or of the group, or of all: the first with enough rows."""
+    """Returns the median of the chosen rows of a group, or of the group, or of all: the first with
+    enough rows."""
     parts = (errors[is_own & is_chosen], errors[is_own], errors)
     return float(np.median(next((part for part in parts if len(part) >= FEWEST_SCORES), errors)))
 
 
 def held_out_coverage(networks: RealNetworks, coverages: Sequence[float]) -> Array:
-    """Returns the share of each group's rows below bounds that were fitted without their family's fold; ``[G, C]``.
+    """Returns the share of each group's rows below bounds that were fitted without their family's
+    fold; ``[G, C]``.
 
     It is NaN for a group without rows.
     """
     is_below = np.zeros((len(networks), len(coverages)))
     for training, testing in folds(_family_codes(networks), FOLDS, _TEST_SEED):
         found = fit(networks.take(training), coverages)
-        is_below[testing] = networks.above_context_bytes[testing, None] <= found.amounts(networks.features[testing])[1]
+        is_below[testing] = (
+            networks.above_context_bytes[testing, None]
+            <= found.amounts(networks.features[testing])[1]
+        )
     groups = group_codes(networks.features)
     with np.errstate(invalid="ignore"):
-        return np.array([is_below[groups == group].sum(axis=0) / (groups == group).sum() for group in range(len(GROUPS))])
+        return np.array(
+            [
+                is_below[groups == group].sum(axis=0) / (groups == group).sum()
+                for group in range(len(GROUPS))
+            ]
+        )

@@ -1,8 +1,8 @@
 """The jobs that the line over the closed form is calibrated on, from four sources.
 
-Published readings, traces of ordinary networks, and traced jobs of real architectures over all training options are of real
-networks.  Bundles of published readings, and those of MLPs, are asked for other jobs.  For them the line is calibrated on such
-jobs (:func:`rows_like_labels`).
+Published readings, traces of ordinary networks, and traced jobs of real architectures over all
+training options are of real networks.  Bundles of published readings, and those of MLPs, are asked
+for other jobs.  For them the line is calibrated on such jobs (:func:`rows_like_labels`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class RealNetworks:
     Attributes:
         families: architecture family of each, shape ``[B]``.
         jobs: the jobs.
-        features: their features for the line (:func:`line_features`), each on its own GPU, shape ``[B, F]``.
+        features: their features for the line (:func:`line_features`), each on its own GPU, shape
+            ``[B, F]``.
         above_context_bytes: memory without the CUDA context, as traced or measured, shape ``[B]``.
     """
 
@@ -58,17 +59,21 @@ class RealNetworks:
     def take(self, rows: NDArray[np.int64]) -> RealNetworks:
         """Returns the jobs in ``rows``, shape ``[R]``."""
         jobs = tuple(self.jobs[row] for row in rows.tolist())
-        return RealNetworks(self.families[rows], jobs, self.features[rows], self.above_context_bytes[rows])
+        return RealNetworks(
+            self.families[rows], jobs, self.features[rows], self.above_context_bytes[rows]
+        )
 
 
 def line_features(gpu: str, jobs: Sequence[TrainingJob]) -> Array:
-    """Returns the features that the line reads of jobs with layers, on the GPU model ``gpu``, shape ``[B, F]``."""
+    """Returns the features that the line reads of jobs with layers, on the GPU model ``gpu``, shape
+    ``[B, F]``."""
     table, workspace = JobTable.from_jobs(jobs), blas_workspace_bytes(gpu)
     return growing_features(table, feature_matrix(table, workspace), workspace)
 
 
 def ordinary_networks(path: Path) -> RealNetworks:
-    """Reads networks, one a line: ``kind``, ``job``, and ``readings``, pairs of batch size and bytes above the context.
+    """Reads networks, one a line: ``kind``, ``job``, and ``readings``, pairs of batch size and
+    bytes above the context.
 
     Raises:
         DatasetError: when the file cannot be read or holds no rows.
@@ -80,8 +85,12 @@ def ordinary_networks(path: Path) -> RealNetworks:
         raise DatasetError(f"{path}: cannot be read as gzipped JSON lines ({error})") from None
     if not documents:
         raise DatasetError(f"{path}: holds no rows")
-    readings = [(document, size, above) for document in documents for size, above in document["readings"]]
-    jobs = tuple(replace(job_from_dict(document["job"]), batch_size=size) for document, size, _ in readings)
+    readings = [
+        (document, size, above) for document in documents for size, above in document["readings"]
+    ]
+    jobs = tuple(
+        replace(job_from_dict(document["job"]), batch_size=size) for document, size, _ in readings
+    )
     return RealNetworks(
         np.array([document["kind"] for document, _, _ in readings]),
         jobs,
@@ -108,15 +117,20 @@ def networks_of_runs(paths: Sequence[Path]) -> RealNetworks:
 
 
 def sampled_networks(path: Path, family: str) -> RealNetworks:
-    """Returns the jobs with layers of a dataset of sampled networks, without its context; every architecture is a family.
+    """Returns the jobs with layers of a dataset of sampled networks, without its context; every
+    architecture is a family.
 
     Raises:
         DatasetError: when the dataset cannot be read, or its labels state no context.
     """
     data = load_labelled_jobs(path, family)
     if data.context_bytes is None:
-        raise DatasetError(f"{path}: its labels state no CUDA context, so they cannot be compared with others")
-    rows = np.flatnonzero(~np.isnan(data.label_bytes) & (data.features[:, FEATURE_NAMES.index("has_layers")] > 0))
+        raise DatasetError(
+            f"{path}: its labels state no CUDA context, so they cannot be compared with others"
+        )
+    rows = np.flatnonzero(
+        ~np.isnan(data.label_bytes) & (data.features[:, FEATURE_NAMES.index("has_layers")] > 0)
+    )
     own = data.take(rows)
     above = np.maximum(own.label_bytes - data.context_bytes, READING_BYTES)
     families = np.array([f"{path.stem} {group}" for group in own.groups])
@@ -136,7 +150,8 @@ def joined_networks(parts: Sequence[RealNetworks]) -> RealNetworks:
 def rows_like_labels(card: BundleCard, real: RealNetworks, datasets: Path) -> RealNetworks:
     """Returns the rows on which the closed form is calibrated for a bundle.
 
-    Published readings of sampled networks have workspaces of their own, and MLPs are not among the real networks.  Sampled CNNs
+    Published readings of sampled networks have workspaces of their own, and MLPs are not among the
+    real networks.  Sampled CNNs
     and transformers are left out: real networks are closer to what is asked for.
 
     Args:
@@ -151,5 +166,7 @@ def rows_like_labels(card: BundleCard, real: RealNetworks, datasets: Path) -> Re
         return sampled_networks(datasets / f"published_{card.family}_a100.parquet", card.family)
     if card.family == "mlp":
         of_mlps = np.flatnonzero(real.features[:, FEATURE_NAMES.index("is_mlp")] > 0)
-        return joined_networks([sampled_networks(datasets / "traced_mlp_h200.parquet", "mlp"), real.take(of_mlps)])
+        return joined_networks(
+            [sampled_networks(datasets / "traced_mlp_h200.parquet", "mlp"), real.take(of_mlps)]
+        )
     return real

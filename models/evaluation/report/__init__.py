@@ -1,6 +1,8 @@
-"""The report of an evaluation: tables in Markdown, all figures in JSON, and pictures, drawn from sections alone.
+"""The report of an evaluation: tables in Markdown, all figures in JSON, and pictures, drawn from
+sections alone.
 
-It trains nothing and loads no model; it needs :class:`models.evaluation.section.Section` objects only.
+It trains nothing and loads no model; it needs :class:`models.evaluation.section.Section` objects
+only.
 """
 
 from .document import write_report

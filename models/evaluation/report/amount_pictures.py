@@ -1,4 +1,5 @@
-"""Pictures of expected bytes: predicted against labelled on logarithmic axes, and the error octave by octave of memory.
+"""Pictures of expected bytes: predicted against labelled on logarithmic axes, and the error octave
+by octave of memory.
 
 The section's candidate is drawn beside two baselines.
 """
@@ -33,7 +34,8 @@ _MARKERS: Final = ("o", "s", "^")
 
 
 def scatter_picture(section: Section, candidates: Sequence[str]) -> Figure | None:
-    """Expected bytes against labels, one panel per candidate, coloured by family; answers beyond the axes are at their edge."""
+    """Expected bytes against labels, one panel per candidate, coloured by family; answers beyond
+    the axes are at their edge."""
     rows = judged_rows(section)
     rows = rows[:: -(-len(rows) // _MAX_POINTS)] if len(rows) else rows
     if not len(rows):
@@ -50,24 +52,42 @@ def scatter_picture(section: Section, candidates: Sequence[str]) -> Figure | Non
             if selected.any():
                 drawn = np.clip(expected[selected], low * 1.03, high / 1.03)
                 axes.scatter(
-                    labels[selected], drawn, s=7 if len(rows) > 200 else 22, alpha=0.5, color=colour, linewidth=0, label=family
+                    labels[selected],
+                    drawn,
+                    s=7 if len(rows) > 200 else 22,
+                    alpha=0.5,
+                    color=colour,
+                    linewidth=0,
+                    label=family,
                 )
         axes.plot([low, high], [low, high], "--", color="black", linewidth=0.8)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
-        axes.set(xlim=(low, high), ylim=(low, high), aspect="equal", xlabel=f"{label_word(section)} memory")
+        axes.set(
+            xlim=(low, high),
+            ylim=(low, high),
+            aspect="equal",
+            xlabel=f"{label_word(section)} memory",
+        )
         axes.set_title(title, fontsize=10)
         axes.tick_params(axis="x", labelrotation=90)
         memory_axis(axes.xaxis)
         memory_axis(axes.yaxis)
     panels[0].set_ylabel("expected memory")
     if len(set(families.tolist())) > 1:
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, markerscale=2.5)
+        figure.legend(
+            *panels[0].get_legend_handles_labels(),
+            loc="outside lower center",
+            ncols=3,
+            frameon=False,
+            markerscale=2.5,
+        )
     return figure
 
 
 def octave_picture(section: Section, candidates: Sequence[str]) -> Figure | None:
-    """Absolute error as a share of the label: median (mark) and 95th percentile (end of the line) in every octave of labels."""
+    """Absolute error as a share of the label: median (mark) and 95th percentile (end of the line)
+    in every octave of labels."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     groups = octave_groups(section.label_bytes, judged_rows(section))
@@ -93,8 +113,16 @@ def octave_picture(section: Section, candidates: Sequence[str]) -> Figure | None
     axes.yaxis.set_major_locator(LogLocator(base=10))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
-    axes.set_xticks(range(len(groups)), [f"{group.name.replace(' GiB', '')}\n{len(group.rows):,}" for group in groups])
-    axes.set(xlabel=f"{label_word(section)} memory in GiB, and jobs", ylabel="absolute error, share of the label")
-    axes.set_title("median error (mark) and 95th percentile (end of the line); dashed: 10 %", fontsize=11)
+    axes.set_xticks(
+        range(len(groups)),
+        [f"{group.name.replace(' GiB', '')}\n{len(group.rows):,}" for group in groups],
+    )
+    axes.set(
+        xlabel=f"{label_word(section)} memory in GiB, and jobs",
+        ylabel="absolute error, share of the label",
+    )
+    axes.set_title(
+        "median error (mark) and 95th percentile (end of the line); dashed: 10 %", fontsize=11
+    )
     figure.legend(loc="outside lower center", ncols=min(len(candidates), 2), frameon=False)
     return figure

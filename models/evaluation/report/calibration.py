@@ -1,7 +1,8 @@
-"""Calibration of a candidate: the probabilities of its bins against hits, and the coverage of its bounds.
+"""Calibration of a candidate: the probabilities of its bins against hits, and the coverage of its
+bounds.
 
-The expected calibration error is that of Guo et al. (ICML 2017): the mean distance of confidence and accuracy over ten equal
-intervals of confidence, weighted by jobs.
+The expected calibration error is that of Guo et al. (ICML 2017): the mean distance of confidence
+and accuracy over ten equal intervals of confidence, weighted by jobs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ INTERVALS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Reliability:
-    """Confidence in the most probable bin of 1 GiB against the share of hits, in ten intervals of confidence.
+    """Confidence in the most probable bin of 1 GiB against the share of hits, in ten intervals of
+    confidence.
 
     Attributes:
         jobs: in each interval.
@@ -43,7 +45,8 @@ class Reliability:
 
 @dataclass(frozen=True, slots=True)
 class CoveragePoint:
-    """Share of a family's jobs at or below the bound that promises ``nominal``, with its 95 % confidence interval."""
+    """Share of a family's jobs at or below the bound that promises ``nominal``, with its 95 %
+    confidence interval."""
 
     family: str
     nominal: float
@@ -53,7 +56,8 @@ class CoveragePoint:
 
 
 def reliability(section: Section, candidate: str) -> Reliability | None:
-    """Reliability of a candidate's probabilities, shape ``[B, n_bins]``, or ``None`` where it has none."""
+    """Reliability of a candidate's probabilities, shape ``[B, n_bins]``, or ``None`` where it has
+    none."""
     probabilities = section.answers[candidate].probabilities
     if probabilities is None:
         return None
@@ -68,11 +72,14 @@ def reliability(section: Section, candidate: str) -> Reliability | None:
     means = np.bincount(interval, weights=confidence, minlength=INTERVALS) / counts
     shares = np.bincount(interval, weights=hits, minlength=INTERVALS) / counts
     error = float((jobs * np.abs(means - shares)).sum() / len(rows)) if len(rows) else math.nan
-    return Reliability(tuple(jobs.tolist()), _nan_where_empty(jobs, means), _nan_where_empty(jobs, shares), error)
+    return Reliability(
+        tuple(jobs.tolist()), _nan_where_empty(jobs, means), _nan_where_empty(jobs, shares), error
+    )
 
 
 def coverages(section: Section, candidate: str) -> list[CoveragePoint]:
-    """Coverage of every bound of a candidate, family by family; of its safe bytes alone where it gives no others."""
+    """Coverage of every bound of a candidate, family by family; of its safe bytes alone where it
+    gives no others."""
     rows, clusters = judged_rows(section), architectures(section)
     families = np.array([job.family for job in section.jobs])
     points = []
@@ -82,7 +89,9 @@ def coverages(section: Section, candidate: str) -> list[CoveragePoint]:
             if len(selected):
                 is_held = section.label_bytes[selected] <= bounds[selected]
                 interval = share_interval(is_held, clusters[selected])
-                points.append(CoveragePoint(family, nominal, float(is_held.mean()), interval, len(selected)))
+                points.append(
+                    CoveragePoint(family, nominal, float(is_held.mean()), interval, len(selected))
+                )
     return points
 
 

@@ -1,4 +1,5 @@
-"""Pictures of calibration: the reliability diagram of a candidate's bins, and the coverage of its bounds.
+"""Pictures of calibration: the reliability diagram of a candidate's bins, and the coverage of its
+bounds.
 
 A point on the dashed line is calibrated; below the line the candidate is overconfident.
 """
@@ -30,26 +31,48 @@ def reliability_picture(candidate: str, reliability: Reliability) -> Figure:
     upper.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1, label="confidence = accuracy")
     jobs = np.array(reliability.jobs)
     occupied = jobs > 0
-    confidence, accuracy = np.array(reliability.confidence)[occupied], np.array(reliability.accuracy)[occupied]
-    upper.vlines(confidence, np.minimum(confidence, accuracy), np.maximum(confidence, accuracy), color=GREY, linewidth=1)
+    confidence, accuracy = (
+        np.array(reliability.confidence)[occupied],
+        np.array(reliability.accuracy)[occupied],
+    )
+    upper.vlines(
+        confidence,
+        np.minimum(confidence, accuracy),
+        np.maximum(confidence, accuracy),
+        color=GREY,
+        linewidth=1,
+    )
     upper.plot(confidence, accuracy, "o-", color=OURS, label=candidate)
     few = jobs[occupied] < MIN_ROWS
     if few.any():
         style = {"markerfacecolor": "white", "color": OURS, "label": f"fewer than {MIN_ROWS} jobs"}
         upper.plot(confidence[few], accuracy[few], "o", **style)
     upper.set(ylim=(-0.02, 1.04), ylabel="accuracy, bins of 1 GiB")
-    upper.set_title(f"expected calibration error {share(reliability.expected_calibration_error, 2)}, {jobs.sum():,} jobs")
+    upper.set_title(
+        f"expected calibration error {share(reliability.expected_calibration_error, 2)}, {jobs.sum():,} jobs"
+    )
     upper.legend(frameon=False, loc="upper left")
     lower.bar(edges, jobs, 1 / INTERVALS, align="edge", color=OURS, edgecolor="white")
     lower.set_yscale("symlog", linthresh=1)
-    lower.set_yticks([0, 1, *(10**power for power in range(1, 1 + len(str(jobs.max()))) if 10**power <= 10 * jobs.max())])
+    lower.set_yticks(
+        [
+            0,
+            1,
+            *(
+                10**power
+                for power in range(1, 1 + len(str(jobs.max())))
+                if 10**power <= 10 * jobs.max()
+            ),
+        ]
+    )
     lower.minorticks_off()
     lower.set(xlim=(0, 1), xlabel="confidence: probability of the most probable bin", ylabel="jobs")
     return figure
 
 
 def coverage_picture(candidate: str, points: Sequence[CoveragePoint]) -> Figure:
-    """Left: coverage of all bounds against their nominal coverage.  Right: the corner above 90 %, with 95 % intervals."""
+    """Left: coverage of all bounds against their nominal coverage.  Right: the corner above 90 %,
+    with 95 % intervals."""
     figure = new_figure(4.2)
     left, right = figure.subplots(1, 2)
     for axes in (left, right):

@@ -1,7 +1,8 @@
-"""The figures of one candidate on a section or on some of its rows: bins, expected bytes and safe bytes.
+"""The figures of one candidate on a section or on some of its rows: bins, expected bytes and safe
+bytes.
 
-A job without an answer (NaN) counts as a wrong bin and has no error in bytes; the number of such jobs is a figure of its own.
-Rows without a label (jobs that ran out of memory) are not judged.
+A job without an answer (NaN) counts as a wrong bin and has no error in bytes; the number of such
+jobs is a figure of its own. Rows without a label (jobs that ran out of memory) are not judged.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class SchemeFigures:
     Attributes:
         jobs: number of judged jobs.
         accuracy: share in the right bin.
-        accuracy_interval: its 95 % confidence interval; see :mod:`models.evaluation.report.interval`.
+        accuracy_interval: its 95 % confidence interval; see
+            :mod:`models.evaluation.report.interval`.
         macro_f1: F1 averaged over the bins that occur.
         too_low: share whose predicted bin lies below the right one.
     """
@@ -91,24 +93,33 @@ def judged_rows(section: Section) -> Rows:
 
 
 def architectures(section: Section) -> NDArray[np.int64]:
-    """A code of each job's architecture, shape ``[B]``; jobs alike in family, parameters and number of layers share one."""
+    """A code of each job's architecture, shape ``[B]``; jobs alike in family, parameters and number
+    of layers share one."""
     keys = [(job.family, job.total_parameters or 0, len(job.layers)) for job in section.jobs]
     codes = {key: code for code, key in enumerate(dict.fromkeys(keys))}
     return np.array([codes[key] for key in keys], dtype=np.int64)
 
 
 def predicted_bins(answers: Answers, scheme: BinScheme) -> NDArray[np.int64]:
-    """Bins of ``scheme``: the candidate's own, or those of its expected bytes, and −1 without an answer; shape ``[B]``."""
+    """Bins of ``scheme``: the candidate's own, or those of its expected bytes, and −1 without an
+    answer; shape ``[B]``."""
     if scheme.name in answers.bins:
         return answers.bins[scheme.name]
     known = np.isfinite(answers.expected_bytes)
     return np.where(known, scheme.index(np.where(known, answers.expected_bytes, 0.0)), NO_ANSWER)
 
 
-def candidate_figures(section: Section, candidate: str, rows: Rows | None = None) -> CandidateFigures:
-    """Figures of ``candidate`` over all judged rows of ``section``, or over those of ``rows``, shape ``[R]``, that are judged."""
+def candidate_figures(
+    section: Section, candidate: str, rows: Rows | None = None
+) -> CandidateFigures:
+    """Figures of ``candidate`` over all judged rows of ``section``, or over those of ``rows``,
+    shape ``[R]``, that are judged."""
     rows = judged_rows(section) if rows is None else np.intersect1d(rows, judged_rows(section))
-    answers, labels, clusters = section.answers[candidate], section.label_bytes[rows], architectures(section)[rows]
+    answers, labels, clusters = (
+        section.answers[candidate],
+        section.label_bytes[rows],
+        architectures(section)[rows],
+    )
     expected, safe = answers.expected_bytes[rows], answers.safe_bytes[rows]
     answered, bounded = np.isfinite(expected), np.isfinite(safe)
     errors, measured = expected[answered] - labels[answered], labels[answered]
@@ -116,7 +127,10 @@ def candidate_figures(section: Section, candidate: str, rows: Rows | None = None
     missed = labels[bounded] > safe[bounded]
     return CandidateFigures(
         jobs=len(rows),
-        bins={scheme.name: _scheme_figures(section, answers, scheme, rows, clusters) for scheme in SCHEMES},
+        bins={
+            scheme.name: _scheme_figures(section, answers, scheme, rows, clusters)
+            for scheme in SCHEMES
+        },
         without_expected=_mean(~answered),
         median_error_mib=_quantile(np.abs(errors) / MIB, 0.5),
         median_error=_quantile(relative, 0.5),

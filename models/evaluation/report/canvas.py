@@ -1,6 +1,8 @@
-"""Common parts of all pictures: size, colours for colour-blind readers (Okabe & Ito), axes of memory, and files.
+"""Common parts of all pictures: size, colours for colour-blind readers (Okabe & Ito), axes of
+memory, and files.
 
-Figures are made without pyplot, so they share no state.  At 900 pixels' width their text is as large as a page's.
+Figures are made without pyplot, so they share no state.  At 900 pixels' width their text is as
+large as a page's.
 """
 
 from __future__ import annotations
@@ -27,7 +29,11 @@ WIDTH: Final = 9.0
 RESOLUTION: Final = 150
 OURS: Final = "#0072B2"
 COLOURS: Final = ("#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-FAMILY_COLOURS: Final[Mapping[str, str]] = {"mlp": "#0072B2", "cnn": "#E69F00", "transformer": "#009E73"}
+FAMILY_COLOURS: Final[Mapping[str, str]] = {
+    "mlp": "#0072B2",
+    "cnn": "#E69F00",
+    "transformer": "#009E73",
+}
 GREY: Final = "#808080"
 MAX_CLASSES: Final = 24
 _PHYSICS: Final = "calibrated physics"
@@ -54,9 +60,14 @@ def write_whole(path: Path, content: bytes) -> Path:
 
 
 def shown_bins(*sections: Section) -> tuple[BinScheme, int]:
-    """Bins of 1 GiB where the labels fall into at most 24, else of 8,000 MiB; and the number of bins up to the largest label."""
+    """Bins of 1 GiB where the labels fall into at most 24, else of 8,000 MiB; and the number of
+    bins up to the largest label."""
     top = max(
-        (float(section.label_bytes[np.isfinite(section.label_bytes)].max(initial=0.0)) for section in sections), default=0.0
+        (
+            float(section.label_bytes[np.isfinite(section.label_bytes)].max(initial=0.0))
+            for section in sections
+        ),
+        default=0.0,
     )
     scheme = GIB_BINS if top < MAX_CLASSES * GIB else PUBLISHED_BINS["published-8000mib"]
     return scheme, int(scheme.index(top)) + 1
@@ -73,11 +84,16 @@ def label_word(section: Section) -> str:
 
 
 def baselines(section: Section, figures: Mapping[str, CandidateFigures]) -> list[str]:
-    """Two candidates to draw beside the section's own: calibrated physics, and the best of the others by median error.
+    """Two candidates to draw beside the section's own: calibrated physics, and the best of the
+    others by median error.
 
     Variants of the section's own candidate are excluded.
     """
-    others = [each for each in figures if not each.startswith(section.candidate) and not np.isnan(figures[each].median_error)]
+    others = [
+        each
+        for each in figures
+        if not each.startswith(section.candidate) and not np.isnan(figures[each].median_error)
+    ]
     others.sort(key=lambda each: (not each.startswith(_PHYSICS), figures[each].median_error))
     return others[:2]
 

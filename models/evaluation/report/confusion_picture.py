@@ -1,6 +1,7 @@
 """The confusion matrix of a section's candidate: where its bins are wrong, and by how much.
 
-Colour is the share of each row, because most jobs are small and counts would leave the rows of large jobs pale.
+Colour is the share of each row, because most jobs are small and counts would leave the rows of
+large jobs pale.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 
 def confusion_picture(section: Section) -> Figure | None:
-    """Bins of the labels (rows) against those of the candidate (columns), counts in the cells; ``None`` without answers."""
+    """Bins of the labels (rows) against those of the candidate (columns), counts in the cells;
+    ``None`` without answers."""
     scheme, classes = shown_bins(section)
     rows = judged_rows(section)
     predicted = predicted_bins(section.answers[section.candidate], scheme)[rows]
@@ -32,7 +34,10 @@ def confusion_picture(section: Section) -> Figure | None:
     counts, names = square[:classes, :classes], [str(index) for index in range(classes)]
     columns = list(names)
     if len(square) > classes:
-        counts, columns = np.column_stack([counts, square[:classes, classes:].sum(axis=1)]), [*names, "above"]
+        counts, columns = (
+            np.column_stack([counts, square[:classes, classes:].sum(axis=1)]),
+            [*names, "above"],
+        )
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     figure = new_figure(max(4.6, 1.6 + 0.27 * classes))
     figure.set_layout_engine("compressed")
@@ -41,7 +46,15 @@ def confusion_picture(section: Section) -> Figure | None:
     size = 9 if classes <= 12 else 6.5
     for row, column in zip(*counts.nonzero(), strict=True):
         colour = "white" if shares[row, column] > 0.5 else "black"
-        axes.text(column, row, f"{counts[row, column]:,}", ha="center", va="center", color=colour, fontsize=size)
+        axes.text(
+            column,
+            row,
+            f"{counts[row, column]:,}",
+            ha="center",
+            va="center",
+            color=colour,
+            fontsize=size,
+        )
     axes.set_xticks(range(len(columns)), columns)
     axes.set_yticks(range(classes), names)
     if len(columns) > classes:

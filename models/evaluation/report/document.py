@@ -1,4 +1,5 @@
-"""The report as files: ``report.md`` for people, ``report.json`` with every figure for programs, and the pictures.
+"""The report as files: ``report.md`` for people, ``report.json`` with every figure for programs,
+and the pictures.
 
 Each file is written atomically, the report last, so that all pictures that it links to exist.
 """
@@ -45,7 +46,8 @@ def write_report(
     """Write the report of ``sections`` into ``folder``, which is created if necessary.
 
     Args:
-        sections: the sections in the order of the report; their slugs are unique and name the pictures.
+        sections: the sections in the order of the report; their slugs are unique and name the
+            pictures.
         folder: the report's folder.
         notes: sentences for the top of the report.
         appendix: Markdown for the end of the report.
@@ -59,10 +61,14 @@ def write_report(
     """
     slugs = [section.slug for section in sections]
     if len(set(slugs)) < len(slugs):
-        raise ValueError(f"two sections share a slug ({', '.join(slugs)}): pictures would overwrite each other")
+        raise ValueError(
+            f"two sections share a slug ({', '.join(slugs)}): pictures would overwrite each other"
+        )
     for section in sections:
         if section.candidate not in section.answers:
-            raise ValueError(f"{section.slug} has no answers of its candidate {section.candidate!r}")
+            raise ValueError(
+                f"{section.slug} has no answers of its candidate {section.candidate!r}"
+            )
     folder.mkdir(parents=True, exist_ok=True)
     pictures: list[Path] = []
     text = ["# Evaluation of the estimators\n", *(f"{note}\n" for note in notes), f"{LEGEND}\n"]
@@ -73,12 +79,20 @@ def write_report(
         documents.append(document)
         pictures += drawn
     map_link, map_paths = _draw_file(
-        folder, "map.png", "PCA and t-SNE of all jobs' features", lambda: map_picture(sections, map_rows)
+        folder,
+        "map.png",
+        "PCA and t-SNE of all jobs' features",
+        lambda: map_picture(sections, map_rows),
     )
     if map_paths:
         text += ["## All jobs\n", "Features in logarithms, every column scaled alike.\n", *map_link]
     text += [f"{part}\n" for part in appendix]
-    content = {"format": FORMAT, "notes": list(notes), "sections": documents, "pictures": [path.name for path in map_paths]}
+    content = {
+        "format": FORMAT,
+        "notes": list(notes),
+        "sections": documents,
+        "pictures": [path.name for path in map_paths],
+    }
     figures = json.dumps(_without_nan(content), indent=2, allow_nan=False) + "\n"
     written = [*pictures, *map_paths, write_whole(folder / "report.json", figures.encode())]
     return [write_whole(folder / "report.md", "\n".join(text).encode()), *reversed(written)]
@@ -88,10 +102,16 @@ def _section(section: Section, folder: Path) -> tuple[list[str], dict[str, Any],
     """A section's text, figures and pictures."""
     figures = {candidate: candidate_figures(section, candidate) for candidate in section.answers}
     grouped = {
-        word: {group.name: candidate_figures(section, section.candidate, group.rows) for group in groups}
+        word: {
+            group.name: candidate_figures(section, section.candidate, group.rows)
+            for group in groups
+        }
         for word, groups in groupings(section).items()
     }
-    bin_reliability, coverage_points = reliability(section, section.candidate), coverages(section, section.candidate)
+    bin_reliability, coverage_points = (
+        reliability(section, section.candidate),
+        coverages(section, section.candidate),
+    )
     judged = next(iter(figures.values())).jobs
     kind = "" if section.is_measured else " (labels traced, not measured)"
     text = [f"## {section.title}{kind}\n", f"{section.about}\n", _judged(section, judged)]
@@ -100,7 +120,11 @@ def _section(section: Section, folder: Path) -> tuple[list[str], dict[str, Any],
         text += _tables(section, figures, grouped)
         links, paths = _pictures(section, folder, figures, bin_reliability, coverage_points)
         text += links
-    return text, _document(section, figures, grouped, bin_reliability, coverage_points, paths), paths
+    return (
+        text,
+        _document(section, figures, grouped, bin_reliability, coverage_points, paths),
+        paths,
+    )
 
 
 def _judged(section: Section, judged: int) -> str:
@@ -110,14 +134,19 @@ def _judged(section: Section, judged: int) -> str:
 
 
 def _tables(
-    section: Section, figures: Mapping[str, CandidateFigures], grouped: Mapping[str, Mapping[str, CandidateFigures]]
+    section: Section,
+    figures: Mapping[str, CandidateFigures],
+    grouped: Mapping[str, Mapping[str, CandidateFigures]],
 ) -> list[str]:
     published = published_beside(section)
     tables = {
         "Bins of all candidates": bin_table(section, figures, published),
         "Expected and safe bytes of all candidates": byte_table(section, figures),
         **({"Every estimate of the real models": model_table(section)} if section.names else {}),
-        **{f"{section.candidate} by {word}": group_table(word, each) for word, each in grouped.items()},
+        **{
+            f"{section.candidate} by {word}": group_table(word, each)
+            for word, each in grouped.items()
+        },
     }
     text = []
     for heading, table in tables.items():
@@ -144,7 +173,11 @@ def _pictures(
         "octaves": ("error by octave of memory", lambda: octave_picture(section, shown)),
         "reliability": (
             f"reliability of {candidate}",
-            lambda: reliability_picture(candidate, bin_reliability) if bin_reliability and sum(bin_reliability.jobs) else None,
+            lambda: (
+                reliability_picture(candidate, bin_reliability)
+                if bin_reliability and sum(bin_reliability.jobs)
+                else None
+            ),
         ),
         "coverage": (
             f"coverage of the bounds of {candidate}",
@@ -154,10 +187,14 @@ def _pictures(
     text: list[str] = []
     paths: list[Path] = []
     for word, (caption, draw) in pictures.items():
-        links, drawn = _draw_file(folder, f"{section.slug}-{word}.png", f"{section.title}: {caption}", draw)
+        links, drawn = _draw_file(
+            folder, f"{section.slug}-{word}.png", f"{section.title}: {caption}", draw
+        )
         text += links
         paths += drawn
-    return (["### Pictures\n", *([] if section.is_measured else [f"{TRACED}\n"]), *text] if text else []), paths
+    return (
+        ["### Pictures\n", *([] if section.is_measured else [f"{TRACED}\n"]), *text] if text else []
+    ), paths
 
 
 def _draw_file(folder: Path, name: str, caption: str, draw: Draw) -> tuple[list[str], list[Path]]:
@@ -185,9 +222,13 @@ def _document(
         "jobs": len(section.jobs),
         "candidate": section.candidate,
         "candidates": {
-            name: {**asdict(each), "training_seconds": section.seconds.get(name, math.nan)} for name, each in figures.items()
+            name: {**asdict(each), "training_seconds": section.seconds.get(name, math.nan)}
+            for name, each in figures.items()
         },
-        "groups": {word: {name: asdict(each) for name, each in groups.items()} for word, groups in grouped.items()},
+        "groups": {
+            word: {name: asdict(each) for name, each in groups.items()}
+            for word, groups in grouped.items()
+        },
         "published": [asdict(each) for each in published_beside(section)],
         "models": _models(section),
         "reliability": asdict(bin_reliability) if bin_reliability else None,
@@ -200,7 +241,11 @@ def _models(section: Section) -> list[dict[str, Any]]:
     """The label and every estimate of each real model, in bytes."""
     series = estimates(section) if section.names else {}
     return [
-        {"model": name, "batch_size": job.batch_size, "bytes": {each: float(values[row]) for each, values in series.items()}}
+        {
+            "model": name,
+            "batch_size": job.batch_size,
+            "bytes": {each: float(values[row]) for each, values in series.items()},
+        }
         for row, (name, job) in enumerate(zip(section.names, section.jobs, strict=False))
     ]
 

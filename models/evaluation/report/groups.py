@@ -1,6 +1,8 @@
-"""Groups of a section's jobs that are judged separately: by family, optimizer, precision, checkpointing and octave of memory.
+"""Groups of a section's jobs that are judged separately: by family, optimizer, precision,
+checkpointing and octave of memory.
 
-A good mean can hide a bad group.  Groups of fewer than 20 jobs are left out, and so is a single group, which equals the section.
+A good mean can hide a bad group.  Groups of fewer than 20 jobs are left out, and so is a single
+group, which equals the section.
 """
 
 from __future__ import annotations
@@ -23,7 +25,12 @@ Rows = NDArray[np.int64]
 
 MIN_ROWS: Final = 20
 OCTAVE_WORD: Final = "octave of memory"
-_OPTIONS: Final = {"family": FAMILIES, "optimizer": OPTIMIZERS, "precision": PRECISIONS, "checkpointing": CHECKPOINTING}
+_OPTIONS: Final = {
+    "family": FAMILIES,
+    "optimizer": OPTIMIZERS,
+    "precision": PRECISIONS,
+    "checkpointing": CHECKPOINTING,
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,13 +49,15 @@ def groupings(section: Section) -> dict[str, list[Group]]:
         values = [getattr(section.jobs[row], option) for row in judged.tolist()]
         groups_by_property[option] = _split(judged, values, choices)
     large_groups = {
-        name: [group for group in groups_by_property[name] if len(group.rows) >= MIN_ROWS] for name in (*_OPTIONS, OCTAVE_WORD)
+        name: [group for group in groups_by_property[name] if len(group.rows) >= MIN_ROWS]
+        for name in (*_OPTIONS, OCTAVE_WORD)
     }
     return {name: groups for name, groups in large_groups.items() if len(groups) > 1}
 
 
 def octave_groups(label_bytes: NDArray[np.float64], rows: Rows) -> list[Group]:
-    """``rows`` by octaves of their labels, from the lowest up: below 0.5 GiB, 0.5–1, 1–2 and so on."""
+    """``rows`` by octaves of their labels, from the lowest up: below 0.5 GiB, 0.5–1, 1–2 and so
+    on."""
     octaves = np.maximum(np.floor(np.log2(label_bytes[rows] / GIB)), -2).astype(np.int64)
     groups = _split(rows, octaves.tolist(), range(-2, int(octaves.max(initial=-2)) + 1))
     return [Group(octave_name(int(group.name)), group.rows) for group in groups]

@@ -1,6 +1,8 @@
-"""Maps of all jobs of a report: principal components and t-SNE (van der Maaten & Hinton, JMLR 9, 2008) of their features.
+"""Maps of all jobs of a report: principal components and t-SNE (van der Maaten & Hinton, JMLR 9,
+2008) of their features.
 
-As in GPUMemNet's figure of its dataset, colour is the bin: where colours mix, the features do not separate the bins.
+As in GPUMemNet's figure of its dataset, colour is the bin: where colours mix, the features do not
+separate the bins.
 """
 
 from __future__ import annotations
@@ -28,9 +30,15 @@ _MARKERS: Final = {"mlp": "o", "cnn": "s", "transformer": "^"}
 
 
 def map_picture(sections: Sequence[Section], max_rows: int = MAX_MAP_ROWS) -> Figure | None:
-    """Both maps of at most ``max_rows`` different jobs, coloured by bin, marked by family; ``None`` for fewer than eight."""
+    """Both maps of at most ``max_rows`` different jobs, coloured by bin, marked by family; ``None``
+    for fewer than eight."""
     rows = [(section, row) for section in sections for row in judged_rows(section).tolist()]
-    rows = list({(section.features[row].tobytes(), section.label_bytes[row]): (section, row) for section, row in rows}.values())
+    rows = list(
+        {
+            (section.features[row].tobytes(), section.label_bytes[row]): (section, row)
+            for section, row in rows
+        }.values()
+    )
     if len(rows) < MIN_ROWS:
         return None
     if len(rows) > max_rows:
@@ -39,7 +47,9 @@ def map_picture(sections: Sequence[Section], max_rows: int = MAX_MAP_ROWS) -> Fi
     points = standardised(np.stack([section.features[row] for section, row in rows]))
     families = np.array([section.jobs[row].family for section, row in rows])
     scheme, classes = shown_bins(*sections)
-    bins = np.minimum(scheme.index(np.array([section.label_bytes[row] for section, row in rows])), classes - 1)
+    bins = np.minimum(
+        scheme.index(np.array([section.label_bytes[row] for section, row in rows])), classes - 1
+    )
     components, variance = principal_components(points)
     figure = new_figure(5.0)
     titles = (f"principal components ({variance:.0%} of the variance)", "t-SNE")
@@ -62,12 +72,18 @@ def map_picture(sections: Sequence[Section], max_rows: int = MAX_MAP_ROWS) -> Fi
     bar = figure.colorbar(image, ax=panels, shrink=0.9, label=f"bin of {width_name(scheme)}")
     bar.set_ticks(list(range(0, classes, 1 if classes <= 12 else 4)))
     if len(set(families.tolist())) > 1:
-        figure.legend(handles=_family_keys(set(families.tolist())), loc="outside lower center", ncols=3, frameon=False)
+        figure.legend(
+            handles=_family_keys(set(families.tolist())),
+            loc="outside lower center",
+            ncols=3,
+            frameon=False,
+        )
     return figure
 
 
 def standardised(features: Array) -> Array:
-    """Logarithms of the features, each column with mean zero and variance one; constant columns left out, shape ``[B, F']``.
+    """Logarithms of the features, each column with mean zero and variance one; constant columns
+    left out, shape ``[B, F']``.
 
     At least two columns, so that they can be drawn.
     """
@@ -95,7 +111,9 @@ def tsne(points: Array) -> Array:
     if not points.any():
         return points[:, :2]
     perplexity = min(PERPLEXITY, (len(points) - 1) / 3)
-    embedded: Array = TSNE(2, perplexity=perplexity, init="pca", random_state=SEED).fit_transform(points)
+    embedded: Array = TSNE(2, perplexity=perplexity, init="pca", random_state=SEED).fit_transform(
+        points
+    )
     return embedded
 
 
@@ -103,5 +121,7 @@ def _family_keys(families: set[str]) -> list[object]:
     from matplotlib.lines import Line2D
 
     return [
-        Line2D([], [], marker=_MARKERS[each], linestyle="", color="black", label=each) for each in _MARKERS if each in families
+        Line2D([], [], marker=_MARKERS[each], linestyle="", color="black", label=each)
+        for each in _MARKERS
+        if each in families
     ]

@@ -1,6 +1,8 @@
-"""The accuracy that GPUMemNet reports for its two encoders (arXiv 2602.17817, tables 2–4), for comparison.
+"""The accuracy that GPUMemNet reports for its two encoders (arXiv 2602.17817, tables 2–4), for
+comparison.
 
-Its jobs ran on one A100 and its test rows are its own, so the figures are a goal and not a comparison on equal rows.
+Its jobs ran on one A100 and its test rows are its own, so the figures are a goal and not a
+comparison on equal rows.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ class PublishedAccuracy:
 PUBLISHED_ACCURACY: Final[Mapping[str, tuple[PublishedAccuracy, ...]]] = {
     "mlp": (
         PublishedAccuracy("MLP-based", {"published-1000mib": 0.95, "published-2000mib": 0.97}),
-        PublishedAccuracy("transformer-based", {"published-1000mib": 0.97, "published-2000mib": 0.98}),
+        PublishedAccuracy(
+            "transformer-based", {"published-1000mib": 0.97, "published-2000mib": 0.98}
+        ),
     ),
     "cnn": (
         PublishedAccuracy("MLP-based", {"published-8000mib": 0.82}),
@@ -43,7 +47,8 @@ PUBLISHED_ACCURACY: Final[Mapping[str, tuple[PublishedAccuracy, ...]]] = {
 
 
 def published_beside(section: Section) -> tuple[PublishedAccuracy, ...]:
-    """The published figures for a section with measured labels of one family; none for other sections and for the zoo."""
+    """The published figures for a section with measured labels of one family; none for other
+    sections and for the zoo."""
     families = {job.family for job in section.jobs}
     if not section.is_measured or section.names or len(families) != 1:
         return ()

@@ -28,12 +28,30 @@ _BIN_HEADINGS: Final = (
     *(f"macro F1 {width}" for width in _WIDTHS),
 )
 _BYTE_HEADINGS: Final = (
-    *("error median, MiB", "error median", "error 95th percentile", "within 10 %", "under-predicted"),
+    *(
+        "error median, MiB",
+        "error median",
+        "error 95th percentile",
+        "within 10 %",
+        "under-predicted",
+    ),
     *("above safe (95 % interval)", "over-allocated", "no safe bytes"),
 )
 _GROUP_HEADINGS: Final = (
-    *("jobs", "accuracy 1 GiB (95 % interval)", "bin too low 1 GiB", *(f"accuracy {width}" for width in _WIDTHS)),
-    *("error median", "error 95th percentile", "under-predicted", "above safe", "over-allocated", "no safe bytes"),
+    *(
+        "jobs",
+        "accuracy 1 GiB (95 % interval)",
+        "bin too low 1 GiB",
+        *(f"accuracy {width}" for width in _WIDTHS),
+    ),
+    *(
+        "error median",
+        "error 95th percentile",
+        "under-predicted",
+        "above safe",
+        "over-allocated",
+        "no safe bytes",
+    ),
 )
 
 LEGEND: Final = (
@@ -46,19 +64,31 @@ LEGEND: Final = (
 )
 
 
-def bin_table(section: Section, figures: Mapping[str, CandidateFigures], published: Sequence[PublishedAccuracy]) -> str:
+def bin_table(
+    section: Section,
+    figures: Mapping[str, CandidateFigures],
+    published: Sequence[PublishedAccuracy],
+) -> str:
     """Bins of all candidates, the section's own in bold, followed by published figures."""
-    rows = [_marked(section, candidate, _bin_cells(candidate_figures)) for candidate, candidate_figures in figures.items()]
+    rows = [
+        _marked(section, candidate, _bin_cells(candidate_figures))
+        for candidate, candidate_figures in figures.items()
+    ]
     gap = [NOTHING] * len(_PUBLISHED_SCHEMES)
     for each in published:
-        accuracy = [share(each.accuracy.get(scheme.name, math.nan), 0) for scheme in _PUBLISHED_SCHEMES]
+        accuracy = [
+            share(each.accuracy.get(scheme.name, math.nan), 0) for scheme in _PUBLISHED_SCHEMES
+        ]
         rows.append([each.name, NOTHING, NOTHING, NOTHING, *accuracy, *gap])
     return _table(("candidate", *_BIN_HEADINGS), rows)
 
 
 def byte_table(section: Section, figures: Mapping[str, CandidateFigures]) -> str:
-    """Expected and safe bytes of all candidates, the section's own in bold; columns that no candidate needs are left out."""
-    unanswered = any(candidate_figures.without_expected > 0 for candidate_figures in figures.values())
+    """Expected and safe bytes of all candidates, the section's own in bold; columns that no
+    candidate needs are left out."""
+    unanswered = any(
+        candidate_figures.without_expected > 0 for candidate_figures in figures.values()
+    )
     rows = []
     for candidate, candidate_figures in figures.items():
         cells = [
@@ -70,7 +100,9 @@ def byte_table(section: Section, figures: Mapping[str, CandidateFigures]) -> str
             ),
             *(
                 share(candidate_figures.under_predicted),
-                _with_interval(candidate_figures.above_safe, candidate_figures.above_safe_interval, 2),
+                _with_interval(
+                    candidate_figures.above_safe, candidate_figures.above_safe_interval, 2
+                ),
             ),
             *(share(candidate_figures.over_allocated), share(candidate_figures.without_safe)),
             *([share(candidate_figures.without_expected)] if unanswered else []),
@@ -83,14 +115,21 @@ def byte_table(section: Section, figures: Mapping[str, CandidateFigures]) -> str
 
 def group_table(word: str, figures: Mapping[str, CandidateFigures]) -> str:
     """One candidate's figures, group by group."""
-    return _table((word, *_GROUP_HEADINGS), [[name, *_group_cells(group_figures)] for name, group_figures in figures.items()])
+    return _table(
+        (word, *_GROUP_HEADINGS),
+        [[name, *_group_cells(group_figures)] for name, group_figures in figures.items()],
+    )
 
 
 def model_table(section: Section) -> str:
     """Real models: the label and every estimate of each, in MiB."""
     series = estimates(section)
     rows = [
-        [section.names[row], f"{section.jobs[row].batch_size:,}", *(number(values[row] / MIB, 0) for values in series.values())]
+        [
+            section.names[row],
+            f"{section.jobs[row].batch_size:,}",
+            *(number(values[row] / MIB, 0) for values in series.values()),
+        ]
         for row in range(len(section.jobs))
     ]
     return _table(("model", "batch", *(f"{name}, MiB" for name in series)), rows)
@@ -107,7 +146,10 @@ def number(value: float, places: int = 1) -> str:
 
 
 def _bin_cells(figures: CandidateFigures) -> list[str]:
-    gib, others = figures.bins[GIB_BINS.name], [figures.bins[scheme.name] for scheme in _PUBLISHED_SCHEMES]
+    gib, others = (
+        figures.bins[GIB_BINS.name],
+        [figures.bins[scheme.name] for scheme in _PUBLISHED_SCHEMES],
+    )
     return [
         _with_interval(gib.accuracy, gib.accuracy_interval, 1),
         share(gib.macro_f1),
@@ -148,4 +190,6 @@ def _marked(section: Section, candidate: str, cells: Sequence[str]) -> list[str]
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [headings, ("---", *["---:"] * (len(headings) - 1)), *rows]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+    return "".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines
+    )

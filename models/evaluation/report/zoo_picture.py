@@ -1,7 +1,8 @@
-"""The picture of real models: bars side by side per model and batch, as in GPUMemNet's (arXiv 2602.17817, section 6).
+"""The picture of real models: bars side by side per model and batch, as in GPUMemNet's (arXiv
+2602.17817, section 6).
 
-Models need between half a GiB and the whole card.  So small and large ones are in separate panels, and a bar that is far too long
-for its panel is cut, with its value beside the cut.
+Models need between half a GiB and the whole card.  So small and large ones are in separate panels,
+and a bar that is far too long for its panel is cut, with its value beside the cut.
 """
 
 from __future__ import annotations
@@ -35,14 +36,17 @@ _LABEL_COLOUR: Final = "#4D4D4D"
 
 
 def zoo_picture(section: Section) -> Figure | None:
-    """Labels beside the candidate, the trace and every published estimator; ``None`` where the jobs have no names."""
+    """Labels beside the candidate, the trace and every published estimator; ``None`` where the jobs
+    have no names."""
     rows = judged_rows(section)
     if not section.names or not len(rows):
         return None
     series = estimates(section)
     panels = _panels(section, rows, max(2, BARS_PER_PANEL // len(series)))
     figure = new_figure(0.7 + 2.5 * len(panels))
-    for axes, panel_rows in zip(figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True):
+    for axes, panel_rows in zip(
+        figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True
+    ):
         _draw_panel(axes, section, panel_rows, series)
     handles, names = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, shortened(names), loc="outside upper center", ncols=3, frameon=False)
@@ -55,14 +59,18 @@ def _panels(section: Section, rows: NDArray[np.int64], groups: int) -> list[list
     for row in sorted(rows.tolist(), key=lambda row: section.jobs[row].batch_size):
         models.setdefault(section.names[row], []).append(row)
     panels: list[list[int]] = [[]]
-    for model_rows in sorted(models.values(), key=lambda model_rows: float(np.median(section.label_bytes[model_rows]))):
+    for model_rows in sorted(
+        models.values(), key=lambda model_rows: float(np.median(section.label_bytes[model_rows]))
+    ):
         if panels[-1] and len(panels[-1]) + len(model_rows) > groups:
             panels.append([])
         panels[-1] += model_rows
     return panels
 
 
-def _draw_panel(axes: Axes, section: Section, rows: Sequence[int], series: dict[str, Array]) -> None:
+def _draw_panel(
+    axes: Axes, section: Section, rows: Sequence[int], series: dict[str, Array]
+) -> None:
     top = CUT * float(section.label_bytes[rows].max()) / GIB
     width = 0.84 / len(series)
     for index, (name, values) in enumerate(series.items()):
@@ -72,7 +80,15 @@ def _draw_panel(axes: Axes, section: Section, rows: Sequence[int], series: dict[
         axes.bar(positions, np.minimum(heights, top), width, color=colour, label=name)
         for position, height in zip(positions, heights, strict=True):
             if height > top:
-                axes.text(position, 0.98 * top, f"{height:.3g}", rotation=90, ha="center", va="top", fontsize=7)
+                axes.text(
+                    position,
+                    0.98 * top,
+                    f"{height:.3g}",
+                    rotation=90,
+                    ha="center",
+                    va="top",
+                    fontsize=7,
+                )
     axes.set(ylim=(0, top), xlim=(-0.6, len(rows) - 0.4), ylabel="GiB")
     axes.set_xticks(range(len(rows)), _group_names(section, rows), fontsize=9)
     axes.tick_params(axis="x", length=0)

@@ -1,1 +1,2 @@
-"""The scoreboard: every estimator on the same published runs, by one protocol (``python -m models scoreboard``)."""
+"""The scoreboard: every estimator on the same published runs, by one protocol (``python -m models
+scoreboard``)."""

@@ -1,6 +1,8 @@
-"""The kept answers of the scoreboard: one compact file, by set, estimator and row, so that a run continues where one stopped.
+"""The kept answers of the scoreboard: one compact file, by set, estimator and row, so that a run
+continues where one stopped.
 
-Beside the answers of an estimator stands their basis (:mod:`.basis`): what determines them beside the rows.
+Beside the answers of an estimator stands their basis (:mod:`.basis`): what determines them beside
+the rows.
 """
 
 from __future__ import annotations
@@ -68,22 +70,32 @@ class KeptAnswers:
                 self._sets = document["sets"]
 
     def of(self, name: str, sha256: str, estimator: str) -> dict[int, Answer]:
-        """Row → answer of ``estimator`` on the set ``name``; none if the dataset has changed since."""
+        """Row → answer of ``estimator`` on the set ``name``; none if the dataset has changed
+        since."""
         kept = self._sets.get(name, {})
         if kept.get("sha256") != sha256:
             return {}
         return {
             int(row): Answer(
-                None if size is None else size * _UNIT, seconds, None if bound is None else bound * _UNIT, reason or ""
+                None if size is None else size * _UNIT,
+                seconds,
+                None if bound is None else bound * _UNIT,
+                reason or "",
             )
             for row, (size, seconds, bound, reason) in kept["estimators"].get(estimator, {}).items()
         }
 
     def fresh(self, name: str, sha256: str, estimator: str, basis: str) -> dict[int, Answer]:
         """The same, none if they rest on another basis."""
-        return self.of(name, sha256, estimator) if self._sets.get(name, {}).get("basis", {}).get(estimator) == basis else {}
+        return (
+            self.of(name, sha256, estimator)
+            if self._sets.get(name, {}).get("basis", {}).get(estimator) == basis
+            else {}
+        )
 
-    def keep(self, name: str, sha256: str, estimator: str, basis: str, answers: Mapping[int, Answer]) -> None:
+    def keep(
+        self, name: str, sha256: str, estimator: str, basis: str, answers: Mapping[int, Answer]
+    ) -> None:
         """Add answers; those of a dataset or of a basis that has changed are dropped first."""
         if self._sets.get(name, {}).get("sha256") != sha256:
             self._sets[name] = {"sha256": sha256, "basis": {}, "estimators": {}}

@@ -1,6 +1,8 @@
-"""What a kept answer rests on beside its row: the estimator's code, and for those that learn the data and the features.
+"""What a kept answer rests on beside its row: the estimator's code, and for those that learn the
+data and the features.
 
-Answers of another basis are stale.  They are asked again where there is time for it; else the page names them.
+Answers of another basis are stale.  They are asked again where there is time for it; else the page
+names them.
 """
 
 from __future__ import annotations
@@ -49,17 +51,23 @@ _DIGITS: Final = 6
 
 @cache
 def model_basis(estimator: PublishedEstimator) -> str:
-    """The basis of an estimator that runs the model: its module, or its package where it has one of its own."""
+    """The basis of an estimator that runs the model: its module, or its package where it has one of
+    its own."""
     module = sys.modules[estimator.parts.__module__]
     path = Path(str(module.__file__))
     own_package = path.parent.parent.name == "published"
-    return _sha256([_code(each) for each in (sorted(path.parent.glob("*.py")) if own_package else [path])])
+    return _sha256(
+        [_code(each) for each in (sorted(path.parent.glob("*.py")) if own_package else [path])]
+    )
 
 
 @cache
 def trace_basis() -> str:
-    """The basis of the traces that are run again; the traces themselves are renewed with the datasets."""
-    return _sha256([_code(Path(str(module.__file__))) for module in (ours, gpumemnet.tracing.memory)])
+    """The basis of the traces that are run again; the traces themselves are renewed with the
+    datasets."""
+    return _sha256(
+        [_code(Path(str(module.__file__))) for module in (ours, gpumemnet.tracing.memory)]
+    )
 
 
 def learned_basis(name: str, rows: RowSet, datasets: Path) -> str:
@@ -102,6 +110,10 @@ def _code(path: Path) -> str:
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):
-            kept = [each for each in body if not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))]
+            kept = [
+                each
+                for each in body
+                if not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
+            ]
             node.body = kept or [ast.Pass()]  # type: ignore[attr-defined]
     return ast.unparse(tree)

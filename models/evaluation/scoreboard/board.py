@@ -1,4 +1,5 @@
-"""Puts the answers of all estimators side by side: tables of figures on equal rows, for each set."""
+"""Puts the answers of all estimators side by side: tables of figures on equal rows, for each
+set."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class Column:
     Attributes:
         name: of the estimator.
         answers: row → answer, those without an amount left out.
-        run_again: row → whether its run failed when it was run again on the GPU, where that was published.
+        run_again: row → whether its run failed when it was run again on the GPU, where that was
+            published.
         refused: rows for which it has no answer.
     """
 
@@ -48,9 +50,10 @@ class Line:
     Attributes:
         name: of the estimator.
         raw: figures as it comes; with_line: with a line fitted on other architecture families.
-        bound: of its own bound at 99 %, on the same line, where it gives one; else of the line times the ratio that covers 99 %
-            of the other families.
-        both_failures: probability of failure where the line says whether a run fits, and the bound is its limit.
+        bound: of its own bound at 99 %, on the same line, where it gives one; else of the line
+            times the ratio that covers 99 % of the other families.
+        both_failures: probability of failure where the line says whether a run fits, and the bound
+            is its limit.
     """
 
     name: str
@@ -67,7 +70,8 @@ class Table:
     Attributes:
         title: which rows they are.
         asked: number of rows that the estimators were asked for.
-        rows, out_of_memory: number of rows that all of them answered, and of those that ran out of memory.
+        rows, out_of_memory: number of rows that all of them answered, and of those that ran out of
+            memory.
         lines: best median error first, in whichever form it is better.
         left_out: estimators with too few answers → number of answers.
     """
@@ -82,7 +86,9 @@ class Table:
 
 def columns(rows: RowSet, answers: KeptAnswers) -> list[Column]:
     """The answers of every estimator on a set."""
-    found = [_column(estimator.name, formula_answers(rows, estimator, answers)) for estimator in FORMULAS]
+    found = [
+        _column(estimator.name, formula_answers(rows, estimator, answers)) for estimator in FORMULAS
+    ]
     kept = [*(estimator.name for estimator in OF_MODELS), XMEM.name, SCHEDTUNE, *LEARNED]
     found += [_column(name, answers.of(rows.recipe.name, rows.sha256, name)) for name in kept]
     found += [_published(rows, tool) for tool in rows.recipe.tools]
@@ -96,7 +102,8 @@ def _column(name: str, answers: Mapping[int, Answer]) -> Column:
 
 
 def _traced(column: Column, again: Mapping[int, Answer]) -> Column:
-    """The trace with what only its run tells: the seconds, and how far the safe bytes lie above the answer."""
+    """The trace with what only its run tells: the seconds, and how far the safe bytes lie above the
+    answer."""
     seconds = [answer.seconds for answer in again.values() if answer.total_bytes is not None]
     typical = float(np.median(seconds)) if seconds else np.nan
     found = {}
@@ -118,7 +125,9 @@ def _published(rows: RowSet, tool: PublishedTool) -> Column:
             continue
         seconds = float(told.get(f"{tool.outcome}_seconds") or np.nan)
         found[row] = Answer(round(value * tool.unit_bytes), seconds)
-        forecast, again = (told.get(f"{tool.outcome}_{word}") for word in ("oom", "verification_oom"))
+        forecast, again = (
+            told.get(f"{tool.outcome}_{word}") for word in ("oom", "verification_oom")
+        )
         if forecast is not None and again is not None:
             ran_out = bool(np.isnan(rows.labels[row]))
             failed[row] = float(forecast != ran_out or (not ran_out and again))
@@ -126,17 +135,34 @@ def _published(rows: RowSet, tool: PublishedTool) -> Column:
 
 
 def tables(rows: RowSet, every: Sequence[Column], answers: KeptAnswers) -> list[Table]:
-    """The tables of a set: with every estimator that ran the model, with those that need no run, and on all rows."""
-    sample = [row for row in rows.order[: rows.recipe.sample] if row in answers.of(rows.recipe.name, rows.sha256, TRACED_AGAIN)]
-    run = [row for row in sample if any(column.name == XMEM.name and row in column.answers for column in every)]
+    """The tables of a set: with every estimator that ran the model, with those that need no run,
+    and on all rows."""
+    sample = [
+        row
+        for row in rows.order[: rows.recipe.sample]
+        if row in answers.of(rows.recipe.name, rows.sha256, TRACED_AGAIN)
+    ]
+    run = [
+        row
+        for row in sample
+        if any(column.name == XMEM.name and row in column.answers for column in every)
+    ]
     spare = spare_bytes(rows, answers)
-    texts = [row for row in sample if any(column.name == LLMEM.name and row in column.answers for column in every)]
+    texts = [
+        row
+        for row in sample
+        if any(column.name == LLMEM.name and row in column.answers for column in every)
+    ]
     slow = {XMEM.name, *(estimator.name for estimator in OF_MODELS)}
     cheap = [column for column in every if column.name not in slow]
     choices = [
         ("rows of the sample that were run on the CPU", run, every),
         (SAMPLE_TITLE, sample, [column for column in every if column.name != XMEM.name]),
-        ("language models of the sample, without the run on the CPU", texts, [c for c in every if c.name != XMEM.name]),
+        (
+            "language models of the sample, without the run on the CPU",
+            texts,
+            [c for c in every if c.name != XMEM.name],
+        ),
         ("all rows, without estimators that need the model", list(range(len(rows))), cheap),
     ]
     made: list[Table] = []
@@ -147,7 +173,8 @@ def tables(rows: RowSet, every: Sequence[Column], answers: KeptAnswers) -> list[
 
 
 def spare_bytes(rows: RowSet, answers: KeptAnswers) -> Array:
-    """Bytes that each run could have done without, by the simulated allocator; NaN where not traced anew, shape ``[B]``."""
+    """Bytes that each run could have done without, by the simulated allocator; NaN where not traced
+    anew, shape ``[B]``."""
     spare = np.full(len(rows), np.nan)
     for row, answer in answers.of(rows.recipe.name, rows.sha256, SPARE).items():
         if answer.total_bytes is not None:
@@ -155,11 +182,14 @@ def spare_bytes(rows: RowSet, answers: KeptAnswers) -> Array:
     return spare
 
 
-def agreement(rows: RowSet, every: Sequence[Column], answers: KeptAnswers) -> dict[str, tuple[int, float]]:
+def agreement(
+    rows: RowSet, every: Sequence[Column], answers: KeptAnswers
+) -> dict[str, tuple[int, float]]:
     """How the simulated test of a limit compares with the runs that others repeated on the GPU.
 
     Returns:
-        tool → number of runs that ended well and were repeated, and the share in which both tests say the same.
+        tool → number of runs that ended well and were repeated, and the share in which both tests
+        say the same.
     """
     spare, found = spare_bytes(rows, answers), {}
     for column in every:
@@ -167,23 +197,30 @@ def agreement(rows: RowSet, every: Sequence[Column], answers: KeptAnswers) -> di
             [
                 row
                 for row in column.run_again
-                if not np.isnan(rows.labels[row] + spare[row]) and column.answers[row].total_bytes <= rows.capacities[row]
+                if not np.isnan(rows.labels[row] + spare[row])
+                and column.answers[row].total_bytes <= rows.capacities[row]
             ],
             dtype=np.int64,
         )
         if len(numbers):
-            given = np.array([column.answers[row].total_bytes for row in numbers.tolist()], dtype=np.float64)
-            simulated = failures(rows.labels[numbers], given, rows.capacities[numbers], spare[numbers])
+            given = np.array(
+                [column.answers[row].total_bytes for row in numbers.tolist()], dtype=np.float64
+            )
+            simulated = failures(
+                rows.labels[numbers], given, rows.capacities[numbers], spare[numbers]
+            )
             told = np.array([column.run_again[row] for row in numbers.tolist()])
             found[column.name] = len(numbers), float((simulated == told).mean())
     return found
 
 
-def _table(rows: RowSet, title: str, numbers: Sequence[int], every: Sequence[Column], spare: Array) -> Table:
+def _table(
+    rows: RowSet, title: str, numbers: Sequence[int], every: Sequence[Column], spare: Array
+) -> Table:
     """One table, on the rows that all estimators with enough answers have in common.
 
-    An estimator that answers for less than half of the rows is left out, so that one for language models does not take all other
-    rows away.
+    An estimator that answers for less than half of the rows is left out, so that one for language
+    models does not take all other rows away.
     """
     left_out: dict[str, int] = {}
     taking_part = []
@@ -194,7 +231,11 @@ def _table(rows: RowSet, title: str, numbers: Sequence[int], every: Sequence[Col
         else:
             taking_part.append(column)
     common = [row for row in numbers if all(row in column.answers for column in taking_part)]
-    lines = [_line(rows, column, np.array(common, dtype=np.int64), spare) for column in taking_part] if common else []
+    lines = (
+        [_line(rows, column, np.array(common, dtype=np.int64), spare) for column in taking_part]
+        if common
+        else []
+    )
     lines.sort(key=lambda each: min(each.raw.median_error, each.with_line.median_error))
     ran_out = int(np.isnan(rows.labels[common]).sum())
     return Table(title, len(numbers), len(common), ran_out, tuple(lines), left_out)
@@ -206,9 +247,13 @@ def _line(rows: RowSet, column: Column, numbers: NDArray[np.int64], spare: Array
     chosen = np.array([place[row] for row in numbers.tolist()], dtype=np.int64)
     given = np.array([column.answers[row].total_bytes for row in every.tolist()], dtype=np.float64)
     seconds = np.array([column.answers[row].seconds for row in every.tolist()])
-    bounds = np.array([column.answers[row].bound_bytes or np.nan for row in every.tolist()], dtype=np.float64)
+    bounds = np.array(
+        [column.answers[row].bound_bytes or np.nan for row in every.tolist()], dtype=np.float64
+    )
     has_bounds = not np.isnan(bounds[chosen]).any()
-    fitted = calibrated(rows.labels[every], given, rows.groups[every], bounds if has_bounds else None)
+    fitted = calibrated(
+        rows.labels[every], given, rows.groups[every], bounds if has_bounds else None
+    )
     again = np.array([column.run_again.get(row, np.nan) for row in numbers.tolist()])
 
     def judged(amounts: Array, told: Array | None = None) -> Figures:
@@ -229,5 +274,7 @@ def _line(rows: RowSet, column: Column, numbers: NDArray[np.int64], spare: Array
         judged(fitted.bound_bytes),
     )
     expected, limits = fitted.expected_bytes[chosen], fitted.bound_bytes[chosen]
-    both = failures(rows.labels[numbers], expected, rows.capacities[numbers], spare[numbers], limits)
+    both = failures(
+        rows.labels[numbers], expected, rows.capacities[numbers], spare[numbers], limits
+    )
     return Line(column.name, raw, with_line, bound, float(both.mean()))

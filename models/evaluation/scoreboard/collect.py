@@ -32,7 +32,8 @@ FORMULAS: Final = (
     *(NAIVE, COPIES, HORUS, ACCELERATE, ZERO2, ZERO3, ELEUTHER, KORTHIKANTI, LLMEM),
     *(CLOSED_FORM, TRACE),
 )
-"""Estimators that take less than a millisecond: they answer for all rows, and are asked anew each time."""
+"""Estimators that take less than a millisecond: they answer for all rows, and are asked anew each
+time."""
 OF_MODELS: Final = (FAKE_TENSOR, MEM_TRACKER, DNNMEM, DNNMEM_OF_MODULES)
 """Estimators that need the model: they answer for the sample, and their answers are kept."""
 TRACED_AGAIN: Final = "gpumemnet, trace run again"
@@ -44,10 +45,13 @@ CPU_RUN_BYTES: Final = 2 * GIB
 """Largest traced memory of a job that is run on the CPU."""
 
 
-def formula_answers(rows: RowSet, estimator: PublishedEstimator, answers: KeptAnswers) -> dict[int, Answer]:
+def formula_answers(
+    rows: RowSet, estimator: PublishedEstimator, answers: KeptAnswers
+) -> dict[int, Answer]:
     """Answers of a formula for all rows.
 
-    Its typical seconds are kept when it is asked for the first time, so that the page is the same each time.
+    Its typical seconds are kept when it is asked for the first time, so that the page is the same
+    each time.
     """
     found = {number: asked(estimator, _subject(rows, number, None)) for number in range(len(rows))}
     kept_as, basis = f"{estimator.name}, seconds", model_basis(estimator)
@@ -76,14 +80,18 @@ def answer_sample(
         answers: where answers are kept.
         build: makes the model of a row.
         progress: called with a step and its share.
-        end: moment by :func:`time.monotonic` after which nothing new is asked; ``None`` for no limit.
+        end: moment by :func:`time.monotonic` after which nothing new is asked; ``None`` for no
+            limit.
 
     Raises:
         DatasetError: a library of the models is missing or of another version.
     """
     name = rows.recipe.name
     bases = {each.name: model_basis(each) for each in estimators}
-    kept = {each.name: answers.fresh(name, rows.sha256, each.name, bases[each.name]) for each in estimators}
+    kept = {
+        each.name: answers.fresh(name, rows.sha256, each.name, bases[each.name])
+        for each in estimators
+    }
     traced = answers.fresh(name, rows.sha256, TRACED_AGAIN, trace_basis())
     last = time.monotonic()
     for done, number in enumerate(numbers):
@@ -92,7 +100,13 @@ def answer_sample(
         subject = _subject(rows, number, build)
         for estimator in estimators:
             if number not in kept[estimator.name]:
-                answers.keep(name, rows.sha256, estimator.name, bases[estimator.name], {number: asked(estimator, subject)})
+                answers.keep(
+                    name,
+                    rows.sha256,
+                    estimator.name,
+                    bases[estimator.name],
+                    {number: asked(estimator, subject)},
+                )
         if number not in traced:
             for kept_as, answer in _traced(subject).items():
                 answers.keep(name, rows.sha256, kept_as, trace_basis(), {number: answer})
@@ -103,10 +117,14 @@ def answer_sample(
     answers.write()
 
 
-def answer_cpu_runs(rows: RowSet, answers: KeptAnswers, build: Build, progress: Progress, end: float) -> None:
-    """Run jobs of the sample on the CPU, in its order, until ``end``; what is kept is not run again.
+def answer_cpu_runs(
+    rows: RowSet, answers: KeptAnswers, build: Build, progress: Progress, end: float
+) -> None:
+    """Run jobs of the sample on the CPU, in its order, until ``end``; what is kept is not run
+    again.
 
-    Jobs above :data:`CPU_RUN_BYTES` are left out: a run on the CPU needs the memory of the job, and minutes.
+    Jobs above :data:`CPU_RUN_BYTES` are left out: a run on the CPU needs the memory of the job, and
+    minutes.
     """
     name, basis = rows.recipe.name, model_basis(XMEM)
     kept = answers.fresh(name, rows.sha256, XMEM.name, basis)
@@ -115,7 +133,13 @@ def answer_cpu_runs(rows: RowSet, answers: KeptAnswers, build: Build, progress: 
         if time.monotonic() >= end:
             break
         if number not in kept:
-            answers.keep(name, rows.sha256, XMEM.name, basis, {number: asked(XMEM, _subject(rows, number, build))})
+            answers.keep(
+                name,
+                rows.sha256,
+                XMEM.name,
+                basis,
+                {number: asked(XMEM, _subject(rows, number, build))},
+            )
             answers.write()
         progress(f"{rows.recipe.title}: runs on the CPU", (done + 1) / len(wanted))
 
@@ -125,7 +149,8 @@ def _is_small(row: Measurement) -> bool:
 
 
 def _traced(subject: Subject) -> dict[str, Answer]:
-    """What the trace says, and what the job could have spared, each under the name by which it is kept."""
+    """What the trace says, and what the job could have spared, each under the name by which it is
+    kept."""
     start = time.perf_counter()
     try:
         run = traced_run(subject)
@@ -134,7 +159,10 @@ def _traced(subject: Subject) -> dict[str, Answer]:
             raise
         none = Answer(None, time.perf_counter() - start, reason=str(error)[:160])
         return {TRACED_AGAIN: none, SPARE: none}
-    return {TRACED_AGAIN: Answer(run.expected_bytes, run.seconds, run.safe_bytes), SPARE: Answer(run.spare_bytes, 0.0)}
+    return {
+        TRACED_AGAIN: Answer(run.expected_bytes, run.seconds, run.safe_bytes),
+        SPARE: Answer(run.spare_bytes, 0.0),
+    }
 
 
 def _subject(rows: RowSet, number: int, build: Build | None) -> Subject:

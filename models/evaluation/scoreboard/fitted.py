@@ -1,8 +1,9 @@
 """Estimators that learn: SchedTune, DNNPerf, our line over the closed form, our classifiers.
 
-All answer by the same folds over architecture families (architectures, for sampled networks), so none has seen the family that it
-answers for.  DNNPerf and ours learn from what the shipped bundles learn from: for real networks sampled jobs with traced labels
-and runs of other real networks, for the published sampled networks these alone.  SchedTune learns from readings of the same set.
+All answer by the same folds over architecture families (architectures, for sampled networks), so
+none has seen the family that it answers for.  DNNPerf and ours learn from what the shipped bundles
+learn from: for real networks sampled jobs with traced labels and runs of other real networks, for
+    the published sampled networks these alone.  SchedTune learns from readings of the same set.
 """
 
 from __future__ import annotations
@@ -26,7 +27,13 @@ from ...networks.mlp import float_tensor
 from ...published import dnnperf
 from ...published.estimator import PublishedEstimator, subject_of
 from ...published.schedtune import fit_schedtune
-from ...training.data import LabelledJobs, features_on, labelled_jobs, load_labelled_jobs, with_real_networks
+from ...training.data import (
+    LabelledJobs,
+    features_on,
+    labelled_jobs,
+    load_labelled_jobs,
+    with_real_networks,
+)
 from ...training.mlp import TrainedClassifier, train_classifier
 from ...training.plans import mlp_plan
 from ...training.splits import folds
@@ -63,13 +70,16 @@ def schedtune_answers(rows: RowSet) -> Found:
         tested = [rows.rows[row] for row in testing.tolist()]
         expected, bounds = predict(tested)
         seconds = _seconds_each(lambda: predict(tested[:1]))  # noqa: B023
-        for row, amount, bound in zip(testing.tolist(), expected.tolist(), bounds.tolist(), strict=True):
+        for row, amount, bound in zip(
+            testing.tolist(), expected.tolist(), bounds.tolist(), strict=True
+        ):
             found[row] = Answer(round(amount), seconds, round(bound))
     return {SCHEDTUNE: found}
 
 
 class _Features(NamedTuple):
-    """Features of ``R`` rows, each on its own GPU: with layers, as the line reads them, and from totals only; ``[R, F]`` each."""
+    """Features of ``R`` rows, each on its own GPU: with layers, as the line reads them, and from
+    totals only; ``[R, F]`` each."""
 
     layers: Array
     line: Array
@@ -78,7 +88,8 @@ class _Features(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Learned:
-    """Estimators of one fold; line and classifier with the CUDA context of their labels taken off their answers."""
+    """Estimators of one fold; line and classifier with the CUDA context of their labels taken off
+    their answers."""
 
     line: Fit
     classifier: TrainedClassifier
@@ -88,14 +99,25 @@ class _Learned:
     def answers(self, features: _Features) -> dict[str, tuple[Array, Array]]:
         """Each of ours → expectation and bound above the context, shape ``[B]`` each."""
         centre, bounds = self.line.amounts(features.line)
-        classified = {CLASSIFIER: self._classified(features.layers), TOTALS: self._classified(features.totals)}
+        classified = {
+            CLASSIFIER: self._classified(features.layers),
+            TOTALS: self._classified(features.totals),
+        }
         return {LINE: (centre, bounds[:, 0]), **classified}
 
     def _classified(self, features: Array) -> tuple[Array, Array]:
-        level = min(bisect_left(self.classifier.coverages, COVERAGE), len(self.classifier.coverages) - 1)
+        level = min(
+            bisect_left(self.classifier.coverages, COVERAGE), len(self.classifier.coverages) - 1
+        )
         with torch.no_grad():
-            amounts = self.classifier.network(float_tensor(features))[GRAPH_OUTPUTS.index("amounts")].double().numpy()
-        return np.exp(amounts[:, 1]) - self.context_bytes, np.exp(amounts[:, 2 + level]) - self.context_bytes
+            amounts = (
+                self.classifier.network(float_tensor(features))[GRAPH_OUTPUTS.index("amounts")]
+                .double()
+                .numpy()
+            )
+        return np.exp(amounts[:, 1]) - self.context_bytes, np.exp(
+            amounts[:, 2 + level]
+        ) - self.context_bytes
 
 
 def sampled_answers(rows: RowSet, progress: Callable[[str, float], None]) -> Found:
@@ -111,7 +133,9 @@ def sampled_answers(rows: RowSet, progress: Callable[[str, float], None]) -> Fou
     return found
 
 
-def real_answers(sets: Sequence[RowSet], datasets: Path, progress: Callable[[str, float], None]) -> dict[str, Found]:
+def real_answers(
+    sets: Sequence[RowSet], datasets: Path, progress: Callable[[str, float], None]
+) -> dict[str, Found]:
     """DNNPerf and our estimators on sets of real networks; name of the set → their answers.
 
     Args:
@@ -124,14 +148,18 @@ def real_answers(sets: Sequence[RowSet], datasets: Path, progress: Callable[[str
     names = np.unique(networks.families)
     found: dict[str, Found] = {rows.recipe.name: {name: {} for name in LEARNED} for rows in sets}
     whole = {
-        family: with_real_networks(load_labelled_jobs(datasets / f"traced_{family}_h200.parquet", family), runs)
+        family: with_real_networks(
+            load_labelled_jobs(datasets / f"traced_{family}_h200.parquet", family), runs
+        )
         for family in FAMILIES
     }
     families = [_families(rows, names.tolist()) for rows in sets]
     pairs = folds(np.arange(len(names)), FOLDS, SEED)
     for number, (_, held) in enumerate(pairs):
         left_out = names[held]
-        line = fit(networks.take(np.flatnonzero(~np.isin(networks.families, left_out))), (COVERAGE,))
+        line = fit(
+            networks.take(np.flatnonzero(~np.isin(networks.families, left_out))), (COVERAGE,)
+        )
         for position, family in enumerate(FAMILIES):
             learned = _learned(_without(whole[family], left_out.tolist()), line)
             for rows, own in zip(sets, families, strict=True):
@@ -143,12 +171,16 @@ def real_answers(sets: Sequence[RowSet], datasets: Path, progress: Callable[[str
                 )
                 if len(testing):
                     _add(found[rows.recipe.name], rows, testing, learned)
-            progress("real networks: estimators that learn", (number + (position + 1) / len(FAMILIES)) / len(pairs))
+            progress(
+                "real networks: estimators that learn",
+                (number + (position + 1) / len(FAMILIES)) / len(pairs),
+            )
     return found
 
 
 def _is_of_fold(family: str, left_out: NDArray[np.str_], number: int) -> bool:
-    """Whether a row is answered by the fold ``number``; one of a family that no other row has, by the first."""
+    """Whether a row is answered by the fold ``number``; one of a family that no other row has, by
+    the first."""
     return family in left_out if family else number == 0
 
 
@@ -159,11 +191,17 @@ def _learned(data: LabelledJobs, line: Fit) -> _Learned:
 
 
 def _networks(data: LabelledJobs) -> RealNetworks:
-    """The sampled networks as the closed form's line is fitted on them, each a family of its own."""
+    """The sampled networks as the closed form's line is fitted on them, each a family of its
+    own."""
     rows = np.flatnonzero(~np.isnan(data.label_bytes))
     own = data.take(rows)
     above = np.maximum(own.label_bytes - float(data.context_bytes or 0), 1.0)
-    return RealNetworks(np.array([str(group) for group in own.groups]), own.jobs, line_features(own.gpu, own.jobs), above)
+    return RealNetworks(
+        np.array([str(group) for group in own.groups]),
+        own.jobs,
+        line_features(own.gpu, own.jobs),
+        above,
+    )
 
 
 def _without(data: LabelledJobs, families: Sequence[str]) -> LabelledJobs:
@@ -175,7 +213,8 @@ def _without(data: LabelledJobs, families: Sequence[str]) -> LabelledJobs:
 
 
 def _families(rows: RowSet, names: Sequence[str]) -> list[str]:
-    """Architecture family of each row; where the dataset names none, that with which the model's name begins; else empty."""
+    """Architecture family of each row; where the dataset names none, that with which the model's
+    name begins; else empty."""
     found = []
     for number, row in enumerate(rows.rows):
         family = row.architecture_family
@@ -188,7 +227,11 @@ def _families(rows: RowSet, names: Sequence[str]) -> list[str]:
 
 def _features(chosen: Sequence[Measurement]) -> _Features:
     parts = [
-        (features_on(row.gpu, [row.job]), line_features(row.gpu, [row.job]), features_on(row.gpu, [totals_only(row.job)]))
+        (
+            features_on(row.gpu, [row.job]),
+            line_features(row.gpu, [row.job]),
+            features_on(row.gpu, [totals_only(row.job)]),
+        )
         for row in chosen
     ]
     return _Features(*map(np.concatenate, zip(*parts, strict=True)))
@@ -201,10 +244,17 @@ def _add(found: Found, rows: RowSet, testing: Rows, learned: _Learned) -> None:
     together = _seconds_each(lambda: learned.answers(_features(chosen[:1])))
     seconds = together / len(OURS)
     for name, (expected, bound) in learned.answers(_features(chosen)).items():
-        for row, amount, limit in zip(testing.tolist(), (expected + contexts).tolist(), (bound + contexts).tolist(), strict=True):
+        for row, amount, limit in zip(
+            testing.tolist(),
+            (expected + contexts).tolist(),
+            (bound + contexts).tolist(),
+            strict=True,
+        ):
             found[name][row] = Answer(round(amount), seconds, round(limit))
     for row in testing.tolist():
-        found[DNNPERF][row] = asked(learned.graphs, subject_of(rows.rows[row], rows.architecture(row)))
+        found[DNNPERF][row] = asked(
+            learned.graphs, subject_of(rows.rows[row], rows.architecture(row))
+        )
 
 
 def _seconds_each(once: Callable[[], object], times: int = 5) -> float:

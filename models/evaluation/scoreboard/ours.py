@@ -1,8 +1,9 @@
-"""Our own estimators in the form of the scoreboard: the closed form, the trace as the datasets keep it, and the trace run anew.
+"""Our own estimators in the form of the scoreboard: the closed form, the trace as the datasets keep
+it, and the trace run anew.
 
-The run gives the trace's seconds and its safe bytes, and how much less memory the job would have done with.  That is the
-difference between what the simulated allocator reserves without a limit and its smallest limit; :mod:`.protocol` needs it for
-failures.
+The run gives the trace's seconds and its safe bytes, and how much less memory the job would have
+done with.  That is the difference between what the simulated allocator reserves without a limit and
+its smallest limit; :mod:`.protocol` needs it for failures.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ _SEGMENT: Final = FEATURE_NAMES.index("segment_bytes")
 def closed_form_parts(subject: Subject) -> Mapping[str, int]:
     """The closed form as it is, with nothing fitted, and the context."""
     features = features_on(subject.gpu.name, [subject.job])
-    return {"closed form": round(float(np.asarray(features)[0, _SEGMENT])), "context": subject.context_bytes}
+    return {
+        "closed form": round(float(np.asarray(features)[0, _SEGMENT])),
+        "context": subject.context_bytes,
+    }
 
 
 def kept_trace_parts(subject: Subject) -> Mapping[str, int]:
@@ -45,8 +49,8 @@ class TracedRun:
     """What a trace says of a job.
 
     Attributes:
-        expected_bytes, safe_bytes: its answer and its upper bound.  Where readings start above the context, the profile's
-            context is taken off both.
+        expected_bytes, safe_bytes: its answer and its upper bound.  Where readings start above the
+            context, the profile's context is taken off both.
         spare_bytes: how much less the job would have done with.
         seconds: the answer took, without the search for the smallest limit.
     """
@@ -61,11 +65,16 @@ def traced_run(subject: Subject) -> TracedRun:
     """Trace ``subject`` anew."""
     start = time.perf_counter()
     training = subject.training()
-    timeline = record(training.network, training.inputs, training.options, training.platform).timeline
+    timeline = record(
+        training.network, training.inputs, training.options, training.platform
+    ).timeline
     run, device, settings = repeated(timeline), training.platform.device, AllocatorSettings()
     memory = memory_of(run, timeline.sizes, timeline.bounds, device, settings)
     seconds = time.perf_counter() - start
-    smallest = smallest_bytes(run, timeline.sizes, device, settings) - non_allocator_memory(device, ()).expected_bytes
+    smallest = (
+        smallest_bytes(run, timeline.sizes, device, settings)
+        - non_allocator_memory(device, ()).expected_bytes
+    )
     reserved = memory.replayed.reserved_bytes
     safe = memory.safe_bytes - (0 if subject.context_bytes else context(device).expected_bytes)
     return TracedRun(reserved + subject.context_bytes, safe, max(reserved - smallest, 0), seconds)

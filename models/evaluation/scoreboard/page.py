@@ -27,11 +27,28 @@ from .sets import RowSet
 _LEARNT: Final = (
     ("SchedTune", "totals", "whatever its features do not say", "Albahar et al., CCGrid 2022"),
     (dnnperf.NAME, dnnperf.NEEDS, dnnperf.LEAVES_OUT, dnnperf.SOURCE),
-    ("gpumemnet, line over the closed form", "layers", "nothing on purpose", "gpumemnet.predict.real_networks"),
-    ("gpumemnet, classifier (layers)", "layers", "nothing on purpose", "gpumemnet, MLP-based classifier"),
-    ("gpumemnet, classifier (totals)", "totals", "nothing on purpose", "gpumemnet, MLP-based classifier"),
+    (
+        "gpumemnet, line over the closed form",
+        "layers",
+        "nothing on purpose",
+        "gpumemnet.predict.real_networks",
+    ),
+    (
+        "gpumemnet, classifier (layers)",
+        "layers",
+        "nothing on purpose",
+        "gpumemnet, MLP-based classifier",
+    ),
+    (
+        "gpumemnet, classifier (totals)",
+        "totals",
+        "nothing on purpose",
+        "gpumemnet, MLP-based classifier",
+    ),
 )
-_NEED_MODEL: Final = frozenset({*(estimator.name for estimator in OF_MODELS), XMEM.name, TRACE.name})
+_NEED_MODEL: Final = frozenset(
+    {*(estimator.name for estimator in OF_MODELS), XMEM.name, TRACE.name}
+)
 _MOST_FIRSTS: Final = 3
 _HEADER: Final = (
     "| estimator | error | 90th | failures | saved | under | over | bin | with a line: error | 90th | failures | "
@@ -93,7 +110,8 @@ def write_page(
     Args:
         out: the folder.
         sets: title of a set → its rows and its tables.
-        agreements: title of a set → tool → how the simulated test of a limit agrees with repeated runs.
+        agreements: title of a set → tool → how the simulated test of a limit agrees with repeated
+            runs.
         stale: title of a set → estimators whose kept answers rest on earlier code or data.
         command: that makes the page.
     """
@@ -112,33 +130,67 @@ def write_page(
         "",
     ]
     for name, draw, words in (
-        ("error.png", error_picture, "Error against seconds: hollow as it comes, filled with a line"),
-        ("bound.png", bound_picture, "Under-rate against over-allocation: hollow as it comes, filled as a bound"),
+        (
+            "error.png",
+            error_picture,
+            "Error against seconds: hollow as it comes, filled with a line",
+        ),
+        (
+            "bound.png",
+            bound_picture,
+            "Under-rate against over-allocation: hollow as it comes, filled as a bound",
+        ),
     ):
         replace_file(out / name, png(draw(shown)))
-        lines += [f"![{words}]({name})", "", f"*{words}. One panel a set, on the rows of its sample.*", ""]
+        lines += [
+            f"![{words}]({name})",
+            "",
+            f"*{words}. One panel a set, on the rows of its sample.*",
+            "",
+        ]
     lines += ["## How to read the tables", "", _WORDS]
     document: dict[str, Any] = {"command": command, "sets": {}}
     for title, (rows, made) in sets.items():
         lines += [f"## {title}", ""]
-        document["sets"][rows.recipe.name] = {"title": title, "sha256": rows.sha256, "tables": [asdict(table) for table in made]}
+        document["sets"][rows.recipe.name] = {
+            "title": title,
+            "sha256": rows.sha256,
+            "tables": [asdict(table) for table in made],
+        }
         for table in made:
             lines += _table(table)
         if stale[title]:
             names = ", ".join(stale[title])
-            lines += [*textwrap.wrap(f"*Answered by earlier code or from earlier data, and to be renewed: {names}.*", 118), ""]
+            lines += [
+                *textwrap.wrap(
+                    f"*Answered by earlier code or from earlier data, and to be renewed: {names}.*",
+                    118,
+                ),
+                "",
+            ]
         if agreed := agreements.get(title):
-            words = "; ".join(f"{name}: {share:.0%} of {count}" for name, (count, share) in agreed.items())
+            words = "; ".join(
+                f"{name}: {share:.0%} of {count}" for name, (count, share) in agreed.items()
+            )
             lines += textwrap.wrap(
                 "How far the simulated test of a limit can be trusted: the share of runs for which it says the same as the "
                 f"repeated run on the GPU. Counted are runs that ended well and were forecast to. {words}.",
                 118,
             )
             lines += [""]
-    lines += ["## The estimators", "", "| estimator | needs | leaves out | after |", "|---|---|---|---|"]
-    lines += [f"| {' | '.join(row)} |" for row in (*_described((*FORMULAS, *OF_MODELS, XMEM)), *_LEARNT)]
+    lines += [
+        "## The estimators",
+        "",
+        "| estimator | needs | leaves out | after |",
+        "|---|---|---|---|",
+    ]
+    lines += [
+        f"| {' | '.join(row)} |" for row in (*_described((*FORMULAS, *OF_MODELS, XMEM)), *_LEARNT)
+    ]
     lines += ["", *_HOW_TO_ADD]
-    replace_file(out / "results.json", (json.dumps(_without_nan(document), indent=1) + "\n").encode())
+    replace_file(
+        out / "results.json", (json.dumps(_without_nan(document), indent=1) + "\n").encode()
+    )
     path = out / "index.md"
     replace_file(path, ("\n".join(lines) + "\n").encode())
     return path
@@ -158,7 +210,8 @@ def _preface(command: str) -> list[str]:
 
 
 def _main_table(made: Sequence[Table]) -> Table:
-    """The table of the sample; where all of it ran on the CPU, or too few of its rows are answered, the first one."""
+    """The table of the sample; where all of it ran on the CPU, or too few of its rows are answered,
+    the first one."""
     return next((table for table in made if table.title == SAMPLE_TITLE), made[0])
 
 
@@ -177,7 +230,10 @@ _WITH_LINE: Final = _JUDGED["error, with a line"]
 
 def _firsts(shown: Mapping[str, Table]) -> list[str]:
     """Who is first in each set, whoever it is."""
-    lines = [f"| first in | rows | {' | '.join(_JUDGED)} | {_NO_MODEL} |", f"|---|--:|{'---|' * (len(_JUDGED) + 1)}"]
+    lines = [
+        f"| first in | rows | {' | '.join(_JUDGED)} | {_NO_MODEL} |",
+        f"|---|--:|{'---|' * (len(_JUDGED) + 1)}",
+    ]
     for title, table in shown.items():
         cells = [_first(table.lines, figure) for figure in _JUDGED.values()]
         cells.append(_first(_without_model(table), _WITH_LINE))
@@ -186,7 +242,11 @@ def _firsts(shown: Mapping[str, Table]) -> list[str]:
 
 
 def _without_model(table: Table) -> list[Line]:
-    return [line for line in table.lines if line.name not in _NEED_MODEL and "as published" not in line.name]
+    return [
+        line
+        for line in table.lines
+        if line.name not in _NEED_MODEL and "as published" not in line.name
+    ]
 
 
 def _claims(shown: Mapping[str, Table]) -> list[str]:
@@ -208,35 +268,52 @@ def _claims(shown: Mapping[str, Table]) -> list[str]:
         "* **Where we lose**, with the best of ours beside whoever is first:",
         *_losses(shown),
     ]
-    return [row for line in lines for row in textwrap.wrap(line, 118, subsequent_indent=" " * (line.index("*") + 2))]
+    return [
+        row
+        for line in lines
+        for row in textwrap.wrap(line, 118, subsequent_indent=" " * (line.index("*") + 2))
+    ]
 
 
 def _no_model(lines: Sequence[Line]) -> str:
     """Who is first without a model, and our classifiers."""
-    figures = {line.name: _share(_WITH_LINE(line)) for line in lines if line.name in (CLASSIFIER, TOTALS)}
+    figures = {
+        line.name: _share(_WITH_LINE(line)) for line in lines if line.name in (CLASSIFIER, TOTALS)
+    }
     found = [f"{name.removeprefix('gpumemnet, ')} {figure}" for name, figure in figures.items()]
-    return "; ".join([f"first {_first(lines, _WITH_LINE)}", *(found or ["our classifiers are not trained yet"])])
+    return "; ".join(
+        [f"first {_first(lines, _WITH_LINE)}", *(found or ["our classifiers are not trained yet"])]
+    )
 
 
 def _ours(lines: Sequence[Line]) -> set[str]:
     return {line.name for line in lines if line.name.startswith("gpumemnet")}
 
 
-def _is_first(lines: Sequence[Line], figure: Callable[[Line], float], names: Collection[str]) -> bool:
+def _is_first(
+    lines: Sequence[Line], figure: Callable[[Line], float], names: Collection[str]
+) -> bool:
     """Whether one of ``names`` has the lowest figure, as it is shown."""
     known = {line.name: _share(figure(line)) for line in lines if not math.isnan(figure(line))}
     lowest = min((figure(line) for line in lines if line.name in known), default=math.nan)
     return any(known.get(name) == _share(lowest) for name in names)
 
 
-def _sets_won(shown: Mapping[str, Table], figure: Callable[[Line], float], names: Collection[str]) -> list[str]:
+def _sets_won(
+    shown: Mapping[str, Table], figure: Callable[[Line], float], names: Collection[str]
+) -> list[str]:
     return [title for title, table in shown.items() if _is_first(table.lines, figure, names)]
 
 
 def _losses(shown: Mapping[str, Table]) -> list[str]:
     """For each column the sets in which none of ours is first."""
-    columns = [(name, figure, {title: list(table.lines) for title, table in shown.items()}) for name, figure in _JUDGED.items()]
-    columns.append((_NO_MODEL, _WITH_LINE, {title: _without_model(table) for title, table in shown.items()}))
+    columns = [
+        (name, figure, {title: list(table.lines) for title, table in shown.items()})
+        for name, figure in _JUDGED.items()
+    ]
+    columns.append(
+        (_NO_MODEL, _WITH_LINE, {title: _without_model(table) for title, table in shown.items()})
+    )
     found = []
     for name, figure, lines_of in columns:
         words = []
@@ -244,7 +321,9 @@ def _losses(shown: Mapping[str, Table]) -> list[str]:
             ours = _ours(lines)
             known = [line for line in lines if line.name in ours and not math.isnan(figure(line))]
             if known and not _is_first(lines, figure, ours):
-                words.append(f"{title}, {_first(lines, figure)}, ours {_share(min(map(figure, known)))}")
+                words.append(
+                    f"{title}, {_first(lines, figure)}, ours {_share(min(map(figure, known)))}"
+                )
         if words:
             found.append(f"    * {name}: {'; '.join(words)}.")
     return found or ["    * in none of the columns below."]
@@ -257,18 +336,29 @@ def _first(lines: Sequence[Line], figure: Callable[[Line], float]) -> str:
         return "–"
     lowest = min(map(figure, known))
     names = [line.name for line in known if _share(figure(line)) == _share(lowest)]
-    return f"{', '.join(names)}: {_share(lowest)}" if len(names) <= _MOST_FIRSTS else f"{len(names)} estimators: {_share(lowest)}"
+    return (
+        f"{', '.join(names)}: {_share(lowest)}"
+        if len(names) <= _MOST_FIRSTS
+        else f"{len(names)} estimators: {_share(lowest)}"
+    )
 
 
 def _table(table: Table) -> list[str]:
     out_of_memory = f", {table.out_of_memory} of them out of memory" if table.out_of_memory else ""
-    lines = [f"**{table.title[0].upper()}{table.title[1:]}: {table.rows:,} rows{out_of_memory}**", "", *_HEADER]
+    lines = [
+        f"**{table.title[0].upper()}{table.title[1:]}: {table.rows:,} rows{out_of_memory}**",
+        "",
+        *_HEADER,
+    ]
     lines += [_line(line) for line in table.lines]
     if table.left_out:
         counts: dict[int, list[str]] = {}
         for name, count in table.left_out.items():
             counts.setdefault(count, []).append(name)
-        reasons = [f"{', '.join(names)} ({count:,} of {table.asked:,} rows)" for count, names in sorted(counts.items())]
+        reasons = [
+            f"{', '.join(names)} ({count:,} of {table.asked:,} rows)"
+            for count, names in sorted(counts.items())
+        ]
         lines += ["", *textwrap.wrap(f"*Too few answers: {'; '.join(reasons)}.*", 118)]
     return [*lines, ""]
 
@@ -276,9 +366,23 @@ def _table(table: Table) -> list[str]:
 def _line(line: Line) -> str:
     raw, fitted, bound = line.raw, line.with_line, line.bound
     cells = [
-        *(_share(value) for value in (raw.median_error, raw.p90_error, raw.failures, raw.saved, raw.under, raw.over, raw.bins)),
+        *(
+            _share(value)
+            for value in (
+                raw.median_error,
+                raw.p90_error,
+                raw.failures,
+                raw.saved,
+                raw.under,
+                raw.over,
+                raw.bins,
+            )
+        ),
         *(_share(value) for value in (fitted.median_error, fitted.p90_error, fitted.failures)),
-        *(_share(value) for value in (bound.failures, bound.saved, bound.under, bound.over, line.both_failures)),
+        *(
+            _share(value)
+            for value in (bound.failures, bound.saved, bound.under, bound.over, line.both_failures)
+        ),
         _time(raw.seconds),
     ]
     name = f"**{line.name}**" if line.name.startswith("gpumemnet") else line.name

@@ -1,4 +1,5 @@
-"""The two pictures of the scoreboard: error against seconds, and the share of readings above an estimate against its waste."""
+"""The two pictures of the scoreboard: error against seconds, and the share of readings above an
+estimate against its waste."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ _OURS: Final = "gpumemnet"
 
 
 def error_picture(chosen: Mapping[str, Table]) -> Figure:
-    """Median error as it comes (hollow) and with a line (filled), against the seconds of an estimate; one panel a set.
+    """Median error as it comes (hollow) and with a line (filled), against the seconds of an
+    estimate; one panel a set.
 
     Args:
         chosen: title of a set → its table.
@@ -70,7 +72,11 @@ def error_picture(chosen: Mapping[str, Table]) -> Figure:
         if math.isnan(line.raw.seconds):
             return  # published without its time
         seconds = max(line.raw.seconds, _FASTEST_SECONDS)
-        axes.plot(seconds, max(line.raw.median_error, _LEAST_ERROR), **{**style, "markerfacecolor": "none"})
+        axes.plot(
+            seconds,
+            max(line.raw.median_error, _LEAST_ERROR),
+            **{**style, "markerfacecolor": "none"},
+        )
         axes.plot(seconds, max(line.with_line.median_error, _LEAST_ERROR), **style)
 
     figure, panels = _panels(chosen, draw)
@@ -84,14 +90,17 @@ def error_picture(chosen: Mapping[str, Table]) -> Figure:
 
 
 def bound_picture(chosen: Mapping[str, Table]) -> Figure:
-    """Share of readings above the estimate, against what lies above the reading: as it comes (hollow), as a bound (filled).
+    """Share of readings above the estimate, against what lies above the reading: as it comes
+    (hollow), as a bound (filled).
 
     Args:
         chosen: title of a set → its table.
     """
 
     def draw(axes: Any, line: Line, style: Mapping[str, Any]) -> None:
-        axes.plot(max(line.raw.over, _LEAST_OVER), line.raw.under, **{**style, "markerfacecolor": "none"})
+        axes.plot(
+            max(line.raw.over, _LEAST_OVER), line.raw.under, **{**style, "markerfacecolor": "none"}
+        )
         axes.plot(max(line.bound.over, _LEAST_OVER), line.bound.under, **style)
 
     figure, panels = _panels(chosen, draw)
@@ -99,7 +108,9 @@ def bound_picture(chosen: Mapping[str, Table]) -> Figure:
         axes.set_xscale("log")
         axes.set_xlabel("mean share above the reading (0.1 %: or less)", fontsize=8)
         axes.set_ylabel("readings above the estimate", fontsize=8)
-        axes.set_yscale("function", functions=(_root, _square))  # most bounds lie between 0 and 10 %
+        axes.set_yscale(
+            "function", functions=(_root, _square)
+        )  # most bounds lie between 0 and 10 %
         axes.set_ylim(-0.0025, 1.08)
         axes.set_yticks(_UNDER_TICKS)
         _shares(axes.xaxis)
@@ -107,7 +118,9 @@ def bound_picture(chosen: Mapping[str, Table]) -> Figure:
     return figure
 
 
-def _panels(chosen: Mapping[str, Table], draw: Callable[[Any, Line, Mapping[str, Any]], None]) -> tuple[Figure, list[Any]]:
+def _panels(
+    chosen: Mapping[str, Table], draw: Callable[[Any, Line, Mapping[str, Any]], None]
+) -> tuple[Figure, list[Any]]:
     rows = math.ceil(len(chosen) / _COLUMNS)
     figure = new_figure(_ROW_HEIGHT * rows + 1.6)
     grid = np.atleast_1d(figure.subplots(rows, _COLUMNS, squeeze=False)).ravel().tolist()
@@ -127,9 +140,15 @@ def _panels(chosen: Mapping[str, Table], draw: Callable[[Any, Line, Mapping[str,
 
 
 def _styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Mark and colour of each estimator, the same in all panels; one that has no place in the table takes a pair that is free."""
+    """Mark and colour of each estimator, the same in all panels; one that has no place in the table
+    takes a pair that is free."""
     found: dict[str, dict[str, Any]] = {}
-    free = ((mark, colour) for mark in _OTHER_MARKS for colour in _OTHER_COLOURS if (mark, colour) not in _STYLES.values())
+    free = (
+        (mark, colour)
+        for mark in _OTHER_MARKS
+        for colour in _OTHER_COLOURS
+        if (mark, colour) not in _STYLES.values()
+    )
     for name in sorted(set(names), key=lambda name: (not name.startswith(_OURS), name)):
         mark, colour = _STYLES.get(name) or next(free)
         ours = name.startswith(_OURS)

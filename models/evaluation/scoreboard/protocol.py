@@ -1,12 +1,14 @@
 """The protocol: the figures by which all estimators are judged, on equal rows.
 
-Median relative error, probability of estimation failure and memory saved are those of xMem (Middleware 2025, arXiv 2510.21048).
-A run fails if the estimate says that it fits and it did not, or the other way round, or if it runs out of memory with the
-estimate as its limit.  No GPU is at hand to run it again, so the least limit of a run is its reading less what the simulated
-allocator could spare.  That is the traced reserved bytes less the smallest limit under which the traced run succeeds.
+Median relative error, probability of estimation failure and memory saved are those of xMem
+(Middleware 2025, arXiv 2510.21048). A run fails if the estimate says that it fits and it did not,
+or the other way round, or if it runs out of memory with the estimate as its limit.  No GPU is at
+hand to run it again, so the least limit of a run is its reading less what the simulated allocator
+could spare.  That is the traced reserved bytes less the smallest limit under which the traced run
+succeeds.
 
-A run that failed saves nothing (the paper's own rule is not public).  Rows that ran out of memory are censored: they may fail,
-and have no error.
+A run that failed saves nothing (the paper's own rule is not public).  Rows that ran out of memory
+are censored: they may fail, and have no error.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ class Figures:
     Attributes:
         rows, measured: number of rows, and of those with a reading.
         median_error, p90_error: relative error of the rows with a reading.
-        failures: probability of estimation failure; NaN where it is not known what a run could have spared.
+        failures: probability of estimation failure; NaN where it is not known what a run could have
+            spared.
         saved: share of the GPU that is left to others, in the mean; a failed run saves nothing.
         under: share of readings above the estimate.
         over: mean share by which estimates lie above the reading, 0 where they lie below.
@@ -76,7 +79,8 @@ def figures(
         spare: bytes that the run could have done without, NaN where not known, shape ``[B]``.
         seconds: of each estimate, shape ``[B]``.
         bins: scheme of the bin accuracy.
-        run_again: 1 where the run failed by xMem's own test on the GPU, 0 where not, NaN where not told; in place of ``spare``.
+        run_again: 1 where the run failed by xMem's own test on the GPU, 0 where not, NaN where not
+            told; in place of ``spare``.
     """
     measured = ~np.isnan(labels)
     errors = np.abs(estimates / labels - 1.0)[measured]
@@ -98,12 +102,16 @@ def figures(
     )
 
 
-def failures(labels: Array, estimates: Array, capacities: Array, spare: Array, limits: Array | None = None) -> Array:
-    """1 where an estimate fails, 0 where it does not, NaN where it is not known what the run could have spared; ``[B]``.
+def failures(
+    labels: Array, estimates: Array, capacities: Array, spare: Array, limits: Array | None = None
+) -> Array:
+    """1 where an estimate fails, 0 where it does not, NaN where it is not known what the run could
+    have spared; ``[B]``.
 
     Args:
         labels, estimates, capacities, spare: as in :func:`figures`.
-        limits: bytes that a run may take where the estimate says that it fits, at most the capacity; the estimate by default.
+        limits: bytes that a run may take where the estimate says that it fits, at most the
+            capacity; the estimate by default.
     """
     ran_out, forecast = np.isnan(labels), estimates > capacities
     wrong = ran_out != forecast
@@ -116,20 +124,24 @@ def failures(labels: Array, estimates: Array, capacities: Array, spare: Array, l
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Calibrated:
-    """An estimator with a line, ``slope · estimate + offset``, fitted on other architecture families.
+    """An estimator with a line, ``slope · estimate + offset``, fitted on other architecture
+    families.
 
     Attributes:
         expected_bytes: the line, shape ``[B]``.
-        bound_bytes: the estimator's own bound on the same line; without one, the line times the ratio that covers 99 % of the
-            rows it was fitted on, shape ``[B]``.
+        bound_bytes: the estimator's own bound on the same line; without one, the line times the
+            ratio that covers 99 % of the rows it was fitted on, shape ``[B]``.
     """
 
     expected_bytes: Array
     bound_bytes: Array
 
 
-def calibrated(labels: Array, estimates: Array, groups: NDArray[np.int64], bounds: Array | None = None) -> Calibrated:
-    """Fit one line and one ratio for each fold, on the other folds; rows without a reading are answered, never fitted on.
+def calibrated(
+    labels: Array, estimates: Array, groups: NDArray[np.int64], bounds: Array | None = None
+) -> Calibrated:
+    """Fit one line and one ratio for each fold, on the other folds; rows without a reading are
+    answered, never fitted on.
 
     Args:
         labels: measured bytes, NaN where the run ran out of memory, shape ``[B]``.
@@ -142,9 +154,15 @@ def calibrated(labels: Array, estimates: Array, groups: NDArray[np.int64], bound
         known = training[~np.isnan(labels[training])]
         slope, offset = fitted_line(estimates[known], labels[known])
         if bounds is not None:
-            return lambda rows: (line(estimates[rows], slope, offset), line(bounds[rows], slope, offset))
+            return lambda rows: (
+                line(estimates[rows], slope, offset),
+                line(bounds[rows], slope, offset),
+            )
         ratio = covering_ratio(labels[known], line(estimates[known], slope, offset))
-        return lambda rows: (line(estimates[rows], slope, offset), line(estimates[rows], slope, offset) * ratio)
+        return lambda rows: (
+            line(estimates[rows], slope, offset),
+            line(estimates[rows], slope, offset) * ratio,
+        )
 
     return held_out(len(labels), groups, fit)
 
@@ -158,7 +176,8 @@ def held_out(
 
     Args:
         count: number of rows.
-        groups: of each row; a fold holds whole groups.  There are at most :data:`FOLDS` folds, one per group if there are fewer.
+        groups: of each row; a fold holds whole groups.  There are at most :data:`FOLDS` folds, one
+            per group if there are fewer.
         fit: takes training rows, and returns the function from rows to expectation and bound.
     """
     expected, bound = np.full(count, np.nan), np.full(count, np.nan)
@@ -176,7 +195,8 @@ def line(estimates: Array, slope: float, offset: float) -> Array:
 def fitted_line(estimates: Array, labels: Array) -> tuple[float, float]:
     """Slope and offset of least sum of absolute relative errors; the slope is not negative.
 
-    By iteratively reweighted least squares (Schlossmacher, JASA 68, 1973), as a few readings hold a search for algorithms.
+    By iteratively reweighted least squares (Schlossmacher, JASA 68, 1973), as a few readings hold a
+    search for algorithms.
     """
     terms = np.stack((estimates, np.ones(len(labels))), axis=1) / labels[:, None]
     scale = np.abs(terms).max(axis=0)
@@ -191,7 +211,8 @@ def fitted_line(estimates: Array, labels: Array) -> tuple[float, float]:
 
 
 def covering_ratio(labels: Array, expected: Array) -> float:
-    """The ratio of label to expectation that covers 99 % of the rows; the largest where there are fewer than a hundred."""
+    """The ratio of label to expectation that covers 99 % of the rows; the largest where there are
+    fewer than a hundred."""
     ratios = np.sort(labels / expected)
     rank = min(len(ratios), int(np.ceil(COVERAGE * (len(ratios) + 1)))) - 1
     return float(ratios[rank])

@@ -1,4 +1,5 @@
-"""The sets of published runs that estimators are compared on, and the fixed sample of each for estimators that take seconds."""
+"""The sets of published runs that estimators are compared on, and the fixed sample of each for
+estimators that take seconds."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ class PublishedTool:
         name: on the scoreboard.
         option: the option with its estimate.
         unit_bytes: of that option.
-        outcome: prefix of the options that say how its forecast and the run under its limit ended; ``None`` where nothing is
-            told.
+        outcome: prefix of the options that say how its forecast and the run under its limit ended;
+            ``None`` where nothing is told.
     """
 
     name: str
@@ -44,7 +45,12 @@ class PublishedTool:
 
 _XMEM_TOOLS: Final = tuple(
     PublishedTool(name=f"{name}, as published", option=f"{key}_bytes", unit_bytes=1, outcome=key)
-    for name, key in (("xMem", "xmem"), ("DNNMem", "dnnmem"), ("SchedTune", "schedtune"), ("LLMem", "llmem"))
+    for name, key in (
+        ("xMem", "xmem"),
+        ("DNNMem", "dnnmem"),
+        ("SchedTune", "schedtune"),
+        ("LLMem", "llmem"),
+    )
 )
 _ZOO_TOOLS: Final = (
     PublishedTool(name="FakeTensor, as published", option="fake_tensor_mib", unit_bytes=MIB),
@@ -64,7 +70,8 @@ class SetRecipe:
         bins: of its bin accuracy.
         sample: rows for estimators that need the model.
         tools: whose published estimates its rows hold.
-        is_real: whether its networks are real ones, split by architecture family; else sampled ones, split by architecture.
+        is_real: whether its networks are real ones, split by architecture family; else sampled
+            ones, split by architecture.
     """
 
     name: str
@@ -77,8 +84,20 @@ class SetRecipe:
 
 
 SETS: Final = (
-    SetRecipe(name="mlp", title="Published MLPs, A100", file="published_mlp_a100.parquet", bins=_SMALL, sample=40),
-    SetRecipe(name="cnn", title="Published CNNs, A100", file="published_cnn_a100.parquet", bins=_LARGE, sample=40),
+    SetRecipe(
+        name="mlp",
+        title="Published MLPs, A100",
+        file="published_mlp_a100.parquet",
+        bins=_SMALL,
+        sample=40,
+    ),
+    SetRecipe(
+        name="cnn",
+        title="Published CNNs, A100",
+        file="published_cnn_a100.parquet",
+        bins=_LARGE,
+        sample=40,
+    ),
     SetRecipe(
         name="transformer",
         title="Published transformers, A100",
@@ -136,7 +155,10 @@ class RowSet:
     @cached_property
     def labels(self) -> Array:
         """Measured bytes, NaN where the run ran out of memory; shape ``[B]``."""
-        return np.array([np.nan if row.label_bytes is None else row.label_bytes for row in self.rows], dtype=np.float64)
+        return np.array(
+            [np.nan if row.label_bytes is None else row.label_bytes for row in self.rows],
+            dtype=np.float64,
+        )
 
     @cached_property
     def capacities(self) -> Array:
@@ -145,13 +167,18 @@ class RowSet:
 
     @cached_property
     def groups(self) -> NDArray[np.int64]:
-        """Architecture, or architecture family, of each row as a code; folds keep it together.  Shape ``[B]``."""
-        names = [json.loads(row.architecture)["model"] if self.recipe.name == "zoo" else row.split_group for row in self.rows]
+        """Architecture, or architecture family, of each row as a code; folds keep it together.
+        Shape ``[B]``."""
+        names = [
+            json.loads(row.architecture)["model"] if self.recipe.name == "zoo" else row.split_group
+            for row in self.rows
+        ]
         return np.unique(names, return_inverse=True)[1].astype(np.int64)
 
     @cached_property
     def order(self) -> list[int]:
-        """All rows in one fixed random order; samples are its beginning, so a longer sample holds the shorter one."""
+        """All rows in one fixed random order; samples are its beginning, so a longer sample holds
+        the shorter one."""
         return list(np.random.default_rng(SEED).permutation(len(self.rows)).tolist())
 
     def architecture(self, row: int) -> Mapping[str, Any]:
@@ -175,8 +202,16 @@ def load_set(recipe: SetRecipe, folder: Path, most: int | None = None) -> RowSet
         DatasetError: the file cannot be read.
     """
     path = folder / recipe.file
-    kept = [row for row in read_dataset(path) if row.status in ("ok", "oom") and row.label_state != "startup"]
+    kept = [
+        row
+        for row in read_dataset(path)
+        if row.status in ("ok", "oom") and row.label_state != "startup"
+    ]
     found = RowSet(recipe, tuple(kept), hashlib.sha256(path.read_bytes()).hexdigest())
     if most is None or most >= len(found):
         return found
-    return RowSet(recipe, tuple(found.rows[row] for row in sorted(found.order[:most])), f"{found.sha256}, {most} rows")
+    return RowSet(
+        recipe,
+        tuple(found.rows[row] for row in sorted(found.order[:most])),
+        f"{found.sha256}, {most} rows",
+    )

@@ -1,7 +1,8 @@
-"""GPUMemNet's two networks (arXiv 2602.17817, section 5): an ensemble of tiny MLPs, and one preceded by two tiny encoders.
+"""GPUMemNet's two networks (arXiv 2602.17817, section 5): an ensemble of tiny MLPs, and one
+preceded by two tiny encoders.
 
-Two defects of the original are corrected.  The logits enter the cross-entropy without a softmax.  Attention runs over a job's
-layers with masked padding, not over the jobs of a batch.
+Two defects of the original are corrected.  The logits enter the cross-entropy without a softmax.
+Attention runs over a job's layers with masked padding, not over the jobs of a batch.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 
 from gpumemnet.job.layers import GROUP_NAMES
 
-# Shapes: B jobs, F features, L layers, D inputs, E ensemble members, H hidden width, C classes, W width of an encoder.
+# Shapes: B jobs, F features, L layers, D inputs, E ensemble members, H hidden width, C classes, W
+# width of an encoder.
 
 MEMBERS: Final = 13
 HIDDEN_WIDTHS: Final = (8, 4)
@@ -29,7 +31,8 @@ With it the network for MLPs has 6,600 parameters; the paper's networks have 7,6
 
 
 class Standardise(nn.Module):
-    """Standardises columns with the mean and deviation of the training rows; constant columns become 0."""
+    """Standardises columns with the mean and deviation of the training rows; constant columns
+    become 0."""
 
     mean: Tensor
     deviation: Tensor
@@ -46,7 +49,8 @@ class Standardise(nn.Module):
 
 
 class TinyMLPs(nn.Module):
-    """All members of the ensemble, with a leading member axis in each weight; returns the mean of their logits."""
+    """All members of the ensemble, with a leading member axis in each weight; returns the mean of
+    their logits."""
 
     def __init__(self, inputs: int, classes: int) -> None:
         super().__init__()
@@ -69,14 +73,17 @@ class TinyMLPs(nn.Module):
 
 
 def _uniform(shape: tuple[int, ...], inputs: int) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape).uniform_(-1.0 / math.sqrt(inputs), 1.0 / math.sqrt(inputs)))
+    return nn.Parameter(
+        torch.empty(shape).uniform_(-1.0 / math.sqrt(inputs), 1.0 / math.sqrt(inputs))
+    )
 
 
 class PaperMLP(nn.Module):
     """The MLP-based estimator: standardised features, then the ensemble."""
 
     def __init__(self, features_NF: Tensor, classes: int) -> None:
-        """Create the network for ``classes`` classes; ``features_NF`` are the training rows for standardisation."""
+        """Create the network for ``classes`` classes; ``features_NF`` are the training rows for
+        standardisation."""
         super().__init__()
         self.standardise = Standardise(features_NF)
         self.members = TinyMLPs(features_NF.shape[1], classes)
@@ -88,24 +95,35 @@ class PaperMLP(nn.Module):
 
 
 class PaperTransformer(nn.Module):
-    """The transformer-based estimator: the ensemble over the features and two mean-pooled encoders of the layers.
+    """The transformer-based estimator: the ensemble over the features and two mean-pooled encoders
+    of the layers.
 
     There is no positional encoding, so the encoders treat the sequence as a set.
     """
 
-    def __init__(self, features_NF: Tensor, sequences_NL3: Tensor, mask_NL: Tensor, classes: int) -> None:
-        """Create the network for ``classes`` classes; the first three arguments are the training rows for standardisation."""
+    def __init__(
+        self, features_NF: Tensor, sequences_NL3: Tensor, mask_NL: Tensor, classes: int
+    ) -> None:
+        """Create the network for ``classes`` classes; the first three arguments are the training
+        rows for standardisation."""
         super().__init__()
         self.standardise = Standardise(features_NF)
         self.standardise_layers = Standardise(sequences_NL3[mask_NL][:, 1:])
-        self.projections = nn.ModuleList(nn.Linear(len(GROUP_NAMES) + 2, width) for width in ENCODER_WIDTHS)
+        self.projections = nn.ModuleList(
+            nn.Linear(len(GROUP_NAMES) + 2, width) for width in ENCODER_WIDTHS
+        )
         self.encoders = nn.ModuleList(_encoder(width) for width in ENCODER_WIDTHS)
         self.members = TinyMLPs(features_NF.shape[1] + sum(ENCODER_WIDTHS), classes)
 
     def forward(self, features_BF: Tensor, sequences_BL3: Tensor, mask_BL: Tensor) -> Tensor:
-        """Return the logits, shape ``[B, C]``; ``mask_BL`` is true for real layers, of which every job has at least one."""
-        groups_BLG = nn.functional.one_hot(sequences_BL3[..., 0].long(), len(GROUP_NAMES)).to(sequences_BL3)
-        layers_BLD = torch.cat((groups_BLG, self.standardise_layers(sequences_BL3[..., 1:])), dim=-1)
+        """Return the logits, shape ``[B, C]``; ``mask_BL`` is true for real layers, of which every
+        job has at least one."""
+        groups_BLG = nn.functional.one_hot(sequences_BL3[..., 0].long(), len(GROUP_NAMES)).to(
+            sequences_BL3
+        )
+        layers_BLD = torch.cat(
+            (groups_BLG, self.standardise_layers(sequences_BL3[..., 1:])), dim=-1
+        )
         pooled = []
         for projection, encoder in zip(self.projections, self.encoders, strict=True):
             encoded_BLW = encoder(projection(layers_BLD), src_key_padding_mask=~mask_BL)
@@ -116,5 +134,7 @@ class PaperTransformer(nn.Module):
 
 
 def _encoder(width: int) -> nn.TransformerEncoder:
-    layer = nn.TransformerEncoderLayer(width, nhead=1, dim_feedforward=FEED_FORWARD_WIDTH, dropout=0.0, batch_first=True)
+    layer = nn.TransformerEncoderLayer(
+        width, nhead=1, dim_feedforward=FEED_FORWARD_WIDTH, dropout=0.0, batch_first=True
+    )
     return nn.TransformerEncoder(layer, ENCODER_LAYERS, enable_nested_tensor=False)

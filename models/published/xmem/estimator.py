@@ -1,4 +1,5 @@
-"""xMem's analyzer and orchestrator: which blocks of a CPU run a GPU would hold, and their replay."""
+"""xMem's analyzer and orchestrator: which blocks of a CPU run a GPU would hold, and their
+replay."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ _KEPT_WHOLE: Final = ("loss", "batch")
 def kept_blocks(blocks: Sequence[Block], parameter_sizes: Sequence[int]) -> list[Block]:
     """The blocks that are replayed.
 
-    Blocks of layers and backward operators must outlive them; those of the loss and the batch are all kept; those of the
-    optimizer must be as large as a parameter.
+    Blocks of layers and backward operators must outlive them; those of the loss and the batch are
+    all kept; those of the optimizer must be as large as a parameter.
 
     Args:
         blocks: of the run.
@@ -36,11 +37,16 @@ def kept_blocks(blocks: Sequence[Block], parameter_sizes: Sequence[int]) -> list
 
 
 def stream(blocks: Sequence[Block], parameter_sizes: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Allocations and frees, and the bytes of each storage: parameters first, which stay, then the blocks in their order."""
+    """Allocations and frees, and the bytes of each storage: parameters first, which stay, then the
+    blocks in their order."""
     sizes = [*parameter_sizes, *(block.size_bytes for block in blocks)]
     first = len(parameter_sizes)
     moments = [(block.start, 1, first + index) for index, block in enumerate(blocks)]
-    moments += [(block.end, 0, ~(first + index)) for index, block in enumerate(blocks) if block.end != float("inf")]
+    moments += [
+        (block.end, 0, ~(first + index))
+        for index, block in enumerate(blocks)
+        if block.end != float("inf")
+    ]
     return [*range(first), *(event for _, _, event in sorted(moments))], sizes
 
 

@@ -21,7 +21,8 @@ from ..estimator import NotCoveredError, Training
 
 ITERATIONS: Final = 3
 MARK: Final = "xmem "
-"""How the names of the marks begin: ``xmem layer``, ``xmem loss``, ``xmem batch``, ``xmem optimizer``."""
+"""How the names of the marks begin: ``xmem layer``, ``xmem loss``, ``xmem batch``, ``xmem
+optimizer``."""
 BACKWARD: Final = "autograd::engine::evaluate_function"
 
 
@@ -31,9 +32,10 @@ class Block:
 
     Attributes:
         size_bytes: its size.
-        start, end: microseconds of its allocation and of its release; infinite if it was not released.
-        place: ``layer``, ``operator`` (of the forward pass, outside of leaf layers), ``backward``, ``loss``, ``batch`` or
-            ``optimizer``; empty for others.
+        start, end: microseconds of its allocation and of its release; infinite if it was not
+            released.
+        place: ``layer``, ``operator`` (of the forward pass, outside of leaf layers), ``backward``,
+            ``loss``, ``batch`` or ``optimizer``; empty for others.
         place_end: when that part of the program ended.
     """
 
@@ -63,10 +65,15 @@ def run_on_cpu(training: Training) -> list[Block]:
 
 def _profiled(training: Training, path: Path) -> None:
     network, options = _on_cpu(training.network), training.options
-    optimizer = optimizer_factory(options, {})([each for each in network.parameters() if each.requires_grad])
+    optimizer = optimizer_factory(options, {})(
+        [each for each in network.parameters() if each.requires_grad]
+    )
     loss_of = loss_function(options.loss)
     network.train()
-    with _marked(network), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with (
+        _marked(network),
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler,
+    ):
         for _ in range(ITERATIONS):
             if options.zero_grad == "before_forward":
                 optimizer.zero_grad(set_to_none=True)
@@ -99,7 +106,8 @@ def _on_cpu(network: nn.Module) -> nn.Module:
 
 
 def _filled(tensor: Tensor) -> Tensor:
-    """A tensor on the CPU: zeros, which are valid tokens too, and ones for whole numbers of few values such as masks."""
+    """A tensor on the CPU: zeros, which are valid tokens too, and ones for whole numbers of few
+    values such as masks."""
     return torch.zeros(tensor.shape, dtype=tensor.dtype)
 
 
@@ -132,19 +140,28 @@ def _marked(network: nn.Module) -> Iterator[None]:
 
 
 def blocks_of(events: list[dict[str, Any]]) -> list[Block]:
-    """Blocks from the events of a Chrome trace: the first event of an address allocates, the next one frees.
+    """Blocks from the events of a Chrome trace: the first event of an address allocates, the next
+    one frees.
 
     Frees of addresses that were allocated before the profile began are left out.
     """
     spans = _spans(events)
     memory = sorted(
-        (event for event in events if event.get("name") == "[memory]" and event["args"].get("Device Type", 0) == 0),
+        (
+            event
+            for event in events
+            if event.get("name") == "[memory]" and event["args"].get("Device Type", 0) == 0
+        ),
         key=lambda event: float(event["ts"]),
     )
     begun: dict[int, tuple[float, int]] = {}
     found: list[tuple[float, float, int]] = []
     for event in memory:
-        size, address, at = int(event["args"]["Bytes"]), int(event["args"]["Addr"]), float(event["ts"])
+        size, address, at = (
+            int(event["args"]["Bytes"]),
+            int(event["args"]["Addr"]),
+            float(event["ts"]),
+        )
         if size > 0:
             begun[address] = (at, size)
         elif address in begun:

@@ -1,1 +1,2 @@
-"""Alembic's migrations of the service's database; ``python -m service.observations.migrate`` runs them."""
+"""Alembic's migrations of the service's database; ``python -m service.observations.migrate`` runs
+them."""

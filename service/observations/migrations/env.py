@@ -1,6 +1,7 @@
 """The script that Alembic runs for every migration, in one transaction.
 
-Alembic runs this file outside its package, so :mod:`service.observations.migrate` passes the connection and the schema.
+Alembic runs this file outside its package, so :mod:`service.observations.migrate` passes the
+connection and the schema.
 """
 
 from alembic import context

@@ -1,4 +1,5 @@
-"""The data card: numbers that are counted from the file, limits that are judged rightly, and pictures that are there.
+"""The data card: numbers that are counted from the file, limits that are judged rightly, and
+pictures that are there.
 
 Rows that were not published are built here, in memory, for files that live as long as the test.
 """
@@ -20,7 +21,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataset_builder.card import write_card
-from dataset_builder.card.coverage import empty_octaves, feature_values, label_octaves, spread, spreads
+from dataset_builder.card.coverage import (
+    empty_octaves,
+    feature_values,
+    label_octaves,
+    spread,
+    spreads,
+)
 from dataset_builder.card.embedding import principal_components, standardised_features, tsne
 from dataset_builder.published.importing import read_published
 from dataset_builder.recipe.planned_job import training_job
@@ -77,7 +84,9 @@ def cells(text: str, first: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_the_numbers_of_the_card_are_those_of_the_file(tmp_path: Path, rows: list[Measurement]) -> None:
+def test_the_numbers_of_the_card_are_those_of_the_file(
+    tmp_path: Path, rows: list[Measurement]
+) -> None:
     path = tmp_path / "d.parquet"
     write_dataset(path, rows)
     paths = write_card(path, tmp_path / "card")
@@ -99,7 +108,13 @@ def test_the_numbers_of_the_card_are_those_of_the_file(tmp_path: Path, rows: lis
     contexts = sorted(row.context_bytes // MIB for row in read if row.context_bytes)
     assert f"| mlp | NVIDIA Example | {len(contexts)} | 500 MiB |" in text
     pictures = re.findall(r"\((\w+\.png)\)", text)
-    assert sorted(pictures) == ["context.png", "coverage_mlp.png", "growth.png", "labels.png", "map_mlp.png"]
+    assert sorted(pictures) == [
+        "context.png",
+        "coverage_mlp.png",
+        "growth.png",
+        "labels.png",
+        "map_mlp.png",
+    ]
     assert sorted(path.name for path in paths[1:]) == sorted(pictures)
     for name in pictures:
         data = (tmp_path / "card" / name).read_bytes()
@@ -107,7 +122,9 @@ def test_the_numbers_of_the_card_are_those_of_the_file(tmp_path: Path, rows: lis
         assert len(data) > 5_000
 
 
-def test_another_file_is_another_card_and_the_same_file_the_same(tmp_path: Path, rows: list[Measurement]) -> None:
+def test_another_file_is_another_card_and_the_same_file_the_same(
+    tmp_path: Path, rows: list[Measurement]
+) -> None:
     path = tmp_path / "d.parquet"
     texts = []
     for kept in (rows[:60], rows[:60], rows[:50]):
@@ -118,11 +135,16 @@ def test_another_file_is_another_card_and_the_same_file_the_same(tmp_path: Path,
     assert cells(texts[2], "all")[6] == "50"
 
 
-def test_published_rows_are_credited_and_their_gaps_are_stated(tmp_path: Path, published_csv: Path) -> None:
+def test_published_rows_are_credited_and_their_gaps_are_stated(
+    tmp_path: Path, published_csv: Path
+) -> None:
     path = tmp_path / "p.parquet"
     write_dataset(path, itertools.islice(read_published(published_csv), 300))
     text = write_card(path, tmp_path / "card")[0].read_text()
-    assert "300 published rows: GPUMemNet, IT University of Copenhagen (github.com/itu-rad/GPUMemNet" in text
+    assert (
+        "300 published rows: GPUMemNet, IT University of Copenhagen (github.com/itu-rad/GPUMemNet"
+        in text
+    )
     assert "CC BY 4.0" in text
     assert "No row states its context bytes." in text
     assert "No job ran out of memory" in text
@@ -135,7 +157,15 @@ def test_published_rows_are_credited_and_their_gaps_are_stated(tmp_path: Path, p
 
 def test_a_dataset_without_rows_is_one_sentence(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d.parquet", [])
-    command = [sys.executable, "-m", "dataset_builder", "card", str(tmp_path / "d.parquet"), "--out", str(tmp_path / "card")]
+    command = [
+        sys.executable,
+        "-m",
+        "dataset_builder",
+        "card",
+        str(tmp_path / "d.parquet"),
+        "--out",
+        str(tmp_path / "card"),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
@@ -143,14 +173,18 @@ def test_a_dataset_without_rows_is_one_sentence(tmp_path: Path) -> None:
     assert not (tmp_path / "card").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, rows: list[Measurement]) -> None:
+def test_a_folder_that_cannot_be_written_is_one_sentence(
+    tmp_path: Path, rows: list[Measurement]
+) -> None:
     write_dataset(tmp_path / "d.parquet", rows[1:5])
     with pytest.raises(DatasetError, match="cannot be written"):
         write_card(tmp_path / "d.parquet", tmp_path / "d.parquet")
 
 
 def test_rows_without_any_label_still_get_a_card(tmp_path: Path, rows: list[Measurement]) -> None:
-    failed = [replace(row, status="error", reason="crash", peak_process_bytes=None) for row in rows[1:9]]
+    failed = [
+        replace(row, status="error", reason="crash", peak_process_bytes=None) for row in rows[1:9]
+    ]
     write_dataset(tmp_path / "d.parquet", failed)
     text = write_card(tmp_path / "d.parquet", tmp_path / "card")[0].read_text()
     assert "No row has a label." in text
@@ -159,9 +193,20 @@ def test_rows_without_any_label_still_get_a_card(tmp_path: Path, rows: list[Meas
 
 def test_features_are_options_and_all_of_the_architecture(rows: list[Measurement]) -> None:
     values = feature_values(rows[0])
-    assert {"batch_size", "optimizer", "precision", "frozen_share", "shape", "norm", "hidden_widths (count)"} <= set(values)
+    assert {
+        "batch_size",
+        "optimizer",
+        "precision",
+        "frozen_share",
+        "shape",
+        "norm",
+        "hidden_widths (count)",
+    } <= set(values)
     assert {"total_parameters", "output_activation"} & set(values) == {"output_activation"}
-    nested = replace(rows[0], architecture='{"widths": [[8, 16], [32]], "names": ["a"], "block": {"kernel": 3}, "head": null}')
+    nested = replace(
+        rows[0],
+        architecture='{"widths": [[8, 16], [32]], "names": ["a"], "block": {"kernel": 3}, "head": null}',
+    )
     found = feature_values(nested)
     assert (found["widths (count)"], found["widths (largest)"], found["block.kernel"]) == (3, 32, 3)
     assert "names (largest)" not in found
@@ -172,7 +217,9 @@ def test_an_even_sample_is_within_its_limits_and_an_uneven_one_is_not() -> None:
     generator = np.random.default_rng(0)
     even = [int(each) for each in 2 ** generator.uniform(0, 16, 2_000)]
     assert spread("batch_size", even).within
-    assert not spread("batch_size", [int(each) for each in generator.uniform(1, 65_536, 2_000)]).within
+    assert not spread(
+        "batch_size", [int(each) for each in generator.uniform(1, 65_536, 2_000)]
+    ).within
     few = spread("depth", [int(each) for each in 2 ** generator.uniform(0, 4.4, 2_000)])
     assert few.is_range, "whole numbers are shared out up to the next"
     assert few.within
@@ -184,7 +231,9 @@ def test_an_even_sample_is_within_its_limits_and_an_uneven_one_is_not() -> None:
 
 
 @given(
-    st.lists(st.integers(1, 10**6) | st.floats(1e-6, 1e6), min_size=2, max_size=60).filter(lambda values: len(set(values)) > 1)
+    st.lists(st.integers(1, 10**6) | st.floats(1e-6, 1e6), min_size=2, max_size=60).filter(
+        lambda values: len(set(values)) > 1
+    )
 )
 def test_the_cells_of_a_spread_add_up_to_all_rows(values: list[float]) -> None:
     assert sum(spread("x", values).cells) == pytest.approx(1.0)
@@ -194,7 +243,11 @@ def test_empty_octaves_are_named() -> None:
     labels = np.array([600 * MIB, 3 * GIB, 20 * GIB])
     octaves = label_octaves(labels, 40 * GIB)
     assert sum(each.rows for each in octaves) == 3
-    assert [each.name for each in empty_octaves(octaves, 40 * GIB)] == ["1 GiB – 2 GiB", "4 GiB – 8 GiB", "8 GiB – 16 GiB"]
+    assert [each.name for each in empty_octaves(octaves, 40 * GIB)] == [
+        "1 GiB – 2 GiB",
+        "4 GiB – 8 GiB",
+        "8 GiB – 16 GiB",
+    ]
 
 
 def test_maps_keep_neighbours_together(rows: list[Measurement]) -> None:
@@ -218,7 +271,11 @@ def test_maps_keep_neighbours_together(rows: list[Measurement]) -> None:
 @settings(max_examples=15)
 @given(count=st.integers(1, 12), columns=st.integers(1, 5), equal=st.booleans())
 def test_any_small_number_of_points_can_be_mapped(count: int, columns: int, equal: bool) -> None:
-    points = np.ones((count, columns)) if equal else np.random.default_rng(count).normal(size=(count, columns))
+    points = (
+        np.ones((count, columns))
+        if equal
+        else np.random.default_rng(count).normal(size=(count, columns))
+    )
     places = tsne(points, seed=0)
     assert places.shape == (count, 2)
     assert np.isfinite(places).all()

@@ -1,4 +1,5 @@
-"""``python -m dataset_builder compare``: rows are rebuilt, traced and put into one table.  The rows are made up here."""
+"""``python -m dataset_builder compare``: rows are rebuilt, traced and put into one table.  The rows
+are made up here."""
 
 from __future__ import annotations
 
@@ -70,7 +71,11 @@ def traced(rows: list[Measurement]) -> list[TracedRow]:
 @pytest.fixture(scope="module")
 def rows() -> list[Measurement]:
     """Rows whose label is the traced reserved bytes and one constant."""
-    drafts = [measurement(width, optimizer=name) for width in range(512, 3072, 256) for name in ("sgd", "adam")]
+    drafts = [
+        measurement(width, optimizer=name)
+        for width in range(512, 3072, 256)
+        for name in ("sgd", "adam")
+    ]
     return [
         replace(
             draft,
@@ -90,7 +95,9 @@ def test_a_row_becomes_the_job_that_was_measured(rows: list[Measurement]) -> Non
         assert sum(p.numel() for p in parameters if p.requires_grad) == row.job.trainable_parameters
         timeline = record(made.network, made.inputs, made.options, made.platform).timeline
         weights = sum(s.size_bytes for s in timeline.storages if s.memory_class == "parameter")
-        assert weights == (row.job.total_parameters or 0) * (2 if row.job.precision == "bf16" else 4)
+        assert weights == (row.job.total_parameters or 0) * (
+            2 if row.job.precision == "bf16" else 4
+        )
 
 
 def test_a_constant_context_is_found_from_the_other_folds(rows: list[Measurement]) -> None:
@@ -106,7 +113,10 @@ def test_a_constant_context_is_found_from_the_other_folds(rows: list[Measurement
 def test_no_estimator_is_fitted_on_its_test_fold(rows: list[Measurement]) -> None:
     honest = traced(rows)
     fold = honest[0].fold
-    spoilt = [replace(row, label_bytes=row.label_bytes * 100) if row.fold == fold else row for row in honest]
+    spoilt = [
+        replace(row, label_bytes=row.label_bytes * 100) if row.fold == fold else row
+        for row in honest
+    ]
     device = device_profile(GPU)
     held = np.array([row.fold == fold for row in honest])
     assert held.any()
@@ -135,9 +145,19 @@ def test_figures_by_hand() -> None:
     assert found.median_over_allocation == pytest.approx(0.1)
 
 
-def test_the_command_prints_its_table_and_writes_it(rows: list[Measurement], tmp_path: Path) -> None:
+def test_the_command_prints_its_table_and_writes_it(
+    rows: list[Measurement], tmp_path: Path
+) -> None:
     write_dataset(tmp_path / "rows.parquet", rows)
-    command = [sys.executable, "-m", "dataset_builder", "compare", str(tmp_path / "rows.parquet"), "--workers", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "dataset_builder",
+        "compare",
+        str(tmp_path / "rows.parquet"),
+        "--workers",
+        "1",
+    ]
     ran = subprocess.run(
         [*command, "--rows", "10", "--out", str(tmp_path / "out")],
         capture_output=True,
@@ -149,7 +169,9 @@ def test_the_command_prints_its_table_and_writes_it(rows: list[Measurement], tmp
     assert "trace, context of the other folds" in ran.stdout
     document = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert len(document["rows"]) == 10
-    ran = subprocess.run([*command, "--rows", "10", "--json"], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [*command, "--rows", "10", "--json"], capture_output=True, text=True, check=True
+    )
     assert json.loads(ran.stdout)["figures"] == document["figures"]
     assert "| raw FakeTensor |" in (tmp_path / "out" / "comparison.md").read_text()
 
@@ -159,6 +181,9 @@ def test_rows_that_cannot_be_compared(rows: list[Measurement], tmp_path: Path) -
     write_dataset(tmp_path / "two.parquet", [rows[0], elsewhere])
     with pytest.raises(DatasetError, match="several GPUs"):
         chosen_rows([tmp_path / "two.parquet"], None, 0)
-    write_dataset(tmp_path / "none.parquet", [replace(rows[0], status="oom", peak_process_bytes=None, peak_reserved_bytes=None)])
+    write_dataset(
+        tmp_path / "none.parquet",
+        [replace(rows[0], status="oom", peak_process_bytes=None, peak_reserved_bytes=None)],
+    )
     with pytest.raises(DatasetError, match="no row with status 'ok'"):
         chosen_rows([tmp_path / "none.parquet"], None, 0)

@@ -1,4 +1,5 @@
-"""The CNN family: what it says about a network is what torch builds and runs, and its samples spread as they should."""
+"""The CNN family: what it says about a network is what torch builds and runs, and its samples
+spread as they should."""
 
 from __future__ import annotations
 
@@ -85,37 +86,54 @@ def architectures(draw: Any, style: str) -> CnnArchitecture:
         "block_dropout": st.sampled_from([0.0, 0.3]),
         "head_dropout": st.sampled_from([0.0, 0.5]),
     }
-    words = {name: st.sampled_from(feature.choices) for name, feature in cnn.FEATURES.items() if feature.choices}
-    switches = {name: st.booleans() for name, feature in cnn.FEATURES.items() if feature.kind is bool}
+    words = {
+        name: st.sampled_from(feature.choices)
+        for name, feature in cnn.FEATURES.items()
+        if feature.choices
+    }
+    switches = {
+        name: st.booleans() for name, feature in cnn.FEATURES.items() if feature.kind is bool
+    }
     strategies = {**numbers, **words, **switches, "style": st.just(style)}
     assert strategies.keys() == cnn.FEATURES.keys()
     return cnn.compose({name: draw(strategy) for name, strategy in strategies.items()})
 
 
 def check_job(planned: PlannedJob) -> None:
-    """The job of ``planned`` is what gpumemnet.extract sees when its network runs on meta tensors, or it does not run at all."""
+    """The job of ``planned`` is what gpumemnet.extract sees when its network runs on meta tensors,
+    or it does not run at all."""
     architecture, samples = planned.architecture, planned.options.batch_size
     assert isinstance(architecture, CnnArchitecture)
     network = build_network(planned, META)
     size = architecture.image_size
     dtype = torch.bfloat16 if planned.options.precision == "bf16" else torch.float32
-    inputs = torch.empty(samples, architecture.input_channels, size, size, device="meta", dtype=dtype)
+    inputs = torch.empty(
+        samples, architecture.input_channels, size, size, device="meta", dtype=dtype
+    )
     if obstacle := cnn.obstacle(architecture, samples):
-        if "cannot be shrunk" not in obstacle and "zeros" not in obstacle:  # torch would, and nobody would train it
+        if (
+            "cannot be shrunk" not in obstacle and "zeros" not in obstacle
+        ):  # torch would, and nobody would train it
             with pytest.raises((RuntimeError, ValueError)):
                 network(inputs)
         return
     job = training_job(planned)
-    stated = ExtractOptions(**job.options.job_fields(), family="cnn", activation_function=job.activation_function)
+    stated = ExtractOptions(
+        **job.options.job_fields(), family="cnn", activation_function=job.activation_function
+    )
     extraction = extract_job(network, inputs, stated)
     assert extraction.job == job
     assert all("overwrite their input" in note for note in extraction.notes), extraction.notes
     assert job.total_parameters == sum(each.numel() for each in network.parameters())
-    assert job.trainable_parameters == sum(each.numel() for each in network.parameters() if each.requires_grad)
+    assert job.trainable_parameters == sum(
+        each.numel() for each in network.parameters() if each.requires_grad
+    )
     assert {layer.kind for layer in job.layers} <= set(GROUP_OF_KIND)
     target = cnn.tensors(architecture)[1]
     assert network(inputs).shape == (samples, target.high, *target.shape)
-    assert cnn.describe_network(architecture).multiply_adds == executed_multiply_adds(network, inputs)
+    assert cnn.describe_network(architecture).multiply_adds == executed_multiply_adds(
+        network, inputs
+    )
 
 
 def executed_multiply_adds(network: nn.Module, inputs: torch.Tensor) -> int:
@@ -129,8 +147,12 @@ def executed_multiply_adds(network: nn.Module, inputs: torch.Tensor) -> int:
 def test_the_job_is_what_the_network_runs(style: str) -> None:
     @settings(max_examples=3)
     @given(architectures(style), st.floats(0.0, 0.99), st.booleans(), st.integers(1, 2))
-    def check(architecture: CnnArchitecture, frozen_share: float, channels_last: bool, samples: int) -> None:
-        options = Options(batch_size=samples, frozen_share=frozen_share, channels_last=channels_last)
+    def check(
+        architecture: CnnArchitecture, frozen_share: float, channels_last: bool, samples: int
+    ) -> None:
+        options = Options(
+            batch_size=samples, frozen_share=frozen_share, channels_last=channels_last
+        )
         check_job(PlannedJob("cnn", architecture, options))
 
     check()
@@ -145,7 +167,9 @@ def architectures_of(jobs: Iterable[PlannedJob]) -> list[CnnArchitecture]:
     return [job.architecture for job in jobs]  # type: ignore[misc]
 
 
-def test_sampled_jobs_are_distinct_can_train_and_take_about_a_second(jobs: list[PlannedJob]) -> None:
+def test_sampled_jobs_are_distinct_can_train_and_take_about_a_second(
+    jobs: list[PlannedJob],
+) -> None:
     assert len({job.key for job in jobs}) == len(set(jobs)) == JOBS
     recipe = load_recipe("cnn")
     operations = []
@@ -156,7 +180,9 @@ def test_sampled_jobs_are_distinct_can_train_and_take_about_a_second(jobs: list[
         assert training_job(job, network).trainable_parameters
         operations.append(operations_per_step(network.multiply_adds, job.options))
     assert max(operations) <= recipe.max_operations
-    assert np.mean(operations) < 0.01e15  # a quarter of a second at 40 Tflop/s, and a job takes four steps
+    assert (
+        np.mean(operations) < 0.01e15
+    )  # a quarter of a second at 40 Tflop/s, and a job takes four steps
 
 
 def test_sampled_networks_match_their_description(jobs: list[PlannedJob]) -> None:
@@ -165,7 +191,9 @@ def test_sampled_networks_match_their_description(jobs: list[PlannedJob]) -> Non
         check_job(replace(job, options=replace(job.options, batch_size=2)))
 
 
-def test_memory_has_no_empty_octave_up_to_three_quarters_of_the_card(jobs: list[PlannedJob]) -> None:
+def test_memory_has_no_empty_octave_up_to_three_quarters_of_the_card(
+    jobs: list[PlannedJob],
+) -> None:
     estimates = [rough_bytes(training_job(job)) for job in jobs]
     octaves = Counter(int(math.log2(each / GIB * 2)) for each in estimates)
     assert set(octaves) >= set(range(8)), octaves
@@ -207,12 +235,24 @@ def test_no_choice_is_overcrowded(jobs: list[PlannedJob]) -> None:
     sampled["stages"] = [len(network.widths) for network in networks]
     # Features that some styles do not have are even among those that do.
     sampled["head"] = [network.head for network in networks if network.head != "per_pixel"]
-    sampled["upsampling"] = [network.upsampling for network in networks if network.upsampling != "none"]
-    sampled["expansion"] = [network.expansion for network in networks if network.style in space.EXPANDING]
+    sampled["upsampling"] = [
+        network.upsampling for network in networks if network.upsampling != "none"
+    ]
+    sampled["expansion"] = [
+        network.expansion for network in networks if network.style in space.EXPANDING
+    ]
     for name, feature in recipe.options.items():
         if isinstance(feature, Choices):
             sampled[name] = [getattr(job.options, name) for job in jobs]
-    assert {"style", "norm", "activation", "groups", "channels_last", "cudnn_benchmark", "optimizer"} <= sampled.keys()
+    assert {
+        "style",
+        "norm",
+        "activation",
+        "groups",
+        "channels_last",
+        "cudnn_benchmark",
+        "optimizer",
+    } <= sampled.keys()
     for name, values in sampled.items():
         counts = Counter(values)
         choices = len((dict(recipe.features) | dict(recipe.options))[name].values)  # type: ignore[union-attr]
@@ -220,16 +260,32 @@ def test_no_choice_is_overcrowded(jobs: list[PlannedJob]) -> None:
         assert counts.most_common(1)[0][1] <= 1.5 * len(values) / choices, (name, counts)
 
 
-# No strided 1 × 1 convolution in bf16 and channels_last: on some CPUs oneDNN's backward writes past its buffer.
+# No strided 1 × 1 convolution in bf16 and channels_last: on some CPUs oneDNN's backward writes past
+# its buffer.
 RUNS = {
-    "fp32": ({"norm": "batch_norm", "activation": "relu6", "downsampling": "strided"}, {"frozen_share": 0.25}),
+    "fp32": (
+        {"norm": "batch_norm", "activation": "relu6", "downsampling": "strided"},
+        {"frozen_share": 0.25},
+    ),
     "amp_bf16": (
-        {"norm": "layer_norm", "activation": "silu", "squeeze_excitation": True, "head": "hidden", "upsampling": "nearest"}
+        {
+            "norm": "layer_norm",
+            "activation": "silu",
+            "squeeze_excitation": True,
+            "head": "hidden",
+            "upsampling": "nearest",
+        }
         | {"stem": "patch", "downsampling": "avg_pool"},
         {"checkpointing": "every_block", "channels_last": True},
     ),
     "bf16": (
-        {"norm": "none", "activation": "elu", "stem": "pooled", "downsampling": "max_pool", "head": "flattened"}
+        {
+            "norm": "none",
+            "activation": "elu",
+            "stem": "pooled",
+            "downsampling": "max_pool",
+            "head": "flattened",
+        }
         | {"upsampling": "conv_transpose", "squeeze_excitation": True},
         {"checkpointing": "every_block", "channels_last": True, "optimizer": "sgd_momentum"},
     ),
@@ -239,18 +295,29 @@ RUNS = {
 @pytest.mark.parametrize(("style", "precision"), every_pair(space.STYLES, tuple(RUNS)))
 def test_every_style_trains_without_a_warning(style: str, precision: str) -> None:
     features, options = RUNS[precision]
-    planned = PlannedJob("cnn", tiny(style=style, **features), Options(batch_size=2, precision=precision, **options))  # type: ignore[arg-type]
+    chosen = Options(batch_size=2, precision=precision, **options)  # type: ignore[arg-type]
+    network = tiny(style=style, **features)  # type: ignore[arg-type]
+    planned = PlannedJob("cnn", network, chosen)
     assert train(planned, CPU, 0, lambda _: 0) == 3
 
 
 def test_channels_last_reaches_weights_inputs_and_activations() -> None:
     for channels_last in (False, True):
-        planned = PlannedJob("cnn", tiny(input_channels=4), Options(batch_size=2, channels_last=channels_last))
+        planned = PlannedJob(
+            "cnn", tiny(input_channels=4), Options(batch_size=2, channels_last=channels_last)
+        )
         seen: list[bool] = []
 
-        def note(module: nn.Module, inputs: tuple[torch.Tensor], output: torch.Tensor, seen: list[bool] = seen) -> None:
+        def note(
+            module: nn.Module,
+            inputs: tuple[torch.Tensor],
+            output: torch.Tensor,
+            seen: list[bool] = seen,
+        ) -> None:
             assert isinstance(module, nn.Conv2d)
-            tensors = (module.weight, *inputs, output) if module.kernel_size[0] > 1 else (*inputs, output)
+            tensors = (
+                (module.weight, *inputs, output) if module.kernel_size[0] > 1 else (*inputs, output)
+            )
             seen.extend(each.is_contiguous(memory_format=torch.channels_last) for each in tensors)
 
         def watch(network: nn.Module, note: Any = note) -> None:
@@ -260,7 +327,11 @@ def test_channels_last_reaches_weights_inputs_and_activations() -> None:
 
         with pytest.MonkeyPatch.context() as patch:
             build = training.build_network
-            patch.setattr(training, "build_network", lambda *arguments, build=build: watched(build(*arguments), watch))
+            patch.setattr(
+                training,
+                "build_network",
+                lambda *arguments, build=build: watched(build(*arguments), watch),
+            )
             train(planned, CPU, 0, lambda _: 0)
         assert len(seen) >= 3 * 3
         assert set(seen) == {channels_last}
@@ -273,29 +344,55 @@ def watched(network: nn.Module, watch: Any) -> nn.Module:
 
 def test_cudnn_benchmark_is_switched_by_the_job() -> None:
     for benchmark in (True, False):
-        train(PlannedJob("cnn", tiny(), Options(batch_size=2, cudnn_benchmark=benchmark)), CPU, 0, lambda _: 0)
+        train(
+            PlannedJob("cnn", tiny(), Options(batch_size=2, cudnn_benchmark=benchmark)),
+            CPU,
+            0,
+            lambda _: 0,
+        )
         assert torch.backends.cudnn.benchmark is benchmark
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])
 def test_convolutions_may_use_tf32_as_in_pytorch(precision: str) -> None:
     torch.backends.cudnn.allow_tf32 = False
-    train(PlannedJob("cnn", tiny(), Options(batch_size=2, precision=precision)), CPU, 0, lambda _: 0)
+    train(
+        PlannedJob("cnn", tiny(), Options(batch_size=2, precision=precision)), CPU, 0, lambda _: 0
+    )
     assert torch.backends.cudnn.allow_tf32
     assert torch.backends.cuda.matmul.allow_tf32 is (precision == "tf32")
 
 
 def test_checkpointing_gives_the_same_gradients() -> None:
-    for style, norm in (("dense", "none"), ("bottleneck", "group_norm"), ("unet", "layer_norm"), ("convnext", "layer_norm")):
+    for style, norm in (
+        ("dense", "none"),
+        ("bottleneck", "group_norm"),
+        ("unet", "layer_norm"),
+        ("convnext", "layer_norm"),
+    ):
         architecture = tiny(
-            style=style, norm=norm, block_dropout=0.0, head_dropout=0.0, squeeze_excitation=True, activation="elu"
+            style=style,
+            norm=norm,
+            block_dropout=0.0,
+            head_dropout=0.0,
+            squeeze_excitation=True,
+            activation="elu",
         )
         gradients = []
         for checkpointing in ("none", "every_block"):
             torch.manual_seed(0)
-            network = build_network(PlannedJob("cnn", architecture, Options(batch_size=2, checkpointing=checkpointing)), CPU)
-            network(torch.linspace(0, 1, 2 * 3 * 32 * 32).view(2, 3, 32, 32)).square().sum().backward()
-            gradients.append(torch.cat([each.grad.flatten() for each in network.parameters() if each.grad is not None]))
+            network = build_network(
+                PlannedJob("cnn", architecture, Options(batch_size=2, checkpointing=checkpointing)),
+                CPU,
+            )
+            network(
+                torch.linspace(0, 1, 2 * 3 * 32 * 32).view(2, 3, 32, 32)
+            ).square().sum().backward()
+            gradients.append(
+                torch.cat(
+                    [each.grad.flatten() for each in network.parameters() if each.grad is not None]
+                )
+            )
         first, second = gradients
         assert torch.allclose(first, second, rtol=1e-4, atol=1e-6), style
 
@@ -324,14 +421,24 @@ def test_a_row_rebuilds_its_network() -> None:
     ("changes", "batch_size", "sentence"),
     [
         ({"image_size": 32, "stem": "pooled", "stages": 5}, 8, "32 pixels cannot be shrunk by 64"),
-        ({"image_size": 32, "stem": "pooled", "stages": 4}, 1, "batch norm cannot train on one value per channel"),
+        (
+            {"image_size": 32, "stem": "pooled", "stages": 4},
+            1,
+            "batch norm cannot train on one value per channel",
+        ),
         ({"image_size": 32, "stem": "pooled", "stages": 4}, 2, None),
-        ({"image_size": 32, "stem": "pooled", "stages": 4, "norm": "group_norm"}, 8, "group norm makes zeros"),
+        (
+            {"image_size": 32, "stem": "pooled", "stages": 4, "norm": "group_norm"},
+            8,
+            "group norm makes zeros",
+        ),
         ({"image_size": 32, "stem": "pooled", "stages": 4, "norm": "layer_norm"}, 1, None),
         ({"image_size": 33, "stem": "pooled", "stages": 4, "style": "unet"}, 2, None),
     ],
 )
-def test_a_network_that_cannot_train_is_named(changes: dict[str, Any], batch_size: int, sentence: str | None) -> None:
+def test_a_network_that_cannot_train_is_named(
+    changes: dict[str, Any], batch_size: int, sentence: str | None
+) -> None:
     architecture = tiny(**{"blocks": 5, "widening": 1.0} | changes)
     obstacle = cnn.obstacle(architecture, batch_size)
     assert (obstacle is None) == (sentence is None)
@@ -379,5 +486,7 @@ def test_a_foreign_architecture_is_refused(changes: dict[str, Any], sentence: st
         (7, 1, "middle", (7,)),
     ],
 )
-def test_blocks_are_spread_over_the_stages(blocks: int, stages: int, profile: str, depths: tuple[int, ...]) -> None:
+def test_blocks_are_spread_over_the_stages(
+    blocks: int, stages: int, profile: str, depths: tuple[int, ...]
+) -> None:
     assert space.spread(blocks, stages, profile) == depths

@@ -56,7 +56,8 @@ def architectures(draw: Any) -> mlp.MlpArchitecture:
 
 
 def executed_layers(network: nn.Module, inputs: torch.Tensor) -> list[Layer]:
-    """Every leaf as it runs on meta tensors, and every residual sum, which is the output of a module called Residual."""
+    """Every leaf as it runs on meta tensors, and every residual sum, which is the output of a
+    module called Residual."""
     layers: list[Layer] = []
 
     def note(module: nn.Module, _: Any, output: torch.Tensor) -> None:
@@ -75,13 +76,19 @@ def executed_layers(network: nn.Module, inputs: torch.Tensor) -> list[Layer]:
 
 @settings(max_examples=40)
 @given(architectures(), st.floats(0.0, 0.99))
-def test_the_job_is_what_the_network_runs(architecture: mlp.MlpArchitecture, frozen_share: float) -> None:
+def test_the_job_is_what_the_network_runs(
+    architecture: mlp.MlpArchitecture, frozen_share: float
+) -> None:
     planned = PlannedJob("mlp", architecture, Options(batch_size=2, frozen_share=frozen_share))
     job = training_job(planned)
     network = build_network(planned, torch.device("meta"))
-    assert executed_layers(network, torch.empty(2, architecture.input_width, device="meta")) == list(job.layers)
+    assert executed_layers(
+        network, torch.empty(2, architecture.input_width, device="meta")
+    ) == list(job.layers)
     assert job.total_parameters == sum(each.numel() for each in network.parameters())
-    assert job.trainable_parameters == sum(each.numel() for each in network.parameters() if each.requires_grad)
+    assert job.trainable_parameters == sum(
+        each.numel() for each in network.parameters() if each.requires_grad
+    )
     assert {layer.kind for layer in job.layers} <= set(GROUP_OF_KIND)
     assert family("mlp").describe_network(architecture).multiply_adds == sum(
         module.in_features * module.out_features + module.out_features
@@ -92,8 +99,12 @@ def test_the_job_is_what_the_network_runs(architecture: mlp.MlpArchitecture, fro
 
 @settings(max_examples=25)
 @given(architectures())
-def test_an_architecture_survives_json_and_is_rebuilt_from_a_row(architecture: mlp.MlpArchitecture) -> None:
-    planned = PlannedJob("mlp", architecture, Options(batch_size=8, optimizer="sgd", precision="bf16"))
+def test_an_architecture_survives_json_and_is_rebuilt_from_a_row(
+    architecture: mlp.MlpArchitecture,
+) -> None:
+    planned = PlannedJob(
+        "mlp", architecture, Options(batch_size=8, optimizer="sgd", precision="bf16")
+    )
     assert parse_planned(json.loads(json.dumps(planned.to_dict()))) == planned
     assert parse_planned(planned.to_dict()).key == planned.key
     with torch.device("meta"):
@@ -104,8 +115,13 @@ def test_an_architecture_survives_json_and_is_rebuilt_from_a_row(architecture: m
 
 
 def test_keys_differ_when_an_option_does() -> None:
-    architecture = mlp.MlpArchitecture(shape="uniform", input_width=3, output_width=2, hidden_widths=(4,), activation="relu")
-    keys = {PlannedJob("mlp", architecture, Options(batch_size=8, optimizer=name)).key for name in OPTIMIZERS}
+    architecture = mlp.MlpArchitecture(
+        shape="uniform", input_width=3, output_width=2, hidden_widths=(4,), activation="relu"
+    )
+    keys = {
+        PlannedJob("mlp", architecture, Options(batch_size=8, optimizer=name)).key
+        for name in OPTIMIZERS
+    }
     assert len(keys) == len(OPTIMIZERS)
 
 
@@ -127,7 +143,12 @@ def test_shapes(shape: str, widths: tuple[int, ...]) -> None:
 def test_batch_norm_cannot_train_on_single_samples(batch_norm: bool) -> None:
     norm = "batch_norm" if batch_norm else "layer_norm"
     architecture = mlp.MlpArchitecture(
-        shape="uniform", input_width=3, output_width=2, hidden_widths=(4,), activation="relu", norm=norm
+        shape="uniform",
+        input_width=3,
+        output_width=2,
+        hidden_widths=(4,),
+        activation="relu",
+        norm=norm,
     )
     assert (mlp.obstacle(architecture, 1) is not None) == batch_norm
     assert mlp.obstacle(architecture, 2) is None
@@ -139,8 +160,16 @@ def test_batch_norm_cannot_train_on_single_samples(batch_norm: bool) -> None:
         ("mlp", "{", "not JSON"),
         ("mlp", "{}", "not that of an MLP"),
         ("rnn", "{}", "family must be one of mlp"),
-        ("mlp", '{"shape": "round", "input_width": 1, "output_width": 2, "hidden_widths": [3], "activation": "relu"}', "shape"),
-        ("mlp", '{"shape": "uniform", "input_width": 1, "output_width": 2, "hidden_widths": [], "activation": "relu"}', "hidden"),
+        (
+            "mlp",
+            '{"shape": "round", "input_width": 1, "output_width": 2, "hidden_widths": [3], "activation": "relu"}',
+            "shape",
+        ),
+        (
+            "mlp",
+            '{"shape": "uniform", "input_width": 1, "output_width": 2, "hidden_widths": [], "activation": "relu"}',
+            "hidden",
+        ),
         (
             "mlp",
             '{"shape": "uniform", "input_width": 1, "output_width": 2, "hidden_widths": [0], "activation": "relu"}',
@@ -153,6 +182,8 @@ def test_batch_norm_cannot_train_on_single_samples(batch_norm: bool) -> None:
         ),
     ],
 )
-def test_a_foreign_architecture_is_refused(family_name: str, architecture: str, sentence: str) -> None:
+def test_a_foreign_architecture_is_refused(
+    family_name: str, architecture: str, sentence: str
+) -> None:
     with pytest.raises(DatasetError, match=sentence):
         rebuild(family_name, architecture)

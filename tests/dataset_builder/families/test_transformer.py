@@ -1,4 +1,5 @@
-"""The transformer family: what it says about a network is what torch builds and runs, and its samples cover the space."""
+"""The transformer family: what it says about a network is what torch builds and runs, and its
+samples cover the space."""
 
 from __future__ import annotations
 
@@ -86,8 +87,16 @@ def architectures(draw: st.DrawFn) -> TransformerArchitecture:
         "patch_size": st.integers(1, 32),
         "classes": st.integers(2, 20_000),
     }
-    words = {name: st.sampled_from(feature.choices) for name, feature in transformer.FEATURES.items() if feature.choices}
-    switches = {name: st.booleans() for name, feature in transformer.FEATURES.items() if feature.kind is bool}
+    words = {
+        name: st.sampled_from(feature.choices)
+        for name, feature in transformer.FEATURES.items()
+        if feature.choices
+    }
+    switches = {
+        name: st.booleans()
+        for name, feature in transformer.FEATURES.items()
+        if feature.kind is bool
+    }
     strategies: Mapping[str, st.SearchStrategy[Any]] = {**numbers, **words, **switches}
     assert strategies.keys() == transformer.FEATURES.keys()
     return transformer.compose({name: draw(strategy) for name, strategy in strategies.items()})
@@ -104,20 +113,31 @@ def batch_of(specs: Sequence[TensorSpec], samples: int, device: torch.device) ->
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(architectures(), st.floats(0.0, 0.99), st.booleans())
-def test_the_job_is_what_the_network_runs(architecture: TransformerArchitecture, frozen_share: float, recompute: bool) -> None:
-    options = Options(batch_size=2, frozen_share=frozen_share, checkpointing="every_block" if recompute else "none")
+def test_the_job_is_what_the_network_runs(
+    architecture: TransformerArchitecture, frozen_share: float, recompute: bool
+) -> None:
+    options = Options(
+        batch_size=2,
+        frozen_share=frozen_share,
+        checkpointing="every_block" if recompute else "none",
+    )
     job = training_job(PlannedJob("transformer", architecture, options))
     network = build_network(PlannedJob("transformer", architecture, options), META)
     inputs, target = transformer.tensors(architecture)
     batch = batch_of(inputs, 2, META)
     assert extract_job(network, batch, ExtractOptions(**job.options.job_fields())).job == job
     assert job.total_parameters == sum(each.numel() for each in network.parameters())
-    assert job.trainable_parameters == sum(each.numel() for each in network.parameters() if each.requires_grad)
+    assert job.trainable_parameters == sum(
+        each.numel() for each in network.parameters() if each.requires_grad
+    )
     assert {layer.kind for layer in job.layers} <= set(GROUP_OF_KIND)
     with FlopCounterMode(display=False) as counter:
         logits = network(*batch)
     assert logits.shape == (2, *target.shape, target.high)
-    assert transformer.describe_network(architecture).multiply_adds == counter.get_total_flops() // 2 // 2
+    assert (
+        transformer.describe_network(architecture).multiply_adds
+        == counter.get_total_flops() // 2 // 2
+    )
 
 
 @settings(max_examples=25)
@@ -178,12 +198,30 @@ def test_published_networks_are_in_the_space(values: dict[str, Any], parameters:
 
 
 @pytest.mark.parametrize(("style", "precision"), every_pair(space.STYLES, PRECISIONS))
-def test_every_style_trains_in_every_precision_with_and_without_recomputation(style: str, precision: str) -> None:
+def test_every_style_trains_in_every_precision_with_and_without_recomputation(
+    style: str, precision: str
+) -> None:
     plain = Options(batch_size=2, precision=precision, optimizer="adamw")
-    recomputed = replace(plain, checkpointing="every_block", frozen_share=0.4, gradient_accumulation=2)
-    other = {"norm": "layer_norm", "positions": "learned", "norm_position": "post", "attention_dropout": 0.1, "gated": False}
+    recomputed = replace(
+        plain, checkpointing="every_block", frozen_share=0.4, gradient_accumulation=2
+    )
+    other = {
+        "norm": "layer_norm",
+        "positions": "learned",
+        "norm_position": "post",
+        "attention_dropout": 0.1,
+        "gated": False,
+    }
     for options, changes in ((plain, {}), (recomputed, {}), (recomputed, other)):
-        assert train(PlannedJob("transformer", tiny(style=style, **changes), options), CPU, 0, lambda _: 0) == 3
+        assert (
+            train(
+                PlannedJob("transformer", tiny(style=style, **changes), options),
+                CPU,
+                0,
+                lambda _: 0,
+            )
+            == 3
+        )
 
 
 class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -198,13 +236,19 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def executed(architecture: TransformerArchitecture, device: torch.device, **options: Any) -> Counter[str]:
+def executed(
+    architecture: TransformerArchitecture, device: torch.device, **options: Any
+) -> Counter[str]:
     """The operators of forward and backward pass."""
-    network = build_network(PlannedJob("transformer", architecture, Options(batch_size=2, **options)), device)
+    network = build_network(
+        PlannedJob("transformer", architecture, Options(batch_size=2, **options)), device
+    )
     inputs, target = transformer.tensors(architecture)
     batch = batch_of(inputs, 2, device)
     if options.get("precision") == "bf16":
-        batch = tuple(each.to(torch.bfloat16) if each.is_floating_point() else each for each in batch)
+        batch = tuple(
+            each.to(torch.bfloat16) if each.is_floating_point() else each for each in batch
+        )
     with Operators() as operators:
         logits = network(*batch)
         torch.autograd.backward(transformer.loss(logits, *batch_of([target], 2, device)))
@@ -214,28 +258,49 @@ def executed(architecture: TransformerArchitecture, device: torch.device, **opti
 
 @pytest.mark.parametrize(("checkpointing", "times"), [("none", 1), ("every_block", 2)])
 @pytest.mark.parametrize("heads_per_group", [1, 2])
-def test_the_math_kernel_runs_where_it_is_asked_for(checkpointing: str, times: int, heads_per_group: int) -> None:
+def test_the_math_kernel_runs_where_it_is_asked_for(
+    checkpointing: str, times: int, heads_per_group: int
+) -> None:
     kernel = "_scaled_dot_product_flash_attention_for_cpu"
     architecture = tiny(heads_per_group=heads_per_group)
     asked = executed(architecture, CPU, checkpointing=checkpointing)
     assert asked["_softmax"] + asked["_safe_softmax"] == 2 * times
     assert not asked[kernel]
     for other in ("flash", "memory_efficient"):  # without CUDA, PyTorch chooses in their place
-        assert executed(replace(architecture, attention_kernel=other), CPU, checkpointing=checkpointing)[kernel] == 2 * times
+        assert (
+            executed(
+                replace(architecture, attention_kernel=other), CPU, checkpointing=checkpointing
+            )[kernel]
+            == 2 * times
+        )
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("kernel", "precision"), [("flash", "bf16"), ("memory_efficient", "bf16"), ("memory_efficient", "fp32")])
+@pytest.mark.parametrize(
+    ("kernel", "precision"),
+    [("flash", "bf16"), ("memory_efficient", "bf16"), ("memory_efficient", "fp32")],
+)
 @pytest.mark.parametrize("style", space.STYLES)
-def test_the_fused_kernels_run_where_they_are_asked_for(kernel: str, precision: str, style: str) -> None:
+def test_the_fused_kernels_run_where_they_are_asked_for(
+    kernel: str, precision: str, style: str
+) -> None:
     if not torch.cuda.is_available():
         pytest.skip("there is no GPU")
-    operator = {"flash": "_scaled_dot_product_flash_attention", "memory_efficient": "_scaled_dot_product_efficient_attention"}
+    operator = {
+        "flash": "_scaled_dot_product_flash_attention",
+        "memory_efficient": "_scaled_dot_product_efficient_attention",
+    }
     attentions = 3 if style == "encoder_decoder" else 2
     for head_size, heads_per_group in ((8, 1), (40, 2), (256, 1024)):
-        changes = {"width": 4 * head_size, "head_size": head_size, "heads_per_group": heads_per_group}
+        changes = {
+            "width": 4 * head_size,
+            "head_size": head_size,
+            "heads_per_group": heads_per_group,
+        }
         architecture = tiny(style=style, attention_kernel=kernel, attention_dropout=0.1, **changes)
-        names = executed(architecture, torch.device("cuda"), precision=precision, checkpointing="every_block")
+        names = executed(
+            architecture, torch.device("cuda"), precision=precision, checkpointing="every_block"
+        )
         assert names[operator[kernel]] == 2 * attentions
         assert names[operator[kernel] + "_backward"] == attentions
 
@@ -244,7 +309,10 @@ def test_the_fused_kernels_run_where_they_are_asked_for(kernel: str, precision: 
 @pytest.mark.parametrize("kernel", space.KERNELS)
 def test_only_decoders_do_not_look_ahead(style: str, causal: bool, kernel: str) -> None:
     network = build_network(
-        PlannedJob("transformer", tiny(style=style, attention_kernel=kernel), Options(batch_size=1)), CPU
+        PlannedJob(
+            "transformer", tiny(style=style, attention_kernel=kernel), Options(batch_size=1)
+        ),
+        CPU,
     ).eval()
     tokens = torch.arange(10)[None]
     changed = tokens.clone()
@@ -281,11 +349,19 @@ def test_rotation_depends_on_the_distance_alone() -> None:
 
 def test_a_tied_head_is_the_embedding() -> None:
     tied, untied = (
-        build_network(PlannedJob("transformer", tiny(head=head), Options(batch_size=1)), CPU) for head in ("tied", "untied")
+        build_network(PlannedJob("transformer", tiny(head=head), Options(batch_size=1)), CPU)
+        for head in ("tied", "untied")
     )
     weights = 50 * 32
-    assert sum(each.numel() for each in untied.parameters()) == sum(each.numel() for each in tied.parameters()) + weights
-    names = [name for name, module in tied.named_modules() if isinstance(module, nn.Linear) and module.out_features == 50]
+    assert (
+        sum(each.numel() for each in untied.parameters())
+        == sum(each.numel() for each in tied.parameters()) + weights
+    )
+    names = [
+        name
+        for name, module in tied.named_modules()
+        if isinstance(module, nn.Linear) and module.out_features == 50
+    ]
     assert names == []
 
 
@@ -294,7 +370,9 @@ def jobs() -> list[PlannedJob]:
     return sample_jobs(load_recipe("transformer"), JOBS, 7, CAPACITY_BYTES)
 
 
-def test_sampled_jobs_are_distinct_can_train_and_take_about_a_second(jobs: list[PlannedJob]) -> None:
+def test_sampled_jobs_are_distinct_can_train_and_take_about_a_second(
+    jobs: list[PlannedJob],
+) -> None:
     assert len({job.key for job in jobs}) == len(set(jobs)) == JOBS
     operations = []
     for job in jobs:
@@ -307,7 +385,9 @@ def test_sampled_jobs_are_distinct_can_train_and_take_about_a_second(jobs: list[
     assert np.mean(operations) < 0.015e15  # a third of a second of fp32 at 40 Tflop/s
 
 
-def test_memory_has_no_empty_octave_up_to_three_quarters_of_the_card(jobs: list[PlannedJob]) -> None:
+def test_memory_has_no_empty_octave_up_to_three_quarters_of_the_card(
+    jobs: list[PlannedJob],
+) -> None:
     estimates = [rough_bytes(training_job(job)) for job in jobs]
     octaves = Counter(int(math.log2(each / GIB * 2)) for each in estimates)
     assert min(octaves[octave] for octave in range(8)) > 0.03 * JOBS, octaves
@@ -348,10 +428,16 @@ def test_no_choice_is_overcrowded(jobs: list[PlannedJob]) -> None:
     for part, features in (("options", recipe.options), ("architecture", recipe.features)):
         for name, feature in features.items():
             values = [getattr(getattr(job, part), name, 0) for job in jobs]
-            values = [value for value in values if value != 0 or 0 in feature.values] if isinstance(feature, Choices) else []
+            values = (
+                [value for value in values if value != 0 or 0 in feature.values]
+                if isinstance(feature, Choices)
+                else []
+            )
             if values:
                 assert isinstance(feature, Choices)
-                assert Counter(values).most_common(1)[0][1] <= 1.5 * len(values) / len(feature.values), name
+                assert Counter(values).most_common(1)[0][1] <= 1.5 * len(values) / len(
+                    feature.values
+                ), name
     groupings = Counter(grouping(job.architecture) for job in jobs)  # type: ignore[arg-type]
     assert len(groupings) == 3
     assert groupings.most_common(1)[0][1] <= 1.5 * JOBS / 3, groupings
@@ -368,7 +454,9 @@ def test_recomputation_and_kernels_move_the_estimate_as_they_move_memory() -> No
     options = Options(batch_size=16, precision="bf16")
 
     def estimate(options: Options, **changes: Any) -> int:
-        return rough_bytes(training_job(PlannedJob("transformer", tiny(**values | changes), options)))
+        return rough_bytes(
+            training_job(PlannedJob("transformer", tiny(**values | changes), options))
+        )
 
     plain = estimate(options)
     weights = 12 * 12 * 1024**2 * 2  # heads, blocks, a matrix of queries by keys in two bytes
@@ -390,7 +478,10 @@ def test_recomputation_and_kernels_move_the_estimate_as_they_move_memory() -> No
         ({"encoder_depth": 2}, "encoder_depth must be 0 in a decoder with head tied, not 2"),
         ({"decoder_depth": True}, "decoder_depth must be a positive whole number, not true"),
         ({"dropout": 1.0}, r"dropout must lie in \[0, 1\)"),
-        ({"heads": 3}, "heads must divide its width into multiples of 8 up to 256, and 3 do not so divide 32"),
+        (
+            {"heads": 3},
+            "heads must divide its width into multiples of 8 up to 256, and 3 do not so divide 32",
+        ),
         ({"heads": 8, "key_value_heads": 4}, "multiples of 8"),
         ({"key_value_heads": 3}, "3 key-value heads do not divide 4 query heads"),
         ({"nonsense": 1}, "not that of a transformer"),
@@ -411,14 +502,18 @@ def test_images_are_whole_patches() -> None:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_flash_runs_in_half_precision_only(precision: str) -> None:
-    assert (kernel_obstacle("flash", precision) is None) == (precision in ("amp_fp16", "amp_bf16", "bf16"))
+    assert (kernel_obstacle("flash", precision) is None) == (
+        precision in ("amp_fp16", "amp_bf16", "bf16")
+    )
     for kernel in ("math", "memory_efficient", None):
         assert kernel_obstacle(kernel, precision) is None
 
 
 def test_the_math_kernel_leaves_matrices_and_the_others_do_not() -> None:
     for kernel in space.KERNELS:
-        layers = transformer.describe_network(tiny(style="encoder_decoder", attention_kernel=kernel)).layers
+        layers = transformer.describe_network(
+            tiny(style="encoder_decoder", attention_kernel=kernel)
+        ).layers
         matrices = [layer.activations for layer in layers if layer.kind == "softmax"]
         fused = [layer.kind for layer in layers if layer.kind in LAYER_GROUPS["attention"]]
         assert matrices == ([4 * 10 * 10, 4 * 5 * 5, 4 * 5 * 10] if kernel == "math" else [])

@@ -1,4 +1,5 @@
-"""The zoo of real networks: what is extracted is what is built and trained, and a missing library is named."""
+"""The zoo of real networks: what is extracted is what is built and trained, and a missing library
+is named."""
 
 from __future__ import annotations
 
@@ -48,9 +49,13 @@ def test_the_unet_of_the_zoo_is_described_correctly() -> None:
 
 
 @pytest.mark.parametrize("library", ["torchvision", "timm", "transformers"])
-def test_a_library_that_is_not_installed_is_named(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_not_installed_is_named(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, library, None)  # as if it were not installed
-    monkeypatch.setattr(zoo, "_installed", zoo._installed.__wrapped__)  # which remembers its answers
+    monkeypatch.setattr(
+        zoo, "_installed", zoo._installed.__wrapped__
+    )  # which remembers its answers
     model = next(zoo_model(name) for name, entry in CATALOGUE.items() if entry.library == library)
     assert f"needs {library}, which is not installed" in str(zoo.obstacle(model, 2))
     for use in (zoo.build, zoo.describe_network.__wrapped__):
@@ -80,7 +85,9 @@ def test_a_real_network_trains_as_it_is_described(name: str, family: str) -> Non
     planned = PlannedJob("zoo", zoo_model(name), Options(batch_size=2, optimizer="sgd_momentum"))
     job = training_job(planned)
     assert job.family == family
-    assert job.total_parameters == sum(each.numel() for each in build_network(planned, CPU).parameters())
+    assert job.total_parameters == sum(
+        each.numel() for each in build_network(planned, CPU).parameters()
+    )
     assert (job.sequence_length is not None) == (family == "transformer")
     assert train(planned, CPU, 0, lambda _: 0) == 3
 
@@ -97,7 +104,9 @@ def test_a_row_of_the_zoo_names_its_model_and_is_rebuilt(tmp_path: Any) -> None:
     assert parse_planned(json.loads(json.dumps(planned.to_dict()))) == planned
     with torch.device("meta"):
         network = rebuild(training_job(planned).family, planned.architecture_json)
-    assert sum(each.numel() for each in network.parameters()) == training_job(planned).total_parameters
+    assert (
+        sum(each.numel() for each in network.parameters()) == training_job(planned).total_parameters
+    )
 
 
 @pytest.mark.parametrize(
@@ -109,7 +118,10 @@ def test_a_row_of_the_zoo_names_its_model_and_is_rebuilt(tmp_path: Any) -> None:
         ({"model": "unet", "image_size": 64, "sequence_length": 8}, "no other size"),
         ({"model": "unet", "image_size": 65}, "multiple of 32"),
         ({"model": "unet", "image_size": "64"}, "whole numbers"),
-        ({"model": "transformers/gpt2", "image_size": 64}, "transformers/gpt2 needs a sequence length"),
+        (
+            {"model": "transformers/gpt2", "image_size": 64},
+            "transformers/gpt2 needs a sequence length",
+        ),
         ({"model": "unet", "image_size": 64, "colour": 1}, "zoo"),
     ],
 )
@@ -121,7 +133,10 @@ def test_a_foreign_model_is_refused(document: dict[str, Any], sentence: str) -> 
 def test_single_images_are_an_obstacle() -> None:
     assert "batch norm" in str(zoo.obstacle(zoo_model("unet"), 1))
     assert zoo.obstacle(zoo_model("unet"), 2) is None
-    assert cnn.describe_network(cnn.parse(cnn_unet())).layers == zoo.describe_network(zoo_model("unet")).layers
+    assert (
+        cnn.describe_network(cnn.parse(cnn_unet())).layers
+        == zoo.describe_network(zoo_model("unet")).layers
+    )
 
 
 def cnn_unet() -> dict[str, Any]:

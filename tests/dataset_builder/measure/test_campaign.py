@@ -1,4 +1,5 @@
-"""Campaigns end to end with the real parent, fork server and journal; stand-in processes take the place of the GPU's."""
+"""Campaigns end to end with the real parent, fork server and journal; stand-in processes take the
+place of the GPU's."""
 
 from __future__ import annotations
 
@@ -48,12 +49,23 @@ class Rehearsal:
         self.jobs = jobs
         recipe, planned = load_recipe("mlp"), _sample()[:jobs]
         self.keys = [each.key for each in planned]
-        (folder / "behaviour.json").write_text(json.dumps(dict(zip(self.keys, behaviours or [], strict=False))))
+        (folder / "behaviour.json").write_text(
+            json.dumps(dict(zip(self.keys, behaviours or [], strict=False)))
+        )
         with Journal(folder) as journal:
             journal.keep_plan(Settings(recipe.name, recipe.digest, 0, jobs), planned)
 
-    def start(self, mode: str = "process", *extra: object, limits: Callable[[], object] | None = None) -> subprocess.Popen[str]:
-        command = [sys.executable, str(REHEARSAL / "rehearse.py"), str(self.folder), mode, str(self.jobs), *map(str, extra)]
+    def start(
+        self, mode: str = "process", *extra: object, limits: Callable[[], object] | None = None
+    ) -> subprocess.Popen[str]:
+        command = [
+            sys.executable,
+            str(REHEARSAL / "rehearse.py"),
+            str(self.folder),
+            mode,
+            str(self.jobs),
+            *map(str, extra),
+        ]
         environment = os.environ | {"PYTHONPATH": str(ROOT), "STAND_IN_FOLDER": str(self.folder)}
         return subprocess.Popen(
             command,
@@ -65,7 +77,9 @@ class Rehearsal:
             preexec_fn=limits,
         )
 
-    def run(self, mode: str = "process", *extra: object, limits: Callable[[], object] | None = None) -> str:
+    def run(
+        self, mode: str = "process", *extra: object, limits: Callable[[], object] | None = None
+    ) -> str:
         """Run to the end; what it wrote to standard error."""
         _, errors = self.start(mode, *extra, limits=limits).communicate(timeout=300)
         return errors
@@ -80,7 +94,9 @@ class Rehearsal:
         return dict(zip(keys, self.rows(), strict=True))
 
     def living_children(self) -> list[int]:
-        return [int(each.name) for each in (self.folder / "held").iterdir() if _alive(int(each.name))]
+        return [
+            int(each.name) for each in (self.folder / "held").iterdir() if _alive(int(each.name))
+        ]
 
 
 def _alive(pid: int) -> bool:
@@ -104,8 +120,18 @@ def test_every_job_is_measured_once_with_its_parts(tmp_path: Path) -> None:
     for row in rows.values():
         assert row.status == "ok"
         assert row.label_source == "nvml_process"
-        assert (row.peak_process_bytes, row.context_bytes, row.peak_reserved_bytes) == (LABEL_BYTES, 400 * MIB, 64 * MIB)
-        assert [phase.name for phase in row.phases] == ["context", "build", "step_1", "step_2", "step_3"]
+        assert (row.peak_process_bytes, row.context_bytes, row.peak_reserved_bytes) == (
+            LABEL_BYTES,
+            400 * MIB,
+            64 * MIB,
+        )
+        assert [phase.name for phase in row.phases] == [
+            "context",
+            "build",
+            "step_1",
+            "step_2",
+            "step_3",
+        ]
         assert row.provenance == "stand_in"
     assert max(row.neighbours or 0 for row in rows.values()) >= 1, "jobs ran side by side"
     assert "12 of 12 jobs" in errors
@@ -137,7 +163,9 @@ def test_failures_are_recorded_with_their_reason(tmp_path: Path) -> None:
 
 
 def test_a_job_that_neighbours_may_have_influenced_is_run_again_alone(tmp_path: Path) -> None:
-    rehearsal = Rehearsal(tmp_path / "c", 10, ["slow", "crowded", "retries", "slow", "slow", "slow", "crowded"])
+    rehearsal = Rehearsal(
+        tmp_path / "c", 10, ["slow", "crowded", "retries", "slow", "slow", "slow", "crowded"]
+    )
     rehearsal.run()
     rows = rehearsal.by_key()
     runs = Counter((rehearsal.folder / "runs.log").read_text().split())
@@ -149,13 +177,21 @@ def test_a_job_that_neighbours_may_have_influenced_is_run_again_alone(tmp_path: 
 
 @pytest.mark.parametrize(
     ("mode", "source", "side_by_side"),
-    [("container", "nvml_process", True), ("accounting", "nvml_accounting", True), ("device", "nvml_device_difference", False)],
+    [
+        ("container", "nvml_process", True),
+        ("accounting", "nvml_accounting", True),
+        ("device", "nvml_device_difference", False),
+    ],
 )
-def test_labels_come_from_readings_that_can_be_trusted(tmp_path: Path, mode: str, source: str, side_by_side: bool) -> None:
+def test_labels_come_from_readings_that_can_be_trusted(
+    tmp_path: Path, mode: str, source: str, side_by_side: bool
+) -> None:
     rehearsal = Rehearsal(tmp_path / "c", 5, ["slow"] * 5)
     rehearsal.run(mode)
     rows = rehearsal.rows()
-    assert [(row.status, row.label_source, row.label_bytes) for row in rows] == [("ok", source, LABEL_BYTES)] * 5
+    assert [(row.status, row.label_source, row.label_bytes) for row in rows] == [
+        ("ok", source, LABEL_BYTES)
+    ] * 5
     assert (max(row.neighbours or 0 for row in rows) > 0) == side_by_side
     assert {row.context_bytes for row in rows} == {400 * MIB}
 
@@ -177,10 +213,13 @@ def test_a_lost_gpu_is_one_sentence_and_loses_no_row(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_one_sentence_and_loses_no_row(tmp_path: Path) -> None:
-    """The kernel's limit on file sizes stands in for the end of the disk: the same failing write."""
+    """The kernel's limit on file sizes stands in for the end of the disk: the same failing
+    write."""
     rehearsal = Rehearsal(tmp_path / "c", 8)
     room_bytes = 12_000  # for a few rows
-    errors = rehearsal.run(limits=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room_bytes, room_bytes)))
+    errors = rehearsal.run(
+        limits=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room_bytes, room_bytes))
+    )
     assert "cannot be written" in errors
     assert "every finished row is kept" in errors
     assert "Traceback" not in errors
@@ -199,7 +238,9 @@ def test_kill_nine_at_random_moments_then_resume_finishes_every_job_once(tmp_pat
         before = len(rehearsal.rows())
         _wait(lambda before=before: len(rehearsal.rows()) > before)
         time.sleep(generator.random() * 0.3)
-        for child in generator.sample(rehearsal.living_children(), k=min(1, len(rehearsal.living_children()))):
+        for child in generator.sample(
+            rehearsal.living_children(), k=min(1, len(rehearsal.living_children()))
+        ):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         finished = rehearsal.by_key()
@@ -227,7 +268,10 @@ def test_a_second_campaign_on_the_same_folder_is_refused(tmp_path: Path) -> None
     try:
         _wait(lambda: (rehearsal.folder / "runs.log").exists())
         errors = rehearsal.run()
-        assert errors.strip() == f"error: another campaign is running in {rehearsal.folder}: wait for it, or give another folder"
+        assert (
+            errors.strip()
+            == f"error: another campaign is running in {rehearsal.folder}: wait for it, or give another folder"
+        )
     finally:
         first.kill()
         first.communicate()
@@ -236,7 +280,9 @@ def test_a_second_campaign_on_the_same_folder_is_refused(tmp_path: Path) -> None
 def test_children_die_with_the_campaign_and_with_the_fork_server(tmp_path: Path) -> None:
     rehearsal = Rehearsal(tmp_path / "c", 4, ["hang"] * 4)
     process = rehearsal.start()
-    _wait(lambda: len(rehearsal.living_children()) >= 2 and (rehearsal.folder / "runs.log").exists())
+    _wait(
+        lambda: len(rehearsal.living_children()) >= 2 and (rehearsal.folder / "runs.log").exists()
+    )
     child = rehearsal.living_children()[0]
     server = int(Path(f"/proc/{child}/status").read_text().split("PPid:")[1].split()[0])
     os.kill(server, signal.SIGKILL)

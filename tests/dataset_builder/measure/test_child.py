@@ -50,8 +50,14 @@ def answer_all(end: socket.socket) -> list[dict[str, object]]:
 def test_a_child_that_cannot_use_a_gpu_says_why(server: ForkServer) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    architecture = mlp.MlpArchitecture(shape="uniform", input_width=3, output_width=2, hidden_widths=(4,), activation="relu")
-    request = {"planned": PlannedJob("mlp", architecture, Options(batch_size=2)).to_dict(), "seed": 0, "visible": "none"}
+    architecture = mlp.MlpArchitecture(
+        shape="uniform", input_width=3, output_width=2, hidden_widths=(4,), activation="relu"
+    )
+    request = {
+        "planned": PlannedJob("mlp", architecture, Options(batch_size=2)).to_dict(),
+        "seed": 0,
+        "visible": "none",
+    }
     pid, end = server.start(request)
     with end:
         started, result = answer_all(end)
@@ -59,7 +65,9 @@ def test_a_child_that_cannot_use_a_gpu_says_why(server: ForkServer) -> None:
     assert started["pids"] == [pid]
     assert started["stack"] == software_stack()
     assert (result["event"], result["status"]) == ("result", "error")
-    assert "CUDA" in str(result["reason"]) or "NVIDIA driver" in str(result["reason"])  # PyTorch without CUDA, and with it
+    assert "CUDA" in str(result["reason"]) or "NVIDIA driver" in str(
+        result["reason"]
+    )  # PyTorch without CUDA, and with it
     assert finish(server, pid) == 0
 
 
@@ -78,7 +86,9 @@ def test_a_fork_server_that_cannot_start_is_one_sentence() -> None:
 def test_the_peaks_of_all_phases_are_kept() -> None:
     noted: dict[str, int] = {}
     for peak, retries in ((5, 0), (9, 1), (2, 3)):
-        note_statistics({"requested_bytes.all.peak": peak, "num_alloc_retries": retries, "unknown": 1}, noted)
+        note_statistics(
+            {"requested_bytes.all.peak": peak, "num_alloc_retries": retries, "unknown": 1}, noted
+        )
     assert noted == {"peak_requested_bytes": 9, "alloc_retries": 3}
 
 
@@ -104,11 +114,16 @@ def told(request: dict[str, object]) -> list[dict[str, object]]:
     [
         ("CUDA error: out of memory", "oom"),
         ("CUDNN_STATUS_ALLOC_FAILED", "oom"),
-        ('NVML_SUCCESS == r INTERNAL ASSERT FAILED at "c10/cuda/CUDACachingAllocator.cpp":1407', "oom"),
+        (
+            'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "c10/cuda/CUDACachingAllocator.cpp":1407',
+            "oom",
+        ),
         ("CUDA error: an illegal memory access was encountered", "error"),
     ],
 )
-def test_failures_that_mean_out_of_memory(failure: str, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_that_mean_out_of_memory(
+    failure: str, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails() -> None:
         raise RuntimeError(failure)
 
@@ -119,7 +134,9 @@ def test_failures_that_mean_out_of_memory(failure: str, status: str, monkeypatch
     assert str(result["reason"]).startswith(failure[:30])
 
 
-def test_a_wrong_cudnn_is_named_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_cudnn_is_named_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuses() -> None:
         raise RuntimeError("cuDNN version incompatibility: PyTorch was compiled against another")
 

@@ -1,4 +1,5 @@
-"""The device probe: its real stages on the CPU, the real parent with stand-in stages, and all of it where there is a GPU."""
+"""The device probe: its real stages on the CPU, the real parent with stand-in stages, and all of it
+where there is a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from dataset_builder.measure.device_probe import CONTEXT_STAGES, WORKSPACE_STAGES, probe_device, write_profile
+from dataset_builder.measure.device_probe import (
+    CONTEXT_STAGES,
+    WORKSPACE_STAGES,
+    probe_device,
+    write_profile,
+)
 from dataset_builder.measure.device_stages import STAGES, run_stage
 from dataset_builder.measure.fork_server import ForkServer
 from dataset_builder.measure.nvml import visible_meters
@@ -44,7 +50,9 @@ def rehearse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rehearse:
 
 
 @pytest.mark.parametrize("mode", ["process", "container", "device", "accounting"])
-def test_the_context_is_what_the_process_has_beside_what_it_reserved(mode: str, rehearse: Rehearse) -> None:
+def test_the_context_is_what_the_process_has_beside_what_it_reserved(
+    mode: str, rehearse: Rehearse
+) -> None:
     document = rehearse(mode)
     contexts = {reading["stage"]: reading["context_bytes"] for reading in document["contexts"]}
     assert contexts == {
@@ -67,22 +75,39 @@ def test_only_a_measurement_is_accepted_as_a_profile(rehearse: Rehearse, tmp_pat
         load_profile(path)
     write_profile(document | {"provenance": "measured"}, path)
     profile = find_profile(str(path))
-    assert (profile.name, profile.multiprocessors, profile.compute_capability) == ("stand-in", 132, (9, 0))
+    assert (profile.name, profile.multiprocessors, profile.compute_capability) == (
+        "stand-in",
+        132,
+        (9, 0),
+    )
     assert context(profile).expected_bytes == 490 * MIB
-    assert context(profile).source.startswith("measured: probe-device (nvml_process) after training steps; driver 0, CUDA 0")
-    assert sorted(each.name for each in tmp_path.iterdir() if each.is_file()) == ["behaviour.json", "profile.json"]
+    assert context(profile).source.startswith(
+        "measured: probe-device (nvml_process) after training steps; driver 0, CUDA 0"
+    )
+    assert sorted(each.name for each in tmp_path.iterdir() if each.is_file()) == [
+        "behaviour.json",
+        "profile.json",
+    ]
 
 
 @pytest.mark.parametrize(
     ("behaviour", "sentence"),
     [
-        ({"matmul": "error"}, "a probing process could not use the GPU: no kernel for the stand-in card"),
+        (
+            {"matmul": "error"},
+            "a probing process could not use the GPU: no kernel for the stand-in card",
+        ),
         ({"attention": "crash"}, "a probing process could not use the GPU: it died"),
         ({"convolution": "lies"}, f"cannot be trusted: {MIB} bytes, with {64 * MIB} reserved"),
-        ({"blas_workspaces": "no_workspace"}, "did not grow with the first matrix product: unset CUBLAS_WORKSPACE_CONFIG"),
+        (
+            {"blas_workspaces": "no_workspace"},
+            "did not grow with the first matrix product: unset CUBLAS_WORKSPACE_CONFIG",
+        ),
     ],
 )
-def test_a_host_that_cannot_measure_is_one_sentence(behaviour: dict[str, str], sentence: str, rehearse: Rehearse) -> None:
+def test_a_host_that_cannot_measure_is_one_sentence(
+    behaviour: dict[str, str], sentence: str, rehearse: Rehearse
+) -> None:
     with pytest.raises(MeasurementError) as raised:
         rehearse(**behaviour)
     assert sentence in str(raised.value)
@@ -110,7 +135,9 @@ def test_parent_and_child_know_the_same_stages() -> None:
 
 def probed(out: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "dataset_builder", "probe-device", "--out", str(out)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False
+    )
 
 
 def no_gpu() -> str | None:
@@ -154,5 +181,11 @@ def test_the_profile_of_a_real_gpu(tmp_path: Path) -> None:
     workspace = 32 * MIB if profile["compute_capability"] >= [9, 0] else 8_519_680
     found = document["blas_workspaces"]
     assert (found["forward_bytes"], found["backward_bytes"]) == (workspace, workspace)
-    assert found["bias_epilogue_bytes"] in (0, MIB)  # cuBLASLt has a workspace of its own before torch 2.13
-    assert sum("workspace_bytes" in row for row in document["convolutions"]) > len(document["convolutions"]) // 2
+    assert found["bias_epilogue_bytes"] in (
+        0,
+        MIB,
+    )  # cuBLASLt has a workspace of its own before torch 2.13
+    assert (
+        sum("workspace_bytes" in row for row in document["convolutions"])
+        > len(document["convolutions"]) // 2
+    )

@@ -1,4 +1,5 @@
-"""What only a GPU can show: labels that hold the weights, repeat, do not depend on neighbours, and an honest out-of-memory."""
+"""What only a GPU can show: labels that hold the weights, repeat, do not depend on neighbours, and
+an honest out-of-memory."""
 
 from __future__ import annotations
 
@@ -54,7 +55,16 @@ def measured(folder: Path, recipe: str, jobs: int, *extra: object) -> list[Measu
     """Run a campaign as a user would; its rows, ordered by job."""
     folder.mkdir()
     (folder / "recipe.yaml").write_text(recipe)
-    command = [sys.executable, "-m", "dataset_builder", "measure", "--recipe", folder / "recipe.yaml", "--jobs", jobs]
+    command = [
+        sys.executable,
+        "-m",
+        "dataset_builder",
+        "measure",
+        "--recipe",
+        folder / "recipe.yaml",
+        "--jobs",
+        jobs,
+    ]
     command += ["--out", folder / "c", *extra]
     subprocess.run(list(map(str, command)), cwd=ROOT, check=True, timeout=500)
     rows = list(read_journal(folder / "c"))
@@ -75,10 +85,22 @@ def test_labels_hold_the_weights_and_do_not_depend_on_neighbours_or_the_run(tmp_
         assert other.label_bytes is not None
         assert abs(one.label_bytes - other.label_bytes) <= TOLERANCE_BYTES
         assert one.peak_reserved_bytes == other.peak_reserved_bytes
-        assert one.label_bytes >= (one.job.total_parameters or 0) * ELEMENT_BYTES[one.job.precision].weight
-        assert one.label_bytes >= (one.peak_reserved_bytes or 0) >= (one.peak_allocated_bytes or 0) > 0
+        assert (
+            one.label_bytes
+            >= (one.job.total_parameters or 0) * ELEMENT_BYTES[one.job.precision].weight
+        )
+        assert (
+            one.label_bytes >= (one.peak_reserved_bytes or 0) >= (one.peak_allocated_bytes or 0) > 0
+        )
         assert (one.context_bytes or 0) > 50 * MIB
-        assert [phase.name for phase in one.phases[:6]] == ["context", "build", "forward", "backward", "step_1", "step_2"]
+        assert [phase.name for phase in one.phases[:6]] == [
+            "context",
+            "build",
+            "forward",
+            "backward",
+            "step_1",
+            "step_2",
+        ]
         assert one.steps is not None
         assert 3 <= one.steps <= 10
 
@@ -106,7 +128,12 @@ def test_the_recorded_history_reaches_the_measured_peak(tmp_path: Path) -> None:
 
 def test_a_gpu_computes_faster_in_half_precision(tmp_path: Path) -> None:
     out = tmp_path / "machine.json"
-    subprocess.run([sys.executable, "-m", "dataset_builder", "rates", "--out", str(out)], cwd=ROOT, check=True, timeout=300)
+    subprocess.run(
+        [sys.executable, "-m", "dataset_builder", "rates", "--out", str(out)],
+        cwd=ROOT,
+        check=True,
+        timeout=300,
+    )
     machine = find_machine(out)
     assert machine.flops_per_second["fp16"] > machine.flops_per_second["fp32"] > 1e12
     assert machine.memory_bytes_per_second > machine.to_host_bytes_per_second > 1e9

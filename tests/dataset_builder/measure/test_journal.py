@@ -19,7 +19,9 @@ from gpumemnet.units import GIB
 SETTINGS = Settings("mlp", "digest", 0, 5)
 
 
-def test_rows_are_there_at_once_and_keys_are_remembered(tmp_path: Path, measurement: Measurement, oom: Measurement) -> None:
+def test_rows_are_there_at_once_and_keys_are_remembered(
+    tmp_path: Path, measurement: Measurement, oom: Measurement
+) -> None:
     with Journal(tmp_path / "c") as journal:
         journal.append("a", measurement)
         assert list(read_journal(tmp_path / "c")) == [measurement]
@@ -30,7 +32,9 @@ def test_rows_are_there_at_once_and_keys_are_remembered(tmp_path: Path, measurem
 
 
 @pytest.mark.parametrize("tail", [b"{", b'{"key": "c", "row": {}}', b"\x00\xff", b'{"key'])
-def test_an_incomplete_last_line_is_cut_off(tmp_path: Path, measurement: Measurement, tail: bytes) -> None:
+def test_an_incomplete_last_line_is_cut_off(
+    tmp_path: Path, measurement: Measurement, tail: bytes
+) -> None:
     with Journal(tmp_path) as journal:
         journal.append("a", measurement)
     with (tmp_path / "journal.jsonl").open("ab") as file:
@@ -78,7 +82,9 @@ def test_the_plan_is_kept_and_other_settings_are_refused(tmp_path: Path) -> None
         journal.keep_plan(SETTINGS, planned)
     with Journal(tmp_path) as journal:
         assert journal.plan(SETTINGS) == planned
-        with pytest.raises(DatasetError, match=r"holds another campaign \(recipe mlp, seed 0, 5 jobs\)"):
+        with pytest.raises(
+            DatasetError, match=r"holds another campaign \(recipe mlp, seed 0, 5 jobs\)"
+        ):
             journal.plan(replace(SETTINGS, seed=1))
         (tmp_path / "plan.json").write_text("{")
         with pytest.raises(DatasetError, match="damaged"):
@@ -110,12 +116,17 @@ with Journal(folder) as journal:
 """
 
 
-def test_a_full_disk_is_one_sentence_and_leaves_no_incomplete_row(tmp_path: Path, measurement: Measurement) -> None:
-    """The kernel's limit on file sizes stands in for the end of the disk: the same failing write."""
+def test_a_full_disk_is_one_sentence_and_leaves_no_incomplete_row(
+    tmp_path: Path, measurement: Measurement
+) -> None:
+    """The kernel's limit on file sizes stands in for the end of the disk: the same failing
+    write."""
     with Journal(tmp_path) as journal:
         journal.append("a", measurement)
     command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
-    done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True
+    )
     assert "cannot be written" in done.stdout
     assert "every finished row is kept" in done.stdout
     assert (tmp_path / "journal.jsonl").read_bytes().endswith(b"}\n")

@@ -1,7 +1,7 @@
 """A rehearsal of the builder on PyTorch's own CUDA code, without a GPU: see ``null_gpu/build.py``.
 
-Only where PyTorch is built with CUDA, no GPU is at hand, and the toolkit's headers and a compiler are installed.  Nothing here
-is a measurement, and no row of it becomes part of a dataset.
+Only where PyTorch is built with CUDA, no GPU is at hand, and the toolkit's headers and a compiler
+are installed.  Nothing here is a measurement, and no row of it becomes part of a dataset.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("this machine has a GPU: run the tests marked gpu instead")
     missing = [each for each in ("gcc", "nm") if shutil.which(each) is None]
     if missing or not (toolkit_headers() / "crt" / "host_defines.h").is_file():
-        pytest.skip(f"needs gcc, nm and the headers of the CUDA toolkit (CUDA_HOME), {toolkit_headers()} has none")
+        pytest.skip(
+            f"needs gcc, nm and the headers of the CUDA toolkit (CUDA_HOME), {toolkit_headers()} has none"
+        )
     folder = tmp_path_factory.mktemp("null_gpu")
     build(folder)
     return folder
@@ -57,11 +59,26 @@ def cudnn(libraries: Path) -> Path:
 def run(libraries: Path, gpu: NullGpu, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", *map(str, arguments)]
     variables = os.environ | environment(libraries, gpu)
-    return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=500)
+    return subprocess.run(
+        command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=500
+    )
 
 
-def campaign(libraries: Path, folder: Path, recipe: str, gpu: NullGpu, jobs: int = 4) -> list[Measurement]:
-    done = run(libraries, gpu, "dataset_builder", "measure", "--recipe", recipe, "--jobs", jobs, "--out", folder)
+def campaign(
+    libraries: Path, folder: Path, recipe: str, gpu: NullGpu, jobs: int = 4
+) -> list[Measurement]:
+    done = run(
+        libraries,
+        gpu,
+        "dataset_builder",
+        "measure",
+        "--recipe",
+        recipe,
+        "--jobs",
+        jobs,
+        "--out",
+        folder,
+    )
     assert done.returncode == 0, done.stderr
     assert "no dataset is written" in done.stdout
     assert not (folder / "dataset.parquet").exists()
@@ -69,7 +86,17 @@ def campaign(libraries: Path, folder: Path, recipe: str, gpu: NullGpu, jobs: int
 
 
 def test_the_gpu_tests_pass_on_it(libraries: Path) -> None:
-    done = run(libraries, NullGpu(), "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests/dataset_builder")
+    done = run(
+        libraries,
+        NullGpu(),
+        "pytest",
+        "-q",
+        "-m",
+        "gpu",
+        "-p",
+        "no:cacheprovider",
+        "tests/dataset_builder",
+    )
     assert done.returncode == 0, done.stdout
     assert " skipped" not in done.stdout
 
@@ -82,9 +109,13 @@ def test_the_gpu_tests_pass_on_it(libraries: Path) -> None:
         (NullGpu(lists=False), "nvml_device_difference"),
     ],
 )
-def test_labels_come_from_the_driver_s_readings(libraries: Path, tmp_path: Path, gpu: NullGpu, source: str) -> None:
+def test_labels_come_from_the_driver_s_readings(
+    libraries: Path, tmp_path: Path, gpu: NullGpu, source: str
+) -> None:
     rows = campaign(libraries, tmp_path / "c", "mlp", gpu)
-    assert {(row.status, row.label_source, row.provenance) for row in rows} == {("ok", source, "stand_in")}
+    assert {(row.status, row.label_source, row.provenance) for row in rows} == {
+        ("ok", source, "stand_in")
+    }
     for row in rows:
         assert row.label_bytes is not None
         assert row.peak_reserved_bytes is not None
@@ -93,7 +124,9 @@ def test_labels_come_from_the_driver_s_readings(libraries: Path, tmp_path: Path,
 
 @pytest.mark.parametrize("family", ["mlp", "cnn", "transformer"])
 @pytest.mark.parametrize("lists", [True, False])
-def test_a_full_card_is_out_of_memory(libraries: Path, tmp_path: Path, family: str, lists: bool) -> None:
+def test_a_full_card_is_out_of_memory(
+    libraries: Path, tmp_path: Path, family: str, lists: bool
+) -> None:
     recipe = tmp_path / "large.yaml"
     declared = (ROOT / "dataset_builder" / "recipe" / "recipes" / f"{family}.yaml").read_text()
     recipe.write_text(
@@ -113,7 +146,9 @@ def test_rehearsal_rows_become_no_dataset(libraries: Path, tmp_path: Path) -> No
         write_dataset(tmp_path / "x.parquet", rows)
 
 
-@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="workspaces are those of torch 2.13")
+@pytest.mark.skipif(
+    not torch.__version__.startswith("2.13."), reason="workspaces are those of torch 2.13"
+)
 @pytest.mark.parametrize(
     "script",
     [
@@ -153,16 +188,23 @@ for _ in range(4):
 """
 
 
-def test_the_trace_has_the_workspaces_that_pytorch_s_code_takes_from_cudnn(libraries: Path, cudnn: Path, tmp_path: Path) -> None:
+def test_the_trace_has_the_workspaces_that_pytorch_s_code_takes_from_cudnn(
+    libraries: Path, cudnn: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "convolutions.py"
     path.write_text(CONVOLUTIONS.format(search=False))
-    without, real = peaks(libraries, {}, "1", path), peaks(libraries, cudnn_environment(cudnn), "1", path)
+    without, real = (
+        peaks(libraries, {}, "1", path),
+        peaks(libraries, cudnn_environment(cudnn), "1", path),
+    )
     answer = trace(path, "--cudnn", cudnn)
     assert without[2] < real[2]
     assert real == [answer["requested_bytes"], answer["allocated_bytes"], answer["reserved_bytes"]]
 
 
-def test_the_start_up_peak_is_that_of_pytorch_s_search(libraries: Path, cudnn: Path, tmp_path: Path) -> None:
+def test_the_start_up_peak_is_that_of_pytorch_s_search(
+    libraries: Path, cudnn: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "convolutions.py"
     path.write_text(CONVOLUTIONS.format(search=True))
     answer = trace(path, "--cudnn", cudnn)
@@ -173,11 +215,36 @@ def test_the_start_up_peak_is_that_of_pytorch_s_search(libraries: Path, cudnn: P
 
 def peaks(libraries: Path, variables: dict[str, str], *arguments: object) -> list[int]:
     """Requested, allocated and reserved bytes on the null GPU."""
-    command = [sys.executable, "tests/dataset_builder/measure/null_gpu/first_rank.py", *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | environment(libraries) | variables, capture_output=True, text=True)
+    command = [
+        sys.executable,
+        "tests/dataset_builder/measure/null_gpu/first_rank.py",
+        *map(str, arguments),
+    ]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | environment(libraries) | variables,
+        capture_output=True,
+        text=True,
+    )
     return list(json.loads(done.stdout.strip().splitlines()[-1].removeprefix("PEAKS")))
 
 
 def trace(script: object, *arguments: object) -> dict[str, Any]:
-    command = [sys.executable, "-m", "gpumemnet", "trace", "--script", script, "--gpu", "H200", "--json", *arguments]
-    return dict(json.loads(subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True).stdout))
+    command = [
+        sys.executable,
+        "-m",
+        "gpumemnet",
+        "trace",
+        "--script",
+        script,
+        "--gpu",
+        "H200",
+        "--json",
+        *arguments,
+    ]
+    return dict(
+        json.loads(
+            subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True).stdout
+        )
+    )

@@ -38,7 +38,9 @@ def test_cuda_visible_devices(visible: str | None, chosen: list[int]) -> None:
     assert select_visible(GPUS, visible, PARENTS) == [GPUS[index] for index in chosen]
 
 
-@pytest.mark.parametrize("environment", [{"LD_PRELOAD": "/usr/lib/libvgpu.so"}, {"CUDA_DEVICE_MEMORY_LIMIT_0": "4g"}])
+@pytest.mark.parametrize(
+    "environment", [{"LD_PRELOAD": "/usr/lib/libvgpu.so"}, {"CUDA_DEVICE_MEMORY_LIMIT_0": "4g"}]
+)
 def test_virtual_readings_are_refused(environment: dict[str, str]) -> None:
     with pytest.raises(MeasurementError, match="HAMi"):
         visible_meters(environment)

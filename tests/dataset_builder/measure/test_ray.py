@@ -1,6 +1,8 @@
-"""``--engine ray``: the same campaign on a Ray cluster of this machine that believes it has two GPUs, and without Ray a sentence.
+"""``--engine ray``: the same campaign on a Ray cluster of this machine that believes it has two
+GPUs, and without Ray a sentence.
 
-Stand-in processes take the place of the GPUs, as in ``test_campaign``; Ray is real, and the tests skip where it is not installed.
+Stand-in processes take the place of the GPUs, as in ``test_campaign``; Ray is real, and the tests
+skip where it is not installed.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ REHEARSAL = Path(__file__).with_name("rehearsal") / "rehearse.py"
 JOBS = 8
 
 needs_ray = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'gpumemnet[ray]'"
+    importlib.util.find_spec("ray") is None,
+    reason="Ray is not installed: pip install 'gpumemnet[ray]'",
 )
 
 
@@ -41,9 +44,14 @@ def campaign(tmp_path: Path) -> tuple[Path, list[str]]:
 
 
 def rehearse(folder: Path) -> str:
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{REHEARSAL.parent}", "STAND_IN_FOLDER": str(folder)}
+    environment = os.environ | {
+        "PYTHONPATH": f"{ROOT}:{REHEARSAL.parent}",
+        "STAND_IN_FOLDER": str(folder),
+    }
     command = [sys.executable, str(REHEARSAL), str(folder), "ray", str(JOBS), "2"]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False).stderr
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=300, check=False
+    ).stderr
 
 
 def keys_in(folder: Path) -> list[str]:
@@ -63,7 +71,9 @@ def test_every_job_is_measured_once_on_one_of_two_gpus(campaign: tuple[Path, lis
 
 @needs_ray
 @pytest.mark.nightly
-def test_a_lost_gpu_is_one_sentence_and_its_jobs_are_left_for_the_next_run(campaign: tuple[Path, list[str]]) -> None:
+def test_a_lost_gpu_is_one_sentence_and_its_jobs_are_left_for_the_next_run(
+    campaign: tuple[Path, list[str]],
+) -> None:
     folder, keys = campaign
     (folder / "lose").touch()
     errors = rehearse(folder)
@@ -78,9 +88,30 @@ def test_a_lost_gpu_is_one_sentence_and_its_jobs_are_left_for_the_next_run(campa
 def test_without_ray_or_gpu_it_is_one_sentence_and_no_folder(tmp_path: Path) -> None:
     """A package that cannot be imported stands in for one that is not installed."""
     (tmp_path / "ray.py").write_text("raise ImportError")
-    command = [sys.executable, "-m", "dataset_builder", "campaign", "mlp", "--out", str(tmp_path / "c"), "--engine", "ray"]
+    command = [
+        sys.executable,
+        "-m",
+        "dataset_builder",
+        "campaign",
+        "mlp",
+        "--out",
+        str(tmp_path / "c"),
+        "--engine",
+        "ray",
+    ]
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: --engine ray needs the package 'ray': install it with  pip install 'gpumemnet[ray]'\n"
+    assert (
+        done.stderr
+        == "error: --engine ray needs the package 'ray': install it with  pip install 'gpumemnet[ray]'\n"
+    )
     assert not (tmp_path / "c").exists()

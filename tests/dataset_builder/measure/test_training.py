@@ -1,4 +1,5 @@
-"""The training steps themselves, run on the CPU: every option trains, in the order that the rows speak of."""
+"""The training steps themselves, run on the CPU: every option trains, in the order that the rows
+speak of."""
 
 from __future__ import annotations
 
@@ -38,14 +39,18 @@ def test_a_network_without_blocks_is_not_called_checkpointed() -> None:
 COMBINATIONS = [
     combination
     for combination in itertools.product(OPTIMIZERS, OPTIMIZER_IMPLEMENTATIONS)
-    if not option_obstacle(Options(batch_size=1, optimizer=combination[0], optimizer_implementation=combination[1]))
+    if not option_obstacle(
+        Options(batch_size=1, optimizer=combination[0], optimizer_implementation=combination[1])
+    )
 ]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_optimizer_and_implementation_trains_in_every_precision(precision: str) -> None:
     for optimizer, implementation in COMBINATIONS:
-        job = planned(optimizer=optimizer, optimizer_implementation=implementation, precision=precision)
+        job = planned(
+            optimizer=optimizer, optimizer_implementation=implementation, precision=precision
+        )
         phases: list[str] = []
 
         def observe(name: str, phases: list[str] = phases) -> int:
@@ -56,34 +61,52 @@ def test_every_optimizer_and_implementation_trains_in_every_precision(precision:
         assert phases == ["build", "forward", "backward", "step_1", "step_2", "step_3"]
 
 
-@pytest.mark.parametrize("options", [{"checkpointing": "every_block"}, {"gradient_accumulation": 3}, {"frozen_share": 0.6}])
+@pytest.mark.parametrize(
+    "options",
+    [{"checkpointing": "every_block"}, {"gradient_accumulation": 3}, {"frozen_share": 0.6}],
+)
 def test_the_other_options_train(options: dict[str, object]) -> None:
     assert train(planned(**options), CPU, 0, lambda _: 0) == 3
 
 
 @pytest.mark.parametrize(
     ("reserved", "steps"),
-    [([5, 5, 5], 3), ([1, 5, 5, 5], 4), ([1, 2, 3, 4, 4, 4], 6), (list(range(10)), 10), ([1, 2, 2, 3, 3, 3], 6)],
+    [
+        ([5, 5, 5], 3),
+        ([1, 5, 5, 5], 4),
+        ([1, 2, 3, 4, 4, 4], 6),
+        (list(range(10)), 10),
+        ([1, 2, 2, 3, 3, 3], 6),
+    ],
 )
 def test_steps_go_on_until_reserved_bytes_stand_still(reserved: list[int], steps: int) -> None:
     readings = iter(reserved)
-    assert train(planned(), CPU, 0, lambda name: next(readings) if name.startswith("step") else 0) == steps
+    assert (
+        train(planned(), CPU, 0, lambda name: next(readings) if name.startswith("step") else 0)
+        == steps
+    )
 
 
 def test_checkpointing_gives_the_same_gradients_and_recomputes() -> None:
     gradients = []
     for checkpointing in ("none", "every_block"):
         torch.manual_seed(0)
-        network = build_network(PlannedJob("mlp", ARCHITECTURE, Options(batch_size=4, checkpointing=checkpointing)), CPU)
+        network = build_network(
+            PlannedJob("mlp", ARCHITECTURE, Options(batch_size=4, checkpointing=checkpointing)), CPU
+        )
         for module in network.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
         runs: list[int] = []
-        next(module for module in network.modules() if isinstance(module, torch.nn.PReLU)).register_forward_hook(
-            lambda *_, runs=runs: runs.append(1)
-        )
+        next(
+            module for module in network.modules() if isinstance(module, torch.nn.PReLU)
+        ).register_forward_hook(lambda *_, runs=runs: runs.append(1))
         network(torch.ones(4, 7).cumsum(0)).sum().backward()
-        gradients.append(torch.cat([each.grad.flatten() for each in network.parameters() if each.grad is not None]))
+        gradients.append(
+            torch.cat(
+                [each.grad.flatten() for each in network.parameters() if each.grad is not None]
+            )
+        )
         assert len(runs) == (2 if checkpointing == "every_block" else 1)
     first, second = gradients
     assert torch.allclose(first, second)

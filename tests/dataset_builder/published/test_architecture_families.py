@@ -8,7 +8,10 @@ from dataset_builder.published.architecture_families import architecture_family
 @pytest.mark.parametrize(
     ("family", "names"),
     [
-        ("resnet", "resnet50 resnetv2_50x1_bit seresnext50_32x4d legacy_senet154 wide_resnet50_2 eca_botnext26ts_256 res2net50d"),
+        (
+            "resnet",
+            "resnet50 resnetv2_50x1_bit seresnext50_32x4d legacy_senet154 wide_resnet50_2 eca_botnext26ts_256 res2net50d",
+        ),
         (
             "resnet",
             "resnest50d tresnet_m cspresnet50 nf_ecaresnet101 lamhalobotnet50ts_256 resnet50_clip_gap skresnet18 resnet101",
@@ -18,7 +21,10 @@ from dataset_builder.published.architecture_families import architecture_family
             "vit_base_patch16_224 deit3_small_patch16_224 beitv2_large_patch16_224 eva02_tiny_patch14_336 vit_base_resnet50d_224",
         ),
         ("regnet", "regnetx_004 regnety_040_sgn nf_regnet_b1 haloregnetz_b regnet_x_400mf"),
-        ("efficientnet", "efficientnet_b0 tf_efficientnetv2_s gc_efficientnetv2_rw_t tinynet_a tf_mixnet_m"),
+        (
+            "efficientnet",
+            "efficientnet_b0 tf_efficientnetv2_s gc_efficientnetv2_rw_t tinynet_a tf_mixnet_m",
+        ),
         (
             "mobilenet",
             "mobilenetv3_large_100 tf_mobilenetv3_small_075 semnasnet_050 fbnetc_100 mobilenet_edgetpu_v2_s mobilenet_v2",

@@ -1,4 +1,5 @@
-"""Published CNNs: the rebuilt network has the parameters that the table gives it, and a row comes through or is named."""
+"""Published CNNs: the rebuilt network has the parameters that the table gives it, and a row comes
+through or is named."""
 
 from __future__ import annotations
 
@@ -13,7 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dataset_builder.published.cnn import COLUMNS, SHAPES, PublishedCnn, build, filters, loss, measurement_of_row, parse, tensors
+from dataset_builder.published.cnn import (
+    COLUMNS,
+    SHAPES,
+    PublishedCnn,
+    build,
+    filters,
+    loss,
+    measurement_of_row,
+    parse,
+    tensors,
+)
 from dataset_builder.published.importing import read_published
 from gpumemnet.errors import DatasetError
 from gpumemnet.units import MIB
@@ -44,7 +55,9 @@ def test_a_plain_network_by_hand() -> None:
 
 
 def test_shapes_grow_as_they_are_called() -> None:
-    widths = {arch: filters(PublishedCnn(arch, 3, 10, 6, 32, 64, "relu", 0.0, False)) for arch in SHAPES}
+    widths = {
+        arch: filters(PublishedCnn(arch, 3, 10, 6, 32, 64, "relu", 0.0, False)) for arch in SHAPES
+    }
     assert widths["pyramid"] == sorted(widths["pyramid"])
     assert widths["reverse_pyramid"] == sorted(widths["reverse_pyramid"], reverse=True)
     assert widths["gradual"][-1] < widths["pyramid"][-1]
@@ -55,7 +68,13 @@ def test_shapes_grow_as_they_are_called() -> None:
 
 
 @settings(max_examples=20)
-@given(st.sampled_from(SHAPES), st.integers(2, 9), st.integers(2, 40), st.integers(8, 40), st.booleans())
+@given(
+    st.sampled_from(SHAPES),
+    st.integers(2, 9),
+    st.integers(2, 40),
+    st.integers(8, 40),
+    st.booleans(),
+)
 def test_every_network_trains(arch: str, depth: int, base: int, size: int, norm: bool) -> None:
     architecture = PublishedCnn(arch, 3, 7, depth, base, size, "gelu", 0.1, norm)
     assert parse(architecture.to_dict()) == architecture
@@ -74,7 +93,12 @@ def test_a_row_becomes_a_measurement(tmp_path: Path) -> None:
     good = f"{name},{parameters('residual', 'prelu')},5,1500,5,SUCCESSFUL"
     made = measurement_of_row(row(good))
     assert made.label_bytes == 1500 * MIB
-    assert (made.job.family, made.job.batch_size, made.job.optimizer, made.job.precision) == ("cnn", 5, "adam", "fp32")
+    assert (made.job.family, made.job.batch_size, made.job.optimizer, made.job.precision) == (
+        "cnn",
+        5,
+        "adam",
+        "fp32",
+    )
     table = tmp_path / "cnns.csv"
     table.write_text(f"{HEADER},Depth\n{good},4\n{good.replace('SUCCESSFUL', 'OOM_CRASH')},4\n")
     assert [m.status for m in read_published(table)] == ["ok", "oom"]
@@ -84,7 +108,9 @@ def test_rows_that_cannot_be_rebuilt_are_counted(tmp_path: Path) -> None:
     total = parameters("uniform")
     good = f"{NAME.format(arch='uniform', act='relu')},{total},5,1500,4,SUCCESSFUL"
     table = tmp_path / "cnns.csv"
-    table.write_text(f"{HEADER}\n{good}\n{good.replace('uniform', 'dense')}\n{good.replace(f',{total},', ',0,')}\n")
+    table.write_text(
+        f"{HEADER}\n{good}\n{good.replace('uniform', 'dense')}\n{good.replace(f',{total},', ',0,')}\n"
+    )
     left_out: Counter[str] = Counter()
     assert len(list(read_published(table, left_out))) == 1
     assert sorted(left_out.values()) == [1, 1]

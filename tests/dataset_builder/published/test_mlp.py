@@ -23,9 +23,7 @@ HEADER = (
     "Batch Normalization Layers,Dropout Layers,Max GPU Memory (MiB),Avg GPUTL\n"
 )
 NAME = "input:3_output:2_depth:1_arch:uniform_batch:8_act:swish_dropout:0.25_dropout:True_batchnorm:True.out"
-LAYERS = (
-    "[('linear', 4, 16), ('batch_normalization', 4, 8), ('SiLU', 4, 0), ('dropout', 4, 0), ('linear', 2, 10), ('Softmax', 2, 0)]"
-)
+LAYERS = "[('linear', 4, 16), ('batch_normalization', 4, 8), ('SiLU', 4, 0), ('dropout', 4, 0), ('linear', 2, 10), ('Softmax', 2, 0)]"
 GOOD = f'{NAME},2,"{LAYERS}",SiLU,20,34,8,1,1,1500,1.0\n'
 
 
@@ -37,14 +35,38 @@ def table(folder: Path, text: str) -> Path:
 
 def test_a_row_becomes_a_measurement(tmp_path: Path) -> None:
     [row] = read_published(table(tmp_path, HEADER + GOOD))
-    assert [layer.kind for layer in row.job.layers] == ["linear", "batch_norm1d", "silu", "dropout", "linear", "softmax"]
+    assert [layer.kind for layer in row.job.layers] == [
+        "linear",
+        "batch_norm1d",
+        "silu",
+        "dropout",
+        "linear",
+        "softmax",
+    ]
     assert (row.job.batch_size, row.job.input_elements, row.job.total_parameters) == (8, 3, 34)
-    assert (row.job.optimizer, row.job.precision, row.job.activation_function) == ("adam", "fp32", "silu")
+    assert (row.job.optimizer, row.job.precision, row.job.activation_function) == (
+        "adam",
+        "fp32",
+        "silu",
+    )
     assert row.label_bytes == row.peak_device_bytes == 1500 * MIB
-    assert (row.provenance, row.label_source, row.gpu) == ("published", "nvidia_smi_device_1s", "NVIDIA A100-SXM4-40GB")
-    assert (row.peak_process_bytes, row.context_bytes, row.torch, row.driver) == (None, None, None, None)
+    assert (row.provenance, row.label_source, row.gpu) == (
+        "published",
+        "nvidia_smi_device_1s",
+        "NVIDIA A100-SXM4-40GB",
+    )
+    assert (row.peak_process_bytes, row.context_bytes, row.torch, row.driver) == (
+        None,
+        None,
+        None,
+        None,
+    )
     architecture = json.loads(row.architecture)
-    assert (architecture["shape"], architecture["hidden_widths"], architecture["dropout"]) == ("uniform", [4], 0.25)
+    assert (architecture["shape"], architecture["hidden_widths"], architecture["dropout"]) == (
+        "uniform",
+        [4],
+        0.25,
+    )
     network = rebuild("mlp", row.architecture)
     assert sum(each.numel() for each in network.parameters()) == 34
 
@@ -85,7 +107,9 @@ def test_a_bad_row_is_named_by_its_line(tmp_path: Path, old: str, new: str, sent
     assert not (tmp_path / "out.parquet").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"a,b\n1,2\n", b"\xff\xfe\x00", b'"never closed', b"\x00"])
+@pytest.mark.parametrize(
+    "content", [b"", b"a,b\n1,2\n", b"\xff\xfe\x00", b'"never closed', b"\x00"]
+)
 def test_a_foreign_file_says_where_to_get_the_table(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes(content)

@@ -1,4 +1,5 @@
-"""Published real models: the committed rows are those of the table, stand apart for testing, and a missing library is named."""
+"""Published real models: the committed rows are those of the table, stand apart for testing, and a
+missing library is named."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ from torch import nn
 
 from dataset_builder import cli
 from dataset_builder.published.networks import published_family
-from dataset_builder.published.real_models import REAL_MODELS, Reading, RealModel, import_real_models, measurement_of_reading
+from dataset_builder.published.real_models import (
+    REAL_MODELS,
+    Reading,
+    RealModel,
+    import_real_models,
+    measurement_of_reading,
+)
 from dataset_builder.split import split_by_architecture
 from dataset_builder.traced.labels import PROTOCOL
 from gpumemnet.data.dataset import read_dataset
@@ -22,7 +29,9 @@ from gpumemnet.errors import DatasetError
 from gpumemnet.gpu.catalogue import context, device_profile
 from gpumemnet.units import MIB
 
-COMMITTED = Path(__file__).parents[3] / "dataset_builder/datasets/published_real_models_a100.parquet"
+COMMITTED = (
+    Path(__file__).parents[3] / "dataset_builder/datasets/published_real_models_a100.parquet"
+)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +55,11 @@ def test_the_committed_rows_are_the_table(rows: list[Measurement]) -> None:
         assert row.label_bytes == row.peak_device_bytes == reading.measured * MIB
         options = json.loads(row.options)
         assert options.pop("last_batch_size") == model.last_batch_size(reading.batch_size)
-        others = {"fake_tensor_mib": reading.fake_tensor, "horus_mib": reading.horus, "gpumemnet_mib": reading.gpumemnet}
+        others = {
+            "fake_tensor_mib": reading.fake_tensor,
+            "horus_mib": reading.horus,
+            "gpumemnet_mib": reading.gpumemnet,
+        }
         assert options == {name: value for name, value in others.items() if value is not None}
 
 
@@ -58,7 +71,9 @@ def test_every_committed_row_can_be_predicted(rows: list[Measurement]) -> None:
         assert (row.job.family, row.job.precision) == ("cnn", "fp32")
         assert row.job.has_layers
         assert any(layer.kind == "conv2d" for layer in row.job.layers)
-        assert row.traced_version == PROTOCOL, "make the file again: gpumemnet build import-real-models"
+        assert row.traced_version == PROTOCOL, (
+            "make the file again: gpumemnet build import-real-models"
+        )
         assert row.job.traced_peak_bytes == row.traced["steady_reserved_bytes"]
         assert row.job.traced_peak_bytes is not None
         assert row.label_bytes is not None
@@ -73,33 +88,48 @@ def test_real_models_are_test_only_and_valid(rows: list[Measurement]) -> None:
 
 
 def test_a_comparison_reports_rows_that_it_cannot_rebuild(rows: list[Measurement]) -> None:
-    with pytest.raises(DatasetError, match=r"not rebuilt from its row: benchmarks/real_models\.py or build"):
+    with pytest.raises(
+        DatasetError, match=r"not rebuilt from its row: benchmarks/real_models\.py or build"
+    ):
         published_family(rows[0])
 
 
 def test_a_reading_becomes_a_row() -> None:
     reading = Reading(4, 700, horus=12.5)
-    model = RealModel(name="tiny", home="", factory="", image_size=8, images=10, readings=(reading,))
+    model = RealModel(
+        name="tiny", home="", factory="", image_size=8, images=10, readings=(reading,)
+    )
     with torch.device("meta"):
         network = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(180, 2))
     row = measurement_of_reading(model, network, reading, PROTOCOL)
     assert [layer.kind for layer in row.job.layers] == ["conv2d", "relu", "linear"]
     assert row.job.total_parameters == 5 * 28 + 181 * 2
-    assert row.job.traced_peak_bytes == row.traced["steady_reserved_bytes"] == row.traced["startup_peak_reserved_bytes"] > 0
+    assert (
+        row.job.traced_peak_bytes
+        == row.traced["steady_reserved_bytes"]
+        == row.traced["startup_peak_reserved_bytes"]
+        > 0
+    )
     assert row.label_bytes == 700 * MIB
     assert json.loads(row.options) == {"last_batch_size": 2, "horus_mib": 12.5}
 
 
 @pytest.mark.usefixtures("no_torchvision")
 def test_a_missing_library_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"need torchvision and timm.*pip install torchvision timm"):
+    with pytest.raises(
+        DatasetError, match=r"need torchvision and timm.*pip install torchvision timm"
+    ):
         import_real_models(tmp_path / "r.parquet", PROTOCOL)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.usefixtures("no_torchvision")
-def test_the_command_exits_with_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["dataset_builder", "import-real-models", "--out", str(tmp_path / "r.parquet")])
+def test_the_command_exits_with_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        sys, "argv", ["dataset_builder", "import-real-models", "--out", str(tmp_path / "r.parquet")]
+    )
     with pytest.raises(SystemExit) as stopped:
         cli.main()
     assert stopped.value.code == 2

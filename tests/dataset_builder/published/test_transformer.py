@@ -1,4 +1,5 @@
-"""Published transformers: the rebuilt network is what it is said to be, and a row comes through or is named by what is wrong."""
+"""Published transformers: the rebuilt network is what it is said to be, and a row comes through or
+is named by what is wrong."""
 
 from __future__ import annotations
 
@@ -62,7 +63,10 @@ def row(line: str) -> dict[str, str | None]:
 @st.composite
 def architectures(draw: st.DrawFn) -> PublishedTransformer:
     heads = draw(st.integers(1, 4))
-    counts = {name: draw(st.integers(1, 9)) for name in ("num_classes", "ff_hidden_size", "seq_length", "input_size")}
+    counts = {
+        name: draw(st.integers(1, 9))
+        for name in ("num_classes", "ff_hidden_size", "seq_length", "input_size")
+    }
     return replace(
         TINY,
         **counts,
@@ -80,15 +84,24 @@ def test_the_description_is_what_torch_builds_and_runs(architecture: PublishedTr
         network = build(architecture)
         tokens = torch.empty(architecture.batch_size, architecture.seq_length, dtype=torch.long)
     described = describe_network(architecture)
-    extracted = extract_job(network, tokens, ExtractOptions(attention_kernel="memory_efficient")).job
+    extracted = extract_job(
+        network, tokens, ExtractOptions(attention_kernel="memory_efficient")
+    ).job
     assert extracted.layers == described.layers
-    assert (extracted.input_elements, extracted.sequence_length) == (described.input_elements, described.sequence_length)
-    assert sum(each.numel() for each in network.parameters()) == sum(layer.parameters for layer in described.layers)
+    assert (extracted.input_elements, extracted.sequence_length) == (
+        described.input_elements,
+        described.sequence_length,
+    )
+    assert sum(each.numel() for each in network.parameters()) == sum(
+        layer.parameters for layer in described.layers
+    )
 
 
 @settings(max_examples=25)
 @given(architectures())
-def test_the_published_counts_are_those_of_the_modules_that_were_summed(architecture: PublishedTransformer) -> None:
+def test_the_published_counts_are_those_of_the_modules_that_were_summed(
+    architecture: PublishedTransformer,
+) -> None:
     with torch.device("meta"):
         network = build(architecture)
     sizes: dict[type[nn.Module], int] = dict.fromkeys((nn.Embedding, nn.Linear, nn.LayerNorm), 0)
@@ -121,12 +134,24 @@ def test_the_network_trains_a_step() -> None:
 def test_a_row_becomes_a_measurement() -> None:
     measurement = measurement_of_row(row(GOOD))
     job = measurement.job
-    assert (job.family, job.batch_size, job.input_elements, job.sequence_length) == ("transformer", 3, 7, 7)
+    assert (job.family, job.batch_size, job.input_elements, job.sequence_length) == (
+        "transformer",
+        3,
+        7,
+        7,
+    )
     assert (job.optimizer, job.precision, job.activation_function) == ("adam", "fp32", "relu")
     assert measurement.label_bytes == measurement.peak_device_bytes == 1500 * MIB
     assert (measurement.status, measurement.reason) == ("ok", None)
-    assert (measurement.provenance, measurement.label_source) == ("published", "nvidia_smi_device_1s")
-    assert (measurement.gpu, measurement.torch, measurement.driver) == ("NVIDIA A100-SXM4-40GB", None, None)
+    assert (measurement.provenance, measurement.label_source) == (
+        "published",
+        "nvidia_smi_device_1s",
+    )
+    assert (measurement.gpu, measurement.torch, measurement.driver) == (
+        "NVIDIA A100-SXM4-40GB",
+        None,
+        None,
+    )
     assert parse(json.loads(measurement.architecture)) == TINY
     with torch.device("meta"):
         network = build(TINY)
@@ -155,7 +180,11 @@ def test_a_row_whose_network_never_ran_has_no_label() -> None:
         (".out", ".err", "published form"),
         ("_num_samples:11", "", "published form"),
         (".out,3,", ".out,4,", "Batch Size is 4, but Filename says 3"),
-        ("4063", "4064", "Accumulated Params is 4064, but the network that Filename describes has 4063"),
+        (
+            "4063",
+            "4064",
+            "Accumulated Params is 4064, but the network that Filename describes has 4063",
+        ),
         ("4063", "0", "Accumulated Params is 0"),
         ("3647", "3648", "Total Parameters is 3648"),
         (",1500,", ",-1,", "Max GPU Memory .MiB. must be a whole number"),
@@ -201,7 +230,10 @@ def test_the_last_batch_is_what_the_samples_leave() -> None:
 def test_the_table_is_recognised_by_its_columns(tmp_path: Path) -> None:
     table = tmp_path / "transformers.csv"
     table.write_text(f"{HEADER},Depth\n{GOOD},18\n{OOM},18\n")
-    assert list(read_published(table)) == [measurement_of_row(row(GOOD)), measurement_of_row(row(OOM))]
+    assert list(read_published(table)) == [
+        measurement_of_row(row(GOOD)),
+        measurement_of_row(row(OOM)),
+    ]
     table.write_text(f"{HEADER}\n{GOOD}\n{GOOD.replace('4063', '1')}\n")
     with pytest.raises(DatasetError, match="line 3: Accumulated Params is 1"):
         list(read_published(table))

@@ -38,7 +38,12 @@ def changed(folder: Path, path: str, value: object) -> str:
         ("features.widht", 3, "features.widht", "did you mean 'width'"),
         ("features.width", {"from": 100, "to": 10}, "features.width", "impossible range"),
         ("features.width", {"from": 4, "to": 99999}, "features.width.to", "between 4 and 16384"),
-        ("features.width", {"from": 4, "to": 64, "scale": "cubic"}, "features.width.scale", "linear or log"),
+        (
+            "features.width",
+            {"from": 4, "to": 64, "scale": "cubic"},
+            "features.width.scale",
+            "linear or log",
+        ),
         ("features.width", {"from": 4.5, "to": 64}, "features.width.from", "whole number"),
         ("features.width", {"from": 4}, "features.width.to", "must be a number, not null"),
         ("features.width", {"form": 4, "to": 5}, "features.width.form", "did you mean 'from'"),
@@ -46,10 +51,20 @@ def changed(folder: Path, path: str, value: object) -> str:
         ("features.width", "wide", "features.width", "must be a number, not 'wide'"),
         ("features.width", True, "features.width", "must be a number, not true"),
         ("features.width", ..., "features.width", "is missing"),
-        ("features.dropout", {"from": 0.0, "to": 0.5, "scale": "log"}, "features.dropout", "above zero"),
+        (
+            "features.dropout",
+            {"from": 0.0, "to": 0.5, "scale": "log"},
+            "features.dropout",
+            "above zero",
+        ),
         ("features.dropout", float("nan"), "features.dropout", "must be a number, not nan"),
         ("features.activation", {"from": 1, "to": 2}, "features.activation", "give choices"),
-        ("features.activation", ["relu", "relux"], "features.activation", "must be one of identity"),
+        (
+            "features.activation",
+            ["relu", "relux"],
+            "features.activation",
+            "must be one of identity",
+        ),
         ("features.activation", {"choices": {"relu": -1}}, "features.activation", "zero or more"),
         ("features.activation", {"choices": {}}, "features.activation", "needs either"),
         ("options.batch_size", ..., "options.batch_size", "is missing"),
@@ -63,14 +78,18 @@ def changed(folder: Path, path: str, value: object) -> str:
         ("features", 5, "features", "must be a mapping"),
     ],
 )
-def test_the_invalid_field_is_named(tmp_path: Path, path: str, value: object, field: str, sentence: str) -> None:
+def test_the_invalid_field_is_named(
+    tmp_path: Path, path: str, value: object, field: str, sentence: str
+) -> None:
     with pytest.raises(InvalidRequestError, match=sentence) as caught:
         load_recipe(changed(tmp_path, path, value))
     assert caught.value.field.endswith(f"mine.yaml: {field}")
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["{", "a: [1", "5", "", "[]", "\x00", "a: &a [*a]", "!!python/object:os.system {}"])
+@pytest.mark.parametrize(
+    "text", ["{", "a: [1", "5", "", "[]", "\x00", "a: &a [*a]", "!!python/object:os.system {}"]
+)
 def test_text_that_is_no_recipe(tmp_path: Path, text: str) -> None:
     (tmp_path / "r.yaml").write_text(text)
     with pytest.raises(InvalidRequestError):
@@ -86,15 +105,24 @@ json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda children: (
         st.lists(children, max_size=3)
-        | st.dictionaries(st.sampled_from(["from", "to", "scale", "choices", "x"]), children, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["from", "to", "scale", "choices", "x"]), children, max_size=4
+        )
     ),
     max_leaves=8,
 )
 
 
 @settings(max_examples=80)
-@given(value=json_values, path=st.sampled_from(["features.width", "features.norm", "options.cudnn_benchmark", "memory", "work"]))
-def test_any_value_gives_a_recipe_or_a_sentence(tmp_path_factory: pytest.TempPathFactory, value: object, path: str) -> None:
+@given(
+    value=json_values,
+    path=st.sampled_from(
+        ["features.width", "features.norm", "options.cudnn_benchmark", "memory", "work"]
+    ),
+)
+def test_any_value_gives_a_recipe_or_a_sentence(
+    tmp_path_factory: pytest.TempPathFactory, value: object, path: str
+) -> None:
     with contextlib.suppress(GpumemnetError):
         assert isinstance(load_recipe(changed(tmp_path_factory.mktemp("r"), path, value)), Recipe)
 
@@ -108,7 +136,9 @@ def test_a_range_reaches_both_ends_and_stays_inside(log: bool) -> None:
 
 
 def test_choices_follow_their_weights(tmp_path: Path) -> None:
-    recipe = load_recipe(changed(tmp_path, "features.norm", {"choices": {"none": 3, "layer_norm": 1}}))
+    recipe = load_recipe(
+        changed(tmp_path, "features.norm", {"choices": {"none": 3, "layer_norm": 1}})
+    )
     norm = recipe.features["norm"]
     assert isinstance(norm, Choices)
     assert [norm.value(position / 100) for position in range(100)].count("none") == 75

@@ -33,7 +33,9 @@ def test_jobs_are_distinct_and_can_train(jobs: list[PlannedJob]) -> None:
         assert training_job(job).trainable_parameters
 
 
-def test_memory_has_no_empty_octave_up_to_three_quarters_of_the_card(jobs: list[PlannedJob]) -> None:
+def test_memory_has_no_empty_octave_up_to_three_quarters_of_the_card(
+    jobs: list[PlannedJob],
+) -> None:
     estimates = [rough_bytes(training_job(job)) for job in jobs]
     octaves = Counter(int(math.log2(each / GIB * 2)) for each in estimates)
     assert set(octaves) >= set(range(8)), octaves
@@ -43,15 +45,25 @@ def test_memory_has_no_empty_octave_up_to_three_quarters_of_the_card(jobs: list[
 
 def test_no_tenth_of_a_number_and_no_choice_is_overcrowded(jobs: list[PlannedJob]) -> None:
     recipe = load_recipe("mlp")
-    for name, low, high in (("batch_size", 1, 65_536), ("input_width", 4, 16_384), ("output_width", 2, 16_384)):
-        values = [getattr(job.options, name, None) or getattr(job.architecture, name) for job in jobs]
-        tenths, _ = np.histogram(np.log(values), bins=np.linspace(math.log(low), math.log(high + 1), 11))
+    for name, low, high in (
+        ("batch_size", 1, 65_536),
+        ("input_width", 4, 16_384),
+        ("output_width", 2, 16_384),
+    ):
+        values = [
+            getattr(job.options, name, None) or getattr(job.architecture, name) for job in jobs
+        ]
+        tenths, _ = np.histogram(
+            np.log(values), bins=np.linspace(math.log(low), math.log(high + 1), 11)
+        )
         assert tenths.max() <= 0.2 * len(jobs), (name, tenths)
         assert tenths.min() >= 0.03 * len(jobs), (name, tenths)
     for part, features in (("options", recipe.options), ("architecture", recipe.features)):
         for name, feature in features.items():
             if isinstance(feature, Choices):
-                commonest = Counter(getattr(getattr(job, part), name) for job in jobs).most_common(1)[0][1]
+                commonest = Counter(getattr(getattr(job, part), name) for job in jobs).most_common(
+                    1
+                )[0][1]
                 assert commonest <= 1.5 * len(jobs) / len(feature.values), name
 
 

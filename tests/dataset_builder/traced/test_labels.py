@@ -1,4 +1,5 @@
-"""Rows labelled by tracing: their label, that they say so, that a campaign goes on, and the traced peaks of measured rows."""
+"""Rows labelled by tracing: their label, that they say so, that a campaign goes on, and the traced
+peaks of measured rows."""
 
 from __future__ import annotations
 
@@ -63,7 +64,9 @@ def planned(width: int = 4096, **options: object) -> PlannedJob:
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "dataset_builder", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 def test_a_traced_row_is_reserved_bytes_and_context_and_is_marked_as_traced() -> None:
@@ -86,7 +89,10 @@ def test_a_job_that_does_not_fit_is_out_of_memory() -> None:
 
 def test_measured_and_traced_rows_cannot_be_confused() -> None:
     row = traced_measurement(planned(64), "tiny", 0, H200)
-    wrong_values: list[dict[str, Any]] = [{"provenance": "measured"}, {"label_source": "nvml_process"}]
+    wrong_values: list[dict[str, Any]] = [
+        {"provenance": "measured"},
+        {"label_source": "nvml_process"},
+    ]
     for changes in wrong_values:
         with pytest.raises(DatasetError, match="traced row has both"):
             replace(row, **changes)
@@ -126,7 +132,9 @@ def test_measured_rows_are_given_their_traced_peak(tmp_path: Path) -> None:
     traced = traced_measurement(planned(), "tiny", 0, H200)
     measured = replace(traced, provenance="measured", label_source="nvml_process")
     write_dataset(tmp_path / "in.parquet", [measured])
-    done = run("add-traces", tmp_path / "in.parquet", "--out", tmp_path / "out.parquet", "--workers", 1)
+    done = run(
+        "add-traces", tmp_path / "in.parquet", "--out", tmp_path / "out.parquet", "--workers", 1
+    )
     assert done.returncode == 0, done.stderr
     [row] = read_dataset(tmp_path / "out.parquet")
     assert row.job.traced_peak_bytes == traced.peak_reserved_bytes

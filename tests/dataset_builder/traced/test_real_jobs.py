@@ -1,9 +1,9 @@
-"""Jobs of real architectures: the same seed draws the same, a row is what a user's trace says, and a campaign continues."""
+"""Jobs of real architectures: the same seed draws the same, a row is what a user's trace says, and
+a campaign continues."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,14 @@ from dataset_builder.cli import main
 from dataset_builder.split import split_by_architecture
 from dataset_builder.traced.real_jobs import campaign
 from dataset_builder.traced.real_jobs.architectures import timm_names
-from dataset_builder.traced.real_jobs.campaign import SAMPLES, Plan, Subject, freeze, planned, trace_plan
+from dataset_builder.traced.real_jobs.campaign import (
+    SAMPLES,
+    Plan,
+    Subject,
+    freeze,
+    planned,
+    trace_plan,
+)
 from dataset_builder.traced.real_jobs.networks import build, family_of, sample
 from dataset_builder.traced.real_jobs.options import RealOptions
 from gpumemnet.data.dataset import read_dataset
@@ -70,7 +77,16 @@ def plan(key: str = "0.0.0", frozen: str = "none", gpu: str = "A100", **options:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, folder: Path, architectures: int = 2) -> list[Measurement]:
-    command = ["build", "trace-real-jobs", "--out", str(folder), "--options-each", "2", "--rows-each", "3"]
+    command = [
+        "build",
+        "trace-real-jobs",
+        "--out",
+        str(folder),
+        "--options-each",
+        "2",
+        "--rows-each",
+        "3",
+    ]
     monkeypatch.setattr("sys.argv", [*command, "--architectures", str(architectures)])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -79,8 +95,12 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, architectures: int = 2) -
 
 
 def test_the_same_seed_draws_the_same_jobs() -> None:
-    assert [planned(3, number, 2, 4) for number in range(20)] == [planned(3, number, 2, 4) for number in range(20)]
-    assert [planned(4, number, 2, 4)[0] for number in range(20)] != [planned(3, number, 2, 4)[0] for number in range(20)]
+    assert [planned(3, number, 2, 4) for number in range(20)] == [
+        planned(3, number, 2, 4) for number in range(20)
+    ]
+    assert [planned(4, number, 2, 4)[0] for number in range(20)] != [
+        planned(3, number, 2, 4)[0] for number in range(20)
+    ]
     assert planned(3, 7, 1, 4)[0] == planned(3, 7, 3, 4)[0]
 
 
@@ -92,11 +112,19 @@ def test_drawn_options_go_together() -> None:
         seen.add(document["library"])
         assert document["library"] != "timm" or document["model"] in names
         for each in plans:
-            training, capability = each.options.training, device_profile(each.options.gpu).compute_capability
-            assert training.optimizer_implementation != "fused" or OPTIMIZER_RULES[training.optimizer].has_fused
+            training, capability = (
+                each.options.training,
+                device_profile(each.options.gpu).compute_capability,
+            )
+            assert (
+                training.optimizer_implementation != "fused"
+                or OPTIMIZER_RULES[training.optimizer].has_fused
+            )
             assert capability >= (8, 0) or training.precision in ("fp32", "amp_fp16")
             assert "image_size" in document or not training.channels_last
-            assert training.checkpointing == "none" or not document.get("settings", {}).get("use_cache")
+            assert training.checkpointing == "none" or not document.get("settings", {}).get(
+                "use_cache"
+            )
             assert list(each.shares) == sorted(each.shares)
     assert seen == {"timm", "torchvision", "transformers", "own"}
 
@@ -107,8 +135,16 @@ def test_drawn_options_go_together() -> None:
         (BERT, plan(precision="amp_bf16", checkpointing="every_block", gpu="RTX 4090")),
         (BERT, plan(optimizer="sgd", precision="amp_fp16", frozen="half", gpu="T4")),
         (LSTM, plan(optimizer="adagrad", optimizer_implementation="for_loop")),
-        (RECOMMENDER, plan(optimizer="adam", optimizer_implementation="fused", gradient_accumulation=2)),
-        (SQUEEZENET, plan(optimizer="sgd_momentum", cudnn_benchmark=True, channels_last=True, gpu="RTX 3060")),
+        (
+            RECOMMENDER,
+            plan(optimizer="adam", optimizer_implementation="fused", gradient_accumulation=2),
+        ),
+        (
+            SQUEEZENET,
+            plan(
+                optimizer="sgd_momentum", cudnn_benchmark=True, channels_last=True, gpu="RTX 3060"
+            ),
+        ),
         (SQUEEZENET, plan(optimizer="adamw", precision="bf16", frozen="backbone")),
     ],
     ids=["bert", "bert_half", "lstm", "recommender", "squeezenet", "squeezenet_backbone"],
@@ -125,18 +161,31 @@ def test_a_row_is_what_trace_and_extract_say(document: dict[str, Any], each: Pla
         inputs, options = sample(document, row.job.batch_size), each.options.training.job_fields()
         options.pop("ranks")
         answer = gpumemnet.trace(network, inputs, gpu=each.options.gpu, **options)
-        assert row.traced["steady_reserved_bytes"] == row.peak_reserved_bytes == answer.reserved_bytes
+        assert (
+            row.traced["steady_reserved_bytes"] == row.peak_reserved_bytes == answer.reserved_bytes
+        )
         assert row.label_bytes == answer.expected_bytes
-        assert row.traced["startup_peak_reserved_bytes"] + (row.context_bytes or 0) == answer.startup_peak_bytes
+        assert (
+            row.traced["startup_peak_reserved_bytes"] + (row.context_bytes or 0)
+            == answer.startup_peak_bytes
+        )
         assert replace(row.job, batch_size=SAMPLES) == extracted
-    assert (row.status, row.label_state, row.provenance, tuple(row.traced)) == ("ok", "steady", "traced", TRACED_PARTS)
+    assert (row.status, row.label_state, row.provenance, tuple(row.traced)) == (
+        "ok",
+        "steady",
+        "traced",
+        TRACED_PARTS,
+    )
     assert validate(rows) == []
 
 
 def test_what_is_frozen_has_no_gradient() -> None:
     network = build(SQUEEZENET)
     sizes = [parameter.numel() for parameter in network.parameters()]
-    trained: Callable[[], int] = lambda: sum(p.numel() for p in network.parameters() if p.requires_grad)  # noqa: E731
+
+    def trained() -> int:
+        return sum(p.numel() for p in network.parameters() if p.requires_grad)
+
     freeze(network, "backbone")
     assert trained() == sum(sizes[-2:])
     freeze(network, "half")
@@ -154,18 +203,25 @@ def test_a_stopped_campaign_continues(
     first = run(monkeypatch, tmp_path, 3)
     assert "4 traces made, 2 left out" in capsys.readouterr().out
     left_out = [json.loads(line) for line in (tmp_path / "left_out.jsonl").read_text().splitlines()]
-    assert {(each["trace"], each["architecture"]["image_size"]) for each in left_out} == {("0.1.0", 8), ("0.1.1", 8)}
+    assert {(each["trace"], each["architecture"]["image_size"]) for each in left_out} == {
+        ("0.1.0", 8),
+        ("0.1.1", 8),
+    }
     assert all("the model does not run" in each["reason"] for each in left_out)
     journal = tmp_path / "journal.jsonl"
     lines = journal.read_text().splitlines(keepends=True)
-    journal.write_text("".join(lines[:-2]) + lines[-2][:40])  # stopped while the last trace's last rows were written
+    journal.write_text(
+        "".join(lines[:-2]) + lines[-2][:40]
+    )  # stopped while the last trace's last rows were written
     assert run(monkeypatch, tmp_path, 3) == first
     assert "1 traces made, 0 left out" in capsys.readouterr().out
     assert run(monkeypatch, tmp_path, 3) == first
     assert "0 traces made" in capsys.readouterr().out
 
 
-def test_a_large_network_is_traced_in_one_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_network_is_traced_in_one_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(campaign, "draw_architecture", lambda draw: BERT)
     monkeypatch.setattr(campaign, "_LARGE_MODULES", 10)
     rows = run(monkeypatch, tmp_path, 1)
@@ -176,28 +232,65 @@ def test_a_large_network_is_traced_in_one_way(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("family", "models"),
     [
-        ("resnet", [("timm", "resnet50"), ("torchvision", "wide_resnet50_2"), ("torchvision", "resnet18")]),
-        ("vit", [("timm", "vit_base_patch16_224"), ("transformers", "DeiTForImageClassification"), ("torchvision", "vit_b_16")]),
-        ("swin", [("timm", "swin_tiny_patch4_window7_224"), ("transformers", "SwinForImageClassification")]),
-        ("bert", [("transformers", f"{name}ForMaskedLM") for name in ("Bert", "Roberta", "DistilBert", "Albert", "Electra")]),
-        ("gpt", [("transformers", name) for name in ("GPT2LMHeadModel", "GPTNeoXForCausalLM", "OPTForCausalLM")]),
-        ("llama", [("transformers", f"{name}ForCausalLM") for name in ("Llama", "Mistral", "Qwen2")]),
+        (
+            "resnet",
+            [("timm", "resnet50"), ("torchvision", "wide_resnet50_2"), ("torchvision", "resnet18")],
+        ),
+        (
+            "vit",
+            [
+                ("timm", "vit_base_patch16_224"),
+                ("transformers", "DeiTForImageClassification"),
+                ("torchvision", "vit_b_16"),
+            ],
+        ),
+        (
+            "swin",
+            [
+                ("timm", "swin_tiny_patch4_window7_224"),
+                ("transformers", "SwinForImageClassification"),
+            ],
+        ),
+        (
+            "bert",
+            [
+                ("transformers", f"{name}ForMaskedLM")
+                for name in ("Bert", "Roberta", "DistilBert", "Albert", "Electra")
+            ],
+        ),
+        (
+            "gpt",
+            [
+                ("transformers", name)
+                for name in ("GPT2LMHeadModel", "GPTNeoXForCausalLM", "OPTForCausalLM")
+            ],
+        ),
+        (
+            "llama",
+            [("transformers", f"{name}ForCausalLM") for name in ("Llama", "Mistral", "Qwen2")],
+        ),
         ("recurrent", [("own", "text_classifier"), ("own", "language_model")]),
     ],
 )
 def test_one_family_for_all_libraries(family: str, models: list[tuple[str, str]]) -> None:
-    assert {family_of({"library": library, "model": model}) for library, model in models} == {family}
+    assert {family_of({"library": library, "model": model}) for library, model in models} == {
+        family
+    }
 
 
 def test_the_dataset_keeps_families_whole() -> None:
     rows = read_dataset(DATASET)
-    assert {finding.rule for finding in validate(rows)} <= {"not-monotone"}  # cuDNN may choose a smaller workspace
+    assert {finding.rule for finding in validate(rows)} <= {
+        "not-monotone"
+    }  # cuDNN may choose a smaller workspace
     split = split_by_architecture(rows, 5, 0)
     folds: dict[str, set[int]] = {}
     for row in rows:
         document = json.loads(row.architecture)
         assert row.architecture_family == family_of(document)
         assert row.traced["steady_reserved_bytes"] <= row.traced["startup_peak_reserved_bytes"]
-        assert document["library"] != "timm" or document["model"] in {name for name, _, _ in timm_names()}
+        assert document["library"] != "timm" or document["model"] in {
+            name for name, _, _ in timm_names()
+        }
         folds.setdefault(row.architecture_family, set()).add(split.fold_of[row.split_group])
     assert all(len(numbers) == 1 for numbers in folds.values())

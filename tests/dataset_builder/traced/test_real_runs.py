@@ -1,4 +1,5 @@
-"""Published runs of real models become a dataset with traced parts, by a command that continues where it was stopped."""
+"""Published runs of real models become a dataset with traced parts, by a command that continues
+where it was stopped."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ def table(path: Path, rows: list[dict[str, str]]) -> Path:
     return path
 
 
-def xmem_row(batch_size: int, measured: int, out_of_memory: bool = False, gpu: str = "3060") -> dict[str, str]:
+def xmem_row(
+    batch_size: int, measured: int, out_of_memory: bool = False, gpu: str = "3060"
+) -> dict[str, str]:
     return {
         "kind": "cnn",
         "model": "MobeNetV3Small",
@@ -47,7 +50,16 @@ def imported(
     monkeypatch: pytest.MonkeyPatch, source: Path, folder: Path, *options: str, fails: bool = False
 ) -> list[Measurement]:
     out = folder / "out.parquet"
-    command = ["build", "import-real-runs", str(source), "--out", str(out), "--runs", str(folder / "runs"), *options]
+    command = [
+        "build",
+        "import-real-runs",
+        str(source),
+        "--out",
+        str(out),
+        "--runs",
+        str(folder / "runs"),
+        *options,
+    ]
     monkeypatch.setattr("sys.argv", command)
     with pytest.raises(SystemExit) as ended:
         main()
@@ -58,7 +70,11 @@ def imported(
 def test_runs_are_traced_once_and_rows_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [xmem_row(64, 400 * MIB), xmem_row(256, 900 * MIB, gpu="4060"), xmem_row(9_000, 12_000 * MIB, True)]
+    rows = [
+        xmem_row(64, 400 * MIB),
+        xmem_row(256, 900 * MIB, gpu="4060"),
+        xmem_row(9_000, 12_000 * MIB, True),
+    ]
     source = table(tmp_path / "runs.csv", rows)
     assert imported(monkeypatch, source, tmp_path, "--time-budget", "0") == []
     assert "1 models are not traced yet: run the command again" in capsys.readouterr().out
@@ -66,23 +82,35 @@ def test_runs_are_traced_once_and_rows_are_kept(
     assert "1 models traced" in capsys.readouterr().out
     assert small.job.has_layers
     assert tuple(small.traced) == TRACED_PARTS
-    assert small.job.traced_peak_bytes == small.traced["steady_reserved_bytes"] < large.traced["steady_reserved_bytes"]
+    assert (
+        small.job.traced_peak_bytes
+        == small.traced["steady_reserved_bytes"]
+        < large.traced["steady_reserved_bytes"]
+    )
     assert 0 < large.traced["steady_allocated_bytes"] <= large.traced["steady_reserved_bytes"]
     assert (small.status, small.label_bytes, small.label_state) == ("ok", 400 * MIB, "steady")
-    assert (crashed.status, crashed.label_bytes, crashed.peak_device_bytes) == ("oom", None, 12_000 * MIB)
+    assert (crashed.status, crashed.label_bytes, crashed.peak_device_bytes) == (
+        "oom",
+        None,
+        12_000 * MIB,
+    )
     assert small.architecture_family == "mobilenet"
     assert validate([small, large, crashed]) == []
     assert imported(monkeypatch, source, tmp_path) == [small, large, crashed]
     assert "0 models traced" in capsys.readouterr().out
 
 
-def test_labels_below_the_training_state_are_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_below_the_training_state_are_marked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     [row] = imported(monkeypatch, table(tmp_path / "runs.csv", [xmem_row(64, 5 * MIB)]), tmp_path)
     assert (row.status, row.label_state) == ("error", None)
     assert "below the" in (row.reason or "")
 
 
-def test_readings_that_caught_the_search_for_algorithms_are_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readings_that_caught_the_search_for_algorithms_are_marked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     timm_models.declare_detection()
     timm = pytest.importorskip("timm")
     monkeypatch.setattr(timm_models, "TIMM_VERSION", timm.__version__)
@@ -98,7 +126,10 @@ def test_readings_that_caught_the_search_for_algorithms_are_marked(tmp_path: Pat
     steady = sorted(round(each["steady_reserved_bytes"] / MIB) + 1_800 for each in parts.values())
     peak = 3 * (steady[0] - 1_800) + 1_800
     read = [peak, *steady[1:]]
-    rows = [timm_row(batch, reading, 100.0, model="resnet10t") for batch, reading in zip(batches, read, strict=True)]
+    rows = [
+        timm_row(batch, reading, 100.0, model="resnet10t")
+        for batch, reading in zip(batches, read, strict=True)
+    ]
     found = imported(monkeypatch, table(tmp_path / "second.csv", rows), tmp_path)
     assert [row.label_state for row in found] == ["startup", "steady", "steady", "steady"]
     assert split_by_architecture(found, 5, 0).fold_of.keys() == {"resnet"}
@@ -110,9 +141,15 @@ def test_another_table_and_other_libraries_are_refused(
     imported(monkeypatch, table(tmp_path / "other.csv", [{"a": "1"}]), tmp_path, fails=True)
     assert "is no published table of real models" in capsys.readouterr().err
     monkeypatch.setattr(timm_models, "TIMM_VERSION", "0.0.1")
-    imported(monkeypatch, table(tmp_path / "t.csv", [timm_row(8, 4_000, 1_000.0)]), tmp_path, fails=True)
+    imported(
+        monkeypatch, table(tmp_path / "t.csv", [timm_row(8, 4_000, 1_000.0)]), tmp_path, fails=True
+    )
     assert "pip install timm==0.0.1" in capsys.readouterr().err
     monkeypatch.setattr(xmem_models, "TRANSFORMERS_VERSION", "0.0.1")
-    text = xmem_row(8, 2_000 * MIB) | {"kind": "transformer", "model": "T5-small", "zero_grad_mode": ""}
+    text = xmem_row(8, 2_000 * MIB) | {
+        "kind": "transformer",
+        "model": "T5-small",
+        "zero_grad_mode": "",
+    }
     imported(monkeypatch, table(tmp_path / "x.csv", [text]), tmp_path, fails=True)
     assert "pip install transformers==0.0.1" in capsys.readouterr().err

@@ -1,6 +1,8 @@
-"""The caching allocator once more: slow, straightforward, scanning lists; what the fast simulator must agree with.
+"""The caching allocator once more: slow, straightforward, scanning lists; what the fast simulator
+must agree with.
 
-Written from the rules, not from the simulator: a segment is a list of ``[size, state, requested, born]``, addresses are sums.
+Written from the rules, not from the simulator: a segment is a list of ``[size, state, requested,
+born]``, addresses are sums.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ class Range:
         for piece in self.pieces:
             if joined and piece.state == joined[-1].state != USED:
                 joined[-1].size += piece.size
-                joined[-1].born = max(joined[-1].born, piece.born)  # the one just freed is the younger
+                joined[-1].born = max(
+                    joined[-1].born, piece.born
+                )  # the one just freed is the younger
             else:
                 joined.append(piece)
         self.pieces = joined
@@ -60,7 +64,9 @@ class ReferenceOutOfMemory(Exception):
 
 
 class ReferenceAllocator:
-    def __init__(self, settings: AllocatorSettings, capacity: int | None = None, device: int | None = None) -> None:
+    def __init__(
+        self, settings: AllocatorSettings, capacity: int | None = None, device: int | None = None
+    ) -> None:
         self.settings = settings
         self.capacity = capacity
         device = capacity if device is None else device
@@ -76,7 +82,9 @@ class ReferenceAllocator:
     # What is held.
 
     def total(self, *states: str) -> int:
-        return sum(piece.size for one in self.ranges for piece in one.pieces if piece.state in states)
+        return sum(
+            piece.size for one in self.ranges for piece in one.pieces if piece.state in states
+        )
 
     @property
     def allocated(self) -> int:
@@ -88,13 +96,21 @@ class ReferenceAllocator:
 
     @property
     def requested(self) -> int:
-        return sum(piece.requested for one in self.ranges for piece in one.pieces if piece.state == USED)
+        return sum(
+            piece.requested for one in self.ranges for piece in one.pieces if piece.state == USED
+        )
 
     @property
     def inactive_split(self) -> int:
         if self.settings.expandable_segments:
             return 0
-        return sum(piece.size for one in self.ranges if len(one.pieces) > 1 for piece in one.pieces if piece.state == FREE)
+        return sum(
+            piece.size
+            for one in self.ranges
+            if len(one.pieces) > 1
+            for piece in one.pieces
+            if piece.state == FREE
+        )
 
     # Requests.
 
@@ -129,9 +145,13 @@ class ReferenceAllocator:
         if small or self.settings.expandable_segments:
             splits = rest >= 512
         else:
-            splits = rest > MIB and (self.settings.max_split_bytes is None or size < self.settings.max_split_bytes)
+            splits = rest > MIB and (
+                self.settings.max_split_bytes is None or size < self.settings.max_split_bytes
+            )
         if splits:
-            where.pieces.insert(where.pieces.index(piece) + 1, Piece(rest, FREE, born=self.searches))
+            where.pieces.insert(
+                where.pieces.index(piece) + 1, Piece(rest, FREE, born=self.searches)
+            )
             piece.size = size
         piece.state, piece.requested = USED, requested
         return where, piece
@@ -205,7 +225,9 @@ class ReferenceAllocator:
     def beyond_allowed(self, needed: int) -> bool:
         return self.allowed is not None and self.reserved + needed > self.allowed
 
-    def from_driver(self, size: int, needed: int, stream: int, small: bool) -> tuple[Range, Piece] | None:
+    def from_driver(
+        self, size: int, needed: int, stream: int, small: bool
+    ) -> tuple[Range, Piece] | None:
         if self.beyond_allowed(needed):
             return None
         if self.settings.expandable_segments:
@@ -234,7 +256,9 @@ class ReferenceAllocator:
             if one.stream == stream and one.small == small and place is None:
                 for index, piece in enumerate(one.pieces):
                     if piece.state == UNMAPPED and place is None:
-                        first = index - 1 if index and one.pieces[index - 1].state == FREE else index
+                        first = (
+                            index - 1 if index and one.pieces[index - 1].state == FREE else index
+                        )
                         last = first
                         while last < len(one.pieces) and one.pieces[last].state != USED:
                             last += 1
@@ -286,7 +310,11 @@ class ReferenceAllocator:
             end = begin + piece.size
             inner_begin, inner_end = -(-begin // page) * page, end // page * page
             if piece.state == FREE and inner_begin < inner_end:
-                parts = [(inner_begin - begin, FREE), (inner_end - inner_begin, UNMAPPED), (end - inner_end, FREE)]
+                parts = [
+                    (inner_begin - begin, FREE),
+                    (inner_end - inner_begin, UNMAPPED),
+                    (end - inner_end, FREE),
+                ]
                 pieces += [Piece(size, state) for size, state in parts if size]
                 unmapped += inner_end - inner_begin
             else:
@@ -322,7 +350,11 @@ class ReferenceAllocator:
         target = self.reserved - int(threshold * self.allowed)
         reclaimed = 0
         while reclaimed < target:
-            whole = [one for one in self.ranges if not one.small and len(one.pieces) == 1 and one.pieces[0].state == FREE]
+            whole = [
+                one
+                for one in self.ranges
+                if not one.small and len(one.pieces) == 1 and one.pieces[0].state == FREE
+            ]
             if not whole:
                 return
             ages = [self.searches - one.pieces[0].born for one in whole]

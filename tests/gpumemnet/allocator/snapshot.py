@@ -1,7 +1,8 @@
 """Compares the simulation with the history of PyTorch's allocator on a real GPU.
 
-The history is what ``torch.cuda.memory._record_memory_history`` records.  It comes from ``torch.cuda.memory._snapshot()``, or
-from the file that the dataset builder writes for a job (``--record-history``).
+The history is what ``torch.cuda.memory._record_memory_history`` records.  It comes from
+``torch.cuda.memory._snapshot()``, or from the file that the dataset builder writes for a job
+(``--record-history``).
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _ABOVE_ALL_GPUS: Final = 1 << 55
 
 
 class HistoryEvent(NamedTuple):
-    """One entry of the history; the size of ``alloc`` and ``free_completed`` is the requested size."""
+    """One entry of the history; the size of ``alloc`` and ``free_completed`` is the requested
+    size."""
 
     action: str
     address: int
@@ -41,13 +43,15 @@ class Comparison:
     """The simulation compared with the GPU over one history.
 
     Attributes:
-        reserved_bytes, recorded_reserved_bytes: segments after the last event, simulated and on the GPU.
+        reserved_bytes, recorded_reserved_bytes: segments after the last event, simulated and on the
+            GPU.
         peak_reserved_bytes, recorded_peak_reserved_bytes: their maxima.
         peak_allocated_bytes: maximum of the simulated block sizes.
-        first_difference: index of the first allocation with another address on the GPU, or ``None``.  Segments have the driver's
-            addresses until then.
+        first_difference: index of the first allocation with another address on the GPU, or
+            ``None``.  Segments have the driver's addresses until then.
         different_addresses: number of allocations with other addresses.
-        unknown_frees: frees of memory from before the recording; if there are any, reserved bytes are incomplete.
+        unknown_frees: frees of memory from before the recording; if there are any, reserved bytes
+            are incomplete.
     """
 
     reserved_bytes: int
@@ -78,7 +82,9 @@ def read_history(path: Path) -> tuple[HistoryEvent, ...]:
     try:
         return tuple(_event(*entry[:4]) for entry in document["events"])
     except (KeyError, TypeError):
-        raise DatasetError(f"{path} is damaged: its events are not all [action, address, size, stream, …]") from None
+        raise DatasetError(
+            f"{path} is damaged: its events are not all [action, address, size, stream, …]"
+        ) from None
 
 
 def snapshot_history(snapshot: Mapping[str, Any], device: int = 0) -> tuple[HistoryEvent, ...]:
@@ -89,13 +95,19 @@ def snapshot_history(snapshot: Mapping[str, Any], device: int = 0) -> tuple[Hist
     """
     try:
         trace = snapshot["device_traces"][device]
-        return tuple(_event(one["action"], one.get("addr", 0), one.get("size", 0), one.get("stream", 0)) for one in trace)
+        return tuple(
+            _event(one["action"], one.get("addr", 0), one.get("size", 0), one.get("stream", 0))
+            for one in trace
+        )
     except (KeyError, IndexError, TypeError):
-        raise DatasetError(f"the snapshot has no history of device {device}: record it before the job begins") from None
+        raise DatasetError(
+            f"the snapshot has no history of device {device}: record it before the job begins"
+        ) from None
 
 
 def event_stream(history: Sequence[HistoryEvent]) -> tuple[list[int], list[int]]:
-    """Events and sizes for :func:`~gpumemnet.allocator.replay.replay`; frees of memory from before the recording are left out.
+    """Events and sizes for :func:`~gpumemnet.allocator.replay.replay`; frees of memory from before
+    the recording are left out.
 
     Raises:
         DatasetError: the job used several CUDA streams, which a replay does not tell apart.
@@ -113,14 +125,19 @@ def event_stream(history: Sequence[HistoryEvent]) -> tuple[list[int], list[int]]
         elif event.action == "free_completed" and event.address in storages:
             events.append(~storages.pop(event.address))
     if len(streams) > 1:
-        raise DatasetError(f"the job used {len(streams)} CUDA streams: compare it, a replay has only one")
+        raise DatasetError(
+            f"the job used {len(streams)} CUDA streams: compare it, a replay has only one"
+        )
     return events, sizes
 
 
-def compare(history: Sequence[HistoryEvent], settings: AllocatorSettings = DEFAULT_SETTINGS) -> Comparison:
+def compare(
+    history: Sequence[HistoryEvent], settings: AllocatorSettings = DEFAULT_SETTINGS
+) -> Comparison:
     """Replay the history in the simulation, with segments at the driver's addresses, and compare.
 
-    Where the GPU's allocator returned memory to the driver, :meth:`CachingAllocator.empty_cache` is called.
+    Where the GPU's allocator returned memory to the driver, :meth:`CachingAllocator.empty_cache` is
+    called.
     """
     places = _RecordedPlaces()
     allocator = CachingAllocator(settings, addresses=places)
@@ -159,7 +176,8 @@ def compare(history: Sequence[HistoryEvent], settings: AllocatorSettings = DEFAU
 
 
 class _RecordedPlaces:
-    """Assigns a segment the address that it has on the GPU, if the GPU got memory for the same allocation.
+    """Assigns a segment the address that it has on the GPU, if the GPU got memory for the same
+    allocation.
 
     Attributes:
         offered: the memory that the GPU's allocator got for the next allocation.
@@ -170,9 +188,12 @@ class _RecordedPlaces:
         self._elsewhere = LowestFreeAddress(_ABOVE_ALL_GPUS)
 
     def take(self, size_bytes: int) -> int:
-        """Return the address of the offered memory; the first page of an expandable segment gives the segment's address."""
+        """Return the address of the offered memory; the first page of an expandable segment gives
+        the segment's address."""
         offered, self.offered = self.offered, None
-        if offered is not None and (offered.size_bytes == size_bytes or offered.action == "segment_map"):
+        if offered is not None and (
+            offered.size_bytes == size_bytes or offered.action == "segment_map"
+        ):
             return offered.address
         return self._elsewhere.take(size_bytes)
 
@@ -183,6 +204,11 @@ class _RecordedPlaces:
 
 
 def _event(action: object, address: object, size_bytes: object, stream: object) -> HistoryEvent:
-    if not (isinstance(action, str) and isinstance(address, int) and isinstance(size_bytes, int) and isinstance(stream, int)):
+    if not (
+        isinstance(action, str)
+        and isinstance(address, int)
+        and isinstance(size_bytes, int)
+        and isinstance(stream, int)
+    ):
         raise TypeError
     return HistoryEvent(action, address, size_bytes, stream)

@@ -45,7 +45,9 @@ SETTINGS: Final = {
 }
 
 limited_settings = st.sampled_from(list(SETTINGS.values()))
-unlimited_settings = limited_settings.map(lambda settings: replace(settings, per_process_memory_fraction=1.0))
+unlimited_settings = limited_settings.map(
+    lambda settings: replace(settings, per_process_memory_fraction=1.0)
+)
 
 
 @st.composite
@@ -57,7 +59,8 @@ def settings_and_capacity(draw: st.DrawFn) -> tuple[AllocatorSettings, int | Non
 
 @st.composite
 def event_streams(draw: st.DrawFn, max_storages: int = 60) -> tuple[list[int], list[int]]:
-    """Events and sizes as ``replay`` takes them, zero-byte storages included; some storages are never freed."""
+    """Events and sizes as ``replay`` takes them, zero-byte storages included; some storages are
+    never freed."""
     length = draw(st.integers(0, max_storages))
     storages = draw(st.lists(st.one_of(st.just(0), sizes), min_size=length, max_size=length))
     events: list[int] = []

@@ -8,7 +8,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from gpumemnet.allocator import AllocatorSettings, CachingAllocator, OutOfMemory, replay
 from gpumemnet.allocator.blocks import Block
-from tests.gpumemnet.allocator.streams import MIB, event_streams, settings_and_capacity, sizes, unlimited_settings
+from tests.gpumemnet.allocator.streams import (
+    MIB,
+    event_streams,
+    settings_and_capacity,
+    sizes,
+    unlimited_settings,
+)
 
 
 class Requests(RuleBasedStateMachine):
@@ -45,7 +51,10 @@ class Requests(RuleBasedStateMachine):
     def empty_cache(self) -> None:
         self.allocator.empty_cache()
         if not self.settings.expandable_segments:
-            assert all(any(not block.free for block in segment.blocks) for segment in self.allocator.segments())
+            assert all(
+                any(not block.free for block in segment.blocks)
+                for segment in self.allocator.segments()
+            )
         if not self.live:
             assert self.allocator.reserved_bytes == 0
 
@@ -65,7 +74,10 @@ class Requests(RuleBasedStateMachine):
     @invariant()
     def allocations_lie_in_the_segments_of_their_stream_and_pool(self) -> None:
         homes = {
-            block.address: (segment, block) for segment in self.allocator.segments() for block in segment.blocks if not block.free
+            block.address: (segment, block)
+            for segment in self.allocator.segments()
+            for block in segment.blocks
+            if not block.free
         }
         assert len(homes) == len(self.live)
         for block, size, stream in self.live:
@@ -131,5 +143,7 @@ def test_freeing_everything_leaves_whole_segments_and_releasing_them_nothing(
 
 
 @given(stream=event_streams(), chosen=unlimited_settings)
-def test_a_capacity_that_is_never_reached_changes_nothing(stream: tuple[list[int], list[int]], chosen: AllocatorSettings) -> None:
+def test_a_capacity_that_is_never_reached_changes_nothing(
+    stream: tuple[list[int], list[int]], chosen: AllocatorSettings
+) -> None:
     assert replay(*stream, chosen, 2**36) == replay(*stream, chosen)

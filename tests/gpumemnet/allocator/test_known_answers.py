@@ -6,17 +6,29 @@ from typing import Any
 
 import pytest
 
-from gpumemnet.allocator import AllocatorSettings, CachingAllocator, OutOfMemory, parse_settings, round_size, segment_size
+from gpumemnet.allocator import (
+    AllocatorSettings,
+    CachingAllocator,
+    OutOfMemory,
+    parse_settings,
+    round_size,
+    segment_size,
+)
 from gpumemnet.errors import InvalidRequestError
 from tests.gpumemnet.allocator.streams import MIB
 
 
 def layout(allocator: CachingAllocator) -> list[list[tuple[int, bool]]]:
     """Segments by address: the size and freedom of every block."""
-    return [[(block.size_bytes, block.free) for block in segment.blocks] for segment in allocator.segments()]
+    return [
+        [(block.size_bytes, block.free) for block in segment.blocks]
+        for segment in allocator.segments()
+    ]
 
 
-def allocator_of(text: str = "", capacity_mib: int | None = None, **options: Any) -> CachingAllocator:
+def allocator_of(
+    text: str = "", capacity_mib: int | None = None, **options: Any
+) -> CachingAllocator:
     capacity_bytes = None if capacity_mib is None else capacity_mib * MIB
     return CachingAllocator(parse_settings(text), capacity_bytes, **options)
 
@@ -39,7 +51,11 @@ def allocator_of(text: str = "", capacity_mib: int | None = None, **options: Any
 def test_the_first_request(requested: int, block: int, segment: int) -> None:
     allocator = CachingAllocator()
     allocator.malloc(requested)
-    assert (allocator.requested_bytes, allocator.allocated_bytes, allocator.reserved_bytes) == (requested, block, segment)
+    assert (allocator.requested_bytes, allocator.allocated_bytes, allocator.reserved_bytes) == (
+        requested,
+        block,
+        segment,
+    )
     rest = [(segment - block, True)] if segment > block else []
     assert layout(allocator) == [[(block, False), *rest]]
     assert allocator.statistics().inactive_split_bytes == segment - block
@@ -96,7 +112,9 @@ def test_free_neighbours_are_joined() -> None:
     blocks = [allocator.malloc(4 * MIB) for _ in range(5)]
     for index in (0, 2, 4):
         allocator.free(blocks[index])
-    assert layout(allocator) == [[(4 * MIB, True), (4 * MIB, False), (4 * MIB, True), (4 * MIB, False), (4 * MIB, True)]]
+    assert layout(allocator) == [
+        [(4 * MIB, True), (4 * MIB, False), (4 * MIB, True), (4 * MIB, False), (4 * MIB, True)]
+    ]
     allocator.free(blocks[1])
     assert layout(allocator) == [[(12 * MIB, True), (4 * MIB, False), (4 * MIB, True)]]
     allocator.free(blocks[3])
@@ -203,7 +221,8 @@ def test_without_room_the_cache_is_released_and_the_request_tried_again() -> Non
     assert layout(allocator) == [[(4 * MIB, False), (16 * MIB, True)], [(80 * MIB, False)]]
     assert (allocator.alloc_retries, allocator.ooms) == (1, 0)
     with pytest.raises(
-        OutOfMemory, match="24 MiB do not fit beside 100 MiB that are reserved, 84 MiB of them allocated"
+        OutOfMemory,
+        match="24 MiB do not fit beside 100 MiB that are reserved, 84 MiB of them allocated",
     ) as caught:
         allocator.malloc(24 * MIB)
     assert (caught.value.requested_bytes, caught.value.reserved_bytes, caught.value.allocated_bytes) == (
@@ -219,13 +238,17 @@ def test_oversize_blocks_are_released_first_and_only_as_many_as_needed() -> None
         allocator.free(block)
     cached = allocator.malloc(12 * MIB)
     allocator.free(cached)
-    allocator.malloc(100 * MIB)  # 136 of 200 MiB: no single block is of 100 MiB, so the largest two go
+    allocator.malloc(
+        100 * MIB
+    )  # 136 of 200 MiB: no single block is of 100 MiB, so the largest two go
     assert layout(allocator) == [[(24 * MIB, True)], [(100 * MIB, False)], [(12 * MIB, True)]]
     assert allocator.alloc_retries == 0
 
 
 def test_a_fraction_of_the_device_is_a_limit_of_its_own() -> None:
-    allocator = allocator_of("per_process_memory_fraction:0.5", capacity_mib=90, device_bytes=100 * MIB)
+    allocator = allocator_of(
+        "per_process_memory_fraction:0.5", capacity_mib=90, device_bytes=100 * MIB
+    )
     allocator.free(allocator.malloc(40 * MIB))
     with pytest.raises(OutOfMemory):
         allocator.malloc(51 * MIB)
@@ -234,7 +257,9 @@ def test_a_fraction_of_the_device_is_a_limit_of_its_own() -> None:
 
 
 def test_giving_up_at_once_leaves_the_cache_alone() -> None:
-    allocator = allocator_of("per_process_memory_fraction:0.5,throw_on_cudamalloc_oom:True", capacity_mib=100)
+    allocator = allocator_of(
+        "per_process_memory_fraction:0.5,throw_on_cudamalloc_oom:True", capacity_mib=100
+    )
     allocator.free(allocator.malloc(40 * MIB))
     with pytest.raises(OutOfMemory):
         allocator.malloc(50 * MIB)
@@ -242,7 +267,9 @@ def test_giving_up_at_once_leaves_the_cache_alone() -> None:
 
 
 def test_a_fraction_needs_a_device() -> None:
-    with pytest.raises(InvalidRequestError, match=r"per_process_memory_fraction: needs the device's memory"):
+    with pytest.raises(
+        InvalidRequestError, match=r"per_process_memory_fraction: needs the device's memory"
+    ):
         CachingAllocator(AllocatorSettings(per_process_memory_fraction=0.5))
 
 
@@ -253,10 +280,14 @@ def test_old_cached_segments_are_collected_above_the_threshold() -> None:
     for block in blocks:
         allocator.free(block)
     allocator.malloc(50 * MIB)
-    allocator.malloc(60 * MIB)  # 120 MiB reserved: 30 and 40 are as old as their mean, both go, though 30 MiB would be enough
+    allocator.malloc(
+        60 * MIB
+    )  # 120 MiB reserved: 30 and 40 are as old as their mean, both go, though 30 MiB would be enough
     assert layout(allocator) == [[(60 * MIB, False)], [(50 * MIB, False)]]
     assert allocator.peak_reserved_bytes == 120 * MIB
-    without = allocator_of("garbage_collection_threshold:0.5", capacity_mib=200)  # PyTorch: only with a fraction
+    without = allocator_of(
+        "garbage_collection_threshold:0.5", capacity_mib=200
+    )  # PyTorch: only with a fraction
     for block in [without.malloc(size * MIB) for size in (30, 40, 50)]:
         without.free(block)
     without.malloc(60 * MIB)
@@ -268,8 +299,13 @@ def test_an_expandable_segment_grows_in_pages() -> None:
     small, large = allocator.malloc(1), allocator.malloc(30 * MIB)
     assert small is not None
     assert large is not None
-    assert layout(allocator) == [[(512, False), (2 * MIB - 512, True)], [(30 * MIB, False), (10 * MIB, True)]]
-    after = allocator.malloc(11 * MIB)  # begins in the rest of the last page: no slack, no new segment
+    assert layout(allocator) == [
+        [(512, False), (2 * MIB - 512, True)],
+        [(30 * MIB, False), (10 * MIB, True)],
+    ]
+    after = allocator.malloc(
+        11 * MIB
+    )  # begins in the rest of the last page: no slack, no new segment
     assert after is not None
     assert after.address == large.address + 30 * MIB
     assert allocator.reserved_bytes == (2 + 60) * MIB
@@ -295,7 +331,8 @@ def test_the_end_that_can_grow_is_kept_for_large_requests() -> None:
 
 
 def test_pages_that_were_mapped_in_vain_count() -> None:
-    """A hole, a free block and the end of the segment are mapped one after the other, until memory runs out."""
+    """A hole, a free block and the end of the segment are mapped one after the other, until memory
+    runs out."""
     allocator = allocator_of("expandable_segments:True", capacity_mib=70)
     front, back = allocator.malloc(40 * MIB), allocator.malloc(20 * MIB)
     allocator.free(front)
@@ -305,7 +342,11 @@ def test_pages_that_were_mapped_in_vain_count() -> None:
     assert allocator.reserved_bytes == 20 * MIB
     with pytest.raises(OutOfMemory):
         allocator.malloc(61 * MIB)
-    assert (allocator.peak_reserved_bytes, allocator.reserved_bytes, allocator.alloc_retries) == (60 * MIB, 0, 1)
+    assert (allocator.peak_reserved_bytes, allocator.reserved_bytes, allocator.alloc_retries) == (
+        60 * MIB,
+        0,
+        1,
+    )
 
 
 def test_more_than_the_address_range_is_out_of_memory() -> None:

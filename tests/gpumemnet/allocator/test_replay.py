@@ -1,4 +1,5 @@
-"""Replays: peaks and where they are, curves, streams that are wrong or too large, and the smallest limit."""
+"""Replays: peaks and where they are, curves, streams that are wrong or too large, and the smallest
+limit."""
 
 from __future__ import annotations
 
@@ -10,7 +11,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from gpumemnet.allocator import EMPTY_CACHE, AllocatorSettings, OutOfMemory, Replay, parse_settings, replay, smallest_limit
+from gpumemnet.allocator import (
+    EMPTY_CACHE,
+    AllocatorSettings,
+    OutOfMemory,
+    Replay,
+    parse_settings,
+    replay,
+    smallest_limit,
+)
 from tests.gpumemnet.allocator.streams import MIB, event_streams, unlimited_settings
 
 # Storages 0 and 1 are alive together, then 2 reuses 1's place; 3 is empty.
@@ -62,7 +71,9 @@ def test_memory_given_back_before_the_steady_state_counts_for_the_start_up_only(
     assert found.peak_allocated_bytes == (4 + 24) * MIB
     assert (found.peak_allocated_event, found.peak_reserved_event) == (6, 6)
     kept = [event for event in events if event != EMPTY_CACHE]
-    assert replay(kept, SIZES, steady_from=4) == replay(kept, SIZES)  # nothing is given back: all of the run counts
+    assert replay(kept, SIZES, steady_from=4) == replay(
+        kept, SIZES
+    )  # nothing is given back: all of the run counts
 
 
 @pytest.mark.parametrize(("capacity_mib", "got_mib"), [(52, 32), (36, 16), (20, 0)])
@@ -84,7 +95,10 @@ def test_the_same_stream_with_the_sizes_of_another_batch() -> None:
     ("events", "sentence"),
     [
         ([0, ~0, ~0], "event 2 of the stream: this block is not allocated"),
-        ([0, ~0, 1, ~0], "event 3 of the stream: this block is not allocated"),  # though 1 lies where 0 lay
+        (
+            [0, ~0, 1, ~0],
+            "event 3 of the stream: this block is not allocated",
+        ),  # though 1 lies where 0 lay
         ([~1], "event 0 of the stream: this block is not allocated"),
         ([0, 1, 0], "event 2 of the stream: it is allocated already"),
     ],
@@ -116,7 +130,13 @@ def test_out_of_memory_says_where() -> None:
 
 
 def test_the_smallest_limit_by_hand() -> None:
-    events = [0, ~0, 1, ~1, 2]  # three that never live together, and of which none fits another's segment
+    events = [
+        0,
+        ~0,
+        1,
+        ~1,
+        2,
+    ]  # three that never live together, and of which none fits another's segment
     sizes = [30 * MIB, 40 * MIB, 50 * MIB]
     assert replay(events, sizes).peak_reserved_bytes == 120 * MIB
     assert smallest_limit(events, sizes) == 50 * MIB
@@ -140,12 +160,17 @@ def test_a_range_with_holes_needs_more_than_what_was_reserved_without_a_limit() 
 
 
 @given(event_streams(max_storages=25), unlimited_settings)
-def test_one_step_less_than_the_smallest_limit_fails(stream: tuple[list[int], list[int]], chosen: AllocatorSettings) -> None:
+def test_one_step_less_than_the_smallest_limit_fails(
+    stream: tuple[list[int], list[int]], chosen: AllocatorSettings
+) -> None:
     limit = smallest_limit(*stream, chosen)
     unlimited = replay(*stream, chosen)
     limited = replay(*stream, chosen, limit)
     assert limited.peak_reserved_bytes <= limit
-    assert chosen.expandable_segments or limit <= -(-unlimited.peak_reserved_bytes // (2 * MIB)) * 2 * MIB
+    assert (
+        chosen.expandable_segments
+        or limit <= -(-unlimited.peak_reserved_bytes // (2 * MIB)) * 2 * MIB
+    )
     assert limit >= limited.peak_requested_bytes == unlimited.peak_requested_bytes
     if limit:
         with pytest.raises(OutOfMemory):
@@ -153,15 +178,25 @@ def test_one_step_less_than_the_smallest_limit_fails(stream: tuple[list[int], li
 
 
 def test_expandable_segments_need_less_where_sizes_grow() -> None:
-    sizes = [size * MIB for size in range(20, 60, 2)]  # each is more than the segments before it hold
+    sizes = [
+        size * MIB for size in range(20, 60, 2)
+    ]  # each is more than the segments before it hold
     events = [event for number in range(len(sizes)) for event in (number, ~number)]
     assert replay(events, sizes).peak_reserved_bytes == sum(sizes)
-    assert replay(events, sizes, parse_settings("expandable_segments:True")).peak_reserved_bytes == 60 * MIB
+    assert (
+        replay(events, sizes, parse_settings("expandable_segments:True")).peak_reserved_bytes
+        == 60 * MIB
+    )
 
 
 def test_importing_loads_no_torch() -> None:
     script = "import sys, gpumemnet.allocator; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "False\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        ).stdout
+        == "False\n"
+    )
 
 
 def test_streams_have_pools_of_their_own() -> None:
@@ -170,4 +205,6 @@ def test_streams_have_pools_of_their_own() -> None:
     assert replay(events, sizes, streams=[0, 0]).peak_reserved_bytes == 30 * MIB
     assert replay(events, sizes, streams=[3, 3]).peak_reserved_bytes == 30 * MIB
     assert replay(events, sizes, streams=[0, 1]).peak_reserved_bytes == 60 * MIB
-    assert smallest_limit(events, sizes, streams=[0, 1]) == 30 * MIB  # what one stream has cached is released for another
+    assert (
+        smallest_limit(events, sizes, streams=[0, 1]) == 30 * MIB
+    )  # what one stream has cached is released for another

@@ -1,4 +1,5 @@
-"""The text of PYTORCH_CUDA_ALLOC_CONF: what it means, what is refused, and PyTorch's own opinion of both."""
+"""The text of PYTORCH_CUDA_ALLOC_CONF: what it means, what is refused, and PyTorch's own opinion of
+both."""
 
 from __future__ import annotations
 
@@ -72,25 +73,61 @@ def test_divisions_by_size(text: str, divisions: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("max_split_size:128", "allocator settings: 'max_split_size' is no option of PyTorch's; these are: backend, expandable_"),
-        ("max_split_size_mb=128", "allocator settings: 'max_split_size_mb=128' is not of the form option:value"),
-        ("max_split_size_mb:128,,backend:native", "allocator settings: ',backend:native' is not of the form"),
+        (
+            "max_split_size:128",
+            "allocator settings: 'max_split_size' is no option of PyTorch's; these are: backend, expandable_",
+        ),
+        (
+            "max_split_size_mb=128",
+            "allocator settings: 'max_split_size_mb=128' is not of the form option:value",
+        ),
+        (
+            "max_split_size_mb:128,,backend:native",
+            "allocator settings: ',backend:native' is not of the form",
+        ),
         ("max_split_size_mb:", "allocator settings: 'max_split_size_mb:' is not of the form"),
-        ("roundup_power2_divisions:[256:1", "allocator settings: 'roundup_power2_divisions:[256:1' is not of the form"),
-        ("max_split_size_mb:19", "max_split_size_mb: must be at least 20, the size of a large segment"),
+        (
+            "roundup_power2_divisions:[256:1",
+            "allocator settings: 'roundup_power2_divisions:[256:1' is not of the form",
+        ),
+        (
+            "max_split_size_mb:19",
+            "max_split_size_mb: must be at least 20, the size of a large segment",
+        ),
         ("large_segment_size_mb:40,max_split_size_mb:30", "max_split_size_mb: must be at least 40"),
         ("max_non_split_rounding_mb:1", "max_non_split_rounding_mb: must be at least 20"),
         ("large_segment_size_mb:10", "large_segment_size_mb: must be above 10"),
         ("max_split_size_mb:-1", "max_split_size_mb: must be a whole number, not '-1'"),
         ("max_split_size_mb:64.5", "max_split_size_mb: must be a whole number, not '64.5'"),
         ("expandable_segments:true", "expandable_segments: must be True or False, not 'true'"),
-        ("garbage_collection_threshold:0", "garbage_collection_threshold: must lie above 0 and below 1"),
-        ("garbage_collection_threshold:1.0", "garbage_collection_threshold: must lie above 0 and below 1"),
-        ("garbage_collection_threshold:nan", "garbage_collection_threshold: must be a number, not 'nan'"),
-        ("per_process_memory_fraction:1.5", "per_process_memory_fraction: must lie between 0 and 1"),
-        ("roundup_power2_divisions:3", "roundup_power2_divisions: must be made of powers of two, not '3'"),
-        ("roundup_power2_divisions:[3:2]", "roundup_power2_divisions: must be made of powers of two, not '3'"),
-        ("roundup_power2_divisions:[2]", "roundup_power2_divisions: must be a whole number, not ''"),
+        (
+            "garbage_collection_threshold:0",
+            "garbage_collection_threshold: must lie above 0 and below 1",
+        ),
+        (
+            "garbage_collection_threshold:1.0",
+            "garbage_collection_threshold: must lie above 0 and below 1",
+        ),
+        (
+            "garbage_collection_threshold:nan",
+            "garbage_collection_threshold: must be a number, not 'nan'",
+        ),
+        (
+            "per_process_memory_fraction:1.5",
+            "per_process_memory_fraction: must lie between 0 and 1",
+        ),
+        (
+            "roundup_power2_divisions:3",
+            "roundup_power2_divisions: must be made of powers of two, not '3'",
+        ),
+        (
+            "roundup_power2_divisions:[3:2]",
+            "roundup_power2_divisions: must be made of powers of two, not '3'",
+        ),
+        (
+            "roundup_power2_divisions:[2]",
+            "roundup_power2_divisions: must be a whole number, not ''",
+        ),
         ("backend:cudaMallocAsync", "backend: only PyTorch's native allocator can be simulated"),
     ],
 )
@@ -126,7 +163,9 @@ class PyTorch:
 
         self._set = torch._C._accelerator_setAllocatorSettings
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib/libc10.so"))
-        self._divisions = library["_ZN3c1016CachingAllocator26AcceleratorAllocatorConfig24roundup_power2_divisionsEm"]
+        self._divisions = library[
+            "_ZN3c1016CachingAllocator26AcceleratorAllocatorConfig24roundup_power2_divisionsEm"
+        ]
         self._divisions.restype, self._divisions.argtypes = ctypes.c_size_t, [ctypes.c_size_t]
 
     def divisions(self, text: str) -> tuple[int, ...] | None:
@@ -150,7 +189,10 @@ def pytorch() -> Iterator[PyTorch]:
 
 numbers = st.one_of(st.integers(0, 70), st.sampled_from([2**exponent for exponent in range(18)]))
 entries = st.lists(
-    st.tuples(st.one_of(st.just(">"), numbers.map(str)), numbers).map(lambda pair: f"{pair[0]}:{pair[1]}"), max_size=5
+    st.tuples(st.one_of(st.just(">"), numbers.map(str)), numbers).map(
+        lambda pair: f"{pair[0]}:{pair[1]}"
+    ),
+    max_size=5,
 )
 options = st.one_of(
     numbers.map("max_split_size_mb:{}".format),
@@ -158,7 +200,9 @@ options = st.one_of(
     numbers.map("large_segment_size_mb:{}".format),
     numbers.map("roundup_power2_divisions:{}".format),
     entries.map(lambda parts: f"roundup_power2_divisions:[{','.join(parts)}]"),
-    st.sampled_from(["0.0", "0.5", "0.999", "1", "1.5"]).map("garbage_collection_threshold:{}".format),
+    st.sampled_from(["0.0", "0.5", "0.999", "1", "1.5"]).map(
+        "garbage_collection_threshold:{}".format
+    ),
     st.sampled_from(["True", "False", "true", "1"]).map("expandable_segments:{}".format),
 )
 
@@ -167,7 +211,9 @@ options = st.one_of(
 def test_pytorch_reads_the_same(pytorch: PyTorch, options: list[str]) -> None:
     text = ",".join(options)
     if not any(option.startswith("large_segment") for option in options):
-        text = ",".join([*options, "large_segment_size_mb:20"])  # PyTorch keeps the one that was set before
+        text = ",".join(
+            [*options, "large_segment_size_mb:20"]
+        )  # PyTorch keeps the one that was set before
     expected = pytorch.divisions(text)
     if expected is None:
         with pytest.raises(InvalidRequestError):

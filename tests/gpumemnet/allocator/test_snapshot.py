@@ -15,13 +15,27 @@ import pytest
 
 from gpumemnet.allocator import AllocatorSettings, parse_settings, replay
 from gpumemnet.errors import DatasetError
-from tests.gpumemnet.allocator.reference import FREE, USED, Piece, Range, ReferenceAllocator, ReferenceOutOfMemory
-from tests.gpumemnet.allocator.snapshot import HistoryEvent, compare, event_stream, read_history, snapshot_history
+from tests.gpumemnet.allocator.reference import (
+    FREE,
+    USED,
+    Piece,
+    Range,
+    ReferenceAllocator,
+    ReferenceOutOfMemory,
+)
+from tests.gpumemnet.allocator.snapshot import (
+    HistoryEvent,
+    compare,
+    event_stream,
+    read_history,
+    snapshot_history,
+)
 from tests.gpumemnet.allocator.streams import MIB
 
 
 class Recorder(ReferenceAllocator):
-    """The reference allocator on a driver that hands addresses out from above, writing down what PyTorch writes down."""
+    """The reference allocator on a driver that hands addresses out from above, writing down what
+    PyTorch writes down."""
 
     def __init__(self, settings: AllocatorSettings, capacity: int | None = None) -> None:
         super().__init__(settings, capacity, 2048 * MIB)
@@ -32,7 +46,9 @@ class Recorder(ReferenceAllocator):
         self._next -= -(-size // (32 * MIB)) * 32 * MIB
         return self._next
 
-    def from_driver(self, size: int, needed: int, stream: int, small: bool) -> tuple[Range, Piece] | None:
+    def from_driver(
+        self, size: int, needed: int, stream: int, small: bool
+    ) -> tuple[Range, Piece] | None:
         before = self._memory()
         found = super().from_driver(size, needed, stream, small)
         for page in sorted(self._memory() - before):
@@ -44,7 +60,13 @@ class Recorder(ReferenceAllocator):
         before = self._memory()
         super().empty_cache()
         for page in sorted(before - self._memory()):
-            self.history.append(HistoryEvent("segment_unmap" if self.settings.expandable_segments else "segment_free", *page, 0))
+            self.history.append(
+                HistoryEvent(
+                    "segment_unmap" if self.settings.expandable_segments else "segment_free",
+                    *page,
+                    0,
+                )
+            )
 
     def malloc(self, requested: int, stream: int = 0) -> tuple[Range, Piece]:
         where, piece = super().malloc(requested, stream)
@@ -53,7 +75,9 @@ class Recorder(ReferenceAllocator):
 
     def free(self, where: Range, piece: Piece) -> None:
         for action in ("free_requested", "free_completed"):
-            self.history.append(HistoryEvent(action, where.address_of(piece), piece.requested, where.stream))
+            self.history.append(
+                HistoryEvent(action, where.address_of(piece), piece.requested, where.stream)
+            )
         super().free(where, piece)
 
     def _memory(self) -> set[tuple[int, int]]:
@@ -65,7 +89,10 @@ class Recorder(ReferenceAllocator):
             page, address = self.page(one.small), one.address
             for piece in one.pieces:
                 if piece.state in (USED, FREE):
-                    pages |= {(one.address + start * page, page) for start in _pages(address - one.address, piece.size, page)}
+                    pages |= {
+                        (one.address + start * page, page)
+                        for start in _pages(address - one.address, piece.size, page)
+                    }
                 address += piece.size
         return pages
 
@@ -74,7 +101,9 @@ def _pages(begin: int, size: int, page: int) -> range:
     return range(begin // page, -(-(begin + size) // page))
 
 
-def recorded_job(settings: AllocatorSettings, capacity: int | None = None, streams: int = 2) -> list[HistoryEvent]:
+def recorded_job(
+    settings: AllocatorSettings, capacity: int | None = None, streams: int = 2
+) -> list[HistoryEvent]:
     generator = random.Random(0)
     gpu = Recorder(settings, capacity)
     live: list[Any] = []
@@ -84,7 +113,9 @@ def recorded_job(settings: AllocatorSettings, capacity: int | None = None, strea
             gpu.free(*live.pop(generator.randrange(len(live))))
         else:
             try:
-                live.append(gpu.malloc(int(2 ** generator.uniform(0, 25)), generator.randrange(streams)))
+                live.append(
+                    gpu.malloc(int(2 ** generator.uniform(0, 25)), generator.randrange(streams))
+                )
             except ReferenceOutOfMemory:
                 gpu.history.append(HistoryEvent("oom", 0, 0, 0))
     gpu.empty_cache()
@@ -96,19 +127,29 @@ def recorded_job(settings: AllocatorSettings, capacity: int | None = None, strea
     [
         ("", None),
         ("", 200 * MIB),
-        ("max_split_size_mb:20", None),  # with a capacity, a history does not tell a release of oversize blocks from one of all
+        (
+            "max_split_size_mb:20",
+            None,
+        ),  # with a capacity, a history does not tell a release of oversize blocks from one of all
         ("roundup_power2_divisions:4", 200 * MIB),
         ("expandable_segments:True", None),
         ("expandable_segments:True", 150 * MIB),
     ],
 )
-def test_the_simulator_follows_a_recorded_job_address_by_address(text: str, capacity: int | None) -> None:
+def test_the_simulator_follows_a_recorded_job_address_by_address(
+    text: str, capacity: int | None
+) -> None:
     settings = parse_settings(text)
     history = recorded_job(settings, capacity)
     found = compare(history, settings)
     assert (found.first_difference, found.different_addresses, found.unknown_frees) == (None, 0, 0)
     assert found.reserved_bytes == found.recorded_reserved_bytes > 0
-    assert found.peak_reserved_bytes == found.recorded_peak_reserved_bytes >= found.peak_allocated_bytes > 0
+    assert (
+        found.peak_reserved_bytes
+        == found.recorded_peak_reserved_bytes
+        >= found.peak_allocated_bytes
+        > 0
+    )
 
 
 def test_other_settings_than_the_recorded_ones_are_noticed() -> None:
@@ -128,7 +169,11 @@ def test_frees_of_older_memory_are_counted() -> None:
 def test_a_recorded_job_is_replayed_under_other_conditions() -> None:
     history = recorded_job(parse_settings(""), streams=1)
     events, sizes = event_stream(history)
-    assert sum(event >= 0 for event in events) == len(sizes) == sum(event.action == "alloc" for event in history)
+    assert (
+        sum(event >= 0 for event in events)
+        == len(sizes)
+        == sum(event.action == "alloc" for event in history)
+    )
     assert (
         replay(events, sizes).peak_requested_bytes
         == replay(events, sizes, parse_settings("expandable_segments:True")).peak_requested_bytes
@@ -146,18 +191,34 @@ def write(path: Path, document: object) -> Path:
 def test_the_builders_file(tmp_path: Path) -> None:
     history = recorded_job(parse_settings(""))
     events = [[*event, 1_700_000_000_000_000 + index] for index, event in enumerate(history)]
-    path = write(tmp_path / "history.json.gz", {"version": 1, "phases": [["context", 1]], "events": events})
+    path = write(
+        tmp_path / "history.json.gz", {"version": 1, "phases": [["context", 1]], "events": events}
+    )
     assert list(read_history(path)) == history
 
 
 def test_a_snapshot() -> None:
     history = recorded_job(parse_settings(""))
     trace = [
-        {"action": one.action, "addr": one.address, "size": one.size_bytes, "stream": one.stream, "frames": []} for one in history
+        {
+            "action": one.action,
+            "addr": one.address,
+            "size": one.size_bytes,
+            "stream": one.stream,
+            "frames": [],
+        }
+        for one in history
     ]
     trace.append({"action": "oom", "device_free": 1, "size": 2, "stream": 0})
-    assert list(snapshot_history({"segments": [], "device_traces": [[], trace]}, device=1))[:-1] == history
-    wrong_snapshots: list[dict[str, Any]] = [{}, {"device_traces": [[]]}, {"device_traces": [[], [{"addr": 1}]]}]
+    assert (
+        list(snapshot_history({"segments": [], "device_traces": [[], trace]}, device=1))[:-1]
+        == history
+    )
+    wrong_snapshots: list[dict[str, Any]] = [
+        {},
+        {"device_traces": [[]]},
+        {"device_traces": [[], [{"addr": 1}]]},
+    ]
     for wrong in wrong_snapshots:
         with pytest.raises(DatasetError, match="no history of device 1"):
             snapshot_history(wrong, device=1)
@@ -180,7 +241,10 @@ def test_a_foreign_file_is_refused(tmp_path: Path, document: Any, sentence: str)
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "history.json.gz", {"version": 1, "events": [["alloc", number, 512, 0] for number in range(1000)]})
+    path = write(
+        tmp_path / "history.json.gz",
+        {"version": 1, "events": [["alloc", number, 512, 0] for number in range(1000)]},
+    )
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DatasetError, match="is damaged"):
@@ -221,7 +285,9 @@ json.dump({
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("text", ["", "expandable_segments:True", "roundup_power2_divisions:4", "max_split_size_mb:64"])
+@pytest.mark.parametrize(
+    "text", ["", "expandable_segments:True", "roundup_power2_divisions:4", "max_split_size_mb:64"]
+)
 def test_the_simulator_does_what_a_gpu_does(text: str) -> None:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():

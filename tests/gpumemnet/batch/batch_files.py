@@ -21,12 +21,18 @@ COMMAND = [sys.executable, "-m", "gpumemnet", "predict"]
 
 def run(*arguments: str | Path, **environment: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False, **environment
+        [*COMMAND, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        **environment,
     )
 
 
 def refused(*arguments: str | Path) -> str:
-    """The one sentence with which the command line refuses; in this process, as starting another takes a second."""
+    """The one sentence with which the command line refuses; in this process, as starting another
+    takes a second."""
     output, said = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(said):
         code = main(["predict", *map(str, arguments)])
@@ -65,7 +71,9 @@ def write(path: Path, table: pa.Table, **options: Any) -> Path:
 
 
 def write_lines(path: Path, documents: list[Any]) -> Path:
-    path.write_text("".join((each if isinstance(each, str) else json.dumps(each)) + "\n" for each in documents))
+    path.write_text(
+        "".join((each if isinstance(each, str) else json.dumps(each)) + "\n" for each in documents)
+    )
     return path
 
 

@@ -1,4 +1,5 @@
-"""Jobs from Arrow columns are those that the one reader of documents makes, and odd rows are refused with its sentence."""
+"""Jobs from Arrow columns are those that the one reader of documents makes, and odd rows are
+refused with its sentence."""
 
 from __future__ import annotations
 
@@ -34,7 +35,13 @@ def rows(draw: st.DrawFn) -> list[dict[str, Any]]:
     for document in documents:
         if draw(st.booleans()):
             name = draw(
-                st.sampled_from([name for name in JOB_FIELDS if name not in ("layers", "channels_last", "cudnn_benchmark")])
+                st.sampled_from(
+                    [
+                        name
+                        for name in JOB_FIELDS
+                        if name not in ("layers", "channels_last", "cudnn_benchmark")
+                    ]
+                )
             )
             is_word = pa.types.is_string(SCHEMA.field(name).type)
             document[name] = draw(ODD_WORDS if is_word else ODD_NUMBERS)
@@ -62,10 +69,15 @@ def in_columns(batch: pa.RecordBatch) -> list[TrainingJob | str]:
 
 @settings(max_examples=60)
 @given(rows(), st.booleans(), st.integers(0, 3))
-def test_columns_are_read_as_documents_are(documents: list[dict[str, Any]], as_dictionary: bool, cut: int) -> None:
+def test_columns_are_read_as_documents_are(
+    documents: list[dict[str, Any]], as_dictionary: bool, cut: int
+) -> None:
     batch = pa.RecordBatch.from_pylist(documents, nullable(SCHEMA))
     if as_dictionary:
-        columns = [column.dictionary_encode() if pa.types.is_string(column.type) else column for column in batch.columns]
+        columns = [
+            column.dictionary_encode() if pa.types.is_string(column.type) else column
+            for column in batch.columns
+        ]
         batch = pa.RecordBatch.from_arrays(columns, batch.schema.names)
     batch, documents = batch.slice(cut), documents[cut:]
     check_columns(batch.schema, "here")
@@ -75,7 +87,10 @@ def test_columns_are_read_as_documents_are(documents: list[dict[str, Any]], as_d
 
 @pytest.mark.parametrize("kind", [pa.int8(), pa.int32(), pa.uint16(), pa.uint64()])
 def test_whole_numbers_of_any_width(kind: pa.DataType) -> None:
-    table = pa.table({name: [value] for name, value in job_to_dict(small_job(batch_size=64)).items()}, nullable(SCHEMA))
+    table = pa.table(
+        {name: [value] for name, value in job_to_dict(small_job(batch_size=64)).items()},
+        nullable(SCHEMA),
+    )
     place = table.schema.get_field_index("batch_size")
     table = table.set_column(place, "batch_size", pa.array([64], kind))
     check_columns(table.schema, "here")
@@ -86,7 +101,11 @@ def test_counts_that_pandas_wrote_with_gaps() -> None:
     many = [small_job(batch_size=64), small_job()]
     table = pa.Table.from_pylist([job_to_dict(job) for job in many], nullable(SCHEMA))
     for name, counts in (("batch_size", [64.0, 1.5]), ("sequence_length", [128.0, float("nan")])):
-        table = table.set_column(table.schema.get_field_index(name), name, pa.array(counts, pa.float64(), from_pandas=False))
+        table = table.set_column(
+            table.schema.get_field_index(name),
+            name,
+            pa.array(counts, pa.float64(), from_pandas=False),
+        )
     check_columns(table.schema, "here")
     read = in_columns(table.to_batches()[0])
     assert read[0] == replace(small_job(batch_size=64), sequence_length=128)
@@ -94,7 +113,9 @@ def test_counts_that_pandas_wrote_with_gaps() -> None:
     assert "1.5" in str(read[1])
 
 
-@pytest.mark.parametrize("form", ["large_list", "fixed", "sliced", "without parameters", "dictionary kinds"])
+@pytest.mark.parametrize(
+    "form", ["large_list", "fixed", "sliced", "without parameters", "dictionary kinds"]
+)
 def test_layers_in_other_forms(form: str) -> None:
     many = [small_job(), replace(small_job(), layers=small_job().layers[::-1])]
     table = pa.Table.from_pylist([job_to_dict(job) for job in many], nullable(SCHEMA))
@@ -108,17 +129,21 @@ def test_layers_in_other_forms(form: str) -> None:
         layers = pa.concat_arrays([layers, layers]).slice(2)
     elif form == "dictionary kinds":
         kinds, *amounts = layers.flatten().flatten()
-        structure = pa.StructArray.from_arrays([kinds.dictionary_encode(), *amounts], ["kind", "activations", "parameters"])
+        structure = pa.StructArray.from_arrays(
+            [kinds.dictionary_encode(), *amounts], ["kind", "activations", "parameters"]
+        )
         layers = pa.ListArray.from_arrays(layers.offsets, structure)
     else:
         kinds, activations, _ = layers.flatten().flatten()
         layers = pa.ListArray.from_arrays(
-            layers.offsets, pa.StructArray.from_arrays([kinds, activations], ["kind", "activations"])
+            layers.offsets,
+            pa.StructArray.from_arrays([kinds, activations], ["kind", "activations"]),
         )
         table = table.drop_columns(["total_parameters", "trainable_parameters"])
         bare = [tuple(one._replace(parameters=0) for one in job.layers) for job in many]
         many = [
-            replace(job, layers=some, total_parameters=0, trainable_parameters=0) for job, some in zip(many, bare, strict=True)
+            replace(job, layers=some, total_parameters=0, trainable_parameters=0)
+            for job, some in zip(many, bare, strict=True)
         ]
     table = table.set_column(table.schema.get_field_index("layers"), "layers", layers)
     check_columns(table.schema, "here")
@@ -131,16 +156,26 @@ def test_layers_in_other_forms(form: str) -> None:
         ("batch_size", pa.string(), "'batch_size' is string, and must hold whole numbers"),
         ("family", pa.int64(), "'family' is int64, and must hold text"),
         ("channels_last", pa.int8(), "'channels_last' is int8, and must hold true or false"),
-        ("layers", pa.string(), "must hold lists of structures of kind, activations and parameters"),
         (
             "layers",
-            pa.list_(pa.struct([("kind", pa.string()), ("activations", pa.int64()), ("flops", pa.int64())])),
+            pa.string(),
+            "must hold lists of structures of kind, activations and parameters",
+        ),
+        (
+            "layers",
+            pa.list_(
+                pa.struct(
+                    [("kind", pa.string()), ("activations", pa.int64()), ("flops", pa.int64())]
+                )
+            ),
             "lists of str",
         ),
         ("layers", pa.list_(pa.int64()), "lists of structures"),
     ],
 )
-def test_a_column_of_another_type_is_refused_at_once(name: str, kind: pa.DataType, says: str) -> None:
+def test_a_column_of_another_type_is_refused_at_once(
+    name: str, kind: pa.DataType, says: str
+) -> None:
     fields = [pa.field(field.name, kind if field.name == name else field.type) for field in SCHEMA]
     with pytest.raises(DatasetError, match=says):
         check_columns(pa.schema(fields), "jobs.parquet")
@@ -149,14 +184,18 @@ def test_a_column_of_another_type_is_refused_at_once(name: str, kind: pa.DataTyp
 def test_a_column_that_is_missing_or_there_twice_is_named() -> None:
     for name in REQUIRED_FIELDS:
         with pytest.raises(DatasetError, match=f"the column '{name}' is missing"):
-            check_columns(pa.schema([field for field in SCHEMA if field.name != name]), "jobs.parquet")
+            check_columns(
+                pa.schema([field for field in SCHEMA if field.name != name]), "jobs.parquet"
+            )
     with pytest.raises(DatasetError, match="two columns called 'optimizer'"):
         check_columns(pa.schema([*SCHEMA, pa.field("optimizer", pa.string())]), "jobs.parquet")
 
 
 def test_a_column_of_nothing_is_one_that_is_not_there() -> None:
     table = pa.Table.from_pylist([job_to_dict(small_job())], nullable(SCHEMA))
-    table = table.set_column(table.schema.get_field_index("sequence_length"), "sequence_length", pa.nulls(1))
+    table = table.set_column(
+        table.schema.get_field_index("sequence_length"), "sequence_length", pa.nulls(1)
+    )
     check_columns(table.schema, "here")
     assert in_columns(table.to_batches()[0]) == [small_job()]
 
@@ -164,9 +203,19 @@ def test_a_column_of_nothing_is_one_that_is_not_there() -> None:
 def test_a_batch_of_many_sets_of_options() -> None:
     generator = np.random.default_rng(0)
     many = [
-        small_job(optimizer=optimizer, precision=precision, channels_last=bool(switch), batch_size=int(batch_size))
+        small_job(
+            optimizer=optimizer,
+            precision=precision,
+            channels_last=bool(switch),
+            batch_size=int(batch_size),
+        )
         for optimizer in ("adam", "sgd", "adafactor")
         for precision in ("fp32", "bf16")
-        for switch, batch_size in zip(generator.integers(0, 2, 20), generator.integers(1, 100, 20), strict=True)
+        for switch, batch_size in zip(
+            generator.integers(0, 2, 20), generator.integers(1, 100, 20), strict=True
+        )
     ]
-    assert in_columns(pa.RecordBatch.from_pylist([job_to_dict(job) for job in many], nullable(SCHEMA))) == many
+    assert (
+        in_columns(pa.RecordBatch.from_pylist([job_to_dict(job) for job in many], nullable(SCHEMA)))
+        == many
+    )

@@ -1,4 +1,5 @@
-"""``gpumemnet predict FILE --out FILE`` on real files: every format, bad rows, other people's files, stores."""
+"""``gpumemnet predict FILE --out FILE`` on real files: every format, bad rows, other people's
+files, stores."""
 
 from __future__ import annotations
 
@@ -21,12 +22,26 @@ from gpumemnet.job.arrow_codec import read_arrow_jobs
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import ceil_mib
-from tests.gpumemnet.batch.batch_files import answers, refused, rejected, run, totals, write, write_lines
+from tests.gpumemnet.batch.batch_files import (
+    answers,
+    refused,
+    rejected,
+    run,
+    totals,
+    write,
+    write_lines,
+)
 from tests.jobs import small_job
 from tests.parquet_jobs import write_jobs
 
 PREDICTOR = Predictor.default()
-JOBS = [small_job(), small_job(batch_size=512), small_job(optimizer="sgd"), small_job(batch_size=10**6), small_job(family="cnn")]
+JOBS = [
+    small_job(),
+    small_job(batch_size=512),
+    small_job(optimizer="sgd"),
+    small_job(batch_size=10**6),
+    small_job(family="cnn"),
+]
 
 
 def test_a_file_is_answered_as_the_predictor_answers(tmp_path: Path) -> None:
@@ -63,40 +78,56 @@ def test_all_formats_in_and_out_say_the_same(tmp_path: Path) -> None:
     table = totals(5000)
     write(tmp_path / "jobs.parquet", table, row_group_size=1700)
     pa.csv.write_csv(table, tmp_path / "jobs.csv")
-    documents = [{name: value for name, value in row.items() if value is not None} for row in table.to_pylist()]
+    documents = [
+        {name: value for name, value in row.items() if value is not None}
+        for row in table.to_pylist()
+    ]
     write_lines(tmp_path / "jobs.jsonl", documents)
     tables = []
     for form in ("parquet", "csv", "jsonl"):
-        predict_files([str(tmp_path / f"jobs.{form}")], str(tmp_path / f"{form}.parquet"), BatchOptions())
+        predict_files(
+            [str(tmp_path / f"jobs.{form}")], str(tmp_path / f"{form}.parquet"), BatchOptions()
+        )
         tables.append(pq.read_table(tmp_path / f"{form}.parquet").drop_columns("input"))
     assert tables[0].equals(tables[1])
     assert tables[0].equals(tables[2])
     assert tables[0].column("job_id").to_pylist() == table.column("job_id").to_pylist()
     assert 0 < sum(tables[0].column("in_support").to_pylist()) < 5000
     for form in ("csv", "jsonl"):
-        predict_files([str(tmp_path / "jobs.parquet")], str(tmp_path / f"out.{form}"), BatchOptions())
+        predict_files(
+            [str(tmp_path / "jobs.parquet")], str(tmp_path / f"out.{form}"), BatchOptions()
+        )
     rows = answers(tmp_path / "parquet.parquet")
     assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == rows
-    read = pa.csv.read_csv(tmp_path / "out.csv", convert_options=pa.csv.ConvertOptions(strings_can_be_null=True)).to_pylist()
+    read = pa.csv.read_csv(
+        tmp_path / "out.csv", convert_options=pa.csv.ConvertOptions(strings_can_be_null=True)
+    ).to_pylist()
     assert read == rows
 
 
 def test_chunks_are_answered_as_the_predictor_answers_a_batch(tmp_path: Path) -> None:
     table = totals(9000)
     write(tmp_path / "jobs.parquet", table, row_group_size=1000)
-    predict_files([str(tmp_path / "jobs.parquet")], str(tmp_path / "out.parquet"), BatchOptions(coverage=0.9))
+    predict_files(
+        [str(tmp_path / "jobs.parquet")], str(tmp_path / "out.parquet"), BatchOptions(coverage=0.9)
+    )
     found = pq.read_table(tmp_path / "out.parquet")
     for start in range(0, 9000, 4096):
         batch = read_arrow_jobs(table.slice(start, 4096).combine_chunks().to_batches()[0]).table
         expected = np.ceil(PREDICTOR.predict_table(batch, coverage=0.9).expected_bytes / 2**20)
-        np.testing.assert_array_equal(found.column("request_mib").slice(start, 4096).to_numpy(), expected)
+        np.testing.assert_array_equal(
+            found.column("request_mib").slice(start, 4096).to_numpy(), expected
+        )
 
 
 def test_layers_come_in_every_format(tmp_path: Path) -> None:
     write_jobs(tmp_path / "jobs.parquet", JOBS)
     documents = [job_to_dict(job) for job in JOBS]
     write_lines(tmp_path / "jobs.ndjson", documents)
-    flat = [{**document, "layers": json.dumps(document["layers"]), "channels_last": "False"} for document in documents]
+    flat = [
+        {**document, "layers": json.dumps(document["layers"]), "channels_last": "False"}
+        for document in documents
+    ]
     pa.csv.write_csv(pa.Table.from_pylist(flat), tmp_path / "jobs.csv")
     found = []
     for form in ("parquet", "ndjson", "csv"):
@@ -108,13 +139,25 @@ def test_layers_come_in_every_format(tmp_path: Path) -> None:
 
 def test_bad_rows_go_to_a_file_of_their_own(tmp_path: Path) -> None:
     good = job_to_dict(small_job()) | {"id": 7}
-    lines = [good, "{", {**good, "batch_size": 0}, "", [1], {**good, "batchsize": 1}, {**good, "layers": [["linear", 1]]}, good]
+    lines = [
+        good,
+        "{",
+        {**good, "batch_size": 0},
+        "",
+        [1],
+        {**good, "batchsize": 1},
+        {**good, "layers": [["linear", 1]]},
+        good,
+    ]
     write_lines(tmp_path / "jobs.jsonl", lines)
     done = run(tmp_path / "jobs.jsonl", "--out", tmp_path / "answers.parquet")
     assert done.returncode == 0, done.stderr
     assert "2 jobs answered" in done.stderr
     assert "5 rows were rejected" in done.stderr
-    assert [(row["row"], row["job_id"]) for row in answers(tmp_path / "answers.parquet")] == [(1, "7"), (8, "7")]
+    assert [(row["row"], row["job_id"]) for row in answers(tmp_path / "answers.parquet")] == [
+        (1, "7"),
+        (8, "7"),
+    ]
     wrong = rejected(tmp_path / "answers.rejected.jsonl")
     assert [(row["row"], row["field"]) for row in wrong] == [
         (2, ""),
@@ -136,7 +179,14 @@ def test_bad_lines_of_csv(tmp_path: Path) -> None:
     header = "id,family,batch_size,input_elements,optimizer,precision,total_activations,total_parameters,cudnn_benchmark,colour"
     good = "a,mlp,64,100,adam,fp32,1000,100000,,red"
     lines = [
-        *(header, good, good.replace("64", "64.5"), good + ",more", "", good.replace("adam", "adamn")),
+        *(
+            header,
+            good,
+            good.replace("64", "64.5"),
+            good + ",more",
+            "",
+            good.replace("adam", "adamn"),
+        ),
         *(
             good.replace(",,", ",maybe,"),
             good.replace("fp32", '"fp32"'),
@@ -145,10 +195,15 @@ def test_bad_lines_of_csv(tmp_path: Path) -> None:
         ),
     ]
     (tmp_path / "jobs.csv").write_text("\n".join(lines))
-    outcome = predict_files([str(tmp_path / "jobs.csv")], str(tmp_path / "out.parquet"), BatchOptions())
+    outcome = predict_files(
+        [str(tmp_path / "jobs.csv")], str(tmp_path / "out.parquet"), BatchOptions()
+    )
     assert (outcome.tally.rows, outcome.tally.answered, outcome.tally.rejected) == (9, 2, 6)
     assert [row["row"] for row in answers(tmp_path / "out.parquet")] == [1, 7]
-    wrong = {row["row"]: (row["field"], row["reason"]) for row in rejected(tmp_path / "out.rejected.jsonl")}
+    wrong = {
+        row["row"]: (row["field"], row["reason"])
+        for row in rejected(tmp_path / "out.rejected.jsonl")
+    }
     assert wrong[2] == ("batch_size", "must be a whole number, not '64.5'")
     assert wrong[3] == wrong[8] == ("", "is no line of CSV with 10 columns in UTF-8")
     assert wrong[5][0] == "optimizer"
@@ -165,10 +220,16 @@ def test_rows_of_parquet_that_are_no_jobs(tmp_path: Path) -> None:
     versions[8] = 2
     table = table.append_column("schema_version", pa.array(versions))
     write(tmp_path / "jobs.parquet", table)
-    outcome = predict_files([str(tmp_path / "jobs.parquet")], str(tmp_path / "out.parquet"), BatchOptions())
+    outcome = predict_files(
+        [str(tmp_path / "jobs.parquet")], str(tmp_path / "out.parquet"), BatchOptions()
+    )
     assert outcome.tally.answered == 7
     wrong = {row["row"]: row for row in rejected(tmp_path / "out.rejected.jsonl")}
-    assert {row: each["field"] for row, each in wrong.items()} == {4: "batch_size", 7: "batch_size", 9: "schema_version"}
+    assert {row: each["field"] for row, each in wrong.items()} == {
+        4: "batch_size",
+        7: "batch_size",
+        9: "schema_version",
+    }
     assert wrong[7]["reason"].startswith("is missing")
     assert "upgrade gpumemnet" in wrong[9]["reason"]
 
@@ -178,7 +239,9 @@ def test_jobs_that_no_model_answers_are_rejected(tmp_path: Path) -> None:
     write_jobs(tmp_path / "layers.parquet", JOBS[:2])
     options = BatchOptions(encoder="transformer")
     outcome = predict_files(
-        [str(tmp_path / "jobs.parquet"), str(tmp_path / "layers.parquet")], str(tmp_path / "out.csv"), options
+        [str(tmp_path / "jobs.parquet"), str(tmp_path / "layers.parquet")],
+        str(tmp_path / "out.csv"),
+        options,
     )
     assert (outcome.tally.answered, outcome.tally.rejected) == (2, 20)
     assert "needs `layers`" in rejected(tmp_path / "out.rejected.jsonl")[0]["reason"]
@@ -195,7 +258,9 @@ def test_globs_and_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     predict_files(["week*.parquet", "queue.jsonl", "week2.parquet"], "out.jsonl", BatchOptions())
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    expected = [("week1.parquet", row) for row in range(1, 6)] + [("week2.parquet", row) for row in range(1, 6)]
+    expected = [("week1.parquet", row) for row in range(1, 6)] + [
+        ("week2.parquet", row) for row in range(1, 6)
+    ]
     assert [(row["input"], row["row"]) for row in rows] == [*expected, ("queue.jsonl", 1)]
 
 
@@ -213,30 +278,69 @@ def test_counts_with_gaps_as_pandas_writes_them(tmp_path: Path, ending: str) -> 
     assert "sequence_length" in rejected
     assert "1.5" in rejected
     write(tmp_path / "whole.parquet", table.slice(0, 3))
-    predict_files([str(tmp_path / "whole.parquet")], str(tmp_path / "expected.parquet"), BatchOptions())
-    amounts = [[(row["request_mib"], row["limit_mib"]) for row in answers(file)] for file in (out, tmp_path / "expected.parquet")]
+    predict_files(
+        [str(tmp_path / "whole.parquet")], str(tmp_path / "expected.parquet"), BatchOptions()
+    )
+    amounts = [
+        [(row["request_mib"], row["limit_mib"]) for row in answers(file)]
+        for file in (out, tmp_path / "expected.parquet")
+    ]
     assert amounts[0][:3] == amounts[1]
 
 
 def test_ids_come_from_the_column_that_is_named(tmp_path: Path) -> None:
     table = totals(3).append_column("slurm", pa.array([11, None, 13]))
     write(tmp_path / "jobs.parquet", table)
-    predict_files([str(tmp_path / "jobs.parquet")], str(tmp_path / "out.parquet"), BatchOptions(id_column="slurm"))
+    predict_files(
+        [str(tmp_path / "jobs.parquet")],
+        str(tmp_path / "out.parquet"),
+        BatchOptions(id_column="slurm"),
+    )
     assert [row["job_id"] for row in answers(tmp_path / "out.parquet")] == ["11", None, "13"]
-    assert "has no column 'pbs'" in refused(tmp_path / "jobs.parquet", "--out", tmp_path / "out.parquet", "--id-column", "pbs")
+    assert "has no column 'pbs'" in refused(
+        tmp_path / "jobs.parquet", "--out", tmp_path / "out.parquet", "--id-column", "pbs"
+    )
 
 
-def test_the_options_are_those_of_one_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_options_are_those_of_one_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_jobs(tmp_path / "jobs.parquet", JOBS)
-    options = ["--gpu", "L4", "--bins", "published-8000mib", "--coverage", "0.9", "--encoder", "common"]
-    assert main(["predict", str(tmp_path / "jobs.parquet"), "--out", str(tmp_path / "out.parquet"), *options]) == 0
+    options = [
+        "--gpu",
+        "L4",
+        "--bins",
+        "published-8000mib",
+        "--coverage",
+        "0.9",
+        "--encoder",
+        "common",
+    ]
+    assert (
+        main(
+            [
+                "predict",
+                str(tmp_path / "jobs.parquet"),
+                "--out",
+                str(tmp_path / "out.parquet"),
+                *options,
+            ]
+        )
+        == 0
+    )
     capsys.readouterr()
     assert main(["predict", str(tmp_path / "jobs.parquet"), "--json", *options]) == 0
     lines = capsys.readouterr().out.splitlines()
     for row, line in zip(answers(tmp_path / "out.parquet"), map(json.loads, lines), strict=True):
         assert (row["request_mib"], row["limit_mib"]) == (line["request_mib"], line["limit_mib"])
-        assert (row["bin_index"], row["gpu"], row["model"]) == (line["bin"]["index"], "NVIDIA L4", "all-h200-traced")
-        assert row["bin_lower_bytes"] == line["bin"]["lower_bytes"] == 8000 * 2**20 * row["bin_index"]
+        assert (row["bin_index"], row["gpu"], row["model"]) == (
+            line["bin"]["index"],
+            "NVIDIA L4",
+            "all-h200-traced",
+        )
+        assert (
+            row["bin_lower_bytes"] == line["bin"]["lower_bytes"] == 8000 * 2**20 * row["bin_index"]
+        )
 
 
 # Files that are not as they should be.
@@ -248,16 +352,27 @@ def test_files_that_cannot_be_read_are_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "cut.parquet").write_bytes(whole[: len(whole) // 2])
     assert "cut.parquet is no whole Parquet file" in refused(tmp_path / "cut.parquet", "--out", out)
     (tmp_path / "empty.parquet").write_bytes(b"")
-    assert "empty.parquet is no whole Parquet file" in refused(tmp_path / "empty.parquet", "--out", out)
+    assert "empty.parquet is no whole Parquet file" in refused(
+        tmp_path / "empty.parquet", "--out", out
+    )
     (tmp_path / "spoilt.parquet").write_bytes(whole[:100] + bytes(2000) + whole[2100:])
     assert "spoilt.parquet is" in refused(tmp_path / "spoilt.parquet", "--out", out)
     (tmp_path / "empty.csv").write_bytes(b"")
-    assert "empty.csv holds no jobs: the column 'family' is missing" in refused(tmp_path / "empty.csv", "--out", out)
+    assert "empty.csv holds no jobs: the column 'family' is missing" in refused(
+        tmp_path / "empty.csv", "--out", out
+    )
     future = totals(3).replace_schema_metadata({VERSION_KEY: b"9"})
     write(tmp_path / "future.parquet", future)
-    assert "dataset version 9, and this version of gpumemnet reads 1" in refused(tmp_path / "future.parquet", "--out", out)
-    write(tmp_path / "words.parquet", totals(3).set_column(2, "batch_size", pa.array(["1", "2", None])))
-    assert "'batch_size' is string, and must hold whole numbers" in refused(tmp_path / "words.parquet", "--out", out)
+    assert "dataset version 9, and this version of gpumemnet reads 1" in refused(
+        tmp_path / "future.parquet", "--out", out
+    )
+    write(
+        tmp_path / "words.parquet",
+        totals(3).set_column(2, "batch_size", pa.array(["1", "2", None])),
+    )
+    assert "'batch_size' is string, and must hold whole numbers" in refused(
+        tmp_path / "words.parquet", "--out", out
+    )
     assert not out.exists()
 
 
@@ -273,7 +388,9 @@ def test_files_that_cannot_be_read_are_one_sentence(tmp_path: Path) -> None:
         ("gopher://jobs.csv", "out.csv", "fsspec knows no store called gopher"),
     ],
 )
-def test_places_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: str, out: str, says: str) -> None:
+def test_places_that_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: str, out: str, says: str
+) -> None:
     write(tmp_path / "jobs.parquet", totals(3))
     monkeypatch.chdir(tmp_path)
     with pytest.raises((DatasetError, InvalidRequestError)) as caught:
@@ -308,7 +425,9 @@ def test_a_queue_may_be_empty(tmp_path: Path) -> None:
     write(tmp_path / "jobs.parquet", totals(0))
     (tmp_path / "jobs.jsonl").write_text("\n \n")
     outcome = predict_files(
-        [str(tmp_path / "jobs.parquet"), str(tmp_path / "jobs.jsonl")], str(tmp_path / "o.parquet"), BatchOptions()
+        [str(tmp_path / "jobs.parquet"), str(tmp_path / "jobs.jsonl")],
+        str(tmp_path / "o.parquet"),
+        BatchOptions(),
     )
     assert outcome.tally.answered == 0
     assert answers(tmp_path / "o.parquet") == []
@@ -326,13 +445,22 @@ def test_a_store_is_read_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyP
     memory.pipe("/history/c.jsonl", json.dumps(job_to_dict(small_job())).encode() + b"\n{\n")
     patterns = ["memory://history/*.parquet", "memory://history/c.jsonl"]
     outcome = predict_files(patterns, "memory://answers/all.parquet", BatchOptions())
-    assert (outcome.tally.answered, outcome.rejected) == (101, "memory://answers/all.rejected.jsonl")
+    assert (outcome.tally.answered, outcome.rejected) == (
+        101,
+        "memory://answers/all.rejected.jsonl",
+    )
     with memory.open("/answers/all.parquet") as stream:
         rows = pq.read_table(stream).to_pylist()
     assert [row["row"] for row in rows] == [*range(1, 51), *range(1, 51), 1]
-    assert {row["input"] for row in rows} == {"memory:///history/a.parquet", "memory:///history/b.parquet", patterns[1]}
+    assert {row["input"] for row in rows} == {
+        "memory:///history/a.parquet",
+        "memory:///history/b.parquet",
+        patterns[1],
+    }
     predict_files([str(local)], str(tmp_path / "out.parquet"), BatchOptions())
-    assert [row["request_mib"] for row in rows[:50]] == [row["request_mib"] for row in answers(tmp_path / "out.parquet")]
+    assert [row["request_mib"] for row in rows[:50]] == [
+        row["request_mib"] for row in answers(tmp_path / "out.parquet")
+    ]
     assert not list((tmp_path / "cache" / "gpumemnet" / "batch").iterdir())
     with pytest.raises(InvalidRequestError, match="does not exist"):
         predict_files(["memory://history/d.csv"], "memory://answers/x.csv", BatchOptions())

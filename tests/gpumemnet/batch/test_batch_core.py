@@ -1,4 +1,5 @@
-"""Tables of predictions: the most probable bin without all probabilities, and columns that agree with single rows."""
+"""Tables of predictions: the most probable bin without all probabilities, and columns that agree
+with single rows."""
 
 from __future__ import annotations
 
@@ -20,11 +21,19 @@ PREDICTOR = Predictor.default()
 
 
 @settings(max_examples=100)
-@given(st.integers(0, 2**32), st.sampled_from([64 * MIB, GIB, 8 * GIB, 200 * GIB]), st.sampled_from([0.001, 0.05, 1.0]))
-def test_the_most_probable_bin_is_that_of_all_probabilities(seed: int, width_bytes: int, spread: float) -> None:
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([64 * MIB, GIB, 8 * GIB, 200 * GIB]),
+    st.sampled_from([0.001, 0.05, 1.0]),
+)
+def test_the_most_probable_bin_is_that_of_all_probabilities(
+    seed: int, width_bytes: int, spread: float
+) -> None:
     generator = np.random.default_rng(seed)
     weights = generator.dirichlet(np.ones(5), 50).astype(np.float32)
-    locations = (generator.uniform(19, 27, (50, 1)) + spread * generator.normal(size=(50, 5))).astype(np.float32)
+    locations = (
+        generator.uniform(19, 27, (50, 1)) + spread * generator.normal(size=(50, 5))
+    ).astype(np.float32)
     scales = (spread * generator.uniform(0.01, 2, (50, 5))).astype(np.float32)
     parts: Any = weights, locations, scales  # float32, as a graph gives them
     distribution = MemoryDistribution(*parts)
@@ -42,17 +51,25 @@ def test_columns_say_what_single_predictions_say(many: list[TrainingJob], gpu: s
     for row, prediction in enumerate(predictions):
         assert index[row] == prediction.bin_index == predictions.probabilities[row].argmax()
         assert predictions.reasons(row) == prediction.reasons
-        assert predictions.in_support[row] == prediction.in_support == (prediction.safe_bytes is not None)
+        assert (
+            predictions.in_support[row]
+            == prediction.in_support
+            == (prediction.safe_bytes is not None)
+        )
     np.testing.assert_array_equal(index, predictions.bin_index)
     assert predictions.safe_bytes.tolist() == [prediction.safe_bytes for prediction in predictions]
-    assert predictions.expected_bytes.tolist() == [prediction.expected_bytes for prediction in predictions]
+    assert predictions.expected_bytes.tolist() == [
+        prediction.expected_bytes for prediction in predictions
+    ]
 
 
 def test_features_of_a_row_do_not_depend_on_the_other_rows() -> None:
     table = JobTable.from_jobs(_totals(3000))
     model = PREDICTOR.models_of("mlp")[0]
     whole = model.features(table, model.label_gpu)
-    np.testing.assert_array_equal(whole[2500:2600], model.features(table[2500:2600], model.label_gpu))
+    np.testing.assert_array_equal(
+        whole[2500:2600], model.features(table[2500:2600], model.label_gpu)
+    )
 
 
 def _totals(count: int) -> list[TrainingJob]:

@@ -1,4 +1,5 @@
-"""``--engine ray`` gives the answers of this machine's own processes, to the byte; skips itself where Ray is not installed."""
+"""``--engine ray`` gives the answers of this machine's own processes, to the byte; skips itself
+where Ray is not installed."""
 
 from __future__ import annotations
 
@@ -27,10 +28,16 @@ def test_ray_answers_as_this_machine_does(tmp_path: Path) -> None:
     assert (tmp_path / "ray.parquet").read_bytes() == (tmp_path / "local.parquet").read_bytes()
     assert rejected(tmp_path / "ray.rejected.jsonl") == rejected(tmp_path / "local.rejected.jsonl")
     (tmp_path / "jobs.parquet").write_bytes((tmp_path / "jobs.parquet").read_bytes()[:-5])
-    assert "no whole Parquet file" in refused(*inputs, "--out", tmp_path / "ray.parquet", "--engine", "ray")
+    assert "no whole Parquet file" in refused(
+        *inputs, "--out", tmp_path / "ray.parquet", "--engine", "ray"
+    )
 
 
-def test_without_ray_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
     write(tmp_path / "jobs.parquet", totals(3))
-    assert "pip install 'gpumemnet[ray]'" in refused(tmp_path / "jobs.parquet", "--out", tmp_path / "out.csv", "--engine", "ray")
+    assert "pip install 'gpumemnet[ray]'" in refused(
+        tmp_path / "jobs.parquet", "--out", tmp_path / "out.csv", "--engine", "ray"
+    )

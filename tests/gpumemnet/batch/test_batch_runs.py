@@ -1,4 +1,5 @@
-"""Batches that are killed, disturbed or run out of room: what is finished stays, and the answers are the same to the byte."""
+"""Batches that are killed, disturbed or run out of room: what is finished stays, and the answers
+are the same to the byte."""
 
 from __future__ import annotations
 
@@ -33,7 +34,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
 
 def start(jobs: Path, out: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*COMMAND, str(jobs), "--out", str(out), *options], stderr=subprocess.PIPE, text=True, start_new_session=True
+        [*COMMAND, str(jobs), "--out", str(out), *options],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 
@@ -61,9 +65,14 @@ def test_a_killed_run_goes_on_and_ends_the_same(tmp_path: Path, whole: tuple[Pat
     assert not out.exists()
     kept = {path: path.stat().st_mtime_ns for path in finished(out)}
     assert len(kept) >= 3
-    (next(iter(kept)).parent / "00000-00000000000009.arrow.77.partial").write_bytes(b"half of a part")
+    (next(iter(kept)).parent / "00000-00000000000009.arrow.77.partial").write_bytes(
+        b"half of a part"
+    )
     deadline = time.monotonic() + 300  # its workers notice that nobody listens, and end
-    while any(f"{out}" in text for text in _command_lines(process.pid)) and time.monotonic() < deadline:
+    while (
+        any(f"{out}" in text for text in _command_lines(process.pid))
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.02)
     begun = time.time_ns()
     again = run(jobs, "--out", out, "--workers", "2")
@@ -100,7 +109,9 @@ def test_finished_parts_are_not_answered_again(tmp_path: Path, whole: tuple[Path
     assert out.read_bytes() == expected
 
 
-def test_other_options_and_other_files_begin_anew(tmp_path: Path, whole: tuple[Path, bytes]) -> None:
+def test_other_options_and_other_files_begin_anew(
+    tmp_path: Path, whole: tuple[Path, bytes]
+) -> None:
     jobs, expected = whole
     out = tmp_path / "out.parquet"
     process = start(jobs, out, "--workers", "1", "--coverage", "0.9")
@@ -142,7 +153,9 @@ def test_two_runs_do_not_write_one_file(tmp_path: Path, whole: tuple[Path, bytes
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_full_disk_is_one_sentence(tmp_path: Path, whole: tuple[Path, bytes], workers: str) -> None:
+def test_a_full_disk_is_one_sentence(
+    tmp_path: Path, whole: tuple[Path, bytes], workers: str
+) -> None:
     jobs, expected = whole
     out = tmp_path / "out.parquet"
     out.write_bytes(b"the answers of last week")
@@ -163,7 +176,12 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, whole: tuple[Path, bytes], 
 def test_how_the_work_is_shared_leaves_no_trace(tmp_path: Path, whole: tuple[Path, bytes]) -> None:
     jobs, expected = whole
     write(tmp_path / "jobs.parquet", pq.read_table(jobs), row_group_size=7000)
-    assert run(tmp_path / "jobs.parquet", "--out", tmp_path / "out.parquet", "--workers", "3").returncode == 0
+    assert (
+        run(
+            tmp_path / "jobs.parquet", "--out", tmp_path / "out.parquet", "--workers", "3"
+        ).returncode
+        == 0
+    )
     ours, theirs = pq.read_table(tmp_path / "out.parquet"), pq.read_table(pa.BufferReader(expected))
     assert ours.drop_columns("input").equals(theirs.drop_columns("input"))
 

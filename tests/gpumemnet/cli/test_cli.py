@@ -1,4 +1,5 @@
-"""``gpumemnet predict``, ``models`` and ``serve`` as a person runs them: in a child process, on real files."""
+"""``gpumemnet predict``, ``models`` and ``serve`` as a person runs them: in a child process, on
+real files."""
 
 import json
 import os
@@ -22,7 +23,11 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "mlp_job.json"
 
 def gpumemnet(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "gpumemnet", *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-m", "gpumemnet", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
 
 
@@ -37,16 +42,27 @@ def refused(*arguments: str | Path) -> str:
 def test_one_job_for_a_person() -> None:
     done = gpumemnet("predict", EXAMPLE)
     assert done.returncode == 0, done.stderr
-    for words in ("expected", "safe", "NVIDIA A100-SXM4-40GB", "1,024 – 2,048 MiB", "covers 0.99 of such jobs"):
+    for words in (
+        "expected",
+        "safe",
+        "NVIDIA A100-SXM4-40GB",
+        "1,024 – 2,048 MiB",
+        "covers 0.99 of such jobs",
+    ):
         assert words in done.stdout
 
 
 def test_many_jobs_in_every_format_give_the_same_answers(tmp_path: Path) -> None:
     jobs = [small_job(batch_size=batch_size) for batch_size in (8, 64, 512)]
     (tmp_path / "jobs.json").write_text(json.dumps([job_to_dict(job) for job in jobs]))
-    (tmp_path / "jobs.jsonl").write_text("\n".join(json.dumps(job_to_dict(job)) for job in jobs) + "\n\n")
+    (tmp_path / "jobs.jsonl").write_text(
+        "\n".join(json.dumps(job_to_dict(job)) for job in jobs) + "\n\n"
+    )
     write_jobs(tmp_path / "jobs.parquet", jobs)
-    answers = [gpumemnet("predict", tmp_path / f"jobs.{ending}", "--json").stdout for ending in ("json", "jsonl", "parquet")]
+    answers = [
+        gpumemnet("predict", tmp_path / f"jobs.{ending}", "--json").stdout
+        for ending in ("json", "jsonl", "parquet")
+    ]
     assert answers[0] == answers[1] == answers[2]
     lines = [json.loads(line) for line in answers[0].splitlines()]
     expected = [estimate.expected_bytes for estimate in Predictor.default().predict_many(jobs)]
@@ -72,9 +88,17 @@ def test_gpu_and_encoder_are_chosen(tmp_path: Path) -> None:
         json.loads(gpumemnet("predict", tmp_path / "job.json", "--json", *options).stdout)
         for options in ((), ("--gpu", "L4"), ("--encoder", "transformer"))
     ]
-    assert [answer["gpu"] for answer in answers] == ["NVIDIA A100-SXM4-40GB", "NVIDIA L4", "NVIDIA A100-SXM4-40GB"]
-    assert [answer["model"]["name"] for answer in answers] == 2 * ["mlp-a100-published"] + ["mlp-a100-published-layers"]
-    assert [answer["label_source"] for answer in answers] == 2 * ["readings_and_traces"] + ["nvidia_smi_device_1s"]
+    assert [answer["gpu"] for answer in answers] == [
+        "NVIDIA A100-SXM4-40GB",
+        "NVIDIA L4",
+        "NVIDIA A100-SXM4-40GB",
+    ]
+    assert [answer["model"]["name"] for answer in answers] == 2 * ["mlp-a100-published"] + [
+        "mlp-a100-published-layers"
+    ]
+    assert [answer["label_source"] for answer in answers] == 2 * ["readings_and_traces"] + [
+        "nvidia_smi_device_1s"
+    ]
     for option, value, says in (
         ("--gpu", "Voodoo2", "no profile of 'Voodoo2'"),
         ("--encoder", "oracle", "encoder: must be one of mlp"),
@@ -91,9 +115,18 @@ def test_gpu_and_encoder_are_chosen(tmp_path: Path) -> None:
         ("", "no valid JSON at line 1, column 1"),
         ("[1]", "[0]: a job must be a JSON object, not 1"),
         ('{"family": "mlp"}', "batch_size: is missing"),
-        (json.dumps({**job_to_dict(small_job()), "batch_size": -1}), "batch_size: must be between 1 and 2147483647, not -1"),
-        (job_to_json(small_job()).replace('"batch_size": 64', '"batch_size": NaN'), "expected value, found NaN"),
-        (job_to_json(small_job()).replace('"batch_size": 64', '"batch_size": 1e99'), "whole number, not 1e+99"),
+        (
+            json.dumps({**job_to_dict(small_job()), "batch_size": -1}),
+            "batch_size: must be between 1 and 2147483647, not -1",
+        ),
+        (
+            job_to_json(small_job()).replace('"batch_size": 64', '"batch_size": NaN'),
+            "expected value, found NaN",
+        ),
+        (
+            job_to_json(small_job()).replace('"batch_size": 64', '"batch_size": 1e99'),
+            "whole number, not 1e+99",
+        ),
         (json.dumps({**job_to_dict(small_job()), "family": "rnn"}), "family: must be one of"),
     ],
 )
@@ -148,10 +181,14 @@ def test_serve_becomes_the_service_even_beside_one_of_the_same_name(tmp_path: Pa
     program = str(Path(sys.executable).with_name("gpumemnet"))
     command = [program, "serve", "--port", "0", "--database-url", "off", "--workers", "2"]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=clean) as process:
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=clean
+    ) as process:
         try:
             assert process.stderr is not None
-            address = re.findall(r"listening on (http://\S+) with 2 workers", process.stderr.readline())[0]
+            address = re.findall(
+                r"listening on (http://\S+) with 2 workers", process.stderr.readline()
+            )[0]
             with urllib.request.urlopen(f"{address}/healthz", timeout=300) as answer:
                 assert answer.status == 200
             process.send_signal(signal.SIGTERM)
@@ -175,7 +212,9 @@ def test_what_holds_a_job_and_its_largest_batch_for_a_person() -> None:
 
 def test_what_holds_a_job_and_its_largest_batch_for_a_program(tmp_path: Path) -> None:
     path = tmp_path / "jobs.jsonl"
-    path.write_text("".join(json.dumps(job_to_dict(small_job(batch_size=batch))) + "\n" for batch in (1, 64)))
+    path.write_text(
+        "".join(json.dumps(job_to_dict(small_job(batch_size=batch))) + "\n" for batch in (1, 64))
+    )
     done = gpumemnet("predict", path, "--fits", "--largest-batch", "T4", "--json")
     documents = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(documents) == 2
@@ -188,4 +227,6 @@ def test_what_holds_a_job_and_its_largest_batch_for_a_program(tmp_path: Path) ->
 
 def test_a_largest_batch_for_a_gpu_that_there_is_not() -> None:
     assert "no profile of 'Z80'" in refused("predict", EXAMPLE, "--largest-batch", "Z80")
-    assert "no MIG profile '9g.1gb'" in refused("predict", EXAMPLE, "--largest-batch", "A100/9g.1gb")
+    assert "no MIG profile '9g.1gb'" in refused(
+        "predict", EXAMPLE, "--largest-batch", "A100/9g.1gb"
+    )

@@ -17,17 +17,35 @@ from gpumemnet.job.json_codec import job_from_json
 EXAMPLES = Path(__file__).parents[1] / "extract" / "examples"
 
 
-def test_resnet50_is_written_whole_and_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_resnet50_is_written_whole_and_shown(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "job.json"
     source = f"{EXAMPLES}/resnet50.py:build"
-    options = ["--batch-size", "32", "--input", "3x224x224", "--optimizer", "adamw", "--precision", "fp32", "--out", str(out)]
+    options = [
+        "--batch-size",
+        "32",
+        "--input",
+        "3x224x224",
+        "--optimizer",
+        "adamw",
+        "--precision",
+        "fp32",
+        "--out",
+        str(out),
+    ]
     assert main(["extract", source, *options]) == 0
     job = job_from_json(out.read_text())
     assert job.total_parameters == 25_557_032
     assert (job.family, job.batch_size, job.input_elements) == ("cnn", 32, 150_528)
     assert (job.optimizer, job.precision, job.activation_function) == ("adamw", "fp32", "relu")
     kinds = [layer.kind for layer in job.layers]
-    assert (kinds.count("conv2d"), kinds.count("batch_norm2d"), kinds.count("relu"), kinds.count("add")) == (53, 53, 49, 16)
+    assert (
+        kinds.count("conv2d"),
+        kinds.count("batch_norm2d"),
+        kinds.count("relu"),
+        kinds.count("add"),
+    ) == (53, 53, 49, 16)
     assert [path.name for path in tmp_path.iterdir()] == ["job.json"]
     shown = capfd.readouterr()
     assert "25,557,032" in shown.out
@@ -35,10 +53,33 @@ def test_resnet50_is_written_whole_and_shown(tmp_path: Path, capfd: pytest.Captu
     assert shown.err == ""
 
 
-def test_without_a_file_the_job_goes_to_standard_output_and_the_table_does_not(capfd: pytest.CaptureFixture[str]) -> None:
+def test_without_a_file_the_job_goes_to_standard_output_and_the_table_does_not(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     arguments = ["extract", f"{EXAMPLES}/small.py:sized", "--batch-size", "2", "--input", "8"]
-    options = ["--arg", "width=5", "--arg", "activation=Tanh", "--channels-last", "--cudnn-benchmark", "--family", "cnn"]
-    assert main([*arguments, *options, "--gradient-accumulation", "3", "--optimizer-implementation", "fused"]) == 0
+    options = [
+        "--arg",
+        "width=5",
+        "--arg",
+        "activation=Tanh",
+        "--channels-last",
+        "--cudnn-benchmark",
+        "--family",
+        "cnn",
+    ]
+    assert (
+        main(
+            [
+                *arguments,
+                *options,
+                "--gradient-accumulation",
+                "3",
+                "--optimizer-implementation",
+                "fused",
+            ]
+        )
+        == 0
+    )
     shown = capfd.readouterr()
     job = job_from_json(shown.out)
     assert job.total_parameters == 57
@@ -49,8 +90,23 @@ def test_without_a_file_the_job_goes_to_standard_output_and_the_table_does_not(c
     assert "Largest of 3 layers" in shown.err
 
 
-def test_programs_get_one_document_even_from_a_factory_that_prints(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["extract", f"{EXAMPLES}/awkward.py:prints_and_forks", "--batch-size", "2", "--input", "8", "--json"]) == 0
+def test_programs_get_one_document_even_from_a_factory_that_prints(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert (
+        main(
+            [
+                "extract",
+                f"{EXAMPLES}/awkward.py:prints_and_forks",
+                "--batch-size",
+                "2",
+                "--input",
+                "8",
+                "--json",
+            ]
+        )
+        == 0
+    )
     shown = capfd.readouterr()
     document = json.loads(shown.out)
     assert document["layer_names"] == [""]
@@ -68,7 +124,10 @@ def test_programs_get_one_document_even_from_a_factory_that_prints(capfd: pytest
         (["--input", "3,4"], "error: --input: must look like 3x224x224"),
         (["--arg", "width"], "error: --arg: must look like depth=12"),
         (["--arg", "width=1", "--arg", "width=2"], "error: --arg: 'width' is given twice"),
-        (["--out", "/no/such/folder/job.json"], "error: --out: the folder /no/such/folder does not exist"),
+        (
+            ["--out", "/no/such/folder/job.json"],
+            "error: --out: the folder /no/such/folder does not exist",
+        ),
         (["--deadline", "-1"], "error: --deadline: must be above 0"),
         (["--family", "gan"], "error: --family: must be one of "),
     ],
@@ -83,7 +142,9 @@ def test_wrong_options_are_one_sentence_and_exit_code_2(
     assert shown.err.count("\n") == 1
 
 
-def test_an_existing_file_is_kept_when_the_extraction_fails(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_existing_file_is_kept_when_the_extraction_fails(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "job.json"
     out.write_text("before")
     assert main(["extract", f"{tmp_path}/none.py:build", "--out", str(out)]) == 2
@@ -91,7 +152,9 @@ def test_an_existing_file_is_kept_when_the_extraction_fails(tmp_path: Path, capf
     assert capfd.readouterr().err == f"error: there is no file {tmp_path}/none.py\n"
 
 
-@pytest.mark.parametrize("arguments", [["nothing"], ["extract"], ["extract", "a.py:b", "--batch-size", "many"]])
+@pytest.mark.parametrize(
+    "arguments", [["nothing"], ["extract"], ["extract", "a.py:b", "--batch-size", "many"]]
+)
 def test_usage_errors_exit_with_2(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     said = capfd.readouterr().err
@@ -110,7 +173,9 @@ def test_help_names_the_commands_and_loads_no_torch() -> None:
 
 
 def test_the_module_runs_as_the_command_and_knows_its_version() -> None:
-    shown = subprocess.run([sys.executable, "-m", "gpumemnet", "--version"], check=True, capture_output=True, text=True)
+    shown = subprocess.run(
+        [sys.executable, "-m", "gpumemnet", "--version"], check=True, capture_output=True, text=True
+    )
     assert re.fullmatch(r"gpumemnet \d+\.\d+\.\d+, compiled modules: (yes|no)\n", shown.stdout)
 
 
@@ -120,8 +185,20 @@ def test_ctrl_c_ends_the_child_too_and_exits_with_130(tmp_path: Path) -> None:
         f"import os, time\nopen({str(mark)!r} + '.part', 'w').write(str(os.getpid()))\n"
         f"os.rename({str(mark)!r} + '.part', {str(mark)!r})\nwhile True: time.sleep(1)\n"
     )
-    command = [sys.executable, "-m", "gpumemnet", "extract", f"{tmp_path}/slow.py:build", "--batch-size", "1", "--input", "8"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
+    command = [
+        sys.executable,
+        "-m",
+        "gpumemnet",
+        "extract",
+        f"{tmp_path}/slow.py:build",
+        "--batch-size",
+        "1",
+        "--input",
+        "8",
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
         while not mark.exists():
             assert process.poll() is None
             time.sleep(0.05)

@@ -17,12 +17,31 @@ from gpumemnet.planner.fitting import plan_request
 from gpumemnet.planner.options import PlanRequest
 from tests.gpumemnet.planner.examples import blocks
 
-BLOCKS = [f"{Path(blocks.__file__)}:build", "--batch-size", "64", "--input", "64x256", "--gpu", "RTX-4090"]
+BLOCKS = [
+    f"{Path(blocks.__file__)}:build",
+    "--batch-size",
+    "64",
+    "--input",
+    "64x256",
+    "--gpu",
+    "RTX-4090",
+]
 
 
-def test_a_job_that_does_not_fit_gets_a_plan(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_job_that_does_not_fit_gets_a_plan(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     out, script = tmp_path / "plan.json", tmp_path / "use_plan.py"
-    options = ["--budget", "0.85GiB", "--no-alternatives", "--json", "--out", str(out), "--script", str(script)]
+    options = [
+        "--budget",
+        "0.85GiB",
+        "--no-alternatives",
+        "--json",
+        "--out",
+        str(out),
+        "--script",
+        str(script),
+    ]
     assert main(["plan", *BLOCKS, *options]) == 0
     shown = capfd.readouterr()
     assert shown.err == ""
@@ -66,14 +85,28 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is planned here, without a process of its own, which takes seconds."""
 
     def plan_file(source: str, request: PlanRequest, **options: object) -> PlanAnswer:
-        return plan_request(blocks.build(), inputs_from_example(torch.empty(64, 64, 256), None), request)
+        return plan_request(
+            blocks.build(), inputs_from_example(torch.empty(64, 64, 256), None), request
+        )
 
     monkeypatch.setattr("gpumemnet.planner.process.plan_file", plan_file)
 
 
 @pytest.mark.usefixtures("in_this_process")
 def test_a_job_that_fits_needs_no_plan(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["plan", *BLOCKS, "--plot", str(tmp_path / "plan.html"), "--out", str(tmp_path / "plan.json")]) == 0
+    assert (
+        main(
+            [
+                "plan",
+                *BLOCKS,
+                "--plot",
+                str(tmp_path / "plan.html"),
+                "--out",
+                str(tmp_path / "plan.json"),
+            ]
+        )
+        == 0
+    )
     shown = capfd.readouterr()
     assert shown.out.startswith("Fits as it is: ")
     assert shown.err == "there is no plan to write\n"
@@ -92,14 +125,22 @@ def test_where_no_plan_fits_the_reason_is_shown(capfd: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--budget", "20"], "--budget: must be an amount of memory such as 20GiB or 20480MiB, not '20'"),
+        (
+            ["--budget", "20"],
+            "--budget: must be an amount of memory such as 20GiB or 20480MiB, not '20'",
+        ),
         (["--budget", "0GiB"], "--budget: must be an amount of memory"),
-        (["--budget", "30GiB"], "--budget: must be from 1 MiB to 24,207 MiB, what a process can use on NVIDIA GeForce RTX 4090"),
+        (
+            ["--budget", "30GiB"],
+            "--budget: must be from 1 MiB to 24,207 MiB, what a process can use on NVIDIA GeForce RTX 4090",
+        ),
         (["--host-memory", "much"], "--host-memory: must be an amount of memory"),
         (["--planner", "genetic"], "--planner: must be one of greedy, exact, swarm"),
         (["--plot", "plan.txt"], "--plot: must end in .png or .html"),
     ],
 )
-def test_a_wrong_option_is_named(capfd: pytest.CaptureFixture[str], options: list[str], message: str) -> None:
+def test_a_wrong_option_is_named(
+    capfd: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
     assert main(["plan", *BLOCKS, *options]) == 2
     assert message in capfd.readouterr().err

@@ -23,16 +23,45 @@ from gpumemnet.units import GIB, MIB, ceil_mib
 
 EXAMPLES = Path(__file__).parents[1] / "tracing" / "examples"
 MODELS = Path(__file__).parents[1] / "extract" / "examples"
-SMALL = [f"{MODELS}/small.py:sized", "--batch-size", "64", "--input", "8", "--arg", "width=3000", "--arg", "activation=ReLU"]
+SMALL = [
+    f"{MODELS}/small.py:sized",
+    "--batch-size",
+    "64",
+    "--input",
+    "8",
+    "--arg",
+    "width=3000",
+    "--arg",
+    "activation=ReLU",
+]
 
 
 def test_resnet50_is_explained(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    options = ["--batch-size", "32", "--input", "3x224x224", "--optimizer", "adamw", "--precision", "bf16", "--gpu", "H200"]
-    assert main(["trace", f"{MODELS}/resnet50.py:build", *options, "--out", str(tmp_path / "job.json")]) == 0
+    options = [
+        "--batch-size",
+        "32",
+        "--input",
+        "3x224x224",
+        "--optimizer",
+        "adamw",
+        "--precision",
+        "bf16",
+        "--gpu",
+        "H200",
+    ]
+    assert (
+        main(
+            ["trace", f"{MODELS}/resnet50.py:build", *options, "--out", str(tmp_path / "job.json")]
+        )
+        == 0
+    )
     shown = capfd.readouterr()
     assert shown.err == ""
     first = shown.out.splitlines()[0]
-    verdict = re.fullmatch(r"Fits NVIDIA H200: ([\d.]+) GiB \(([\d,]+) MiB\) expected, ([\d.]+) GiB \(([\d,]+) MiB\) safe", first)
+    verdict = re.fullmatch(
+        r"Fits NVIDIA H200: ([\d.]+) GiB \(([\d,]+) MiB\) expected, ([\d.]+) GiB \(([\d,]+) MiB\) safe",
+        first,
+    )
     assert verdict is not None
     expected_mib, safe_mib = (int(verdict[group].replace(",", "")) for group in (2, 4))
     assert 1500 < expected_mib < safe_mib < 4000
@@ -49,7 +78,10 @@ def test_resnet50_is_explained(capfd: pytest.CaptureFixture[str], tmp_path: Path
 def _parts_shown(text: str) -> int:
     """The sum of the breakdown's rows, which must be the total in its last row."""
     table = text.split("memory at the peak")[1].split("expected")
-    rows = [int(number.replace(",", "")) for number in re.findall(r"^ [A-Za-z ]+?\s+([\d,]+)\s+[\d.]+ %", table[0], re.MULTILINE)]
+    rows = [
+        int(number.replace(",", ""))
+        for number in re.findall(r"^ [A-Za-z ]+?\s+([\d,]+)\s+[\d.]+ %", table[0], re.MULTILINE)
+    ]
     total = int(table[1].split()[0].replace(",", ""))
     assert len(rows) >= 7
     assert sum(rows) == total
@@ -103,12 +135,24 @@ def test_the_allocators_settings_are_the_jobs_and_not_the_shells(
         (["--zero-grad", "never"], "error: --zero-grad: must be one of "),
         (["--gpu", "Voodoo 2"], "error: --gpu: no profile of 'Voodoo 2'"),
         (["--gpu", "/none.json"], "error: --gpu: /none.json cannot be read"),
-        (["--allocator-conf", "max_split_size_mb=1"], "error: allocator settings: 'max_split_size_mb=1' is not of the form"),
-        (["--batches", "1,two"], "error: --batches: must be batch sizes such as 1,2,4,8, not '1,two'"),
+        (
+            ["--allocator-conf", "max_split_size_mb=1"],
+            "error: allocator settings: 'max_split_size_mb=1' is not of the form",
+        ),
+        (
+            ["--batches", "1,two"],
+            "error: --batches: must be batch sizes such as 1,2,4,8, not '1,two'",
+        ),
         (["--batches", "0"], "error: --batches: must be at least 1, not 0"),
         (["--plot", "memory.gif"], "error: --plot: must end in .png or .html, not 'memory.gif'"),
-        (["--plot", "/no/such/folder/memory.png"], "error: --plot: the folder /no/such/folder does not exist"),
-        (["--out", "/no/such/folder/job.json"], "error: --out: the folder /no/such/folder does not exist"),
+        (
+            ["--plot", "/no/such/folder/memory.png"],
+            "error: --plot: the folder /no/such/folder does not exist",
+        ),
+        (
+            ["--out", "/no/such/folder/job.json"],
+            "error: --out: the folder /no/such/folder does not exist",
+        ),
         (["--deadline", "0"], "error: --deadline: must be above 0"),
         (["--arg", "width"], "error: --arg: must look like depth=12"),
         (["two:factories"], "error: source: name one factory"),
@@ -117,7 +161,12 @@ def test_the_allocators_settings_are_the_jobs_and_not_the_shells(
 def test_wrong_options_are_one_sentence_and_exit_code_2(
     options: list[str], sentence: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["trace", f"{MODELS}/small.py:ModuleMLP", "--batch-size", "2", "--input", "8", *options]) == 2
+    assert (
+        main(
+            ["trace", f"{MODELS}/small.py:ModuleMLP", "--batch-size", "2", "--input", "8", *options]
+        )
+        == 2
+    )
     shown = capfd.readouterr()
     assert shown.out == ""
     assert shown.err.startswith(sentence)
@@ -128,9 +177,21 @@ def test_wrong_options_are_one_sentence_and_exit_code_2(
     ("factory", "how", "sentence"),
     [
         ("values.py:reads", "item", r"values\.py line \d+, in item: Tensor\.item needs the values"),
-        ("shapes.py:picks", "mask", r"shapes\.py line \d+, in mask: .* has an output whose shape depends on values"),
-        ("operators.py:calls", "scale", r"operators\.py line \d+, in forward: trace_example\.scale does not say"),
-        ("losses.py:with_loss", "per_sample", r"the loss per_sample \(.*losses\.py line \d+\) must be a scalar"),
+        (
+            "shapes.py:picks",
+            "mask",
+            r"shapes\.py line \d+, in mask: .* has an output whose shape depends on values",
+        ),
+        (
+            "operators.py:calls",
+            "scale",
+            r"operators\.py line \d+, in forward: trace_example\.scale does not say",
+        ),
+        (
+            "losses.py:with_loss",
+            "per_sample",
+            r"the loss per_sample \(.*losses\.py line \d+\) must be a scalar",
+        ),
     ],
 )
 def test_what_cannot_be_traced_is_one_sentence_and_exit_code_2(
@@ -153,7 +214,10 @@ def test_best_effort_says_what_it_guessed(capfd: pytest.CaptureFixture[str]) -> 
 
 def test_a_script_gets_its_own_arguments(capfd: pytest.CaptureFixture[str]) -> None:
     script = f"{EXAMPLES}/scripts/plain.py"
-    assert main(["trace", "--script", script, "--gpu", "T4", "--json", "--", "--batch-size", "16"]) == 0
+    assert (
+        main(["trace", "--script", script, "--gpu", "T4", "--json", "--", "--batch-size", "16"])
+        == 0
+    )
     shown = capfd.readouterr()
     assert shown.err == ""
     answer = answer_from_dict(json.loads(shown.out))
@@ -164,14 +228,22 @@ def test_a_script_gets_its_own_arguments(capfd: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--script", "train.py", "--optimizer", "sgd"], "error: --optimizer: does not go with a script"),
+        (
+            ["--script", "train.py", "--optimizer", "sgd"],
+            "error: --optimizer: does not go with a script",
+        ),
         (["--script", "train.py", "--input", "8"], "error: --input: does not go with a script"),
         (["--script", "train.py", "--fits"], "error: --fits: does not go with a script"),
-        (["--script", "/no/such/train.py", "--", "--epochs", "3"], "error: there is no file /no/such/train.py"),
+        (
+            ["--script", "/no/such/train.py", "--", "--epochs", "3"],
+            "error: there is no file /no/such/train.py",
+        ),
         ([], "error: source: name one factory, such as train.py:build, or give --script train.py"),
     ],
 )
-def test_what_does_not_go_with_a_script_is_refused(options: list[str], sentence: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_go_with_a_script_is_refused(
+    options: list[str], sentence: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert main(["trace", *options]) == 2
     shown = capfd.readouterr()
     assert shown.out == ""
@@ -182,7 +254,9 @@ def test_somebody_at_a_terminal_sees_what_is_being_done() -> None:
     ours, theirs = os.openpty()
     command = [sys.executable, "-m", "gpumemnet", "trace", *SMALL]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environment) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=theirs, env=environment
+    ) as process:
         os.close(theirs)
         seen = b""
         while True:
@@ -205,20 +279,49 @@ ANSWER = TraceAnswer(
     safe_bytes=31 * GIB,
     startup_peak_bytes=30 * GIB,
     safe_basis="guesswork",
-    parts={"parameter": 10 * GIB, "buffer": 0, "fragmentation": 19 * GIB + MIB // 2, "context": GIB - MIB // 2},
+    parts={
+        "parameter": 10 * GIB,
+        "buffer": 0,
+        "fragmentation": 19 * GIB + MIB // 2,
+        "context": GIB - MIB // 2,
+    },
     reserved_bytes=29 * GIB,
     allocated_bytes=29 * GIB,
     requested_bytes=28 * GIB,
     context_bytes=GIB,
     context_source="measured",
     smallest_bytes=25 * GIB,
-    peak=Peak(7, "backward", 2, "aten.mm", "a.b", tuple((f"blocks.{n}.attention.projection", 2 * GIB - n) for n in range(12))),
+    peak=Peak(
+        7,
+        "backward",
+        2,
+        "aten.mm",
+        "a.b",
+        tuple((f"blocks.{n}.attention.projection", 2 * GIB - n) for n in range(12)),
+    ),
     loss="mse",
-    notes=("Something [bold] was settled by a rule that is long enough to be wrapped in a terminal of eighty columns, surely.",),
-    not_included=("an evaluation loop", "a second batch that is on the GPU while the first is worked on, for all of the time"),
-    batches=(BatchPoint(batch_size=4, expected_bytes=GIB, safe_bytes=2 * GIB, verdict="yes", traced=False),),
+    notes=(
+        "Something [bold] was settled by a rule that is long enough to be wrapped in a terminal of eighty columns, surely.",
+    ),
+    not_included=(
+        "an evaluation loop",
+        "a second batch that is on the GPU while the first is worked on, for all of the time",
+    ),
+    batches=(
+        BatchPoint(
+            batch_size=4, expected_bytes=GIB, safe_bytes=2 * GIB, verdict="yes", traced=False
+        ),
+    ),
     max_batch_size=9,
-    gpus=(GpuFit(gpu="Tesla T4", available_bytes=16 * GIB, expected_bytes=30 * GIB, safe_bytes=31 * GIB, verdict="no"),),
+    gpus=(
+        GpuFit(
+            gpu="Tesla T4",
+            available_bytes=16 * GIB,
+            expected_bytes=30 * GIB,
+            safe_bytes=31 * GIB,
+            verdict="no",
+        ),
+    ),
 )
 
 
@@ -239,10 +342,13 @@ def test_the_report_fits_the_terminal(width: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("expected_gib", "safe_gib", "verdict"), [(30, 40, "Fits "), (40, 41, "May not fit "), (41, 42, "Does not fit ")]
+    ("expected_gib", "safe_gib", "verdict"),
+    [(30, 40, "Fits "), (40, 41, "May not fit "), (41, 42, "Does not fit ")],
 )
 def test_the_verdict_comes_first(expected_gib: int, safe_gib: int, verdict: str) -> None:
-    answer = replace(ANSWER, expected_bytes=expected_gib * GIB, safe_bytes=safe_gib * GIB, max_batch_size=None)
+    answer = replace(
+        ANSWER, expected_bytes=expected_gib * GIB, safe_bytes=safe_gib * GIB, max_batch_size=None
+    )
     assert shown(answer, 130).startswith(f"{verdict}NVIDIA A100-SXM4-40GB: {expected_gib}.00 GiB")
 
 
@@ -253,7 +359,9 @@ def test_shown_mib_add_up_and_are_never_far_off(amounts: list[int]) -> None:
     assert all(abs(mib * MIB - amount) < MIB for mib, amount in zip(shown, amounts, strict=True))
 
 
-def test_a_script_that_ends_too_early_is_quoted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_script_that_ends_too_early_is_quoted(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import argparse\nprint('reads its arguments')\nparser = argparse.ArgumentParser()\n"
@@ -262,7 +370,9 @@ def test_a_script_that_ends_too_early_is_quoted(tmp_path: Path, capfd: pytest.Ca
     assert main(["trace", "--script", str(script)]) == 2
     said = capfd.readouterr().err
     assert f"error: {script}: the script ended before anything was on the GPU" in said
-    assert said.endswith("sys.exit(2); its last output was: train.py: error: the following arguments are required: --data\n")
+    assert said.endswith(
+        "sys.exit(2); its last output was: train.py: error: the following arguments are required: --data\n"
+    )
 
 
 _DISTRIBUTED = """
@@ -294,7 +404,12 @@ def test_a_line_that_starts_a_module_on_several_gpus(
     for name, text in {"__init__": "", "widths": "WIDTH = 256", "train": _DISTRIBUTED}.items():
         (package / f"{name}.py").write_text(text)
     monkeypatch.chdir(tmp_path)
-    assert main(["trace", "--json", "--", "torchrun", "--nproc-per-node", "4", "-m", "pkg.train", "16"]) == 0
+    assert (
+        main(
+            ["trace", "--json", "--", "torchrun", "--nproc-per-node", "4", "-m", "pkg.train", "16"]
+        )
+        == 0
+    )
     answer = json.loads(capfd.readouterr().out)
     assert (answer["ranks"], answer["batch_size"]) == (4, 16)
     assert answer["model"] == "pkg.train (Linear)"
@@ -302,7 +417,10 @@ def test_a_line_that_starts_a_module_on_several_gpus(
     for options, sentence in (
         (["--module", "pkg.absent"], "error: pkg.absent: there is no module pkg.absent to run in"),
         (["--module", "pkg.train", "--script", "train.py"], "error: --module: "),
-        (["--script", "torchrun train.py"], "error: --script: is a file; for a whole line write: gpumemnet trace -- torchrun"),
+        (
+            ["--script", "torchrun train.py"],
+            "error: --script: is a file; for a whole line write: gpumemnet trace -- torchrun",
+        ),
         (
             ["--ranks", "2", "--", "torchrun", "--nproc-per-node", "4", "train.py"],
             "error: --ranks: 2 GPUs, and the line starts 4",
@@ -345,7 +463,9 @@ def test_a_process_group_of_one_at_a_terminal_with_an_operator_that_does_not_des
     assert main(["trace", "--json", "--best-effort", *line]) == 0
     answer = json.loads(capfd.readouterr().out)
     assert (answer["ranks"], answer["batch_size"]) == (1, 16)
-    assert "elsewhere.scale was taken to return a tensor like its first" in " ".join(answer["notes"])
+    assert "elsewhere.scale was taken to return a tensor like its first" in " ".join(
+        answer["notes"]
+    )
 
 
 _SIZED = """
@@ -367,7 +487,10 @@ def test_other_batch_sizes_of_a_script(tmp_path: Path, capfd: pytest.CaptureFixt
     script.write_text(_SIZED)
     assert main(["trace", "--script", str(script), "--batches", "256,1024", "--json"]) == 0
     answer = json.loads(capfd.readouterr().out)
-    assert [(point["batch_size"], point["traced"]) for point in answer["batches"]] == [(256, True), (1024, True)]
+    assert [(point["batch_size"], point["traced"]) for point in answer["batches"]] == [
+        (256, True),
+        (1024, True),
+    ]
     few, many = (point["expected_bytes"] for point in answer["batches"])
     assert 0.95 * 4 * 65536 * 768 < many - few < 1.3 * 4 * 65536 * 768
     assert answer["notes"][-1] == "other batch sizes were set by --batch-size (64 here)."

@@ -16,7 +16,9 @@ JOB = ROOT / "examples" / "mlp_job.json"
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-def test_help_has_no_markup_and_no_names_of_types(entry: Entry, capfd: pytest.CaptureFixture[str]) -> None:
+def test_help_has_no_markup_and_no_names_of_types(
+    entry: Entry, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert main([entry.name, "--help"]) == 0
     shown = capfd.readouterr().out
     for name in getattr(LazyCommand(entry).loaded(), "commands", ()):
@@ -39,10 +41,22 @@ def test_help_loads_no_command() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["predct"], "error: no such command 'predct': did you mean 'predict'? (see gpumemnet --help)"),
-        (["predict", "--covrage", "1", "x"], "no such option --covrage: did you mean --coverage? (see gpumemnet predict --help)"),
-        (["build", "campain"], "error: no such command 'campain': did you mean 'campaign'? (see gpumemnet build --help)"),
-        (["predict", str(JOB), "--gpu", "H2000"], "error: --gpu: no profile of 'H2000': did you mean 'H200'?"),
+        (
+            ["predct"],
+            "error: no such command 'predct': did you mean 'predict'? (see gpumemnet --help)",
+        ),
+        (
+            ["predict", "--covrage", "1", "x"],
+            "no such option --covrage: did you mean --coverage? (see gpumemnet predict --help)",
+        ),
+        (
+            ["build", "campain"],
+            "error: no such command 'campain': did you mean 'campaign'? (see gpumemnet build --help)",
+        ),
+        (
+            ["predict", str(JOB), "--gpu", "H2000"],
+            "error: --gpu: no profile of 'H2000': did you mean 'H200'?",
+        ),
         (
             ["predict", str(JOB), "--bin-width", "3"],
             "error: --bin-width: gives 65537 bins: choose a width that needs between 1 and 4096",
@@ -65,9 +79,13 @@ def test_a_package_that_is_missing_is_named_with_its_extra() -> None:
         "import sys\nsys.modules['yaml'] = None\nfrom gpumemnet.cli import main\n"
         "sys.exit(main(['build', 'measure', '--out', 'x']))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 2
-    assert done.stderr == ("error: gpumemnet build needs the package 'yaml': install it with  pip install 'gpumemnet[build]'\n")
+    assert done.stderr == (
+        "error: gpumemnet build needs the package 'yaml': install it with  pip install 'gpumemnet[build]'\n"
+    )
 
 
 def test_a_dash_is_standard_input() -> None:
@@ -75,21 +93,30 @@ def test_a_dash_is_standard_input() -> None:
     lines = f"{json.dumps(json.loads(job))}\n" * 2
     for content, count in ((job, 1), (f"[{job}]", 1), (lines, 2)):
         command = [sys.executable, "-m", "gpumemnet", "predict", "-", "--json"]
-        done = subprocess.run(command, input=content, capture_output=True, text=True, timeout=300, check=True)
+        done = subprocess.run(
+            command, input=content, capture_output=True, text=True, timeout=300, check=True
+        )
         assert len(done.stdout.splitlines()) == count
 
 
 def test_shells_complete_commands_and_options() -> None:
     command = [sys.executable, "-m", "gpumemnet"]
-    environment = {"_GPUMEMNET_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "gpumemnet predict --cov"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    environment = {
+        "_GPUMEMNET_COMPLETE": "complete_zsh",
+        "_TYPER_COMPLETE_ARGS": "gpumemnet predict --cov",
+    }
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, env=environment
+    )
     assert "--coverage" in done.stdout
 
 
 @pytest.mark.parametrize("package", ["models", "dataset_builder", "service"])
 def test_the_packages_run_as_modules_in_a_checkout(package: str) -> None:
     command = [sys.executable, "-m", package, "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, cwd=ROOT)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=True, cwd=ROOT
+    )
     assert re.search(rf"python -m {package}\b", done.stdout)
 
 

@@ -42,7 +42,9 @@ class Notebook:
         """Return the cell, which has no magics."""
         return raw_cell
 
-    def register_magic_function(self, func: Callable[..., Any], magic_kind: str, magic_name: str) -> None:
+    def register_magic_function(
+        self, func: Callable[..., Any], magic_kind: str, magic_name: str
+    ) -> None:
         """Add a magic."""
         self.magics[magic_kind, magic_name] = func
 

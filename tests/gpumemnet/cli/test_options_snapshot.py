@@ -37,9 +37,15 @@ def options() -> str:
         lines.append(path)
         for parameter in command.params:
             is_option = parameter.param_type_name == "option"
-            names = ", ".join((*parameter.opts, *parameter.secondary_opts)) if is_option else parameter.display_name_raw
+            names = (
+                ", ".join((*parameter.opts, *parameter.secondary_opts))
+                if is_option
+                else parameter.display_name_raw
+            )
             kind = parameter.metavar or "" if is_option else ""
-            lines.append(f"    {names} {kind}".rstrip() + (" (required)" if parameter.required else ""))
+            lines.append(
+                f"    {names} {kind}".rstrip() + (" (required)" if parameter.required else "")
+            )
     return "\n".join(lines) + "\n"
 
 
@@ -64,16 +70,24 @@ def test_every_option_says_what_it_is_for() -> None:
 
 
 def test_every_command_that_ends_has_a_form_for_programs() -> None:
-    assert [path for path, command in commands() if not any("--json" in option.opts for option in command.params)] == [
-        "gpumemnet serve"
-    ]
+    assert [
+        path
+        for path, command in commands()
+        if not any("--json" in option.opts for option in command.params)
+    ] == ["gpumemnet serve"]
 
 
 def test_usage_lines_name_arguments_plainly() -> None:
-    usages = {path: command.collect_usage_pieces(typer.Context(command)) for path, command in commands()}
+    usages = {
+        path: command.collect_usage_pieces(typer.Context(command)) for path, command in commands()
+    }
     assert usages["gpumemnet predict"] == ["[OPTIONS]", "JOBS..."]
     assert usages["gpumemnet models"] == ["[OPTIONS]", "[FOLDER...]"]
-    assert not [path for path, pieces in usages.items() if "{" in "".join(pieces) or "......" in "".join(pieces)]
+    assert not [
+        path
+        for path, pieces in usages.items()
+        if "{" in "".join(pieces) or "......" in "".join(pieces)
+    ]
 
 
 if __name__ == "__main__":

@@ -72,7 +72,12 @@ def unsupported(predictor: Predictor, job: TrainingJob) -> TrainingJob:
     """A job of a family that no loaded model answers for."""
     missing = set(FAMILIES).difference(families_of(predictor))
     return TrainingJob(
-        family=missing.pop(), batch_size=1, input_elements=1, optimizer="adam", precision="fp32", layers=job.layers
+        family=missing.pop(),
+        batch_size=1,
+        input_elements=1,
+        optimizer="adam",
+        precision="fp32",
+        layers=job.layers,
     )
 
 
@@ -83,7 +88,9 @@ def client(service: RunningService) -> Iterator[Client]:
 
 
 def families_of(predictor: Predictor) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(family for bundle in predictor.bundles for family in bundle.card.families))
+    return tuple(
+        dict.fromkeys(family for bundle in predictor.bundles for family in bundle.card.families)
+    )
 
 
 def assert_same(estimate: Prediction | ServiceError, expected: Prediction) -> None:
@@ -103,10 +110,15 @@ def assert_same(estimate: Prediction | ServiceError, expected: Prediction) -> No
 def test_the_service_answers_as_the_predictor_does(
     client: Client, predictor: Predictor, job: TrainingJob, bins: BinScheme | None
 ) -> None:
-    assert_same(client.predict(job, bins=bins, coverage=0.9), predictor.predict(job, bins=bins, coverage=0.9))
+    assert_same(
+        client.predict(job, bins=bins, coverage=0.9),
+        predictor.predict(job, bins=bins, coverage=0.9),
+    )
 
 
-def test_a_prediction_says_what_a_scheduler_needs(client: Client, predictor: Predictor, job: TrainingJob) -> None:
+def test_a_prediction_says_what_a_scheduler_needs(
+    client: Client, predictor: Predictor, job: TrainingJob
+) -> None:
     prediction = client.predict(job, coverage=0.95)
     estimate = predictor.predict(job, coverage=0.95)
     assert isinstance(prediction, Prediction)
@@ -114,23 +126,35 @@ def test_a_prediction_says_what_a_scheduler_needs(client: Client, predictor: Pre
     assert estimate.safe_bytes is not None
     assert prediction.limit_mib == ceil_mib(estimate.safe_bytes)
     assert prediction.model_sha256 == predictor.bundles[0].sha256
-    assert (prediction.release, prediction.feature_schema, prediction.fits) == ("configured", FEATURE_SCHEMA, ())
+    assert (prediction.release, prediction.feature_schema, prediction.fits) == (
+        "configured",
+        FEATURE_SCHEMA,
+        (),
+    )
     assert prediction.prediction_id != client.predict(job).prediction_id
 
 
-def test_another_gpu_and_what_the_job_fits(client: Client, predictor: Predictor, job: TrainingJob) -> None:
-    prediction = client.predict(job, gpu="H100", encoder="mlp", fits=["A100/3g.20gb"], devices=DEVICES)
+def test_another_gpu_and_what_the_job_fits(
+    client: Client, predictor: Predictor, job: TrainingJob
+) -> None:
+    prediction = client.predict(
+        job, gpu="H100", encoder="mlp", fits=["A100/3g.20gb"], devices=DEVICES
+    )
     assert_same(prediction, predictor.predict(job, gpu="H100"))
     targets = [target("A100/3g.20gb"), target("T4", free_mib=1, device="GPU-1")]
     assert prediction.fits == fits(predictor, job, targets)
     assert client.predict(job, fits=True).fits == fits(predictor, job)
     many = client.predict_many([job, job], fits=("T4",))
-    assert [found.fits for found in many if isinstance(found, ServedPrediction)] == [fits(predictor, job, [target("T4")])] * 2
+    assert [found.fits for found in many if isinstance(found, ServedPrediction)] == [
+        fits(predictor, job, [target("T4")])
+    ] * 2
 
 
 def test_the_inverse_questions(client: Client, predictor: Predictor, job: TrainingJob) -> None:
     expected = batch_sizes(predictor, job, target("A100/1g.5gb"), max_batch=500, coverage=0.9)
-    assert client.batch_sizes(job, gpu="A100", mig="1g.5gb", max_batch=500, coverage=0.9) == expected
+    assert (
+        client.batch_sizes(job, gpu="A100", mig="1g.5gb", max_batch=500, coverage=0.9) == expected
+    )
     free = client.batch_sizes(job, gpu="A100", free_mib=2000)
     assert free == batch_sizes(predictor, job, target("A100", free_mib=2000))
     assert client.smallest_gpu(job) == smallest_gpu(predictor, job)
@@ -139,25 +163,38 @@ def test_the_inverse_questions(client: Client, predictor: Predictor, job: Traini
     assert [gpu["name"] for gpu in client.gpus()] == [profile.name for profile in device_profiles()]
 
 
-def test_a_job_outside_the_support_has_no_safe_bytes(client: Client, predictor: Predictor, job: TrainingJob) -> None:
+def test_a_job_outside_the_support_has_no_safe_bytes(
+    client: Client, predictor: Predictor, job: TrainingJob
+) -> None:
     huge = TrainingJob(
-        family=job.family, batch_size=2**31 - 1, input_elements=256, optimizer="adam", precision="fp32", layers=job.layers
+        family=job.family,
+        batch_size=2**31 - 1,
+        input_elements=256,
+        optimizer="adam",
+        precision="fp32",
+        layers=job.layers,
     )
     estimate = client.predict(huge)
     assert estimate.safe_bytes is None
     assert_same(estimate, predictor.predict(huge))
 
 
-def test_the_asynchronous_client_answers_the_same(service: RunningService, predictor: Predictor, job: TrainingJob) -> None:
+def test_the_asynchronous_client_answers_the_same(
+    service: RunningService, predictor: Predictor, job: TrainingJob
+) -> None:
     async def ask() -> None:
         async with AsyncClient(service.url, timeout_seconds=PATIENT_SECONDS) as client:
             estimates = await asyncio.gather(*(client.predict(job) for _ in range(20)))
-            assert await client.batch_sizes(job, gpu="T4") == batch_sizes(predictor, job, target("T4"))
+            assert await client.batch_sizes(job, gpu="T4") == batch_sizes(
+                predictor, job, target("T4")
+            )
             assert await client.smallest_gpu(job) == smallest_gpu(predictor, job)
             assert len(await client.gpus()) == len(device_profiles())
             for estimate in (*estimates, *await client.predict_many([job])):
                 assert_same(estimate, predictor.predict(job))
-            assert [model["sha256"] for model in await client.models()] == [bundle.sha256 for bundle in predictor.bundles]
+            assert [model["sha256"] for model in await client.models()] == [
+                bundle.sha256 for bundle in predictor.bundles
+            ]
             assert await client.health() == families_of(predictor)
 
     asyncio.run(ask())
@@ -166,7 +203,9 @@ def test_the_asynchronous_client_answers_the_same(service: RunningService, predi
 def test_many_jobs_are_answered_in_order_and_one_alone_may_fail(
     client: Client, predictor: Predictor, job: TrainingJob, unsupported: TrainingJob
 ) -> None:
-    first, second, third = client.predict_many([job, unsupported, job], bins=PUBLISHED_BINS["published-2000mib"])
+    first, second, third = client.predict_many(
+        [job, unsupported, job], bins=PUBLISHED_BINS["published-2000mib"]
+    )
     expected = predictor.predict_many([job, job], bins=PUBLISHED_BINS["published-2000mib"])
     assert_same(first, expected[0])
     assert_same(third, expected[1])
@@ -177,7 +216,9 @@ def test_many_jobs_are_answered_in_order_and_one_alone_may_fail(
 
 
 def test_models_and_health(client: Client, predictor: Predictor) -> None:
-    assert [model["card"] for model in client.models()] == [bundle.card.document for bundle in predictor.bundles]
+    assert [model["card"] for model in client.models()] == [
+        bundle.card.document for bundle in predictor.bundles
+    ]
     assert client.health() == families_of(predictor)
 
 
@@ -194,8 +235,12 @@ def test_a_coverage_that_nobody_calibrated_is_refused(client: Client, job: Train
         client.predict(job, coverage=0.01)
 
 
-@pytest.mark.parametrize("bins", [BinScheme(GIB, 7), BinScheme(100 * MIB + 1, 10), bins_of_width(100 * MIB + 1)])
-def test_bins_that_the_service_does_not_know_are_refused_before_asking(client: Client, job: TrainingJob, bins: BinScheme) -> None:
+@pytest.mark.parametrize(
+    "bins", [BinScheme(GIB, 7), BinScheme(100 * MIB + 1, 10), bins_of_width(100 * MIB + 1)]
+)
+def test_bins_that_the_service_does_not_know_are_refused_before_asking(
+    client: Client, job: TrainingJob, bins: BinScheme
+) -> None:
     with pytest.raises(InvalidRequestError, match="bins"):
         client.predict(job, bins=bins)
 
@@ -217,7 +262,10 @@ def test_without_an_address_it_is_the_one_of_make_serve(monkeypatch: pytest.Monk
 def test_a_service_that_does_not_run(job: TrainingJob) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with Client(f"http://127.0.0.1:{port}") as client, pytest.raises(ServiceError, match="cannot be reached") as raised:
+    with (
+        Client(f"http://127.0.0.1:{port}") as client,
+        pytest.raises(ServiceError, match="cannot be reached") as raised,
+    ):
         client.predict(job)
     assert raised.value.status is None
     assert raised.value.problem == {}
@@ -232,7 +280,9 @@ def test_a_service_that_does_not_answer_in_time(job: TrainingJob) -> None:
         client.predict(job)
 
 
-@pytest.mark.parametrize("url", ["not a url", "ftp://127.0.0.1", "http://", "http://[::1", "http://127.0.0.1:99999"])
+@pytest.mark.parametrize(
+    "url", ["not a url", "ftp://127.0.0.1", "http://", "http://[::1", "http://127.0.0.1:99999"]
+)
 def test_an_address_that_is_none(job: TrainingJob, url: str) -> None:
     with Client(url) as client, pytest.raises(ServiceError, match="cannot be reached"):
         client.predict(job)
@@ -275,21 +325,36 @@ def canned_server(status: int, content: bytes) -> Iterator[tuple[str, list[SentR
 @pytest.mark.parametrize("status", [200, 201])
 def test_an_observation_is_sent_as_the_service_reads_it(job: TrainingJob, status: int) -> None:
     ended = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
-    with canned_server(status, STORED) as (url, sent), Client(url, timeout_seconds=PATIENT_SECONDS, api_key="k") as client:
-        answer = client.observe(prediction_id="01910c5e", peak_mib=2000, source="nvml_process", idempotency_key="job 7")
+    with (
+        canned_server(status, STORED) as (url, sent),
+        Client(url, timeout_seconds=PATIENT_SECONDS, api_key="k") as client,
+    ):
+        answer = client.observe(
+            prediction_id="01910c5e", peak_mib=2000, source="nvml_process", idempotency_key="job 7"
+        )
         assert answer == {"id": 1}
-        client.observe(job=job, gpu="A100", source="slurm_gpumem", oom=True, limit_mib=4096, observed_at=ended)
+        client.observe(
+            job=job, gpu="A100", source="slurm_gpumem", oom=True, limit_mib=4096, observed_at=ended
+        )
     assert [request.path for request in sent] == ["/v1/observations"] * 2
     assert sent[0].headers["Authorization"] == "Bearer k"
     by_prediction, by_job = (json.loads(request.body) for request in sent)
     observed = {"peak_mib": 2000, "source": "nvml_process", "idempotency_key": "job 7"}
     assert by_prediction == {"prediction_id": "01910c5e", **observed}
     assert job_from_dict(by_job.pop("job")) == job
-    rest = {"gpu": "A100", "source": "slurm_gpumem", "oom": True, "limit_mib": 4096, "observed_at": ended.isoformat()}
+    rest = {
+        "gpu": "A100",
+        "source": "slurm_gpumem",
+        "oom": True,
+        "limit_mib": 4096,
+        "observed_at": ended.isoformat(),
+    }
     assert by_job == rest
 
 
-def test_the_key_comes_from_the_environment(job: TrainingJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_comes_from_the_environment(
+    job: TrainingJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GPUMEMNET_API_KEY", "from-the-environment")
     with canned_server(201, STORED) as (url, sent):
         with Client(url, timeout_seconds=PATIENT_SECONDS) as client:
@@ -315,10 +380,23 @@ def test_a_key_that_no_header_can_carry(key: str) -> None:
 
 @pytest.mark.parametrize("status", [200, 201, 302, 404, 502])
 @pytest.mark.parametrize(
-    "content", [b"<html>", b"", b"[]", b"null", b"{}", b'{"detail": 3, "bins": 1}', b'{"results": []}', b"\xff"]
+    "content",
+    [
+        b"<html>",
+        b"",
+        b"[]",
+        b"null",
+        b"{}",
+        b'{"detail": 3, "bins": 1}',
+        b'{"results": []}',
+        b"\xff",
+    ],
 )
 def test_a_server_that_is_no_service(job: TrainingJob, status: int, content: bytes) -> None:
-    with canned_server(status, content) as (url, _), Client(url, timeout_seconds=PATIENT_SECONDS) as client:
+    with (
+        canned_server(status, content) as (url, _),
+        Client(url, timeout_seconds=PATIENT_SECONDS) as client,
+    ):
         questions: list[Callable[[], object]] = [
             lambda: client.predict(job),
             lambda: client.predict_many([job]),
@@ -340,5 +418,7 @@ def test_without_httpx_the_extra_is_named() -> None:
         "except MissingExtraError as error: print(error)\n"
         "assert not {'onnxruntime', 'torch'} & set(sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300
+    )
     assert "pip install 'gpumemnet[client]'" in done.stdout, done.stderr

@@ -1,4 +1,5 @@
-"""A child that speaks the protocol of ``gpumemnet.cudnn.child`` without cuDNN: its plans are the batch size times a constant."""
+"""A child that speaks the protocol of ``gpumemnet.cudnn.child`` without cuDNN: its plans are the
+batch size times a constant."""
 
 from __future__ import annotations
 
@@ -22,5 +23,10 @@ for line in sys.stdin:
     if batch == 14:
         print(json.dumps({"error": "CUDNN_STATUS_BAD_PARAM"}), flush=True)
         continue
-    heuristic = [[1, 10_000_000 * batch, ["down_converts_inputs"]], [2, 1_000_000 * batch, ["tensor_core"]]]
-    print(json.dumps({"heuristic": heuristic, "fallback": [[3, 5_000_000 * batch, []]]}), flush=True)
+    heuristic = [
+        [1, 10_000_000 * batch, ["down_converts_inputs"]],
+        [2, 1_000_000 * batch, ["tensor_core"]],
+    ]
+    print(
+        json.dumps({"heuristic": heuristic, "fallback": [[3, 5_000_000 * batch, []]]}), flush=True
+    )

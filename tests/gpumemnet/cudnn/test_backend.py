@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from gpumemnet.cudnn.backend import strides
-from gpumemnet.cudnn.plans import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, OPERATIONS, ConvolutionQuestion
+from gpumemnet.cudnn.plans import (
+    BACKWARD_DATA,
+    BACKWARD_FILTER,
+    FORWARD,
+    OPERATIONS,
+    ConvolutionQuestion,
+)
 from gpumemnet.cudnn.session import CudnnSession, open_session
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.units import MIB
@@ -40,9 +46,14 @@ def question(operation: str, dtype: str, channels_last: bool) -> ConvolutionQues
 
 
 @pytest.mark.parametrize("gpu", ["A100", "H100", "T4", "RTX4090"])
-def test_half_precision_needs_no_copies_if_the_tensors_are_channels_last(cudnn: CudnnSession, gpu: str) -> None:
+def test_half_precision_needs_no_copies_if_the_tensors_are_channels_last(
+    cudnn: CudnnSession, gpu: str
+) -> None:
     for operation in (FORWARD, BACKWARD_DATA):
-        last, first = (cudnn.plans(device_profile(gpu), question(operation, "float16", each)) for each in (True, False))
+        last, first = (
+            cudnn.plans(device_profile(gpu), question(operation, "float16", each))
+            for each in (True, False)
+        )
         assert last is not None
         assert first is not None
         assert last.heuristic[0].workspace_bytes < MIB
@@ -52,13 +63,17 @@ def test_half_precision_needs_no_copies_if_the_tensors_are_channels_last(cudnn: 
 def test_every_operation_and_type_has_plans(cudnn: CudnnSession) -> None:
     for dtype in ("float32", "float16", "bfloat16", "float64"):
         for operation in OPERATIONS:
-            plans = cudnn.plans(device_profile("A100"), question(operation, dtype, channels_last=False))
+            plans = cudnn.plans(
+                device_profile("A100"), question(operation, dtype, channels_last=False)
+            )
             assert plans is not None
             assert plans.for_pytorch(dtype, tf32=True)
 
 
 def test_the_filter_gradient_on_an_a100_copies_both_operands(cudnn: CudnnSession) -> None:
-    plans = cudnn.plans(device_profile("A100"), question(BACKWARD_FILTER, "float32", channels_last=False))
+    plans = cudnn.plans(
+        device_profile("A100"), question(BACKWARD_FILTER, "float32", channels_last=False)
+    )
     assert plans is not None
     assert plans.heuristic[0].workspace_bytes > 2 * 32 * 64 * 56 * 56 * 4
 

@@ -14,5 +14,8 @@ def test_the_description_holds_what_cudnn_reads() -> None:
     described = description(device_profile("T4"))
     assert described is not None
     assert (described["deviceVer"], described["multiProcessorCount"]) == (750, 40)
-    assert (described["maxThreadsPerSM"], described["maxSharedMemoryPerBlockOptin"]) == (1024, 65536)
+    assert (described["maxThreadsPerSM"], described["maxSharedMemoryPerBlockOptin"]) == (
+        1024,
+        65536,
+    )
     assert "comment" not in described

@@ -21,7 +21,9 @@ def installed(folder: Path) -> Path:
     return library
 
 
-def test_auto_finds_the_wheel_beside_this_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_finds_the_wheel_beside_this_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     library = installed(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert find_library("auto") == library
@@ -29,7 +31,12 @@ def test_auto_finds_the_wheel_beside_this_python(tmp_path: Path, monkeypatch: py
 
 def test_a_path_may_be_the_library_or_its_folder_or_site_packages(tmp_path: Path) -> None:
     library = installed(tmp_path)
-    assert find_library(str(library)) == find_library(str(library.parent)) == find_library(str(tmp_path)) == library
+    assert (
+        find_library(str(library))
+        == find_library(str(library.parent))
+        == find_library(str(tmp_path))
+        == library
+    )
 
 
 def test_off_finds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +51,9 @@ def test_a_path_without_cudnn_is_an_error(tmp_path: Path) -> None:
         find_library(str(tmp_path))
 
 
-def test_a_library_that_is_none_is_an_error_only_if_it_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_none_is_an_error_only_if_it_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     library = installed(tmp_path)
     with pytest.raises(InvalidRequestError, match="cudnn: cuDNN cannot be loaded"):
         open_session(str(library))
@@ -60,5 +69,7 @@ def test_the_stand_in_for_the_driver_is_a_library_whose_functions_return_zero() 
         f"driver = ctypes.CDLL({DRIVER_NAME!r});"
         f"print([driver[name]() for name in {DRIVER_FUNCTIONS!r}], hasattr(driver, 'cuInit'))"
     )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert run.stdout == f"{[0] * len(DRIVER_FUNCTIONS)} False\n"

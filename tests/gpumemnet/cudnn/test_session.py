@@ -1,4 +1,5 @@
-"""Asking cuDNN: the child process, its crashes, and the cache; a stand-in child takes the place of cuDNN."""
+"""Asking cuDNN: the child process, its crashes, and the cache; a stand-in child takes the place of
+cuDNN."""
 
 from __future__ import annotations
 
@@ -59,7 +60,11 @@ def test_pytorch_rejects_plans_by_their_arithmetic(tmp_path: Path) -> None:
 
 def test_an_answer_is_asked_for_once_by_all_processes(tmp_path: Path) -> None:
     first, second = session(tmp_path), session(tmp_path)
-    assert first.plans(A100, question(2)) == first.plans(A100, question(2)) == second.plans(A100, question(2))
+    assert (
+        first.plans(A100, question(2))
+        == first.plans(A100, question(2))
+        == second.plans(A100, question(2))
+    )
     assert asked(tmp_path) == 1
     second.plans(device_profile("H100"), question(2))
     assert asked(tmp_path) == 2, "another GPU is another question"
@@ -92,7 +97,9 @@ def test_cudnn_9_28_is_not_asked_about_volta(tmp_path: Path) -> None:
     assert asked(tmp_path) == 0
 
 
-@pytest.mark.parametrize(("name", "reason"), [("old", "cuDNN 9.1.0 is installed"), ("missing", "libcublasLt.so.12")])
+@pytest.mark.parametrize(
+    ("name", "reason"), [("old", "cuDNN 9.1.0 is installed"), ("missing", "libcublasLt.so.12")]
+)
 def test_a_library_that_cannot_answer_says_why(tmp_path: Path, name: str, reason: str) -> None:
     with pytest.raises(CudnnUnavailableError, match=reason):
         session(tmp_path, name)

@@ -15,7 +15,9 @@ def examples() -> Path:
 
 
 def _example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"extract_example_{name}", EXAMPLES / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(
+        f"extract_example_{name}", EXAMPLES / f"{name}.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -19,7 +19,9 @@ def kinds(extraction: Extraction) -> list[str]:
     return [layer.kind for layer in extraction.job.layers]
 
 
-def extract(source: Path | str, *inputs: str, batch_size: int | None = 2, **settings: Any) -> Extraction:
+def extract(
+    source: Path | str, *inputs: str, batch_size: int | None = 2, **settings: Any
+) -> Extraction:
     return extract_file(str(source), inputs=inputs, batch_size=batch_size, **settings)
 
 
@@ -33,10 +35,18 @@ def refusal(source: Path | str, *inputs: str, **options: Any) -> str:
 def test_gpt2_from_tokens_counts_its_tied_head_once(examples: Path) -> None:
     job = extract(f"{examples}/gpt2.py:build", "1024:int64", batch_size=4).job
     assert job.total_parameters == job.trainable_parameters == 124_439_808
-    assert (job.family, job.activation_function, job.sequence_length) == ("transformer", "gelu", 1024)
+    assert (job.family, job.activation_function, job.sequence_length) == (
+        "transformer",
+        "gelu",
+        1024,
+    )
     assert job.input_elements == 1024
     assert job.layers[0].parameters == 50257 * 768
-    assert (job.layers[-1].kind, job.layers[-1].activations, job.layers[-1].parameters) == ("linear", 1024 * 50257, 0)
+    assert (job.layers[-1].kind, job.layers[-1].activations, job.layers[-1].parameters) == (
+        "linear",
+        1024 * 50257,
+        0,
+    )
     assert [layer.kind for layer in job.layers].count("attention") == 12
 
 
@@ -47,7 +57,9 @@ def test_a_model_of_seven_billion_parameters_takes_no_memory(examples: Path) -> 
         "print(job.total_parameters, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
     )
     # in a process of its own, whose only child is the one that runs the factory
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     parameters, peak_kib = map(int, done.stdout.split())
     assert parameters == 6_654_210_048
     assert peak_kib < 2 * 2**20  # the weights alone would take 25 GiB
@@ -66,13 +78,25 @@ def test_a_users_packages_called_like_ours_are_the_ones_that_are_imported(exampl
 
 def test_values_that_are_read_while_the_model_is_built_are_there(examples: Path) -> None:
     extraction = extract(f"{examples}/awkward.py:constants", "40x64")
-    assert kinds(extraction) == ["linear", "add", *["linear", "drop_path", "add"] * 3, "add", "linear"]
+    assert kinds(extraction) == [
+        "linear",
+        "add",
+        *["linear", "drop_path", "add"] * 3,
+        "add",
+        "linear",
+    ]
 
 
-def test_devices_that_are_asked_for_and_weights_that_are_loaded_are_ignored(examples: Path, tmp_path: Path) -> None:
+def test_devices_that_are_asked_for_and_weights_that_are_loaded_are_ignored(
+    examples: Path, tmp_path: Path
+) -> None:
     model = nn.Sequential(nn.Linear(8, 600), nn.BatchNorm1d(600), nn.ReLU(), nn.Linear(600, 2))
     torch.save(model.state_dict(), tmp_path / "weights.pt")
-    extraction = extract(f"{examples}/awkward.py:on_cuda", arguments={"path": f"{tmp_path}/weights.pt"}, batch_size=None)
+    extraction = extract(
+        f"{examples}/awkward.py:on_cuda",
+        arguments={"path": f"{tmp_path}/weights.pt"},
+        batch_size=None,
+    )
     assert kinds(extraction) == ["linear", "batch_norm1d", "relu", "linear"]
     assert extraction.job.batch_size == 4
 
@@ -81,11 +105,17 @@ def test_lazy_compiled_and_scripted_models_run(examples: Path) -> None:
     extraction = extract(f"{examples}/awkward.py:transformed", "8")
     assert kinds(extraction) == ["linear", "batch_norm1d", "relu", "linear", "other"]
     assert extraction.job.layers[-1].parameters == 20
-    assert extraction.notes == ("These modules cannot be looked into; each is one layer of kind other: 2.",)
+    assert extraction.notes == (
+        "These modules cannot be looked into; each is one layer of kind other: 2.",
+    )
 
 
-def test_what_the_code_prints_is_shown_only_when_asked_for(examples: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert kinds(extract(f"{examples}/awkward.py:prints_and_forks", "8", show_output=True)) == ["linear"]
+def test_what_the_code_prints_is_shown_only_when_asked_for(
+    examples: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert kinds(extract(f"{examples}/awkward.py:prints_and_forks", "8", show_output=True)) == [
+        "linear"
+    ]
     shown = capfd.readouterr()
     assert shown.out == ""
     assert "hello from the factory" in shown.err
@@ -95,9 +125,21 @@ def test_what_the_code_prints_is_shown_only_when_asked_for(examples: Path, capfd
 @pytest.mark.parametrize(
     ("factory", "options", "sentence"),
     [
-        ("raises", {}, r"raises\(\) failed: .*broken\.py line \d+, in raises: ValueError: no such backbone: resnet51$"),
-        ("reads", {"arguments": {"how": "exit"}}, r"exited the program: .*broken\.py line \d+, in forward: sys\.exit\(3\)$"),
-        ("vanishes", {}, r"exit code 4 before there was a model; its last output was: about to vanish$"),
+        (
+            "raises",
+            {},
+            r"raises\(\) failed: .*broken\.py line \d+, in raises: ValueError: no such backbone: resnet51$",
+        ),
+        (
+            "reads",
+            {"arguments": {"how": "exit"}},
+            r"exited the program: .*broken\.py line \d+, in forward: sys\.exit\(3\)$",
+        ),
+        (
+            "vanishes",
+            {},
+            r"exit code 4 before there was a model; its last output was: about to vanish$",
+        ),
         ("crashes", {}, r"crashed the interpreter \(SIGABRT\)"),
         (
             "returns_three",
@@ -118,10 +160,21 @@ def test_a_factory_that_fails_is_one_sentence_with_its_line(
 
 
 @pytest.mark.parametrize(
-    ("factory", "place"), [("hangs", r" \(it was at .*broken\.py line \d+, in hangs\)"), ("hangs_stubbornly", " and was stopped")]
+    ("factory", "place"),
+    [
+        ("hangs", r" \(it was at .*broken\.py line \d+, in hangs\)"),
+        ("hangs_stubbornly", " and was stopped"),
+    ],
 )
-def test_a_factory_that_hangs_is_ended_at_the_deadline_and_its_line_said(examples: Path, factory: str, place: str) -> None:
-    for seconds in (4, 16, 64, 256):  # a busy machine may reach the factory only within one of the later deadlines
+def test_a_factory_that_hangs_is_ended_at_the_deadline_and_its_line_said(
+    examples: Path, factory: str, place: str
+) -> None:
+    for seconds in (
+        4,
+        16,
+        64,
+        256,
+    ):  # a busy machine may reach the factory only within one of the later deadlines
         text = refusal(f"{examples}/broken.py:{factory}", deadline_seconds=float(seconds))
         assert f"not done after {seconds} seconds" in text
         if re.search(place, text):
@@ -145,7 +198,9 @@ def test_what_is_missing_from_the_question_is_said(examples: Path) -> None:
         extract(source, "8", deadline_seconds=float("nan"))
 
 
-def test_a_ready_model_will_do_and_finds_the_users_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ready_model_will_do_and_finds_the_users_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "library").mkdir()
     (tmp_path / "library" / "shapes.py").write_text("WIDTH = 3\n")
     (tmp_path / "net.py").write_text(

@@ -18,9 +18,13 @@ from gpumemnet.job.json_codec import job_from_json, job_to_json
 OPTIONS = ExtractOptions(optimizer="adam", precision="fp32")
 
 
-def extract(model: nn.Module, *inputs: Tensor, batch_size: int | None = None, **options: Any) -> Extraction:
+def extract(
+    model: nn.Module, *inputs: Tensor, batch_size: int | None = None, **options: Any
+) -> Extraction:
     extraction = extract_job(model, inputs, replace(OPTIONS, **options), batch_size=batch_size)
-    assert extraction.job.total_parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert extraction.job.total_parameters == sum(
+        parameter.numel() for parameter in model.parameters()
+    )
     assert len(extraction.layer_names) == len(extraction.job.layers)
     return extraction
 
@@ -53,7 +57,19 @@ def test_modules_and_functions_give_the_same_layers(small: ModuleType) -> None:
 def test_every_functional_layer_is_seen(small: ModuleType) -> None:
     extraction = extract(small.Functions(), torch.zeros(2, 4, 8, 8))
     assert kinds(extraction) == [
-        *("conv2d", "batch_norm2d", "relu", "add", "layer_norm", "gelu", "sigmoid", "concatenate", "upsample", "max_pool", "pad"),
+        *(
+            "conv2d",
+            "batch_norm2d",
+            "relu",
+            "add",
+            "layer_norm",
+            "gelu",
+            "sigmoid",
+            "concatenate",
+            "upsample",
+            "max_pool",
+            "pad",
+        ),
         *("linear", "matmul", "softmax", "attention", "adaptive_avg_pool"),
     ]
     by_kind = {layer.kind: layer for layer in extraction.job.layers}
@@ -63,40 +79,67 @@ def test_every_functional_layer_is_seen(small: ModuleType) -> None:
     assert by_kind["upsample"].activations == 8 * 16 * 16
 
 
-def test_a_shared_module_is_a_layer_each_time_and_owns_its_parameters_once(small: ModuleType) -> None:
+def test_a_shared_module_is_a_layer_each_time_and_owns_its_parameters_once(
+    small: ModuleType,
+) -> None:
     extraction = extract(small.Shared(), torch.zeros(2, 8))
-    assert triples(extraction) == [("linear", 8, 72), ("relu", 8, 0), *[("linear", 8, 0), ("relu", 8, 0)] * 2]
-    assert extraction.notes == ("3 layer(s) overwrite their input; their outputs are counted like all others.",)
+    assert triples(extraction) == [
+        ("linear", 8, 72),
+        ("relu", 8, 0),
+        *[("linear", 8, 0), ("relu", 8, 0)] * 2,
+    ]
+    assert extraction.notes == (
+        "3 layer(s) overwrite their input; their outputs are counted like all others.",
+    )
 
 
 def test_parameters_outside_executed_layers_are_counted_and_named(small: ModuleType) -> None:
     extraction = extract(small.Unused(), torch.zeros(2, 8))
     assert triples(extraction) == [("linear", 16, 149), *MLP_LAYERS[1:], ("other", 0, 900)]
     assert extraction.layer_names[-1] == "(unused)"
-    assert any("used.extra" in note and "first layer of its module" in note for note in extraction.notes)
-    assert any("spare.weight, spare.bias" in note and "last layer" in note for note in extraction.notes)
+    assert any(
+        "used.extra" in note and "first layer of its module" in note for note in extraction.notes
+    )
+    assert any(
+        "spare.weight, spare.bias" in note and "last layer" in note for note in extraction.notes
+    )
 
 
 def test_modules_may_return_tuples_dicts_and_dataclasses(small: ModuleType) -> None:
-    assert triples(extract(small.Outputs(), torch.zeros(2, 8))) == [("linear", 8, 72), ("linear", 2, 18)]
+    assert triples(extract(small.Outputs(), torch.zeros(2, 8))) == [
+        ("linear", 8, 72),
+        ("linear", 2, 18),
+    ]
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_a_recurrent_layer_outputs_its_states_too(small: ModuleType, batch_first: bool) -> None:
     extraction = extract(small.Recurrent(batch_first), torch.zeros(4, 9, 8))
-    assert triples(extraction)[0] == ("lstm", 9 * 16 + 2 * 2 * 16, 2 * (4 * 16 * (16 + 2)) + 4 * 16 * (8 + 16))
+    assert triples(extraction)[0] == (
+        "lstm",
+        9 * 16 + 2 * 2 * 16,
+        2 * (4 * 16 * (16 + 2)) + 4 * 16 * (8 + 16),
+    )
     assert extraction.job.sequence_length == 9
 
 
-def test_vision_transformers_with_either_attention_have_the_published_parameters(vit: ModuleType) -> None:
+def test_vision_transformers_with_either_attention_have_the_published_parameters(
+    vit: ModuleType,
+) -> None:
     with torch.device("meta"):
         fused, by_hand = vit.build(), vit.build_by_hand()
     images = torch.zeros(1, 3, 224, 224, device="meta")
-    first, second = (extract_job(model, images, OPTIONS, batch_size=8) for model in (fused, by_hand))
+    first, second = (
+        extract_job(model, images, OPTIONS, batch_size=8) for model in (fused, by_hand)
+    )
     for extraction in (first, second):
         job = extraction.job
         assert job.total_parameters == 86_567_656
-        assert (job.family, job.activation_function, job.sequence_length) == ("transformer", "gelu", 197)
+        assert (job.family, job.activation_function, job.sequence_length) == (
+            "transformer",
+            "gelu",
+            197,
+        )
         assert triples(extraction)[:3] == [
             ("conv2d", 196 * 768, 590_592),
             ("concatenate", 197 * 768, 768),
@@ -131,11 +174,19 @@ def test_attention_weights_that_are_asked_for_are_layers() -> None:
 def test_under_the_math_kernel_attention_is_its_steps() -> None:
     class Attends(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return F.scaled_dot_product_attention(x, x[:, :2], x[:, :2, :, :8], None, 0.1, enable_gqa=True)
+            return F.scaled_dot_product_attention(
+                x, x[:, :2], x[:, :2, :, :8], None, 0.1, enable_gqa=True
+            )
 
-    def layers(model: nn.Module, x: Tensor, kernel: str) -> tuple[list[tuple[str, int]], int | None, str]:
+    def layers(
+        model: nn.Module, x: Tensor, kernel: str
+    ) -> tuple[list[tuple[str, int]], int | None, str]:
         job = extract_job(model, x, replace(OPTIONS, attention_kernel=kernel)).job
-        return [(layer.kind, layer.activations) for layer in job.layers], job.sequence_length, job.family
+        return (
+            [(layer.kind, layer.activations) for layer in job.layers],
+            job.sequence_length,
+            job.family,
+        )
 
     x = torch.zeros(2, 4, 5, 16)
     scores = [(kind, 4 * 5 * 5) for kind in ("matmul", "softmax", "dropout")]
@@ -151,7 +202,10 @@ def test_under_the_math_kernel_attention_is_its_steps() -> None:
             unweighted: Tensor = self.attention(x, x, x, need_weights=False)[0]
             return unweighted
 
-    kinds_by_kernel = {kernel: [kind for kind, _ in layers(Unweighted(), x[:, 0], kernel)[0]] for kernel in ("math", "flash")}
+    kinds_by_kernel = {
+        kernel: [kind for kind, _ in layers(Unweighted(), x[:, 0], kernel)[0]]
+        for kernel in ("math", "flash")
+    }
     assert kinds_by_kernel == {
         "math": ["linear", "matmul", "softmax", "matmul", "linear"],
         "flash": ["linear", "attention", "linear"],
@@ -194,9 +248,18 @@ def test_checkpointing_in_the_model_is_noticed(small: ModuleType, reentrant: boo
     assert extract(model, inputs, checkpointing="every_block").notes == ()
 
 
-def test_custom_functions_computed_weights_and_parametrisations_are_followed(small: ModuleType) -> None:
-    assert kinds(extract(small.Custom(), torch.zeros(2, 8))) == ["linear", "other", "multiply", "relu"]
-    assert triples(extract(small.Standardised(), torch.zeros(2, 3, 9, 9))) == [("conv2d", 4 * 7 * 7, 108)]
+def test_custom_functions_computed_weights_and_parametrisations_are_followed(
+    small: ModuleType,
+) -> None:
+    assert kinds(extract(small.Custom(), torch.zeros(2, 8))) == [
+        "linear",
+        "other",
+        "multiply",
+        "relu",
+    ]
+    assert triples(extract(small.Standardised(), torch.zeros(2, 3, 9, 9))) == [
+        ("conv2d", 4 * 7 * 7, 108)
+    ]
     assert triples(extract(small.weight_normed(), torch.zeros(2, 8))) == [("linear", 4, 40)]
 
 
@@ -262,23 +325,38 @@ def test_options_override_what_the_model_shows_and_survive_json(small: ModuleTyp
 
 @pytest.mark.parametrize(
     ("how", "operator"),
-    [("item", "Tensor.item"), ("branch", "Tensor.__bool__"), ("nonzero", "Tensor.__getitem__"), ("numpy", "Tensor.numpy")],
+    [
+        ("item", "Tensor.item"),
+        ("branch", "Tensor.__bool__"),
+        ("nonzero", "Tensor.__getitem__"),
+        ("numpy", "Tensor.numpy"),
+    ],
 )
-def test_code_that_needs_values_is_named_with_its_line(broken: ModuleType, how: str, operator: str) -> None:
-    with pytest.raises(ExtractError, match=rf"broken\.py line \d+, in forward: {operator}") as raised:
+def test_code_that_needs_values_is_named_with_its_line(
+    broken: ModuleType, how: str, operator: str
+) -> None:
+    with pytest.raises(
+        ExtractError, match=rf"broken\.py line \d+, in forward: {operator}"
+    ) as raised:
         extract(broken.Reads(how), torch.zeros(2, 8))
     assert "\n" not in str(raised.value)
 
 
 def test_inputs_that_do_not_fit_are_said_with_shapes_and_module(small: ModuleType) -> None:
     with pytest.raises(
-        ExtractError, match=r"small\.py line \d+, in forward: RuntimeError: .*\(in module 'first'\); inputs: 2x3$"
+        ExtractError,
+        match=r"small\.py line \d+, in forward: RuntimeError: .*\(in module 'first'\); inputs: 2x3$",
     ):
         extract(small.ModuleMLP(), torch.zeros(2, 3))
 
 
 def test_wrong_options_are_refused_with_their_name(small: ModuleType) -> None:
-    wrong: dict[str, Any] = {"optimizer": "lion", "family": "rnn", "sequence_length": 0, "activation_function": "sine"}
+    wrong: dict[str, Any] = {
+        "optimizer": "lion",
+        "family": "rnn",
+        "sequence_length": 0,
+        "activation_function": "sine",
+    }
     for name, value in wrong.items():
         with pytest.raises(InvalidJobError, match=f"{name}: must be"):
             ExtractOptions(**{name: value})
@@ -308,7 +386,9 @@ class WrittenRMSNorm(nn.Module):
         if self.is_fused:
             return nn.functional.rms_norm(x, (x.shape[-1],), self.weight)
         full = x.float()
-        return self.weight * (full * torch.rsqrt(full.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+        return self.weight * (full * torch.rsqrt(full.pow(2).mean(-1, keepdim=True) + 1e-6)).to(
+            x.dtype
+        )
 
 
 def test_a_norm_in_elementary_operations_is_two_layers() -> None:
@@ -319,7 +399,12 @@ def test_a_norm_in_elementary_operations_is_two_layers() -> None:
         return triples(extraction)[1:-1]
 
     twice = WrittenRMSNorm(8, is_fused=False)
-    assert layers(nn.Sequential(twice, twice)) == [("rms_norm", 8, 0), ("multiply", 8, 8), ("rms_norm", 8, 0), ("multiply", 8, 0)]
+    assert layers(nn.Sequential(twice, twice)) == [
+        ("rms_norm", 8, 0),
+        ("multiply", 8, 8),
+        ("rms_norm", 8, 0),
+        ("multiply", 8, 0),
+    ]
     assert layers(WrittenRMSNorm(8, is_fused=False)) == [("rms_norm", 8, 0), ("multiply", 8, 8)]
     assert layers(WrittenRMSNorm(8, is_fused=True)) == layers(nn.RMSNorm(8)) == [("rms_norm", 8, 8)]
 
@@ -339,7 +424,11 @@ class _NormAndActivation(nn.BatchNorm2d):
 def test_a_norm_with_an_activation_inside_is_two_layers() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), _NormAndActivation(8))
     layers = extract_job(model, torch.empty(2, 3, 16, 16, device="meta")).job.layers
-    assert [(layer.kind, layer.parameters) for layer in layers] == [("conv2d", 224), ("batch_norm2d", 16), ("silu", 0)]
+    assert [(layer.kind, layer.parameters) for layer in layers] == [
+        ("conv2d", 224),
+        ("batch_norm2d", 16),
+        ("silu", 0),
+    ]
 
 
 def test_a_dropout_of_nothing_is_no_layer() -> None:
@@ -349,7 +438,9 @@ def test_a_dropout_of_nothing_is_no_layer() -> None:
 
 
 def test_an_activation_in_place_is_of_the_kind_that_keeps_the_same_tensors() -> None:
-    job = extract_job(nn.Sequential(nn.Linear(8, 8), nn.LeakyReLU(inplace=True)), torch.empty(2, 8, device="meta")).job
+    job = extract_job(
+        nn.Sequential(nn.Linear(8, 8), nn.LeakyReLU(inplace=True)), torch.empty(2, 8, device="meta")
+    ).job
     assert [layer.kind for layer in job.layers] == ["linear", "relu"]
     assert job.activation_function == "leaky_relu"
 

@@ -6,7 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumemnet.errors import ExtractError, InvalidRequestError
-from gpumemnet.extract.inputs import DTYPES, InputSpec, inputs_from_example, inputs_from_specs, parse_input
+from gpumemnet.extract.inputs import (
+    DTYPES,
+    InputSpec,
+    inputs_from_example,
+    inputs_from_specs,
+    parse_input,
+)
 
 NAMES = st.none() | st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True)
 SHAPES = st.lists(st.integers(1, 1000), min_size=1, max_size=4).map(tuple)

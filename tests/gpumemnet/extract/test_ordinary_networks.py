@@ -1,4 +1,5 @@
-"""Ordinary networks, through ``gpumemnet extract FILE:FACTORY | gpumemnet predict -`` in two calls."""
+"""Ordinary networks, through ``gpumemnet extract FILE:FACTORY | gpumemnet predict -`` in two
+calls."""
 
 import json
 from pathlib import Path
@@ -16,7 +17,17 @@ from tests.nightly import nightly
 
 FACTORIES = (
     *("residual_cnn", "language_model", "lstm"),
-    *nightly(("mixer", "vision_transformer", "language_model_written_out", "masked", "gru", "sound", "perceptron")),
+    *nightly(
+        (
+            "mixer",
+            "vision_transformer",
+            "language_model_written_out",
+            "masked",
+            "gru",
+            "sound",
+            "perceptron",
+        )
+    ),
 )
 
 
@@ -25,7 +36,19 @@ def test_an_ordinary_network_gets_a_limit_that_covers_its_trace(
     factory: str, examples: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "job.json"
-    assert main(["extract", f"{examples / 'ordinary.py'}:{factory}", "--optimizer", "adam", "--out", str(path)]) == 0
+    assert (
+        main(
+            [
+                "extract",
+                f"{examples / 'ordinary.py'}:{factory}",
+                "--optimizer",
+                "adam",
+                "--out",
+                str(path),
+            ]
+        )
+        == 0
+    )
     assert "no limit" not in capfd.readouterr().out
     assert main(["predict", str(path), "--gpu", "A100-40GB", "--json"]) == 0
     answer = json.loads(capfd.readouterr().out)
@@ -35,8 +58,22 @@ def test_an_ordinary_network_gets_a_limit_that_covers_its_trace(
     assert answer["request_mib"] * 2**20 < 5 * traced.expected_bytes
 
 
-def test_a_job_without_a_limit_is_a_warning_with_the_reason(examples: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["extract", f"{examples / 'ordinary.py'}:mixer", "--optimizer", "adam", "--gradient-accumulation", "64"]) == 0
+def test_a_job_without_a_limit_is_a_warning_with_the_reason(
+    examples: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(
+            [
+                "extract",
+                f"{examples / 'ordinary.py'}:mixer",
+                "--optimizer",
+                "adam",
+                "--gradient-accumulation",
+                "64",
+            ]
+        )
+        == 0
+    )
     shown = capfd.readouterr()
     assert job_from_json(shown.out).gradient_accumulation == 64
     assert "will have no limit" in shown.err
@@ -45,7 +82,9 @@ def test_a_job_without_a_limit_is_a_warning_with_the_reason(examples: Path, capf
 
 def kernel(precision: str, gpu: str = "A100", heads: int = 4) -> str | None:
     model = nn.Sequential(nn.Linear(128, 128), ordinary.Attention(128, heads, written=False))
-    return extract_job(model, torch.zeros(2, 16, 128), ExtractOptions(precision=precision, gpu=gpu)).job.attention_kernel
+    return extract_job(
+        model, torch.zeros(2, 16, 128), ExtractOptions(precision=precision, gpu=gpu)
+    ).job.attention_kernel
 
 
 def test_the_attention_kernel_is_the_one_that_pytorch_would_choose() -> None:
@@ -59,12 +98,25 @@ def test_the_attention_kernel_is_the_one_that_pytorch_would_choose() -> None:
 
 def test_a_gelu_written_out_keeps_more_than_the_module() -> None:
     job, written = (
-        extract_job(nn.Sequential(nn.Linear(64, 64), activation, nn.Linear(64, 64)), torch.zeros(4, 64)).job
+        extract_job(
+            nn.Sequential(nn.Linear(64, 64), activation, nn.Linear(64, 64)), torch.zeros(4, 64)
+        ).job
         for activation in (nn.GELU(), ordinary.WrittenGelu())
     )
     assert [layer.kind for layer in job.layers] == ["linear", "gelu", "linear"]
     kinds = [layer.kind for layer in written.layers]
-    assert kinds == ["linear", "other", "activation", "other", "add", "other", "tanh", "other", "multiply", "linear"]
+    assert kinds == [
+        "linear",
+        "other",
+        "activation",
+        "other",
+        "add",
+        "other",
+        "tanh",
+        "other",
+        "multiply",
+        "linear",
+    ]
 
 
 def test_a_traced_job_names_the_optimizer_that_was_given() -> None:
@@ -73,7 +125,10 @@ def test_a_traced_job_names_the_optimizer_that_was_given() -> None:
     model, inputs = ordinary.perceptron()
     for made, expected in (
         (lambda parameters: torch.optim.AdamW(parameters, fused=True), ("adamw", "fused")),
-        (lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9), ("sgd_momentum", "default")),
+        (
+            lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9),
+            ("sgd_momentum", "default"),
+        ),
         (torch.optim.SGD(model.parameters(), 0.1), ("sgd", "default")),
     ):
         job = gpumemnet.trace(model, inputs, optimizer=made, extras=ExtraResults(job=True)).job

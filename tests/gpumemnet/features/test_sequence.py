@@ -17,7 +17,11 @@ from tests.jobs import jobs, small_job
 def test_every_layer_is_one_row_and_the_rest_is_padding(many: list[TrainingJob]) -> None:
     assume(all(job.layers for job in many))
     sequences, mask = layer_sequence(JobTable.from_jobs(many))
-    assert sequences.shape == (len(many), max(len(job.layers) for job in many), len(SEQUENCE_COLUMNS))
+    assert sequences.shape == (
+        len(many),
+        max(len(job.layers) for job in many),
+        len(SEQUENCE_COLUMNS),
+    )
     assert not sequences[~mask].any()
     for row, job in enumerate(many):
         assert mask[row].sum() == len(job.layers)
@@ -35,4 +39,8 @@ def test_bytes_are_those_of_batch_and_precision() -> None:
 
 def test_totals_alone_are_refused() -> None:
     with pytest.raises(InvalidJobError, match="layers: is empty"):
-        layer_sequence(JobTable.from_jobs([small_job(), small_job(layers=(), total_activations=1, total_parameters=1)]))
+        layer_sequence(
+            JobTable.from_jobs(
+                [small_job(), small_job(layers=(), total_activations=1, total_parameters=1)]
+            )
+        )

@@ -1,4 +1,5 @@
-"""The catalogue of GPUs, what is said of their CUDA context, and profiles that users bring along."""
+"""The catalogue of GPUs, what is said of their CUDA context, and profiles that users bring
+along."""
 
 from __future__ import annotations
 
@@ -41,7 +42,12 @@ MEASURED = DeviceProfile(
 
 def written(folder: Path, profile: object, **more: object) -> Path:
     path = folder / "profile.json"
-    path.write_text(json.dumps({"format": PROFILE_FORMAT, "version": PROFILE_VERSION, "profile": profile, "notes": [1]} | more))
+    path.write_text(
+        json.dumps(
+            {"format": PROFILE_FORMAT, "version": PROFILE_VERSION, "profile": profile, "notes": [1]}
+            | more
+        )
+    )
     return path
 
 
@@ -56,21 +62,73 @@ def document(**changes: object) -> dict[str, Any]:
 def test_every_name_and_alias_means_one_gpu() -> None:
     for profile in device_profiles():
         for name in (profile.name, *profile.aliases):
-            for written in (name.upper(), name.lower(), name.lower().replace(" ", "_"), name.replace(" ", "-")):
+            for written in (
+                name.upper(),
+                name.lower(),
+                name.lower().replace(" ", "_"),
+                name.replace(" ", "-"),
+            ):
                 assert device_profile(written) is profile, written
 
 
 DATA_CENTRE = [
-    *("T4", "V100", "A10", "A30", "A40", "L4", "L40", "L40S", "A100", "A100-80GB", "H100", "H100-PCIe", "H100-NVL", "H200"),
+    *(
+        "T4",
+        "V100",
+        "A10",
+        "A30",
+        "A40",
+        "L4",
+        "L40",
+        "L40S",
+        "A100",
+        "A100-80GB",
+        "H100",
+        "H100-PCIe",
+        "H100-NVL",
+        "H200",
+    ),
     *("B100", "B200", "B300", "GB200", "GB300"),
 ]
-WORKSTATION = ["RTX A4000", "RTX A5000", "RTX A6000", "RTX 6000 Ada", "RTX PRO 4000 Blackwell", "RTX PRO 6000"]
+WORKSTATION = [
+    "RTX A4000",
+    "RTX A5000",
+    "RTX A6000",
+    "RTX 6000 Ada",
+    "RTX PRO 4000 Blackwell",
+    "RTX PRO 6000",
+]
 GEFORCE = {
     30: ["3050", "3060", "3060 Ti", "3070", "3070 Ti", "3080", "3080 Ti", "3090", "3090 Ti"],
-    40: ["4060", "4060 Ti", "4070", "4070 SUPER", "4070 Ti", "4070 Ti SUPER", "4080", "4080 SUPER", "4090"],
+    40: [
+        "4060",
+        "4060 Ti",
+        "4070",
+        "4070 SUPER",
+        "4070 Ti",
+        "4070 Ti SUPER",
+        "4080",
+        "4080 SUPER",
+        "4090",
+    ],
     50: ["5050", "5060", "5060 Ti", "5070", "5070 Ti", "5080", "5090"],
 }
-LAPTOP = ["3050", "3050 Ti", "3060", "3070", "3070 Ti", "3080", "3080 Ti", "4050", "4060", "4070", "4080", "4090", "5060", "5090"]
+LAPTOP = [
+    "3050",
+    "3050 Ti",
+    "3060",
+    "3070",
+    "3070 Ti",
+    "3080",
+    "3080 Ti",
+    "4050",
+    "4060",
+    "4070",
+    "4080",
+    "4090",
+    "5060",
+    "5090",
+]
 
 
 @pytest.mark.parametrize("name", DATA_CENTRE)
@@ -83,7 +141,9 @@ def test_the_gpus_of_workstations_are_known(name: str) -> None:
     assert device_profile(name).capacity_bytes > 15 * GIB
 
 
-@pytest.mark.parametrize(("series", "name"), [(series, name) for series, names in GEFORCE.items() for name in names])
+@pytest.mark.parametrize(
+    ("series", "name"), [(series, name) for series, names in GEFORCE.items() for name in names]
+)
 def test_the_geforce_series_are_known(series: int, name: str) -> None:
     profile = device_profile(f"RTX {name}")
     assert profile is device_profile(f"nvidia_geforce_rtx_{name.replace(' ', '_').lower()}")
@@ -121,7 +181,10 @@ def test_slurm_s_spelling_is_known(as_slurm_writes_it: str, name: str) -> None:
         ("RTX 4095", "gpu: no profile of 'RTX 4095': did you mean"),
         ("MI300X", "gpu: 'MI300X' is no NVIDIA GPU: amounts are those of PyTorch with CUDA"),
         ("AMD Instinct MI210", "gpu: 'AMD Instinct MI210' is no NVIDIA GPU"),
-        ("Voodoo", "gpu: no profile of 'Voodoo': known are NVIDIA's GPUs from V100 and T4 to B300 and RTX 50"),
+        (
+            "Voodoo",
+            "gpu: no profile of 'Voodoo': known are NVIDIA's GPUs from V100 and T4 to B300 and RTX 50",
+        ),
         ("", "gpu: no profile of ''"),
         ("x" * 10_000, "gpu: no profile of 'xxx"),
     ],
@@ -198,13 +261,28 @@ def test_every_profile_of_the_catalogue_may_stand_in_a_file(tmp_path: Path) -> N
     ("changes", "sentence"),
     [
         ({"capacity_bytes": 0}, "profile.capacity_bytes: must be a whole number above 0, not 0"),
-        ({"capacity_bytes": True}, "profile.capacity_bytes: must be a whole number above 0, not true"),
-        ({"context_bytes": "500"}, "profile.context_bytes: must be a whole number above 0, or null, not '500'"),
+        (
+            {"capacity_bytes": True},
+            "profile.capacity_bytes: must be a whole number above 0, not true",
+        ),
+        (
+            {"context_bytes": "500"},
+            "profile.context_bytes: must be a whole number above 0, or null, not '500'",
+        ),
         ({"name": ""}, "profile.name: must be a text, not ''"),
         ({"aliases": "H100"}, "profile.aliases: must be a list of names, not 'H100'"),
-        ({"compute_capability": [9]}, "profile.compute_capability: must be two whole numbers such as [9, 0], not"),
-        ({"multiprocessors": 13.5}, "profile.multiprocessors: must be a whole number above 0, not 13.5"),
-        ({"contxt_bytes": 1}, "profile.contxt_bytes: is not a field: known fields are name, aliases"),
+        (
+            {"compute_capability": [9]},
+            "profile.compute_capability: must be two whole numbers such as [9, 0], not",
+        ),
+        (
+            {"multiprocessors": 13.5},
+            "profile.multiprocessors: must be a whole number above 0, not 13.5",
+        ),
+        (
+            {"contxt_bytes": 1},
+            "profile.contxt_bytes: is not a field: known fields are name, aliases",
+        ),
         ({"context_readings": [3]}, "profile.context_readings[0]: must be an object, not 3"),
         ({"context_readings": [{}]}, "profile.context_readings[0].context_bytes: is missing"),
         (
@@ -213,7 +291,9 @@ def test_every_profile_of_the_catalogue_may_stand_in_a_file(tmp_path: Path) -> N
         ),
     ],
 )
-def test_a_wrong_field_is_one_sentence(tmp_path: Path, changes: dict[str, object], sentence: str) -> None:
+def test_a_wrong_field_is_one_sentence(
+    tmp_path: Path, changes: dict[str, object], sentence: str
+) -> None:
     with pytest.raises(InvalidRequestError) as raised:
         load_profile(written(tmp_path, document(**changes)))
     assert str(raised.value).startswith(sentence)
@@ -233,7 +313,10 @@ def test_a_missing_field_is_named(tmp_path: Path) -> None:
         (b"\xff\x00", "is no JSON file"),
         (b"[" * 100_000, "is no JSON file"),
         (b"[]", "is no device profile: its 'format' must be 'gpumemnet-device-profile'"),
-        (b'{"format": "gpumemnet-device-profile", "version": 2}', "has version 2, and this gpumemnet reads 1"),
+        (
+            b'{"format": "gpumemnet-device-profile", "version": 2}',
+            "has version 2, and this gpumemnet reads 1",
+        ),
         (b" " * (2**20 + 1), "is larger than 1048576 bytes: no device profile"),
     ],
 )
@@ -246,7 +329,9 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes, sentence: str) 
 
 
 def test_a_file_that_is_absent_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match=r"absent\.json cannot be read: No such file or directory"):
+    with pytest.raises(
+        InvalidRequestError, match=r"absent\.json cannot be read: No such file or directory"
+    ):
         find_profile(str(tmp_path / "absent.json"))
     with pytest.raises(InvalidRequestError, match="cannot be read: Is a directory"):
         load_profile(tmp_path)
@@ -254,7 +339,9 @@ def test_a_file_that_is_absent_is_one_sentence(tmp_path: Path) -> None:
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=9),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 

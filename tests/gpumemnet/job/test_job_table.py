@@ -30,8 +30,12 @@ def test_every_document_is_read_or_refused_as_it_is_alone(many: list[Any]) -> No
     table, rows, errors = read_jobs(many)
     assert sorted([*rows.tolist(), *errors]) == list(range(len(many)))
     assert list(table) == [job_from_dict(many[row]) for row in rows]
-    assert [type(value) for job in table for value in (job.batch_size, job.total_parameters)] == [int] * 2 * len(table)
-    assert {row: str(error) for row, error in errors.items()} == {row: reason(many[row]) for row in errors}
+    assert [type(value) for job in table for value in (job.batch_size, job.total_parameters)] == [
+        int
+    ] * 2 * len(table)
+    assert {row: str(error) for row, error in errors.items()} == {
+        row: reason(many[row]) for row in errors
+    }
 
 
 @given(st.lists(jobs(), max_size=8))
@@ -39,7 +43,8 @@ def test_the_rows_of_a_table_are_its_jobs(many: list[TrainingJob]) -> None:
     table = JobTable.from_jobs(many)
     assert list(table) == many
     np.testing.assert_array_equal(
-        feature_matrix(read_jobs([job_to_dict(job) for job in many]).table, WORKSPACE), feature_matrix(table, WORKSPACE)
+        feature_matrix(read_jobs([job_to_dict(job) for job in many]).table, WORKSPACE),
+        feature_matrix(table, WORKSPACE),
     )
 
 

@@ -44,7 +44,11 @@ def test_totals_only_drops_the_layers_and_nothing_else(job: TrainingJob) -> None
 
 def test_layers_may_be_triples() -> None:
     document = {**job_to_dict(small_job()), "layers": [["linear", 512, 51_712]]}
-    del document["total_activations"], document["total_parameters"], document["trainable_parameters"]
+    del (
+        document["total_activations"],
+        document["total_parameters"],
+        document["trainable_parameters"],
+    )
     assert job_from_dict(document).layers == (Layer("linear", 512, 51_712),)
 
 
@@ -69,11 +73,31 @@ def test_layers_may_be_triples() -> None:
         ({"layers": [7]}, "layers[0]", "must be an object with kind"),
         ({"layers": [["linear", 1]]}, "layers[0]", "not a list of 2"),
         ({"layers": [{"kind": "linear"}]}, "layers[0].activations", "is missing"),
-        ({"layers": [{"kind": "Linear!", "activations": 1}]}, "layers[0].kind", "lower-case layer kind"),
-        ({"layers": [{"kind": ["linear"], "activations": 1}]}, "layers[0].kind", "lower-case layer kind"),
-        ({"layers": [{"kind": "linear", "activations": -1}]}, "layers[0].activations", "between 0 and"),
-        ({"layers": [{"kind": "linear", "activations": 1, "params": 3}]}, "layers[0].params", "did you mean 'parameters'?"),
-        ({"layers": [], "total_parameters": None}, "total_parameters", "give the layers, or total_activations and"),
+        (
+            {"layers": [{"kind": "Linear!", "activations": 1}]},
+            "layers[0].kind",
+            "lower-case layer kind",
+        ),
+        (
+            {"layers": [{"kind": ["linear"], "activations": 1}]},
+            "layers[0].kind",
+            "lower-case layer kind",
+        ),
+        (
+            {"layers": [{"kind": "linear", "activations": -1}]},
+            "layers[0].activations",
+            "between 0 and",
+        ),
+        (
+            {"layers": [{"kind": "linear", "activations": 1, "params": 3}]},
+            "layers[0].params",
+            "did you mean 'parameters'?",
+        ),
+        (
+            {"layers": [], "total_parameters": None},
+            "total_parameters",
+            "give the layers, or total_activations and",
+        ),
         ({"total_parameters": 3}, "total_parameters", "the layers add up to 57866"),
         ({"trainable_parameters": 10**6}, "trainable_parameters", "more than the 57866 parameters"),
         ({"batchsize": 3}, "batchsize", "did you mean 'batch_size'?"),
@@ -88,7 +112,9 @@ def test_a_wrong_value_is_named(change: dict[str, Any], field: str, says: str) -
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("field", ["family", "batch_size", "input_elements", "optimizer", "precision"])
+@pytest.mark.parametrize(
+    "field", ["family", "batch_size", "input_elements", "optimizer", "precision"]
+)
 def test_a_missing_field_is_named(field: str) -> None:
     document = job_to_dict(small_job())
     del document[field]
@@ -108,7 +134,10 @@ def test_a_missing_field_is_named(field: str) -> None:
         ('{"batch_size": ' + "9" * 6000 + "}", "too many digits"),
         ("[" * 100_000, "nested too deeply"),
         (b"\xff\xfe{", "not UTF-8"),
-        (b"\xef\xbb\xbf[1, 2]", "a job must be a JSON object, not a list"),  # what Windows writes before UTF-8
+        (
+            b"\xef\xbb\xbf[1, 2]",
+            "a job must be a JSON object, not a list",
+        ),  # what Windows writes before UTF-8
     ],
 )
 def test_text_that_is_no_job_is_explained(text: str | bytes, says: str) -> None:
@@ -118,15 +147,23 @@ def test_text_that_is_no_job_is_explained(text: str | bytes, says: str) -> None:
 
 @given(
     st.lists(
-        st.sampled_from([0, 1, 2**50, 2**50 + 1, -1, True, 1.0, None, "relu", "magic", "No", [], {}]), min_size=6, max_size=6
+        st.sampled_from(
+            [0, 1, 2**50, 2**50 + 1, -1, True, 1.0, None, "relu", "magic", "No", [], {}]
+        ),
+        min_size=6,
+        max_size=6,
     )
 )
 def test_layers_are_checked_together_as_one_by_one(values: list[Any]) -> None:
     fields = ("kind", "activations", "parameters")
     documents = [dict(zip(fields, ("linear", 3, 4), strict=True))]
-    documents += [{**documents[0], field: value} for field, value in zip(2 * fields, values, strict=True)]
+    documents += [
+        {**documents[0], field: value} for field, value in zip(2 * fields, values, strict=True)
+    ]
     for few in (documents[:1], documents[:2], documents[2:4], documents):
-        assert outcome(few) == outcome([[entry[name] for name in fields] for entry in few])  # triples are read one by one
+        assert outcome(few) == outcome(
+            [[entry[name] for name in fields] for entry in few]
+        )  # triples are read one by one
 
 
 def outcome(layers: list[Any]) -> Any:
@@ -152,21 +189,30 @@ def test_a_layer_is_a_plain_value() -> None:
 
 
 def test_a_newer_schema_is_named_before_its_unknown_fields() -> None:
-    document = {**job_to_dict(small_job()), "schema_version": SCHEMA_VERSION + 1, "tensor_parallel": 8}
+    document = {
+        **job_to_dict(small_job()),
+        "schema_version": SCHEMA_VERSION + 1,
+        "tensor_parallel": 8,
+    }
     with pytest.raises(InvalidJobError, match="upgrade gpumemnet"):
         job_from_dict(document)
 
 
 any_json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from([*JOB_FIELDS, "kind", "x"]), inner, max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from([*JOB_FIELDS, "kind", "x"]), inner, max_size=8)
+    ),
     max_leaves=12,
 )
 
 
 @settings(max_examples=300)
 @given(any_json, st.dictionaries(st.sampled_from(JOB_FIELDS), any_json, max_size=3))
-def test_any_document_is_a_job_or_refused_in_one_sentence(document: Any, change: dict[str, Any]) -> None:
+def test_any_document_is_a_job_or_refused_in_one_sentence(
+    document: Any, change: dict[str, Any]
+) -> None:
     for candidate in (document, {**job_to_dict(small_job()), **change}):
         sentence = refusal(candidate)
         if sentence is None:

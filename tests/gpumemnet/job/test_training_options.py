@@ -9,15 +9,30 @@ import numpy as np
 import pytest
 
 from gpumemnet.errors import InvalidJobError
-from gpumemnet.job.training_job import FIELD_CHOICES, FIELD_DEFAULTS, FIELD_RANGES, NULLABLE_FIELDS, REQUIRED_FIELDS, TrainingJob
+from gpumemnet.job.training_job import (
+    FIELD_CHOICES,
+    FIELD_DEFAULTS,
+    FIELD_RANGES,
+    NULLABLE_FIELDS,
+    REQUIRED_FIELDS,
+    TrainingJob,
+)
 from gpumemnet.job.training_options import TRAINING_OPTIONS, Option, TrainingOptions
 
-TOTALS: dict[str, Any] = {"family": "mlp", "batch_size": 8, "input_elements": 4, "total_activations": 16, "total_parameters": 32}
+TOTALS: dict[str, Any] = {
+    "family": "mlp",
+    "batch_size": 8,
+    "input_elements": 4,
+    "total_activations": 16,
+    "total_parameters": 32,
+}
 
 
 @pytest.mark.parametrize("option", TRAINING_OPTIONS.values(), ids=TRAINING_OPTIONS)
 def test_a_job_declares_every_option_alike(option: Option) -> None:
-    assert FIELD_DEFAULTS[option.name] == (dataclasses.MISSING if option.name in REQUIRED_FIELDS else option.default)
+    assert FIELD_DEFAULTS[option.name] == (
+        dataclasses.MISSING if option.name in REQUIRED_FIELDS else option.default
+    )
     assert (option.name in NULLABLE_FIELDS) == option.is_nullable
     assert FIELD_CHOICES.get(option.name, ()) == option.choices
     limits = {name: (minimum, maximum) for name, minimum, maximum in FIELD_RANGES}
@@ -26,7 +41,9 @@ def test_a_job_declares_every_option_alike(option: Option) -> None:
 
 
 def test_a_job_gives_back_its_options() -> None:
-    options = TrainingOptions(optimizer="sgd", precision="bf16", ranks=4, channels_last=True, attention_kernel="flash")
+    options = TrainingOptions(
+        optimizer="sgd", precision="bf16", ranks=4, channels_last=True, attention_kernel="flash"
+    )
     assert TrainingJob(**TOTALS, **dataclasses.asdict(options)).options == options
 
 
@@ -43,7 +60,9 @@ def test_a_job_gives_back_its_options() -> None:
         ("ranks", 2**17, "must be between 1 and 65536"),
     ],
 )
-def test_a_job_and_its_options_refuse_the_same_values(name: str, value: object, sentence: str) -> None:
+def test_a_job_and_its_options_refuse_the_same_values(
+    name: str, value: object, sentence: str
+) -> None:
     given: dict[str, Any] = {name: value}
     a_job: dict[str, Any] = {**TOTALS, "optimizer": "sgd", "precision": "fp32"}
     for refuse in (lambda: TrainingOptions(**given), lambda: TrainingJob(**a_job | given)):

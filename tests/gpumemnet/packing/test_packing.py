@@ -94,7 +94,9 @@ policies = st.builds(
 
 @settings(max_examples=150)
 @given(
-    jobs=st.lists(a_job, min_size=1, max_size=14), gpus=st.sampled_from(["A100", "A100:2", "A100:1,A100-80GB:1"]), policy=policies
+    jobs=st.lists(a_job, min_size=1, max_size=14),
+    gpus=st.sampled_from(["A100", "A100:2", "A100:1,A100-80GB:1"]),
+    policy=policies,
 )
 def test_whatever_is_estimated_jobs_are_conserved_and_no_card_holds_more_than_it_has(
     predictor: Predictor, jobs: Sequence[JobNumbers], gpus: str, policy: Policy
@@ -107,7 +109,9 @@ def test_whatever_is_estimated_jobs_are_conserved_and_no_card_holds_more_than_it
         assert (run.card[ran] >= 0).all()
         assert np.isnan(run.end_seconds[~ran]).all()
         assert (run.start_seconds[ran] >= work.arrival_seconds[ran]).all()
-        assert (run.end_seconds[ran] - run.start_seconds[ran] >= work.duration_seconds[ran] - 1e-6).all()
+        assert (
+            run.end_seconds[ran] - run.start_seconds[ran] >= work.duration_seconds[ran] - 1e-6
+        ).all()
         assert (run.most_mib <= cards.capacity_mib).all()
         assert (work.peak_mib[ran] <= cards.capacity_mib[run.card[ran]]).all()
         told = figures(run, work, amounts)
@@ -124,7 +128,8 @@ def test_whatever_is_estimated_jobs_are_conserved_and_no_card_holds_more_than_it
 
 
 def most_at_once(work: Workload, run: Run, cards: Inventory) -> int:
-    """By how much the true memory on a card ever exceeds its capacity, from the run's intervals alone."""
+    """By how much the true memory on a card ever exceeds its capacity, from the run's intervals
+    alone."""
     worst = -(2**31)
     for card, capacity in enumerate(cards.capacity_mib.tolist()):
         mine = np.flatnonzero(run.card == card)
@@ -140,53 +145,77 @@ def test_the_job_that_was_placed_last_dies_and_runs_again_alone(predictor: Predi
     amounts, run = runs["given"]
     assert run.ooms.tolist() == [0, 1, 0]
     assert run.lost_seconds.tolist() == [0, 60, 0]
-    # at 70 s it leaves; the third stays until 120, the first until 1000, and only then is the card empty
+    # at 70 s it leaves; the third stays until 120, the first until 1000, and only then is the card
+    # empty
     assert run.start_seconds.tolist() == [0, 1000, 20]
     assert run.reserved_mib.tolist() == [15_000, A100_MIB, 1000]
     told = figures(run, work, amounts)
     assert (told.ooms, told.oom_jobs) == (1, 1)
     assert told.wait_hours == pytest.approx((990 + 0 + 0) / 3 / 3600)
-    assert told.waste_gib_hours == pytest.approx(((A100_MIB - 20_000) * 1000 + 15_000 * 60) / 1024 / 3600)
+    assert told.waste_gib_hours == pytest.approx(
+        ((A100_MIB - 20_000) * 1000 + 15_000 * 60) / 1024 / 3600
+    )
 
 
 def test_a_job_that_dies_alone_goes_to_a_larger_card(predictor: Predictor) -> None:
-    _, cards, runs = runs_of([(0, 100, 60_000, None)], "A100:1,A100-80GB:1", predictor, Policy(fit="first"))
+    _, cards, runs = runs_of(
+        [(0, 100, 60_000, None)], "A100:1,A100-80GB:1", predictor, Policy(fit="first")
+    )
     run = runs["exclusive"][1]
     assert run.ooms.tolist() == [1]
     assert cards.capacity_mib[run.card[0]] > 60_000
 
 
 def test_a_neighbour_that_has_ended_before_the_peak_kills_nobody(predictor: Predictor) -> None:
-    _, _, runs = runs_of([(0, 100, 30_000, 1000), (50, 500, 20_000, 1000)], "A100:1", predictor, Policy(ramp_seconds=60))
+    _, _, runs = runs_of(
+        [(0, 100, 30_000, 1000), (50, 500, 20_000, 1000)],
+        "A100:1",
+        predictor,
+        Policy(ramp_seconds=60),
+    )
     assert runs["given"][1].ooms.sum() == 0
 
 
 def test_without_backfill_nobody_overtakes(predictor: Predictor) -> None:
     jobs = [(0, 100, 30_000, 30_000), (1, 100, 20_000, 20_000), (2, 100, 1000, 1000)]
     starts = [
-        runs_of(jobs, "A100:1", predictor, Policy(backfill=depth))[2]["oracle"][1].start_seconds.tolist() for depth in (0, 1)
+        runs_of(jobs, "A100:1", predictor, Policy(backfill=depth))[2]["oracle"][
+            1
+        ].start_seconds.tolist()
+        for depth in (0, 1)
     ]
     assert starts == [[0, 100, 100], [0, 100, 2]]
 
 
 def test_best_fills_spread_empties_first_takes_the_first(predictor: Predictor) -> None:
     jobs = [(0, 100, 30_000, 30_000), (1, 100, 1000, 1000), (2, 100, 9000, 9000)]
-    cards = {fit: runs_of(jobs, "A100-80GB:1,A100:1", predictor, Policy(fit=fit))[2]["oracle"][1].card.tolist() for fit in FITS}
+    cards = {
+        fit: runs_of(jobs, "A100-80GB:1,A100:1", predictor, Policy(fit=fit))[2]["oracle"][
+            1
+        ].card.tolist()
+        for fit in FITS
+    }
     assert cards == {"best": [1, 1, 1], "first": [0, 0, 0], "spread": [0, 0, 0]}
-    even = {fit: runs_of(jobs, "A100:2", predictor, Policy(fit=fit))[2]["oracle"][1].card.tolist() for fit in FITS}
+    even = {
+        fit: runs_of(jobs, "A100:2", predictor, Policy(fit=fit))[2]["oracle"][1].card.tolist()
+        for fit in FITS
+    }
     assert even == {"best": [0, 0, 0], "first": [0, 0, 0], "spread": [0, 1, 1]}
 
 
 def test_neighbours_slow_each_other_down_where_asked(predictor: Predictor) -> None:
     jobs = [(0, 100, 1000, 1000), (50, 100, 1000, 1000)]
     run = runs_of(jobs, "A100:1", predictor, Policy(slowdown=1.0))[2]["oracle"][1]
-    # alone for 50 s; then both at half the speed until the first has done its other 50 at 150; the second has 50 left
+    # alone for 50 s; then both at half the speed until the first has done its other 50 at 150; the
+    # second has 50 left
     assert run.end_seconds.tolist() == [150, 200]
     assert runs_of(jobs, "A100:1", predictor)[2]["oracle"][1].end_seconds.tolist() == [100, 150]
 
 
 def test_an_estimate_that_no_card_holds_gets_the_largest_card_alone(predictor: Predictor) -> None:
-    work, cards, runs = runs_of([(0, 10, 500, 10**6), (0, 10, 500, 100)], "A100:1,A100-80GB:1", predictor)
+    work, cards, runs = runs_of(
+        [(0, 10, 500, 10**6), (0, 10, 500, 100)], "A100:1,A100-80GB:1", predictor
+    )
     amounts, run = runs["given"]
     assert amounts.too_large == 1
     assert run.reserved_mib.tolist() == [cards.largest_mib, 100]
@@ -196,7 +225,9 @@ def test_an_estimate_that_no_card_holds_gets_the_largest_card_alone(predictor: P
 def test_where_an_estimator_has_no_answer_a_fixed_guess_may_stand(predictor: Predictor) -> None:
     trace, cards = a_trace([(0, 10, 500, None), (0, 10, 500, 700)]), inventory("A100:1")
     for unknown, expected in ((None, [[-1], [800]]), (40_000, [[40_000], [800]])):
-        found = estimators(trace.rows, cards, predictor, only=["given"], unknown_mib=unknown, headroom_mib=100)[0]
+        found = estimators(
+            trace.rows, cards, predictor, only=["given"], unknown_mib=unknown, headroom_mib=100
+        )[0]
         assert found.mib.tolist() == expected
         assert found.title == "guess (1 of 2)"
         assert found.is_alone.tolist() == [unknown is None, False]
@@ -215,7 +246,15 @@ def test_gpumemnet_answers_for_each_kind_and_traces_are_kept_apart(predictor: Pr
             assert traced.mib[row, kind] == expected
     assert limit.unanswered == traced.unanswered == 0
     assert dict(limit.answered_by) == {"cnn-h200-traced": 29, "cnn-a100-published": 1}
-    assert {"naive", "horus", "closed-form", "traced-peak", "given", "oracle", "exclusive"} <= found.keys()
+    assert {
+        "naive",
+        "horus",
+        "closed-form",
+        "traced-peak",
+        "given",
+        "oracle",
+        "exclusive",
+    } <= found.keys()
 
 
 def test_drawn_times_have_the_load_that_was_asked_for_and_depend_on_the_seed_alone() -> None:
@@ -227,7 +266,9 @@ def test_drawn_times_have_the_load_that_was_asked_for_and_depend_on_the_seed_alo
     counts = np.bincount(work.row_of)
     assert counts.max() - counts.min() <= 1
     assert len(work.synthetic) == 3
-    again, other = (workload(trace, 64, jobs=20_000, load=3, median_seconds=600, seed=seed) for seed in (1, 2))
+    again, other = (
+        workload(trace, 64, jobs=20_000, load=3, median_seconds=600, seed=seed) for seed in (1, 2)
+    )
     assert (again.arrival_seconds == work.arrival_seconds).all()
     assert (again.row_of == work.row_of).all()
     assert (other.arrival_seconds != work.arrival_seconds).any()
@@ -247,8 +288,21 @@ def documents() -> list[dict[str, Any]]:
     job = job_to_dict(small_job())
     plain = {name: value for name, value in job.items() if value is not None}
     return [
-        {"job": plain, "peak_mib": 900, "arrival_seconds": 5, "duration_seconds": 60, "gpu": "A100", "estimate_user_mib": 4000},
-        {"job": plain, "peak_bytes": 900 * 2**20 - 5, "arrival_seconds": 0, "duration_seconds": 30.5, "gpu": "A100"},
+        {
+            "job": plain,
+            "peak_mib": 900,
+            "arrival_seconds": 5,
+            "duration_seconds": 60,
+            "gpu": "A100",
+            "estimate_user_mib": 4000,
+        },
+        {
+            "job": plain,
+            "peak_bytes": 900 * 2**20 - 5,
+            "arrival_seconds": 0,
+            "duration_seconds": 30.5,
+            "gpu": "A100",
+        },
         {"job": plain, "oom": True, "arrival_seconds": 0, "duration_seconds": 1, "gpu": "A100"},
     ]
 
@@ -257,7 +311,17 @@ def documents() -> list[dict[str, Any]]:
 def test_a_trace_comes_as_json_lines_as_csv_or_as_parquet(tmp_path: Path, form: str) -> None:
     rows = documents()
     path = tmp_path / f"trace.{'parquet' if form == 'columns' else form}"
-    columns = ("job", "peak_mib", "peak_bytes", "arrival_seconds", "duration_seconds", "gpu", "oom", "estimate_user_mib", "who")
+    columns = (
+        "job",
+        "peak_mib",
+        "peak_bytes",
+        "arrival_seconds",
+        "duration_seconds",
+        "gpu",
+        "oom",
+        "estimate_user_mib",
+        "who",
+    )
     if form == "jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows) + "\n")
     elif form == "csv":
@@ -267,14 +331,25 @@ def test_a_trace_comes_as_json_lines_as_csv_or_as_parquet(tmp_path: Path, form: 
             for row in rows:
                 writer.writerow({**row, "job": json.dumps(row["job"]), "who": "me"})
     elif form == "parquet":
-        table = [{name: json.dumps(row["job"]) if name == "job" else row.get(name) for name in columns} for row in rows]
+        table = [
+            {name: json.dumps(row["job"]) if name == "job" else row.get(name) for name in columns}
+            for row in rows
+        ]
         pq.write_table(pa.Table.from_pylist(table), path)
     else:
-        flat = [{**row["job"], **{name: value for name, value in row.items() if name != "job"}} for row in rows]
+        flat = [
+            {**row["job"], **{name: value for name, value in row.items() if name != "job"}}
+            for row in rows
+        ]
         names = dict.fromkeys(name for row in flat for name in row)
-        pq.write_table(pa.Table.from_pylist([{name: row.get(name) for name in names} for row in flat]), path)
+        pq.write_table(
+            pa.Table.from_pylist([{name: row.get(name) for name in names} for row in flat]), path
+        )
     trace = read_trace([path])
-    assert [(row.peak_mib, row.arrival_seconds, row.duration_seconds) for row in trace.rows] == [(900, 5, 60), (900, 0, 30.5)]
+    assert [(row.peak_mib, row.arrival_seconds, row.duration_seconds) for row in trace.rows] == [
+        (900, 5, 60),
+        (900, 0, 30.5),
+    ]
     assert {row.gpu for row in trace.rows} == {"NVIDIA A100-SXM4-40GB"}
     assert all(row.job == small_job() for row in trace.rows)
     assert [dict(row.estimates_mib) for row in trace.rows] == [{"user": 4000}, {}]
@@ -309,7 +384,9 @@ def test_a_csv_of_totals_needs_no_json(tmp_path: Path) -> None:
         ({"family": "mlp"}, "line 1, family: stands beside a job"),
     ],
 )
-def test_a_row_that_is_none_is_named(tmp_path: Path, change: dict[str, object], sentence: str) -> None:
+def test_a_row_that_is_none_is_named(
+    tmp_path: Path, change: dict[str, object], sentence: str
+) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(json.dumps({**documents()[0], **change}) + "\n")
     with pytest.raises(GpumemnetError, match=sentence):
@@ -331,7 +408,9 @@ def test_a_row_that_is_none_is_named(tmp_path: Path, change: dict[str, object], 
         ("missing.csv", None, "cannot be read"),
     ],
 )
-def test_a_file_that_is_none_is_named(tmp_path: Path, name: str, content: str | bytes | None, sentence: str) -> None:
+def test_a_file_that_is_none_is_named(
+    tmp_path: Path, name: str, content: str | bytes | None, sentence: str
+) -> None:
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -348,7 +427,10 @@ def test_times_in_some_rows_only_are_refused(tmp_path: Path) -> None:
         workload(read_trace([path]), 1)
 
 
-@given(text=st.text(max_size=30) | st.from_regex(r"(A100|H200|A100/3g\.20gb)(:\d{1,7})?(,H100:\d)?", fullmatch=True))
+@given(
+    text=st.text(max_size=30)
+    | st.from_regex(r"(A100|H200|A100/3g\.20gb)(:\d{1,7})?(,H100:\d)?", fullmatch=True)
+)
 def test_an_inventory_is_read_or_refused(text: str) -> None:
     try:
         cards = inventory(text)
@@ -395,7 +477,22 @@ def test_the_command_line_prints_the_same_table_twice_and_writes_json_and_pictur
 def test_what_a_model_has_seen_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     rows = str(DATASETS / "published_mlp_a100.parquet")
     assert (
-        main(["pack", rows, "--gpus", "A100:8", "--jobs", "20", "--estimator", "oracle", "--estimator", "limit", "--json"]) == 0
+        main(
+            [
+                "pack",
+                rows,
+                "--gpus",
+                "A100:8",
+                "--jobs",
+                "20",
+                "--estimator",
+                "oracle",
+                "--estimator",
+                "limit",
+                "--json",
+            ]
+        )
+        == 0
     )
     document = json.loads(capsys.readouterr().out)
     assert document["seen_by"][rows][0] == "mlp-a100-published"
@@ -420,7 +517,9 @@ def test_what_a_model_has_seen_is_said(capsys: pytest.CaptureFixture[str]) -> No
         (["--gpus", "A100", "--out", "/nowhere/x.json"], "out: the folder /nowhere does not exist"),
     ],
 )
-def test_the_command_line_refuses_in_a_sentence(capsys: pytest.CaptureFixture[str], options: list[str], sentence: str) -> None:
+def test_the_command_line_refuses_in_a_sentence(
+    capsys: pytest.CaptureFixture[str], options: list[str], sentence: str
+) -> None:
     assert main(["pack", str(REAL), *options]) == 2
     error = capsys.readouterr().err
     assert sentence in error

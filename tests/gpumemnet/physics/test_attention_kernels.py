@@ -15,7 +15,15 @@ from gpumemnet.physics.attention_kernels import (
 )
 
 SHAPE = (8, 12, 1024, 64)
-AMPERE, ADA, HOPPER, BLACKWELL, CONSUMER_BLACKWELL, TURING, VOLTA = (8, 0), (8, 9), (9, 0), (10, 0), (12, 0), (7, 5), (7, 0)
+AMPERE, ADA, HOPPER, BLACKWELL, CONSUMER_BLACKWELL, TURING, VOLTA = (
+    (8, 0),
+    (8, 9),
+    (9, 0),
+    (10, 0),
+    (12, 0),
+    (7, 5),
+    (7, 0),
+)
 
 
 def call(dtype: str = "bfloat16", shape: tuple[int, ...] = SHAPE, **changes: Any) -> AttentionCall:
@@ -75,8 +83,13 @@ def test_type_and_gpu_decide(capability: tuple[int, int], dtype: str, kernel: st
         (20, HOPPER, {}, "flash"),
     ],
 )
-def test_head_size_decides(head_size: int, capability: tuple[int, int], changes: dict[str, Any], kernel: str) -> None:
-    assert choose_kernel(replace(call(shape=(2, 4, 16, head_size)), **changes), setup(capability)) == kernel
+def test_head_size_decides(
+    head_size: int, capability: tuple[int, int], changes: dict[str, Any], kernel: str
+) -> None:
+    assert (
+        choose_kernel(replace(call(shape=(2, 4, 16, head_size)), **changes), setup(capability))
+        == kernel
+    )
 
 
 def test_different_head_sizes_leave_flash_out() -> None:
@@ -96,15 +109,25 @@ def test_flash_takes_no_mask() -> None:
 
 
 @pytest.mark.parametrize(
-    "odd", [mask(8, 1024, 1024), mask(7, 12, 1024, 1024), mask(1024, 1), mask(1024, 1024, requires_grad=True)]
+    "odd",
+    [
+        mask(8, 1024, 1024),
+        mask(7, 12, 1024, 1024),
+        mask(1024, 1),
+        mask(1024, 1024, requires_grad=True),
+    ],
 )
 def test_masks_that_cudnn_refuses(odd: Mask) -> None:
-    kernel = "cudnn" if odd.shape == (1024, 1) else "memory_efficient"  # a mask of one column broadcasts
+    kernel = (
+        "cudnn" if odd.shape == (1024, 1) else "memory_efficient"
+    )  # a mask of one column broadcasts
     assert choose_kernel(call(mask=odd), setup(HOPPER)) == kernel
 
 
 def test_a_mask_whose_rows_have_gaps_leaves_the_math_kernel() -> None:
-    assert choose_kernel(call(mask=mask(1024, 1024, contiguous_rows=False)), setup(HOPPER)) == "math"
+    assert (
+        choose_kernel(call(mask=mask(1024, 1024, contiguous_rows=False)), setup(HOPPER)) == "math"
+    )
 
 
 def test_causal_attention_of_unequal_lengths_leaves_flash_out() -> None:
@@ -119,7 +142,10 @@ def test_grouped_queries_need_flash_or_cudnn() -> None:
     assert choose_kernel(grouped, setup(HOPPER)) == "cudnn"
     assert choose_kernel(replace(grouped, dtype="float32"), setup()) == "math"
     assert choose_kernel(replace(grouped, enable_gqa=False), setup()) == "math"
-    assert choose_kernel(replace(grouped, key=(8, 5, 1024, 64), value=(8, 5, 1024, 64)), setup()) == "math"
+    assert (
+        choose_kernel(replace(grouped, key=(8, 5, 1024, 64), value=(8, 5, 1024, 64)), setup())
+        == "math"
+    )
 
 
 def test_heads_of_key_and_value_may_differ_for_cudnn_alone() -> None:
@@ -139,7 +165,12 @@ def test_before_torch_2_12_cudnn_drops_anything() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"cudnn_version": 91002}, {"cudnn_first": False}, {"enabled": frozenset({"flash", "math"})}, {"deterministic": True}],
+    [
+        {"cudnn_version": 91002},
+        {"cudnn_first": False},
+        {"enabled": frozenset({"flash", "math"})},
+        {"deterministic": True},
+    ],
 )
 def test_what_keeps_cudnn_from_the_front(changes: dict[str, Any]) -> None:
     assert choose_kernel(call(), setup(HOPPER, **changes)) == "flash"
@@ -151,7 +182,10 @@ def test_by_default_the_math_kernel_comes_before_cudnn() -> None:
 
 
 def test_an_order_of_the_users_own_stands() -> None:
-    assert choose_kernel(call(), setup(HOPPER, order=("memory_efficient", "flash", "math", "cudnn"))) == "memory_efficient"
+    assert (
+        choose_kernel(call(), setup(HOPPER, order=("memory_efficient", "flash", "math", "cudnn")))
+        == "memory_efficient"
+    )
 
 
 @pytest.mark.parametrize(
@@ -180,7 +214,10 @@ def test_batches_of_more_than_65535_leave_cudnn_out() -> None:
 
 
 def test_where_none_can_run_there_is_none() -> None:
-    assert choose_kernel(call("float64"), setup(enabled=frozenset({"flash", "memory_efficient"}))) is None
+    assert (
+        choose_kernel(call("float64"), setup(enabled=frozenset({"flash", "memory_efficient"})))
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -194,5 +231,10 @@ def test_where_none_can_run_there_is_none() -> None:
 )
 def test_an_obstacle_is_named(kernel: str, reason: str | None) -> None:
     assert (
-        obstacle(kernel, call(mask=mask(1024, 1024)), setup(enabled=frozenset({"flash", "memory_efficient", "math"}))) == reason
+        obstacle(
+            kernel,
+            call(mask=mask(1024, 1024)),
+            setup(enabled=frozenset({"flash", "memory_efficient", "math"})),
+        )
+        == reason
     )

@@ -13,12 +13,19 @@ FEED_FORWARD = ("linear", "relu", "linear", "add")
 ATTENDS = ("linear", "attention", "linear", "add")
 
 
-def with_roles(*kinds: str, widths: dict[int, int] | None = None, parameters: dict[int, int] | None = None) -> list[Layer]:
-    """Layers that are as wide as each other and have no parameters, except at the positions given, with their roles."""
+def with_roles(
+    *kinds: str, widths: dict[int, int] | None = None, parameters: dict[int, int] | None = None
+) -> list[Layer]:
+    """Layers that are as wide as each other and have no parameters, except at the positions given,
+    with their roles."""
     layers = []
     for position, kind in enumerate(kinds):
         layer = Layer()
-        layer.describe(LAYER_KINDS[CODE_OF_KIND[kind]], (widths or {}).get(position, 1), (parameters or {}).get(position, 0))
+        layer.describe(
+            LAYER_KINDS[CODE_OF_KIND[kind]],
+            (widths or {}).get(position, 1),
+            (parameters or {}).get(position, 0),
+        )
         layers.append(layer)
     note_roles(layers)
     return layers
@@ -29,7 +36,18 @@ def positions(layers: list[Layer], role: str) -> list[int]:
 
 
 def test_queries_and_keys_are_rotated() -> None:
-    kinds = ("rms_norm", "linear", "linear", "linear", *ROTATED, *ROTATED, "attention", "linear", "add", *FEED_FORWARD)
+    kinds = (
+        "rms_norm",
+        "linear",
+        "linear",
+        "linear",
+        *ROTATED,
+        *ROTATED,
+        "attention",
+        "linear",
+        "add",
+        *FEED_FORWARD,
+    )
     layers = with_roles(*kinds)
     assert positions(layers, "is_constant_product") == [4, 7, 9, 12]
     assert positions(layers, "is_inner_sum") == [8, 13]
@@ -44,7 +62,10 @@ def test_queries_and_keys_are_rotated() -> None:
     [
         (("rms_norm", "linear", "linear", "linear", *ROTATED, *ROTATED, "attention"), [2, 3]),
         (("linear", "linear", "linear", "attention", "linear", "add"), [1, 2]),
-        (("linear", "linear", "linear", "linear", "matmul", "softmax", "matmul", "linear"), [2, 3]),  # one before the three
+        (
+            ("linear", "linear", "linear", "linear", "matmul", "softmax", "matmul", "linear"),
+            [2, 3],
+        ),  # one before the three
         (("linear", "silu", "linear", "multiply", "linear"), [2]),  # a gate
         (("linear", "attention", "linear", "relu", "linear", "linear"), []),
     ],
@@ -54,30 +75,49 @@ def test_projections_of_the_same_input(kinds: tuple[str, ...], siblings: list[in
 
 
 def test_a_layer_scale_is_no_gate() -> None:
-    assert not positions(with_roles("linear", "gelu", "linear", "multiply", "add", widths={0: 4, 1: 4}), "is_sibling")
-    assert not positions(with_roles("linear", "linear", "linear", "multiply", "add", parameters={3: 1}), "is_sibling")
+    assert not positions(
+        with_roles("linear", "gelu", "linear", "multiply", "add", widths={0: 4, 1: 4}), "is_sibling"
+    )
+    assert not positions(
+        with_roles("linear", "linear", "linear", "multiply", "add", parameters={3: 1}), "is_sibling"
+    )
 
 
 def test_norms_that_are_written_out() -> None:
-    assert positions(with_roles("rms_norm", "multiply", "linear", "rms_norm", "linear"), "is_decomposed_norm") == [0]
-    assert not positions(with_roles("rms_norm", "multiply", parameters={0: 1}), "is_decomposed_norm")  # fused, and then a gate
+    assert positions(
+        with_roles("rms_norm", "multiply", "linear", "rms_norm", "linear"), "is_decomposed_norm"
+    ) == [0]
+    assert not positions(
+        with_roles("rms_norm", "multiply", parameters={0: 1}), "is_decomposed_norm"
+    )  # fused, and then a gate
     assert not positions(with_roles("rms_norm", "multiply", widths={1: 4}), "is_decomposed_norm")
 
 
 def test_one_projection_for_all_three_is_kept() -> None:
-    assert positions(with_roles("layer_norm", "linear", *ROTATED, *ROTATED, "attention"), "is_passed_on") == [4, 9]
+    assert positions(
+        with_roles("layer_norm", "linear", *ROTATED, *ROTATED, "attention"), "is_passed_on"
+    ) == [4, 9]
 
 
 @pytest.mark.parametrize(
     "kinds",
     [
-        *(("linear", "multiply", "add"), ("concatenate", "conv2d", "add"), ("concatenate", "multiply", "linear")),
-        *(("conv2d", "concatenate", "multiply", "add"), ("multiply", "relu", "conv2d", "concatenate", "multiply", "add")),
+        *(
+            ("linear", "multiply", "add"),
+            ("concatenate", "conv2d", "add"),
+            ("concatenate", "multiply", "linear"),
+        ),
+        *(
+            ("conv2d", "concatenate", "multiply", "add"),
+            ("multiply", "relu", "conv2d", "concatenate", "multiply", "add"),
+        ),
     ],
 )
 def test_other_products_are_no_rotations(kinds: tuple[str, ...]) -> None:
     layers = with_roles(*kinds)
-    assert not any(positions(layers, role) for role in ("is_constant_product", "is_passed_on", "is_inner_sum"))
+    assert not any(
+        positions(layers, role) for role in ("is_constant_product", "is_passed_on", "is_inner_sum")
+    )
 
 
 def test_scores_and_their_masks_end_no_block() -> None:
@@ -103,14 +143,24 @@ def test_scores_and_their_masks_end_no_block() -> None:
     ("kinds", "begins", "inside"),
     [
         ((*ATTENDS, *FEED_FORWARD, *ATTENDS, *FEED_FORWARD, "linear"), [0, 8], 16),
-        ((*ATTENDS, *ATTENDS, *FEED_FORWARD, *ATTENDS, *ATTENDS, *FEED_FORWARD), [0, 12], 24),  # a decoder that looks twice
+        (
+            (*ATTENDS, *ATTENDS, *FEED_FORWARD, *ATTENDS, *ATTENDS, *FEED_FORWARD),
+            [0, 12],
+            24,
+        ),  # a decoder that looks twice
         ((*ATTENDS, *ATTENDS, "linear"), [0, 4], 8),  # attention alone
         (("conv2d", "add", "conv2d", "relu", "add", "adaptive_avg_pool", "linear"), [0, 2], 5),
-        (("linear", "relu", "linear", "relu", "linear"), [0, 2, 4], 4),  # nothing residual: each linear layer begins one
+        (
+            ("linear", "relu", "linear", "relu", "linear"),
+            [0, 2, 4],
+            4,
+        ),  # nothing residual: each linear layer begins one
         (("embedding", "relu"), [0], 0),
     ],
 )
-def test_blocks_end_with_residual_sums(kinds: tuple[str, ...], begins: list[int], inside: int) -> None:
+def test_blocks_end_with_residual_sums(
+    kinds: tuple[str, ...], begins: list[int], inside: int
+) -> None:
     layers = with_roles(*kinds)
     assert positions(layers, "begins_block") == begins
     assert positions(layers, "is_in_block") == list(range(inside))
@@ -128,8 +178,12 @@ def test_blocks_end_with_residual_sums(kinds: tuple[str, ...], begins: list[int]
         (9 * 32, "relu", False),  # its channels are unknown
     ],
 )
-def test_a_depthwise_convolution_is_recognised_by_the_norm_behind_it(parameters: int, following: str, is_depthwise: bool) -> None:
-    layers = with_roles("conv2d", "relu", "conv2d", following, parameters={0: 432, 2: parameters, 3: 64})
+def test_a_depthwise_convolution_is_recognised_by_the_norm_behind_it(
+    parameters: int, following: str, is_depthwise: bool
+) -> None:
+    layers = with_roles(
+        "conv2d", "relu", "conv2d", following, parameters={0: 432, 2: parameters, 3: 64}
+    )
     assert positions(layers, "is_depthwise") == [2] * is_depthwise
 
 
@@ -138,7 +192,9 @@ def test_a_first_layer_or_one_with_more_to_give_is_not_depthwise() -> None:
     patches = with_roles("conv2d", "layer_norm", "relu", parameters={0: 49 * 96, 1: 192})
     assert positions(patches, "is_depthwise") == []
     # 1 x 1 of 24 channels, with a bias.
-    wider = with_roles("relu", "conv2d", "batch_norm2d", widths={1: 3, 2: 3}, parameters={1: 25 * 24, 2: 48})
+    wider = with_roles(
+        "relu", "conv2d", "batch_norm2d", widths={1: 3, 2: 3}, parameters={1: 25 * 24, 2: 48}
+    )
     assert positions(wider, "is_depthwise") == []
 
 
@@ -148,12 +204,43 @@ def test_a_first_layer_or_one_with_more_to_give_is_not_depthwise() -> None:
         # ResNet: the projection beside a block reads the block's input, not the norm before it.
         (("relu", "conv2d", "batch_norm2d", "conv2d", "batch_norm2d", "add", "relu"), [2]),
         # The D variant pools before it.
-        (("relu", "conv2d", "batch_norm2d", "avg_pool", "conv2d", "batch_norm2d", "add", "relu"), [2]),
+        (
+            ("relu", "conv2d", "batch_norm2d", "avg_pool", "conv2d", "batch_norm2d", "add", "relu"),
+            [2],
+        ),
         # RepVGG: three branches read the same input.
-        (("relu", "batch_norm2d", "conv2d", "batch_norm2d", "conv2d", "batch_norm2d", "add", "add", "relu"), [1, 3]),
+        (
+            (
+                "relu",
+                "batch_norm2d",
+                "conv2d",
+                "batch_norm2d",
+                "conv2d",
+                "batch_norm2d",
+                "add",
+                "add",
+                "relu",
+            ),
+            [1, 3],
+        ),
         # A linear bottleneck is read by the next convolution.
-        (("relu", "conv2d", "batch_norm2d", "conv2d", "batch_norm2d", "relu", "conv2d", "batch_norm2d", "add"), []),
+        (
+            (
+                "relu",
+                "conv2d",
+                "batch_norm2d",
+                "conv2d",
+                "batch_norm2d",
+                "relu",
+                "conv2d",
+                "batch_norm2d",
+                "add",
+            ),
+            [],
+        ),
     ],
 )
-def test_a_branch_does_not_read_the_end_of_the_branch_before_it(kinds: tuple[str, ...], passed_on: list[int]) -> None:
+def test_a_branch_does_not_read_the_end_of_the_branch_before_it(
+    kinds: tuple[str, ...], passed_on: list[int]
+) -> None:
     assert positions(with_roles(*kinds), "is_passed_on") == passed_on

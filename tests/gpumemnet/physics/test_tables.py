@@ -9,12 +9,21 @@ import torch
 
 from gpumemnet.job.layers import LAYER_GROUPS
 from gpumemnet.job.training_options import OPTIMIZER_IMPLEMENTATIONS, OPTIMIZERS, PRECISIONS
-from gpumemnet.physics.autocast import FLOAT32, FLOAT32_RESULT, LOWER_PRECISION, LOWERED_KINDS, RAISED_INPUT_KINDS
+from gpumemnet.physics.autocast import (
+    FLOAT32,
+    FLOAT32_RESULT,
+    LOWER_PRECISION,
+    LOWERED_KINDS,
+    RAISED_INPUT_KINDS,
+)
 from gpumemnet.physics.element_types import AUTOCAST_TYPES, ELEMENT_BYTES, MODEL_TYPES
 from gpumemnet.physics.optimizers import IMPLEMENTATION_SWITCHES, OPTIMIZER_RULES, optimizer_copies
 from gpumemnet.tracing.optimizers import named_optimizer
 
-_OPERATORS = {"attention": "scaled_dot_product_attention", "cross_attention": "scaled_dot_product_attention"}
+_OPERATORS = {
+    "attention": "scaled_dot_product_attention",
+    "cross_attention": "scaled_dot_product_attention",
+}
 """Operators of kinds that have another name."""
 
 
@@ -30,7 +39,11 @@ def test_an_optimizer_has_the_state_of_its_rule(name: str) -> None:
     weight.grad = torch.ones(64, 64)
     optimizer = named_optimizer(name)([weight])
     optimizer.step()
-    elements = sum(value.numel() for value in optimizer.state[weight].values() if torch.is_tensor(value) and value.numel() > 1)
+    elements = sum(
+        value.numel()
+        for value in optimizer.state[weight].values()
+        if torch.is_tensor(value) and value.numel() > 1
+    )
     rule = OPTIMIZER_RULES[name]
     assert elements == (2 * 64 if rule.is_factored else rule.state_copies * weight.numel())
     assert ("fused" in inspect.signature(type(optimizer)).parameters) >= rule.has_fused
@@ -43,12 +56,19 @@ def test_element_bytes_are_those_of_the_types(precision: str) -> None:
     model = getattr(torch, MODEL_TYPES.get(precision, "float32"))
     computed = getattr(torch, AUTOCAST_TYPES[precision]) if size.is_autocast else model
     assert size.is_autocast == (precision in AUTOCAST_TYPES)
-    assert (size.weight, size.activation, size.uncast) == (model.itemsize, computed.itemsize, model.itemsize)
+    assert (size.weight, size.activation, size.uncast) == (
+        model.itemsize,
+        computed.itemsize,
+        model.itemsize,
+    )
 
 
 def test_autocast_lists_of_kinds_follow_those_of_operators() -> None:
     lowered = {name.partition(".")[0] for name in LOWER_PRECISION}
     raised = {name.partition(".")[0] for name in (*FLOAT32, *FLOAT32_RESULT)}
-    by_cell = {*LAYER_GROUPS["recurrent"], "bilinear"}  # run by operators that are not named like them
+    by_cell = {
+        *LAYER_GROUPS["recurrent"],
+        "bilinear",
+    }  # run by operators that are not named like them
     assert {_OPERATORS.get(kind, kind) for kind in LOWERED_KINDS - by_cell} <= lowered
     assert raised >= RAISED_INPUT_KINDS

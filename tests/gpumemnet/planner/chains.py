@@ -11,8 +11,11 @@ from gpumemnet.planner.chain import KEEP, OPTIONS, Chain, SharedStorages
 from gpumemnet.planner.decisions import Decision
 
 
-def random_chain(seed: int, units: int, options: int = len(OPTIONS), *, equal: bool = False) -> Chain:
-    """A chain of ``units``, equal ones if wanted, each with the first ``options`` options but the last unit, which keeps."""
+def random_chain(
+    seed: int, units: int, options: int = len(OPTIONS), *, equal: bool = False
+) -> Chain:
+    """A chain of ``units``, equal ones if wanted, each with the first ``options`` options but the
+    last unit, which keeps."""
     random = np.random.default_rng(seed)
     n, o = units, len(OPTIONS)
     saved, inputs = random.integers(2, 60, n).astype(float), random.integers(1, 8, n).astype(float)
@@ -27,19 +30,30 @@ def random_chain(seed: int, units: int, options: int = len(OPTIONS), *, equal: b
     for column, option in enumerate(OPTIONS):
         share = 0.3 if option is Decision.RECOMPUTE_CHEAP else 1.0
         recompute[:, column] = forward * share if option.recomputes else 0
-        moved[:, column] = {Decision.SWAP: saved, Decision.RECOMPUTE_AND_SWAP_INPUT: inputs}.get(option, np.zeros(n))
+        moved[:, column] = {Decision.SWAP: saved, Decision.RECOMPUTE_AND_SWAP_INPUT: inputs}.get(
+            option, np.zeros(n)
+        )
         left = {Decision.KEEP: saved + inputs, Decision.RECOMPUTE: inputs, Decision.SWAP: inputs}
-        resident[:, column] = left.get(option, saved * 0.5 if option is Decision.RECOMPUTE_CHEAP else np.zeros(n))
+        resident[:, column] = left.get(
+            option, saved * 0.5 if option is Decision.RECOMPUTE_CHEAP else np.zeros(n)
+        )
     regions = 2 * n
     gone = np.zeros((n, o, regions))
     live = np.zeros(regions)
     for unit in range(n):
         alive = slice(unit, regions - unit)
         live[alive] += saved[unit] + inputs[unit]
-        gone[unit, :, unit + 1 : regions - unit - 1] = (saved[unit] + inputs[unit] - resident[unit])[:, None]
+        gone[unit, :, unit + 1 : regions - unit - 1] = (
+            saved[unit] + inputs[unit] - resident[unit]
+        )[:, None]
         gone[unit, 1, regions - unit - 1] = -1.5 if equal else -random.uniform(0, 3)
     shared = tuple(
-        SharedStorages((unit, unit + 1), np.array([[False] + [True] * (o - 1)] * 2), 5.0, live > np.median(live))
+        SharedStorages(
+            (unit, unit + 1),
+            np.array([[False] + [True] * (o - 1)] * 2),
+            5.0,
+            live > np.median(live),
+        )
         for unit in range(0, 0 if equal else n - 2, 3)
     )
     return Chain(
@@ -68,7 +82,10 @@ def every_plan(chain: Chain) -> NDArray[np.int64]:
 
 
 def limit_between(chain: Chain, share: float) -> float:
-    """A limit between the memory of two plans: of the smallest and the next at 0, above that of all plans at 1."""
+    """A limit between the memory of two plans: of the smallest and the next at 0, above that of all
+    plans at 1."""
     peaks = np.unique(np.round(chain.peak_bytes(every_plan(chain)), 3))
     index = int(share * (len(peaks) - 1))
-    return float(peaks[index] + (peaks[index + 1] - peaks[index] if index + 1 < len(peaks) else 1.0) / 2)
+    return float(
+        peaks[index] + (peaks[index + 1] - peaks[index] if index + 1 < len(peaks) else 1.0) / 2
+    )

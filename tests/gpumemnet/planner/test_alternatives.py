@@ -60,7 +60,10 @@ def test_each_takes_what_a_trace_of_the_same_change_says() -> None:
         inputs = torch.empty(options.pop("batch_size", BATCH), 64, WIDTH, device="meta")
         device = with_available(find_profile("RTX-4090"), FITS_SOME)
         traced = gpumemnet.trace(model, inputs, gpu=device, **options)
-        assert (each.expected_bytes, each.safe_bytes) == (traced.expected_bytes, traced.safe_bytes), name
+        assert (each.expected_bytes, each.safe_bytes) == (
+            traced.expected_bytes,
+            traced.safe_bytes,
+        ), name
     micro = rows["microbatches"].trace_options
     assert micro["batch_size"] * micro["gradient_accumulation"] == BATCH
 
@@ -81,7 +84,10 @@ def test_an_eight_bit_state_has_a_byte_for_each_element_and_a_scale_for_256() ->
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "largest", "size"), [(32, 31, 16), (32, 8, 8), (32, 11, 8), (31, 30, 16), (31, 10, 8), (7, 0, 1)]
+    ("batch_size", "largest", "size"),
+    [(32, 31, 16), (32, 8, 8), (32, 11, 8), (31, 30, 16), (31, 10, 8), (7, 0, 1)],
 )
-def test_microbatches_are_of_one_size_where_that_costs_little(batch_size: int, largest: int, size: int) -> None:
+def test_microbatches_are_of_one_size_where_that_costs_little(
+    batch_size: int, largest: int, size: int
+) -> None:
     assert microbatch_size(batch_size, largest) == size

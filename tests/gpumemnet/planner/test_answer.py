@@ -35,8 +35,22 @@ from tests.gpumemnet.planner.plans import a_plan
 
 def test_units_with_one_decision_are_named_as_ranges() -> None:
     plan = a_plan(
-        ("stem", "layers.0", "layers.1", "layers.2", "layers.3", "layers.5", "layers.6", "10", "11", "head"),
-        {**dict.fromkeys(("layers.0", "layers.1", "layers.5", "10", "11"), "recompute"), "layers.2": "swap"},
+        (
+            "stem",
+            "layers.0",
+            "layers.1",
+            "layers.2",
+            "layers.3",
+            "layers.5",
+            "layers.6",
+            "10",
+            "11",
+            "head",
+        ),
+        {
+            **dict.fromkeys(("layers.0", "layers.1", "layers.5", "10", "11"), "recompute"),
+            "layers.2": "swap",
+        },
     )
     assert units_by_decision(plan) == {
         Decision.KEEP: "stem, layers.3, layers.6, head",
@@ -54,12 +68,23 @@ def traced() -> TraceAnswer:
 
 def planned(traced: TraceAnswer) -> PlanAnswer:
     after = replace(traced, expected_bytes=traced.expected_bytes - MIB, safe_bytes=400 * MIB)
-    points = tuple(SearchPoint(optimizer=name, process_bytes=600 * MIB, slowdown=0.2) for name in ("greedy", "exact"))
+    points = tuple(
+        SearchPoint(optimizer=name, process_bytes=600 * MIB, slowdown=0.2)
+        for name in ("greedy", "exact")
+    )
     alternative = Alternative(
-        name="bf16", change="all in <bf16>", expected_bytes=1, safe_bytes=2, verdict="yes", effect="rounding", how="model.to(…)"
+        name="bf16",
+        change="all in <bf16>",
+        expected_bytes=1,
+        safe_bytes=2,
+        verdict="yes",
+        effect="rounding",
+        how="model.to(…)",
     )
     plan = a_plan(("0", "1", "2", "3"), {"1": "recompute"})
-    return PlanAnswer(before=traced, plan=plan, after=after, alternatives=(alternative,), searches=points)
+    return PlanAnswer(
+        before=traced, plan=plan, after=after, alternatives=(alternative,), searches=points
+    )
 
 
 def test_the_outcome_is_whether_the_safe_bytes_fit(traced: TraceAnswer) -> None:
@@ -86,7 +111,15 @@ def test_the_picture_shows_the_plan(traced: TraceAnswer, tmp_path: Path, suffix:
         assert content.startswith(b"\x89PNG")
         return
     text = content.decode()
-    for words in ("As it is", "With the plan", "recompute", "greedy", "exact", "all in &lt;bf16&gt;", "20 %"):
+    for words in (
+        "As it is",
+        "With the plan",
+        "recompute",
+        "greedy",
+        "exact",
+        "all in &lt;bf16&gt;",
+        "20 %",
+    ):
         assert words in text
 
 
@@ -111,7 +144,11 @@ def test_the_names_of_the_searches_are_those_that_run() -> None:
 
 def test_a_model_object_gets_a_plan() -> None:
     answer = gpumemnet.plan(
-        blocks.build(), torch.empty(64, 64, 256), gpu="RTX-4090", budget_bytes=900 * MIB, with_alternatives=False
+        blocks.build(),
+        torch.empty(64, 64, 256),
+        gpu="RTX-4090",
+        budget_bytes=900 * MIB,
+        with_alternatives=False,
     )
     assert answer.outcome == "planned"
     assert answer.after is not None
@@ -131,4 +168,7 @@ def test_a_gpu_without_rates_is_refused_before_anything_is_built_or_traced() -> 
     request = PlanRequest(trace=checked_request(TraceOptions(), gpu))
     with pytest.raises(InvalidRequestError, match="with --machine name a similar GPU"):
         plan_file("no_such_file.py:build", request)
-    assert gpumemnet.plan(nn.Linear(4, 4), torch.empty(2, 4), gpu=gpu, machine="A100").outcome == "fits"
+    assert (
+        gpumemnet.plan(nn.Linear(4, 4), torch.empty(2, 4), gpu=gpu, machine="A100").outcome
+        == "fits"
+    )

@@ -11,7 +11,10 @@ from gpumemnet.units import GIB
 from tests.gpumemnet.planner.plans import a_plan
 
 PLAN = a_plan(
-    ("blocks.0", "blocks.1", "blocks.2"), {"blocks.0": "recompute", "blocks.1": "swap"}, host_bytes=GIB, notes=("a note",)
+    ("blocks.0", "blocks.1", "blocks.2"),
+    {"blocks.0": "recompute", "blocks.1": "swap"},
+    host_bytes=GIB,
+    notes=("a note",),
 )
 
 

@@ -1,4 +1,5 @@
-"""A model under a plan computes the same to the last bit, and the memory that the plan frees is free."""
+"""A model under a plan computes the same to the last bit, and the memory that the plan frees is
+free."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def decisions_of(network: Network, name: str) -> dict[str, Decision]:
     return dict(zip(network.units, turns, strict=False))
 
 
-def trained(network: Network, plan: Mapping[str, Decision] | None, autocast: bool = False, steps: int = 2) -> list[Tensor]:
+def trained(
+    network: Network, plan: Mapping[str, Decision] | None, autocast: bool = False, steps: int = 2
+) -> list[Tensor]:
     """Losses, parameters, gradients, buffers and optimizer state after some steps."""
     torch.manual_seed(0)
     model = network.build()
@@ -72,7 +75,10 @@ def test_training_is_the_same_to_the_last_bit(name: str) -> None:
 @pytest.mark.parametrize("name", ["resnet", "gpt"])
 def test_training_with_autocast_is_the_same(name: str, decision: str) -> None:
     network = NETWORKS[name]
-    assert_same(trained(network, decisions_of(network, decision), autocast=True), trained(network, None, autocast=True))
+    assert_same(
+        trained(network, decisions_of(network, decision), autocast=True),
+        trained(network, None, autocast=True),
+    )
 
 
 def gradients(model: nn.Module, batch: Tensor, *, backward_passes: int = 1) -> list[Tensor]:
@@ -103,7 +109,9 @@ def test_a_graph_that_is_kept_runs_backward_again(vit: tuple[nn.Module, Tensor])
 
 def test_gradients_of_gradients_are_the_same() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)) for _ in range(3)))
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)) for _ in range(3))
+    )
     batch = torch.randn(512, 64, requires_grad=True)
 
     def penalty() -> list[Tensor]:
@@ -183,7 +191,9 @@ def test_a_forward_pass_of_the_instance_is_given_back(vit: tuple[nn.Module, Tens
     assert block.forward is counted
 
 
-def test_what_wraps_a_planned_unit_goes_on_working_without_the_plan(vit: tuple[nn.Module, Tensor]) -> None:
+def test_what_wraps_a_planned_unit_goes_on_working_without_the_plan(
+    vit: tuple[nn.Module, Tensor],
+) -> None:
     model, batch = vit
     plain = gradients(model, batch)
     block = model.get_submodule("blocks.0")
@@ -194,11 +204,14 @@ def test_what_wraps_a_planned_unit_goes_on_working_without_the_plan(vit: tuple[n
     assert_same(gradients(model, batch), plain)
 
 
-def test_copies_and_pickles_of_a_planned_model_work_on_their_own(vit: tuple[nn.Module, Tensor]) -> None:
+def test_copies_and_pickles_of_a_planned_model_work_on_their_own(
+    vit: tuple[nn.Module, Tensor],
+) -> None:
     model, batch = vit
     plain = gradients(model, batch)
     with applied(model, THREE):
-        # torch.save pickles a whole model, and the "spawn" method of multiprocessing sends it to a child process as a pickle.
+        # torch.save pickles a whole model, and the "spawn" method of multiprocessing sends it to a
+        # child process as a pickle.
         copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
     for each in copies:
         assert_same(gradients(each, batch), plain)
@@ -250,7 +263,9 @@ def test_a_unit_may_run_twice_in_one_forward_pass() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.block = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Dropout(0.2))
+            self.block = nn.Sequential(
+                nn.Linear(64, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Dropout(0.2)
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             out: Tensor = self.block(self.block(x))
@@ -287,10 +302,14 @@ def test_tensors_that_share_memory_are_copied_once_and_weights_never() -> None:
             out: Tensor = first.mul(second).mul(first)
             return out
 
-    batch = torch.randn(128, 256)  # 128 KiB, as is what the linear layer returns; a product of two halves has 64 KiB
+    batch = torch.randn(
+        128, 256
+    )  # 128 KiB, as is what the linear layer returns; a product of two halves has 64 KiB
     assert swapped_bytes(Shared(), batch) == 2 * 128 * 1024 + 64 * 1024
     assert swapped_bytes(nn.Linear(256, 256), batch) == 128 * 1024
-    assert swapped_bytes(nn.Linear(256, 256), batch, autocast=True) == 64 * 1024  # without the weight in bfloat16
+    assert (
+        swapped_bytes(nn.Linear(256, 256), batch, autocast=True) == 64 * 1024
+    )  # without the weight in bfloat16
     assert swapped_bytes(nn.Linear(256, 256), batch[:32].clone()) == 0  # too little
 
 
@@ -327,7 +346,10 @@ def test_verify_finds_nothing_where_all_is_well_and_what_differs() -> None:
     network = NETWORKS["resnet"]
     model, batch = network.build(), network.batch()
     before = copy.deepcopy(model.state_dict())
-    assert verify(model, batch, lambda output: output.square().mean(), decisions_of(network, "mixed")) == ()
+    assert (
+        verify(model, batch, lambda output: output.square().mean(), decisions_of(network, "mixed"))
+        == ()
+    )
     assert_same(list(model.state_dict().values()), list(before.values()))
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -338,6 +360,8 @@ def test_verify_finds_nothing_where_all_is_well_and_what_differs() -> None:
             self.calls.append(1)
             return super().forward(x) * len(self.calls)
 
-    found = verify(nn.Sequential(Counting(4, 4), nn.Tanh()), torch.ones(2, 4), torch.sum, {"0": "recompute"})
+    found = verify(
+        nn.Sequential(Counting(4, 4), nn.Tanh()), torch.ones(2, 4), torch.sum, {"0": "recompute"}
+    )
     assert found[0].startswith("the loss differs by up to")
     assert any("the gradient of '0.weight' differs" in each for each in found)

@@ -1,4 +1,5 @@
-"""Settings of libraries that have the effect of a plan, and the script of a plan: the code runs and does what it says."""
+"""Settings of libraries that have the effect of a plan, and the script of a plan: the code runs and
+does what it says."""
 
 from __future__ import annotations
 
@@ -41,9 +42,18 @@ def test_regular_plans_are_arguments_of_transformers(decisions: dict[str, str], 
 @pytest.mark.parametrize(
     ("decisions", "reason"),
     [
-        ({"layers.0": "recompute", "layers.1": "recompute"}, "every n-th from the first one on, not these 2"),
-        ({"layers.0": "recompute", "layers.1": "swap"}, "recomputes blocks in one way, and the plan has recompute, swap"),
-        ({"embed": "recompute"}, "one stack of blocks alone, and the plan has a decision for 'embed' too"),
+        (
+            {"layers.0": "recompute", "layers.1": "recompute"},
+            "every n-th from the first one on, not these 2",
+        ),
+        (
+            {"layers.0": "recompute", "layers.1": "swap"},
+            "recomputes blocks in one way, and the plan has recompute, swap",
+        ),
+        (
+            {"embed": "recompute"},
+            "one stack of blocks alone, and the plan has a decision for 'embed' too",
+        ),
     ],
 )
 def test_irregular_plans_say_why_not(decisions: dict[str, str], reason: str) -> None:
@@ -83,12 +93,18 @@ def test_the_wrappers_and_the_script_compute_the_same() -> None:
     assert all(torch.equal(one, other) for one, other in zip(gradients(model), plain, strict=True))
     names["in_force"].undo()
     exec(knobs_of(plan)[1].code, {"model": model})
-    assert [type(layer).__name__ for layer in model.layers] == ["Sequential", *["CheckpointWrapper"] * 2, "Sequential"]
+    assert [type(layer).__name__ for layer in model.layers] == [
+        "Sequential",
+        *["CheckpointWrapper"] * 2,
+        "Sequential",
+    ]
     assert all(torch.equal(one, other) for one, other in zip(gradients(model), plain, strict=True))
 
 
 def test_the_wrappers_refuse_what_they_cannot_do_and_name_what_they_do_otherwise() -> None:
-    assert knobs_of(plan_of(every("recompute_cheap")))[1].note.startswith("They recompute a module as a whole")
+    assert knobs_of(plan_of(every("recompute_cheap")))[1].note.startswith(
+        "They recompute a module as a whole"
+    )
     swapping = knobs_of(plan_of({"layers.0": "swap", "layers.1": "recompute_and_swap_input"}))[1]
     assert "offload_wrapper(checkpoint_wrapper(module))" in swapping.code
     assert swapping.note.endswith("Copies to the host wait for the GPU, and include weights.")

@@ -1,4 +1,5 @@
-"""What would silently be computed wrong under a plan is refused, with the module, the reason and what to do."""
+"""What would silently be computed wrong under a plan is refused, with the module, the reason and
+what to do."""
 
 from __future__ import annotations
 
@@ -64,14 +65,20 @@ def tied() -> nn.Module:
 
 def compiled_block() -> nn.Module:
     model = nn.Sequential(Block(nn.Linear(4, 4)))
-    vars(model[0])["_compiled_call_impl"] = print  # what model[0].compile() sets, which would import the compiler
+    vars(model[0])["_compiled_call_impl"] = (
+        print  # what model[0].compile() sets, which would import the compiler
+    )
     return model
 
 
 @pytest.mark.parametrize(
     ("build", "decisions", "sentence"),
     [
-        (lambda: Block(nn.Linear(4, 4)), {"layer.0": "recompute"}, r"no module 'layer.0'; did you mean 'layers.0'\?"),
+        (
+            lambda: Block(nn.Linear(4, 4)),
+            {"layer.0": "recompute"},
+            r"no module 'layer.0'; did you mean 'layers.0'\?",
+        ),
         (
             lambda: Block(nn.Linear(4, 4)),
             {"layers.0": "drop"},
@@ -92,11 +99,27 @@ def compiled_block() -> nn.Module:
             {"0": "recompute", "0.layers.0": "swap"},
             "'0.layers.0' is inside of '0', which recomputes as a whole",
         ),
-        (tied, {"0": "recompute", "1": "swap"}, "'0' and '1' are one module, which cannot both recompute and swap"),
-        (hooked, {"0": "recompute"}, r"'0.layers.0' has the forward hook .*<lambda>, which would run twice"),
-        (checkpointing, {"0": "keep"}, "module '0' is checkpointed already, .*gradient_checkpointing_disable"),
+        (
+            tied,
+            {"0": "recompute", "1": "swap"},
+            "'0' and '1' are one module, which cannot both recompute and swap",
+        ),
+        (
+            hooked,
+            {"0": "recompute"},
+            r"'0.layers.0' has the forward hook .*<lambda>, which would run twice",
+        ),
+        (
+            checkpointing,
+            {"0": "keep"},
+            "module '0' is checkpointed already, .*gradient_checkpointing_disable",
+        ),
         (compiled_block, {"0": "recompute"}, "module '0' is compiled, .*activation_memory_budget"),
-        (lambda: torch.jit.script(nn.Sequential(nn.Linear(4, 4))), {"0": "recompute"}, "the model is TorchScript"),
+        (
+            lambda: torch.jit.script(nn.Sequential(nn.Linear(4, 4))),
+            {"0": "recompute"},
+            "the model is TorchScript",
+        ),
         (
             lambda: nn.DataParallel(nn.Linear(4, 4)),
             {"module": "recompute"},
@@ -104,12 +127,24 @@ def compiled_block() -> nn.Module:
         ),
     ],
     ids=[
-        *("name", "decision", "parametrization", "spectral-norm", "nested", "tied", "hook", "checkpointed", "compiled"),
+        *(
+            "name",
+            "decision",
+            "parametrization",
+            "spectral-norm",
+            "nested",
+            "tied",
+            "hook",
+            "checkpointed",
+            "compiled",
+        ),
         *("torchscript", "replicas"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-def test_refused_when_it_is_applied(build: Callable[[], nn.Module], decisions: Mapping[str, str], sentence: str) -> None:
+def test_refused_when_it_is_applied(
+    build: Callable[[], nn.Module], decisions: Mapping[str, str], sentence: str
+) -> None:
     model = build()
     forwards = [module.forward for module in model.modules()]
     with pytest.raises(PlanError, match=sentence):
@@ -120,9 +155,15 @@ def test_refused_when_it_is_applied(build: Callable[[], nn.Module], decisions: M
 @pytest.mark.parametrize(
     ("block", "sentence"),
     [
-        (Block(MovingAverage()), r"'1' changes its own state in the forward pass \(layers.0.mean\), .* keep or swap"),
+        (
+            Block(MovingAverage()),
+            r"'1' changes its own state in the forward pass \(layers.0.mean\), .* keep or swap",
+        ),
         (Block(Counter()), r"'1' changes its own state in the forward pass \(layers.0.calls\)"),
-        (Block(nn.ReLU(inplace=True), nn.Linear(4, 4)), r"'1' changes its input of shape \[2, 4\] in place"),
+        (
+            Block(nn.ReLU(inplace=True), nn.Linear(4, 4)),
+            r"'1' changes its input of shape \[2, 4\] in place",
+        ),
     ],
 )
 def test_refused_in_the_first_step(block: nn.Module, sentence: str) -> None:
@@ -146,7 +187,10 @@ def test_a_cache_of_keys_and_values_is_refused_which_a_recomputation_would_exten
             return super().forward(x)
 
     layer = nn.ModuleDict({"h": Layer(4, 4)})
-    with applied(layer, {"h": "recompute"}), pytest.raises(PlanError, match=r"'h' adds keys .* to a Cache, .*use_cache = False"):
+    with (
+        applied(layer, {"h": "recompute"}),
+        pytest.raises(PlanError, match=r"'h' adds keys .* to a Cache, .*use_cache = False"),
+    ):
         layer["h"](torch.ones(2, 4), past_key_values=Cache())
     with applied(layer, {"h": "swap"}):
         layer["h"](torch.ones(2, 4), past_key_values=Cache()).sum().backward()
@@ -156,17 +200,26 @@ def test_weight_norm_keeps_no_state_and_is_recomputed() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 4)), nn.Tanh())
     model(torch.ones(2, 4)).sum().backward()
-    plain = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    plain = [
+        parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None
+    ]
     model.zero_grad()
     with applied(model, {"0": "recompute"}):
         model(torch.ones(2, 4)).sum().backward()
     assert len(plain) == 3
-    assert all(torch.equal(a, b.grad) for a, b in zip(plain, model.parameters(), strict=True) if b.grad is not None)
+    assert all(
+        torch.equal(a, b.grad)
+        for a, b in zip(plain, model.parameters(), strict=True)
+        if b.grad is not None
+    )
 
 
 def test_a_second_plan_is_refused_while_one_is_applied() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
-    with applied(model, {"0": "recompute"}), pytest.raises(PlanError, match="a plan is applied to '0' already: undo"):
+    with (
+        applied(model, {"0": "recompute"}),
+        pytest.raises(PlanError, match="a plan is applied to '0' already: undo"),
+    ):
         applied(model, {"0": "swap"})
     with applied(model, {"0": "swap"}):
         pass

@@ -25,7 +25,9 @@ def fastest(chain: Chain, limit: float) -> float:
 
 @settings(max_examples=25, deadline=None)
 @given(SEEDS, SHARES, st.integers(2, 5), st.booleans())
-def test_the_exact_search_finds_the_fastest_of_all_plans(seed: int, share: float, units: int, equal: bool) -> None:
+def test_the_exact_search_finds_the_fastest_of_all_plans(
+    seed: int, share: float, units: int, equal: bool
+) -> None:
     chain = random_chain(seed, units, equal=equal)
     limit = limit_between(chain, share)
     best, found = fastest(chain, limit), exact(chain, limit)
@@ -41,7 +43,9 @@ def test_the_exact_search_finds_the_fastest_of_all_plans(seed: int, share: float
 
 @settings(max_examples=25, deadline=None)
 @given(SEEDS, SHARES, st.integers(2, 6))
-def test_the_greedy_search_is_close_to_the_fastest_of_all_plans(seed: int, share: float, units: int) -> None:
+def test_the_greedy_search_is_close_to_the_fastest_of_all_plans(
+    seed: int, share: float, units: int
+) -> None:
     chain = random_chain(seed, units)
     limit = limit_between(chain, share)
     best, found = fastest(chain, limit), greedy(chain, limit)
@@ -51,10 +55,14 @@ def test_the_greedy_search_is_close_to_the_fastest_of_all_plans(seed: int, share
     seconds = chain.step_seconds(found.choices[None])[0]
     keep = chain.step_seconds(chain.keep_all()[None])[0]
     assert best <= seconds + 1e-9
-    assert seconds - best <= 0.25 * keep  # small random chains are coarse; the benchmark has real ones
+    assert (
+        seconds - best <= 0.25 * keep
+    )  # small random chains are coarse; the benchmark has real ones
 
 
-def test_the_greedy_search_is_within_a_point_of_the_optimum_where_units_are_evicted_together() -> None:
+def test_the_greedy_search_is_within_a_point_of_the_optimum_where_units_are_evicted_together() -> (
+    None
+):
     chain = random_chain(1, 40)
     keep = float(chain.step_seconds(chain.keep_all()[None])[0])
     limit = 0.8 * float(chain.peak_bytes(chain.keep_all()[None])[0])
@@ -67,7 +75,9 @@ def test_the_greedy_search_is_within_a_point_of_the_optimum_where_units_are_evic
 
 @settings(max_examples=25, deadline=None)
 @given(SEEDS, SHARES, st.sampled_from(sorted(SEARCHES)))
-def test_no_search_violates_a_budget_or_takes_an_option_that_is_not_allowed(seed: int, share: float, name: str) -> None:
+def test_no_search_violates_a_budget_or_takes_an_option_that_is_not_allowed(
+    seed: int, share: float, name: str
+) -> None:
     chain = random_chain(seed, 6)
     limit = limit_between(chain, share)
     found = swarm(chain, limit, iterations=5) if name == "swarm" else SEARCHES[name](chain, limit)
@@ -103,7 +113,8 @@ def test_a_swarm_that_starts_with_a_plan_is_no_slower_than_that_plan() -> None:
 
 
 def chain_of_two(out_seconds: float, in_seconds: float) -> Chain:
-    """Three units of 10 seconds forward and 20 backward; only the first two may swap or recompute."""
+    """Three units of 10 seconds forward and 20 backward; only the first two may swap or
+    recompute."""
     n, o = 3, len(OPTIONS)
     swap, recompute = OPTIONS.index(Decision.SWAP), OPTIONS.index(Decision.RECOMPUTE)
     allowed = np.zeros((n, o), dtype=bool)
@@ -134,12 +145,30 @@ def chain_of_two(out_seconds: float, in_seconds: float) -> Chain:
     [
         (Decision.KEEP, Decision.KEEP, 5, 5, 100),  # 30 + 1 + 2 + 60 + 7
         (Decision.RECOMPUTE, Decision.KEEP, 5, 5, 110),
-        (Decision.SWAP, Decision.KEEP, 10, 20, 100),  # copied during the second unit, fetched during its backward pass
+        (
+            Decision.SWAP,
+            Decision.KEEP,
+            10,
+            20,
+            100,
+        ),  # copied during the second unit, fetched during its backward pass
         (Decision.SWAP, Decision.KEEP, 15, 20, 105),  # the second unit waits 5 seconds at its end
         (Decision.SWAP, Decision.KEEP, 10, 25, 105),  # fetched 5 seconds too late
         (Decision.SWAP, Decision.SWAP, 10, 20, 100),
-        (Decision.SWAP, Decision.SWAP, 10, 30, 120),  # second: issued at 31 or 33, there at 63 > 53; first there at 93
-        (Decision.KEEP, Decision.SWAP, 25, 0, 115),  # copied from 20 to 45; the third unit waits for that at its end
+        (
+            Decision.SWAP,
+            Decision.SWAP,
+            10,
+            30,
+            120,
+        ),  # second: issued at 31 or 33, there at 63 > 53; first there at 93
+        (
+            Decision.KEEP,
+            Decision.SWAP,
+            25,
+            0,
+            115,
+        ),  # copied from 20 to 45; the third unit waits for that at its end
     ],
 )
 def test_step_times_are_those_computed_by_hand(

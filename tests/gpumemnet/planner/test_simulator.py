@@ -1,4 +1,5 @@
-"""The simulated step against a trace of the same model with the plan applied, and against sums by hand."""
+"""The simulated step against a trace of the same model with the plan applied, and against sums by
+hand."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ MACHINE = Machine("test", {"fp32": 1e13, "bf16": 1e14}, 1e12, 2e10, 2e10)
 def network(name: str) -> tuple[nn.Module, Tensor]:
     with torch.device("meta"):
         if name == "transformer":
-            blocks: list[nn.Module] = [Attention(128, causal=True, heads=4, attention_dropout=0.0) for _ in range(4)]
+            blocks: list[nn.Module] = [
+                Attention(128, causal=True, heads=4, attention_dropout=0.0) for _ in range(4)
+            ]
             return Stack(nn.Linear(16, 128), blocks, nn.Linear(128, 10)), torch.empty(16, 128, 16)
         blocks = [Residual(32, momentum=0.1) for _ in range(4)]
         head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
@@ -49,14 +52,21 @@ def options(precision: str, microbatches: int = 1) -> TraceOptions:
 @cache
 def traced(name: str, precision: str, microbatches: int = 1) -> StepCosts:
     model, example = network(name)
-    return plan_units(model, example, checked_request(options(precision, microbatches), "A100-80GB"))
+    return plan_units(
+        model, example, checked_request(options(precision, microbatches), "A100-80GB")
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "precision", "microbatches", "decisions"),
     [
         ("transformer", "fp32", 1, ("recompute",) * 4),
-        ("transformer", "amp_bf16", 2, ("swap", "recompute_and_swap_input", "keep", "recompute_cheap")),
+        (
+            "transformer",
+            "amp_bf16",
+            2,
+            ("swap", "recompute_and_swap_input", "keep", "recompute_cheap"),
+        ),
         ("convolutions", "fp32", 1, ("recompute", "recompute_cheap", "swap", "keep")),
     ],
 )
@@ -70,7 +80,9 @@ def test_the_peak_of_a_plan_is_that_of_a_trace_with_the_plan_applied(
     request = checked_request(options(precision, microbatches), "A100-80GB")
     platform = Platform.of(request.gpu, request.options)
     with applied(model, plan):
-        timeline = record(model, inputs_from_example(example, None), request.options, platform).timeline
+        timeline = record(
+            model, inputs_from_example(example, None), request.options, platform
+        ).timeline
     truth = peak_memory(step, timeline)
     assert simulated.peak_allocated_bytes == pytest.approx(truth.allocated_bytes, rel=0.01)
     assert simulated.peak_reserved_bytes == pytest.approx(truth.reserved_bytes, rel=0.01)
@@ -82,11 +94,15 @@ def test_units_are_the_blocks_with_what_they_save() -> None:
     assert step.kinds == ("Attention",) * 4
     unit = step.passes[-1].units[1]
     rows, width = 16 * 128, 128
-    elements = rows * width * (1 + 3 + 1 + 1 + 1 + 4 + 4)  # two norms' results, qkv, attention, its copy, residual, up, gelu
+    elements = (
+        rows * width * (1 + 3 + 1 + 1 + 1 + 4 + 4)
+    )  # two norms' results, qkv, attention, its copy, residual, up, gelu
     saved = sum(step.timeline.storages[s].size_bytes for s in unit.saved if s not in unit.inputs)
     norms_and_attention = 4 * rows * 4 + 16 * 4 * 128 * 4
     masks = 2 * rows * width
-    assert saved == pytest.approx(elements * 4 + rows * width * 4 + norms_and_attention + masks, rel=0.1)
+    assert saved == pytest.approx(
+        elements * 4 + rows * width * 4 + norms_and_attention + masks, rel=0.1
+    )
     assert [step.timeline.storages[s].size_bytes for s in unit.inputs] == [rows * width * 4]
 
 
@@ -150,19 +166,26 @@ def test_a_plan_fits_its_budget(optimizer: str) -> None:
 def test_greedy_is_within_a_point_of_the_exact_search() -> None:
     step = traced("convolutions", "fp32")
     budget = simulate(step, MACHINE, {}).process_bytes - 10 * MIB
-    found: dict[str, Plan] = {name: choose_plan(step, MACHINE, budget, name) for name in ("greedy", "exact")}
+    found: dict[str, Plan] = {
+        name: choose_plan(step, MACHINE, budget, name) for name in ("greedy", "exact")
+    }
     assert found["greedy"].slowdown <= found["exact"].slowdown + 0.01
 
 
 @pytest.mark.nightly
 def test_a_plan_does_no_more_than_it_must_where_memory_is_fragmented() -> None:
-    """Plans of ResNet-50 leave gaps of gigabytes: within this budget every plan of the chain's searches reserves too much."""
+    """Plans of ResNet-50 leave gaps of gigabytes: within this budget every plan of the chain's
+    searches reserves too much."""
     with torch.device("meta"):
         model = runpy.run_path(str(RESNET50))["build"]()
     options = TraceOptions(precision="amp_bf16", optimizer="sgd_momentum")
-    step = plan_units(model, torch.empty(256, 3, 224, 224, device="meta"), checked_request(options, "RTX-4090"))
+    step = plan_units(
+        model, torch.empty(256, 3, 224, 224, device="meta"), checked_request(options, "RTX-4090")
+    )
     machine = find_machine("RTX-4090")
-    everything = simulate(step, machine, dict.fromkeys(step.units[:-1], Decision.RECOMPUTE_AND_SWAP_INPUT))
+    everything = simulate(
+        step, machine, dict.fromkeys(step.units[:-1], Decision.RECOMPUTE_AND_SWAP_INPUT)
+    )
     plan = choose_plan(step, machine, everything.process_bytes + 600 * MIB)
     assert plan.slowdown < 0.7 * (everything.step_seconds / plan.keep_step_seconds - 1)
     assert any("expandable_segments:True" in note for note in plan.notes)
@@ -176,9 +199,14 @@ def test_a_budget_that_holds_everything_needs_no_plan() -> None:
 
 def test_a_budget_that_is_too_small_says_how_small_a_plan_can_be() -> None:
     step = traced("transformer", "fp32")
-    with pytest.raises(BudgetError, match=r"the smallest one found takes .* with its peak in the") as raised:
+    with pytest.raises(
+        BudgetError, match=r"the smallest one found takes .* with its peak in the"
+    ) as raised:
         choose_plan(step, MACHINE, 460 * MIB)
-    assert raised.value.smallest_bytes <= simulate(step, MACHINE, dict.fromkeys(step.units, Decision.RECOMPUTE)).process_bytes
+    assert (
+        raised.value.smallest_bytes
+        <= simulate(step, MACHINE, dict.fromkeys(step.units, Decision.RECOMPUTE)).process_bytes
+    )
 
 
 def test_host_memory_is_a_budget_too() -> None:

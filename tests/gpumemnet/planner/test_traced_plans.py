@@ -1,5 +1,6 @@
-"""A trace of a model with a plan applied takes what PyTorch's own CUDA code takes, whose allocator ran on a device that computes
-nothing (``tests/dataset_builder/measure/null_gpu``, torch 2.13, H200)."""
+"""A trace of a model with a plan applied takes what PyTorch's own CUDA code takes, whose allocator
+ran on a device that computes nothing (``tests/dataset_builder/measure/null_gpu``, torch 2.13,
+H200)."""
 
 from __future__ import annotations
 
@@ -36,25 +37,38 @@ ON_CUDA: Mapping[str, Mapping[str, tuple[int, int]]] = {
         "mixed": (92385792, 111149056),
     },
 }
-"""Network and decision → peaks of allocated and of reserved bytes; convolutions without workspaces."""
+"""Network and decision → peaks of allocated and of reserved bytes; convolutions without
+workspaces."""
 SHAPES = {"gpt": (64, 128), "resnet": (128, 3, 32, 32)}
 OPTIONS = TraceOptions(optimizer="adamw", precision="amp_bf16")
 SEGMENT_BYTES = 2 * 2**20
 
 
 @pytest.mark.parametrize(
-    "decision", ["swap", "mixed", *nightly(["keep", "recompute", "recompute_and_swap_input", "recompute_cheap"])]
+    "decision",
+    [
+        "swap",
+        "mixed",
+        *nightly(["keep", "recompute", "recompute_and_swap_input", "recompute_cheap"]),
+    ],
 )
 @pytest.mark.parametrize("name", ON_CUDA)
 def test_a_traced_plan_takes_what_cuda_code_takes(name: str, decision: str) -> None:
     network, every = NETWORKS[name], tuple(Decision)
     turns = cycle(every[1:] + every[:1]) if decision == "mixed" else cycle([Decision(decision)])
     plan = dict(zip(network.units, turns, strict=False))
-    batch = torch.zeros(SHAPES[name], dtype=torch.long) if network.takes_tokens else torch.empty(SHAPES[name], device="meta")
+    batch = (
+        torch.zeros(SHAPES[name], dtype=torch.long)
+        if network.takes_tokens
+        else torch.empty(SHAPES[name], device="meta")
+    )
     model = network.build()
     with applied(model, plan):
         peaks = peaks_of(
-            model, inputs_from_example(batch, None, keep_values=True), OPTIONS, Platform.of(device_profile("H200"), OPTIONS)
+            model,
+            inputs_from_example(batch, None, keep_values=True),
+            OPTIONS,
+            Platform.of(device_profile("H200"), OPTIONS),
         )
     assert peaks[1] == ON_CUDA[name][decision][0]
     assert abs(peaks[2] - ON_CUDA[name][decision][1]) <= SEGMENT_BYTES

@@ -33,7 +33,10 @@ def test_published_schemes_have_their_widths() -> None:
         "published-2000mib": 2000,
         "published-8000mib": 8000,
     }
-    assert named_bins("published-8000mib").index(np.array([7999 * MIB, 8000 * MIB])).tolist() == [0, 1]
+    assert named_bins("published-8000mib").index(np.array([7999 * MIB, 8000 * MIB])).tolist() == [
+        0,
+        1,
+    ]
 
 
 def test_edges_are_where_the_bins_meet() -> None:
@@ -45,7 +48,9 @@ def test_any_amount_has_a_bin() -> None:
     assert BinScheme(GIB, 4).index(np.array([-1.0, 0.0, np.inf, 1e300])).tolist() == [0, 0, 3, 3]
 
 
-@pytest.mark.parametrize("width", [0, -GIB, 1, MIB - 1, float("nan"), float("inf"), "1", True, None, 10**400])
+@pytest.mark.parametrize(
+    "width", [0, -GIB, 1, MIB - 1, float("nan"), float("inf"), "1", True, None, 10**400]
+)
 def test_a_width_without_sense_is_refused(width: object) -> None:
     with pytest.raises(InvalidRequestError, match="bin_width"):
         bins_of_width(width)  # type: ignore[arg-type]
@@ -57,5 +62,8 @@ def test_too_many_bins_are_refused() -> None:
 
 
 def test_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(InvalidRequestError, match="published-1000mib, published-2000mib, published-8000mib, not 'gb'"):
+    with pytest.raises(
+        InvalidRequestError,
+        match="published-1000mib, published-2000mib, published-8000mib, not 'gb'",
+    ):
         named_bins("gb")

@@ -1,4 +1,5 @@
-"""Bundles: what is written is read back, and whatever is altered, foreign or from another version is refused in a sentence."""
+"""Bundles: what is written is read back, and whatever is altered, foreign or from another version
+is refused in a sentence."""
 
 import hashlib
 import json
@@ -12,7 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpumemnet.errors import BundleError
-from gpumemnet.predict.bundle import CARD_FILE, MODEL_FILE, SUMS_FILE, load_bundle, save_bundle, shipped_bundles
+from gpumemnet.predict.bundle import (
+    CARD_FILE,
+    MODEL_FILE,
+    SUMS_FILE,
+    load_bundle,
+    save_bundle,
+    shipped_bundles,
+)
 from gpumemnet.predict.predictor import Predictor
 
 ONE = next(bundle for bundle in shipped_bundles() if bundle.card.name == "cnn-h200-traced")
@@ -29,7 +37,10 @@ def rewrite_card(folder: Path, change: Callable[[dict[str, Any]], object]) -> No
     change(document)
     card = json.dumps(document).encode()
     (folder / CARD_FILE).write_bytes(card)
-    sums = "".join(f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in (MODEL_FILE, CARD_FILE))
+    sums = "".join(
+        f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n"
+        for name in (MODEL_FILE, CARD_FILE)
+    )
     (folder / SUMS_FILE).write_text(sums)
 
 
@@ -48,7 +59,9 @@ def test_saved_is_loaded(tmp_path: Path) -> None:
     saved = save_bundle(tmp_path / "deep" / "copy", original.model, original.card.document)
     assert saved.card == original.card
     assert saved.model == original.model
-    again = save_bundle(tmp_path / "deep" / "copy", original.model, {**original.card.document, "version": "next"})
+    again = save_bundle(
+        tmp_path / "deep" / "copy", original.model, {**original.card.document, "version": "next"}
+    )
     assert load_bundle(tmp_path / "deep" / "copy").sha256 == again.sha256 != saved.sha256
     assert [entry.name for entry in (tmp_path / "deep").iterdir()] == ["copy"]
 
@@ -78,8 +91,12 @@ def test_a_missing_file_is_named(folder: Path, name: str) -> None:
 
 
 @settings(max_examples=60)
-@given(st.sampled_from([MODEL_FILE, CARD_FILE]), st.floats(0, 1, exclude_max=True), st.integers(1, 255))
-def test_one_altered_byte_is_found(tmp_path_factory: pytest.TempPathFactory, name: str, where: float, change: int) -> None:
+@given(
+    st.sampled_from([MODEL_FILE, CARD_FILE]), st.floats(0, 1, exclude_max=True), st.integers(1, 255)
+)
+def test_one_altered_byte_is_found(
+    tmp_path_factory: pytest.TempPathFactory, name: str, where: float, change: int
+) -> None:
     folder = Path(shutil.copytree(SHIPPED, tmp_path_factory.mktemp("bundle") / "copy"))
     content = bytearray((folder / name).read_bytes())
     content[int(where * len(content))] ^= change
@@ -97,13 +114,25 @@ def test_one_altered_byte_is_found(tmp_path_factory: pytest.TempPathFactory, nam
         (lambda card: card.update(family="rnn"), "unknown family"),
         (lambda card: card.update(name=""), "incomplete card"),
         (lambda card: card.pop("conformal"), "incomplete card"),
-        (lambda card: card["conformal"].update(coverages=card["conformal"]["coverages"][::-1]), "must rise"),
+        (
+            lambda card: card["conformal"].update(coverages=card["conformal"]["coverages"][::-1]),
+            "must rise",
+        ),
         (lambda card: card["conformal"].update(coverages=[]), "incomplete card"),
         (lambda card: card["support"]["ranges"].update(batch_size=[1, None]), "no finite number"),
         (lambda card: card["support"].update(options={}), "lists of values of job fields"),
-        (lambda card: card["support"].update(options={"flavour": ["sweet"]}), "lists of values of job fields"),
-        (lambda card: card["support"].update(options={"optimizer": "adam"}), "lists of values of job fields"),
-        (lambda card: card["support"].update(options={"optimizer": [["adam"]]}), "must be plain values"),
+        (
+            lambda card: card["support"].update(options={"flavour": ["sweet"]}),
+            "lists of values of job fields",
+        ),
+        (
+            lambda card: card["support"].update(options={"optimizer": "adam"}),
+            "lists of values of job fields",
+        ),
+        (
+            lambda card: card["support"].update(options={"optimizer": [["adam"]]}),
+            "must be plain values",
+        ),
         (lambda card: card["support"].update(kinds="linear"), "must be a list of texts"),
         (lambda card: card["fallback"].update(range_log_scale=0), "not above zero"),
         (lambda card: card["device"].update(capacity_bytes=-1), "must be a whole number"),
@@ -112,12 +141,20 @@ def test_one_altered_byte_is_found(tmp_path_factory: pytest.TempPathFactory, nam
         (lambda card: card["training_data"].pop("label_source"), "incomplete card"),
         (lambda card: card["traced_peak"].update(weights=[0.5, 0.4]), "weights that sum to one"),
         (lambda card: card["traced_peak"].update(log_bounds=[0.1]), "a bound for each coverage"),
-        (lambda card: card["traced_peak"].update(options={"flavour": ["sweet"]}), "lists of values of job fields"),
+        (
+            lambda card: card["traced_peak"].update(options={"flavour": ["sweet"]}),
+            "lists of values of job fields",
+        ),
         (lambda card: card.update(training_data=[]), "incomplete card"),
-        (lambda card: card["support"]["ranges"].update(flavour=[1, 2]), "unknown feature column 'flavour'"),
+        (
+            lambda card: card["support"]["ranges"].update(flavour=[1, 2]),
+            "unknown feature column 'flavour'",
+        ),
     ],
 )
-def test_a_card_that_does_not_fit_is_refused(folder: Path, change: Callable[[dict[str, Any]], object], says: str) -> None:
+def test_a_card_that_does_not_fit_is_refused(
+    folder: Path, change: Callable[[dict[str, Any]], object], says: str
+) -> None:
     rewrite_card(folder, change)
     with pytest.raises(BundleError, match=says):
         load_bundle(folder)
@@ -143,7 +180,10 @@ def test_a_card_with_fewer_coverages_than_the_graph_is_refused(folder: Path) -> 
 
 def test_a_card_nested_without_end_is_refused(folder: Path) -> None:
     (folder / CARD_FILE).write_text("[" * 200_000)
-    sums = "".join(f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in (MODEL_FILE, CARD_FILE))
+    sums = "".join(
+        f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n"
+        for name in (MODEL_FILE, CARD_FILE)
+    )
     (folder / SUMS_FILE).write_text(sums)
     with pytest.raises(BundleError, match="no valid JSON"):
         load_bundle(folder)

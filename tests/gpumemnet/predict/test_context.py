@@ -22,18 +22,25 @@ from gpumemnet.units import MIB
 ROOT = Path(__file__).parents[3]
 DEFAULT = Predictor.default()
 EXAMPLE = job_from_json((ROOT / "examples/mlp_job.json").read_bytes())
-GOLDEN = [job_from_dict(job) for job in json.loads((ROOT / "tests/golden/jobs.json").read_text())["jobs"].values()]
+GOLDEN = [
+    job_from_dict(job)
+    for job in json.loads((ROOT / "tests/golden/jobs.json").read_text())["jobs"].values()
+]
 JOBS = [replace(job, traced_peak_bytes=None) for job in GOLDEN if not job.is_replica]
 BATCHES = sorted({share * 2**power // 8 for share in (8, 9, 11, 13) for power in range(3, 13)})
 A100 = "NVIDIA A100-SXM4-40GB"
 
 
 def sweep(job: TrainingJob, encoder: str | None = None) -> PredictionTable:
-    return DEFAULT.predict_many([replace(job, batch_size=batch) for batch in BATCHES], gpu="A100", encoder=encoder)
+    return DEFAULT.predict_many(
+        [replace(job, batch_size=batch) for batch in BATCHES], gpu="A100", encoder=encoder
+    )
 
 
 def test_no_answer_changes_its_model_beyond_the_batch_sizes_of_training() -> None:
-    few, many = (DEFAULT.predict(replace(EXAMPLE, batch_size=batch), gpu="A100") for batch in (1050, 1100))
+    few, many = (
+        DEFAULT.predict(replace(EXAMPLE, batch_size=batch), gpu="A100") for batch in (1050, 1100)
+    )
     assert few.estimator == many.estimator
     assert few.in_support
     assert many.in_support
@@ -52,15 +59,24 @@ def test_batch_sizes_and_fits_say_what_predict_says() -> None:
     for batch in (1024, 1088):
         job = replace(EXAMPLE, batch_size=batch)
         request_mib = -(-DEFAULT.predict(job, gpu="A100").expected_bytes // MIB)
-        curve = {point.batch_size: point for point in batch_sizes(DEFAULT, job, target("A100"), max_batch=2048).curve}
-        assert curve[batch].request_mib == pytest.approx(request_mib, rel=0.02)  # the running maximum
+        curve = {
+            point.batch_size: point
+            for point in batch_sizes(DEFAULT, job, target("A100"), max_batch=2048).curve
+        }
+        assert curve[batch].request_mib == pytest.approx(
+            request_mib, rel=0.02
+        )  # the running maximum
         assert fits(DEFAULT, job, [target("A100")])[0].request_mib == request_mib
 
 
 def test_a_site_states_its_gpu_and_its_context() -> None:
     site = Predictor.default(gpu="H100", context_bytes=1443 * MIB)
     plain, stated = DEFAULT.predict(EXAMPLE, gpu="H100"), site.predict(EXAMPLE)
-    assert (stated.gpu, stated.gpu_source, stated.context_bytes) == (plain.gpu, "setting", 1443 * MIB)
+    assert (stated.gpu, stated.gpu_source, stated.context_bytes) == (
+        plain.gpu,
+        "setting",
+        1443 * MIB,
+    )
     assert "GPUMEMNET_CONTEXT_MIB" in stated.context_source
     assert stated.expected_bytes - plain.expected_bytes == 1443 * MIB - plain.context_bytes
     assert site.predict(EXAMPLE, gpu="A100").gpu_source == "request"
@@ -86,11 +102,16 @@ def test_labels_are_compared_with_their_own_context() -> None:
     answer = published.predict(EXAMPLE)
     assert answer.context_bytes == card.context_bytes
     own = DEFAULT.predict(EXAMPLE)
-    assert answer.expected_bytes - own.expected_bytes == pytest.approx(card.context_bytes - own.context_bytes, abs=1)
+    assert answer.expected_bytes - own.expected_bytes == pytest.approx(
+        card.context_bytes - own.context_bytes, abs=1
+    )
 
 
 def test_no_answer_is_below_what_every_step_holds() -> None:
-    certain = [FEATURE_NAMES.index(name) for name in ("weight_bytes", "gradient_bytes", "optimizer_state_bytes")]
+    certain = [
+        FEATURE_NAMES.index(name)
+        for name in ("weight_bytes", "gradient_bytes", "optimizer_state_bytes")
+    ]
     for job in JOBS[::3]:
         answers = sweep(job)
         held = feature_matrix(JobTable.from_jobs([job]), 0)[0, certain].sum()
@@ -105,9 +126,14 @@ def test_request_and_limit_grow_with_the_batch_where_the_line_answers() -> None:
         answers = sweep(job)
         if not job.layers or (job.family == "transformer" and job.checkpointing != "none"):
             continue  # answered by a network
-        is_line = answers.in_support & [answer.estimator != "cnn-a100-published" for answer in answers]
+        is_line = answers.in_support & [
+            answer.estimator != "cnn-a100-published" for answer in answers
+        ]
         is_compared = is_line[1:] & is_line[:-1]
-        for amounts in (answers.expected_bytes.astype(float), answers.safe_bytes.data.astype(float)):
+        for amounts in (
+            answers.expected_bytes.astype(float),
+            answers.safe_bytes.data.astype(float),
+        ):
             compared += is_compared.sum()
             assert (amounts[1:] >= 0.9999 * amounts[:-1])[is_compared].all()
     assert compared > 300
@@ -116,7 +142,9 @@ def test_request_and_limit_grow_with_the_batch_where_the_line_answers() -> None:
 @pytest.mark.parametrize("peak_bytes", [1, 33_192])
 def test_a_traced_peak_below_what_every_step_holds_is_refused(peak_bytes: int) -> None:
     wrong = replace(EXAMPLE, traced_peak_bytes=peak_bytes)
-    with pytest.raises(InvalidJobError, match=rf"traced_peak_bytes: is {peak_bytes:,} bytes, below the 704,"):
+    with pytest.raises(
+        InvalidJobError, match=rf"traced_peak_bytes: is {peak_bytes:,} bytes, below the 704,"
+    ):
         DEFAULT.predict(wrong)
     assert list(DEFAULT.refusals(JobTable.from_jobs([EXAMPLE, wrong]))) == [1]
     assert DEFAULT.predict(replace(EXAMPLE, traced_peak_bytes=2**30)).in_support

@@ -1,4 +1,5 @@
-"""What holds a job: against one question for each target, and the catalogue of MIG profiles and reserves."""
+"""What holds a job: against one question for each target, and the catalogue of MIG profiles and
+reserves."""
 
 import json
 from importlib import resources
@@ -10,7 +11,14 @@ from hypothesis import strategies as st
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu.catalogue import device_profile, device_profiles
-from gpumemnet.gpu.mig import GENERIC_RESERVED_MIB, MIG_RESERVED_MIB, available_mib, mig_profile, mig_profiles, reserve
+from gpumemnet.gpu.mig import (
+    GENERIC_RESERVED_MIB,
+    MIG_RESERVED_MIB,
+    available_mib,
+    mig_profile,
+    mig_profiles,
+    reserve,
+)
 from gpumemnet.gpu.verdict import NO, UNKNOWN, UNSURE, YES
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.training_job import TrainingJob
@@ -68,18 +76,27 @@ def test_the_catalogue_is_answered_as_every_target_alone(predictor: Predictor, f
 
 @settings(max_examples=25)
 @given(job=jobs(), amounts=st.lists(st.integers(1, 200_000), min_size=1, max_size=6))
-def test_any_job_and_any_free_memory(predictor: Predictor, job: TrainingJob, amounts: list[int]) -> None:
+def test_any_job_and_any_free_memory(
+    predictor: Predictor, job: TrainingJob, amounts: list[int]
+) -> None:
     names = ("A100", "H200", "RTX 5090", "T4")
-    wanted = [target(names[i % 4], free_mib=amount, device=str(i)) for i, amount in enumerate(amounts)]
+    wanted = [
+        target(names[i % 4], free_mib=amount, device=str(i)) for i, amount in enumerate(amounts)
+    ]
     for fit, one in zip(fits(predictor, job, wanted), wanted, strict=True):
         assert_same(fit, asked_alone(predictor, job, one))
 
 
 def test_more_free_memory_is_never_less_likely_to_hold(predictor: Predictor) -> None:
     job = small_job(batch_size=4096)
-    request, limit = (getattr(fits(predictor, job, [target("A100")])[0], name) for name in ("request_mib", "limit_mib"))
+    request, limit = (
+        getattr(fits(predictor, job, [target("A100")])[0], name)
+        for name in ("request_mib", "limit_mib")
+    )
     amounts = [0, request - 1, request, limit - 1, limit, limit + 1, 2**20]
-    found = fits(predictor, job, [target("A100", free_mib=amount, device="x") for amount in amounts])
+    found = fits(
+        predictor, job, [target("A100", free_mib=amount, device="x") for amount in amounts]
+    )
     assert [fit.verdict for fit in found] == [NO, NO, UNSURE, UNSURE, YES, YES, YES]
     probabilities = [fit.probability for fit in found]
     assert probabilities == sorted(probabilities)
@@ -103,9 +120,13 @@ def test_more_targets_than_a_bin_scheme_holds(predictor: Predictor) -> None:
 
 
 def test_many_jobs_are_answered_as_each_alone(predictor: Predictor) -> None:
-    several = [small_job(batch_size=batch) for batch in (1, 100, 2**31 - 1)] + [small_job(family="cnn")]
+    several = [small_job(batch_size=batch) for batch in (1, 100, 2**31 - 1)] + [
+        small_job(family="cnn")
+    ]
     wanted = [target("A100"), target("H100/1g.10gb")]
-    for job, found in zip(several, fits_table(predictor, JobTable.from_jobs(several), wanted), strict=True):
+    for job, found in zip(
+        several, fits_table(predictor, JobTable.from_jobs(several), wanted), strict=True
+    ):
         for fit, expected in zip(found, fits(predictor, job, wanted), strict=True):
             assert_same(fit, expected)
     assert fits_table(predictor, JobTable.from_jobs([]), wanted) == []
@@ -167,5 +188,8 @@ def test_a_reserve_is_read_or_assumed() -> None:
     assumed = reserve(device_profile("L4").name)
     assert assumed.reserved_mib == GENERIC_RESERVED_MIB
     assert "assumed" in assumed.source
-    assert max(reserve(profile.name).reserved_mib for profile in device_profiles()) == GENERIC_RESERVED_MIB
+    assert (
+        max(reserve(profile.name).reserved_mib for profile in device_profiles())
+        == GENERIC_RESERVED_MIB
+    )
     assert mig_profile("NVIDIA H200", "7g.141gb").memory_mib == 143360

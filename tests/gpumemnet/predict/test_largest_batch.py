@@ -40,13 +40,16 @@ ANSWER_GPU = GpuChoice([shipped()])
 
 
 class Erratic:
-    """A predictor whose memory goes up and down with the batch, and which now and then knows no limit."""
+    """A predictor whose memory goes up and down with the batch, and which now and then knows no
+    limit."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self.find_gpu = ANSWER_GPU
 
-    def predict_table(self, jobs: JobTable, options: PredictionOptions | None = None, **keywords: Any) -> PredictionTable:
+    def predict_table(
+        self, jobs: JobTable, options: PredictionOptions | None = None, **keywords: Any
+    ) -> PredictionTable:
         options = options or PredictionOptions(**keywords)
         bins, gpu, coverage = options.bins or BinScheme(MIB, 2), options.gpu, options.coverage
         expected: list[int] = []
@@ -73,13 +76,19 @@ def never_falls(values: Iterable[int | None]) -> bool:
     return known == sorted(known)
 
 
-CONVOLUTIONS = (Layer("conv2d", 802_816, 9408), Layer("batch_norm2d", 802_816, 128), Layer("relu", 802_816))
+CONVOLUTIONS = (
+    Layer("conv2d", 802_816, 9408),
+    Layer("batch_norm2d", 802_816, 128),
+    Layer("relu", 802_816),
+)
 
 
 def cnn(batch_size: int = 64, **changes: Any) -> TrainingJob:
     """A CNN like those that the models were trained on."""
     layers = (*CONVOLUTIONS, Layer("adaptive_avg_pool", 64), Layer("linear", 1000, 65_000))
-    return small_job(family="cnn", input_elements=150_528, layers=layers, batch_size=batch_size, **changes)
+    return small_job(
+        family="cnn", input_elements=150_528, layers=layers, batch_size=batch_size, **changes
+    )
 
 
 amounts = st.lists(st.integers(1, 200_000), min_size=2, max_size=8).map(sorted)
@@ -87,15 +96,22 @@ amounts = st.lists(st.integers(1, 200_000), min_size=2, max_size=8).map(sorted)
 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), memories=amounts, max_batch=st.integers(1, 3000))
-def test_more_memory_never_gives_a_smaller_batch(seed: int, memories: list[int], max_batch: int) -> None:
-    found = [batch_sizes(erratic(seed), small_job(), device(memory), max_batch=max_batch) for memory in memories]
+def test_more_memory_never_gives_a_smaller_batch(
+    seed: int, memories: list[int], max_batch: int
+) -> None:
+    found = [
+        batch_sizes(erratic(seed), small_job(), device(memory), max_batch=max_batch)
+        for memory in memories
+    ]
     assert never_falls([sizes.safe_batch or 0 for sizes in found])
     assert never_falls([sizes.likely_batch or 0 for sizes in found])
     for sizes in found:
         assert sizes.curve == found[0].curve
         assert never_falls([point.request_mib for point in sizes.curve])
         assert never_falls([point.limit_mib for point in sizes.curve])
-        assert all(point.limit_mib is None or point.limit_mib >= point.request_mib for point in sizes.curve)
+        assert all(
+            point.limit_mib is None or point.limit_mib >= point.request_mib for point in sizes.curve
+        )
         assert (sizes.safe_batch or 0) <= (sizes.likely_batch or 0) <= max_batch
 
 
@@ -105,9 +121,13 @@ def test_more_memory_never_gives_a_smaller_batch(seed: int, memories: list[int],
     batches=st.lists(st.integers(1, 5000), min_size=2, max_size=6).map(sorted),
     copies=st.sampled_from([1, 60]),
 )
-def test_a_larger_batch_never_gives_a_smaller_gpu(seed: int, batches: list[int], copies: int) -> None:
+def test_a_larger_batch_never_gives_a_smaller_gpu(
+    seed: int, batches: list[int], copies: int
+) -> None:
     layers = small_job().layers * copies
-    found = [smallest_gpu(erratic(seed), small_job(batch_size=batch, layers=layers)) for batch in batches]
+    found = [
+        smallest_gpu(erratic(seed), small_job(batch_size=batch, layers=layers)) for batch in batches
+    ]
     for name in ("safe", "likely"):
         sizes = [getattr(smallest, name) for smallest in found]
         assert never_falls([fit.available_mib for fit in sizes if fit is not None])
@@ -117,7 +137,9 @@ def test_a_larger_batch_never_gives_a_smaller_gpu(seed: int, batches: list[int],
 
 @settings(max_examples=10)
 @given(job=jobs(), memories=amounts)
-def test_the_shipped_models_are_monotone_as_well(predictor: Predictor, job: TrainingJob, memories: list[int]) -> None:
+def test_the_shipped_models_are_monotone_as_well(
+    predictor: Predictor, job: TrainingJob, memories: list[int]
+) -> None:
     found = [batch_sizes(predictor, job, device(memory), max_batch=2000) for memory in memories]
     assert never_falls([sizes.safe_batch or 0 for sizes in found])
     assert never_falls([sizes.likely_batch or 0 for sizes in found])
@@ -131,7 +153,9 @@ def test_the_largest_batch_fits_and_the_next_does_not(predictor: Predictor, name
     for batch, amount in ((sizes.safe_batch, "safe_bytes"), (sizes.likely_batch, "expected_bytes")):
         assert batch is not None
         at, above = (
-            getattr(predictor.predict(dataclasses.replace(job, batch_size=size), gpu=wanted.gpu), amount)
+            getattr(
+                predictor.predict(dataclasses.replace(job, batch_size=size), gpu=wanted.gpu), amount
+            )
             for size in (batch, batch + 1)
         )
         assert ceil_mib(at) <= wanted.available_mib
@@ -155,7 +179,9 @@ def test_where_nothing_fits_there_is_no_batch(predictor: Predictor) -> None:
 
 
 def test_outside_the_support_there_is_a_likely_batch_and_the_reason(predictor: Predictor) -> None:
-    sizes = batch_sizes(predictor, small_job(family="transformer", gradient_accumulation=64), target("A100"))
+    sizes = batch_sizes(
+        predictor, small_job(family="transformer", gradient_accumulation=64), target("A100")
+    )
     assert sizes.safe_batch is None
     assert sizes.likely_batch is not None
     assert any("gradient_accumulation" in reason for reason in sizes.reasons)
@@ -165,7 +191,9 @@ def test_outside_the_support_there_is_a_likely_batch_and_the_reason(predictor: P
 def test_a_traced_peak_is_of_one_batch_only(predictor: Predictor) -> None:
     job = cnn()
     traced = dataclasses.replace(job, traced_peak_bytes=30 * 2**30)
-    assert batch_sizes(predictor, traced, target("A100")) == batch_sizes(predictor, job, target("A100"))
+    assert batch_sizes(predictor, traced, target("A100")) == batch_sizes(
+        predictor, job, target("A100")
+    )
     found = smallest_gpu(predictor, traced)
     assert found.likely is not None
     assert found.likely.request_mib > 30 * 1024

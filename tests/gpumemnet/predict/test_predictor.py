@@ -1,4 +1,5 @@
-"""The predictor with the shipped bundle: what it answers inside its support, outside, and to questions without sense."""
+"""The predictor with the shipped bundle: what it answers inside its support, outside, and to
+questions without sense."""
 
 import math
 from dataclasses import fields, replace
@@ -29,7 +30,9 @@ from tests.jobs import jobs, mlp, small_job
 from tests.registries import shipped
 
 DATASETS = Path(__file__).parents[3] / "dataset_builder" / "datasets"
-PREDICTOR = Predictor([bundle for bundle in shipped_bundles() if bundle.card.name == "mlp-a100-published"])
+PREDICTOR = Predictor(
+    [bundle for bundle in shipped_bundles() if bundle.card.name == "mlp-a100-published"]
+)
 DEFAULT = Predictor.default()
 EXAMPLE = Path(__file__).parents[3] / "examples" / "mlp_job.json"
 
@@ -42,7 +45,9 @@ def test_the_example_of_the_readme() -> None:
     assert estimate.bin_bounds_bytes == (GIB, 2 * GIB)
     assert (estimate.gpu_source, estimate.context_bytes) == ("default", 524 * MIB)
     assert estimate.safe_bytes is not None
-    assert 1400 * MIB < estimate.expected_bytes < estimate.safe_bytes < 1.15 * estimate.expected_bytes
+    assert (
+        1400 * MIB < estimate.expected_bytes < estimate.safe_bytes < 1.15 * estimate.expected_bytes
+    )
 
 
 @pytest.mark.parametrize("width", [64, 512, 2048, 4096])
@@ -74,7 +79,12 @@ def test_many_are_answered_as_one_by_one() -> None:
 
 SOME_ROWS = [
     row
-    for name in ("published_mlp_a100", "published_cnn_a100", "published_transformer_a100", "traced_cnn_h200")
+    for name in (
+        "published_mlp_a100",
+        "published_cnn_a100",
+        "published_transformer_a100",
+        "traced_cnn_h200",
+    )
     for row in read_dataset(DATASETS / f"{name}.parquet")[:: 167 if name.endswith("a100") else 200]
 ]
 
@@ -89,19 +99,28 @@ def is_same(one: Prediction, other: Prediction) -> bool:
 
 @pytest.mark.parametrize("encoder", [None, "common"])
 def test_a_job_has_the_same_answer_in_any_company(encoder: str | None) -> None:
-    many = [change for row in SOME_ROWS for change in (replace(row.job, traced_peak_bytes=None), totals_only(row.job))]
+    many = [
+        change
+        for row in SOME_ROWS
+        for change in (replace(row.job, traced_peak_bytes=None), totals_only(row.job))
+    ]
     many = [replace(job, ranks=1 + place % 3) for place, job in enumerate(many)]
     for size in (2, 3, 7, len(many)):
         for start in range(0, len(many), size):
             some = many[start : start + size]
-            for job, among_others in zip(some, DEFAULT.predict_many(some, encoder=encoder), strict=True):
+            for job, among_others in zip(
+                some, DEFAULT.predict_many(some, encoder=encoder), strict=True
+            ):
                 assert is_same(DEFAULT.predict(job, encoder=encoder), among_others)
 
 
 @pytest.mark.parametrize(
     ("job", "reason"),
     [
-        (totals_only(mlp(512, batch_size=4096)), "batch_size is 4,096; the model was trained on 4 to 1,023"),
+        (
+            totals_only(mlp(512, batch_size=4096)),
+            "batch_size is 4,096; the model was trained on 4 to 1,023",
+        ),
         (small_job(optimizer="sgd"), "optimizer is 'sgd'; the model was trained on 'adam'"),
         (small_job(sequence_length=128), "sequence_length is 128; the model was trained on null"),
         (
@@ -109,8 +128,14 @@ def test_a_job_has_the_same_answer_in_any_company(encoder: str | None) -> None:
             "layers of kind conv2d, magic; the model was trained on",
         ),
         (small_job(precision="bf16"), "precision is 'bf16'; the model was trained on 'fp32'"),
-        (small_job(trainable_parameters=1000), "trainable_share is 0.0173; the model was trained on 1"),
-        (small_job(input_elements=10**6), "input_elements is 1,000,000; the model was trained on 5 to 4,095"),
+        (
+            small_job(trainable_parameters=1000),
+            "trainable_share is 0.0173; the model was trained on 1",
+        ),
+        (
+            small_job(input_elements=10**6),
+            "input_elements is 1,000,000; the model was trained on 5 to 4,095",
+        ),
     ],
 )
 def test_outside_the_support_there_is_a_reason_and_no_bound(job: TrainingJob, reason: str) -> None:
@@ -123,7 +148,10 @@ def test_outside_the_support_there_is_a_reason_and_no_bound(job: TrainingJob, re
 def of_activation(kind: str) -> TrainingJob:
     """A network with ``kind`` for each of its activations, all of which keep their inputs."""
     plain = mlp(512)
-    layers = tuple(layer if layer.kind == "linear" else Layer(kind, layer.activations) for layer in plain.layers)
+    layers = tuple(
+        layer if layer.kind == "linear" else Layer(kind, layer.activations)
+        for layer in plain.layers
+    )
     return replace(plain, layers=layers, activation_function=None)
 
 
@@ -141,28 +169,42 @@ def test_an_option_never_seen_is_answered_with_doubt() -> None:
 
 
 def test_outside_the_answer_is_physics_and_grows() -> None:
-    sizes = [PREDICTOR.predict(mlp(16_384, batch_size)).expected_bytes for batch_size in (1024, 4096, 16_384, 65_536)]
-    assert all(larger > 0.99 * smaller for smaller, larger in pairwise(sizes))  # tensors that grow may come to share segments
-    # Weights of 16,384² twice and their Adam state alone are 8 GiB; activations of the largest batch some 24 GiB more.
+    sizes = [
+        PREDICTOR.predict(mlp(16_384, batch_size)).expected_bytes
+        for batch_size in (1024, 4096, 16_384, 65_536)
+    ]
+    assert all(
+        larger > 0.99 * smaller for smaller, larger in pairwise(sizes)
+    )  # tensors that grow may come to share segments
+    # Weights of 16,384² twice and their Adam state alone are 8 GiB; activations of the largest
+    # batch some 24 GiB more.
     assert sizes[0] > 8 * GIB
     assert sizes[-1] > sizes[0] + 12 * GIB
 
 
 def test_fewer_optimizer_states_take_less() -> None:
-    sgd, adamw = (PREDICTOR.predict(replace(mlp(4096, depth=8), optimizer=name)).expected_bytes for name in ("sgd", "adamw"))
+    sgd, adamw = (
+        PREDICTOR.predict(replace(mlp(4096, depth=8), optimizer=name)).expected_bytes
+        for name in ("sgd", "adamw")
+    )
     assert sgd < adamw
 
 
 @given(st.sampled_from([0.5, 0.8, 0.9, 0.95, 0.99, 0.995]))
 def test_more_coverage_needs_more_memory(coverage: float) -> None:
-    less, more = (PREDICTOR.predict(mlp(1500), coverage=level).safe_bytes for level in (coverage, 0.999))
+    less, more = (
+        PREDICTOR.predict(mlp(1500), coverage=level).safe_bytes for level in (coverage, 0.999)
+    )
     assert less is not None
     assert more is not None
     assert less < more
 
 
 def test_a_coverage_between_levels_takes_the_next_higher() -> None:
-    assert PREDICTOR.predict(mlp(800), coverage=0.985).safe_bytes == PREDICTOR.predict(mlp(800), coverage=0.99).safe_bytes
+    assert (
+        PREDICTOR.predict(mlp(800), coverage=0.985).safe_bytes
+        == PREDICTOR.predict(mlp(800), coverage=0.99).safe_bytes
+    )
 
 
 @pytest.mark.parametrize("coverage", [0, 0.1, 0.9999, 1, 5, -1, math.nan, True, "0.9", None])
@@ -180,7 +222,9 @@ def test_any_bins_agree_on_where_memory_lies(bins: object) -> None:
 
 
 def test_a_family_without_a_model_is_named() -> None:
-    with pytest.raises(UnsupportedJobError, match="family: no model for cnn jobs is loaded: there is one for mlp"):
+    with pytest.raises(
+        UnsupportedJobError, match="family: no model for cnn jobs is loaded: there is one for mlp"
+    ):
         PREDICTOR.predict_many([small_job(), small_job(family="cnn")])
 
 
@@ -209,18 +253,28 @@ def test_measured_models_answer_first_and_traced_ones_for_what_nobody_measured()
         "readings_and_traces",
     )
     one = DEFAULT.predict(outside)
-    assert (one.estimator, one.label_source, one.gpu) == ("mlp-h200-traced", "readings_and_traces", "NVIDIA A100-SXM4-40GB")
+    assert (one.estimator, one.label_source, one.gpu) == (
+        "mlp-h200-traced",
+        "readings_and_traces",
+        "NVIDIA A100-SXM4-40GB",
+    )
     for job, source in ((inside, "nvidia_smi_device_1s"), (outside, "traced")):
         assert DEFAULT.predict(totals_only(job)).label_source == source
     assert one.in_support
     assert one.safe_bytes is not None
     together = DEFAULT.predict_many([inside, outside, inside])
-    assert [estimate.estimator for estimate in together] == ["mlp-a100-published", "mlp-h200-traced", "mlp-a100-published"]
+    assert [estimate.estimator for estimate in together] == [
+        "mlp-a100-published",
+        "mlp-h200-traced",
+        "mlp-a100-published",
+    ]
 
 
 def test_beyond_every_support_the_one_with_the_fewest_reasons_answers() -> None:
     layers = (*mlp(2048).layers, Layer("magic", 3, 4))
-    strange = small_job(batch_size=512, input_elements=1024, layers=layers, optimizer="sgd", precision="bf16")
+    strange = small_job(
+        batch_size=512, input_elements=1024, layers=layers, optimizer="sgd", precision="bf16"
+    )
     estimate = DEFAULT.predict(strange)
     assert not estimate.in_support
     assert estimate.safe_bytes is None
@@ -238,9 +292,17 @@ def test_every_encoder_answers_for_every_family(family: str, encoder: str) -> No
             Layer("adaptive_avg_pool", 64),
             Layer("linear", 10, 650),
         ),
-        "transformer": (Layer("embedding", 393_216, 38_597_376), Layer("linear", 393_216, 590_592), Layer("gelu", 393_216)),
+        "transformer": (
+            Layer("embedding", 393_216, 38_597_376),
+            Layer("linear", 393_216, 590_592),
+            Layer("gelu", 393_216),
+        ),
     }
-    job = small_job(family=family, layers=layers[family], sequence_length=512 if family == "transformer" else None)
+    job = small_job(
+        family=family,
+        layers=layers[family],
+        sequence_length=512 if family == "transformer" else None,
+    )
     estimate = DEFAULT.predict(job, encoder=encoder)
     assert estimate.expected_bytes > 300 * MIB
     assert estimate.probabilities.sum() == pytest.approx(1)
@@ -267,7 +329,9 @@ def test_on_another_gpu_its_context_takes_the_place_of_the_one_learned() -> None
     assert other.bins.count == math.ceil(device_profile("A30").capacity_bytes / GIB) + 1
     assert other.safe_bytes is not None
     assert other.safe_bytes > other.expected_bytes
-    moved = own.probabilities @ np.arange(own.bins.count) - other.probabilities @ np.arange(other.bins.count)
+    moved = own.probabilities @ np.arange(own.bins.count) - other.probabilities @ np.arange(
+        other.bins.count
+    )
     assert moved == pytest.approx(contexts / GIB, abs=0.7)
 
 
@@ -282,7 +346,9 @@ def test_a_gpu_that_nobody_knows_is_refused() -> None:
 def test_the_layers_of_a_batch_are_asked_for_where_a_model_needs_them() -> None:
     table = JobTable.from_jobs([mlp(64), totals_only(mlp(64))])
     assert len(DEFAULT.predict_table(table[:1], encoder="transformer")) == 1
-    with pytest.raises(InvalidRequestError, match="encoder: 'transformer' needs `layers`; send them"):
+    with pytest.raises(
+        InvalidRequestError, match="encoder: 'transformer' needs `layers`; send them"
+    ):
         DEFAULT.predict_table(table, encoder="transformer")
     assert len(DEFAULT.predict_table(table[:0])) == 0
 
@@ -301,11 +367,24 @@ def test_a_model_that_reaches_no_high_coverage_leaves_the_job_to_the_next() -> N
 
 
 def test_every_row_says_which_model_answers() -> None:
-    many = [mlp(2048), small_job(family="cnn"), replace(mlp(2048), precision="amp_bf16", optimizer="adamw"), mlp(1024)]
+    many = [
+        mlp(2048),
+        small_job(family="cnn"),
+        replace(mlp(2048), precision="amp_bf16", optimizer="adamw"),
+        mlp(1024),
+    ]
     predictions = DEFAULT.predict_many(many)
     names = [predictions.models[index].name for index in predictions.model_index]
-    assert names == ["mlp-a100-published", "cnn-h200-traced", "mlp-h200-traced", "mlp-a100-published"]
-    assert predictions.probabilities.shape == (4, max(model.bins.count for model in predictions.models))
+    assert names == [
+        "mlp-a100-published",
+        "cnn-h200-traced",
+        "mlp-h200-traced",
+        "mlp-a100-published",
+    ]
+    assert predictions.probabilities.shape == (
+        4,
+        max(model.bins.count for model in predictions.models),
+    )
     np.testing.assert_allclose(predictions.probabilities.sum(axis=1), 1.0)
     for prediction, row in zip(predictions, predictions.probabilities, strict=True):
         assert row[: prediction.bins.count].tolist() == prediction.probabilities.tolist()
@@ -320,7 +399,11 @@ def test_jobs_for_which_a_graph_gives_no_number_are_outside_its_support(tmp_path
                 node.output[place] = "sound"
     model.graph.initializer.extend(
         numpy_helper.from_array(np.array(value), name)
-        for name, value in (("first", np.array([0], dtype=np.int64)), ("most", np.float32(1000)), ("none", np.float32(np.nan)))
+        for name, value in (
+            ("first", np.array([0], dtype=np.int64)),
+            ("most", np.float32(1000)),
+            ("none", np.float32(np.nan)),
+        )
     )
     model.graph.node.extend(
         [
@@ -329,18 +412,27 @@ def test_jobs_for_which_a_graph_gives_no_number_are_outside_its_support(tmp_path
             helper.make_node("Where", ["is_large", "none", "sound"], ["amounts"]),
         ]
     )
-    spoilt = Predictor([save_bundle(tmp_path / "spoilt", model.SerializeToString(), bundle.card.document)])
+    spoilt = Predictor(
+        [save_bundle(tmp_path / "spoilt", model.SerializeToString(), bundle.card.document)]
+    )
     small, large = totals_only(mlp(512, 500)), totals_only(mlp(512, 2000))
-    alone, together = [spoilt.predict(job) for job in (small, large)], spoilt.predict_many([small, large])
+    alone, together = (
+        [spoilt.predict(job) for job in (small, large)],
+        spoilt.predict_many([small, large]),
+    )
     for found in (alone, together):
         assert found[0].in_support
-        assert found[0].expected_bytes == pytest.approx(PREDICTOR.predict(small).expected_bytes, rel=1e-5)
+        assert found[0].expected_bytes == pytest.approx(
+            PREDICTOR.predict(small).expected_bytes, rel=1e-5
+        )
         assert found[1].reasons[-1] == "the model gives no number for it"
         assert (found[1].safe_bytes, found[1].in_support) == (None, False)
         assert found[1].probabilities.sum() == pytest.approx(1.0)
 
 
-def test_predictors_share_the_graphs_that_they_have_in_common(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_predictors_share_the_graphs_that_they_have_in_common(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A change of release then loads what has changed, and nothing else."""
     loaded: list[bytes] = []
     session = onnxruntime.InferenceSession
@@ -358,5 +450,7 @@ def test_predictors_share_the_graphs_that_they_have_in_common(monkeypatch: pytes
     first, again, different = (Predictor([each]) for each in (bundle, bundle, other))
     assert [graph for graph in loaded if graph in (bundle.model, other.model)][-1] == other.model
     assert loaded.count(bundle.model) <= 1
-    expected = {predictor.predict(small_job()).expected_bytes for predictor in (first, again, different)}
+    expected = {
+        predictor.predict(small_job()).expected_bytes for predictor in (first, again, different)
+    }
     assert len(expected) == 1

@@ -44,7 +44,11 @@ def test_a_search_holds_the_weights_and_three_and_a_half_times_the_largest_convo
 
 def test_a_search_takes_no_more_than_the_gpu_has() -> None:
     largest = PREDICTOR.predict(replace(SHALLOW, batch_size=470), gpu=GPU)
-    assert largest.startup_peak_bytes == available_mib(device_profile(GPU)) * MIB > largest.expected_bytes
+    assert (
+        largest.startup_peak_bytes
+        == available_mib(device_profile(GPU)) * MIB
+        > largest.expected_bytes
+    )
     beyond = PREDICTOR.predict(replace(SHALLOW, batch_size=4_000), gpu=GPU)
     assert beyond.startup_peak_bytes == beyond.expected_bytes
 

@@ -1,4 +1,5 @@
-"""Jobs beyond the training data: the closed form answers with the bound that was calibrated on real networks."""
+"""Jobs beyond the training data: the closed form answers with the bound that was calibrated on real
+networks."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,13 @@ LAYERS = (
     Layer("linear", 10, 10_250),
 )
 JOB = TrainingJob(
-    family="mlp", batch_size=64, input_elements=256, sequence_length=256, optimizer="adam", precision="fp32", layers=LAYERS
+    family="mlp",
+    batch_size=64,
+    input_elements=256,
+    sequence_length=256,
+    optimizer="adam",
+    precision="fp32",
+    layers=LAYERS,
 )
 
 
@@ -43,8 +50,15 @@ def test_layers_that_training_never_saw_get_a_limit_when_their_memory_is_known()
         ({"layers": (), "total_activations": 10**6, "total_parameters": 10**6}, "sequence_length"),
     ],
 )
-def test_where_the_closed_form_was_not_tested_there_is_no_limit(change: dict[str, Any], reason: str) -> None:
-    fields: dict[str, Any] = {"total_activations": None, "total_parameters": None, "trainable_parameters": None, **change}
+def test_where_the_closed_form_was_not_tested_there_is_no_limit(
+    change: dict[str, Any], reason: str
+) -> None:
+    fields: dict[str, Any] = {
+        "total_activations": None,
+        "total_parameters": None,
+        "trainable_parameters": None,
+        **change,
+    }
     answer = PREDICTOR.predict(replace(JOB, **fields))
     assert answer.safe_bytes is None
     assert any(reason in words for words in answer.reasons)
@@ -53,13 +67,18 @@ def test_where_the_closed_form_was_not_tested_there_is_no_limit(change: dict[str
 def test_recomputed_blocks_get_a_wider_limit() -> None:
     cnn = replace(JOB, family="cnn", sequence_length=None)
     jobs = (replace(cnn, checkpointing=checkpointing) for checkpointing in ("none", "every_block"))
-    kept, recomputed = ((answer.safe_bytes or 0) / answer.expected_bytes for answer in map(PREDICTOR.predict, jobs))
+    kept, recomputed = (
+        (answer.safe_bytes or 0) / answer.expected_bytes for answer in map(PREDICTOR.predict, jobs)
+    )
     assert 1.0 < kept < recomputed
 
 
 def test_logits_of_language_models_are_counted_again() -> None:
     """Libraries convert logits in half precision to fp32 for the loss, and a loss is no layer."""
-    body = (Layer("embedding", 128 * 256, 10**6), *(Layer("linear", 128 * 256, 65_792), Layer("gelu", 128 * 256)) * 8)
+    body = (
+        Layer("embedding", 128 * 256, 10**6),
+        *(Layer("linear", 128 * 256, 65_792), Layer("gelu", 128 * 256)) * 8,
+    )
     classifier, model = (
         PREDICTOR.predict(
             TrainingJob(
@@ -79,7 +98,11 @@ def test_logits_of_language_models_are_counted_again() -> None:
 
 def test_the_closed_form_answers_for_cnns_inside_the_support() -> None:
     """Sampled convolutions need workspaces that those of real networks do not."""
-    block = (Layer("conv2d", 256 * 56 * 56, 590_080), Layer("batch_norm2d", 256 * 56 * 56, 512), Layer("relu", 256 * 56 * 56))
+    block = (
+        Layer("conv2d", 256 * 56 * 56, 590_080),
+        Layer("batch_norm2d", 256 * 56 * 56, 512),
+        Layer("relu", 256 * 56 * 56),
+    )
     cnn = TrainingJob(
         family="cnn",
         batch_size=32,
@@ -96,6 +119,8 @@ def test_the_closed_form_answers_for_cnns_inside_the_support() -> None:
 
 
 def test_more_coverage_is_a_higher_limit() -> None:
-    limits = [PREDICTOR.predict(JOB, coverage=coverage).safe_bytes for coverage in (0.5, 0.9, 0.99, 0.999)]
+    limits = [
+        PREDICTOR.predict(JOB, coverage=coverage).safe_bytes for coverage in (0.5, 0.9, 0.99, 0.999)
+    ]
     assert None not in limits
     assert sorted(set(limits), key=limits.index) == sorted(limits)  # type: ignore[type-var]

@@ -1,4 +1,5 @@
-"""The registry: always complete, with killed and with parallel writers; champion, challenger and rollback."""
+"""The registry: always complete, with killed and with parallel writers; champion, challenger and
+rollback."""
 
 import json
 import os
@@ -33,22 +34,47 @@ def registry(tmp_path: Path) -> Registry:
 def gpumemnet(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gpumemnet", "registry", *map(str, arguments)]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env={**clean, "COLUMNS": "200"})
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**clean, "COLUMNS": "200"},
+    )
 
 
 def test_without_files_the_shipped_release_is_champion(registry: Registry) -> None:
-    assert (registry.aliases().champion, registry.aliases().challenger, registry.aliases().previous) == (SHIPPED, None, None)
+    assert (
+        registry.aliases().champion,
+        registry.aliases().challenger,
+        registry.aliases().previous,
+    ) == (SHIPPED, None, None)
     assert [release.name for release in registry.releases()] == [SHIPPED]
-    assert [bundle.sha256 for bundle in registry.load(SHIPPED)] == [bundle.sha256 for bundle in shipped_bundles()]
+    assert [bundle.sha256 for bundle in registry.load(SHIPPED)] == [
+        bundle.sha256 for bundle in shipped_bundles()
+    ]
     assert registry.verify() == ()
     assert not registry.folder.exists()
 
 
 @pytest.mark.parametrize(
-    "command", ["list", "verify", "prune", "rollback", "champion shipped", "challenger --none", "push --tracking-uri sqlite:///x"]
+    "command",
+    [
+        "list",
+        "verify",
+        "prune",
+        "rollback",
+        "champion shipped",
+        "challenger --none",
+        "push --tracking-uri sqlite:///x",
+    ],
 )
 def test_a_misspelt_folder_is_said_and_not_made(tmp_path: Path, command: str) -> None:
-    for folder in (tmp_path / "misspelt", tmp_path):  # a folder that does not exist, and one without a registry
+    for folder in (
+        tmp_path / "misspelt",
+        tmp_path,
+    ):  # a folder that does not exist, and one without a registry
         done = gpumemnet(*command.split(), "--registry", folder)
         assert done.returncode == 2, done.stdout
         assert f"there is no registry in {folder}" in done.stderr
@@ -56,21 +82,36 @@ def test_a_misspelt_folder_is_said_and_not_made(tmp_path: Path, command: str) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_release_takes_its_parents_bundles_but_those_it_replaces(registry: Registry, tmp_path: Path) -> None:
+def test_a_release_takes_its_parents_bundles_but_those_it_replaces(
+    registry: Registry, tmp_path: Path
+) -> None:
     sha256 = add_release(registry, tmp_path, "r1")
     lineage = {"data": "0" * 64, "seeds": [1, 2]}
     mlp = registry.add_bundle(other_bundle(tmp_path / "mlp", "2", "mlp-h200-traced").source)
-    second = registry.create_release("r2", [mlp.sha256], parent="r1", lineage=lineage, note="better MLPs")
+    second = registry.create_release(
+        "r2", [mlp.sha256], parent="r1", lineage=lineage, note="better MLPs"
+    )
     replaced = {shipped().sha256, shipped("mlp-h200-traced").sha256}
     kept = {bundle.sha256 for bundle in shipped_bundles()} - replaced
     assert set(second.bundles) == kept | {sha256, mlp.sha256}
     assert registry.release("r2") == second
     assert (second.parent, second.lineage, second.note) == ("r1", lineage, "better MLPs")
     assert [release.name for release in registry.releases()] == [SHIPPED, "r1", "r2"]
-    assert {bundle.card.version for bundle in Predictor(registry.load("r2")).bundles} == {"1", "2", "r1"}
-    # the bundles of the package that it keeps are its own: an upgrade of the package does not change it
-    assert all(Path(bundle.source).is_relative_to(registry.folder) for bundle in registry.load("r2"))
-    assert release_digest(registry.load("r2")) == release_digest(registry.load("r2")[::-1]) != release_digest(registry.load("r1"))
+    assert {bundle.card.version for bundle in Predictor(registry.load("r2")).bundles} == {
+        "1",
+        "2",
+        "r1",
+    }
+    # the bundles of the package that it keeps are its own: an upgrade of the package does not
+    # change it
+    assert all(
+        Path(bundle.source).is_relative_to(registry.folder) for bundle in registry.load("r2")
+    )
+    assert (
+        release_digest(registry.load("r2"))
+        == release_digest(registry.load("r2")[::-1])
+        != release_digest(registry.load("r1"))
+    )
 
 
 def test_adding_a_bundle_twice_changes_nothing(registry: Registry, tmp_path: Path) -> None:
@@ -102,7 +143,9 @@ def test_champions_challengers_and_the_way_back(registry: Registry, tmp_path: Pa
     registry.set_champion("r3", by="ada", reason="")
     assert registry.aliases().previous == SHIPPED
     assert registry.aliases().history[-2].reason == "too high as well"
-    assert [change.is_rollback for change in registry.aliases().history] == [False] * 3 + [True] * 2 + [False]
+    assert [change.is_rollback for change in registry.aliases().history] == [False] * 3 + [
+        True
+    ] * 2 + [False]
     with pytest.raises(RegistryError, match="is the champion"):
         registry.set_challenger("r3")
     registry.set_challenger("r2")
@@ -113,12 +156,18 @@ def test_what_cannot_be_is_refused_in_a_sentence(registry: Registry, tmp_path: P
     sha256 = add_release(registry, tmp_path, "r1")
     for refusing, says in (
         (lambda: registry.create_release("r1", [sha256]), "already"),
-        (lambda: registry.create_release(SHIPPED, [sha256]), "belongs to the bundles of the package"),
+        (
+            lambda: registry.create_release(SHIPPED, [sha256]),
+            "belongs to the bundles of the package",
+        ),
         (lambda: registry.create_release("r2", []), "at least one bundle"),
         (lambda: registry.create_release("r2", ["f" * 64]), "add it first"),
         (lambda: registry.create_release("r2", ["../../etc"]), "no SHA-256"),
         (lambda: registry.create_release("r2", [sha256], parent="none"), "no release 'none'"),
-        (lambda: registry.create_release("r2", [sha256], lineage={"loss": float("nan")}), "JSON object"),
+        (
+            lambda: registry.create_release("r2", [sha256], lineage={"loss": float("nan")}),
+            "JSON object",
+        ),
         (lambda: registry.create_release("r2", [sha256], note="two\nlines"), "one line"),
         (lambda: registry.set_champion("none", by="", reason=""), "no release 'none'"),
         (lambda: registry.set_challenger("none"), "no release 'none'"),
@@ -129,7 +178,9 @@ def test_what_cannot_be_is_refused_in_a_sentence(registry: Registry, tmp_path: P
             refusing()
     with pytest.raises(UnknownReleaseError):
         registry.release("none")
-    clash = registry.add_bundle(other_bundle(tmp_path / "clash", "1", name="cnn-h200-traced-layers", encoder="mlp").source)
+    clash = registry.add_bundle(
+        other_bundle(tmp_path / "clash", "1", name="cnn-h200-traced-layers", encoder="mlp").source
+    )
     with pytest.raises(BundleError):
         registry.create_release("r2", [clash.sha256])
     assert [release.name for release in registry.releases()] == [SHIPPED, "r1"]
@@ -138,7 +189,10 @@ def test_what_cannot_be_is_refused_in_a_sentence(registry: Registry, tmp_path: P
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    st.text(max_size=80) | st.sampled_from(["../x", "a/b", "/etc/passwd", ".", "..", "", "A", "a\0", "a\n", "a" * 65, ".lock"])
+    st.text(max_size=80)
+    | st.sampled_from(
+        ["../x", "a/b", "/etc/passwd", ".", "..", "", "A", "a\0", "a\n", "a" * 65, ".lock"]
+    )
 )
 def test_no_name_leads_out_of_the_folder(registry: Registry, name: str) -> None:
     assume(name != SHIPPED)  # which is always there, and which Hypothesis finds in the source
@@ -198,7 +252,10 @@ def test_damaged_files_are_named(registry: Registry, tmp_path: Path, content: st
         registry.aliases()
     with pytest.raises(RegistryError, match=r"r2.json: "):
         registry.release("r2")
-    assert [name in problem for name, problem in zip(("aliases.json", "r2.json"), registry.verify(), strict=True)] == [True] * 2
+    assert [
+        name in problem
+        for name, problem in zip(("aliases.json", "r2.json"), registry.verify(), strict=True)
+    ] == [True] * 2
 
 
 def test_prune_deletes_what_nothing_needs(registry: Registry, tmp_path: Path) -> None:
@@ -214,14 +271,18 @@ def test_prune_deletes_what_nothing_needs(registry: Registry, tmp_path: Path) ->
     assert registry.rollback(by="", reason="").champion == "r1"
 
 
-def test_the_command_prunes(registry: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prunes(
+    registry: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("r1", "r2", "r3"):
         add_release(registry, tmp_path, name)
     command = ["registry", "prune", "--registry", str(registry.folder)]
     assert main(command) == 0
     assert capsys.readouterr().out == "nothing to delete\n"
     assert main([*command, "--keep", "1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"deleted": ["r1", "r2"]}  # their bundles are less than an hour old
+    assert json.loads(capsys.readouterr().out) == {
+        "deleted": ["r1", "r2"]
+    }  # their bundles are less than an hour old
     assert [release.name for release in registry.releases()] == [SHIPPED, "r3"]
 
 
@@ -259,9 +320,14 @@ def test_many_writers_lose_nothing(registry: Registry, tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(write, range(8)))
-    assert {release.name for release in registry.releases()} == {SHIPPED, *(f"r{number}" for number in range(8))}
+    assert {release.name for release in registry.releases()} == {
+        SHIPPED,
+        *(f"r{number}" for number in range(8)),
+    }
     history = registry.aliases().history
-    assert sorted(change.champion for change in history) == sorted([SHIPPED, *(f"r{number}" for number in range(8))])
+    assert sorted(change.champion for change in history) == sorted(
+        [SHIPPED, *(f"r{number}" for number in range(8))]
+    )
     assert history[-1].champion == registry.aliases().champion
     assert registry.verify() == ()
 
@@ -284,7 +350,8 @@ WRITER = """
 
 
 def test_a_killed_writer_leaves_a_registry_that_answers(registry: Registry, tmp_path: Path) -> None:
-    """``kill -9`` at random moments, while a reader reads: no state in between can be seen, and the next writer goes on."""
+    """``kill -9`` at random moments, while a reader reads: no state in between can be seen, and the
+    next writer goes on."""
     sources = [other_bundle(tmp_path / f"b{number}", f"v{number}").source for number in range(2)]
     chance = random.Random(6)
     failures: list[str] = []
@@ -309,8 +376,17 @@ def test_a_killed_writer_leaves_a_registry_that_answers(registry: Registry, tmp_
     left = 0
     try:
         for attempt in range(4):
-            command = [sys.executable, "-c", textwrap.dedent(WRITER), str(registry.folder), f"w{attempt}", *sources]
-            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as writer:
+            command = [
+                sys.executable,
+                "-c",
+                textwrap.dedent(WRITER),
+                str(registry.folder),
+                f"w{attempt}",
+                *sources,
+            ]
+            with subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            ) as writer:
                 assert writer.stdout is not None
                 assert writer.stdout.readline() == b"begins\n"
                 time.sleep(chance.uniform(0.0, 0.5))
@@ -333,9 +409,24 @@ def test_the_command_line(registry: Registry, tmp_path: Path) -> None:
     source = other_bundle(tmp_path / "mine", "2").source
     place = ("--registry", registry.folder)
     (tmp_path / "lineage.json").write_text('{"seed": 7}')
-    done = gpumemnet("add", "r1", source, *place, "--lineage", tmp_path / "lineage.json", "--note", "from new data")
-    assert (done.returncode, done.stdout) == (0, f"release r1: {len(shipped_bundles())} bundles\n"), done.stderr
-    assert gpumemnet("champion", "r1", *place, "--reason", "tested").stdout == "champion r1, challenger none\n"
+    done = gpumemnet(
+        "add",
+        "r1",
+        source,
+        *place,
+        "--lineage",
+        tmp_path / "lineage.json",
+        "--note",
+        "from new data",
+    )
+    assert (done.returncode, done.stdout) == (
+        0,
+        f"release r1: {len(shipped_bundles())} bundles\n",
+    ), done.stderr
+    assert (
+        gpumemnet("champion", "r1", *place, "--reason", "tested").stdout
+        == "champion r1, challenger none\n"
+    )
     assert gpumemnet("challenger", "shipped", *place).stdout == "champion r1, challenger shipped\n"
     listed = gpumemnet("list", *place).stdout
     assert all(words in listed for words in ("from new data", "champion", "challenger", "tested"))
@@ -345,7 +436,13 @@ def test_the_command_line(registry: Registry, tmp_path: Path) -> None:
     assert gpumemnet("challenger", "--none", *place).stdout == "champion r1, challenger none\n"
     assert gpumemnet("rollback", *place).stdout == "champion shipped, challenger none\n"
     assert gpumemnet("verify", *place).stdout == "every release is whole\n"
-    for refused in (("rollback",), ("champion", "r9"), ("challenger",), ("add", "../r", source), ("add", "r2", registry.folder)):
+    for refused in (
+        ("rollback",),
+        ("champion", "r9"),
+        ("challenger",),
+        ("add", "../r", source),
+        ("add", "r2", registry.folder),
+    ):
         done = gpumemnet(*refused, *place)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
         assert done.stderr.startswith("error: ")

@@ -1,4 +1,5 @@
-"""``gpumemnet registry push`` and ``pull``: a real MLflow store in an SQLite file between two registries."""
+"""``gpumemnet registry push`` and ``pull``: a real MLflow store in an SQLite file between two
+registries."""
 
 from __future__ import annotations
 
@@ -36,7 +37,19 @@ def pushed(tmp_path_factory: pytest.TempPathFactory, empty: Path) -> Path:
     registry = Registry(folder / "trained")
     add_release(registry, folder, "first")
     registry.set_champion("first", by="test", reason="")
-    assert main(["registry", "push", "--registry", str(registry.folder), "--tracking-uri", store_in(folder, empty)]) == 0
+    assert (
+        main(
+            [
+                "registry",
+                "push",
+                "--registry",
+                str(registry.folder),
+                "--tracking-uri",
+                store_in(folder, empty),
+            ]
+        )
+        == 0
+    )
     return folder
 
 
@@ -44,15 +57,24 @@ def pushed(tmp_path_factory: pytest.TempPathFactory, empty: Path) -> Path:
 def place(pushed: Path, tmp_path: Path) -> Place:
     """The same, and beside it a registry that nothing was pulled into."""
     trained = Registry(shutil.copytree(pushed / "trained", tmp_path / "trained"))
-    return trained, f"sqlite:///{shutil.copyfile(pushed / 'mlflow.db', tmp_path / 'mlflow.db')}", Registry(tmp_path / "served")
+    return (
+        trained,
+        f"sqlite:///{shutil.copyfile(pushed / 'mlflow.db', tmp_path / 'mlflow.db')}",
+        Registry(tmp_path / "served"),
+    )
 
 
 def push(place: Place) -> None:
-    assert main(["registry", "push", "--registry", str(place[0].folder), "--tracking-uri", place[1]]) == 0
+    assert (
+        main(["registry", "push", "--registry", str(place[0].folder), "--tracking-uri", place[1]])
+        == 0
+    )
 
 
 def pull(place: Place, *more: str) -> int:
-    return main(["registry", "pull", "--registry", str(place[2].folder), "--tracking-uri", place[1], *more])
+    return main(
+        ["registry", "pull", "--registry", str(place[2].folder), "--tracking-uri", place[1], *more]
+    )
 
 
 def second(place: Place, tmp_path: Path) -> None:
@@ -61,7 +83,9 @@ def second(place: Place, tmp_path: Path) -> None:
     push(place)
 
 
-def test_the_champion_is_pulled_with_all_its_bundles(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_champion_is_pulled_with_all_its_bundles(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
     trained, _, served = place
     assert pull(place) == 0
     assert "first is champion: version 1 of gpumemnet" in capsys.readouterr().out
@@ -87,7 +111,10 @@ def test_the_aliases_follow_the_registry_and_its_rollback(place: Place, tmp_path
     trained.set_challenger("third")
     push(place)
     store = MlflowStore(uri)
-    assert store.client.get_registered_model("gpumemnet").aliases == {"champion": 2, "challenger": 3}
+    assert store.client.get_registered_model("gpumemnet").aliases == {
+        "champion": 2,
+        "challenger": 3,
+    }
     assert store.client.get_model_version("gpumemnet", "2").tags["gpumemnet.release"] == "second"
     pull(place)
     pull(place, "--alias", "challenger")
@@ -162,18 +189,27 @@ def test_a_release_of_bundles_that_it_does_not_hold_is_refused(
 
 
 def test_what_cannot_be_asked_is_one_sentence(
-    place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    place: Place,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     nothing = tmp_path / "damaged.db"
     nothing.write_bytes(b"no database" * 1000)
     asked = (
         (["--alias", "production"], "has no alias production"),
-        (["--tracking-uri", "mlruns"], "must be an SQLite file (sqlite:///mlflow.db) or an MLflow server"),
+        (
+            ["--tracking-uri", "mlruns"],
+            "must be an SQLite file (sqlite:///mlflow.db) or an MLflow server",
+        ),
         (["--tracking-uri", "postgresql://me:secret@host/db"], "not 'postgresql://host/db'"),
         (["--tracking-uri", f"sqlite:///{tmp_path}/none.db"], "there is no MLflow store"),
         (["--tracking-uri", f"sqlite:///{nothing}"], "file is not a database"),
-        (["--tracking-uri", "http://me:secret@127.0.0.1:9"], "the MLflow store http://127.0.0.1:9 "),
+        (
+            ["--tracking-uri", "http://me:secret@127.0.0.1:9"],
+            "the MLflow store http://127.0.0.1:9 ",
+        ),
         (["--alias", "x' or '"], "alias: use up to 100 letters"),
         (["--tracking-model", "x' or '"], "--tracking-model: use up to 100 letters"),
         (["--as", "king"], "must be champion or challenger"),
@@ -190,18 +226,47 @@ def test_what_cannot_be_asked_is_one_sentence(
     assert place[2].aliases().champion == "shipped"
 
 
-def test_push_and_pull_answer_programs_in_json(place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_push_and_pull_answer_programs_in_json(
+    place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert pull(place, "--json") == 0
     document = json.loads(capsys.readouterr().out)
-    assert (document["version"], document["release"], document["has_changed"]) == ("1", "first", True)
-    command = ["registry", "push", "--registry", str(place[0].folder), "--tracking-uri", place[1], "--json"]
+    assert (document["version"], document["release"], document["has_changed"]) == (
+        "1",
+        "first",
+        True,
+    )
+    command = [
+        "registry",
+        "push",
+        "--registry",
+        str(place[0].folder),
+        "--tracking-uri",
+        place[1],
+        "--json",
+    ]
     assert main(command) == 0
     assert json.loads(capsys.readouterr().out) == {"model": "gpumemnet", "moved": {}}
 
 
 def test_pushing_a_registry_that_is_not_there_moves_no_alias(place: Place, tmp_path: Path) -> None:
-    assert main(["registry", "push", "--registry", str(tmp_path / "mistyped"), "--tracking-uri", place[1]]) == 2
-    assert MlflowStore(place[1]).client.get_model_version_by_alias("gpumemnet", "champion").version == 1
+    assert (
+        main(
+            [
+                "registry",
+                "push",
+                "--registry",
+                str(tmp_path / "mistyped"),
+                "--tracking-uri",
+                place[1],
+            ]
+        )
+        == 2
+    )
+    assert (
+        MlflowStore(place[1]).client.get_model_version_by_alias("gpumemnet", "champion").version
+        == 1
+    )
 
 
 def test_without_mlflow_it_says_what_to_install(
@@ -226,10 +291,15 @@ def eventually(holds: Callable[[], bool], seconds: float = 300.0) -> bool:
     return holds()
 
 
-def test_a_running_service_follows_the_alias(place: Place, tmp_path: Path, start_service: StartService) -> None:
-    """The whole way: MLflow's alias moves, a pull brings it to the folder, and the service swaps by itself."""
+def test_a_running_service_follows_the_alias(
+    place: Place, tmp_path: Path, start_service: StartService
+) -> None:
+    """The whole way: MLflow's alias moves, a pull brings it to the folder, and the service swaps by
+    itself."""
     pull(place)
-    with start_service(GPUMEMNET_REGISTRY=str(place[2].folder), GPUMEMNET_RELOAD_SECONDS="0.1") as running:
+    with start_service(
+        GPUMEMNET_REGISTRY=str(place[2].folder), GPUMEMNET_RELOAD_SECONDS="0.1"
+    ) as running:
 
         def release() -> str:
             return str(httpx.get(f"{running.url}/v1/models").json()["release"])
@@ -241,7 +311,10 @@ def test_a_running_service_follows_the_alias(place: Place, tmp_path: Path, start
 
 
 def test_it_looks_again_and_again_and_a_store_that_is_down_is_a_warning(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Place,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     store = tmp_path / "mlflow.db"
 
@@ -265,11 +338,15 @@ def test_it_looks_again_and_again_and_a_store_that_is_down_is_a_warning(
 
     monkeypatch.setattr("gpumemnet.cli.registry_mlflow.sleep", sleep)
     told: list[str] = []
-    monkeypatch.setattr("gpumemnet.cli.registry_mlflow.typer.echo", lambda text, err=False: told.append(text))
+    monkeypatch.setattr(
+        "gpumemnet.cli.registry_mlflow.typer.echo", lambda text, err=False: told.append(text)
+    )
     assert pull(place, "--every", "7") == 130
     assert waited == [7.0] * 5
     said = [line for line in told if "version" in line or "warning" in line]
-    assert [line.partition(":")[0] for line in said if line.startswith(("first", "warning", "second"))] == [
+    assert [
+        line.partition(":")[0] for line in said if line.startswith(("first", "warning", "second"))
+    ] == [
         "first is champion",
         "first is champion",
         "warning",

@@ -1,4 +1,5 @@
-"""Calibration to a site: what fifty jobs or three probes change, for whom, and what they cannot carry."""
+"""Calibration to a site: what fifty jobs or three probes change, for whom, and what they cannot
+carry."""
 
 import json
 import os
@@ -36,8 +37,12 @@ NAME = "mlp-a100-published"
 MLPS = [shipped(NAME), shipped("mlp-h200-traced")]
 
 
-def calibration_of(tmp_path: Path, rows: list[Measurement], bundles: list[Bundle] = MLPS, **options: Any) -> Calibration:
-    return calibrate(read_site_rows([write_rows(tmp_path / "rows.parquet", rows)]), bundles, **options)
+def calibration_of(
+    tmp_path: Path, rows: list[Measurement], bundles: list[Bundle] = MLPS, **options: Any
+) -> Calibration:
+    return calibrate(
+        read_site_rows([write_rows(tmp_path / "rows.parquet", rows)]), bundles, **options
+    )
 
 
 def model_of(calibration: Calibration, name: str = NAME) -> ModelCalibration:
@@ -46,7 +51,10 @@ def model_of(calibration: Calibration, name: str = NAME) -> ModelCalibration:
 
 def predictor_of(calibration: Calibration, tmp_path: Path) -> Predictor:
     cards = calibrated_cards(calibration)
-    saved = [save_bundle(tmp_path / f"bundle-{number}", bundle.model, card) for number, (bundle, card) in enumerate(cards)]
+    saved = [
+        save_bundle(tmp_path / f"bundle-{number}", bundle.model, card)
+        for number, (bundle, card) in enumerate(cards)
+    ]
     return Predictor([load_bundle(bundle.source) for bundle in saved])
 
 
@@ -58,10 +66,14 @@ def others(rows: list[Measurement], count: int = 400) -> tuple[list[TrainingJob]
     """Jobs of the same simulated site that are not among ``rows``, with what they took."""
     known = {row.architecture for row in rows} | {row.architecture_key for row in rows}
     left = [row for row in published() if row.architecture_key not in known][:count]
-    return [plain(row.job) for row in left], np.array([float(row.label_bytes or 0) - 600 * MIB for row in left])
+    return [plain(row.job) for row in left], np.array(
+        [float(row.label_bytes or 0) - 600 * MIB for row in left]
+    )
 
 
-def test_fifty_jobs_of_another_context_take_the_error_away_and_keep_the_promise(tmp_path: Path) -> None:
+def test_fifty_jobs_of_another_context_take_the_error_away_and_keep_the_promise(
+    tmp_path: Path,
+) -> None:
     held: dict[float, list[float]] = {0.9: [], 0.95: [], 0.99: []}
     for seed in range(3):
         rows = site_rows(50, seed=seed)
@@ -75,13 +87,20 @@ def test_fifty_jobs_of_another_context_take_the_error_away_and_keep_the_promise(
         assert model.after.median_error_mib < 10
         jobs, took = others(rows)
         predictor = predictor_of(made, tmp_path / str(seed))
-        errors = np.abs(np.array([one.expected_bytes for one in predictor.predict_many(jobs)]) - took) / MIB
+        errors = (
+            np.abs(np.array([one.expected_bytes for one in predictor.predict_many(jobs)]) - took)
+            / MIB
+        )
         assert np.median(errors) < 10  # as the cross-validation said
         for coverage, shares in held.items():
-            safe = np.array([one.safe_bytes for one in predictor.predict_many(jobs, coverage=coverage)], dtype=float)
+            safe = np.array(
+                [one.safe_bytes for one in predictor.predict_many(jobs, coverage=coverage)],
+                dtype=float,
+            )
             shares.append(float(np.mean(took <= safe)))
             assert np.sum(safe) < 1.25 * np.sum(took)
-    # on average over calibrations; with 34 jobs for the bounds one alone may miss by several per cent
+    # on average over calibrations; with 34 jobs for the bounds one alone may miss by several per
+    # cent
     assert np.mean(held[0.9]) >= 0.86
     assert np.mean(held[0.95]) >= 0.92
     assert np.mean(held[0.99]) >= 0.96
@@ -90,7 +109,11 @@ def test_fifty_jobs_of_another_context_take_the_error_away_and_keep_the_promise(
 def test_a_coverage_is_carried_by_jobs_enough_and_by_no_fewer(tmp_path: Path) -> None:
     few, many = (model_of(calibration_of(tmp_path, site_rows(count))) for count in (30, 300))
     coverages = few.bundle.card.coverages
-    carried = {coverage for coverage, multiple in zip(coverages, few.site.multiples, strict=True) if multiple is not None}
+    carried = {
+        coverage
+        for coverage, multiple in zip(coverages, few.site.multiples, strict=True)
+        if multiple is not None
+    }
     assert (few.fit_jobs, few.calibration_jobs) == (10, 20)
     assert carried == {0.5, 0.8, 0.9, 0.95}
     assert (many.fit_jobs, many.calibration_jobs) == (50, 250)
@@ -98,22 +121,32 @@ def test_a_coverage_is_carried_by_jobs_enough_and_by_no_fewer(tmp_path: Path) ->
     assert many.site.multiples[coverages.index(0.999)] is None
 
 
-def test_a_bound_that_is_not_carried_is_the_shipped_one_or_the_largest_error(tmp_path: Path) -> None:
+def test_a_bound_that_is_not_carried_is_the_shipped_one_or_the_largest_error(
+    tmp_path: Path,
+) -> None:
     made = calibration_of(tmp_path, site_rows(30, shift_mib=0))
     predictor, before = predictor_of(made, tmp_path), Predictor(MLPS)
     shift = model_of(made).site.shift_bytes
     job = plain(published()[5].job)
     for coverage in (0.975, 0.99, 0.999):
-        calibrated, shipped_one = predictor.predict(job, coverage=coverage), before.predict(job, coverage=coverage)
+        calibrated, shipped_one = (
+            predictor.predict(job, coverage=coverage),
+            before.predict(job, coverage=coverage),
+        )
         assert calibrated.safe_bytes is not None
         assert shipped_one.safe_bytes is not None
         assert calibrated.safe_bytes >= shipped_one.safe_bytes + shift
-    bounds = [predictor.predict(job, coverage=coverage).safe_bytes for coverage in MLPS[0].card.coverages]
+    bounds = [
+        predictor.predict(job, coverage=coverage).safe_bytes for coverage in MLPS[0].card.coverages
+    ]
     assert bounds == sorted(bounds, key=lambda bound: bound or 0)
 
 
 def test_every_other_gpu_is_answered_as_before(tmp_path: Path) -> None:
-    predictor, before = predictor_of(calibration_of(tmp_path, site_rows(50)), tmp_path), Predictor(MLPS)
+    predictor, before = (
+        predictor_of(calibration_of(tmp_path, site_rows(50)), tmp_path),
+        Predictor(MLPS),
+    )
     job = small_job()
     for gpu in ("H100", "L40S", "NVIDIA H200"):
         one, other = predictor.predict(job, gpu=gpu), before.predict(job, gpu=gpu)
@@ -121,11 +154,21 @@ def test_every_other_gpu_is_answered_as_before(tmp_path: Path) -> None:
     shift = predictor.predict(job).expected_bytes - before.predict(job).expected_bytes
     assert shift / MIB == pytest.approx(1429 - 600 - 524, abs=5)
     assert "calibrated at this site" in predictor.predict(job).context_source
-    assert predictor.predict(job, gpu="A100").expected_bytes == predictor.predict(job).expected_bytes
+    assert (
+        predictor.predict(job, gpu="A100").expected_bytes == predictor.predict(job).expected_bytes
+    )
     for name in (None, "A100", "A30"):
-        alone, [among_many] = predictor.predict(job, gpu=name), predictor.predict_many([job], gpu=name)
-        assert (alone.expected_bytes, alone.safe_bytes) == (among_many.expected_bytes, among_many.safe_bytes)
-        np.testing.assert_allclose(alone.probabilities, among_many.probabilities, rtol=0, atol=1e-15)
+        alone, [among_many] = (
+            predictor.predict(job, gpu=name),
+            predictor.predict_many([job], gpu=name),
+        )
+        assert (alone.expected_bytes, alone.safe_bytes) == (
+            among_many.expected_bytes,
+            among_many.safe_bytes,
+        )
+        np.testing.assert_allclose(
+            alone.probabilities, among_many.probabilities, rtol=0, atol=1e-15
+        )
 
 
 def test_bins_move_with_the_expected_bytes(tmp_path: Path) -> None:
@@ -150,7 +193,9 @@ def test_three_probes_that_read_the_context_are_enough_for_it(tmp_path: Path) ->
     made = calibration_of(tmp_path, probes(3))
     assert made.is_context_read
     assert made.context.value == 825 * MIB
-    assert made.context.confidence == pytest.approx(0.75)  # three readings: between the least and the largest
+    assert made.context.confidence == pytest.approx(
+        0.75
+    )  # three readings: between the least and the largest
     model = model_of(made)
     assert not model.is_own
     assert model.before is not None
@@ -167,21 +212,32 @@ def test_runs_of_one_job_count_once(tmp_path: Path) -> None:
     made = calibration_of(tmp_path, [*rows, *rows, *rows])
     assert made.jobs == MIN_JOBS
     assert made.left_out["another run of the same job, which took no more"] == 2 * MIN_JOBS
-    with pytest.raises(DatasetError, match="19 different jobs within the models' support are too few"):
+    with pytest.raises(
+        DatasetError, match="19 different jobs within the models' support are too few"
+    ):
         calibration_of(tmp_path, rows[1:] * 5)
 
 
-def test_jobs_that_ran_out_of_memory_raise_the_bounds_and_do_not_move_the_shift(tmp_path: Path) -> None:
+def test_jobs_that_ran_out_of_memory_raise_the_bounds_and_do_not_move_the_shift(
+    tmp_path: Path,
+) -> None:
     rows = site_rows(60)
     burst = [
-        replace(row, status="oom", reason="out of memory", peak_device_bytes=None) if n < 12 else row
+        replace(row, status="oom", reason="out of memory", peak_device_bytes=None)
+        if n < 12
+        else row
         for n, row in enumerate(rows)
     ]
     calm, wild = model_of(calibration_of(tmp_path, rows)), model_of(calibration_of(tmp_path, burst))
     assert wild.site.shift_bytes == pytest.approx(calm.site.shift_bytes, abs=5 * MIB)
-    assert wild.site.multiples[wild.bundle.card.coverages.index(0.9)] is None  # one in five is above any bound
+    assert (
+        wild.site.multiples[wild.bundle.card.coverages.index(0.9)] is None
+    )  # one in five is above any bound
     with pytest.raises(DatasetError, match="ran out of memory"):
-        calibration_of(tmp_path, [replace(row, status="oom", reason="oom", peak_device_bytes=None) for row in rows])
+        calibration_of(
+            tmp_path,
+            [replace(row, status="oom", reason="oom", peak_device_bytes=None) for row in rows],
+        )
 
 
 def test_the_same_rows_in_another_order_calibrate_alike(tmp_path: Path) -> None:
@@ -198,7 +254,9 @@ def test_a_calibrated_bundle_is_calibrated_anew_from_its_graph(tmp_path: Path) -
     assert model_of(again).site == model_of(calibration_of(tmp_path, rows)).site
     before = model_of(again).before
     assert before is not None
-    assert before.median_error_mib == pytest.approx(300, abs=10)  # judged is what answered until now
+    assert before.median_error_mib == pytest.approx(
+        300, abs=10
+    )  # judged is what answered until now
     second = predictor_of(again, tmp_path / "2").bundles[0].card
     assert second.version.count("+site.") == 1
     assert second.version != first.bundles[0].card.version
@@ -208,7 +266,12 @@ def test_the_card_says_what_it_was_calibrated_on(tmp_path: Path) -> None:
     made = calibration_of(tmp_path, site_rows(50))
     card = predictor_of(made, tmp_path).bundles[0].card.document
     site = card["site_calibration"]
-    assert (site["gpu"], site["jobs"], site["fit_jobs"], site["calibration_jobs"]) == (A100, 50, 16, 34)
+    assert (site["gpu"], site["jobs"], site["fit_jobs"], site["calibration_jobs"]) == (
+        A100,
+        50,
+        16,
+        34,
+    )
     assert site["files"] == [{"name": "rows.parquet", "sha256": next(iter(made.files.values()))}]
     assert site["base"] == {"version": "1", "sha256": shipped(NAME).sha256}
     assert "exchangeable" in site["guarantee"]
@@ -237,11 +300,15 @@ def test_a_family_of_a_common_model_has_its_own_calibration(tmp_path: Path) -> N
 
 
 def test_the_published_transformers_calibrate_what_learned_from_traces(tmp_path: Path) -> None:
-    made = calibrate(read_site_rows([DATASETS / "published_transformer_a100.parquet"]), [shipped("transformer-h200-traced")])
+    made = calibrate(
+        read_site_rows([DATASETS / "published_transformer_a100.parquet"]),
+        [shipped("transformer-h200-traced")],
+    )
     model = made.models[0]
     assert model.before is not None
     assert model.after is not None
-    # What most of those readings hold beside the traced peak, found from the jobs and the model alone.
+    # What most of those readings hold beside the traced peak, found from the jobs and the model
+    # alone.
     assert made.context.value == pytest.approx(1429 * MIB, rel=0.02)
     assert model.after.median_error_mib < 0.5 * model.before.median_error_mib
     for coverage in (0.9, 0.95):
@@ -254,7 +321,12 @@ def test_the_published_transformers_calibrate_what_learned_from_traces(tmp_path:
 
 
 def observation(job: TrainingJob, peak_bytes: int, **changes: Any) -> dict[str, Any]:
-    said = {"job": job_to_dict(job), "gpu": "A100", "peak_bytes": peak_bytes, "source": "slurm_gpumem"}
+    said = {
+        "job": job_to_dict(job),
+        "gpu": "A100",
+        "peak_bytes": peak_bytes,
+        "source": "slurm_gpumem",
+    }
     return {**said, "observed_at": "2026-01-31T12:00:00Z", **changes}
 
 
@@ -265,7 +337,13 @@ def written(path: Path, documents: list[dict[str, Any]]) -> Path:
 
 def test_observations_as_import_sacct_writes_them(tmp_path: Path) -> None:
     documents = [observation(row.job, int(row.label_bytes or 0)) for row in site_rows(50)]
-    documents += [{"prediction_id": "01890000-0000-7000-8000-000000000000", "source": "slurm_gpumem", "peak_mib": 5000}]
+    documents += [
+        {
+            "prediction_id": "01890000-0000-7000-8000-000000000000",
+            "source": "slurm_gpumem",
+            "peak_mib": 5000,
+        }
+    ]
     made = calibrate(read_site_rows([written(tmp_path / "seen.jsonl", documents)]), MLPS)
     assert (made.gpu, made.label_source, made.jobs) == (A100, "slurm_gpumem", 50)
     assert made.first == made.last == "2026-01-31T12:00:00+00:00"
@@ -275,7 +353,9 @@ def test_observations_as_import_sacct_writes_them(tmp_path: Path) -> None:
 
 def test_a_peak_below_the_weights_is_a_wrong_unit(tmp_path: Path) -> None:
     documents = [observation(row.job, int(row.label_bytes or 0)) for row in site_rows(50)]
-    documents += [observation(small_job(layers=(), total_parameters=10**9, total_activations=10**6), 2**20)]
+    documents += [
+        observation(small_job(layers=(), total_parameters=10**9, total_activations=10**6), 2**20)
+    ]
     made = calibrate(read_site_rows([written(tmp_path / "seen.jsonl", documents)]), MLPS)
     assert made.left_out == {"took less than their weights: the unit is wrong": 1}
 
@@ -302,19 +382,36 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, words: str) -> None:
 
 def test_rows_that_cannot_carry_a_calibration(tmp_path: Path) -> None:
     rows = site_rows(50)
-    with pytest.raises(DatasetError, match=r"several GPUs: .*\(30\).*\(20\); choose one with --gpu"):
-        calibration_of(tmp_path, [replace(row, gpu="NVIDIA H200") if n < 20 else row for n, row in enumerate(rows)])
-    mixed = [replace(row, label_source="nvml_device_difference") if n < 20 else row for n, row in enumerate(rows)]
-    with pytest.raises(DatasetError, match=r"read in different ways.*choose one with --label-source"):
+    with pytest.raises(
+        DatasetError, match=r"several GPUs: .*\(30\).*\(20\); choose one with --gpu"
+    ):
+        calibration_of(
+            tmp_path,
+            [replace(row, gpu="NVIDIA H200") if n < 20 else row for n, row in enumerate(rows)],
+        )
+    mixed = [
+        replace(row, label_source="nvml_device_difference") if n < 20 else row
+        for n, row in enumerate(rows)
+    ]
+    with pytest.raises(
+        DatasetError, match=r"read in different ways.*choose one with --label-source"
+    ):
         calibration_of(tmp_path, mixed)
-    assert calibration_of(tmp_path, mixed, label_source="nvidia_smi_device_1s").left_out["of another label source"] == 20
+    assert (
+        calibration_of(tmp_path, mixed, label_source="nvidia_smi_device_1s").left_out[
+            "of another label source"
+        ]
+        == 20
+    )
     with pytest.raises(DatasetError, match="no rows of NVIDIA H200"):
         calibration_of(tmp_path, rows, gpu="H200")
     with pytest.raises(InvalidRequestError, match="no profile of 'Voodoo'"):
         calibration_of(tmp_path, rows, gpu="Voodoo")
     with pytest.raises(InvalidRequestError, match="no profile of 'Voodoo 2'"):
         calibration_of(tmp_path, [replace(row, gpu="Voodoo 2") for row in rows])
-    with pytest.raises(DatasetError, match="5 different jobs within the models' support are too few"):
+    with pytest.raises(
+        DatasetError, match="5 different jobs within the models' support are too few"
+    ):
         calibration_of(tmp_path, rows[:5])
     with pytest.raises(DatasetError, match="says of no job what it took"):
         calibration_of(tmp_path, [])
@@ -323,8 +420,13 @@ def test_rows_that_cannot_carry_a_calibration(tmp_path: Path) -> None:
 def test_traced_labels_and_jobs_outside_the_support_are_refused() -> None:
     with pytest.raises(DatasetError, match="traced labels, which are predictions themselves"):
         calibrate(read_site_rows([DATASETS / "traced_mlp_h200.parquet"]), MLPS)
-    with pytest.raises(DatasetError, match=r"all 208 jobs lie outside the support of the models.*layers of kind softmax"):
-        calibrate(read_site_rows([DATASETS / "published_cnn_a100.parquet"]), [shipped("cnn-h200-traced")])
+    with pytest.raises(
+        DatasetError,
+        match=r"all 208 jobs lie outside the support of the models.*layers of kind softmax",
+    ):
+        calibrate(
+            read_site_rows([DATASETS / "published_cnn_a100.parquet"]), [shipped("cnn-h200-traced")]
+        )
 
 
 GOOD = {
@@ -367,7 +469,11 @@ def test_no_card_with_a_calibration_that_cannot_be(changes: dict[str, Any], tmp_
         site_calibration_from_card({**GOOD, **changes}, 3)
     if changes.get("multiples", [0.0])[-1] == 0.2:
         with pytest.raises(BundleError, match="incomplete card"):
-            save_bundle(tmp_path / "b", shipped().model, {**shipped().card.document, "site_calibration": {**GOOD, **changes}})
+            save_bundle(
+                tmp_path / "b",
+                shipped().model,
+                {**shipped().card.document, "site_calibration": {**GOOD, **changes}},
+            )
 
 
 # the command
@@ -376,7 +482,14 @@ def test_no_card_with_a_calibration_that_cannot_be(changes: dict[str, Any], tmp_
 def gpumemnet(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gpumemnet", *map(str, arguments)]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env={**clean, "COLUMNS": "100"})
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**clean, "COLUMNS": "100"},
+    )
 
 
 def test_the_command_writes_bundles_and_a_profile(tmp_path: Path) -> None:
@@ -387,23 +500,37 @@ def test_the_command_writes_bundles_and_a_profile(tmp_path: Path) -> None:
     assert re.search(r"8(28|29|30) MiB \(8(28|29|30) to 8(28|29|30|31)", done.stdout)
     for words in ("MiB, from 16 + 34 jobs", "99% bound *", "context alone"):
         assert words in done.stdout
-    assert {folder.name for folder in out.iterdir()} == {bundle.card.name for bundle in shipped_bundles()}
+    assert {folder.name for folder in out.iterdir()} == {
+        bundle.card.name for bundle in shipped_bundles()
+    }
     (tmp_path / "job.json").write_text(json.dumps(job_to_dict(small_job())))
-    said = json.loads(gpumemnet("predict", tmp_path / "job.json", "--bundle", out / NAME, "--json").stdout)
-    assert said == json.loads(gpumemnet("predict", tmp_path / "job.json", "--bundle", out, "--json").stdout)
+    said = json.loads(
+        gpumemnet("predict", tmp_path / "job.json", "--bundle", out / NAME, "--json").stdout
+    )
+    assert said == json.loads(
+        gpumemnet("predict", tmp_path / "job.json", "--bundle", out, "--json").stdout
+    )
     plain_one = json.loads(gpumemnet("predict", tmp_path / "job.json", "--json").stdout)
-    assert (said["expected_bytes"] - plain_one["expected_bytes"]) / MIB == pytest.approx(1429 - 600 - 524, abs=5)
+    assert (said["expected_bytes"] - plain_one["expected_bytes"]) / MIB == pytest.approx(
+        1429 - 600 - 524, abs=5
+    )
     assert load_profile(profile).name == A100
 
 
-def test_the_written_folder_is_one_that_every_reader_of_bundles_takes(tmp_path: Path, start_service: StartService) -> None:
+def test_the_written_folder_is_one_that_every_reader_of_bundles_takes(
+    tmp_path: Path, start_service: StartService
+) -> None:
     out = tmp_path / "out"
     for bundle in shipped_bundles():
         shutil.copytree(bundle.source, out / bundle.card.name)
     hashes = {bundle.sha256 for bundle in shipped_bundles()}
-    assert {one["sha256"] for one in json.loads(gpumemnet("models", out, "--json").stdout)} == hashes
+    assert {
+        one["sha256"] for one in json.loads(gpumemnet("models", out, "--json").stdout)
+    } == hashes
     with start_service(GPUMEMNET_BUNDLES=str(out)) as running:
-        assert {one["sha256"] for one in httpx.get(f"{running.url}/v1/models").json()["models"]} == hashes
+        assert {
+            one["sha256"] for one in httpx.get(f"{running.url}/v1/models").json()["models"]
+        } == hashes
     rows = write_rows(tmp_path / "rows.parquet", site_rows(50))
     assert gpumemnet("calibrate", rows, "--bundle", out).returncode == 0
     done = gpumemnet("models", tmp_path)
@@ -434,13 +561,18 @@ def test_the_command_makes_a_release_that_does_not_answer_yet(tmp_path: Path) ->
     ("options", "words"),
     [
         (("--release", "x"), "registry: is missing"),
-        (("--registry", "r", "--release", "x", "--bundle", "b"), "bundle: cannot stand beside --release"),
+        (
+            ("--registry", "r", "--release", "x", "--bundle", "b"),
+            "bundle: cannot stand beside --release",
+        ),
         (("--gpu", "H100"), "holds no rows of NVIDIA H100"),
         (("--profile", "/nowhere/p.json"), "the folder /nowhere does not exist"),
         (("--out", "rows.parquet"), "rows.parquet"),
     ],
 )
-def test_the_command_refuses_in_a_sentence(tmp_path: Path, options: tuple[str, ...], words: str) -> None:
+def test_the_command_refuses_in_a_sentence(
+    tmp_path: Path, options: tuple[str, ...], words: str
+) -> None:
     write_rows(tmp_path / "rows.parquet", site_rows(25))
     given = [tmp_path / one if one == "rows.parquet" else one for one in options]
     done = gpumemnet("calibrate", tmp_path / "rows.parquet", *given)

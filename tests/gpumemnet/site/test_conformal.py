@@ -1,4 +1,5 @@
-"""Conformal quantiles and the weighted median: what n values carry, and how often an interval holds."""
+"""Conformal quantiles and the weighted median: what n values carry, and how often an interval
+holds."""
 
 import math
 
@@ -7,14 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemnet.site.conformal import conformal_quantiles, conformal_rank, rows_needed, weighted_centre
+from gpumemnet.site.conformal import (
+    conformal_quantiles,
+    conformal_rank,
+    rows_needed,
+    weighted_centre,
+)
 
 coverages = st.floats(0.01, 0.999)
 scores = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300).map(np.array)
 
 
 @given(st.integers(1, 5000), coverages)
-def test_the_rank_promises_the_coverage_and_no_smaller_one_does(count: int, coverage: float) -> None:
+def test_the_rank_promises_the_coverage_and_no_smaller_one_does(
+    count: int, coverage: float
+) -> None:
     rank = conformal_rank(count, coverage)
     if rank is None:
         assert count / (count + 1) < coverage
@@ -23,7 +31,9 @@ def test_the_rank_promises_the_coverage_and_no_smaller_one_does(count: int, cove
         assert rank == 1 or (rank - 1) / (count + 1) < coverage
 
 
-@pytest.mark.parametrize(("coverage", "count"), [(0.5, 1), (0.8, 4), (0.9, 9), (0.95, 19), (0.99, 99), (0.999, 999)])
+@pytest.mark.parametrize(
+    ("coverage", "count"), [(0.5, 1), (0.8, 4), (0.9, 9), (0.95, 19), (0.99, 99), (0.999, 999)]
+)
 def test_rows_that_a_coverage_needs(coverage: float, count: int) -> None:
     assert rows_needed(coverage) == count
     assert conformal_rank(count, coverage) == count
@@ -31,7 +41,9 @@ def test_rows_that_a_coverage_needs(coverage: float, count: int) -> None:
 
 
 @given(scores, st.lists(coverages, min_size=1, max_size=9).map(sorted))
-def test_quantiles_are_scores_that_rise_and_stop_where_they_are_not_carried(values: np.ndarray, levels: list[float]) -> None:
+def test_quantiles_are_scores_that_rise_and_stop_where_they_are_not_carried(
+    values: np.ndarray, levels: list[float]
+) -> None:
     found = conformal_quantiles(values, levels)
     carried = [value for value in found if value is not None]
     assert found == (*carried, *(None,) * (len(levels) - len(carried)))
@@ -50,12 +62,19 @@ def test_the_promised_coverage_holds_for_any_distribution() -> None:
     for count, coverage in ((9, 0.9), (34, 0.9), (34, 0.95), (120, 0.99)):
         samples = draw.standard_cauchy((4000, count + 1))
         bounds = [conformal_quantiles(row[:-1], (coverage,))[0] for row in samples]
-        held = np.mean([bound is not None and row[-1] <= bound for bound, row in zip(bounds, samples, strict=True)])
+        held = np.mean(
+            [
+                bound is not None and row[-1] <= bound
+                for bound, row in zip(bounds, samples, strict=True)
+            ]
+        )
         assert held >= coverage - 3 * math.sqrt(coverage * (1 - coverage) / 4000)
 
 
 @given(scores, st.floats(-1e5, 1e5))
-def test_the_centre_moves_with_its_values_and_lies_in_its_interval(values: np.ndarray, shift: float) -> None:
+def test_the_centre_moves_with_its_values_and_lies_in_its_interval(
+    values: np.ndarray, shift: float
+) -> None:
     weights = np.linspace(1.0, 3.0, len(values))
     one, other = weighted_centre(values, weights), weighted_centre(values + shift, weights)
     assert values.min() <= one.low <= one.value <= one.high <= values.max()
@@ -69,7 +88,9 @@ def test_the_interval_holds_the_centre_as_often_as_it_says() -> None:
     for count in (3, 6, 16, 50):
         spreads = draw.lognormal(sigma=1.0, size=(3000, count))
         values = draw.laplace(size=spreads.shape) * spreads
-        centres = [weighted_centre(row, 1.0 / spread) for row, spread in zip(values, spreads, strict=True)]
+        centres = [
+            weighted_centre(row, 1.0 / spread) for row, spread in zip(values, spreads, strict=True)
+        ]
         held = np.mean([centre.low <= 0.0 <= centre.high for centre in centres])
         assert held >= centres[0].confidence - 0.02
 

@@ -1,4 +1,5 @@
-"""Drift: quiet on jobs like those in training, loud on another context, new layers, new options and larger batches."""
+"""Drift: quiet on jobs like those in training, loud on another context, new layers, new options and
+larger batches."""
 
 import json
 import os
@@ -22,7 +23,12 @@ from gpumemnet.predict.predictor import Predictor
 from gpumemnet.site.drift import ALPHA, DriftReport, find_drift
 from gpumemnet.site.observation import SOURCES
 from gpumemnet.site.rows import SiteRow, read_site_rows
-from gpumemnet.site.training_reference import TrainingReference, reference_document, reference_from_card, training_reference
+from gpumemnet.site.training_reference import (
+    TrainingReference,
+    reference_document,
+    reference_from_card,
+    training_reference,
+)
 from gpumemnet.units import MIB
 from tests.parquet_jobs import write_jobs
 from tests.registries import other_bundle, shipped
@@ -45,7 +51,10 @@ def reference() -> dict[str, TrainingReference]:
 
 def rows_of(measurements: list[Measurement]) -> list[SiteRow]:
     return [
-        SiteRow(job=row.job, gpu=row.gpu, label_bytes=row.label_bytes, limit_bytes=row.capacity_bytes) for row in measurements
+        SiteRow(
+            job=row.job, gpu=row.gpu, label_bytes=row.label_bytes, limit_bytes=row.capacity_bytes
+        )
+        for row in measurements
     ]
 
 
@@ -72,7 +81,9 @@ def test_jobs_drawn_from_training_raise_no_alarm() -> None:
 
 def test_replicas_start_no_retraining_that_cannot_learn_from_them() -> None:
     rows = rows_of(site_rows(200, shift_mib=0))
-    spread = [replace(row, job=replace(row.job, ranks=8)) for row in rows]  # their NCCL would hold nothing at all
+    spread = [
+        replace(row, job=replace(row.job, ranks=8)) for row in rows
+    ]  # their NCCL would hold nothing at all
     report = report_of(rows[:100] + spread)
     assert not report.is_drift
     assert report.notes[0].startswith("200 jobs: one of several replicas")
@@ -82,7 +93,9 @@ def test_replicas_start_no_retraining_that_cannot_learn_from_them() -> None:
 def test_jobs_alone_drawn_from_training_raise_no_alarm() -> None:
     jobs = [row.job for row in published()]
     drawn = (random.Random(seed).choices(jobs, k=60) for seed in range(50))
-    assert sum(report_of([SiteRow(job=job) for job in some]).is_drift for some in drawn) <= 50 * ALPHA
+    assert (
+        sum(report_of([SiteRow(job=job) for job in some]).is_drift for some in drawn) <= 50 * ALPHA
+    )
 
 
 @pytest.mark.parametrize("shift_mib", [-900, 300])
@@ -91,7 +104,9 @@ def test_another_context_is_error_drift(shift_mib: int) -> None:
     (error,) = (finding for finding in report.findings if finding.kind == "error")
     assert error.is_drift
     assert "error" in causes(report)
-    assert ("coverage" in causes(report)) == (shift_mib > 0)  # less than predicted breaks no promise
+    assert ("coverage" in causes(report)) == (
+        shift_mib > 0
+    )  # less than predicted breaks no promise
     assert (error.family, error.gpu, error.jobs) == ("mlp", A100, 60)
     assert error.corrected < ALPHA
     assert "times what was expected" in error.sentence
@@ -106,8 +121,14 @@ def test_a_context_that_hardly_differs_is_none_however_many_jobs_show_it() -> No
 
 
 def test_only_the_newest_jobs_count() -> None:
-    old = [replace(row, observed_at=float(number)) for number, row in enumerate(rows_of(site_rows(200, shift_mib=-900)))]
-    new = [replace(row, observed_at=1e6 + number) for number, row in enumerate(rows_of(site_rows(200, shift_mib=0, seed=1)))]
+    old = [
+        replace(row, observed_at=float(number))
+        for number, row in enumerate(rows_of(site_rows(200, shift_mib=-900)))
+    ]
+    new = [
+        replace(row, observed_at=1e6 + number)
+        for number, row in enumerate(rows_of(site_rows(200, shift_mib=0, seed=1)))
+    ]
     assert not report_of([*new, *old]).is_drift
     assert report_of([*new, *old], window=400).is_drift
 
@@ -144,13 +165,21 @@ def test_features_start_no_retraining_where_the_answers_are_known_to_be_right() 
 
 def test_few_odd_jobs_are_ordinary() -> None:
     jobs = jobs_of()
-    report = report_of([SiteRow(job=replace(job, precision="bf16") if n < 6 else job) for n, job in enumerate(jobs)])
+    report = report_of(
+        [
+            SiteRow(job=replace(job, precision="bf16") if n < 6 else job)
+            for n, job in enumerate(jobs)
+        ]
+    )
     assert not report.is_drift
 
 
 def test_jobs_that_ran_out_of_memory_within_their_safe_bytes_break_the_promise() -> None:
     rows = rows_of(site_rows(100, shift_mib=0))
-    burst = [replace(row, label_bytes=None, is_oom=True) if number < 10 else row for number, row in enumerate(rows)]
+    burst = [
+        replace(row, label_bytes=None, is_oom=True) if number < 10 else row
+        for number, row in enumerate(rows)
+    ]
     assert causes(report_of(burst)) == {"coverage"}
     tight = [
         replace(row, limit_bytes=512 * MIB) if row.is_oom else row for row in burst
@@ -160,7 +189,13 @@ def test_jobs_that_ran_out_of_memory_within_their_safe_bytes_break_the_promise()
 
 def test_families_and_gpus_are_told_apart() -> None:
     good, bad = rows_of(site_rows(60, shift_mib=0)), rows_of(site_rows(60, shift_mib=900, seed=1))
-    report = report_of([*good, *(replace(row, gpu="NVIDIA A100-SXM4-80GB") for row in bad), SiteRow(job=jobs_of(1)[0])])
+    report = report_of(
+        [
+            *good,
+            *(replace(row, gpu="NVIDIA A100-SXM4-80GB") for row in bad),
+            SiteRow(job=jobs_of(1)[0]),
+        ]
+    )
     assert {finding.gpu for finding in report.causes} == {"NVIDIA A100-SXM4-80GB"}
     assert report.notes == ("mlp jobs: 1 of them, and 20 are needed to say anything",)
 
@@ -179,7 +214,8 @@ def test_what_cannot_be_tested_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "field"), [({"window": 5}, "window"), ({"alpha": 1.0}, "alpha"), ({"kinds": ("mood",)}, "on")]
+    ("options", "field"),
+    [({"window": 5}, "window"), ({"alpha": 1.0}, "alpha"), ({"kinds": ("mood",)}, "on")],
 )
 def test_questions_that_cannot_be_asked(options: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
@@ -192,18 +228,29 @@ def test_the_picture_in_a_card(tmp_path: Path) -> None:
     assert reference_from_card(json.loads(json.dumps(document))) == reference()["mlp"]
     assert len(json.dumps(document)) < 16_000
     bundle = shipped(MLP)
-    with_picture = save_bundle(tmp_path / "bundle", bundle.model, {**bundle.card.document, "reference": document})
-    rows = [SiteRow(job=replace(job, batch_size=min(1000, 3 * job.batch_size))) for job in jobs_of()]
+    with_picture = save_bundle(
+        tmp_path / "bundle", bundle.model, {**bundle.card.document, "reference": document}
+    )
+    rows = [
+        SiteRow(job=replace(job, batch_size=min(1000, 3 * job.batch_size))) for job in jobs_of()
+    ]
     report = find_drift(rows, Predictor([with_picture], context_bytes=LABELS_CONTEXT_MIB * MIB))
     assert causes(report) == {"features"}
     assert report.findings == report_of(rows).findings
 
 
-@pytest.mark.parametrize("broken", [None, [], {}, {"rows": 3}, {"rows": -1}, {"quantiles": {}}, {"kinds": {"linear": "many"}}])
+@pytest.mark.parametrize(
+    "broken",
+    [None, [], {}, {"rows": 3}, {"rows": -1}, {"quantiles": {}}, {"kinds": {"linear": "many"}}],
+)
 def test_a_picture_that_cannot_be_used_is_none(broken: Any) -> None:
     whole = reference_document(reference()["mlp"])
     assert (
-        reference_from_card({**whole, **broken} if isinstance(broken, dict) and broken and broken != {"rows": 3} else broken)
+        reference_from_card(
+            {**whole, **broken}
+            if isinstance(broken, dict) and broken and broken != {"rows": 3}
+            else broken
+        )
         is None
     )
 
@@ -212,9 +259,24 @@ def test_a_picture_that_cannot_be_used_is_none(broken: Any) -> None:
 
 
 def gpumemnet(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gpumemnet", "drift", "--context-mib", str(LABELS_CONTEXT_MIB), *map(str, arguments)]
+    command = [
+        sys.executable,
+        "-m",
+        "gpumemnet",
+        "drift",
+        "--context-mib",
+        str(LABELS_CONTEXT_MIB),
+        *map(str, arguments),
+    ]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env={**clean, "COLUMNS": "120"})
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**clean, "COLUMNS": "120"},
+    )
 
 
 def test_exit_codes_for_cron(tmp_path: Path) -> None:
@@ -233,7 +295,12 @@ def test_exit_codes_for_cron(tmp_path: Path) -> None:
     assert gpumemnet(bad, "--on", "support").returncode == 0
     for_people = gpumemnet(bad)
     assert for_people.returncode == 10
-    for words in ("mlp jobs on NVIDIA A100-SXM4-40GB", "drift", "a retraining is due (exit code 10)", "Holm"):
+    for words in (
+        "mlp jobs on NVIDIA A100-SXM4-40GB",
+        "drift",
+        "a retraining is due (exit code 10)",
+        "Holm",
+    ):
         assert words in for_people.stdout
 
 
@@ -241,7 +308,12 @@ def test_observations_and_plain_jobs_as_files(tmp_path: Path) -> None:
     assert "slurm_gpumem" in SOURCES
     observations = tmp_path / "seen.jsonl"
     lines = [
-        {"job": job_to_dict(row.job), "gpu": "A100", "peak_bytes": row.label_bytes, "source": "slurm_gpumem"}
+        {
+            "job": job_to_dict(row.job),
+            "gpu": "A100",
+            "peak_bytes": row.label_bytes,
+            "source": "slurm_gpumem",
+        }
         for row in site_rows(50)
     ]
     observations.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -251,7 +323,9 @@ def test_observations_and_plain_jobs_as_files(tmp_path: Path) -> None:
     assert gpumemnet(jobs, "--reference", DATASETS / "published_mlp_a100.parquet").returncode == 0
     write_jobs(tmp_path / "jobs.parquet", [replace(job, precision="bf16") for job in jobs_of(50)])
     assert read_site_rows([tmp_path / "jobs.parquet"]).rows[0].label_bytes is None
-    assert gpumemnet(tmp_path / "jobs.parquet", "--bundle", Path(shipped(MLP).source)).returncode == 10
+    assert (
+        gpumemnet(tmp_path / "jobs.parquet", "--bundle", Path(shipped(MLP).source)).returncode == 10
+    )
 
 
 def test_the_command_refuses_in_a_sentence(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Drift for Prometheus: what the textfile collector would read, and that it never reads half of it."""
+"""Drift for Prometheus: what the textfile collector would read, and that it never reads half of
+it."""
 
 import os
 import subprocess
@@ -25,14 +26,18 @@ def samples(text: str) -> Samples:
         assert family.type == "gauge"
         assert family.documentation
         for sample in family.samples:
-            found.setdefault(sample.name, {})[tuple(text for _, text in sorted(sample.labels.items()))] = sample.value
+            found.setdefault(sample.name, {})[
+                tuple(text for _, text in sorted(sample.labels.items()))
+            ] = sample.value
     return found
 
 
 def drift(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gpumemnet", "drift", *map(str, arguments)]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=clean)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, env=clean
+    )
 
 
 def test_the_command_leaves_metrics_for_each_family_and_gpu(tmp_path: Path) -> None:
@@ -63,8 +68,12 @@ def test_what_cannot_be_said_leaves_the_old_file(tmp_path: Path) -> None:
     assert file.read_text() == "older\n"
 
 
-@pytest.mark.parametrize(("file", "words"), [("drift.txt", "must end in .prom"), ("none/drift.prom", "No such file")])
-def test_a_file_that_cannot_be_written_is_said_in_a_sentence(tmp_path: Path, file: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("file", "words"), [("drift.txt", "must end in .prom"), ("none/drift.prom", "No such file")]
+)
+def test_a_file_that_cannot_be_written_is_said_in_a_sentence(
+    tmp_path: Path, file: str, words: str
+) -> None:
     rows = write_rows(tmp_path / "rows.parquet", site_rows(20, shift_mib=0))
     done = drift(rows, "--metrics", tmp_path / file)
     assert done.returncode == 2
@@ -72,12 +81,17 @@ def test_a_file_that_cannot_be_written_is_said_in_a_sentence(tmp_path: Path, fil
     assert "Traceback" not in done.stderr
 
 
-def finding(kind: str, gpu: str | None, effect: float = 0.2, is_drift: bool = False, jobs: int = 40) -> Finding:
+def finding(
+    kind: str, gpu: str | None, effect: float = 0.2, is_drift: bool = False, jobs: int = 40
+) -> Finding:
     return Finding(kind, "cnn", gpu, "x", jobs, effect, 0.1, 0.5, 0.5, is_drift, "in words")
 
 
 def test_of_several_tests_of_a_kind_the_gravest_speaks() -> None:
-    findings = (finding("features", None, 0.4, is_drift=True), finding("features", None, 0.9, jobs=50))
+    findings = (
+        finding("features", None, 0.4, is_drift=True),
+        finding("features", None, 0.9, jobs=50),
+    )
     found = samples(drift_metrics(DriftReport(findings, (), 0.01, ("error",)), 5.0))
     assert found["gpumemnet_drift"] == {("cnn", "", "features"): 1.0}
     assert found["gpumemnet_drift_effect_ratio"] == {("cnn", "", "features"): 0.4}

@@ -21,12 +21,22 @@ from tests.jobs import jobs, small_job
 
 IDENTITY = "01932f6c-5b1e-7c3a-9d2e-3f4a5b6c7d8e"
 PREDICTED = {"prediction_id": IDENTITY, "peak_mib": 1800, "source": "slurm_gpumem"}
-BY_JOB: dict[str, Any] = {"job": job_to_dict(small_job()), "gpu": "a100", "peak_mib": 1800, "source": "nvml_process"}
+BY_JOB: dict[str, Any] = {
+    "job": job_to_dict(small_job()),
+    "gpu": "a100",
+    "peak_mib": 1800,
+    "source": "nvml_process",
+}
 
 
 def test_by_prediction() -> None:
     one = observation_from_dict(PREDICTED)
-    assert (one.prediction_id, one.peak_bytes, one.oom, one.gpu) == (IDENTITY, 1800 * 2**20, False, None)
+    assert (one.prediction_id, one.peak_bytes, one.oom, one.gpu) == (
+        IDENTITY,
+        1800 * 2**20,
+        False,
+        None,
+    )
 
 
 def test_by_job_with_the_gpus_own_name() -> None:
@@ -39,12 +49,16 @@ def test_a_gpu_that_nobody_knows_keeps_its_name() -> None:
 
 
 def test_a_job_that_ran_out_needs_no_peak() -> None:
-    one = observation_from_dict({"prediction_id": IDENTITY, "oom": True, "limit_mib": 8192, "source": "nvml_process"})
+    one = observation_from_dict(
+        {"prediction_id": IDENTITY, "oom": True, "limit_mib": 8192, "source": "nvml_process"}
+    )
     assert (one.oom, one.peak_bytes, one.limit_bytes) == (True, None, 8 * 2**30)
 
 
 def test_part_of_a_mib_is_not_lost() -> None:
-    assert observation_from_dict({**PREDICTED, "peak_mib": 1800.25}).peak_bytes == 1800 * 2**20 + 2**18
+    assert (
+        observation_from_dict({**PREDICTED, "peak_mib": 1800.25}).peak_bytes == 1800 * 2**20 + 2**18
+    )
 
 
 @pytest.mark.parametrize(
@@ -94,9 +108,9 @@ def test_what_is_wrong_with_the_job_is_said() -> None:
     assert caught.value.field == "job.batch_size"
 
 
-TEXTS = st.text(st.characters(min_codepoint=33, max_codepoint=0x2FF), min_size=1, max_size=20).filter(
-    lambda text: text.isprintable() and text.strip() == text
-)
+TEXTS = st.text(
+    st.characters(min_codepoint=33, max_codepoint=0x2FF), min_size=1, max_size=20
+).filter(lambda text: text.isprintable() and text.strip() == text)
 
 
 @st.composite
@@ -113,7 +127,10 @@ def observations(draw: st.DrawFn) -> Observation:
         oom=oom,
         limit_bytes=draw(st.none() | amounts),
         observed_at=draw(
-            st.none() | st.datetimes(datetime(2010, 1, 2), datetime(2025, 1, 1)).map(lambda time: time.replace(tzinfo=UTC))
+            st.none()
+            | st.datetimes(datetime(2010, 1, 2), datetime(2025, 1, 1)).map(
+                lambda time: time.replace(tzinfo=UTC)
+            )
         ),
         idempotency_key=draw(st.none() | TEXTS),
         driver=draw(st.none() | TEXTS),
@@ -129,12 +146,18 @@ def test_json_and_back(observation: Observation) -> None:
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=5,
 )
 
 
-@given(st.dictionaries(st.sampled_from([*PREDICTED, *BY_JOB, "oom", "observed_at", "limit_bytes", "other"]), JSON))
+@given(
+    st.dictionaries(
+        st.sampled_from([*PREDICTED, *BY_JOB, "oom", "observed_at", "limit_bytes", "other"]), JSON
+    )
+)
 def test_anything_is_read_or_refused_with_a_field(document: dict[str, object]) -> None:
     for candidate in (document, {**PREDICTED, **document}, {**BY_JOB, **document}):
         try:
@@ -149,7 +172,9 @@ def test_anything_is_read_or_refused_with_a_field(document: dict[str, object]) -
 
 def test_the_hash_is_of_the_content() -> None:
     one = observation_from_dict(PREDICTED)
-    assert content_hash(one) == content_hash(observation_from_dict({**PREDICTED, "idempotency_key": "x"}))
+    assert content_hash(one) == content_hash(
+        observation_from_dict({**PREDICTED, "idempotency_key": "x"})
+    )
     assert content_hash(one) != content_hash(observation_from_dict({**PREDICTED, "peak_mib": 1801}))
     zone = datetime.now(UTC) - timedelta(hours=1)
     here, there = zone.isoformat(), zone.astimezone(None).isoformat()
@@ -159,8 +184,14 @@ def test_the_hash_is_of_the_content() -> None:
 
 
 def test_a_field_that_joins_later_leaves_older_hashes_as_they_are() -> None:
-    """A report that is sent again after an upgrade is the same report, and no other one under its key."""
-    document: dict[str, Any] = {"job": job_to_dict(small_job()), "gpu": "A100", "peak_bytes": 3 * 2**30, "source": "nvml_process"}
+    """A report that is sent again after an upgrade is the same report, and no other one under its
+    key."""
+    document: dict[str, Any] = {
+        "job": job_to_dict(small_job()),
+        "gpu": "A100",
+        "peak_bytes": 3 * 2**30,
+        "source": "nvml_process",
+    }
     digest = content_hash(observation_from_dict(document))
     assert digest == "55be067a840700a7186a6f6669b5ad3eccc062a6caf6d8d1a144a99098d34549"
     document["job"]["ranks"] = 2
@@ -188,6 +219,11 @@ def measurement(**changes: Any) -> Measurement:
 
 def test_a_sites_reading_is_a_label_of_the_process_or_the_device() -> None:
     assert measurement().label_bytes == 2**31
-    assert measurement(label_source="dcgm", peak_process_bytes=None, peak_device_bytes=2**30).label_bytes == 2**30
+    assert (
+        measurement(
+            label_source="dcgm", peak_process_bytes=None, peak_device_bytes=2**30
+        ).label_bytes
+        == 2**30
+    )
     with pytest.raises(DatasetError, match="observed"):
         measurement(provenance="measured")

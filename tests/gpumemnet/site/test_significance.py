@@ -9,15 +9,29 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemnet.site.significance import binomial_tail, fisher_test, holm, ks_distance, ks_probability, sign_test
+from gpumemnet.site.significance import (
+    binomial_tail,
+    fisher_test,
+    holm,
+    ks_distance,
+    ks_probability,
+    sign_test,
+)
 
 probabilities = st.floats(0.0, 1.0)
 
 
 @given(st.integers(0, 12), st.integers(0, 12), probabilities)
-def test_the_binomial_tail_is_the_sum_of_its_terms(count: int, trials: int, probability: float) -> None:
-    terms = [math.comb(trials, k) * probability**k * (1 - probability) ** (trials - k) for k in range(trials + 1)]
-    assert binomial_tail(count, trials, probability) == pytest.approx(min(1.0, sum(terms[count:])), abs=1e-12)
+def test_the_binomial_tail_is_the_sum_of_its_terms(
+    count: int, trials: int, probability: float
+) -> None:
+    terms = [
+        math.comb(trials, k) * probability**k * (1 - probability) ** (trials - k)
+        for k in range(trials + 1)
+    ]
+    assert binomial_tail(count, trials, probability) == pytest.approx(
+        min(1.0, sum(terms[count:])), abs=1e-12
+    )
 
 
 def test_the_sign_test_by_hand() -> None:
@@ -33,7 +47,9 @@ def test_fishers_test_of_the_lady_tasting_tea() -> None:
 
 
 @given(st.integers(1, 25), st.integers(1, 25), st.data())
-def test_fishers_test_does_not_care_which_is_first(one: int, other: int, data: st.DataObject) -> None:
+def test_fishers_test_does_not_care_which_is_first(
+    one: int, other: int, data: st.DataObject
+) -> None:
     first, second = data.draw(st.integers(0, one)), data.draw(st.integers(0, other))
     found = fisher_test(first, one, second, other)
     assert 0.0 < found <= 1.0
@@ -41,10 +57,17 @@ def test_fishers_test_does_not_care_which_is_first(one: int, other: int, data: s
     assert fisher_test(one - first, one, other - second, other) == pytest.approx(found)
 
 
-@given(st.lists(st.integers(-9, 9), min_size=1, max_size=60), st.lists(st.integers(-9, 9), min_size=2, max_size=60))
-def test_the_distance_from_quantiles_is_never_above_the_one_from_the_values(values: list[int], others: list[int]) -> None:
+@given(
+    st.lists(st.integers(-9, 9), min_size=1, max_size=60),
+    st.lists(st.integers(-9, 9), min_size=2, max_size=60),
+)
+def test_the_distance_from_quantiles_is_never_above_the_one_from_the_values(
+    values: list[int], others: list[int]
+) -> None:
     one, other = np.array(values, dtype=float), np.array(others, dtype=float)
-    exact = max(abs(np.mean(one <= point) - np.mean(other <= point)) for point in (*values, *others))
+    exact = max(
+        abs(np.mean(one <= point) - np.mean(other <= point)) for point in (*values, *others)
+    )
     for steps in (5, 65, 2000):
         quantiles = np.quantile(other, np.linspace(0, 1, steps), method="inverted_cdf")
         found = ks_distance(one, quantiles)
@@ -57,7 +80,8 @@ def test_the_probability_of_a_distance_by_simulation() -> None:
     for count, others in ((20, 1000), (200, 1500)):
         distances = [
             ks_distance(
-                draw.normal(size=count), np.quantile(draw.normal(size=others), np.linspace(0, 1, 65), method="inverted_cdf")
+                draw.normal(size=count),
+                np.quantile(draw.normal(size=others), np.linspace(0, 1, 65), method="inverted_cdf"),
             )
             for _ in range(1500)
         ]
@@ -89,4 +113,6 @@ def test_binomial_and_sign_test_are_scipys(above: int, below: int, probability: 
         scipy.stats.binom.sf(above - 1, trials, probability), rel=1e-9
     )
     if trials:
-        assert sign_test(above, below) == pytest.approx(scipy.stats.binomtest(above, trials, 0.5).pvalue, rel=1e-9)
+        assert sign_test(above, below) == pytest.approx(
+            scipy.stats.binomtest(above, trials, 0.5).pvalue, rel=1e-9
+        )

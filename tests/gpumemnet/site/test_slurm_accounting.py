@@ -21,7 +21,9 @@ TEXT, JSON = FIXTURES / "parsable.txt", FIXTURES / "slurm_24_05.json"
 GIB = 2**30
 
 
-def split(found: Iterable[Observation | Skipped]) -> tuple[dict[str, Observation], dict[str, Skipped]]:
+def split(
+    found: Iterable[Observation | Skipped],
+) -> tuple[dict[str, Observation], dict[str, Skipped]]:
     taken: dict[str, Observation] = {}
     skipped: dict[str, Skipped] = {}
     for one in found:
@@ -45,7 +47,11 @@ def test_peaks_of_finished_jobs_are_taken() -> None:
     }
     one = taken["18194943"]
     assert one.prediction_id == "01932f6c-5b1e-7c3a-9d2e-3f4a5b6c7d01"
-    assert (one.source, one.oom, one.idempotency_key) == ("slurm_gpumem", False, "slurm/alpine/18194943")
+    assert (one.source, one.oom, one.idempotency_key) == (
+        "slurm_gpumem",
+        False,
+        "slurm/alpine/18194943",
+    )
     assert one.observed_at is not None
 
 
@@ -72,13 +78,20 @@ def test_what_is_left_out_has_its_reason(job: str, reason: str) -> None:
 
 
 def test_a_run_that_ended_before_its_prediction_is_left_out(tmp_path: Path) -> None:
-    """Such a prediction was not the one that the job was scheduled with: a comment was copied, or written by hand."""
+    """Such a prediction was not the one that the job was scheduled with: a comment was copied, or
+    written by hand."""
     file = tmp_path / "sacct.txt"
     lines = [
         "JobID|State|End|ElapsedRaw|TRESUsageInMax|Comment",
-        *("1|COMPLETED|2024-11-24T10:00:00|3600|gres/gpumem=5G|gpumemnet:01932f6c-5b1e-7c3a-9d2e-3f4a5b6c7d01",),
-        *("2|COMPLETED|2024-11-10T10:00:00|3600|gres/gpumem=5G|gpumemnet:01932f6c-5b1e-7c3a-9d2e-3f4a5b6c7d01",),
-        *("3|COMPLETED|Unknown|3600|gres/gpumem=5G|gpumemnet:01932f6c-5b1e-7c3a-9d2e-3f4a5b6c7d01",),
+        *(
+            "1|COMPLETED|2024-11-24T10:00:00|3600|gres/gpumem=5G|gpumemnet:01932f6c-5b1e-7c3a-9d2e-3f4a5b6c7d01",
+        ),
+        *(
+            "2|COMPLETED|2024-11-10T10:00:00|3600|gres/gpumem=5G|gpumemnet:01932f6c-5b1e-7c3a-9d2e-3f4a5b6c7d01",
+        ),
+        *(
+            "3|COMPLETED|Unknown|3600|gres/gpumem=5G|gpumemnet:01932f6c-5b1e-7c3a-9d2e-3f4a5b6c7d01",
+        ),
         *("4|COMPLETED|2024-11-10T10:00:00|3600|gres/gpumem=5G|",),
     ]
     file.write_text("\n".join(lines) + "\n")
@@ -91,7 +104,11 @@ def test_a_run_that_ended_before_its_prediction_is_left_out(tmp_path: Path) -> N
 
 def test_json_is_read_as_well() -> None:
     taken, skipped = split(read_sacct(JSON))
-    assert {job: one.peak_bytes for job, one in taken.items()} == {"501": 40777023488, "502": 6860832768, "503_4": 5 * GIB}
+    assert {job: one.peak_bytes for job, one in taken.items()} == {
+        "501": 40777023488,
+        "502": 6860832768,
+        "503_4": 5 * GIB,
+    }
     assert set(skipped) == {"505", "506", "seven", "508"}
 
 
@@ -99,7 +116,10 @@ def test_nothing_is_lost() -> None:
     lines = {line.split("|")[0].split(".")[0] for line in TEXT.read_text().splitlines()[1:]}
     taken, skipped = split(read_sacct(TEXT))
     found = set(taken) | set(skipped)
-    assert {job for job in lines if job not in found} == {"18194957", "18194960"}  # reported by their line
+    assert {job for job in lines if job not in found} == {
+        "18194957",
+        "18194960",
+    }  # reported by their line
 
 
 def test_a_file_may_say_which_job_it_was(tmp_path: Path) -> None:
@@ -116,7 +136,10 @@ def test_a_file_may_say_which_job_it_was(tmp_path: Path) -> None:
 def test_a_job_has_as_many_ranks_as_gpus(tmp_path: Path) -> None:
     found, left_out = split(read_sacct(TEXT, {"18194951": Known(None, small_job(ranks=4), "A100")}))
     assert "18194951" not in found
-    assert "it had 1 GPU(s), and the job that the mapping file names for it has ranks 4" in left_out["18194951"].reason
+    assert (
+        "it had 1 GPU(s), and the job that the mapping file names for it has ranks 4"
+        in left_out["18194951"].reason
+    )
 
 
 def test_slurms_type_names_the_gpu() -> None:
@@ -124,14 +147,18 @@ def test_slurms_type_names_the_gpu() -> None:
     assert taken["18194943"].gpu == "NVIDIA A100-SXM4-80GB"
 
 
-@pytest.mark.parametrize("line", ["1", "{}", '{"job_id": 1, "prediction": "x"}', "{", '{"job_id": 1, "job": {}}'])
+@pytest.mark.parametrize(
+    "line", ["1", "{}", '{"job_id": 1, "prediction": "x"}', "{", '{"job_id": 1, "job": {}}']
+)
 def test_a_wrong_mapping_is_said(tmp_path: Path, line: str) -> None:
     (tmp_path / "jobs.jsonl").write_text("\n" + line + "\n")
     with pytest.raises(InvalidRequestError, match="line 2"):
         read_known_jobs(tmp_path / "jobs.jsonl")
 
 
-@pytest.mark.parametrize("text", ["", "JobID|State\n1|COMPLETED\n", "{", "{}", "[1]", "JobID  State\n"])
+@pytest.mark.parametrize(
+    "text", ["", "JobID|State\n1|COMPLETED\n", "{", "{}", "[1]", "JobID  State\n"]
+)
 def test_a_file_of_another_kind_is_said(tmp_path: Path, text: str) -> None:
     (tmp_path / "x").write_text(text)
     with pytest.raises(InvalidRequestError):
@@ -140,7 +167,14 @@ def test_a_file_of_another_kind_is_said(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "amount"),
-    [("38888M", 38888 * 2**20), ("0", 0), ("1.5G", 3 * 2**29), ("2t", 2**41), ("5", 5), ("10372780K", 10372780 * 1024)],
+    [
+        ("38888M", 38888 * 2**20),
+        ("0", 0),
+        ("1.5G", 3 * 2**29),
+        ("2t", 2**41),
+        ("5", 5),
+        ("10372780K", 10372780 * 1024),
+    ],
 )
 def test_amounts(text: str, amount: int) -> None:
     assert parse_amount(text) == amount
@@ -164,23 +198,42 @@ def test_usage(text: str, amount: int | None) -> None:
 CELLS = st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), max_size=12)
 
 
-@given(st.lists(st.lists(CELLS | st.sampled_from(["1", "1.batch", "COMPLETED", "gres/gpumem=5G", "gpumemnet:x"]), max_size=5)))
-def test_any_lines_are_taken_or_reported(tmp_path_factory: pytest.TempPathFactory, lines: list[list[str]]) -> None:
+@given(
+    st.lists(
+        st.lists(
+            CELLS | st.sampled_from(["1", "1.batch", "COMPLETED", "gres/gpumem=5G", "gpumemnet:x"]),
+            max_size=5,
+        )
+    )
+)
+def test_any_lines_are_taken_or_reported(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[list[str]]
+) -> None:
     file = tmp_path_factory.mktemp("fuzz") / "x"
-    file.write_text("\n".join(["JobID|State|TRESUsageInMax|Comment", *("|".join(line) for line in lines)]), newline="")
+    file.write_text(
+        "\n".join(["JobID|State|TRESUsageInMax|Comment", *("|".join(line) for line in lines)]),
+        newline="",
+    )
     for one in read_sacct(file):
         assert isinstance(one, Observation) or one.reason
 
 
 ANY_JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
 
-@given(st.sampled_from(["job_id", "state", "time", "comment", "tres", "steps", "array", "cluster"]), ANY_JSON)
-def test_any_json_is_taken_or_reported(tmp_path_factory: pytest.TempPathFactory, name: str, value: object) -> None:
+@given(
+    st.sampled_from(["job_id", "state", "time", "comment", "tres", "steps", "array", "cluster"]),
+    ANY_JSON,
+)
+def test_any_json_is_taken_or_reported(
+    tmp_path_factory: pytest.TempPathFactory, name: str, value: object
+) -> None:
     document = json.loads(JSON.read_text())
     document["jobs"][0][name] = value
     document["jobs"][1]["steps"][1][name] = value
@@ -190,7 +243,9 @@ def test_any_json_is_taken_or_reported(tmp_path_factory: pytest.TempPathFactory,
         assert isinstance(one, Observation) or one.reason
 
 
-def test_the_command_writes_observations_and_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_observations_and_a_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out, report = tmp_path / "observations.jsonl", tmp_path / "report.jsonl"
     assert main(["import-sacct", str(TEXT), "--out", str(out), "--report", str(report)]) == 0
     written = [observation_from_dict(json.loads(line)) for line in out.read_text().splitlines()]
@@ -233,13 +288,26 @@ def test_the_command_sends_and_is_patient(tmp_path: Path, monkeypatch: pytest.Mo
     assert "there is no prediction" in report.read_text()
 
 
-@pytest.mark.parametrize("arguments", [[], ["--out", "a", "--url", "http://x"], ["--out", "/nowhere/x"]])
-def test_the_command_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [[], ["--out", "a", "--url", "http://x"], ["--out", "/nowhere/x"]]
+)
+def test_the_command_says_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
     assert main(["import-sacct", str(TEXT), "--report", str(tmp_path / "r"), *arguments]) == 2
     assert capsys.readouterr().err.startswith("error: ")
 
 
-def test_the_command_says_that_the_service_is_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["import-sacct", str(JSON), "--report", str(tmp_path / "r"), "--url", "http://127.0.0.1:1"]
+def test_the_command_says_that_the_service_is_away(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "import-sacct",
+        str(JSON),
+        "--report",
+        str(tmp_path / "r"),
+        "--url",
+        "http://127.0.0.1:1",
+    ]
     assert main(arguments) == 2
     assert "cannot be reached" in capsys.readouterr().err

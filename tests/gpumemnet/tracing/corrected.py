@@ -50,8 +50,11 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def saved(run: Callable[[], Any], gpu: str = "A100", backward: bool = True, **options: Any) -> Saved:
-    """What autograd saves while ``run`` runs, each as ``dtype[shape]``; the backward pass runs too."""
+def saved(
+    run: Callable[[], Any], gpu: str = "A100", backward: bool = True, **options: Any
+) -> Saved:
+    """What autograd saves while ``run`` runs, each as ``dtype[shape]``; the backward pass runs
+    too."""
     found: list[str] = []
 
     def pack(tensor: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""Traces scripts, each in a process of its own, forked from one that has loaded PyTorch and nothing of the tests."""
+"""Traces scripts, each in a process of its own, forked from one that has loaded PyTorch and nothing
+of the tests."""
 
 from __future__ import annotations
 
@@ -35,12 +36,16 @@ def _ask(scripts: list[Path], arguments: tuple[str, ...], ranks: int | None) -> 
         child.join()
 
 
-def _trace(answers: Connection, scripts: list[Path], arguments: tuple[str, ...], ranks: int | None) -> None:
+def _trace(
+    answers: Connection, scripts: list[Path], arguments: tuple[str, ...], ranks: int | None
+) -> None:
     from gpumemnet.errors import ExtractError
     from gpumemnet.tracing.report.answer import answer_to_dict
     from gpumemnet.tracing.script.both_ways import larger_way
 
-    multiprocessing.set_start_method("fork", force=True)  # as in a process of the user's, for the script's data loaders
+    multiprocessing.set_start_method(
+        "fork", force=True
+    )  # as in a process of the user's, for the script's data loaders
     found: dict[str, Any] = {}
     for script in scripts:
         try:
@@ -52,7 +57,13 @@ def _trace(answers: Connection, scripts: list[Path], arguments: tuple[str, ...],
     answers.send(found)
 
 
-def _one_way(script: Path, arguments: tuple[str, ...], ranks: int | None, other_way: bool, selected_share: float) -> Any:
+def _one_way(
+    script: Path,
+    arguments: tuple[str, ...],
+    ranks: int | None,
+    other_way: bool,
+    selected_share: float,
+) -> Any:
     from gpumemnet.allocator import AllocatorSettings
     from gpumemnet.gpu.catalogue import device_profile
     from gpumemnet.tracing.platform import Platform

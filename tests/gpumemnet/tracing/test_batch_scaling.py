@@ -1,4 +1,5 @@
-"""A run that was traced at a prime batch size gives the same memory at other batch sizes as a trace at each of them."""
+"""A run that was traced at a prime batch size gives the same memory at other batch sizes as a trace
+at each of them."""
 
 from __future__ import annotations
 
@@ -22,11 +23,17 @@ A100 = device_profile("A100")
 
 
 class Small(nn.Sequential):
-    """Convolutions whose workspaces do not grow in proportion to the batch, and a matrix product."""
+    """Convolutions whose workspaces do not grow in proportion to the batch, and a matrix
+    product."""
 
     def __init__(self) -> None:
         super().__init__(
-            *(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 5, padding=2)),
+            *(
+                nn.Conv2d(3, 8, 3, padding=1),
+                nn.BatchNorm2d(8),
+                nn.ReLU(),
+                nn.Conv2d(8, 8, 5, padding=2),
+            ),
             *(nn.GroupNorm(2, 8), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, 10)),
         )
 
@@ -38,7 +45,11 @@ def test_another_batch_size_is_as_traced(name: str, example: Callable[[str], Mod
     platform = Platform.of(A100, options)
 
     def recording(batch_size: int) -> Recording:
-        sample = torch.empty(batch_size, 3, 32, 32) if name == "small" else torch.zeros(batch_size, 64, dtype=torch.long)
+        sample = (
+            torch.empty(batch_size, 3, 32, 32)
+            if name == "small"
+            else torch.zeros(batch_size, 64, dtype=torch.long)
+        )
         return record(model, inputs_from_example(sample, None), options, platform, keeps_calls=True)
 
     traced = recording(PRIMES[0])
@@ -48,7 +59,10 @@ def test_another_batch_size_is_as_traced(name: str, example: Callable[[str], Mod
         assert sorted((s.memory_class, s.size_bytes) for s in found.storages) == sorted(
             (s.memory_class, s.size_bytes) for s in expected.storages
         )
-        assert steady_memory(found, A100).replayed.reserved_bytes == steady_memory(expected, A100).replayed.reserved_bytes
+        assert (
+            steady_memory(found, A100).replayed.reserved_bytes
+            == steady_memory(expected, A100).replayed.reserved_bytes
+        )
         assert [(phase.name, phase.step, phase.start) for phase in found.phases] == [
             (phase.name, phase.step, phase.start) for phase in expected.phases
         ]

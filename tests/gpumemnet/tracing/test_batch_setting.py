@@ -10,25 +10,40 @@ import pytest
 from gpumemnet.errors import ExtractError
 from gpumemnet.tracing.script.batch_setting import BatchSetting, find_setting
 
-ARGPARSE = (
-    "parser.add_argument('-b', '--batch-size', type=int, default=64)\nparser.add_argument('--test-batch-size', default=1000)"
-)
+ARGPARSE = "parser.add_argument('-b', '--batch-size', type=int, default=64)\nparser.add_argument('--test-batch-size', default=1000)"
 
 
 @pytest.mark.parametrize(
     ("code", "arguments", "name", "changed"),
     [
         ("", "--epochs 8 --batch-size 8", "--batch-size", "--epochs 8 --batch-size 9"),
-        ("", "--per_device_train_batch_size=8 --lr=8", "--per_device_train_batch_size", "--per_device_train_batch_size=9 --lr=8"),
-        ("", "config/small.py --batch_size=8 --block=64", "--batch_size", "config/small.py --batch_size=9 --block=64"),
+        (
+            "",
+            "--per_device_train_batch_size=8 --lr=8",
+            "--per_device_train_batch_size",
+            "--per_device_train_batch_size=9 --lr=8",
+        ),
+        (
+            "",
+            "config/small.py --batch_size=8 --block=64",
+            "--batch_size",
+            "config/small.py --batch_size=9 --block=64",
+        ),
         ("", "train.batch_size=8 seed=8", "train.batch_size", "train.batch_size=9 seed=8"),
         ("", "-b 8 -j 8", "-b", "-b 9 -j 8"),
-        ("", "--batch-size 8 --eval-batch-size 16", "--batch-size", "--batch-size 9 --eval-batch-size 16"),
+        (
+            "",
+            "--batch-size 8 --eval-batch-size 16",
+            "--batch-size",
+            "--batch-size 9 --eval-batch-size 16",
+        ),
         (ARGPARSE.replace("64", "8"), "--lr 1", "--batch-size", "--lr 1 --batch-size 9"),
         (ARGPARSE, "--batch-size 8", "--batch-size", "--batch-size 9"),
     ],
 )
-def test_the_argument_is_found_and_changed(code: str, arguments: str, name: str, changed: str, tmp_path: Path) -> None:
+def test_the_argument_is_found_and_changed(
+    code: str, arguments: str, name: str, changed: str, tmp_path: Path
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(code)
     setting = find_setting(script, shlex.split(arguments), 8)
@@ -55,14 +70,20 @@ def test_an_argument_may_be_named(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("parser.add_argument('--tokens', type=int, default=4096)")
     assert find_setting(script, [], 4, "--tokens") == BatchSetting("--tokens", 4096)
-    assert find_setting(script, ["--tokens", "8192"], 4, "--tokens") == BatchSetting("--tokens", 8192)
+    assert find_setting(script, ["--tokens", "8192"], 4, "--tokens") == BatchSetting(
+        "--tokens", 8192
+    )
     for arguments, name, sentence in (
         (
             ["--batch-size", "64"],
             None,
             "the model got batches of 4, and .* are: --batch-size 64",
         ),
-        ([], "--samples", "the value of --samples is unknown: give it among the script's arguments"),
+        (
+            [],
+            "--samples",
+            "the value of --samples is unknown: give it among the script's arguments",
+        ),
     ):
         with pytest.raises(ExtractError, match=f"--batch-argument: .*{sentence}"):
             find_setting(script, arguments, 4, name)

@@ -22,17 +22,36 @@ class Traces:
 
     def __init__(self, model: nn.Module, sample: Tensor, platform: Platform) -> None:
         self.asked: list[int] = []
-        self._model, self._inputs, self._platform = model, inputs_from_example(sample, None), platform
+        self._model, self._inputs, self._platform = (
+            model,
+            inputs_from_example(sample, None),
+            platform,
+        )
 
     def __call__(self, batch_size: int) -> Timeline:
         self.asked.append(batch_size)
-        return record(self._model, self._inputs.resized(batch_size), TraceOptions(optimizer="sgd"), self._platform).timeline
+        return record(
+            self._model,
+            self._inputs.resized(batch_size),
+            TraceOptions(optimizer="sgd"),
+            self._platform,
+        ).timeline
 
 
 @pytest.mark.parametrize("name", ["resnet50", "gpt2"])
-def test_every_size_is_affine_in_the_batch(name: str, example: Callable[[str], ModuleType], platform: Platform) -> None:
-    model = example(name).build() if name == "resnet50" else example(name).build(vocabulary=512, width=64, heads=2)
-    sample = torch.empty(2, 3, 64, 64, device="meta") if name == "resnet50" else torch.empty(2, 128, dtype=torch.long)
+def test_every_size_is_affine_in_the_batch(
+    name: str, example: Callable[[str], ModuleType], platform: Platform
+) -> None:
+    model = (
+        example(name).build()
+        if name == "resnet50"
+        else example(name).build(vocabulary=512, width=64, heads=2)
+    )
+    sample = (
+        torch.empty(2, 3, 64, 64, device="meta")
+        if name == "resnet50"
+        else torch.empty(2, 128, dtype=torch.long)
+    )
     trace = Traces(model, sample, platform)
     lines = affine_sizes((4, trace(4)), (7, trace(7)))
     assert lines is not None
@@ -69,13 +88,18 @@ def test_interpolated_sizes_need_no_trace(platform: Platform) -> None:
     assert sorted(trace.asked) == [16, 17, 33]
 
 
-@pytest.mark.parametrize("model", [nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)), Chunked()])
+@pytest.mark.parametrize(
+    "model", [nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)), Chunked()]
+)
 def test_the_largest_batch_is_that_of_a_plain_search(model: nn.Module, platform: Platform) -> None:
     trace = Traces(model, torch.zeros(4, 64), platform)
 
     def peak(batch_size: int, traces: BatchTraces) -> int:
         timeline, sizes, _ = traces.sizes(batch_size)
-        tensors = [0 if s.memory_class == "workspace" else size for s, size in zip(timeline.storages, sizes, strict=True)]
+        tensors = [
+            0 if s.memory_class == "workspace" else size
+            for s, size in zip(timeline.storages, sizes, strict=True)
+        ]
         return peak_of(timeline, tensors)[0]
 
     traces = BatchTraces(trace, 4)

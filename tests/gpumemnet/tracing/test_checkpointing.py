@@ -21,7 +21,8 @@ class Block(nn.Module):
 
 
 class Stage(nn.Module):
-    """A change of the resolution and a stack of blocks, as in timm (``Sequential``) and transformers (``ModuleList``)."""
+    """A change of the resolution and a stack of blocks, as in timm (``Sequential``) and
+    transformers (``ModuleList``)."""
 
     def __init__(self, stack: type[nn.ModuleList | nn.Sequential], depth: int) -> None:
         super().__init__()
@@ -47,14 +48,21 @@ class WithBranches(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.branches = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)) for _ in range(3)
+            nn.Sequential(
+                nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+            )
+            for _ in range(3)
         )
 
 
 class Adapter(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.down, self.up = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 1), nn.Linear(1, WIDTH)
+        self.norm, self.down, self.up = (
+            nn.LayerNorm(WIDTH),
+            nn.Linear(WIDTH, 1),
+            nn.Linear(1, WIDTH),
+        )
 
 
 class WithAdapters(nn.Module):
@@ -80,14 +88,24 @@ def test_blocks_inside_stages(stack: type[nn.ModuleList | nn.Sequential]) -> Non
     """A whole stage is no block: timm, transformers and diffusers recompute the blocks in it."""
     stages = [Stage(stack, depth) for depth in (1, 3, 2)]
     expected = [block for stage in stages for block in stage.blocks.children()]
-    assert blocks(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ModuleDict({"stages": nn.Sequential(*stages)}))) == expected
+    assert (
+        blocks(
+            nn.Sequential(
+                nn.Linear(WIDTH, WIDTH), nn.ModuleDict({"stages": nn.Sequential(*stages)})
+            )
+        )
+        == expected
+    )
 
 
 def test_stages_that_are_sequential() -> None:
-    """As in torchvision's Swin and ConvNeXt: the stem and the changes of resolution stand between the stages."""
+    """As in torchvision's Swin and ConvNeXt: the stem and the changes of resolution stand between
+    the stages."""
     stages = [nn.Sequential(*(Block() for _ in range(depth))) for depth in (2, 3)]
     between = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))
-    features = nn.Sequential(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)), stages[0], between, stages[1])
+    features = nn.Sequential(
+        nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)), stages[0], between, stages[1]
+    )
     assert blocks(nn.ModuleDict({"features": features})) == [*stages[0], *stages[1]]
 
 

@@ -1,4 +1,5 @@
-"""The workspaces of convolutions: against what cuDNN reports, and as PyTorch's operators ask for them."""
+"""The workspaces of convolutions: against what cuDNN reports, and as PyTorch's operators ask for
+them."""
 
 from __future__ import annotations
 
@@ -27,7 +28,13 @@ OPERATIONS = (FORWARD, BACKWARD_DATA, BACKWARD_FILTER)
 
 
 def square(
-    width: int, channels: int, outputs: int, filter_width: int, padding: int = 0, stride: int = 1, **more: Any
+    width: int,
+    channels: int,
+    outputs: int,
+    filter_width: int,
+    padding: int = 0,
+    stride: int = 1,
+    **more: Any,
 ) -> Convolution:
     result = (width + 2 * padding - filter_width) // stride + 1
     shape: dict[str, Any] = {
@@ -47,7 +54,8 @@ def square(
     return Convolution(**(shape | more))
 
 
-# Answers of cuDNN 9.28 for 32 images, the first plan that PyTorch takes: GPU, operation, type, convolution, workspace bytes.
+# Answers of cuDNN 9.28 for 32 images, the first plan that PyTorch takes: GPU, operation, type,
+# convolution, workspace bytes.
 WIDE_FILTERS = {"width": 56, "channels": 64, "outputs": 64, "filter_width": 3, "padding": 1}
 ANSWERED: list[tuple[str, str, torch.dtype, int]] = [
     ("A100", BACKWARD_FILTER, torch.float32, 52_855_319),
@@ -60,17 +68,25 @@ ANSWERED: list[tuple[str, str, torch.dtype, int]] = [
 
 
 @pytest.mark.parametrize(("gpu", "operation", "dtype", "reported"), ANSWERED)
-def test_rules_come_near_the_answers_of_cudnn(gpu: str, operation: str, dtype: torch.dtype, reported: int) -> None:
-    found = workspace(square(**WIDE_FILTERS, dtype=dtype), operation, Platform(device=device_profile(gpu)))
+def test_rules_come_near_the_answers_of_cudnn(
+    gpu: str, operation: str, dtype: torch.dtype, reported: int
+) -> None:
+    found = workspace(
+        square(**WIDE_FILTERS, dtype=dtype), operation, Platform(device=device_profile(gpu))
+    )
     assert found.expected_bytes == pytest.approx(reported, rel=0.05, abs=3 * MIB)
 
 
 @pytest.mark.parametrize("searches", [False, True])
 @pytest.mark.parametrize("gpu", ["A100", "H100", "RTX 3060", "RTX 4060"])
-def test_readings_show_copies_for_the_gradient_of_wide_filters_only(gpu: str, searches: bool) -> None:
+def test_readings_show_copies_for_the_gradient_of_wide_filters_only(
+    gpu: str, searches: bool
+) -> None:
     platform = Platform(device=device_profile(gpu), cudnn_benchmark=searches)
     wide, narrow = square(56, 64, 128, 3, 1), square(56, 64, 128, 1)
-    expected = {operation: workspace(wide, operation, platform).expected_bytes for operation in OPERATIONS}
+    expected = {
+        operation: workspace(wide, operation, platform).expected_bytes for operation in OPERATIONS
+    }
     assert expected[FORWARD] == expected[BACKWARD_DATA] == 0
     assert expected[BACKWARD_FILTER] == 4 * (32 * (64 + 128) * 56 * 56 + 64 * 128 * 9)
     for operation in OPERATIONS:
@@ -86,9 +102,9 @@ def test_patches_that_do_not_overlap_need_no_workspace(platform: Platform) -> No
     assert workspace(deeper, BACKWARD_FILTER, platform).expected_bytes == sum(deeper.tensor_bytes)
 
 
-# Width of image, channels, outputs, width of filter, padding; then the largest workspace of FFT, tiled FFT and Winograd that
-# cuDNN 7.5 reports for 32 images in fp32, forward and for the data.  From out_example.txt of
-# github.com/Slimakanzer/cudnn-benchmark.
+# Width of image, channels, outputs, width of filter, padding; then the largest workspace of FFT,
+# tiled FFT and Winograd that cuDNN 7.5 reports for 32 images in fp32, forward and for the data.
+# From out_example.txt of github.com/Slimakanzer/cudnn-benchmark.
 TRANSFORMS = [
     ((3, 256, 324, 3, 1), 441_769_984, 441_769_984),
     ((10, 512, 486, 3, 1), 1_221_926_912, 1_221_926_912),
@@ -100,26 +116,43 @@ TRANSFORMS = [
 
 
 @pytest.mark.parametrize(("shape", "forward", "data"), TRANSFORMS)
-def test_the_largest_transform_takes_what_cudnn_reports(shape: tuple[int, ...], forward: int, data: int) -> None:
+def test_the_largest_transform_takes_what_cudnn_reports(
+    shape: tuple[int, ...], forward: int, data: int
+) -> None:
     convolution = square(*shape)
-    assert largest_transform_bytes(convolution, FORWARD, 40 * GIB) == pytest.approx(forward, rel=0.003)
-    assert largest_transform_bytes(convolution, "backward_data", 40 * GIB) == pytest.approx(data, rel=0.003)
-    assert largest_transform_bytes(convolution, FORWARD, forward // 2) < forward // 2, "what exceeds the GPU is not tried"
+    assert largest_transform_bytes(convolution, FORWARD, 40 * GIB) == pytest.approx(
+        forward, rel=0.003
+    )
+    assert largest_transform_bytes(convolution, "backward_data", 40 * GIB) == pytest.approx(
+        data, rel=0.003
+    )
+    assert largest_transform_bytes(convolution, FORWARD, forward // 2) < forward // 2, (
+        "what exceeds the GPU is not tried"
+    )
 
 
 def test_a_search_of_earlier_versions_tries_transforms(platform: Platform) -> None:
     earlier = replace(platform, cudnn_benchmark=True, tries_transforms=True)
     layer = lambda: nn.Conv2d(64, 128, 3, padding=1, bias=False)  # noqa: E731
-    now, then = (trained(layer, (8, 64, 56, 56), each) for each in (replace(earlier, tries_transforms=False), earlier))
-    (search,), (earlier_search,) = ([piece for piece in seen.pieces["convolution"] if piece.once] for seen in (now, then))
+    now, then = (
+        trained(layer, (8, 64, 56, 56), each)
+        for each in (replace(earlier, tries_transforms=False), earlier)
+    )
+    (search,), (earlier_search,) = (
+        [piece for piece in seen.pieces["convolution"] if piece.once] for seen in (now, then)
+    )
     assert earlier_search.expected_bytes > 2 * search.expected_bytes
     strided = lambda: nn.Conv2d(64, 128, 3, padding=1, stride=2, bias=False)  # noqa: E731
-    now, then = (trained(strided, (8, 64, 56, 56), each) for each in (replace(earlier, tries_transforms=False), earlier))
+    now, then = (
+        trained(strided, (8, 64, 56, 56), each)
+        for each in (replace(earlier, tries_transforms=False), earlier)
+    )
     assert now.pieces["convolution"] == then.pieces["convolution"], "no transform has a stride"
 
 
 def test_a_filter_as_wide_as_the_image_needs_no_transform(platform: Platform) -> None:
-    # VGG's first classifier layer as timm writes it: the tiled FFT, which no current cuDNN lists, would take 9 GiB
+    # VGG's first classifier layer as timm writes it: the tiled FFT, which no current cuDNN lists,
+    # would take 9 GiB
     classifier = square(7, 512, 4096, 7)
     for operation in OPERATIONS:
         found = workspace(classifier, operation, platform)
@@ -145,13 +178,22 @@ class Seen(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        outputs = [each for each in (result if isinstance(result, list | tuple) else [result]) if isinstance(each, Tensor)]
-        self.pieces.setdefault(func._opname, []).extend(scratch(func, args, kwargs or {}, outputs, self.platform))
+        outputs = [
+            each
+            for each in (result if isinstance(result, list | tuple) else [result])
+            if isinstance(each, Tensor)
+        ]
+        self.pieces.setdefault(func._opname, []).extend(
+            scratch(func, args, kwargs or {}, outputs, self.platform)
+        )
         return result
 
 
-def trained(layer: Callable[[], nn.Module], shape: tuple[int, ...], platform: Platform, **tensor: Any) -> Seen:
-    """One forward and backward pass of a layer on meta tensors; the gradient that flows in is dense."""
+def trained(
+    layer: Callable[[], nn.Module], shape: tuple[int, ...], platform: Platform, **tensor: Any
+) -> Seen:
+    """One forward and backward pass of a layer on meta tensors; the gradient that flows in is
+    dense."""
     layout = tensor.pop("memory_format", torch.contiguous_format)
     with torch.device("meta"):
         module = layer().to(memory_format=layout, **tensor)  # type: ignore[call-overload]
@@ -177,7 +219,9 @@ def test_tensor_cores_work_on_copies_of_channels_first_tensors(platform: Platfor
     assert 2 * (IMAGE + RESULT) <= forward.expected_bytes <= 1.1 * 2 * (IMAGE + RESULT + WEIGHT)
     data, weight = seen.pieces["convolution_backward"]
     assert data.expected_bytes >= 2 * (IMAGE + RESULT)
-    assert weight.expected_bytes >= 2 * (IMAGE + RESULT) + 2 * 2 * WEIGHT, "partial sums of the gradient, too"
+    assert weight.expected_bytes >= 2 * (IMAGE + RESULT) + 2 * 2 * WEIGHT, (
+        "partial sums of the gradient, too"
+    )
 
 
 @pytest.mark.parametrize("gpu", ["V100", "T4"])
@@ -185,19 +229,28 @@ def test_tensor_cores_before_ampere_take_fp16_alone(gpu: str) -> None:
     convolution = square(56, 64, 128, 3, 1)
     platform = Platform(device=device_profile(gpu))
     assert workspace(convolution, FORWARD, platform).expected_bytes < MIB
-    assert workspace(replace(convolution, dtype=torch.float16), FORWARD, platform).expected_bytes > 0
-    assert workspace(replace(convolution, dtype=torch.bfloat16), FORWARD, platform).expected_bytes == 0
+    assert (
+        workspace(replace(convolution, dtype=torch.float16), FORWARD, platform).expected_bytes > 0
+    )
+    assert (
+        workspace(replace(convolution, dtype=torch.bfloat16), FORWARD, platform).expected_bytes == 0
+    )
 
 
 def test_without_tf32_nothing_is_expected_and_copies_bound_it(platform: Platform) -> None:
     convolution = square(56, 64, 128, 3, 1)
     found = workspace(convolution, FORWARD, replace(platform, tf32=False))
-    assert (found.expected_bytes, found.bound_bytes) == (0, workspace(convolution, BACKWARD_DATA, platform).bound_bytes)
+    assert (found.expected_bytes, found.bound_bytes) == (
+        0,
+        workspace(convolution, BACKWARD_DATA, platform).bound_bytes,
+    )
 
 
 def test_channels_last_needs_no_copies_of_half_precision(platform: Platform) -> None:
     layout = {"dtype": torch.bfloat16, "memory_format": torch.channels_last}
-    seen = trained(lambda: nn.Conv2d(64, 128, 3, padding=1, bias=False), (8, 64, 56, 56), platform, **layout)
+    seen = trained(
+        lambda: nn.Conv2d(64, 128, 3, padding=1, bias=False), (8, 64, 56, 56), platform, **layout
+    )
     assert sum(piece.expected_bytes for piece in seen.pieces["convolution"]) < MIB
     data, weight = seen.pieces["convolution_backward"]
     assert data.expected_bytes < MIB
@@ -211,21 +264,35 @@ def test_a_layout_that_cudnn_does_not_read_is_copied_and_held(platform: Platform
         with Seen(platform) as seen:
             layer(images).sum().backward()  # the gradient of a sum is one value, expanded
     assert bytes_of(seen.pieces["convolution_backward"])[0] == (4 * RESULT, True)
-    contiguous, last = torch.empty(2, 8, 4, 4), torch.empty(2, 8, 4, 4).to(memory_format=torch.channels_last)
+    contiguous, last = (
+        torch.empty(2, 8, 4, 4),
+        torch.empty(2, 8, 4, 4).to(memory_format=torch.channels_last),
+    )
     assert result_layout(contiguous, contiguous) == torch.contiguous_format
     assert result_layout(contiguous, last) == result_layout(last, contiguous) == torch.channels_last
     assert result_layout(last.double(), last.double()) == torch.contiguous_format
 
 
 def test_pytorch_s_own_depthwise_kernels_need_none(platform: Platform) -> None:
-    seen = trained(lambda: nn.Conv2d(64, 64, 7, padding=3, groups=64, bias=False), (8, 64, 56, 56), platform)
+    seen = trained(
+        lambda: nn.Conv2d(64, 64, 7, padding=3, groups=64, bias=False), (8, 64, 56, 56), platform
+    )
     assert seen.pieces["convolution"] == seen.pieces["convolution_backward"] == []
 
 
 def test_the_gradient_of_a_bias_is_a_sum_over_the_others(platform: Platform) -> None:
-    pieces = trained(lambda: nn.Conv2d(64, 128, 3, padding=1), (64, 64, 56, 56), platform).pieces["convolution_backward"]
-    assert [piece.kind for piece in pieces] == ["convolution", "convolution", "reduction", "reduction"]
-    assert pieces[-2].expected_bytes == pieces[-2].bound_bytes == 4 * 128 * 4  # each of 128 sums is split over 4 blocks
+    pieces = trained(lambda: nn.Conv2d(64, 128, 3, padding=1), (64, 64, 56, 56), platform).pieces[
+        "convolution_backward"
+    ]
+    assert [piece.kind for piece in pieces] == [
+        "convolution",
+        "convolution",
+        "reduction",
+        "reduction",
+    ]
+    assert (
+        pieces[-2].expected_bytes == pieces[-2].bound_bytes == 4 * 128 * 4
+    )  # each of 128 sums is split over 4 blocks
 
 
 def test_frozen_tensors_have_no_gradient_to_work_for(platform: Platform) -> None:
@@ -238,9 +305,14 @@ def test_frozen_tensors_have_no_gradient_to_work_for(platform: Platform) -> None
 
 
 def test_a_transposed_convolution_is_the_backward_pass_of_one(platform: Platform) -> None:
-    seen = trained(lambda: nn.ConvTranspose2d(64, 32, 4, 2, 1, bias=False), (8, 64, 28, 28), platform)
+    seen = trained(
+        lambda: nn.ConvTranspose2d(64, 32, 4, 2, 1, bias=False), (8, 64, 28, 28), platform
+    )
     same = square(56, 32, 64, 4, 1, 2, batch=8)
-    found = [workspace(same, operation, platform) for operation in (BACKWARD_DATA, FORWARD, BACKWARD_FILTER)]
+    found = [
+        workspace(same, operation, platform)
+        for operation in (BACKWARD_DATA, FORWARD, BACKWARD_FILTER)
+    ]
     pieces = [*seen.pieces["convolution"], *seen.pieces["convolution_backward"]]
     wanted = [(each.expected_bytes, each.bound_bytes) for each in found]
     assert [(piece.expected_bytes, piece.bound_bytes) for piece in pieces] == wanted
@@ -248,7 +320,9 @@ def test_a_transposed_convolution_is_the_backward_pass_of_one(platform: Platform
 
 def test_one_dimension_is_two_of_which_one_is_flat(platform: Platform) -> None:
     line = trained(lambda: nn.Conv1d(64, 128, 3, padding=1, bias=False), (8, 64, 3136), platform)
-    image = trained(lambda: nn.Conv2d(64, 128, (1, 3), padding=(0, 1), bias=False), (8, 64, 1, 3136), platform)
+    image = trained(
+        lambda: nn.Conv2d(64, 128, (1, 3), padding=(0, 1), bias=False), (8, 64, 1, 3136), platform
+    )
     assert line.pieces["convolution"] == image.pieces["convolution"]
     assert line.pieces["convolution_backward"] == image.pieces["convolution_backward"]
 
@@ -301,7 +375,10 @@ def test_a_bound_is_never_below_what_is_expected(
         channels=channels * groups,
         outputs=outputs * groups,
         image=image,
-        result=tuple((size - dilation * (width - 1) - 1) // stride + 1 for size, width in zip(image, filters, strict=True)),
+        result=tuple(
+            (size - dilation * (width - 1) - 1) // stride + 1
+            for size, width in zip(image, filters, strict=True)
+        ),
         filter=filters,
         stride=(stride,) * len(sizes),
         padding=(0,) * len(sizes),

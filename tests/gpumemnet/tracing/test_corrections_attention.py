@@ -13,7 +13,9 @@ from tests.gpumemnet.tracing.corrected import meta, operators, platform, saved
 HALF = torch.float16
 
 
-def attention(*shape: int, dtype: torch.dtype = torch.float32, mask: Tensor | None = None, **options: Any) -> Tensor:
+def attention(
+    *shape: int, dtype: torch.dtype = torch.float32, mask: Tensor | None = None, **options: Any
+) -> Tensor:
     query, key, value = (meta(*shape, dtype=dtype) for _ in range(3))
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **options)
 
@@ -21,7 +23,12 @@ def attention(*shape: int, dtype: torch.dtype = torch.float32, mask: Tensor | No
 def test_flash_saves_inputs_output_and_row_sums() -> None:
     # _scaled_dot_product_flash_attention: query, key, value, output, logsumexp, rng_state, unused
     found = saved(lambda: attention(2, 3, 40, 16, dtype=HALF, dropout_p=0.1, is_causal=True))
-    assert found == {"float16[2, 3, 40, 16]": 4, "float32[2, 3, 40]": 1, "uint64[2]": 1, "uint64[]": 1}
+    assert found == {
+        "float16[2, 3, 40, 16]": 4,
+        "float32[2, 3, 40]": 1,
+        "uint64[2]": 1,
+        "uint64[]": 1,
+    }
 
 
 def test_the_efficient_kernel_pads_its_row_sums_to_32() -> None:
@@ -45,7 +52,11 @@ def test_a_bool_mask_becomes_an_aligned_bias() -> None:
     mask = meta(40, 42, dtype=torch.bool, requires_grad=False)
     key = meta(2, 3, 42, 16)
     run = lambda: F.scaled_dot_product_attention(meta(2, 3, 40, 16), key, key, attn_mask=mask)  # noqa: E731
-    assert saved(run) == {"float32[2, 3, 40, 16]": 2, "float32[2, 3, 42, 16]": 2, "float32[2, 3, 40, 42]": 1} | {
+    assert saved(run) == {
+        "float32[2, 3, 40, 16]": 2,
+        "float32[2, 3, 42, 16]": 2,
+        "float32[2, 3, 40, 42]": 1,
+    } | {
         "float32[2, 3, 64]": 1,
         "int64[]": 2,
     }
@@ -67,14 +78,21 @@ def test_a_learned_bias_gets_its_gradient() -> None:
 
 def test_cudnn_takes_the_mask_unexpanded() -> None:
     mask = meta(40, 40, dtype=torch.bool, requires_grad=False)
-    assert saved(lambda: attention(2, 3, 40, 16, dtype=HALF, mask=mask), "H200")["float16[40, 40]"] == 1
+    assert (
+        saved(lambda: attention(2, 3, 40, 16, dtype=HALF, mask=mask), "H200")["float16[40, 40]"]
+        == 1
+    )
 
 
 def test_the_math_kernel_computes_half_precision_in_float32() -> None:
     with sdpa_kernel([SDPBackend.MATH]):
         found = saved(lambda: attention(2, 3, 40, 16, dtype=HALF, dropout_p=0.1))
     # scaled query and key, value; softmax, the mask of its dropout, and what dropout made of it
-    assert found == {"float32[6, 40, 16]": 2, "float32[6, 16, 40]": 1, "float32[2, 3, 40, 40]": 1} | {
+    assert found == {
+        "float32[6, 40, 16]": 2,
+        "float32[6, 16, 40]": 1,
+        "float32[2, 3, 40, 40]": 1,
+    } | {
         "bool[2, 3, 40, 40]": 1,
         "float32[6, 40, 40]": 1,
     }
@@ -87,8 +105,9 @@ def test_the_math_kernel_adds_its_mask_in_place() -> None:
 
 def test_grouped_queries_save_the_few_heads() -> None:
     key = meta(2, 2, 40, 16, dtype=HALF)
-    run = lambda: F.scaled_dot_product_attention(meta(2, 4, 40, 16, dtype=HALF), key, key, enable_gqa=True)  # noqa: E731
-    assert saved(run)["float16[2, 2, 40, 16]"] == 2
+    query = meta(2, 4, 40, 16, dtype=HALF)
+    found = saved(lambda: F.scaled_dot_product_attention(query, key, key, enable_gqa=True))
+    assert found["float16[2, 2, 40, 16]"] == 2
 
 
 @pytest.mark.parametrize(
@@ -106,19 +125,34 @@ def test_the_users_own_choice_stands(backend: SDPBackend, operator: str) -> None
 
 
 def test_the_users_own_order_stands() -> None:
-    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
-        assert operators(lambda: attention(2, 3, 40, 16, dtype=HALF))["_scaled_dot_product_efficient_attention"] == 1
+    with sdpa_kernel(
+        [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True
+    ):
+        assert (
+            operators(lambda: attention(2, 3, 40, 16, dtype=HALF))[
+                "_scaled_dot_product_efficient_attention"
+            ]
+            == 1
+        )
 
 
 def test_the_environment_can_put_cudnn_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
-    assert operators(lambda: attention(2, 3, 40, 16, dtype=HALF), "H200")["_scaled_dot_product_flash_attention"] == 1
+    assert (
+        operators(lambda: attention(2, 3, 40, 16, dtype=HALF), "H200")[
+            "_scaled_dot_product_flash_attention"
+        ]
+        == 1
+    )
 
 
 def test_where_no_kernel_is_left_it_raises_as_pytorch_does() -> None:
     with (
         sdpa_kernel([SDPBackend.FLASH_ATTENTION]),
-        pytest.raises(RuntimeError, match=r"No available kernel for attention of float32 queries \[2, 3, 40, 16\]"),
+        pytest.raises(
+            RuntimeError,
+            match=r"No available kernel for attention of float32 queries \[2, 3, 40, 16\]",
+        ),
     ):
         saved(lambda: attention(2, 3, 40, 16))
 
@@ -142,7 +176,10 @@ def test_a_forced_kernel_that_cannot_run_is_an_error_of_one_sentence() -> None:
 
 
 def test_an_unknown_kernel_is_refused_before_anything_runs() -> None:
-    with pytest.raises(InvalidRequestError, match="unknown kernel 'xformers': choose from flash, memory_efficient, cudnn, math"):
+    with pytest.raises(
+        InvalidRequestError,
+        match="unknown kernel 'xformers': choose from flash, memory_efficient, cudnn, math",
+    ):
         cuda_overrides(platform(attention_kernel="xformers"))
 
 
@@ -159,7 +196,10 @@ def test_multi_head_attention_with_weights_keeps_scores_and_a_mask() -> None:
     x = meta(2, 40, 32)
     found = saved(lambda: layer(x, x, x)[0])
     # softmax's result, dropout's mask, and dropout's result for the product with the values
-    assert {name: count for name, count in found.items() if "40, 40" in name} == {"float32[4, 40, 40]": 2, "bool[4, 40, 40]": 1}
+    assert {name: count for name, count in found.items() if "40, 40" in name} == {
+        "float32[4, 40, 40]": 2,
+        "bool[4, 40, 40]": 1,
+    }
 
 
 def test_an_encoder_layer_in_training_takes_no_fast_path() -> None:

@@ -9,7 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gpumemnet.physics.autocast import BANNED, FLOAT32, FLOAT32_APPENDED, FLOAT32_RESULT, LOWER_PRECISION, PROMOTE
+from gpumemnet.physics.autocast import (
+    BANNED,
+    FLOAT32,
+    FLOAT32_APPENDED,
+    FLOAT32_RESULT,
+    LOWER_PRECISION,
+    PROMOTE,
+)
 from gpumemnet.tracing.corrections import autocast
 from tests.gpumemnet.tracing.corrected import Operators, corrected, meta, operators, saved
 
@@ -37,11 +44,16 @@ def test_the_lists_are_those_of_the_header(name: str) -> None:
 
 
 def test_the_operators_that_get_a_type_appended_are_those_of_the_header() -> None:
-    assert set(FLOAT32_APPENDED) == set(re.findall(r'"([\w.]+)"', macro("DIFFERENT_REDISPATCH_SIGNATURE")))
+    assert set(FLOAT32_APPENDED) == set(
+        re.findall(r'"([\w.]+)"', macro("DIFFERENT_REDISPATCH_SIGNATURE"))
+    )
 
 
 def test_every_operator_that_pytorch_registers_is_in_a_list() -> None:
-    registered = {name.removeprefix("aten::") for name in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA")}
+    registered = {
+        name.removeprefix("aten::")
+        for name in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA")
+    }
     ours = {*FLOAT32_APPENDED, *BANNED}.union(*LISTS.values())
     # a build with CUDA has the recurrent layers of cuDNN too, which recurrent.py casts
     assert registered - {"_cudnn_rnn"} == ours
@@ -96,9 +108,17 @@ def test_a_linear_layer_saves_casts(dtype: torch.dtype) -> None:
         (lambda: meta(2, 3, dtype=HALF).cumsum(0), torch.float32),
         (lambda: torch.norm(meta(2, 3, dtype=HALF)), torch.float32),
         (lambda: meta(2, 3, dtype=HALF).norm(dim=1), torch.float32),
-        (lambda: torch.addcmul(meta(2, 3), meta(2, 3, dtype=HALF), meta(2, 3, dtype=HALF)), torch.float32),
+        (
+            lambda: torch.addcmul(meta(2, 3), meta(2, 3, dtype=HALF), meta(2, 3, dtype=HALF)),
+            torch.float32,
+        ),
         (lambda: torch.dot(meta(3, dtype=HALF), meta(3, dtype=HALF)), HALF),
-        (lambda: F.grid_sample(meta(1, 1, 4, 4, dtype=HALF), meta(1, 2, 2, 2), align_corners=False), torch.float32),
+        (
+            lambda: F.grid_sample(
+                meta(1, 1, 4, 4, dtype=HALF), meta(1, 2, 2, 2), align_corners=False
+            ),
+            torch.float32,
+        ),
         (lambda: F.relu(meta(2, 3, dtype=HALF)), HALF),
         (lambda: meta(2, 3, dtype=HALF) + meta(2, 3), torch.float32),
         (lambda: meta(2, 3, dtype=torch.float64) @ meta(3, 4, dtype=torch.float64), torch.float64),
@@ -108,13 +128,17 @@ def test_a_linear_layer_saves_casts(dtype: torch.dtype) -> None:
 )
 def test_result_types(run: Callable[[], Tensor], dtype: torch.dtype) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # chain_matmul is deprecated, and tested as it is in the list
+        warnings.simplefilter(
+            "ignore"
+        )  # chain_matmul is deprecated, and tested as it is in the list
         assert run().dtype == dtype
 
 
 @pytest.mark.usefixtures("region")
 def test_types_that_do_not_mix_raise() -> None:
-    with pytest.raises(RuntimeError, match=r"autocast to torch.float16 cannot promote torch.bfloat16"):
+    with pytest.raises(
+        RuntimeError, match=r"autocast to torch.float16 cannot promote torch.bfloat16"
+    ):
         torch.dot(meta(3, dtype=torch.bfloat16), meta(3, dtype=HALF))
 
 
@@ -135,7 +159,9 @@ def test_attention_is_chosen_by_the_type_that_autocast_gives() -> None:
 def test_cross_entropy_keeps_half_and_float_log_probabilities() -> None:
     def run() -> Tensor:
         with torch.autocast("cuda"):
-            return F.cross_entropy(meta(4, 5) @ meta(5, 10), torch.zeros(4, dtype=torch.long, device="meta"))
+            return F.cross_entropy(
+                meta(4, 5) @ meta(5, 10), torch.zeros(4, dtype=torch.long, device="meta")
+            )
 
     found = saved(run)
     # cross_entropy_loss asks log_softmax for its input's own type; nll_loss is in the float32 list
@@ -219,13 +245,21 @@ def test_after_an_error_the_region_goes_on() -> None:
 
 
 def test_nothing_warns_and_nothing_stays() -> None:
-    before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"), torch.amp.autocast_mode._cast
+    before = (
+        torch.is_autocast_enabled("cuda"),
+        torch.get_autocast_dtype("cuda"),
+        torch.amp.autocast_mode._cast,
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with corrected():
             assert torch.amp.autocast("cuda", dtype=torch.bfloat16)._enabled
             torch.autocast("cuda", dtype=torch.bfloat16).__enter__()  # type: ignore[no-untyped-call]  # and never left
-    assert (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"), torch.amp.autocast_mode._cast) == before
+    assert (
+        torch.is_autocast_enabled("cuda"),
+        torch.get_autocast_dtype("cuda"),
+        torch.amp.autocast_mode._cast,
+    ) == before
     torch.autocast_decrement_nesting()
 
 

@@ -1,4 +1,5 @@
-"""What runs in place on a real device runs in place on meta tensors: both are tried, the CPU standing for the real device."""
+"""What runs in place on a real device runs in place on meta tensors: both are tried, the CPU
+standing for the real device."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -56,7 +57,8 @@ def added(x: Tensor, made: list[int]) -> Tensor:
 
 
 def place_of_sum(function: Callable[[Tensor, list[int]], Tensor], device: str) -> list[int | None]:
-    """For the gradient that reaches a tensor with several consumers: which of the gradients made holds the sum, if any."""
+    """For the gradient that reaches a tensor with several consumers: which of the gradients made
+    holds the sum, if any."""
     made: list[int] = []
     seen: list[int] = []
     context: AbstractContextManager[object] = corrected() if device == "meta" else nullcontext()
@@ -107,7 +109,10 @@ def test_a_sum_in_the_forward_pass_is_a_tensor_of_its_own() -> None:
     assert (counts["add_"], counts["add"]) == (0, 1)
 
 
-@pytest.mark.parametrize(("number", "dtype"), [(1, torch.float16), (0.5, torch.float16), (1, torch.int64), (0.5, torch.int64)])
+@pytest.mark.parametrize(
+    ("number", "dtype"),
+    [(1, torch.float16), (0.5, torch.float16), (1, torch.int64), (0.5, torch.int64)],
+)
 def test_numbers_are_added_as_ever(number: float, dtype: torch.dtype) -> None:
     x = meta(2, 3, dtype=dtype, requires_grad=False)
     expected = (x + number).dtype
@@ -126,7 +131,9 @@ def test_numbers_are_added_as_ever(number: float, dtype: torch.dtype) -> None:
         (lambda x, index: x.index_select(0, index), "index_add_"),
     ],
 )
-def test_gradients_of_indexing_are_written_into_zeros(run: Callable[[Tensor, Tensor], Tensor], in_place: str) -> None:
+def test_gradients_of_indexing_are_written_into_zeros(
+    run: Callable[[Tensor, Tensor], Tensor], in_place: str
+) -> None:
     index = torch.zeros(2, dtype=torch.long, device="meta")
     counts = operators(lambda: run(meta(4, 5), index))
     assert counts[in_place] == 1

@@ -12,7 +12,8 @@ HALF, BRAIN = torch.float16, torch.bfloat16
 def test_batch_norm_is_cudnns_and_keeps_float32_statistics(dtype: torch.dtype) -> None:
     layer = nn.BatchNorm2d(8, device="meta")
     name = str(dtype).removeprefix("torch.")
-    # cudnn_batch_norm: input, weight, running_mean, running_var, result1, result2, result3 (the reserve space)
+    # cudnn_batch_norm: input, weight, running_mean, running_var, result1, result2, result3 (the
+    # reserve space)
     expected = {f"{name}[4, 8, 5, 5]": 1, "float32[8]": 5, "uint8[0]": 1}
     assert saved(lambda: layer(meta(4, 8, 5, 5, dtype=dtype))) == expected
 
@@ -26,7 +27,9 @@ def test_batch_norm_is_cudnns_and_keeps_float32_statistics(dtype: torch.dtype) -
         (lambda: nn.BatchNorm1d(8, device="meta"), (4, 8), torch.float32),
     ],
 )
-def test_what_cudnn_refuses_runs_natively(layer: object, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_what_cudnn_refuses_runs_natively(
+    layer: object, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
     assert callable(layer)
     counts = operators(lambda: layer()(meta(*shape, dtype=dtype)))
     assert (counts["native_batch_norm"], counts["cudnn_batch_norm"]) == (1, 0)
@@ -40,7 +43,12 @@ def test_the_native_batch_norm_keeps_float32_statistics() -> None:
 
 def test_cudnn_switched_off_leaves_batch_norm_native() -> None:
     with torch.backends.cudnn.flags(enabled=False):
-        assert operators(lambda: nn.BatchNorm2d(8, device="meta")(meta(4, 8, 5, 5)))["native_batch_norm"] == 1
+        assert (
+            operators(lambda: nn.BatchNorm2d(8, device="meta")(meta(4, 8, 5, 5)))[
+                "native_batch_norm"
+            ]
+            == 1
+        )
 
 
 def test_cudnn_copies_an_input_with_gaps() -> None:
@@ -51,13 +59,22 @@ def test_cudnn_copies_an_input_with_gaps() -> None:
 
 
 def test_instance_norm_is_batch_norm() -> None:
-    assert operators(lambda: nn.InstanceNorm2d(8, affine=True, device="meta")(meta(4, 8, 5, 5)))["cudnn_batch_norm"] == 1
+    assert (
+        operators(lambda: nn.InstanceNorm2d(8, affine=True, device="meta")(meta(4, 8, 5, 5)))[
+            "cudnn_batch_norm"
+        ]
+        == 1
+    )
 
 
 def test_layer_norm_keeps_float32_statistics() -> None:
     layer = nn.LayerNorm(8, device="meta", dtype=HALF)
     # native_layer_norm: input, weight, bias, mean, rstd
-    assert saved(lambda: layer(meta(4, 8, dtype=HALF))) == {"float16[4, 8]": 1, "float16[8]": 2, "float32[4, 1]": 2}
+    assert saved(lambda: layer(meta(4, 8, dtype=HALF))) == {
+        "float16[4, 8]": 1,
+        "float16[8]": 2,
+        "float32[4, 1]": 2,
+    }
 
 
 def test_group_norm_keeps_statistics_of_its_parameters_type() -> None:
@@ -104,7 +121,10 @@ def test_softmax_casts_float16_inside(function: object) -> None:
 
 
 def test_softmax_casts_bfloat16_before() -> None:
-    assert operators(lambda: F.softmax(meta(4, 8, dtype=BRAIN), -1, dtype=torch.float32))["_to_copy"] == 2
+    assert (
+        operators(lambda: F.softmax(meta(4, 8, dtype=BRAIN), -1, dtype=torch.float32))["_to_copy"]
+        == 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,12 +134,21 @@ def test_softmax_casts_bfloat16_before() -> None:
         (lambda: F.silu(meta(2, 3)), {"float32[2, 3]": 1}),
         (lambda: F.hardswish(meta(2, 3)), {"float32[2, 3]": 1}),
         (lambda: F.relu(meta(2, 3)), {"float32[2, 3]": 1}),
-        (lambda: F.max_pool2d(meta(1, 2, 4, 4), 2), {"float32[1, 2, 4, 4]": 1, "int64[1, 2, 2, 2]": 1}),
+        (
+            lambda: F.max_pool2d(meta(1, 2, 4, 4), 2),
+            {"float32[1, 2, 4, 4]": 1, "int64[1, 2, 2, 2]": 1},
+        ),
         (lambda: F.adaptive_avg_pool2d(meta(1, 2, 4, 4), 2), {"float32[1, 2, 4, 4]": 1}),
         (lambda: F.adaptive_avg_pool2d(meta(1, 2, 4, 4), 1), {}),
-        (lambda: F.adaptive_max_pool2d(meta(1, 2, 4, 4), 2), {"float32[1, 2, 4, 4]": 1, "int64[1, 2, 2, 2]": 1}),
+        (
+            lambda: F.adaptive_max_pool2d(meta(1, 2, 4, 4), 2),
+            {"float32[1, 2, 4, 4]": 1, "int64[1, 2, 2, 2]": 1},
+        ),
         (lambda: F.interpolate(meta(1, 2, 4, 4), scale_factor=2.0, mode="bilinear"), {}),
-        (lambda: F.embedding(torch.zeros(4, dtype=torch.long, device="meta"), meta(5, 3)), {"int64[4]": 1}),
+        (
+            lambda: F.embedding(torch.zeros(4, dtype=torch.long, device="meta"), meta(5, 3)),
+            {"int64[4]": 1},
+        ),
         (
             lambda: F.cross_entropy(meta(4, 5), torch.zeros(4, dtype=torch.long, device="meta")),
             # _log_softmax's result twice, once as nll_loss's input; its target, its total weight

@@ -12,7 +12,10 @@ HALF = torch.float16
 @pytest.mark.parametrize(("kind", "reserve_bytes"), [("lstm", 736_000_000), ("gru", 864_000_000)])
 def test_the_reported_sizes(kind: str, reserve_bytes: int) -> None:
     # PyTorch's issue 2895: four layers of 320, 25,000 samples times steps
-    assert 4 * reserve_elements(kind, steps=25_000, hidden=320, layers=4, directions=1) == reserve_bytes
+    assert (
+        4 * reserve_elements(kind, steps=25_000, hidden=320, layers=4, directions=1)
+        == reserve_bytes
+    )
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
@@ -36,9 +39,21 @@ def test_gradients_come_to_every_weight() -> None:
     x = meta(7, 3, 4)
     saved(lambda: layer(x)[0])
     assert x.grad is not None
-    assert all(parameter.grad is not None and parameter.grad.shape == parameter.shape for parameter in layer.parameters())
+    assert all(
+        parameter.grad is not None and parameter.grad.shape == parameter.shape
+        for parameter in layer.parameters()
+    )
     # one buffer, as _cudnn_rnn_backward makes it
-    assert len({parameter.grad.untyped_storage()._cdata for parameter in layer.parameters() if parameter.grad is not None}) == 1
+    assert (
+        len(
+            {
+                parameter.grad.untyped_storage()._cdata
+                for parameter in layer.parameters()
+                if parameter.grad is not None
+            }
+        )
+        == 1
+    )
 
 
 def test_the_last_states_have_gradients_too() -> None:
@@ -80,7 +95,9 @@ def test_packed_sequences_reserve_for_the_longest() -> None:
 
 
 @pytest.mark.parametrize(
-    "layer", [lambda: nn.LSTM(4, 6, proj_size=3, device="meta"), lambda: nn.RNN(4, 6, device="meta")], ids=["projection", "plain"]
+    "layer",
+    [lambda: nn.LSTM(4, 6, proj_size=3, device="meta"), lambda: nn.RNN(4, 6, device="meta")],
+    ids=["projection", "plain"],
 )
 def test_what_is_not_corrected_runs_step_by_step(layer: object) -> None:
     assert callable(layer)
@@ -95,7 +112,8 @@ def test_cudnn_switched_off_runs_step_by_step() -> None:
 def test_an_lstm_cell_is_one_kernel() -> None:
     cell = nn.LSTMCell(4, 6, device="meta")
     found = saved(lambda: cell(meta(3, 4))[0])
-    # _thnn_fused_lstm_cell: both gates, biases, cx, result1 (cy), result2 (the workspace); matmul: inputs and weights
+    # _thnn_fused_lstm_cell: both gates, biases, cx, result1 (cy), result2 (the workspace); matmul:
+    # inputs and weights
     assert found["float32[3, 24]"] == 3
     assert found["float32[24]"] == 2
     assert found["float32[3, 6]"] == 3  # cx, cy, and hx for the product with the weights
@@ -109,7 +127,10 @@ def test_a_gru_cell_is_one_kernel(bias: bool) -> None:
     found = saved(lambda: cell(meta(3, 4)))
     assert found["float32[3, 30]"] == 1  # the workspace
     assert found["float32[3, 18]"] == 2
-    assert all(parameter.grad is not None and parameter.grad.shape == parameter.shape for parameter in cell.parameters())
+    assert all(
+        parameter.grad is not None and parameter.grad.shape == parameter.shape
+        for parameter in cell.parameters()
+    )
 
 
 def test_cells_under_autocast_compute_in_half() -> None:

@@ -21,5 +21,9 @@ def test_names_are_unique() -> None:
 
 
 def test_every_module_with_overrides_is_in_the_table() -> None:
-    modules = {override.kernel.__module__ for override in cuda_overrides(platform()) if hasattr(override.kernel, "__module__")}
+    modules = {
+        override.kernel.__module__
+        for override in cuda_overrides(platform())
+        if hasattr(override.kernel, "__module__")
+    }
     assert modules - {None, "functools"} <= {correction.corrected_in for correction in CORRECTIONS}

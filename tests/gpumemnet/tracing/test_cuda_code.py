@@ -1,7 +1,10 @@
-"""The trace against PyTorch's own CUDA code: peaks of some sixty jobs as its allocator had them, on a device that counts memory.
+"""The trace against PyTorch's own CUDA code: peaks of some sixty jobs as its allocator had them, on
+a device that counts memory.
 
-``tests/fixtures/cuda_code_peaks.json`` holds jobs of the recipes as ``benchmarks/cuda_code.py`` runs them with a CUDA build of
-PyTorch: of seed 1 those that are quick to trace, whatever their figures, and three of seed 11 that were wrong once.  It is no
+``tests/fixtures/cuda_code_peaks.json`` holds jobs of the recipes as ``benchmarks/cuda_code.py``
+runs them with a CUDA build of
+PyTorch: of seed 1 those that are quick to trace, whatever their figures, and three of seed 11 that
+    were wrong once.  It is no
 measurement: no kernel ran, cuDNN and cuBLAS asked for nothing.
 """
 
@@ -27,10 +30,14 @@ SEGMENT_BYTES = 2 * MIB
 
 def traced(job: dict[str, Any]) -> Peaks:
     planned = parse_planned({name: job[name] for name in ("family", "architecture", "options")})
-    return peaks_of(*traceable(planned, training_job(planned).attention_kernel, device_profile("H200")))
+    return peaks_of(
+        *traceable(planned, training_job(planned).attention_kernel, device_profile("H200"))
+    )
 
 
-@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the peaks are those of torch 2.13")
+@pytest.mark.skipif(
+    not torch.__version__.startswith("2.13."), reason="the peaks are those of torch 2.13"
+)
 @pytest.mark.parametrize("family", ["mlp", "transformer", *nightly(["cnn"])])
 def test_a_trace_reserves_what_pytorch_reserves(family: str) -> None:
     jobs = [job for job in json.loads(FIXTURE.read_text())["jobs"] if job["family"] == family]

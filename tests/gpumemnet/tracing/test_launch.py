@@ -15,11 +15,23 @@ from gpumemnet.tracing.script.launch import Launch, is_launch, parse_launch
     [
         ("python train.py --lr 1e-4", Launch("train.py", arguments=("--lr", "1e-4"))),
         ("python3.11 -u -m pkg.train 8", Launch("pkg.train", True, ("8",))),
-        ("torchrun --nproc-per-node 4 train.py --lr 1e-4", Launch("train.py", False, ("--lr", "1e-4"), 4)),
-        ("torchrun --standalone --nnodes=1:2 --nproc_per_node=8 -m pkg.train", Launch("pkg.train", True, (), 16)),
-        ("/opt/bin/python -m torch.distributed.run --rdzv-backend c10d --nproc-per-node 2 a.py", Launch("a.py", ranks=2)),
+        (
+            "torchrun --nproc-per-node 4 train.py --lr 1e-4",
+            Launch("train.py", False, ("--lr", "1e-4"), 4),
+        ),
+        (
+            "torchrun --standalone --nnodes=1:2 --nproc_per_node=8 -m pkg.train",
+            Launch("pkg.train", True, (), 16),
+        ),
+        (
+            "/opt/bin/python -m torch.distributed.run --rdzv-backend c10d --nproc-per-node 2 a.py",
+            Launch("a.py", ranks=2),
+        ),
         ("torchrun train.py", Launch("train.py", ranks=1)),
-        ("OMP_NUM_THREADS=1 A= python train.py", Launch("train.py", variables={"OMP_NUM_THREADS": "1", "A": ""})),
+        (
+            "OMP_NUM_THREADS=1 A= python train.py",
+            Launch("train.py", variables={"OMP_NUM_THREADS": "1", "A": ""}),
+        ),
         (
             "accelerate launch --multi_gpu --num_processes 4 --mixed_precision=bf16 train.py --epochs 2",
             Launch("train.py", False, ("--epochs", "2"), 4, {"ACCELERATE_MIXED_PRECISION": "bf16"}),
@@ -35,8 +47,14 @@ def test_lines_are_read_as_their_launchers_read_them(line: str, launch: Launch) 
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("deepspeed --num_gpus 4 train.py", "source: deepspeed: DeepSpeed brings kernels and an engine of its own"),
-        ("accelerate launch --use_fsdp train.py", "use its successor, torch.distributed.fsdp.fully_shard"),
+        (
+            "deepspeed --num_gpus 4 train.py",
+            "source: deepspeed: DeepSpeed brings kernels and an engine of its own",
+        ),
+        (
+            "accelerate launch --use_fsdp train.py",
+            "use its successor, torch.distributed.fsdp.fully_shard",
+        ),
         ("accelerate launch --config_file c.yaml train.py", "--config_file is not read"),
         ("accelerate launch --multi_gpu train.py", "give --num_processes"),
         ("accelerate config", "only 'accelerate launch' starts a training"),

@@ -25,7 +25,8 @@ from tests.nightly import nightly
 
 BATCH = 4
 STEP_SCALAR_BYTES = 4
-"""AdamW's step count of each parameter, a tensor on the host in CUDA training too; MemTracker on a fake CPU counts it."""
+"""AdamW's step count of each parameter, a tensor on the host in CUDA training too; MemTracker on a
+fake CPU counts it."""
 
 
 def without_dropout(model: nn.Module) -> nn.Module:
@@ -37,7 +38,11 @@ def without_dropout(model: nn.Module) -> nn.Module:
 
 
 def batch_of(name: str) -> Tensor:
-    return torch.zeros(BATCH, 1024, dtype=torch.long) if name == "gpt2" else torch.zeros(BATCH, 3, 224, 224)
+    return (
+        torch.zeros(BATCH, 1024, dtype=torch.long)
+        if name == "gpt2"
+        else torch.zeros(BATCH, 3, 224, 224)
+    )
 
 
 def mem_tracker_peak_bytes(build: Callable[[], nn.Module], name: str) -> int:
@@ -65,12 +70,19 @@ def mem_tracker_peak_bytes(build: Callable[[], nn.Module], name: str) -> int:
 
 
 @pytest.mark.parametrize("name", ["gpt2", *nightly(["resnet50", "vit"])])
-def test_the_allocated_peak_is_that_of_mem_tracker(name: str, example: Callable[[str], ModuleType], platform: Platform) -> None:
+def test_the_allocated_peak_is_that_of_mem_tracker(
+    name: str, example: Callable[[str], ModuleType], platform: Platform
+) -> None:
     build = example(name).build
     with torch.device("meta"):
         model = without_dropout(build())
-    options = TraceOptions(optimizer="adamw", optimizer_implementation="for_loop", loss="cross_entropy")
+    options = TraceOptions(
+        optimizer="adamw", optimizer_implementation="for_loop", loss="cross_entropy"
+    )
     inputs = inputs_from_example(batch_of(name), None)
     timeline = record(model, inputs, options, platform, corrected=False).timeline
-    tensors = [0 if storage.memory_class == "workspace" else storage.size_bytes for storage in timeline.storages]
+    tensors = [
+        0 if storage.memory_class == "workspace" else storage.size_bytes
+        for storage in timeline.storages
+    ]
     assert peak_of(timeline, tensors)[0] == mem_tracker_peak_bytes(build, name)

@@ -1,4 +1,5 @@
-"""Models that need values which a trace does not have: refused with operator and line, or guessed with a note of both."""
+"""Models that need values which a trace does not have: refused with operator and line, or guessed
+with a note of both."""
 
 from __future__ import annotations
 
@@ -40,7 +41,11 @@ def refusal(source: str, *arguments: str, best_effort: bool = False) -> str:
 
 def line_of(file: str, text: str) -> int:
     """Number of the one line of an example that holds ``text``."""
-    found = [number for number, line in enumerate((EXAMPLES / f"{file}.py").read_text().splitlines(), 1) if text in line]
+    found = [
+        number
+        for number, line in enumerate((EXAMPLES / f"{file}.py").read_text().splitlines(), 1)
+        if text in line
+    ]
     assert len(found) == 1, found
     return found[0]
 
@@ -57,13 +62,43 @@ def line_of(file: str, text: str) -> int:
         ("shapes:picks", "mask", "", "return x[x > 0]", "pick all 16,384 elements of its mask."),
         ("shapes:picks", "mask_rows", "", "x.mean(1) > 0", "pick all 64 elements of its mask."),
         ("shapes:picks", "where", "", "torch.where(", "find all 16,384 elements."),
-        ("shapes:picks", "masked_select", "masked_select", "torch.masked_select(", "keep all 16,384 elements."),
+        (
+            "shapes:picks",
+            "masked_select",
+            "masked_select",
+            "torch.masked_select(",
+            "keep all 16,384 elements.",
+        ),
         ("shapes:picks", "unique", "unique", "torch.unique(", "find all 64 elements different."),
         ("shapes:picks", "counts", "bincount", "torch.bincount(", "find values below 64."),
-        ("operators:calls", "scale", "trace_example.scale", "scale(x, 2.0)", "like its first, of shape [64, 256]."),
-        ("operators:calls", "rotate", "trace_example.rotate_", "trace_example.rotate_(", "allocate nothing"),
-        ("operators:calls", "keep", "trace_example.keep", "x + keep(", "like its first, of shape [64, 256]."),
-        ("operators:calls", "squash", "trace_example.squash", "x + squash(", "like its first, of shape [64, 256]."),
+        (
+            "operators:calls",
+            "scale",
+            "trace_example.scale",
+            "scale(x, 2.0)",
+            "like its first, of shape [64, 256].",
+        ),
+        (
+            "operators:calls",
+            "rotate",
+            "trace_example.rotate_",
+            "trace_example.rotate_(",
+            "allocate nothing",
+        ),
+        (
+            "operators:calls",
+            "keep",
+            "trace_example.keep",
+            "x + keep(",
+            "like its first, of shape [64, 256].",
+        ),
+        (
+            "operators:calls",
+            "squash",
+            "trace_example.squash",
+            "x + squash(",
+            "like its first, of shape [64, 256].",
+        ),
     ],
 )
 def test_the_operator_and_the_line_are_named_and_best_effort_goes_on(
@@ -75,7 +110,11 @@ def test_the_operator_and_the_line_are_named_and_best_effort_goes_on(
     assert place in sentence
     assert operator in sentence
     assert sentence.endswith("; --best-effort continues with a guess")
-    notes = [note for note in traced(source, how, best_effort=True).notes if place in note and guess in note]
+    notes = [
+        note
+        for note in traced(source, how, best_effort=True).notes
+        if place in note and guess in note
+    ]
     assert len(notes) == 1
     assert operator in notes[0]
 
@@ -118,9 +157,18 @@ def test_what_goes_to_the_host_is_no_obstacle_but_noted() -> None:
 @pytest.mark.parametrize(
     ("loss", "sentence"),
     [
-        ("per_sample", r"the loss per_sample \(.*losses\.py line \d+\) must be a scalar, not a tensor of shape 6x4: reduce it"),
-        ("detached", r"the loss detached \(.*losses\.py line \d+\) does not depend on any parameter"),
-        ("wrong", r"the loss fails: .*losses\.py line \d+, in wrong: ValueError: Expected.*; inputs: 6x8$"),
+        (
+            "per_sample",
+            r"the loss per_sample \(.*losses\.py line \d+\) must be a scalar, not a tensor of shape 6x4: reduce it",
+        ),
+        (
+            "detached",
+            r"the loss detached \(.*losses\.py line \d+\) does not depend on any parameter",
+        ),
+        (
+            "wrong",
+            r"the loss fails: .*losses\.py line \d+, in wrong: ValueError: Expected.*; inputs: 6x8$",
+        ),
         ("triplet", r"loss: the target of TripletMarginLoss is unknown"),
     ],
 )
@@ -130,7 +178,10 @@ def test_a_loss_that_is_none_is_said_with_its_line(loss: str, sentence: str) -> 
 
 
 def test_losses_of_torch_get_targets() -> None:
-    by_class, by_value = traced("losses:with_loss", "cross_entropy"), traced("losses:with_loss", "mse")
+    by_class, by_value = (
+        traced("losses:with_loss", "cross_entropy"),
+        traced("losses:with_loss", "mse"),
+    )
     assert (by_class.loss, by_value.loss) == ("CrossEntropyLoss", "MSELoss")
     assert by_class.parts["input"] == 6 * 8 * 4 + 6 * 8
     assert by_value.parts["input"] == 6 * 8 * 4 + 6 * 4 * 4
@@ -139,9 +190,18 @@ def test_losses_of_torch_get_targets() -> None:
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
-        ("losses:says", "loss: the model's output holds no tensor; give a function of the output that returns a scalar"),
-        ("losses:fixed", "the model has no parameter that requires a gradient: nothing would be trained"),
-        ("losses:frozen", "the model has no parameter that requires a gradient: nothing would be trained"),
+        (
+            "losses:says",
+            "loss: the model's output holds no tensor; give a function of the output that returns a scalar",
+        ),
+        (
+            "losses:fixed",
+            "the model has no parameter that requires a gradient: nothing would be trained",
+        ),
+        (
+            "losses:frozen",
+            "the model has no parameter that requires a gradient: nothing would be trained",
+        ),
         ("factories:mismatched", "the forward pass fails: "),
     ],
 )

@@ -40,7 +40,9 @@ class Tower(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(DEPTH))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(DEPTH)
+        )
         self.head = nn.Linear(WIDTH, 10)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -54,21 +56,30 @@ HEAD = WIDTH * 10 + 10
 PARAMETERS = DEPTH * BLOCK + HEAD
 
 
-def recorded(model: nn.Module, platform: Platform, parallel: str, ranks: int, **options: Any) -> Timeline:
+def recorded(
+    model: nn.Module, platform: Platform, parallel: str, ranks: int, **options: Any
+) -> Timeline:
     chosen = TraceOptions(parallel=parallel, ranks=ranks, **options)
-    return record(model, inputs_from_example(torch.zeros(8, WIDTH), None), chosen, platform).timeline
+    return record(
+        model, inputs_from_example(torch.zeros(8, WIDTH), None), chosen, platform
+    ).timeline
 
 
 def share(*dimensions: tuple[int, int], ranks: int) -> int:
-    """Elements that the first rank holds of parameters with so many rows of so many elements: whole rows."""
+    """Elements that the first rank holds of parameters with so many rows of so many elements: whole
+    rows."""
     return sum(ceil(rows / ranks) * columns for rows, columns in dimensions)
 
 
 def test_replicas_hold_their_gradients_twice(platform: Platform) -> None:
-    held = bytes_by_class(timeline := recorded(Tower(), platform, "ddp", 2), end_of_step(timeline, 2))
+    held = bytes_by_class(
+        timeline := recorded(Tower(), platform, "ddp", 2), end_of_step(timeline, 2)
+    )
     assert held["parameter"] == held["gradient"] == FLOAT * PARAMETERS
     assert held["optimizer_state"] == 2 * FLOAT * PARAMETERS
-    assert held["communication"] == FLOAT * PARAMETERS  # the bucket; views of it are not PyTorch's default
+    assert (
+        held["communication"] == FLOAT * PARAMETERS
+    )  # the bucket; views of it are not PyTorch's default
 
 
 @pytest.mark.parametrize("ranks", [2, 7, 1024])
@@ -84,7 +95,9 @@ def test_a_rank_holds_its_shards(platform: Platform, parallel: str, ranks: int) 
 
 
 def held_after_forward(timeline: Timeline) -> Counter[str]:
-    backward = next(phase.start for phase in timeline.phases if (phase.name, phase.step) == ("backward", 2))
+    backward = next(
+        phase.start for phase in timeline.phases if (phase.name, phase.step) == ("backward", 2)
+    )
     return bytes_by_class(timeline, backward - 1)
 
 
@@ -93,8 +106,12 @@ def gathered_after_forward(timeline: Timeline) -> int:
 
 
 def test_what_is_gathered_between_the_passes(platform: Platform) -> None:
-    assert gathered_after_forward(recorded(Tower(), platform, "fsdp", 2)) == FLOAT * HEAD  # what is left is not given up
-    assert gathered_after_forward(recorded(Tower(), platform, "fsdp_zero2", 2)) == FLOAT * PARAMETERS
+    assert (
+        gathered_after_forward(recorded(Tower(), platform, "fsdp", 2)) == FLOAT * HEAD
+    )  # what is left is not given up
+    assert (
+        gathered_after_forward(recorded(Tower(), platform, "fsdp_zero2", 2)) == FLOAT * PARAMETERS
+    )
     halved = recorded(Tower(), platform, "fsdp_zero2", 2, precision="amp_bf16")
     assert gathered_after_forward(halved) == 2 * PARAMETERS
 
@@ -103,20 +120,34 @@ def test_the_streams_of_sharding_have_pools_of_their_own(platform: Platform) -> 
     assert recorded(Tower(), platform, "ddp", 2).streams is None
     timeline = recorded(Tower(), platform, "fsdp", 2)
     assert len(set(timeline.streams or ())) == 3  # gathers, reduces, and all else
-    gathers = {each.stream for each in timeline.storages if each.memory_class == "communication" and each.operator == "empty"}
+    gathers = {
+        each.stream
+        for each in timeline.storages
+        if each.memory_class == "communication" and each.operator == "empty"
+    }
     assert 0 not in gathers
 
 
 def test_the_model_is_left_as_it_was(platform: Platform) -> None:
     model = Tower()
-    before = {name: (id(module), type(module), sorted(module.__dict__)) for name, module in model.named_modules()}
+    before = {
+        name: (id(module), type(module), sorted(module.__dict__))
+        for name, module in model.named_modules()
+    }
     values = {name: (id(p), p.detach().clone()) for name, p in model.named_parameters()}
-    hooks = [len(module._forward_pre_hooks) + len(module._forward_hooks) for module in model.modules()]
+    hooks = [
+        len(module._forward_pre_hooks) + len(module._forward_hooks) for module in model.modules()
+    ]
     lines = [recorded(model, platform, parallel, 4) for parallel in ("fsdp", "ddp", "fsdp", "ddp")]
     assert lines[0].events == lines[2].events
     assert lines[1].events == lines[3].events
-    assert {name: (id(module), type(module), sorted(module.__dict__)) for name, module in model.named_modules()} == before
-    assert [len(module._forward_pre_hooks) + len(module._forward_hooks) for module in model.modules()] == hooks
+    assert {
+        name: (id(module), type(module), sorted(module.__dict__))
+        for name, module in model.named_modules()
+    } == before
+    assert [
+        len(module._forward_pre_hooks) + len(module._forward_hooks) for module in model.modules()
+    ] == hooks
     for name, parameter in model.named_parameters():
         assert id(parameter) == values[name][0]
         assert torch.equal(parameter, values[name][1])
@@ -139,7 +170,9 @@ def test_a_model_that_fails_is_left_as_it_was_too(platform: Platform, parallel: 
 def test_batch_norms_keep_autocast(platform: Platform) -> None:
     def noted(model: nn.Module) -> str:
         options = TraceOptions(precision="amp_bf16", parallel="fsdp", ranks=2)
-        return " ".join(record(model, inputs_from_example(torch.zeros(8, WIDTH), None), options, platform).notes)
+        return " ".join(
+            record(model, inputs_from_example(torch.zeros(8, WIDTH), None), options, platform).notes
+        )
 
     assert "gathered in bfloat16" in noted(Tower())
     assert "gathered in" not in noted(nn.Sequential(Tower(), nn.BatchNorm1d(10)))
@@ -149,10 +182,18 @@ def test_an_optimizer_of_ones_own_and_weights_that_are_shared(platform: Platform
     model = Tower()
     model.blocks[1][0].weight = model.blocks[0][0].weight  # type: ignore[index]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    with pytest.raises(ExtractError, match=r"the parameter 'blocks.0.0.weight' is shared by blocks"):
+    with pytest.raises(
+        ExtractError, match=r"the parameter 'blocks.0.0.weight' is shared by blocks"
+    ):
         recorded(model, platform, "fsdp", 2, own_optimizer=optimizer)
     model = Tower()
-    tied = recorded(model, platform, "fsdp", 2, own_optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    tied = recorded(
+        model,
+        platform,
+        "fsdp",
+        2,
+        own_optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+    )
     held = bytes_by_class(tied, end_of_step(tied, 2))
     assert held["optimizer_state"] == held["parameter"] > 0
 
@@ -171,11 +212,20 @@ def test_a_process_group_of_the_callers_is_in_the_way(platform: Platform) -> Non
     [
         ({"parallel": "fsdp"}, "fsdp needs at least 2 GPUs"),
         ({"ranks": 8}, "8 GPUs need a value of parallel: use ddp, fsdp, fsdp_zero2"),
-        ({"parallel": "zero9", "ranks": 2}, "must be one of none, ddp, fsdp, fsdp_zero2, not 'zero9'"),
+        (
+            {"parallel": "zero9", "ranks": 2},
+            "must be one of none, ddp, fsdp, fsdp_zero2, not 'zero9'",
+        ),
         ({"parallel": "ddp", "ranks": 0}, "must be between 1 and 65536, not 0"),
         ({"parallel": "ddp", "ranks": True}, "must be a whole number, not true"),
-        ({"parallel": "fsdp", "ranks": 2, "precision": "amp_fp16"}, "amp_fp16 is not supported with sharded parameters"),
-        ({"parallel": "fsdp", "ranks": 2, "extras": ExtraResults(job=True)}, "can describe replicas .*, not shards"),
+        (
+            {"parallel": "fsdp", "ranks": 2, "precision": "amp_fp16"},
+            "amp_fp16 is not supported with sharded parameters",
+        ),
+        (
+            {"parallel": "fsdp", "ranks": 2, "extras": ExtraResults(job=True)},
+            "can describe replicas .*, not shards",
+        ),
     ],
 )
 def test_plans_that_cannot_be(options: dict[str, Any], said: str) -> None:
@@ -207,12 +257,26 @@ def test_an_answer_adds_up_and_says_what_it_is_of(example: Callable[[str], Modul
 
 
 def test_the_command_line_answers_for_one_gpu_of_many() -> None:
-    command = [sys.executable, "-m", "gpumemnet", "trace", f"{MODELS}/small.py:sized", "--input", "8", "--batch-size", "4"]
+    command = [
+        sys.executable,
+        "-m",
+        "gpumemnet",
+        "trace",
+        f"{MODELS}/small.py:sized",
+        "--input",
+        "8",
+        "--batch-size",
+        "4",
+    ]
     command += ["--arg", "width=64", "--arg", "activation=Tanh"]
-    done = subprocess.run([*command, "--parallel", "fsdp", "--ranks", "8", "--json"], capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, "--parallel", "fsdp", "--ranks", "8", "--json"], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["parts"]["communicator"] == 688 * MIB
-    shown = subprocess.run([*command, "--parallel", "ddp", "--ranks", "2"], capture_output=True, text=True)
+    shown = subprocess.run(
+        [*command, "--parallel", "ddp", "--ranks", "2"], capture_output=True, text=True
+    )
     assert "on each of 2 GPUs" in " ".join(shown.stdout.split())
     assert "each of 2 GPUs holds all of the model" in shown.stdout
     wrong = subprocess.run([*command, "--ranks", "2"], capture_output=True, text=True)
@@ -220,10 +284,13 @@ def test_the_command_line_answers_for_one_gpu_of_many() -> None:
     assert "2 GPUs need a value of parallel" in wrong.stderr
 
 
-@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the peaks are those of torch 2.13")
+@pytest.mark.skipif(
+    not torch.__version__.startswith("2.13."), reason="the peaks are those of torch 2.13"
+)
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp", "fsdp_zero2"])
 def test_a_rank_reserves_what_pytorch_reserves(parallel: str) -> None:
-    """Against PyTorch's own CUDA code, as ``benchmarks/several_gpus.py --jobs 30 --seed 2`` ran it, counting memory.
+    """Against PyTorch's own CUDA code, as ``benchmarks/several_gpus.py --jobs 30 --seed 2`` ran it,
+    counting memory.
 
     The fixture holds the job of each family and way that is traced fastest, whatever its figures.
     """
@@ -254,7 +321,9 @@ def test_tables_of_a_models_own_are_not_touched(platform: Platform) -> None:
 class Pairs(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.ModuleList([nn.Linear(WIDTH, WIDTH), Tower()]) for _ in range(3))
+        self.layers = nn.ModuleList(
+            nn.ModuleList([nn.Linear(WIDTH, WIDTH), Tower()]) for _ in range(3)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         for linear, tower in self.layers:  # type: ignore[misc]
@@ -266,18 +335,32 @@ def test_lists_that_nobody_calls_are_no_blocks(platform: Platform) -> None:
     found = blocks(Pairs())
     assert [type(block) for block in found] == [nn.Linear, Tower] * 3
     assert recorded(Pairs(), platform, "fsdp", 2).streams
-    plain, recomputed = (recorded(Pairs(), platform, "none", 1, checkpointing=each) for each in ("none", "every_block"))
-    assert held_after_forward(recomputed)["saved_activation"] < held_after_forward(plain)["saved_activation"]
+    plain, recomputed = (
+        recorded(Pairs(), platform, "none", 1, checkpointing=each)
+        for each in ("none", "every_block")
+    )
+    assert (
+        held_after_forward(recomputed)["saved_activation"]
+        < held_after_forward(plain)["saved_activation"]
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda model: model.register_parameter("scale", nn.Parameter(torch.ones(()))), "'scale' is a single number"),
-        (lambda model: setattr(model.head, "weight", nn.Parameter(torch.zeros(WIDTH, 10).T)), "is not contiguous"),
+        (
+            lambda model: model.register_parameter("scale", nn.Parameter(torch.ones(()))),
+            "'scale' is a single number",
+        ),
+        (
+            lambda model: setattr(model.head, "weight", nn.Parameter(torch.zeros(WIDTH, 10).T)),
+            "is not contiguous",
+        ),
     ],
 )
-def test_parameters_that_cannot_be_sharded(platform: Platform, change: Callable[[nn.Module], None], said: str) -> None:
+def test_parameters_that_cannot_be_sharded(
+    platform: Platform, change: Callable[[nn.Module], None], said: str
+) -> None:
     model = Tower()
     change(model)
     with pytest.raises(ExtractError, match=said):

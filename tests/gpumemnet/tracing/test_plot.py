@@ -1,4 +1,5 @@
-"""The pictures of a trace: files are opened, and the page is looked at in a real browser where there is one."""
+"""The pictures of a trace: files are opened, and the page is looked at in a real browser where
+there is one."""
 
 from __future__ import annotations
 
@@ -27,7 +28,13 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 @pytest.fixture(scope="module")
 def answer() -> TraceAnswer:
-    model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.Flatten(), nn.Linear(64 * 30 * 30, 10))
+    model = nn.Sequential(
+        nn.Conv2d(3, 64, 3),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64 * 30 * 30, 10),
+    )
     extras = ExtraResults(curve=True, batches=(1, 2, 64))
     return trace(model, torch.empty(32, 3, 32, 32, device="meta"), optimizer="adam", extras=extras)
 
@@ -111,7 +118,10 @@ def test_long_steps_stay_small(answer: TraceAnswer, tmp_path: Path) -> None:
     assert (tmp_path / "memory.html").stat().st_size < 1_000_000
     shown = picture_of(lengthened)
     assert len(shown.events) <= MAX_MOMENTS
-    assert shown.edges_bytes[-1][shown.peak] == sum(answer.parts.values()) - answer.parts["fragmentation"]
+    assert (
+        shown.edges_bytes[-1][shown.peak]
+        == sum(answer.parts.values()) - answer.parts["fragmentation"]
+    )
 
 
 def test_other_files_and_answers_without_a_curve(answer: TraceAnswer, tmp_path: Path) -> None:
@@ -128,16 +138,32 @@ def test_a_browser_fills_the_read_out(answer: TraceAnswer, tmp_path: Path) -> No
     plot(answer, tmp_path / "memory.html")
     page = (tmp_path / "memory.html").read_text("utf-8")
     moved = "plot.dispatchEvent(new KeyboardEvent('keydown', {key: 'End'}));"
-    (tmp_path / "moved.html").write_text(page.replace("show(at);\n</script>", f"show(at);\n{moved}\n</script>"))
+    (tmp_path / "moved.html").write_text(
+        page.replace("show(at);\n</script>", f"show(at);\n{moved}\n</script>")
+    )
     read_outs = []
     for name in ("memory", "moved"):
-        command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        command += [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", (tmp_path / f"{name}.html").as_uri()]
-        dom = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
+        command = [
+            CHROMIUM,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-background-networking",
+        ]
+        command += [
+            f"--user-data-dir={tmp_path / 'profile'}",
+            "--dump-dom",
+            (tmp_path / f"{name}.html").as_uri(),
+        ]
+        dom = subprocess.run(
+            command, capture_output=True, text=True, timeout=300, check=True
+        ).stdout
         where = re.search(r'<span id="where"[^>]*>([^<]*)</span>', dom)
         assert where, dom[:500]
         cells = dict(re.findall(r'<td data-row="" data-name="([^"]*)">([^<]*)</td>', dom))
-        read_outs.append((where[1], {part: int(mib.replace(",", "")) for part, mib in cells.items()}))
+        read_outs.append(
+            (where[1], {part: int(mib.replace(",", "")) for part, mib in cells.items()})
+        )
     (at_peak, peak_mib), (at_end, end_mib) = read_outs
     assert at_peak.startswith(answer.peak.phase)
     assert at_peak.endswith("the peak")

@@ -34,7 +34,9 @@ PARAMETERS = 8 * 16 + 16 + 16 * 4 + 4
 
 
 def traced(model: nn.Module, inputs: object, platform: Platform, **options: Any) -> Timeline:
-    return record(model, inputs_from_example(inputs, None), TraceOptions(**options), platform).timeline
+    return record(
+        model, inputs_from_example(inputs, None), TraceOptions(**options), platform
+    ).timeline
 
 
 def bytes_by_class(timeline: Timeline, event: int) -> Counter[str]:
@@ -49,7 +51,9 @@ def end_of_step(timeline: Timeline, step: int) -> int:
 
 
 def test_what_lives_after_a_step(platform: Platform) -> None:
-    timeline = traced(perceptron(), torch.zeros(2, 8), platform, optimizer="adamw", loss="cross_entropy")
+    timeline = traced(
+        perceptron(), torch.zeros(2, 8), platform, optimizer="adamw", loss="cross_entropy"
+    )
     held = bytes_by_class(timeline, end_of_step(timeline, 1))
     del held["workspace"]
     assert held == {
@@ -60,41 +64,67 @@ def test_what_lives_after_a_step(platform: Platform) -> None:
 
 
 def test_what_the_forward_pass_keeps(platform: Platform) -> None:
-    timeline = traced(perceptron(), torch.zeros(2, 8), platform, optimizer="sgd", loss="cross_entropy")
+    timeline = traced(
+        perceptron(), torch.zeros(2, 8), platform, optimizer="sgd", loss="cross_entropy"
+    )
     backward = next(phase for phase in timeline.phases if phase.name == "backward")
     saved = [timeline.storages[i] for i in live_at(timeline, backward.start - 1)]
     kept = [(s.module, s.size_bytes) for s in saved if s.memory_class == "saved_activation"]
-    # ReLU's output, which the second linear layer needs too; the first linear layer's own output goes
+    # ReLU's output, which the second linear layer needs too; the first linear layer's own output
+    # goes
     assert ("1", FLOAT * 2 * 16) in kept
     assert ("0", FLOAT * 2 * 16) not in kept
-    assert sum(s.size_bytes for s in saved if s.memory_class == "input") == FLOAT * 2 * 8 + 8 * 2  # the targets are int64
+    assert (
+        sum(s.size_bytes for s in saved if s.memory_class == "input") == FLOAT * 2 * 8 + 8 * 2
+    )  # the targets are int64
 
 
-@pytest.mark.parametrize(("optimizer", "copies"), [("sgd", 0), ("sgd_momentum", 1), ("adam", 2), ("rmsprop", 1), ("adagrad", 1)])
+@pytest.mark.parametrize(
+    ("optimizer", "copies"),
+    [("sgd", 0), ("sgd_momentum", 1), ("adam", 2), ("rmsprop", 1), ("adagrad", 1)],
+)
 def test_optimizer_state(optimizer: str, copies: int, platform: Platform) -> None:
     timeline = traced(perceptron(), torch.zeros(2, 8), platform, optimizer=optimizer)
-    assert bytes_by_class(timeline, end_of_step(timeline, 2))["optimizer_state"] == copies * FLOAT * PARAMETERS
+    assert (
+        bytes_by_class(timeline, end_of_step(timeline, 2))["optimizer_state"]
+        == copies * FLOAT * PARAMETERS
+    )
 
 
 def test_foreach_holds_more_than_the_loop_and_fused_least(platform: Platform) -> None:
     model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(8)])
 
     def peak(implementation: str) -> int:
-        timeline = traced(model, torch.zeros(1, 256), platform, optimizer="adamw", optimizer_implementation=implementation)
+        timeline = traced(
+            model,
+            torch.zeros(1, 256),
+            platform,
+            optimizer="adamw",
+            optimizer_implementation=implementation,
+        )
         tensors = [0 if s.memory_class == "workspace" else s.size_bytes for s in timeline.storages]
         return peak_of(timeline, tensors)[0]
 
     weights = FLOAT * sum(p.numel() for p in model.parameters())
     assert peak("default") == peak("foreach")
     assert 4 * weights < peak("fused") <= peak("for_loop") < peak("foreach")
-    assert peak("foreach") >= 5 * weights  # parameters, gradients, two moments, and the square roots of all
+    assert (
+        peak("foreach") >= 5 * weights
+    )  # parameters, gradients, two moments, and the square roots of all
 
 
 def test_gradients_accumulate_and_belong_to_their_modules(platform: Platform) -> None:
-    timeline = traced(perceptron(), torch.zeros(2, 8), platform, optimizer="sgd", gradient_accumulation=3)
-    assert [phase.name for phase in timeline.phases if phase.step == 1] == ["forward", "backward"] * 3 + ["optimizer"]
+    timeline = traced(
+        perceptron(), torch.zeros(2, 8), platform, optimizer="sgd", gradient_accumulation=3
+    )
+    assert [phase.name for phase in timeline.phases if phase.step == 1] == [
+        "forward",
+        "backward",
+    ] * 3 + ["optimizer"]
     held = live_at(timeline, end_of_step(timeline, 2))
-    gradients = [timeline.storages[i] for i in held if timeline.storages[i].memory_class == "gradient"]
+    gradients = [
+        timeline.storages[i] for i in held if timeline.storages[i].memory_class == "gradient"
+    ]
     assert sorted((g.module, g.size_bytes) for g in gradients) == sorted(
         [("0", FLOAT * 8 * 16), ("0", FLOAT * 16), ("2", FLOAT * 16 * 4), ("2", FLOAT * 4)]
     )
@@ -104,8 +134,13 @@ def test_where_gradients_are_dropped_moves_the_peak(platform: Platform) -> None:
     model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512))
 
     def peak(zero_grad: str) -> int:
-        timeline = traced(model, torch.zeros(2048, 512), platform, optimizer="sgd", zero_grad=zero_grad)
-        return peak_of(timeline, [0 if s.memory_class == "workspace" else s.size_bytes for s in timeline.storages])[0]
+        timeline = traced(
+            model, torch.zeros(2048, 512), platform, optimizer="sgd", zero_grad=zero_grad
+        )
+        return peak_of(
+            timeline,
+            [0 if s.memory_class == "workspace" else s.size_bytes for s in timeline.storages],
+        )[0]
 
     assert peak("before_forward") == peak("after_step") <= peak("before_backward")
 
@@ -137,9 +172,19 @@ def test_tied_weights_are_there_once(platform: Platform) -> None:
 
 
 @pytest.mark.parametrize("model", ["resnet50", "gpt2"])
-def test_checkpointing_trades_saved_activations(model: str, example: Callable[[str], ModuleType], platform: Platform) -> None:
-    built = example(model).build() if model == "resnet50" else example(model).build(vocabulary=512, width=64, heads=2)
-    inputs = torch.empty(2, 3, 64, 64, device="meta") if model == "resnet50" else torch.empty(2, 256, dtype=torch.long)
+def test_checkpointing_trades_saved_activations(
+    model: str, example: Callable[[str], ModuleType], platform: Platform
+) -> None:
+    built = (
+        example(model).build()
+        if model == "resnet50"
+        else example(model).build(vocabulary=512, width=64, heads=2)
+    )
+    inputs = (
+        torch.empty(2, 3, 64, 64, device="meta")
+        if model == "resnet50"
+        else torch.empty(2, 256, dtype=torch.long)
+    )
 
     def saved(checkpointing: str) -> int:
         timeline = traced(built, inputs, platform, optimizer="sgd", checkpointing=checkpointing)
@@ -154,12 +199,19 @@ def test_bf16_halves_everything_but_whole_numbers(platform: Platform) -> None:
     full = traced(model, torch.zeros(2, 8), platform, optimizer="adamw")
     half = traced(model, torch.zeros(2, 8), platform, optimizer="adamw", precision="bf16")
     for held in ("parameter", "gradient", "optimizer_state"):
-        assert 2 * bytes_by_class(half, end_of_step(half, 2))[held] == bytes_by_class(full, end_of_step(full, 2))[held]
-    assert bytes_by_class(half, end_of_step(half, 2))["buffer"] == 2 * 8 * 2 + 8  # the count of batches is an int64
+        assert (
+            2 * bytes_by_class(half, end_of_step(half, 2))[held]
+            == bytes_by_class(full, end_of_step(full, 2))[held]
+        )
+    assert (
+        bytes_by_class(half, end_of_step(half, 2))["buffer"] == 2 * 8 * 2 + 8
+    )  # the count of batches is an int64
 
 
 @pytest.mark.parametrize("length", [20_000, 2_000_000])
-def test_tables_of_whole_numbers_keep_values_that_models_read(platform: Platform, length: int) -> None:
+def test_tables_of_whole_numbers_keep_values_that_models_read(
+    platform: Platform, length: int
+) -> None:
     class Reads(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             assert self.table[-1].item() == length - 1  # type: ignore[index]
@@ -172,7 +224,9 @@ def test_tables_of_whole_numbers_keep_values_that_models_read(platform: Platform
         with pytest.raises(ExtractError, match="values"):
             traced(model, torch.zeros(2, 8), platform)
     else:
-        assert bytes_by_class(traced(model, torch.zeros(2, 8), platform), 10)["buffer"] == 8 * length
+        assert (
+            bytes_by_class(traced(model, torch.zeros(2, 8), platform), 10)["buffer"] == 8 * length
+        )
 
 
 class Forward(nn.Linear):
@@ -198,10 +252,16 @@ def positions() -> Tensor:
         lambda: bool((positions() > 2).any()),
         lambda: (1 - positions()).sum().item(),
         lambda: (positions() == 0).nonzero(),
-        lambda: float(nn.functional.group_norm(torch.ones(1, 8, 6, 6).to(memory_format=torch.channels_last), 2).sum()),
+        lambda: float(
+            nn.functional.group_norm(
+                torch.ones(1, 8, 6, 6).to(memory_format=torch.channels_last), 2
+            ).sum()
+        ),
     ],
 )
-def test_real_tensors_keep_their_values_whatever_their_layout(platform: Platform, before: Callable[[], object]) -> None:
+def test_real_tensors_keep_their_values_whatever_their_layout(
+    platform: Platform, before: Callable[[], object]
+) -> None:
     assert traced(Forward(before), torch.zeros(2, 8), platform).storages
 
 
@@ -209,7 +269,9 @@ def test_softmax_of_nested_tensors_is_left_to_them(platform: Platform) -> None:
     class Nested(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             offsets = torch.tensor([0, 5, 10])
-            rows = torch.nested.nested_tensor_from_jagged(super().forward(x), offsets, min_seqlen=5, max_seqlen=5)
+            rows = torch.nested.nested_tensor_from_jagged(
+                super().forward(x), offsets, min_seqlen=5, max_seqlen=5
+            )
             return torch.softmax(rows, -1).values()
 
     assert traced(Nested(8, 4), torch.zeros(10, 8), platform).storages
@@ -231,13 +293,19 @@ def test_scripted_convolutions_ask_for_nothing_beside_their_results(platform: Pl
         return Counter((storage.operator, storage.size_bytes) for storage in timeline.storages)
 
     for channels_last in (False, True):
-        plain = operators(nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.ReLU()), channels_last=channels_last)
+        plain = operators(
+            nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.ReLU()), channels_last=channels_last
+        )
         assert operators(Scripted(3, 8, 3, bias=False), channels_last=channels_last) == plain
 
 
 def test_the_model_is_left_as_it_was(platform: Platform) -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(4 * 36, 2)).eval()
-    before = {name: (id(t), t.clone()) for name, t in [*model.named_parameters(), *model.named_buffers()]}
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(4 * 36, 2)
+    ).eval()
+    before = {
+        name: (id(t), t.clone()) for name, t in [*model.named_parameters(), *model.named_buffers()]
+    }
     hooks = len(module_hooks._global_forward_hooks), len(module_hooks._global_forward_pre_hooks)
     record(model, inputs_from_example(torch.zeros(2, 3, 8, 8), None), TraceOptions(), platform)
     assert not any(module.training for module in model.modules())
@@ -246,8 +314,13 @@ def test_the_model_is_left_as_it_was(platform: Platform) -> None:
         assert id(tensor) == identity
         assert torch.equal(tensor, value)
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert hooks == (len(module_hooks._global_forward_hooks), len(module_hooks._global_forward_pre_hooks))
-    torch.nn.functional.dropout(torch.empty(2, device="meta"), 0.5, True)  # PyTorch's own kernels are back
+    assert hooks == (
+        len(module_hooks._global_forward_hooks),
+        len(module_hooks._global_forward_pre_hooks),
+    )
+    torch.nn.functional.dropout(
+        torch.empty(2, device="meta"), 0.5, True
+    )  # PyTorch's own kernels are back
 
 
 def test_steps_repeat_as_they_would_run(platform: Platform) -> None:
@@ -263,12 +336,25 @@ def test_steps_repeat_as_they_would_run(platform: Platform) -> None:
 
 def test_an_optimizer_of_the_users_own(platform: Platform) -> None:
     model = perceptron()
-    groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters(), "momentum": 0.9}]
+    groups = [
+        {"params": model[0].parameters(), "lr": 0.1},
+        {"params": model[2].parameters(), "momentum": 0.9},
+    ]
     own = torch.optim.SGD(groups, lr=0.01)
     timeline = traced(model, torch.zeros(2, 8), platform, own_optimizer=own)
-    assert bytes_by_class(timeline, end_of_step(timeline, 2))["optimizer_state"] == FLOAT * (16 * 4 + 4)
-    by_factory = traced(model, torch.zeros(2, 8), platform, own_optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
-    assert bytes_by_class(by_factory, end_of_step(by_factory, 2))["optimizer_state"] == FLOAT * PARAMETERS
+    assert bytes_by_class(timeline, end_of_step(timeline, 2))["optimizer_state"] == FLOAT * (
+        16 * 4 + 4
+    )
+    by_factory = traced(
+        model,
+        torch.zeros(2, 8),
+        platform,
+        own_optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    )
+    assert (
+        bytes_by_class(by_factory, end_of_step(by_factory, 2))["optimizer_state"]
+        == FLOAT * PARAMETERS
+    )
     with pytest.raises(InvalidRequestError, match="not the model's"):
         traced(perceptron(), torch.zeros(2, 8), platform, own_optimizer=own)
 
@@ -282,7 +368,9 @@ def test_an_optimizer_of_the_users_own(platform: Platform) -> None:
         (lambda output: output.sum().item(), "test_record.py line .* needs the values of a tensor"),
     ],
 )
-def test_a_loss_that_is_none(loss: Callable[[Tensor], object], sentence: str, platform: Platform) -> None:
+def test_a_loss_that_is_none(
+    loss: Callable[[Tensor], object], sentence: str, platform: Platform
+) -> None:
     with pytest.raises(ExtractError, match=sentence):
         traced(perceptron(), torch.zeros(2, 8), platform, loss=loss)
 
@@ -297,7 +385,9 @@ def test_a_model_that_cannot_be_traced_is_named_with_its_line(platform: Platform
             y: Tensor = self.inner(x)
             return y if y.sum().item() > 0 else -y
 
-    with pytest.raises(ExtractError, match=r"test_record\.py line \d+, in forward: Tensor\.item needs the values"):
+    with pytest.raises(
+        ExtractError, match=r"test_record\.py line \d+, in forward: Tensor\.item needs the values"
+    ):
         traced(Reads(), torch.zeros(2, 4096), platform)
 
 
@@ -309,7 +399,10 @@ def test_nothing_to_train(platform: Platform) -> None:
 def test_targets_of_language_models_and_segmentation(platform: Platform) -> None:
     language = nn.Sequential(nn.Embedding(100, 8), nn.Linear(8, 100))
     timeline = traced(language, torch.zeros(2, 16, dtype=torch.long), platform, optimizer="sgd")
-    assert sum(s.size_bytes for s in timeline.storages if s.memory_class == "input") == 2 * 2 * 8 * 2 * 16  # 2 steps, 2 tensors
+    assert (
+        sum(s.size_bytes for s in timeline.storages if s.memory_class == "input")
+        == 2 * 2 * 8 * 2 * 16
+    )  # 2 steps, 2 tensors
     images = traced(nn.Conv2d(3, 5, 1), torch.zeros(2, 3, 8, 8), platform, optimizer="sgd")
     inputs = [s.size_bytes for s in images.storages if s.memory_class == "input"]
     assert sorted(inputs) == sorted(2 * [FLOAT * 2 * 3 * 8 * 8, 8 * 2 * 8 * 8])
@@ -318,17 +411,27 @@ def test_targets_of_language_models_and_segmentation(platform: Platform) -> None
 def test_platform_changes_only_the_kernels(platform: Platform) -> None:
     model = perceptron()
     on_a100 = traced(model, torch.zeros(2, 8), platform, optimizer="sgd")
-    benchmarked = traced(model, torch.zeros(2, 8), replace(platform, cudnn_benchmark=True), optimizer="sgd")
+    benchmarked = traced(
+        model, torch.zeros(2, 8), replace(platform, cudnn_benchmark=True), optimizer="sgd"
+    )
     assert skeleton(on_a100) == skeleton(benchmarked)
 
 
 @pytest.mark.parametrize("implementation", ["default", "foreach", "for_loop"])
-def test_adafactor_reads_norms_whose_values_move_no_memory(implementation: str, platform: Platform) -> None:
+def test_adafactor_reads_norms_whose_values_move_no_memory(
+    implementation: str, platform: Platform
+) -> None:
     timeline = traced(
-        perceptron(), torch.zeros(2, 8), platform, optimizer="adafactor", optimizer_implementation=implementation, loss="mean"
+        perceptron(),
+        torch.zeros(2, 8),
+        platform,
+        optimizer="adafactor",
+        optimizer_implementation=implementation,
+        loss="mean",
     )
     held = bytes_by_class(timeline, end_of_step(timeline, 1))
-    # a step count of each tensor, on the CPU in a run; a row and a column of each matrix; the whole of each bias
+    # a step count of each tensor, on the CPU in a run; a row and a column of each matrix; the whole
+    # of each bias
     assert held["optimizer_state"] == FLOAT * ((8 + 16) + 16 + (16 + 4) + 4)
 
 
@@ -339,10 +442,17 @@ def test_an_optimizer_of_ones_own_is_not_trusted_with_values(platform: Platform)
             next(iter(self.param_groups[0]["params"])).norm().item()
 
     with pytest.raises(ExtractError, match=r"Tensor\.item"):
-        traced(perceptron(), torch.zeros(2, 8), platform, own_optimizer=lambda parameters: Own(parameters, lr=0.1), loss="mean")
+        traced(
+            perceptron(),
+            torch.zeros(2, 8),
+            platform,
+            own_optimizer=lambda parameters: Own(parameters, lr=0.1),
+            loss="mean",
+        )
 
 
-# Order: what PyTorch's CUDA code was seen to do, allocation by allocation, see tests/dataset_builder/measure/null_gpu.
+# Order: what PyTorch's CUDA code was seen to do, allocation by allocation, see
+# tests/dataset_builder/measure/null_gpu.
 
 
 def allocations(timeline: Timeline, operator: str) -> list[int]:
@@ -354,27 +464,50 @@ def allocations(timeline: Timeline, operator: str) -> list[int]:
 def test_targets_come_with_the_batch_and_stay(platform: Platform) -> None:
     timeline = traced(perceptron(), torch.zeros(2, 8), platform, loss="cross_entropy")
     for start, end in pairwise(timeline.step_starts):
-        arrived = [timeline.storages[event].size_bytes for event in timeline.events[start:end] if event >= 0][:2]
+        arrived = [
+            timeline.storages[event].size_bytes
+            for event in timeline.events[start:end]
+            if event >= 0
+        ][:2]
         assert arrived == [2 * 8 * FLOAT, 2 * 8]  # two samples, two classes of eight bytes
 
 
 def test_autocast_casts_the_last_argument_first(platform: Platform) -> None:
-    timeline = traced(nn.Linear(8, 16), torch.zeros(2, 8), platform, precision="amp_bf16", loss="cross_entropy")
-    assert allocations(timeline, "aten._to_copy")[:3] == [16 * 2, 8 * 16 * 2, 2 * 8 * 2]  # bias, weight, input
+    timeline = traced(
+        nn.Linear(8, 16), torch.zeros(2, 8), platform, precision="amp_bf16", loss="cross_entropy"
+    )
+    assert allocations(timeline, "aten._to_copy")[:3] == [
+        16 * 2,
+        8 * 16 * 2,
+        2 * 8 * 2,
+    ]  # bias, weight, input
 
 
 def test_dropout_makes_its_mask_first(platform: Platform) -> None:
-    timeline = traced(nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5)), torch.zeros(2, 8), platform, loss="cross_entropy")
+    timeline = traced(
+        nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5)),
+        torch.zeros(2, 8),
+        platform,
+        loss="cross_entropy",
+    )
     assert allocations(timeline, "aten.native_dropout")[:2] == [2 * 16, 2 * 16 * FLOAT]
 
 
 def test_the_workspace_of_cublas_comes_after_the_first_product(platform: Platform) -> None:
     timeline = traced(nn.Linear(8, 16), torch.zeros(2, 8), platform, loss="cross_entropy")
-    assert allocations(timeline, "aten.addmm")[:2] == [2 * 16 * FLOAT, platform.device.blas_workspace_bytes]
+    assert allocations(timeline, "aten.addmm")[:2] == [
+        2 * 16 * FLOAT,
+        platform.device.blas_workspace_bytes,
+    ]
 
 
 def test_the_gradient_of_mish_is_one_tensor(platform: Platform) -> None:
-    timeline = traced(nn.Sequential(nn.Linear(8, 16), nn.Mish()), torch.zeros(2, 8), platform, loss="cross_entropy")
+    timeline = traced(
+        nn.Sequential(nn.Linear(8, 16), nn.Mish()),
+        torch.zeros(2, 8),
+        platform,
+        loss="cross_entropy",
+    )
     operators = {storage.operator for storage in timeline.storages}
     assert not operators & {"aten.softplus", "aten.tanh", "aten.sigmoid"}
 
@@ -389,8 +522,14 @@ def test_the_math_kernel_makes_its_causal_mask_on_the_gpu(platform: Platform) ->
             y = self.projection(x)
             return nn.functional.scaled_dot_product_attention(y, y, y, is_causal=True)
 
-    timeline = traced(Causal(), torch.zeros(2, 3, 32, 4), replace(platform, attention_kernel="math"), loss="mean")
-    assert allocations(timeline, "aten.new_ones")[0] == allocations(timeline, "aten.tril")[0] == 32 * 32
+    timeline = traced(
+        Causal(), torch.zeros(2, 3, 32, 4), replace(platform, attention_kernel="math"), loss="mean"
+    )
+    assert (
+        allocations(timeline, "aten.new_ones")[0]
+        == allocations(timeline, "aten.tril")[0]
+        == 32 * 32
+    )
     assert allocations(timeline, "aten.where")[0] == 32 * 32 * FLOAT
 
 
@@ -398,13 +537,20 @@ def test_gradients_of_a_channels_last_convolution_are_channels_last(platform: Pl
     model = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
     squares: Callable[[Tensor], Tensor] = lambda output: output.square().sum()  # noqa: E731
     timeline = traced(model, torch.zeros(2, 4, 16, 16), platform, loss=squares, channels_last=True)
-    scratch = {storage.size_bytes for storage in timeline.storages if storage.is_scratch and "backward" in storage.operator}
-    assert 2 * 8 * 16 * 16 * FLOAT not in scratch  # neither of the two backward calls copies a gradient
+    scratch = {
+        storage.size_bytes
+        for storage in timeline.storages
+        if storage.is_scratch and "backward" in storage.operator
+    }
+    assert (
+        2 * 8 * 16 * 16 * FLOAT not in scratch
+    )  # neither of the two backward calls copies a gradient
 
 
 def test_positions_of_a_large_batch_can_be_looked_into(platform: Platform) -> None:
     class LookingForPackedSequences(nn.Module):
-        """As transformers does before it makes a mask: one pass over the positions of every token of the batch."""
+        """As transformers does before it makes a mask: one pass over the positions of every token
+        of the batch."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -412,7 +558,9 @@ def test_positions_of_a_large_batch_can_be_looked_into(platform: Platform) -> No
             self.packed = False
 
         def forward(self, tokens: Tensor) -> Tensor:
-            positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[0], -1)
+            positions = torch.arange(tokens.shape[1], device=tokens.device).expand(
+                tokens.shape[0], -1
+            )
             steps = torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1)
             self.packed = not bool(((steps != 1).cumsum(-1)[:, -1] == 0).all())
             hidden: Tensor = self.embedding(tokens)

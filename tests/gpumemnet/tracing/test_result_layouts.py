@@ -1,4 +1,5 @@
-"""Layouts of results, against those that PyTorch 2.13's CUDA code returned for tensors of the same strides."""
+"""Layouts of results, against those that PyTorch 2.13's CUDA code returned for tensors of the same
+strides."""
 
 from __future__ import annotations
 
@@ -35,13 +36,16 @@ class Laid(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def layouts(run: Callable[..., Tensor], shape: tuple[int, ...], tensors: int) -> str:
-    """The layout of ``run``'s result for every choice of its arguments', ``c`` contiguous or ``l`` channels last, in order."""
+    """The layout of ``run``'s result for every choice of its arguments', ``c`` contiguous or ``l``
+    channels last, in order."""
     found = ""
     for chosen in product(FORMATS, repeat=tensors):
         given = [torch.empty(shape, device="meta", memory_format=FORMATS[name]) for name in chosen]
         with Laid():  # type: ignore[no-untyped-call]
             result = run(*given)
-        found += next(name for name in FORMATS if STRIDES[tuple(result.shape), name] == result.stride())
+        found += next(
+            name for name in FORMATS if STRIDES[tuple(result.shape), name] == result.stride()
+        )
     return found
 
 
@@ -63,7 +67,11 @@ def layouts(run: Callable[..., Tensor], shape: tuple[int, ...], tensors: int) ->
         (lambda x: F.group_norm(x, 8), "cc", "cc"),
         (lambda x: F.log_softmax(x, 1), "cc", "cc"),
         (lambda x: F.softmax(x, 1), "cc", "cc"),
-        (lambda x: aten.native_batch_norm(x, None, None, None, None, True, 0.1, 1e-5)[0], "cl", "cl"),
+        (
+            lambda x: aten.native_batch_norm(x, None, None, None, None, True, 0.1, 1e-5)[0],
+            "cl",
+            "cl",
+        ),
     ],
 )
 def test_results_lie_as_on_cuda(run: Callable[[Tensor], Tensor], image: str, pixel: str) -> None:
@@ -92,7 +100,9 @@ def test_results_lie_as_on_cuda(run: Callable[[Tensor], Tensor], image: str, pix
         (lambda grad, x: aten.glu_backward(grad, torch.cat([x, x], 1), 1), "cccc", None),
     ],
 )
-def test_gradients_lie_as_on_cuda(run: Callable[[Tensor, Tensor], Tensor], image: str, pixel: str | None) -> None:
+def test_gradients_lie_as_on_cuda(
+    run: Callable[[Tensor, Tensor], Tensor], image: str, pixel: str | None
+) -> None:
     assert layouts(run, IMAGE, 2) == image
     if pixel:
         assert layouts(run, PIXEL, 2) == pixel
@@ -106,15 +116,32 @@ def test_a_convolution_is_channels_last_if_its_input_or_weight_is() -> None:
     assert (convolved("c"), convolved("l")) == ("cl", "ll")
 
 
-def test_the_gradient_of_a_weight_lies_as_images_of_one_pixel_happen_to_and_not_as_the_weight() -> None:
+def test_the_gradient_of_a_weight_lies_as_images_of_one_pixel_happen_to_and_not_as_the_weight() -> (
+    None
+):
     weight = torch.empty(16, 16, 3, 3, device="meta", memory_format=torch.channels_last)
 
     def gradients(layout: str) -> list[bool]:
         pixel = torch.empty(PIXEL, device="meta", memory_format=FORMATS[layout])
-        arguments = (pixel, pixel, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])
+        arguments = (
+            pixel,
+            pixel,
+            weight,
+            None,
+            [1, 1],
+            [1, 1],
+            [1, 1],
+            False,
+            [0, 0],
+            1,
+            [True, True, False],
+        )
         with Laid():  # type: ignore[no-untyped-call]
             results = aten.convolution_backward(*arguments)[:2]
-        return [each.stride() == torch.empty_like(each, memory_format=torch.channels_last).stride() for each in results]
+        return [
+            each.stride() == torch.empty_like(each, memory_format=torch.channels_last).stride()
+            for each in results
+        ]
 
     assert gradients("c") == [True, False]
     assert gradients("l") == [True, True]
@@ -123,11 +150,30 @@ def test_the_gradient_of_a_weight_lies_as_images_of_one_pixel_happen_to_and_not_
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize(
     "loss",
-    [F.mse_loss, F.smooth_l1_loss, F.soft_margin_loss, F.binary_cross_entropy, F.huber_loss, F.l1_loss, F.poisson_nll_loss],
+    [
+        F.mse_loss,
+        F.smooth_l1_loss,
+        F.soft_margin_loss,
+        F.binary_cross_entropy,
+        F.huber_loss,
+        F.l1_loss,
+        F.poisson_nll_loss,
+    ],
 )
-def test_a_loss_keeps_the_storage_that_it_was_formed_in(loss: Callable[..., Tensor], reduction: str) -> None:
+def test_a_loss_keeps_the_storage_that_it_was_formed_in(
+    loss: Callable[..., Tensor], reduction: str
+) -> None:
     real = torch.rand(8, 16)
     with Laid():  # type: ignore[no-untyped-call]
-        laid = loss(torch.empty(8, 16, device="meta"), torch.empty(8, 16, device="meta"), reduction=reduction)
-    found = loss(real, real, reduction=reduction)  # PyTorch's own code, the same on a CPU and on CUDA
-    assert (laid.shape, laid.untyped_storage().nbytes()) == (found.shape, found.untyped_storage().nbytes())
+        laid = loss(
+            torch.empty(8, 16, device="meta"),
+            torch.empty(8, 16, device="meta"),
+            reduction=reduction,
+        )
+    found = loss(
+        real, real, reduction=reduction
+    )  # PyTorch's own code, the same on a CPU and on CUDA
+    assert (laid.shape, laid.untyped_storage().nbytes()) == (
+        found.shape,
+        found.untyped_storage().nbytes(),
+    )

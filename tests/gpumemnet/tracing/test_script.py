@@ -21,14 +21,18 @@ SCRIPTS = Path(__file__).parent / "examples" / "scripts"
 
 
 def traced(script: Path | str, *arguments: str, ranks: int | None = None) -> Any:
-    return script_child.traced(SCRIPTS / f"{script}.py" if isinstance(script, str) else script, arguments, ranks)
+    return script_child.traced(
+        SCRIPTS / f"{script}.py" if isinstance(script, str) else script, arguments, ranks
+    )
 
 
 def test_a_plain_script_takes_what_its_model_takes(platform: Platform) -> None:
     answer = traced("plain", "--batch-size", "128", "--width", "768")
     model = nn.Sequential(nn.Linear(256, 768), nn.ReLU(), nn.Dropout(0.1), nn.Linear(768, 10))
     options = TraceOptions(optimizer="adamw", loss="cross_entropy", keeps_names=True)
-    timeline = record(model, inputs_from_example(torch.zeros(128, 256), None), options, platform).timeline
+    timeline = record(
+        model, inputs_from_example(torch.zeros(128, 256), None), options, platform
+    ).timeline
     assert answer["requested_bytes"] == peak_of(timeline, timeline.sizes)[0]
     assert answer["batch_size"] == 128
     assert answer["model"] == "plain.py (Sequential)"
@@ -54,7 +58,9 @@ def test_two_optimizers() -> None:
 
 def test_what_a_script_keeps_is_said() -> None:
     grows = [note for note in traced("leak")["notes"] if "grows by" in note]
-    assert grows == ["the memory on the GPU grows by 4.0 MiB with every step: the script keeps tensors of earlier steps."]
+    assert grows == [
+        "the memory on the GPU grows by 4.0 MiB with every step: the script keeps tensors of earlier steps."
+    ]
     assert not any("grows by" in note for note in traced("leak", "--mended")["notes"])
 
 
@@ -72,7 +78,10 @@ def test_checkpointing_compile_fused_and_saving() -> None:
     ("script", "sentence"),
     [
         ("cpu_only", "the model never left the CPU: 10 optimizer steps ran there"),
-        ("shapes", "shapes.py line 10: aten.repeat_interleave has an output whose shape depends on values"),
+        (
+            "shapes",
+            "shapes.py line 10: aten.repeat_interleave has an output whose shape depends on values",
+        ),
     ],
 )
 def test_what_cannot_be_traced_is_named(script: str, sentence: str) -> None:
@@ -93,11 +102,17 @@ _CHAIN = "line 4: KeyError: 'depth'; this led to ValueError: no such model"
         ("raise RuntimeError('no data here')", "line 1: RuntimeError: no data here"),
         ("import sys\nsys.exit(3)", "sys.exit(3)"),
         ("this is no python", "is no valid Python"),
-        ("import torch\ntorch.distributed.init_process_group('nccl')", "--ranks: the script starts a process group"),
+        (
+            "import torch\ntorch.distributed.init_process_group('nccl')",
+            "--ranks: the script starts a process group",
+        ),
         ("", "the script ended before anything was on the GPU and before any optimizer stepped"),
         (f"import sys\n{_STEP.replace('optimizer.step()', 'sys.exit(4)')}", "it ended at"),
         (f"{_STEP.replace('optimizer.step()', '')}", "no optimizer stepped on what is on the GPU"),
-        ("try:\n  {}['depth']\nexcept KeyError as e:\n  raise ValueError('no such model') from e", _CHAIN),
+        (
+            "try:\n  {}['depth']\nexcept KeyError as e:\n  raise ValueError('no such model') from e",
+            _CHAIN,
+        ),
     ],
 )
 def test_scripts_that_do_not_train(text: str, sentence: str, tmp_path: Path) -> None:
@@ -167,7 +182,9 @@ def test_replicas_that_a_script_starts_itself() -> None:
 @pytest.mark.parametrize("arguments", [(), ("meta",), ("whole",)])
 def test_shards_however_they_are_made(arguments: tuple[str, ...]) -> None:
     parts = traced("fully_sharded", *arguments, ranks=8)["parts"]
-    shards = 4 * (6 * (1024 // 8 * 1024 + 1024 // 8) + 2 * 1024 + 2)  # ten rows among eight: two for the first
+    shards = 4 * (
+        6 * (1024 // 8 * 1024 + 1024 // 8) + 2 * 1024 + 2
+    )  # ten rows among eight: two for the first
     assert (parts["parameter"], parts["optimizer_state"]) == (shards, 2 * shards)
 
 
@@ -193,7 +210,10 @@ for _ in range(3):
             "dist.init_process_group('nccl')\nfully_shard(model, offload_policy=CPUOffloadPolicy())",
             "offloading parameters to host memory",
         ),
-        ("dist.init_process_group('nccl')\ndist.init_process_group('nccl')", "a second default process group"),
+        (
+            "dist.init_process_group('nccl')\ndist.init_process_group('nccl')",
+            "a second default process group",
+        ),
     ],
 )
 def test_what_of_several_gpus_is_not_traced(lines: str, sentence: str, tmp_path: Path) -> None:
@@ -206,8 +226,14 @@ def test_what_of_several_gpus_is_not_traced(lines: str, sentence: str, tmp_path:
     ("lines", "note"),
     [
         ("", "the script has started no process group; this is its memory on one GPU."),
-        ("dist.init_process_group('nccl', world_size=4, rank=0); assert dist.get_backend() == 'nccl'", "the first of 4 ranks."),
-        ("torch.UntypedStorage(2**28).resize_(2**29); dist.init_process_group('nccl')", "the first of 2 ranks."),
+        (
+            "dist.init_process_group('nccl', world_size=4, rank=0); assert dist.get_backend() == 'nccl'",
+            "the first of 4 ranks.",
+        ),
+        (
+            "torch.UntypedStorage(2**28).resize_(2**29); dist.init_process_group('nccl')",
+            "the first of 2 ranks.",
+        ),
     ],
 )
 def test_of_how_many_gpus_a_script_is_one(lines: str, note: str, tmp_path: Path) -> None:
@@ -254,6 +280,10 @@ def test_columns_and_rows_of_layers(sharded: bool) -> None:
     rest, last = 3 * 512, 10 * 512 + 10
     weights = (4 * (wide + rest) + last) // (2 if sharded else 1)
     assert parts["parameter"] == 4 * weights
-    assert parts["communicator"] == (688 + (544 if sharded else 0)) * MIB  # four share layers, two share those shares
+    assert (
+        parts["communicator"] == (688 + (544 if sharded else 0)) * MIB
+    )  # four share layers, two share those shares
     assert answer["ranks"] == 8
-    assert parts["optimizer_state"] == pytest.approx(2 * parts["parameter"], abs=1024)  # and a step for each parameter
+    assert parts["optimizer_state"] == pytest.approx(
+        2 * parts["parameter"], abs=1024
+    )  # and a step for each parameter

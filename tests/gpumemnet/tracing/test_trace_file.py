@@ -40,7 +40,18 @@ def refusal(source: str, *inputs: str, **options: Any) -> str:
 
 def test_a_model_of_seven_billion_parameters_takes_little_of_the_host() -> None:
     model = [f"{MODELS}/gpt2.py:build_7b", "--input", "1024:int64", "--batch-size", "1"]
-    command = [sys.executable, "-m", "gpumemnet", "trace", *model, "--precision", "bf16", "--gpu", "H200", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "gpumemnet",
+        "trace",
+        *model,
+        "--precision",
+        "bf16",
+        "--gpu",
+        "H200",
+        "--json",
+    ]
     script = (
         "import resource, subprocess, sys\n"
         f"done = subprocess.run({command!r}, stdout=subprocess.PIPE, check=True)\n"
@@ -48,7 +59,9 @@ def test_a_model_of_seven_billion_parameters_takes_little_of_the_host() -> None:
         "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr)"
     )
     # in a process of its own, so that no other child of the tests counts
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     parts = json.loads(done.stdout)["parts"]
     assert parts["parameter"] == 2 * 6_654_210_048
     assert parts["optimizer_state"] >= 4 * 6_654_210_048
@@ -71,7 +84,11 @@ def test_everything_that_can_be_asked_comes_back() -> None:
         loss="mse",
         gradient_accumulation=2,
     )
-    assert (answer.gpu, answer.context_bytes, answer.available_bytes) == (gpu.name, 300 * MIB, available_mib(gpu) * MIB)
+    assert (answer.gpu, answer.context_bytes, answer.available_bytes) == (
+        gpu.name,
+        300 * MIB,
+        available_mib(gpu) * MIB,
+    )
     assert answer.parts["parameter"] == 4 * (8 * 2048 + 2048 + 2 * 2048 + 2)
     assert answer.parts["optimizer_state"] == 0
     assert answer.loss == "mse"
@@ -85,7 +102,9 @@ def test_everything_that_can_be_asked_comes_back() -> None:
 
 def test_a_factory_may_bring_its_loss() -> None:
     assert traced(f"{EXAMPLES}/losses.py:with_loss", arguments={"loss": "margin"}).loss == "margin"
-    assert refusal(f"{EXAMPLES}/losses.py:with_loss", arguments={"loss": "text"}).endswith("as loss, and returned 'mse'")
+    assert refusal(f"{EXAMPLES}/losses.py:with_loss", arguments={"loss": "text"}).endswith(
+        "as loss, and returned 'mse'"
+    )
 
 
 def test_values_that_the_factory_reads_are_guessed_too() -> None:
@@ -105,23 +124,42 @@ def test_values_that_the_factory_reads_are_guessed_too() -> None:
             {},
             r"raises\(\) failed: .*factories\.py line \d+, in raises: FileNotFoundError: no such checkpoint",
         ),
-        ("operators.py:extension", {}, r"line \d+, in extension: ModuleNotFoundError: No module named 'trace_example_cuda'$"),
+        (
+            "operators.py:extension",
+            {},
+            r"line \d+, in extension: ModuleNotFoundError: No module named 'trace_example_cuda'$",
+        ),
         (
             "factories.py:leaves",
             {"arguments": {"how": "exit"}},
             r"exited the program: .*line \d+, in backward: sys\.exit\('enough'\)$",
         ),
-        ("factories.py:mismatched", {}, r"fails: .*factories\.py line \d+, in forward: RuntimeError.*; inputs: 4x8, 6x8$"),
+        (
+            "factories.py:mismatched",
+            {},
+            r"fails: .*factories\.py line \d+, in forward: RuntimeError.*; inputs: 4x8, 6x8$",
+        ),
     ],
 )
-def test_what_goes_wrong_is_one_sentence_with_its_line(factory: str, options: dict[str, object], sentence: str) -> None:
+def test_what_goes_wrong_is_one_sentence_with_its_line(
+    factory: str, options: dict[str, object], sentence: str
+) -> None:
     with pytest.raises(ExtractError, match=sentence):
         raise ExtractError(refusal(f"{EXAMPLES}/{factory}", **options))
 
 
 def test_a_model_that_hangs_is_ended_at_the_deadline_and_its_line_said() -> None:
-    for seconds in (5, 20, 80, 300):  # a busy machine may reach the backward pass only within one of the later deadlines
-        text = refusal(f"{EXAMPLES}/factories.py:leaves", arguments={"how": "never"}, deadline_seconds=float(seconds))
+    for seconds in (
+        5,
+        20,
+        80,
+        300,
+    ):  # a busy machine may reach the backward pass only within one of the later deadlines
+        text = refusal(
+            f"{EXAMPLES}/factories.py:leaves",
+            arguments={"how": "never"},
+            deadline_seconds=float(seconds),
+        )
         assert f"not done after {seconds} seconds" in text
         assert text.endswith(": raise --deadline")
         if re.search(r"\(it was at .*factories\.py line \d+, in backward\)", text):
@@ -131,7 +169,9 @@ def test_a_model_that_hangs_is_ended_at_the_deadline_and_its_line_said() -> None
 
 def test_a_file_that_is_no_python_is_refused_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "wrong.py").write_text("x = 1\ndef build(:\n")
-    assert "wrong.py line 2: SyntaxError" in refusal(f"{tmp_path}/wrong.py:build", "8", batch_size=2)
+    assert "wrong.py line 2: SyntaxError" in refusal(
+        f"{tmp_path}/wrong.py:build", "8", batch_size=2
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,7 +181,11 @@ def test_a_file_that_is_no_python_is_refused_with_its_line(tmp_path: Path) -> No
         ({"zero_grad": "never"}, InvalidRequestError, "zero_grad: must be one of before_forward, "),
         ({"gpu": "Voodoo 2"}, InvalidRequestError, "gpu: no profile of 'Voodoo 2'"),
         ({"gpu": "none.json"}, InvalidRequestError, "gpu: none.json cannot be read"),
-        ({"extras": ExtraResults(batches=(0,))}, InvalidRequestError, "batches: must be at least 1, not 0"),
+        (
+            {"extras": ExtraResults(batches=(0,))},
+            InvalidRequestError,
+            "batches: must be at least 1, not 0",
+        ),
         ({"deadline_seconds": 0.0}, InvalidRequestError, "deadline: must be above 0"),
         ({"precision": "fp8"}, InvalidJobError, "precision: must be one of "),
         ({"batch_size": 0}, InvalidJobError, "batch_size: must be between 1 and "),
@@ -153,13 +197,21 @@ def test_a_file_that_is_no_python_is_refused_with_its_line(tmp_path: Path) -> No
         ),
     ],
 )
-def test_questions_that_cannot_be_asked(options: dict[str, object], error: type[Exception], sentence: str) -> None:
+def test_questions_that_cannot_be_asked(
+    options: dict[str, object], error: type[Exception], sentence: str
+) -> None:
     with pytest.raises(error, match=sentence):
         traced(f"{MODELS}/small.py:ModuleMLP", "8", **{"batch_size": 2, **options})
 
 
 def test_the_capacity_of_a_profile_decides(tmp_path: Path) -> None:
     tiny = replace(device_profile("T4"), capacity_bytes=GIB // 2)
-    answer = traced(f"{MODELS}/small.py:ModuleMLP", "8", batch_size=2, gpu=tiny, extras=ExtraResults(max_batch=True))
+    answer = traced(
+        f"{MODELS}/small.py:ModuleMLP",
+        "8",
+        batch_size=2,
+        gpu=tiny,
+        extras=ExtraResults(max_batch=True),
+    )
     assert not answer.fits
     assert answer.max_batch_size == 0

@@ -40,7 +40,13 @@ PART_LABELS = {label for label, _ in PART_NAMES.values()}
 
 
 def network() -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.Flatten(), nn.Linear(64 * 30 * 30, 10))
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 3),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64 * 30 * 30, 10),
+    )
 
 
 IMAGES = torch.empty(16, 3, 32, 32, device="meta")
@@ -85,7 +91,11 @@ def test_a_notebook_shows_parts_peak_and_notes_escaped(answer: TraceAnswer) -> N
     rows = dict(re.findall(r"<th[^>]*>([^<]*)</th><td[^>]*>([^<]*)</td>", shown))
     assert rows["peak"].startswith(answer.peak.phase)
     assert rows["available"] == "39.50 GiB: fits"
-    amounts = [int(value.removesuffix(" MiB").replace(",", "")) for name, value in rows.items() if name in PART_LABELS]
+    amounts = [
+        int(value.removesuffix(" MiB").replace(",", ""))
+        for name, value in rows.items()
+        if name in PART_LABELS
+    ]
     assert sum(amounts) == ceil_mib(answer.expected_bytes)
 
 
@@ -94,7 +104,9 @@ def test_the_public_name_is_a_function_with_a_signature() -> None:
     assert not isinstance(gpumemnet.tracing, types.FunctionType)
     parameters = inspect.signature(gpumemnet.trace).parameters
     assert list(parameters)[:2] == ["model", "inputs"]
-    assert all(parameter.annotation is not inspect.Parameter.empty for parameter in parameters.values())
+    assert all(
+        parameter.annotation is not inspect.Parameter.empty for parameter in parameters.values()
+    )
     assert all(f"{name}:" in str(gpumemnet.trace.__doc__) for name in parameters)
     answer = gpumemnet.trace(network(), IMAGES, optimizer="sgd", gpu="T4")
     assert answer.gpu == device_profile("T4").name
@@ -124,7 +136,9 @@ def test_the_peak_is_explained(answer: TraceAnswer) -> None:
     assert answer.peak.phase in ("forward", "backward", "optimizer")
     held = sum(size for _, size in answer.peak.modules)
     assert held == answer.reserved_bytes - answer.parts["fragmentation"]
-    assert [size for _, size in answer.peak.modules] == sorted((size for _, size in answer.peak.modules), reverse=True)
+    assert [size for _, size in answer.peak.modules] == sorted(
+        (size for _, size in answer.peak.modules), reverse=True
+    )
     assert {name for name, _ in answer.peak.modules} <= {"", "0", "1", "2", "3", "4"}
 
 
@@ -134,7 +148,9 @@ def test_batches_and_the_largest_that_fits(answer: TraceAnswer) -> None:
     assert expected == sorted(expected)
     assert answer.max_batch_size is not None
     fits = trace(network(), IMAGES, optimizer="adam", gpu="A100", batch_size=answer.max_batch_size)
-    beyond = trace(network(), IMAGES, optimizer="adam", gpu="A100", batch_size=answer.max_batch_size + 1)
+    beyond = trace(
+        network(), IMAGES, optimizer="adam", gpu="A100", batch_size=answer.max_batch_size + 1
+    )
     assert fits.safe_bytes <= answer.available_bytes < beyond.safe_bytes
     assert fits.verdict == "yes" != beyond.verdict
 
@@ -142,10 +158,16 @@ def test_batches_and_the_largest_that_fits(answer: TraceAnswer) -> None:
 def test_every_gpu_has_its_line(answer: TraceAnswer) -> None:
     own = next(fit for fit in answer.gpus if fit.gpu == answer.gpu)
     assert (own.expected_bytes, own.safe_bytes) == (answer.expected_bytes, answer.safe_bytes)
-    available_mib = {target.gpu: target.available_mib for target in catalogue_targets() if target.mig is None}
-    assert {fit.gpu: fit.available_bytes // MIB for fit in answer.gpus} == available_mib  # as predictions compare with
+    available_mib = {
+        target.gpu: target.available_mib for target in catalogue_targets() if target.mig is None
+    }
+    assert {
+        fit.gpu: fit.available_bytes // MIB for fit in answer.gpus
+    } == available_mib  # as predictions compare with
     for fit in answer.gpus:
-        assert fit.verdict == verdict(ceil_mib(fit.expected_bytes), ceil_mib(fit.safe_bytes), fit.available_bytes // MIB)
+        assert fit.verdict == verdict(
+            ceil_mib(fit.expected_bytes), ceil_mib(fit.safe_bytes), fit.available_bytes // MIB
+        )
 
 
 def test_the_curve_has_the_peak(answer: TraceAnswer) -> None:
@@ -173,7 +195,11 @@ def test_precision_and_optimizer_move_the_answer() -> None:
         return trace(network(), IMAGES, optimizer=optimizer, precision=precision).requested_bytes
 
     assert requested(optimizer="sgd") < requested(optimizer="adam")
-    assert requested(precision="bf16") < requested(precision="amp_bf16") <= requested(precision="fp32") + 8 * MIB
+    assert (
+        requested(precision="bf16")
+        < requested(precision="amp_bf16")
+        <= requested(precision="fp32") + 8 * MIB
+    )
 
 
 def test_attention_kernels_differ(example: Callable[[str], ModuleType]) -> None:
@@ -215,7 +241,8 @@ def test_values_that_do_not_exist(option: str, value: object, error: type[Except
 
 
 def images(width: int, layers: int) -> nn.Sequential:
-    """A convolutional network whose activations shrink, so that cached segments do not fit later requests."""
+    """A convolutional network whose activations shrink, so that cached segments do not fit later
+    requests."""
     blocks: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1)]
     for _ in range(layers):
         blocks += [nn.Conv2d(width, width, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
@@ -224,7 +251,12 @@ def images(width: int, layers: int) -> nn.Sequential:
 
 def test_a_search_for_algorithms_counts_for_the_start_up_only() -> None:
     plain, searched = (
-        trace(images(64, 3), torch.empty(32, 3, 64, 64, device="meta"), cudnn_benchmark=searches, gpu="A100")
+        trace(
+            images(64, 3),
+            torch.empty(32, 3, 64, 64, device="meta"),
+            cudnn_benchmark=searches,
+            gpu="A100",
+        )
         for searches in (False, True)
     )
     assert plain.startup_peak_bytes == plain.expected_bytes
@@ -238,16 +270,34 @@ def test_near_the_capacity_the_allocator_gives_cached_segments_back() -> None:
     roomy = trace(images(64, 3), batch, gpu="A100")
     spare_bytes = (roomy.reserved_bytes + roomy.context_bytes - roomy.smallest_bytes) // 4
     assert spare_bytes > 64 * MIB
-    reserve_bytes = (device_profile("A100").capacity_bytes // MIB - available_mib(device_profile("A100"))) * MIB
+    reserve_bytes = (
+        device_profile("A100").capacity_bytes // MIB - available_mib(device_profile("A100"))
+    ) * MIB
     usable_bytes = roomy.smallest_bytes + spare_bytes
-    tight = trace(images(64, 3), batch, gpu=replace(device_profile("A100"), capacity_bytes=usable_bytes + reserve_bytes))
+    tight = trace(
+        images(64, 3),
+        batch,
+        gpu=replace(device_profile("A100"), capacity_bytes=usable_bytes + reserve_bytes),
+    )
     assert roomy.smallest_bytes <= tight.expected_bytes <= usable_bytes < roomy.expected_bytes
     assert sum(tight.parts.values()) == tight.expected_bytes
-    without_workspaces = replace(device_profile("A100"), capacity_bytes=roomy.smallest_bytes + spare_bytes // 16 + reserve_bytes)
-    assert trace(images(64, 3), batch, gpu=without_workspaces).expected_bytes <= roomy.smallest_bytes + spare_bytes // 16
-    too_small = trace(images(64, 3), batch, gpu=replace(device_profile("A100"), capacity_bytes=roomy.smallest_bytes // 2))
+    without_workspaces = replace(
+        device_profile("A100"),
+        capacity_bytes=roomy.smallest_bytes + spare_bytes // 16 + reserve_bytes,
+    )
+    assert (
+        trace(images(64, 3), batch, gpu=without_workspaces).expected_bytes
+        <= roomy.smallest_bytes + spare_bytes // 16
+    )
+    too_small = trace(
+        images(64, 3),
+        batch,
+        gpu=replace(device_profile("A100"), capacity_bytes=roomy.smallest_bytes // 2),
+    )
     assert not too_small.fits
-    assert too_small.expected_bytes == roomy.expected_bytes  # what it would take on a GPU that is large enough
+    assert (
+        too_small.expected_bytes == roomy.expected_bytes
+    )  # what it would take on a GPU that is large enough
 
 
 class Masked(nn.Module):
@@ -260,7 +310,11 @@ class Masked(nn.Module):
 
     def forward(self, tokens: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         hidden = self.embedding(tokens).view(*tokens.shape, 4, 16).transpose(1, 2)
-        mask = None if attention_mask.all() else attention_mask.bool()[:, None, None, :].expand(-1, 1, tokens.shape[1], -1)
+        mask = (
+            None
+            if attention_mask.all()
+            else attention_mask.bool()[:, None, None, :].expand(-1, 1, tokens.shape[1], -1)
+        )
         hidden = nn.functional.scaled_dot_product_attention(hidden, hidden, hidden, attn_mask=mask)
         return torch.as_tensor(self.output(hidden.transpose(1, 2).flatten(2)))
 
@@ -271,7 +325,13 @@ def test_masks_keep_their_values() -> None:
     padded[1, 40:] = 0
     batches = ExtraResults(batches=(8,))
     without, with_mask = (
-        trace(Masked(), {"tokens": tokens, "attention_mask": mask}, precision="amp_bf16", gpu="A100", extras=batches)
+        trace(
+            Masked(),
+            {"tokens": tokens, "attention_mask": mask},
+            precision="amp_bf16",
+            gpu="A100",
+            extras=batches,
+        )
         for mask in (whole, padded)
     )
     assert without.requested_bytes < with_mask.requested_bytes
@@ -292,7 +352,9 @@ class Packed(nn.Module):
             raise RuntimeError("the mask hides something")
         if torch.is_autocast_enabled(hidden.device.type):
             hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
-        packed = nn.utils.rnn.pack_padded_sequence(hidden, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        packed = nn.utils.rnn.pack_padded_sequence(
+            hidden, lengths.cpu(), batch_first=True, enforce_sorted=False
+        )
         output, _ = nn.utils.rnn.pad_packed_sequence(self.recurrent(packed)[0], batch_first=True)
         with torch.autocast(device_type=hidden.device.type, enabled=False):
             return torch.as_tensor(output.float().mean(1))
@@ -301,14 +363,27 @@ class Packed(nn.Module):
 @pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
 def test_sequences_are_packed_by_the_lengths_of_their_samples(precision: str) -> None:
     tokens = torch.randint(100, (8, 500))
-    whole, half = (trace(Packed(), (tokens, torch.full((8,), steps)), precision=precision, gpu="A100") for steps in (500, 250))
+    whole, half = (
+        trace(Packed(), (tokens, torch.full((8,), steps)), precision=precision, gpu="A100")
+        for steps in (500, 250)
+    )
     width = 2 if precision == "amp_bf16" else 4
     assert whole.requested_bytes - half.requested_bytes >= 8 * 250 * (64 + 32) * width
     assert "pack_padded" not in " ".join(whole.notes)
-    unknown = trace(Packed(), (tokens, torch.empty(8, dtype=torch.long, device="meta")), gpu="A100", best_effort=True)
+    unknown = trace(
+        Packed(),
+        (tokens, torch.empty(8, dtype=torch.long, device="meta")),
+        gpu="A100",
+        best_effort=True,
+    )
     assert any("samples of 500 steps" in note for note in unknown.notes)
-    assert unknown.requested_bytes == trace(Packed(), (tokens, torch.full((8,), 500)), gpu="A100").requested_bytes
-    layers = extract_job(Packed(), (tokens, torch.full((8,), 500)), ExtractOptions(precision=precision)).job.layers
+    assert (
+        unknown.requested_bytes
+        == trace(Packed(), (tokens, torch.full((8,), 500)), gpu="A100").requested_bytes
+    )
+    layers = extract_job(
+        Packed(), (tokens, torch.full((8,), 500)), ExtractOptions(precision=precision)
+    ).job.layers
     assert [layer.kind for layer in layers if layer.parameters] == ["embedding", "lstm"]
 
 
@@ -322,9 +397,13 @@ def wide(**options: Any) -> TraceAnswer:
 
 def test_weight_decay_copies_the_gradients_and_nesterov_those_of_a_loop() -> None:
     plain = wide(optimizer="sgd_momentum").allocated_bytes
-    copied = WIDE_BYTES - (4 * 64 * 1024 + 512)  # otherwise the peak is in the backward pass, beside the output's gradient
+    copied = WIDE_BYTES - (
+        4 * 64 * 1024 + 512
+    )  # otherwise the peak is in the backward pass, beside the output's gradient
     assert wide(optimizer="sgd_momentum", weight_decay=0.1).allocated_bytes - plain == copied
-    assert wide(optimizer="sgd_momentum", nesterov=True).allocated_bytes == plain  # the foreach step adds in place
+    assert (
+        wide(optimizer="sgd_momentum", nesterov=True).allocated_bytes == plain
+    )  # the foreach step adds in place
     looped = wide(optimizer="sgd_momentum", nesterov=True, optimizer_implementation="for_loop")
     assert looped.allocated_bytes - plain == copied
 
@@ -337,23 +416,37 @@ def test_clipped_gradients_are_scaled_in_place() -> None:
 
 def test_the_context_is_what_it_is_said_to_be() -> None:
     answer = wide(context_mib=1000)
-    assert (answer.context_bytes, answer.context_source) == (1000 * MIB, "measured: 1,000 MiB, by context_mib")
-    assert answer.expected_bytes - answer.context_bytes == wide().expected_bytes - wide().context_bytes
+    assert (answer.context_bytes, answer.context_source) == (
+        1000 * MIB,
+        "measured: 1,000 MiB, by context_mib",
+    )
+    assert (
+        answer.expected_bytes - answer.context_bytes == wide().expected_bytes - wide().context_bytes
+    )
 
 
 def test_names_and_a_smaller_last_batch() -> None:
     def kept(**options: Any) -> int:
-        return trace(nn.Linear(4096, 8), torch.empty(4096, 4096), loss="mean", optimizer="sgd", **options).allocated_bytes
+        return trace(
+            nn.Linear(4096, 8), torch.empty(4096, 4096), loss="mean", optimizer="sgd", **options
+        ).allocated_bytes
 
-    assert kept(keeps_names=True) - kept() > 60 * MIB  # a batch of 64 MiB lives until the next one is there
+    assert (
+        kept(keeps_names=True) - kept() > 60 * MIB
+    )  # a batch of 64 MiB lives until the next one is there
     assert wide(last_batch_size=7).reserved_bytes >= wide().reserved_bytes
 
 
 def test_tf32_decides_which_convolutions_run() -> None:
     images = torch.empty(32, 64, 56, 56, device="meta")
     model = nn.Conv2d(64, 64, 3, padding=1)
-    with_tf32, without = (trace(model, images, loss="mean", gpu="A100", tf32=tf32) for tf32 in (True, False))
-    assert with_tf32.parts["workspace"] != without.parts["workspace"] or with_tf32.safe_bytes != without.safe_bytes
+    with_tf32, without = (
+        trace(model, images, loss="mean", gpu="A100", tf32=tf32) for tf32 in (True, False)
+    )
+    assert (
+        with_tf32.parts["workspace"] != without.parts["workspace"]
+        or with_tf32.safe_bytes != without.safe_bytes
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Scratch memory of operators, each called as a dispatcher sees it on meta tensors, against sizes worked out by hand."""
+"""Scratch memory of operators, each called as a dispatcher sees it on meta tensors, against sizes
+worked out by hand."""
 
 from __future__ import annotations
 
@@ -36,14 +37,22 @@ def indices(*shape: int) -> Tensor:
     return meta(*shape, dtype=torch.int64)
 
 
-def heads(batch: int, heads: int, length: int, width: int, dtype: torch.dtype = torch.float16) -> Tensor:
+def heads(
+    batch: int, heads: int, length: int, width: int, dtype: torch.dtype = torch.float16
+) -> Tensor:
     """``[batch, heads, length, width]`` as a projection leaves it: by length before heads."""
     return meta(batch, length, heads, width, dtype=dtype).transpose(1, 2)
 
 
-def pieces(operator: Any, *args: Any, platform: Platform = A100, **kwargs: Any) -> tuple[Scratch, ...]:
+def pieces(
+    operator: Any, *args: Any, platform: Platform = A100, **kwargs: Any
+) -> tuple[Scratch, ...]:
     result = operator(*args, **kwargs)
-    outputs = [each for each in (result if isinstance(result, Sequence) else [result]) if isinstance(each, Tensor)]
+    outputs = [
+        each
+        for each in (result if isinstance(result, Sequence) else [result])
+        if isinstance(each, Tensor)
+    ]
     return scratch(operator, args, kwargs, outputs, platform)
 
 
@@ -62,7 +71,11 @@ def deterministic() -> Iterator[None]:
 
 def test_nearly_all_operators_need_none() -> None:
     x = meta(1024, 1024)
-    for operator, args in [(aten.relu.default, (x,)), (aten.add.Tensor, (x, x)), (aten.cat.default, ([x, x],))]:
+    for operator, args in [
+        (aten.relu.default, (x,)),
+        (aten.add.Tensor, (x, x)),
+        (aten.cat.default, ([x, x],)),
+    ]:
         assert pieces(operator, *args) == ()
         assert blas_workspace(operator, A100) is None
     assert all(NEGLECTED.values())
@@ -71,15 +84,25 @@ def test_nearly_all_operators_need_none() -> None:
 # cuBLAS.
 
 
-@pytest.mark.parametrize(("gpu", "amount"), [("V100", 8_519_680), ("A100", 8_519_680), ("L4", 8_519_680), ("H100", 32 * MIB)])
+@pytest.mark.parametrize(
+    ("gpu", "amount"),
+    [("V100", 8_519_680), ("A100", 8_519_680), ("L4", 8_519_680), ("H100", 32 * MIB)],
+)
 def test_a_thread_keeps_the_workspace_of_cublas(gpu: str, amount: int) -> None:
     platform = Platform(device=device_profile(gpu))
-    for operator in (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.mm.out):
+    for operator in (
+        aten.mm.default,
+        aten.addmm.default,
+        aten.bmm.default,
+        aten.baddbmm.default,
+        aten.mm.out,
+    ):
         assert blas_workspace(operator, platform) == amount
 
 
 @pytest.mark.parametrize(
-    ("text", "amount"), [(":4096:2:16:8", 8_519_680), (":4096:8", 32 * MIB), (":16:8", 128 * KIB), (":0:0", 0)]
+    ("text", "amount"),
+    [(":4096:2:16:8", 8_519_680), (":4096:8", 32 * MIB), (":16:8", 128 * KIB), (":0:0", 0)],
 )
 def test_the_workspace_setting(text: str, amount: int) -> None:
     assert parse_workspace_setting(text) == amount
@@ -94,7 +117,8 @@ def test_the_workspace_setting_adds_up_its_pairs(pairs: list[tuple[int, int]]) -
 @pytest.mark.parametrize("text", ["", "4096", ":4096", "none", ":-1:2"])
 def test_a_workspace_setting_without_pairs_is_one_sentence(text: str) -> None:
     with pytest.raises(
-        InvalidRequestError, match="CUBLAS_WORKSPACE_CONFIG: must be pairs of KiB and count such as ':4096:8', not"
+        InvalidRequestError,
+        match="CUBLAS_WORKSPACE_CONFIG: must be pairs of KiB and count such as ':4096:8', not",
     ):
         parse_workspace_setting(text)
 
@@ -111,12 +135,20 @@ def test_cublas_copies_matrices_that_lie_neither_by_rows_nor_by_columns() -> Non
 
 
 def test_the_gradient_of_a_bias_of_many_rows_meets_in_global_memory() -> None:
-    # 3,072 / 4 / 32 = 24 blocks of 128 threads over 4 outputs each; the A100 holds 108 x 16, so 72 share an output; and
-    # ReduceConfig::global_memory_size() counts the 32 threads of a row times 4 outputs for each output
+    # 3,072 / 4 / 32 = 24 blocks of 128 threads over 4 outputs each; the A100 holds 108 x 16, so 72
+    # share an output; and ReduceConfig::global_memory_size() counts the 32 threads of a row times 4
+    # outputs for each output
     assert 4 * 3072 * 72 * 32 * 4 == 113_246_208
     assert exact(pieces(aten.sum.dim_IntList, meta(8192, 3072), [0])) == [113_246_208, 4 * 24]
     # a GPU of 40 multiprocessors with 1,024 threads each: 40 x 8 / 24 = 14 share an output
-    assert exact(pieces(aten.sum.dim_IntList, meta(8192, 3072), [0], platform=Platform(device=device_profile("T4")))) == [
+    assert exact(
+        pieces(
+            aten.sum.dim_IntList,
+            meta(8192, 3072),
+            [0],
+            platform=Platform(device=device_profile("T4")),
+        )
+    ) == [
         4 * 3072 * 14 * 32 * 4,
         4 * 24,
     ]
@@ -129,9 +161,18 @@ def test_a_sum_of_all_is_split_so_that_no_thread_adds_up_more_than_256() -> None
 
 @pytest.mark.parametrize(
     ("shape", "dims"),
-    [((8192, 3072), [1]), ((256, 3072), [0]), ((8, 8), [0, 1]), ((0, 8), [0]), ((1, 4096), [0]), ((), [])],
+    [
+        ((8192, 3072), [1]),
+        ((256, 3072), [0]),
+        ((8, 8), [0, 1]),
+        ((0, 8), [0]),
+        ((1, 4096), [0]),
+        ((), []),
+    ],
 )
-def test_reductions_that_a_block_does_alone_need_none(shape: tuple[int, ...], dims: list[int]) -> None:
+def test_reductions_that_a_block_does_alone_need_none(
+    shape: tuple[int, ...], dims: list[int]
+) -> None:
     assert pieces(aten.sum.dim_IntList, meta(*shape), dims) == ()
 
 
@@ -162,12 +203,18 @@ def test_threads_that_share_an_output_add_up_sixteen_values_at_least(
     found = reduction_scratch(tensor, dims, 4, Platform(device=device_profile(gpu)))
     for piece in found:
         assert piece.expected_bytes % 4 == 0
-        assert 0 < piece.expected_bytes <= 4 * 512 * (tensor.numel() / 16 + outputs)  # of at most 512 threads in a block
+        assert (
+            0 < piece.expected_bytes <= 4 * 512 * (tensor.numel() / 16 + outputs)
+        )  # of at most 512 threads in a block
 
 
 def test_what_32_bits_cannot_address_is_reduced_in_halves() -> None:
-    grad = meta(415, 128, 216, 216, dtype=torch.bfloat16)  # 4,956,733,440 bytes: halves of halves of the batch
-    quarters = {number: pieces(aten.sum.dim_IntList, grad[:number], [0, 2, 3]) for number in (103, 104)}
+    grad = meta(
+        415, 128, 216, 216, dtype=torch.bfloat16
+    )  # 4,956,733,440 bytes: halves of halves of the batch
+    quarters = {
+        number: pieces(aten.sum.dim_IntList, grad[:number], [0, 2, 3]) for number in (103, 104)
+    }
     whole = pieces(aten.sum.dim_IntList, grad, [0, 2, 3])
     partial = 128 * 4  # sums in fp32, which bf16 results cannot hold
     assert exact(whole) == [partial, *exact(quarters[103]), *exact(quarters[104])]
@@ -181,7 +228,14 @@ def test_what_32_bits_cannot_address_is_reduced_in_halves() -> None:
 
 def test_the_gradient_of_an_embedding_sorts_its_indices_and_adds_up_in_pieces() -> None:
     count, rows, width = 8 * 1024, 50_257, 768
-    found = pieces(aten.embedding_dense_backward.default, meta(8, 1024, width), indices(8, 1024), rows, -1, False)
+    found = pieces(
+        aten.embedding_dense_backward.default,
+        meta(8, 1024, width),
+        indices(8, 1024),
+        rows,
+        -1,
+        False,
+    )
     parts = count // 10 + count  # ten rows each, and one left over for each index
     tables = (count + 2 * count + parts) * 8
     assert exact(found) == [2 * count * 8, count * 8 + 2 * count * 8, tables + parts * width * 4]
@@ -191,9 +245,25 @@ def test_the_gradient_of_an_embedding_sorts_its_indices_and_adds_up_in_pieces() 
 def test_few_indices_are_added_up_without_sorting() -> None:
     few = (meta(3072, 64), indices(3072), 1000, -1)
     assert pieces(aten.embedding_dense_backward.default, *few, False) == ()
-    assert len(pieces(aten.embedding_dense_backward.default, *few, True)) == 3  # frequencies are counted by sorting
-    assert len(pieces(aten.embedding_dense_backward.default, meta(3073, 64), indices(3073), 1000, -1, False)) == 3
-    assert exact(pieces(aten.embedding_dense_backward.default, meta(1, 1).expand(3072, 64), *few[1:], False)) == [3072 * 64 * 4]
+    assert (
+        len(pieces(aten.embedding_dense_backward.default, *few, True)) == 3
+    )  # frequencies are counted by sorting
+    assert (
+        len(
+            pieces(
+                aten.embedding_dense_backward.default,
+                meta(3073, 64),
+                indices(3073),
+                1000,
+                -1,
+                False,
+            )
+        )
+        == 3
+    )
+    assert exact(
+        pieces(aten.embedding_dense_backward.default, meta(1, 1).expand(3072, 64), *few[1:], False)
+    ) == [3072 * 64 * 4]
 
 
 def test_half_precision_embeddings_of_few_rows_are_added_up_in_fp32_in_place() -> None:
@@ -206,27 +276,44 @@ def test_half_precision_embeddings_of_few_rows_are_added_up_in_fp32_in_place() -
 
 def test_adding_to_indexed_places_sorts_and_writing_does_not(deterministic: None) -> None:
     target, places, values = meta(1000, 16), [indices(500)], meta(500, 16)
-    assert exact(pieces(aten.index_put.default, target, places, values, True)) == [4 * 500 * 8, 2 * 500 * 8]
-    assert exact(pieces(aten.index_put.default, target, places, meta(1, 16), True))[0] == 500 * 16 * 4  # values are expanded
-    assert pieces(aten.index_put.default, target, places, values, False)  # as long as the order matters
+    assert exact(pieces(aten.index_put.default, target, places, values, True)) == [
+        4 * 500 * 8,
+        2 * 500 * 8,
+    ]
+    assert (
+        exact(pieces(aten.index_put.default, target, places, meta(1, 16), True))[0] == 500 * 16 * 4
+    )  # values are expanded
+    assert pieces(
+        aten.index_put.default, target, places, values, False
+    )  # as long as the order matters
     torch.use_deterministic_algorithms(False)
     assert pieces(aten.index_put.default, target, places, values, False) == ()
 
 
-@pytest.mark.parametrize("operator", [aten.index_put_.default, aten._index_put_impl_.default, aten._unsafe_index_put.default])
+@pytest.mark.parametrize(
+    "operator",
+    [aten.index_put_.default, aten._index_put_impl_.default, aten._unsafe_index_put.default],
+)
 def test_every_form_of_adding_to_indexed_places_sorts(operator: Any) -> None:
     arguments = (meta(1000, 16), [indices(50, 10)], meta(50, 10, 16), True)
     assert exact(scratch(operator, arguments, {}, (), A100)) == [4 * 500 * 8, 2 * 500 * 8]
-    assert scratch(operator, (meta(8), [meta(8, dtype=torch.bool)], meta(1), True), {}, (), A100) == ()
+    assert (
+        scratch(operator, (meta(8), [meta(8, dtype=torch.bool)], meta(1), True), {}, (), A100) == ()
+    )
 
 
 def test_short_slices_are_sorted_in_place_few_long_ones_all_at_once_and_many_one_by_one() -> None:
     assert pieces(aten.sort.default, meta(100, 4096)) == ()
     assert pieces(aten.sort.default, meta()) == ()
     count = 4 * 100_000
-    assert exact(pieces(aten.sort.default, meta(4, 100_000))) == [2 * count * 8, count * 4 + count * 12]
+    assert exact(pieces(aten.sort.default, meta(4, 100_000))) == [
+        2 * count * 8,
+        count * 4 + count * 12,
+    ]
     assert exact(pieces(aten.sort.default, meta(128, 5000))) == [5000 * 8 + 5000 * 12]
-    assert exact(pieces(aten.sort.stable, meta(5000, 128), stable=True, dim=0))[0] == 5000 * 128 * 4  # copied: slices lie apart
+    assert (
+        exact(pieces(aten.sort.stable, meta(5000, 128), stable=True, dim=0))[0] == 5000 * 128 * 4
+    )  # copied: slices lie apart
 
 
 # Copies.
@@ -234,18 +321,24 @@ def test_short_slices_are_sorted_in_place_few_long_ones_all_at_once_and_many_one
 
 def test_kernels_that_read_contiguous_tensors_copy_others() -> None:
     turned = meta(64, 32).t()
-    assert exact(pieces(aten.native_layer_norm.default, turned, [64], None, None, 1e-5)) == [64 * 32 * 4]
+    assert exact(pieces(aten.native_layer_norm.default, turned, [64], None, None, 1e-5)) == [
+        64 * 32 * 4
+    ]
     assert exact(pieces(aten._softmax.default, turned, -1, False)) == [64 * 32 * 4]
     assert pieces(aten._softmax.default, turned.contiguous(), -1, False) == ()
     one = meta(1, 1).expand(32, 64)
-    assert exact(pieces(aten._log_softmax_backward_data.default, one, meta(32, 64), 1, torch.float32)) == [32 * 64 * 4]
+    assert exact(
+        pieces(aten._log_softmax_backward_data.default, one, meta(32, 64), 1, torch.float32)
+    ) == [32 * 64 * 4]
 
 
 def test_pooling_reads_channels_last_where_the_input_is() -> None:
     last = meta(2, 8, 16, 16).to(memory_format=torch.channels_last)
     assert pieces(aten.max_pool2d_with_indices.default, last, [2, 2]) == ()
     given = (last, [2, 2], [2, 2], [0, 0], [1, 1], False, indices(2, 8, 8, 8))
-    assert exact(pieces(aten.max_pool2d_with_indices_backward.default, meta(2, 8, 8, 8), *given)) == [2 * 8 * 8 * 8 * 4]
+    assert exact(
+        pieces(aten.max_pool2d_with_indices_backward.default, meta(2, 8, 8, 8), *given)
+    ) == [2 * 8 * 8 * 8 * 4]
 
 
 @settings(max_examples=100)
@@ -253,7 +346,9 @@ def test_pooling_reads_channels_last_where_the_input_is() -> None:
 def test_channels_last_is_told_as_pytorch_tells_it(shape: list[int], order: Any) -> None:
     tensor = meta(*shape).permute(order.sample(range(len(shape)), len(shape)))
     formats = (torch.channels_last, torch.channels_last_3d)
-    assert is_channels_last(tensor) == (torch._prims_common.suggest_memory_format(tensor) in formats)
+    assert is_channels_last(tensor) == (
+        torch._prims_common.suggest_memory_format(tensor) in formats
+    )
 
 
 def test_the_gradients_of_a_layer_norm_of_many_rows_are_summed_in_two_passes() -> None:
@@ -265,11 +360,17 @@ def test_the_gradients_of_a_layer_norm_of_many_rows_are_summed_in_two_passes() -
     blocks = 32 * 1024 // (96 // 32)  # fewer than rows / 32
     last_sum = exact(reduction_scratch(meta(blocks, 96), [0], 4, A100))
     assert last_sum
-    assert exact(gradients(10**6, 96, [True, True, True])) == [*(2 * [blocks * 96 * 4]), *last_sum, *last_sum]
+    assert exact(gradients(10**6, 96, [True, True, True])) == [
+        *(2 * [blocks * 96 * 4]),
+        *last_sum,
+        *last_sum,
+    ]
     assert exact(gradients(10**6, 96, [True, True, False])) == [blocks * 96 * 4, *last_sum]
     assert gradients(10**6, 96, [True, False, False]) == ()
     assert gradients(65_536, 96, [True, True, True]) == ()
-    assert gradients(10**6, 54 * 32, [True, True, True]) == ()  # as many columns as keep 108 multiprocessors busy
+    assert (
+        gradients(10**6, 54 * 32, [True, True, True]) == ()
+    )  # as many columns as keep 108 multiprocessors busy
 
 
 def test_a_batch_norm_of_vectors_stages_its_sums_where_many_blocks_share_a_channel() -> None:
@@ -292,11 +393,27 @@ def test_a_batch_norm_of_vectors_stages_its_sums_where_many_blocks_share_a_chann
 
 
 def test_a_group_norm_takes_two_factors_for_each_sample_and_channel() -> None:
-    x, each, statistic = meta(6, 32, 8, 8, dtype=torch.bfloat16), meta(32, dtype=torch.bfloat16), meta(6, 4)
+    x, each, statistic = (
+        meta(6, 32, 8, 8, dtype=torch.bfloat16),
+        meta(32, dtype=torch.bfloat16),
+        meta(6, 4),
+    )
     forward = pieces(aten.native_group_norm.default, x, each, each, 6, 32, 64, 4, 1e-5)
     assert exact(forward) == 2 * [6 * 32 * 4]
     assert pieces(aten.native_group_norm.default, x, None, None, 6, 32, 64, 4, 1e-5) == ()
-    backward = pieces(aten.native_group_norm_backward.default, x, x, statistic, statistic, each, 6, 32, 64, 4, [True, True, True])
+    backward = pieces(
+        aten.native_group_norm_backward.default,
+        x,
+        x,
+        statistic,
+        statistic,
+        each,
+        6,
+        32,
+        64,
+        4,
+        [True, True, True],
+    )
     assert exact(backward) == [6 * 32 * 4, 6 * 32 * 4, 6 * 4 * 4, 6 * 4 * 4, 6 * 32 * 4]
     flat = meta(6, 32, 1)
     assert pieces(aten.native_group_norm.default, flat, meta(32), meta(32), 6, 32, 1, 4, 1e-5) == ()
@@ -305,7 +422,10 @@ def test_a_group_norm_takes_two_factors_for_each_sample_and_channel() -> None:
         exact(pieces(aten.native_group_norm_backward.default, *one_pixel, [True, True, True]))
         == [6 * 32 * 4] * 2 + [6 * 4 * 4] * 2
     )
-    assert exact(pieces(aten.native_group_norm_backward.default, *one_pixel, [False, True, True])) == [6 * 32 * 4] * 2
+    assert (
+        exact(pieces(aten.native_group_norm_backward.default, *one_pixel, [False, True, True]))
+        == [6 * 32 * 4] * 2
+    )
 
 
 # Attention.
@@ -318,17 +438,41 @@ def test_the_math_kernel_looks_for_rows_that_are_masked_whole() -> None:
 
 def test_the_gradient_of_a_softmax_starts_with_a_product() -> None:
     output = meta(64, 32)
-    assert exact(pieces(aten._softmax_backward_data.default, output, output, -1, torch.float32)) == [64 * 32 * 4]
+    assert exact(
+        pieces(aten._softmax_backward_data.default, output, output, -1, torch.float32)
+    ) == [64 * 32 * 4]
     turned = meta(32, 64).t()
-    arguments = (turned, output, -1, torch.float32)  # the product lies as the gradient does, and is read contiguous
+    arguments = (
+        turned,
+        output,
+        -1,
+        torch.float32,
+    )  # the product lies as the gradient does, and is read contiguous
     assert exact(pieces(aten._softmax_backward_data.default, *arguments)) == 2 * [64 * 32 * 4]
 
 
 def flash_backward(query: Tensor, key: Tensor, platform: Platform = A100) -> tuple[Scratch, ...]:
     output, lse, *more = aten._scaled_dot_product_flash_attention.default(query, query, query)
     gradient = torch.empty_like(output)
-    arguments = (gradient, query, key, key, output, lse, None, None, query.shape[2], key.shape[2], 0.0, False, more[4], more[5])
-    return scratch(aten._scaled_dot_product_flash_attention_backward.default, arguments, {}, (), platform)
+    arguments = (
+        gradient,
+        query,
+        key,
+        key,
+        output,
+        lse,
+        None,
+        None,
+        query.shape[2],
+        key.shape[2],
+        0.0,
+        False,
+        more[4],
+        more[5],
+    )
+    return scratch(
+        aten._scaled_dot_product_flash_attention_backward.default, arguments, {}, (), platform
+    )
 
 
 def test_flash_attention_adds_up_the_gradient_of_the_query_in_fp32() -> None:
@@ -346,11 +490,14 @@ def test_grouped_queries_have_gradients_of_every_head_first() -> None:
 
 def test_deterministic_flash_attention_keeps_a_sum_for_each_block(deterministic: None) -> None:
     query = heads(1, 4, 128, 64)
-    assert exact(flash_backward(query, query))[1] == 27 * 128 * 4 * 64 * 4  # 108 multiprocessors, 4 heads
+    assert (
+        exact(flash_backward(query, query))[1] == 27 * 128 * 4 * 64 * 4
+    )  # 108 multiprocessors, 4 heads
 
 
 def test_flash_attention_splits_long_keys_where_queries_are_few() -> None:
-    # 8 blocks on 216 places; 8,192 keys are 32 blocks; 16 parts of two fill 59 % of the places, the best of all
+    # 8 blocks on 216 places; 8,192 keys are 32 blocks; 16 parts of two fill 59 % of the places, the
+    # best of all
     assert key_splits(8, 8192, 64, A100) == 16
     query, key = heads(1, 8, 64, 64), heads(1, 8, 8192, 64)
     found = pieces(aten._scaled_dot_product_flash_attention.default, query, key, key)
@@ -366,12 +513,34 @@ def test_key_splits_are_at_most_the_blocks_of_keys(blocks: int, keys: int, width
     assert 1 <= key_splits(blocks, keys, width, A100) <= min(128, -(-keys // 64))
 
 
-def efficient_backward(query: Tensor, key: Tensor, value: Tensor, platform: Platform = A100) -> list[int]:
+def efficient_backward(
+    query: Tensor, key: Tensor, value: Tensor, platform: Platform = A100
+) -> list[int]:
     batch, count, rows, _ = query.shape
     output = heads(batch, count, rows, value.shape[3], query.dtype)
     statistic = meta(batch, count, rows)
-    arguments = (output, query, key, value, None, output, statistic, None, None, 0.0, [True, True, True, False])
-    return exact(scratch(aten._scaled_dot_product_efficient_attention_backward.default, arguments, {}, (), platform))
+    arguments = (
+        output,
+        query,
+        key,
+        value,
+        None,
+        output,
+        statistic,
+        None,
+        None,
+        0.0,
+        [True, True, True, False],
+    )
+    return exact(
+        scratch(
+            aten._scaled_dot_product_efficient_attention_backward.default,
+            arguments,
+            {},
+            (),
+            platform,
+        )
+    )
 
 
 def test_memory_efficient_attention_adds_up_in_tiles() -> None:
@@ -380,17 +549,24 @@ def test_memory_efficient_attention_adds_up_in_tiles() -> None:
     assert efficient_backward(half, half, half) == [2 * 4 * 100 * 4, 2 * 4 * 2 * tile]
     single = heads(2, 4, 100, 64, torch.float32)
     product = 2 * 4 * 100 * 64 * 4  # the rows' sums of output x gradient are PyTorch's own there
-    assert efficient_backward(single, single, single) == [product, 2 * 4 * 100 * 4, 2 * 4 * 2 * tile]
+    assert efficient_backward(single, single, single) == [
+        product,
+        2 * 4 * 100 * 4,
+        2 * 4 * 2 * tile,
+    ]
 
 
 @pytest.mark.parametrize(
-    ("gpu", "width", "rows", "keys"), [("A100", 80, 128, 128), ("A10", 80, 128, 64), ("T4", 80, 64, 64), ("A100", 256, 128, 64)]
+    ("gpu", "width", "rows", "keys"),
+    [("A100", 80, 128, 128), ("A10", 80, 128, 64), ("T4", 80, 64, 64), ("A100", 256, 128, 64)],
 )
 def test_tiles_depend_on_the_width_and_the_gpu(gpu: str, width: int, rows: int, keys: int) -> None:
     query = heads(1, 1, 1024, width)
     [_, found] = efficient_backward(query, query, query, Platform(device=device_profile(gpu)))
     sums = (1024 // rows) * -(-width // keys) * (rows * keys * 4 + 16)
-    if width > rows:  # outputs do not fit into registers: gradients of key and value are summed in memory too
+    if (
+        width > rows
+    ):  # outputs do not fit into registers: gradients of key and value are summed in memory too
         sums += 2 * (1024 // keys) * keys * -(-width // rows) * rows * 4
     assert found == sums
 
@@ -398,11 +574,20 @@ def test_tiles_depend_on_the_width_and_the_gpu(gpu: str, width: int, rows: int, 
 def test_wide_heads_are_added_up_in_fp32_in_the_forward_pass() -> None:
     query = heads(2, 4, 100, 256)
     arguments = (query, query, query, None, True)
-    assert exact(scratch(aten._scaled_dot_product_efficient_attention.default, arguments, {}, (), A100)) == [
-        2 * 4 * 100 * 256 * 4
-    ]
+    assert exact(
+        scratch(aten._scaled_dot_product_efficient_attention.default, arguments, {}, (), A100)
+    ) == [2 * 4 * 100 * 256 * 4]
     narrow = heads(2, 4, 100, 128)
-    assert scratch(aten._scaled_dot_product_efficient_attention.default, (narrow,) * 3 + (None, True), {}, (), A100) == ()
+    assert (
+        scratch(
+            aten._scaled_dot_product_efficient_attention.default,
+            (narrow,) * 3 + (None, True),
+            {},
+            (),
+            A100,
+        )
+        == ()
+    )
 
 
 def test_cudnn_attention_may_keep_the_gradients_of_the_scores() -> None:

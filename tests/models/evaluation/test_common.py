@@ -1,4 +1,5 @@
-"""The model that all families have in common: how rows are joined, what is calibrated apart, and how its bundle answers."""
+"""The model that all families have in common: how rows are joined, what is calibrated apart, and
+how its bundle answers."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ OFFSET = 2 * GIB
 
 @pytest.fixture(scope="module")
 def parts(synthetic: LabelledJobs) -> tuple[LabelledJobs, LabelledJobs]:
-    """MLP jobs, and CNN jobs of the same layers that take much more and are less certain; only these were run channels-last."""
+    """MLP jobs, and CNN jobs of the same layers that take much more and are less certain; only
+    these were run channels-last."""
     noise = np.random.default_rng(8).normal(0, 80 * MIB, len(synthetic))
     jobs = tuple(
         replace(job, family="cnn", channels_last=bool(row % 2), batch_size=2 * job.batch_size)
@@ -67,13 +69,24 @@ def trained(data: LabelledJobs) -> TrainedClassifier:
 
 
 @pytest.fixture(scope="module")
-def folder(trained: TrainedClassifier, data: LabelledJobs, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(
+    trained: TrainedClassifier, data: LabelledJobs, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     folder = tmp_path_factory.mktemp("bundles") / "common"
-    save_classifier(folder, trained, data.take(folds(data.groups, 3, seed=1)[0][0]), PLAN, name="common", version="1")
+    save_classifier(
+        folder,
+        trained,
+        data.take(folds(data.groups, 3, seed=1)[0][0]),
+        PLAN,
+        name="common",
+        version="1",
+    )
     return folder
 
 
-def test_architectures_of_the_families_stay_separate_groups(parts: tuple[LabelledJobs, LabelledJobs], data: LabelledJobs) -> None:
+def test_architectures_of_the_families_stay_separate_groups(
+    parts: tuple[LabelledJobs, LabelledJobs], data: LabelledJobs
+) -> None:
     assert (data.family, data.families) == ("all", ("mlp", "cnn"))
     assert len(np.unique(data.groups)) == sum(len(np.unique(part.groups)) for part in parts)
     assert [len(data.rows_of(family)) for family in data.families] == [len(part) for part in parts]
@@ -81,7 +94,11 @@ def test_architectures_of_the_families_stay_separate_groups(parts: tuple[Labelle
     assert joined(parts[:1]) is parts[0]
     with pytest.raises(DatasetError, match="a family in common"):
         joined((parts[0], parts[0]))
-    changes: list[dict[str, Any]] = [{"gpu": "NVIDIA L4"}, {"provenance": "published"}, {"label_source": "traced"}]
+    changes: list[dict[str, Any]] = [
+        {"gpu": "NVIDIA L4"},
+        {"provenance": "published"},
+        {"label_source": "traced"},
+    ]
     for change in changes:
         with pytest.raises(DatasetError, match=f"of different {next(iter(change))}"):
             joined((parts[0], replace(parts[1], **change)))
@@ -94,13 +111,17 @@ def test_each_family_has_bounds_and_fallbacks_of_its_own(trained: TrainedClassif
     assert trained.multiples["mlp, layers"] != trained.multiples["cnn, layers"]
 
 
-def test_the_exported_graph_equals_the_network(folder: Path, trained: TrainedClassifier, data: LabelledJobs) -> None:
+def test_the_exported_graph_equals_the_network(
+    folder: Path, trained: TrainedClassifier, data: LabelledJobs
+) -> None:
     session = onnxruntime.InferenceSession(load_bundle(folder).model)
     for jobs in (data, data.without_layers()):
         features = float_tensor(jobs.features)
         with torch.no_grad():
             of_network = trained.network(features)
-        for one, other in zip(of_network, session.run(None, {"features": features.numpy()}), strict=True):
+        for one, other in zip(
+            of_network, session.run(None, {"features": features.numpy()}), strict=True
+        ):
             np.testing.assert_allclose(one.numpy(), other, rtol=1e-5, atol=1e-5)
 
 
@@ -108,7 +129,9 @@ def test_bounds_hold_in_every_family(folder: Path, data: LabelledJobs) -> None:
     predictor = Predictor.load(folder)
     test = data.take(folds(data.groups, 3, seed=1)[0][1])
     test = test.take(np.flatnonzero(~np.isnan(test.label_bytes)))
-    estimates = predictor.predict_many(test.jobs, coverage=0.9)  # the only model, so it need not be asked for
+    estimates = predictor.predict_many(
+        test.jobs, coverage=0.9
+    )  # the only model, so it need not be asked for
     for family, error in (("mlp", 30 * MIB), ("cnn", 120 * MIB)):
         rows = test.rows_of(family).tolist()
         own = [(float(test.label_bytes[row]), estimates[row]) for row in rows]
@@ -121,7 +144,11 @@ def test_bounds_hold_in_every_family(folder: Path, data: LabelledJobs) -> None:
 def test_the_support_of_one_family_is_not_that_of_another(folder: Path, data: LabelledJobs) -> None:
     predictor = Predictor.load(folder)
     (bundle,) = predictor.bundles
-    assert (bundle.card.family, bundle.card.encoder, bundle.card.families) == ("all", "common", ("mlp", "cnn"))
+    assert (bundle.card.family, bundle.card.encoder, bundle.card.families) == (
+        "all",
+        "common",
+        ("mlp", "cnn"),
+    )
     assert bundle.card.options["channels_last"] == (False, True)
     job = next(job for job in data.jobs if job.family == "mlp")
     estimate = predictor.predict(replace(job, channels_last=True), encoder="common")
@@ -137,13 +164,27 @@ def test_the_support_of_one_family_is_not_that_of_another(folder: Path, data: La
         (lambda card: card.update(encoder="mlp"), "belong together"),
         (lambda card: card.update(families={}), "unknown family 'all'"),
         (lambda card: card.pop("families"), "incomplete card"),
-        (lambda card: card["families"].update(oracle=card["families"]["cnn"]), "unknown family 'oracle'"),
-        (lambda card: card["families"]["cnn"].pop("support") and card.pop("support"), "incomplete card"),
-        (lambda card: card["families"]["cnn"]["fallback"].update(range_log_scale=0), "not above zero"),
-        (lambda card: card["families"]["cnn"]["support"]["ranges"].update(warmth=[0, 1]), "unknown feature column 'warmth'"),
+        (
+            lambda card: card["families"].update(oracle=card["families"]["cnn"]),
+            "unknown family 'oracle'",
+        ),
+        (
+            lambda card: card["families"]["cnn"].pop("support") and card.pop("support"),
+            "incomplete card",
+        ),
+        (
+            lambda card: card["families"]["cnn"]["fallback"].update(range_log_scale=0),
+            "not above zero",
+        ),
+        (
+            lambda card: card["families"]["cnn"]["support"]["ranges"].update(warmth=[0, 1]),
+            "unknown feature column 'warmth'",
+        ),
     ],
 )
-def test_an_invalid_card_is_refused(folder: Path, tmp_path: Path, change: Callable[[dict[str, Any]], object], says: str) -> None:
+def test_an_invalid_card_is_refused(
+    folder: Path, tmp_path: Path, change: Callable[[dict[str, Any]], object], says: str
+) -> None:
     bundle = load_bundle(folder)
     document = json.loads((folder / CARD_FILE).read_text())
     change(document)
@@ -154,12 +195,18 @@ def test_an_invalid_card_is_refused(folder: Path, tmp_path: Path, change: Callab
 
 @pytest.mark.parametrize(
     ("plan", "modes"),
-    [(PLAN, 2), pytest.param(SequencePlan(epochs=4, width=8, depth=1, hidden=16), 1, marks=pytest.mark.nightly)],
+    [
+        (PLAN, 2),
+        pytest.param(
+            SequencePlan(epochs=4, width=8, depth=1, hidden=16), 1, marks=pytest.mark.nightly
+        ),
+    ],
 )
 def test_a_network_answers_each_label_source_with_its_own_context(
     plan: Plan, modes: int, parts: tuple[LabelledJobs, LabelledJobs]
 ) -> None:
-    """The second source reads the same jobs higher: by a larger context, and by half of what lies above it."""
+    """The second source reads the same jobs higher: by a larger context, and by half of what lies
+    above it."""
     context, other_context = GIB, 3 * GIB
     source = replace(parts[0], context_bytes=context)
     above = source.label_bytes - context
@@ -184,7 +231,10 @@ def test_a_network_answers_each_label_source_with_its_own_context(
 
 def test_inputs_held_at_constants_change_no_answer() -> None:
     members = MemberMLPs(inputs=5, members=3, hidden=4, components=2, seed=0)
-    inputs, constants = torch.randn(7, 3, generator=torch.Generator().manual_seed(1)), torch.tensor([1.0, -2.0])
+    inputs, constants = (
+        torch.randn(7, 3, generator=torch.Generator().manual_seed(1)),
+        torch.tensor([1.0, -2.0]),
+    )
     with torch.no_grad():
         whole = members(torch.cat((inputs, constants.expand(7, -1)), dim=1).unsqueeze(0))
         held = with_constant_inputs(members, constants)(inputs.unsqueeze(0))
@@ -215,7 +265,9 @@ def test_a_comparison_names_what_is_worse(synthetic: LabelledJobs) -> None:
         },
         candidate="own",
     )
-    (table,) = comparison_parts([section], [("own", {"same": "the same", "low": "low", "absent": "absent"})])
+    (table,) = comparison_parts(
+        [section], [("own", {"same": "the same", "low": "low", "absent": "absent"})]
+    )
     rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| mlp jobs")]
     assert [(row[2], row[-1].strip("| ")) for row in rows] == [
         ("the family's own", ""),
@@ -226,22 +278,34 @@ def test_a_comparison_names_what_is_worse(synthetic: LabelledJobs) -> None:
 
 
 @pytest.mark.nightly
-def test_common_models_are_candidates_in_the_studies(parts: tuple[LabelledJobs, LabelledJobs]) -> None:
-    few = [replace(part.take(np.arange(260)), provenance="traced", label_source="traced") for part in parts]
+def test_common_models_are_candidates_in_the_studies(
+    parts: tuple[LabelledJobs, LabelledJobs],
+) -> None:
+    few = [
+        replace(part.take(np.arange(260)), provenance="traced", label_source="traced")
+        for part in parts
+    ]
     small = TrainingPlan(epochs=1, hidden=8, members=2)
     plans = Plans(small, SequencePlan(epochs=1))
     network = CommonNetwork(COMMON, small, (tuple(few),))
-    studies = [replace(traced_study(data, plans), candidates=(), fold_count=2, candidate=COMMON) for data in few[:1]]
+    studies = [
+        replace(traced_study(data, plans), candidates=(), fold_count=2, candidate=COMMON)
+        for data in few[:1]
+    ]
     (section,) = run_studies(studies, lambda what, share: None, 2, [network])
     assert list(section.answers) == [COMMON, f"{COMMON}, totals only"]
     assert len(section.jobs) == int((~np.isnan(few[0].label_bytes)).sum())
     assert {job.family for job in section.jobs} == {"mlp"}
 
 
-def test_the_common_model_answers_only_when_requested_or_alone(folder: Path, tmp_path: Path, data: LabelledJobs) -> None:
+def test_the_common_model_answers_only_when_requested_or_alone(
+    folder: Path, tmp_path: Path, data: LabelledJobs
+) -> None:
     own = data.take(data.rows_of("mlp"))
     shutil.copytree(folder, tmp_path / "common")
-    save_classifier(tmp_path / "own", train_classifier(own, PLAN), own, PLAN, name="own", version="1")
+    save_classifier(
+        tmp_path / "own", train_classifier(own, PLAN), own, PLAN, name="own", version="1"
+    )
     predictor = Predictor.load(tmp_path / "common", tmp_path / "own")
     job = own.jobs[0]
     assert predictor.predict(job).estimator == "own"

@@ -1,4 +1,5 @@
-"""Real networks in training, calibration and evaluation: labels above the context, families kept together."""
+"""Real networks in training, calibration and evaluation: labels above the context, families kept
+together."""
 
 from __future__ import annotations
 
@@ -26,7 +27,12 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     by_family: dict[str, int] = {}
     runs = []
     for row in read_dataset(RUNS / "published_timm_a100.parquet"):
-        is_wanted = row.job.family == "transformer" and row.status == "ok" and row.label_state == "steady" and bool(row.traced)
+        is_wanted = (
+            row.job.family == "transformer"
+            and row.status == "ok"
+            and row.label_state == "steady"
+            and bool(row.traced)
+        )
         count = by_family.get(row.split_group, 0)
         if is_wanted and count < 8 and (row.split_group in by_family or len(by_family) < 6):
             by_family[row.split_group] = count + 1
@@ -36,7 +42,9 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "sampled.parquet", folder / "runs.parquet"
 
 
-def test_real_runs_join_the_training_jobs_with_the_context_of_its_labels(few: tuple[Path, Path]) -> None:
+def test_real_runs_join_the_training_jobs_with_the_context_of_its_labels(
+    few: tuple[Path, Path],
+) -> None:
     sampled, runs = few
     data = load_labelled_jobs(sampled, "transformer")
     both = with_real_networks(data, [runs])
@@ -44,8 +52,11 @@ def test_real_runs_join_the_training_jobs_with_the_context_of_its_labels(few: tu
     assert len(both.real_families) == 6
     assert set(both.groups[: len(data)]).isdisjoint(both.groups[len(data) :])
     traced = np.array([row.traced["steady_reserved_bytes"] for row in read_dataset(runs)])
-    # Half of the readings lie above the trace and half below it, once the constant of the readings is the labels' context.
-    assert np.median(both.label_bytes[len(data) :] - traced) == pytest.approx(float(data.context_bytes or 0))
+    # Half of the readings lie above the trace and half below it, once the constant of the readings
+    # is the labels' context.
+    assert np.median(both.label_bytes[len(data) :] - traced) == pytest.approx(
+        float(data.context_bytes or 0)
+    )
 
 
 def test_other_families_and_start_ups_are_left_out(few: tuple[Path, Path], tmp_path: Path) -> None:
@@ -70,8 +81,14 @@ def test_published_readings_calibrate_the_closed_form(few: tuple[Path, Path]) ->
 def test_the_report_has_a_line_for_every_estimator(few: tuple[Path, Path], tmp_path: Path) -> None:
     sampled, runs = few
     steps: list[str] = []
-    path = write_report({"transformer": sampled}, [runs], tmp_path, 0, lambda step, share: steps.append(step))
-    lines = [line.split(" | ") for line in path.read_text("utf-8").splitlines() if line.startswith("| transformer | published |")]
+    path = write_report(
+        {"transformer": sampled}, [runs], tmp_path, 0, lambda step, share: steps.append(step)
+    )
+    lines = [
+        line.split(" | ")
+        for line in path.read_text("utf-8").splitlines()
+        if line.startswith("| transformer | published |")
+    ]
     assert [line[2] for line in lines] == [
         "closed form, scaled",
         "closed form, line",

@@ -32,11 +32,19 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def answers(expected: Array, safe: Array | None = None, **more: Any) -> Answers:
-    return Answers(expected, np.full(len(expected), np.nan) if safe is None else safe, more.pop("bins", {}), **more)
+    return Answers(
+        expected,
+        np.full(len(expected), np.nan) if safe is None else safe,
+        more.pop("bins", {}),
+        **more,
+    )
 
 
-def section(labels_gib: list[float], candidates: Mapping[str, Answers] | None = None, **changes: Any) -> Section:
-    """Jobs with these labels, each of its own architecture; by default everything is predicted 1 % too high."""
+def section(
+    labels_gib: list[float], candidates: Mapping[str, Answers] | None = None, **changes: Any
+) -> Section:
+    """Jobs with these labels, each of its own architecture; by default everything is predicted 1 %
+    too high."""
     labels = np.array(labels_gib) * GIB
     jobs = tuple(small_job(layers=SMALL_LAYERS * (1 + index)) for index in range(len(labels)))
     values: dict[str, Any] = {
@@ -61,24 +69,35 @@ def many(count: int = 48, **changes: Any) -> Section:
     right[np.arange(count), labels.astype(int)] = 0.9
     right[:, 7] += 0.1
     full = answers(
-        labels * GIB, 1.2 * labels * GIB, probabilities=right, bounds_bytes={0.5: labels * GIB, 0.99: 1.2 * labels * GIB}
+        labels * GIB,
+        1.2 * labels * GIB,
+        probabilities=right,
+        bounds_bytes={0.5: labels * GIB, 0.99: 1.2 * labels * GIB},
     )
     candidates = {
         "flat": answers(np.full(count, 2.0 * GIB)),
         "calibrated physics (3 numbers)": answers(1.2 * labels * GIB),
         OURS: full,
     }
-    jobs = tuple(small_job(batch_size=1 + index, optimizer=("adam", "sgd")[index % 2]) for index in range(count))
+    jobs = tuple(
+        small_job(batch_size=1 + index, optimizer=("adam", "sgd")[index % 2])
+        for index in range(count)
+    )
     return section(labels.tolist(), **{"candidates": candidates, "jobs": jobs, **changes})
 
 
 def test_bins() -> None:
-    # Bins of 1 GiB: right, right, too low, none; the job of 50 GiB is beyond the 40 GiB that they are judged to.
+    # Bins of 1 GiB: right, right, too low, none; the job of 50 GiB is beyond the 40 GiB that they
+    # are judged to.
     expected = np.array([0.5, 1.2, 1.9, np.nan, 50.0]) * GIB
-    figures = candidate_figures(section([0.4, 1.5, 2.5, 3.5, 50.5], {OURS: answers(expected)}), OURS)
+    figures = candidate_figures(
+        section([0.4, 1.5, 2.5, 3.5, 50.5], {OURS: answers(expected)}), OURS
+    )
     gib = figures.bins[GIB_BINS.name]
     assert (gib.jobs, gib.accuracy, gib.too_low) == (4, 0.5, 0.25)
-    assert gib.macro_f1 == pytest.approx((1 + 2 / 3 + 0 + 0) / 4)  # of bin 1: precision 1/2, recall 1
+    assert gib.macro_f1 == pytest.approx(
+        (1 + 2 / 3 + 0 + 0) / 4
+    )  # of bin 1: precision 1/2, recall 1
     assert figures.bins["published-8000mib"].jobs == 5
     assert figures.bins["published-8000mib"].accuracy == 0.8
     assert figures.without_expected == pytest.approx(0.2)
@@ -111,7 +130,9 @@ def test_amounts() -> None:
 
 
 def test_jobs_without_a_label_are_not_judged() -> None:
-    figures = candidate_figures(section([1.5, math.nan], {OURS: answers(np.array([1.5, 1.5]) * GIB)}), OURS)
+    figures = candidate_figures(
+        section([1.5, math.nan], {OURS: answers(np.array([1.5, 1.5]) * GIB)}), OURS
+    )
     assert figures.jobs == 1
     assert figures.bins["published-2000mib"].accuracy == 1.0
 
@@ -122,11 +143,15 @@ def test_intervals() -> None:
     alternating, alike = np.arange(100) % 2 == 0, np.arange(100) < 50
     pairs = np.arange(100) // 2
     assert independent_rows(alternating, np.arange(100)) == pytest.approx(99)
-    assert independent_rows(alike, pairs) == pytest.approx(49)  # both of a pair alike: half as much is known
+    assert independent_rows(alike, pairs) == pytest.approx(
+        49
+    )  # both of a pair alike: half as much is known
     assert independent_rows(np.ones(100, dtype=bool), pairs) == 50
     low, high = share_interval(alike, pairs)
     assert low < 0.4038 < 0.5962 < high
-    assert all(map(math.isnan, share_interval(np.array([], dtype=bool), np.array([], dtype=np.int64))))
+    assert all(
+        map(math.isnan, share_interval(np.array([], dtype=bool), np.array([], dtype=np.int64)))
+    )
 
 
 def test_octaves() -> None:
@@ -143,7 +168,9 @@ def test_octaves() -> None:
 
 
 def test_groups_are_several_and_large_enough() -> None:
-    found = groupings(many(48))  # adam and sgd, 24 each; one family and precision; at most 15 in an octave
+    found = groupings(
+        many(48)
+    )  # adam and sgd, 24 each; one family and precision; at most 15 in an octave
     assert list(found) == ["optimizer"]
     assert {group.name: len(group.rows) for group in found["optimizer"]} == {"sgd": 24, "adam": 24}
     octaves = groupings(section([1.5] * 20 + [2.5] * 20 + [5.0] * 19))[OCTAVE_WORD]
@@ -152,10 +179,16 @@ def test_groups_are_several_and_large_enough() -> None:
 
 def test_reliability() -> None:
     probabilities = np.array([[0.95, 0.05], [0.95, 0.05], [0.35, 0.65], [np.nan, np.nan]])
-    found = reliability(section([0.5, 1.5, 7.0, 0.5], {OURS: answers(np.ones(4), probabilities=probabilities)}), OURS)
+    found = reliability(
+        section([0.5, 1.5, 7.0, 0.5], {OURS: answers(np.ones(4), probabilities=probabilities)}),
+        OURS,
+    )
     assert found is not None
     assert found.jobs == (0, 0, 0, 0, 0, 0, 1, 0, 0, 2)
-    assert (found.accuracy[9], found.accuracy[6]) == (0.5, 1.0)  # the last bin is open, so 7 GiB are in it
+    assert (found.accuracy[9], found.accuracy[6]) == (
+        0.5,
+        1.0,
+    )  # the last bin is open, so 7 GiB are in it
     assert found.expected_calibration_error == pytest.approx((2 * 0.45 + 0.35) / 3)
     assert reliability(section([0.5]), OURS) is None
 
@@ -164,7 +197,9 @@ def test_coverage() -> None:
     labels = np.array([1.0, 2.0, 3.0, 4.0]) * GIB
     bounds = {0.99: 2 * labels, 0.5: np.array([1.0, 1.5, 4.0, np.nan]) * GIB}
     jobs = (small_job(family="cnn"), *[small_job()] * 3)
-    points = coverages(section([1, 2, 3, 4], {OURS: answers(labels, bounds_bytes=bounds)}, jobs=jobs), OURS)
+    points = coverages(
+        section([1, 2, 3, 4], {OURS: answers(labels, bounds_bytes=bounds)}, jobs=jobs), OURS
+    )
     assert [(point.family, point.nominal, point.empirical, point.jobs) for point in points] == [
         ("mlp", 0.5, 0.5, 2),
         ("mlp", 0.99, 1.0, 3),
@@ -178,7 +213,10 @@ def test_coverage() -> None:
 def test_published_figures_stand_beside_measured_jobs_of_one_family() -> None:
     one = section([1.0])
     table = bin_table(one, {OURS: candidate_figures(one, OURS)}, published_beside(one))
-    assert "| as published by GPUMemNet (its own split), MLP-based | – | – | – | 95 % | 97 % | – |" in table
+    assert (
+        "| as published by GPUMemNet (its own split), MLP-based | – | – | – | 95 % | 97 % | – |"
+        in table
+    )
     assert "| **ours** | **100.0 % (" in table
     assert not published_beside(section([1.0], is_measured=False))
     assert not published_beside(section([1.0], names=("net",)))
@@ -216,8 +254,18 @@ def test_zoo_bars_are_grouped_per_model_and_cut() -> None:
     figure = zoo_picture(zoo)
     assert figure is not None
     (axes,) = figure.axes
-    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["batch 32", "batch 64\nsmall", "batch 32", "batch 64\nlarge"]
-    assert [series.get_label() for series in axes.containers] == ["measured", OURS, "the trace", "Horus"]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == [
+        "batch 32",
+        "batch 64\nsmall",
+        "batch 32",
+        "batch 64\nlarge",
+    ]
+    assert [series.get_label() for series in axes.containers] == [
+        "measured",
+        OURS,
+        "the trace",
+        "Horus",
+    ]
     assert "400" in [text.get_text() for text in axes.texts]
     assert zoo_picture(section([1.0])) is None
 
@@ -233,14 +281,19 @@ def links(report: str) -> list[str]:
 
 @pytest.mark.usefixtures("small_pictures")
 def test_files(tmp_path: Path) -> None:
-    paths = write_report([many(is_measured=False, title="Jobs [traced]")], tmp_path / "new", notes=["A remark."])
+    paths = write_report(
+        [many(is_measured=False, title="Jobs [traced]")], tmp_path / "new", notes=["A remark."]
+    )
     assert sorted(paths) == sorted((tmp_path / "new").iterdir())
     report = paths[0].read_text()
     pictures = [path.name for path in paths if path.suffix == ".png"]
     assert sorted(links(report)) == sorted(pictures)
     assert pictures == [
         "map.png",
-        *(f"some-{word}.png" for word in ("coverage", "reliability", "octaves", "scatter", "confusion")),
+        *(
+            f"some-{word}.png"
+            for word in ("coverage", "reliability", "octaves", "scatter", "confusion")
+        ),
     ]
     assert all(path.read_bytes().startswith(PNG) for path in paths if path.suffix == ".png")
     assert "A remark." in report
@@ -258,7 +311,12 @@ def test_files(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small_pictures")
 def test_one_row_and_no_safe_bytes(tmp_path: Path) -> None:
-    one = section([1.5], {OURS: answers(np.array([1.6 * GIB]))}, names=("net",), others_mib={"Horus": np.array([100.0])})
+    one = section(
+        [1.5],
+        {OURS: answers(np.array([1.6 * GIB]))},
+        names=("net",),
+        others_mib={"Horus": np.array([100.0])},
+    )
     paths = write_report([one], tmp_path)
     report = paths[0].read_text()
     assert TRACED not in report

@@ -1,4 +1,5 @@
-"""Other people's estimators on worked examples: the numbers are computed by hand from the papers' formulas."""
+"""Other people's estimators on worked examples: the numbers are computed by hand from the papers'
+formulas."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,10 +15,27 @@ from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.units import MIB
-from models.published.dnnmem import DNNMEM, DNNMEM_OF_MODULES, FRAMEWORK_BYTES, Graph, Operator, recorded_graph, schedule
+from models.published.dnnmem import (
+    DNNMEM,
+    DNNMEM_OF_MODULES,
+    FRAMEWORK_BYTES,
+    Graph,
+    Operator,
+    recorded_graph,
+    schedule,
+)
 from models.published.estimator import NotCoveredError, PublishedEstimator, Subject
 from models.published.fake_tensor import FAKE_TENSOR, MEM_TRACKER
-from models.published.formulas import ACCELERATE, COPIES, HORUS, NAIVE, ZERO2, ZERO3, zero2_bytes, zero3_bytes
+from models.published.formulas import (
+    ACCELERATE,
+    COPIES,
+    HORUS,
+    NAIVE,
+    ZERO2,
+    ZERO3,
+    zero2_bytes,
+    zero3_bytes,
+)
 from models.published.llmem import LLMEM, chosen_method, llm_parts, pages
 from models.published.transformer_math import ELEUTHER, KORTHIKANTI, korthikanti_bytes
 from models.published.transformer_shape import TransformerShape, transformer_shape
@@ -61,13 +79,16 @@ def subject(job: TrainingJob, build: Callable[[], object] | None = None) -> Subj
         (ACCELERATE, MLP, 4 * 4 * 5_500),
         (ZERO2, MLP, 20 * 5_500),
         (ZERO3, MLP, 4 * 5_000 + 18 * 5_500),
-        # One block of 16 tokens, width 128, two heads: 66 bytes an element and 9 a score in fp32; twice 34 and 5 by the blog.
+        # One block of 16 tokens, width 128, two heads: 66 bytes an element and 9 a score in fp32;
+        # twice 34 and 5 by the blog.
         (KORTHIKANTI, TEXT, 16 * (128_000 * 2 + 256 + 49_152) + 16 * 4 * (66 * 128 + 9 * 2 * 16)),
         (ELEUTHER, TEXT, 16 * (128_000 * 2 + 256 + 49_152) + 2 * 16 * 4 * (34 * 128 + 5 * 2 * 16)),
     ],
     ids=lambda value: value.name if isinstance(value, PublishedEstimator) else "",
 )
-def test_a_formula_gives_what_its_paper_says(estimator: PublishedEstimator, job: TrainingJob, expected_bytes: int) -> None:
+def test_a_formula_gives_what_its_paper_says(
+    estimator: PublishedEstimator, job: TrainingJob, expected_bytes: int
+) -> None:
     estimate = estimator.estimate(subject(job))
     assert estimate.total_bytes == expected_bytes == sum(estimate.parts.values())
     assert estimate.seconds >= 0
@@ -106,8 +127,18 @@ def test_llmem_adds_its_five_parts() -> None:
     assert found.outputs == 2 * MIB
     assert found.head == 4 * 2 * MIB
     assert LLMEM.estimate(subject(TEXT)).total_bytes == found.single
-    assert found.zero3(4) == found.base + found.half + (found.master + found.state) // 4 + found.outputs + found.head
-    assert found.tensor(2) == found.base + (found.half + found.master + found.state) // 2 + 2 * MIB + found.head + 2 * MIB
+    assert (
+        found.zero3(4)
+        == found.base + found.half + (found.master + found.state) // 4 + found.outputs + found.head
+    )
+    assert (
+        found.tensor(2)
+        == found.base
+        + (found.half + found.master + found.state) // 2
+        + 2 * MIB
+        + found.head
+        + 2 * MIB
+    )
     assert found.combined(2, 2) == found.zero3(4) - found.half * 2 // 4 + 2 * MIB
 
 
@@ -154,7 +185,9 @@ def normed() -> Run:
     """The same with a layer norm between its matrices."""
     given = run()
     with torch.device("meta"):
-        network = nn.Sequential(nn.Linear(1_024, 1_024), nn.LayerNorm(1_024), nn.Linear(1_024, 1_024))
+        network = nn.Sequential(
+            nn.Linear(1_024, 1_024), nn.LayerNorm(1_024), nn.Linear(1_024, 1_024)
+        )
     return replace(given, network=network)
 
 
@@ -177,7 +210,8 @@ def test_dnnmem_frees_a_tensor_after_its_last_use_forward_or_backward() -> None:
         Operator(reads=(2,), makes=(3,), keeps=(), has_gradient=True),
     ]
     events, sizes = schedule(graph)
-    # a is read last by B in the forward pass; b has no later reader; then the gradients of a and of w.
+    # a is read last by B in the forward pass; b has no later reader; then the gradients of a and of
+    # w.
     assert [event if event >= 0 else -1 for event in events] == [0, 1, 2, 3, -1, -1, 4, 5, -1]
     assert {~event for event in events if event < 0} == {2, 3, 4}
     assert sizes[4:] == [30, 100]
@@ -185,10 +219,16 @@ def test_dnnmem_frees_a_tensor_after_its_last_use_forward_or_backward() -> None:
 
 def test_dnnmem_of_a_small_network() -> None:
     graph = recorded_graph(subject(MLP, run))
-    made = [graph.sizes[tensor] for operator in graph.operators for tensor in operator.makes if operator.has_gradient]
+    made = [
+        graph.sizes[tensor]
+        for operator in graph.operators
+        for tensor in operator.makes
+        if operator.has_gradient
+    ]
     assert made == [MATRIX, MATRIX, 4]  # two linear layers and the loss: ReLU runs in place
     estimate = DNNMEM.estimate(subject(MLP, run))
-    # Weights and their gradients, input, targets, the kept activation, the output; and the gradients of the last two.
+    # Weights and their gradients, input, targets, the kept activation, the output; and the
+    # gradients of the last two.
     reserved = estimate.parts["reserved"]
     assert 2 * 2 * MATRIX + 4 * MATRIX <= reserved <= 2 * 2 * MATRIX + 6 * MATRIX + 6 * MIB
     assert estimate.total_bytes == reserved + FRAMEWORK_BYTES + 500 * MIB
@@ -196,8 +236,13 @@ def test_dnnmem_of_a_small_network() -> None:
 
 
 def test_dnnmem_of_modules_does_not_see_what_a_module_keeps_inside() -> None:
-    whole, of_modules = (recorded_graph(subject(MLP, normed), of_modules=coarse) for coarse in (False, True))
-    sizes = [[graph.sizes[tensor] for operator in graph.operators for tensor in operator.makes] for graph in (whole, of_modules)]
+    whole, of_modules = (
+        recorded_graph(subject(MLP, normed), of_modules=coarse) for coarse in (False, True)
+    )
+    sizes = [
+        [graph.sizes[tensor] for operator in graph.operators for tensor in operator.makes]
+        for graph in (whole, of_modules)
+    ]
     statistic = 4 * 1_024
     assert sizes[0].count(statistic) == 2  # mean and deviation of the layer norm
     assert sizes[1].count(statistic) == 0

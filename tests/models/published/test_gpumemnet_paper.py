@@ -1,4 +1,5 @@
-"""GPUMemNet's own estimators, rebuilt: what they read of a job, what they learn, and the formulas by hand."""
+"""GPUMemNet's own estimators, rebuilt: what they read of a job, what they learn, and the formulas
+by hand."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,7 +17,11 @@ from gpumemnet.predict.bins import PUBLISHED_BINS
 from gpumemnet.units import MIB
 from models.answers import Answers
 from models.evaluation.baselines import commonest_bin
-from models.published.gpumemnet_paper.features import ACTIVATION_ORDER, paper_features, paper_sequences
+from models.published.gpumemnet_paper.features import (
+    ACTIVATION_ORDER,
+    paper_features,
+    paper_sequences,
+)
 from models.published.gpumemnet_paper.networks import PaperTransformer
 from models.published.gpumemnet_paper.training import fit_paper_mlp, fit_paper_transformer
 from models.training.data import LabelledJobs
@@ -42,16 +47,25 @@ MLP = TrainingJob(
 
 
 def with_layers(job: TrainingJob, *layers: Layer) -> TrainingJob:
-    return replace(job, layers=layers, total_activations=None, total_parameters=None, trainable_parameters=None)
+    return replace(
+        job, layers=layers, total_activations=None, total_parameters=None, trainable_parameters=None
+    )
 
 
 CNN = with_layers(
     replace(MLP, family="cnn", activation_function=None),
-    *(Layer("conv2d", 800, 224), Layer("batch_norm2d", 800, 16), Layer("adaptive_avg_pool", 8), Layer("linear", 10, 90)),
+    *(
+        Layer("conv2d", 800, 224),
+        Layer("batch_norm2d", 800, 16),
+        Layer("adaptive_avg_pool", 8),
+        Layer("linear", 10, 90),
+    ),
 )
 
 
-def network_and_inputs(jobs: Sequence[TrainingJob]) -> tuple[PaperTransformer, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+def network_and_inputs(
+    jobs: Sequence[TrainingJob],
+) -> tuple[PaperTransformer, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     sequences, mask = paper_sequences(jobs)
     features = torch.from_numpy(paper_features(jobs)).float()
     inputs = features, torch.from_numpy(sequences).float(), torch.from_numpy(mask)
@@ -61,15 +75,38 @@ def network_and_inputs(jobs: Sequence[TrainingJob]) -> tuple[PaperTransformer, t
 
 def test_features_are_the_papers_columns() -> None:
     angle = math.pi * ACTIVATION_ORDER.index("relu") / len(ACTIVATION_ORDER)
-    amounts = [2, 1, 1, 64, 57_866, 2_058]  # linear, batch norm, dropout, batch, parameters, activations
-    np.testing.assert_allclose(paper_features([MLP]), [[*np.log1p(amounts), math.sin(angle), math.cos(angle)]])
+    amounts = [
+        2,
+        1,
+        1,
+        64,
+        57_866,
+        2_058,
+    ]  # linear, batch norm, dropout, batch, parameters, activations
+    np.testing.assert_allclose(
+        paper_features([MLP]), [[*np.log1p(amounts), math.sin(angle), math.cos(angle)]]
+    )
 
     angle = math.pi * ACTIVATION_ORDER.index("identity") / len(ACTIVATION_ORDER)
-    amounts = [1, 1, 0, 1, 64, 330, 1_618, 1_618 * 64]  # a convolution, and activations of the batch
-    np.testing.assert_allclose(paper_features([CNN]), [[*np.log1p(amounts), math.sin(angle), math.cos(angle)]])
+    amounts = [
+        1,
+        1,
+        0,
+        1,
+        64,
+        330,
+        1_618,
+        1_618 * 64,
+    ]  # a convolution, and activations of the batch
+    np.testing.assert_allclose(
+        paper_features([CNN]), [[*np.log1p(amounts), math.sin(angle), math.cos(angle)]]
+    )
 
     transformer = with_layers(
-        replace(MLP, family="transformer"), Layer("layer_norm", 6, 2), Layer("linear", 6, 3), Layer("layer_norm", 6, 2)
+        replace(MLP, family="transformer"),
+        Layer("layer_norm", 6, 2),
+        Layer("linear", 6, 3),
+        Layer("layer_norm", 6, 2),
     )
     assert np.expm1(paper_features([transformer]))[0, :4] == pytest.approx([1, 0, 0, 2])
 
@@ -87,15 +124,21 @@ def test_sequences_are_padded_and_masked() -> None:
     sequences, mask = paper_sequences([short, MLP])
     assert sequences.shape == (2, 5, 3)
     assert mask.tolist() == [[True, True, False, False, False], [True] * 5]
-    np.testing.assert_allclose(sequences[0, 0], [GROUP_NAMES.index("linear"), math.log(11), math.log(1_011)])
+    np.testing.assert_allclose(
+        sequences[0, 0], [GROUP_NAMES.index("linear"), math.log(11), math.log(1_011)]
+    )
     np.testing.assert_allclose(sequences[0, 1], [GROUP_NAMES.index("dropout"), math.log(11), 0.0])
     assert not sequences[0, 2:].any()
 
 
-def test_padding_and_other_jobs_do_not_change_the_transformer_s_answer(synthetic: LabelledJobs) -> None:
+def test_padding_and_other_jobs_do_not_change_the_transformer_s_answer(
+    synthetic: LabelledJobs,
+) -> None:
     network, (features, sequences, mask) = network_and_inputs(synthetic.jobs)
     shortest = min(range(len(synthetic)), key=lambda row: len(synthetic.jobs[row].layers))
-    alone, alone_mask = (torch.from_numpy(part) for part in paper_sequences([synthetic.jobs[shortest]]))
+    alone, alone_mask = (
+        torch.from_numpy(part) for part in paper_sequences([synthetic.jobs[shortest]])
+    )
     assert alone.shape[1] < sequences.shape[1]
     with torch.no_grad():
         among_others = network(features, sequences, mask)[shortest]
@@ -108,7 +151,9 @@ def test_the_transformer_reads_more_than_the_features(synthetic: LabelledJobs) -
     first_layer_only = mask.clone()
     first_layer_only[:, 1:] = False
     with torch.no_grad():
-        assert not torch.allclose(network(features, sequences, mask), network(features, sequences, first_layer_only))
+        assert not torch.allclose(
+            network(features, sequences, mask), network(features, sequences, first_layer_only)
+        )
 
 
 @pytest.mark.parametrize(("fit", "epochs"), [(fit_paper_mlp, 100), (fit_paper_transformer, 25)])
@@ -118,7 +163,9 @@ def test_bins_of_unseen_jobs_are_predicted(
     sizes = np.array([job.total_activations or 0 for job in synthetic.jobs])
     third = np.searchsorted(np.quantile(sizes, [1 / 3, 2 / 3]), sizes)
     labels = np.array([1_500.0, 2_500.0, 4_500.0])[third] * MIB
-    data = replace(synthetic, label_bytes=labels, lower_bytes=labels - MIB, upper_bytes=labels + MIB)
+    data = replace(
+        synthetic, label_bytes=labels, lower_bytes=labels - MIB, upper_bytes=labels + MIB
+    )
     training, test = (data.take(rows) for rows in folds(data.groups, 3, seed=1)[0])
     answers = fit(training, SCHEMES, seed=0, epochs=epochs)(test)
     for scheme in SCHEMES:
@@ -130,7 +177,9 @@ def test_bins_of_unseen_jobs_are_predicted(
     np.testing.assert_array_equal(answers.safe_bytes, (predicted + 1) * 1000 * MIB)
 
 
-def test_jobs_that_ran_out_of_memory_are_in_the_top_class_which_has_no_bound(synthetic: LabelledJobs) -> None:
+def test_jobs_that_ran_out_of_memory_are_in_the_top_class_which_has_no_bound(
+    synthetic: LabelledJobs,
+) -> None:
     batches = np.array([job.batch_size for job in synthetic.jobs])
     too_large = batches > np.median(batches)
     data = replace(
@@ -149,12 +198,16 @@ def test_jobs_that_ran_out_of_memory_are_in_the_top_class_which_has_no_bound(syn
 
 
 def test_training_repeats_itself(synthetic: LabelledJobs) -> None:
-    first, second = (fit_paper_mlp(synthetic, SCHEMES[:1], seed=3, epochs=2)(synthetic) for _ in range(2))
+    first, second = (
+        fit_paper_mlp(synthetic, SCHEMES[:1], seed=3, epochs=2)(synthetic) for _ in range(2)
+    )
     np.testing.assert_array_equal(first.bins["published-2000mib"], second.bins["published-2000mib"])
 
 
 def test_formulas_by_hand() -> None:
     # The MLP: 57,866 parameters, 2,058 activations, 100 inputs, batch 64.
     np.testing.assert_array_equal(naive([MLP, totals_only(MLP)]), [4 * (57_866 + 100)] * 2)
-    np.testing.assert_array_equal(horus([MLP, totals_only(MLP)]), [4 * (64 * 2_058 + 57_866 + 64 * 57_866)] * 2)
+    np.testing.assert_array_equal(
+        horus([MLP, totals_only(MLP)]), [4 * (64 * 2_058 + 57_866 + 64 * 57_866)] * 2
+    )
     assert horus([MLP])[0] == 15_572_008

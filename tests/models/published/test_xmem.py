@@ -22,7 +22,12 @@ from .test_estimators import Run
 
 GPU = device_profile("RTX 3060")
 JOB = TrainingJob(
-    family="mlp", batch_size=256, input_elements=1_024, optimizer="adam", precision="fp32", layers=(Layer("linear", 1, 1_024),)
+    family="mlp",
+    batch_size=256,
+    input_elements=1_024,
+    optimizer="adam",
+    precision="fp32",
+    layers=(Layer("linear", 1, 1_024),),
 )
 MATRIX = 4 * MIB
 
@@ -32,7 +37,12 @@ def span(name: str, start: float, end: float, cat: str = "user_annotation") -> d
 
 
 def memory(at: float, size: int, address: int) -> dict[str, Any]:
-    return {"ph": "i", "name": "[memory]", "ts": at, "args": {"Bytes": size, "Addr": address, "Device Type": 0}}
+    return {
+        "ph": "i",
+        "name": "[memory]",
+        "ts": at,
+        "args": {"Bytes": size, "Addr": address, "Device Type": 0},
+    }
 
 
 def test_a_block_belongs_to_the_part_of_the_program_that_allocated_it() -> None:
@@ -66,7 +76,11 @@ def test_a_block_belongs_to_the_part_of_the_program_that_allocated_it() -> None:
 
 
 def test_of_the_optimizer_only_blocks_as_large_as_a_parameter_count() -> None:
-    blocks = [Block(400, 1, 5, "optimizer", 9), Block(8, 2, 5, "optimizer", 9), Block(400, 3, 5, "", 9)]
+    blocks = [
+        Block(400, 1, 5, "optimizer", 9),
+        Block(8, 2, 5, "optimizer", 9),
+        Block(400, 3, 5, "", 9),
+    ]
     assert kept_blocks(blocks, [400, 800]) == blocks[:1]
 
 
@@ -79,7 +93,8 @@ def run() -> Run:
 
 def test_a_small_network_really_runs() -> None:
     estimate = XMEM.estimate(Subject(JOB, GPU, 100 * MIB, {}, run))
-    # Weights, gradients and two moments of two matrices; four activations of a MiB; Adam's temporary as large as a matrix or two.
+    # Weights, gradients and two moments of two matrices; four activations of a MiB; Adam's
+    # temporary as large as a matrix or two.
     reserved = estimate.total_bytes - 100 * MIB
     assert 8 * MATRIX + 4 * MIB <= reserved <= 12 * MATRIX + 22 * MIB
     assert estimate.parts["context"] == 100 * MIB

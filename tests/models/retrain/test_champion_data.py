@@ -1,4 +1,5 @@
-"""The champion's training data must be available, and a step's hash covers everything that its result depends on."""
+"""The champion's training data must be available, and a step's hash covers everything that its
+result depends on."""
 
 from __future__ import annotations
 
@@ -14,7 +15,11 @@ from gpumemnet.predict.bundle import Bundle, save_bundle, shipped_bundles
 from gpumemnet.predict.prediction import PredictionOptions
 from gpumemnet.predict.prediction_table import PredictionTable
 from gpumemnet.predict.predictor import Predictor
-from models.retrain.champion_data import known_held_out_architectures, missing_comparison_data, newest_training_observation
+from models.retrain.champion_data import (
+    known_held_out_architectures,
+    missing_comparison_data,
+    newest_training_observation,
+)
 from models.retrain.collect import collect
 from models.retrain.holdout import HELD_OUT_RULE
 from models.retrain.judging import without_answer
@@ -31,59 +36,95 @@ def track(tmp_path: Path) -> Track:
     return found
 
 
-def learned(tmp_path: Path, provenance: str, origin: str, retraining: dict[str, object] | None = None) -> Bundle:
+def learned(
+    tmp_path: Path, provenance: str, origin: str, retraining: dict[str, object] | None = None
+) -> Bundle:
     """A bundle for MLP jobs that says to have learned from the file with the hash ``origin``."""
     bundle = next(one for one in shipped_bundles() if one.card.name == "mlp-a100-published")
     document = {**bundle.card.document, "version": f"{provenance} {origin[:8]} {retraining}"}
-    document["training_data"] = {**document["training_data"], "provenance": provenance, "sha256": origin}
-    return save_bundle(tmp_path / provenance, bundle.model, document | ({"retraining": retraining} if retraining else {}))
+    document["training_data"] = {
+        **document["training_data"],
+        "provenance": provenance,
+        "sha256": origin,
+    }
+    return save_bundle(
+        tmp_path / provenance,
+        bundle.model,
+        document | ({"retraining": retraining} if retraining else {}),
+    )
 
 
 def test_the_champion_s_rows_are_available(track: Track, tmp_path: Path) -> None:
     champion = [learned(tmp_path, "published", track.origins[0])]
     assert missing_comparison_data(track, champion, [track], track.origins, FEWEST) is None
-    assert "not among the files" in str(missing_comparison_data(track, champion, [track], [], FEWEST))
+    assert "not among the files" in str(
+        missing_comparison_data(track, champion, [track], [], FEWEST)
+    )
     little = replace(track, held_out=track.held_out[:5])
-    assert "5 rows are held out" in str(missing_comparison_data(little, champion, [little], track.origins, FEWEST))
+    assert "5 rows are held out" in str(
+        missing_comparison_data(little, champion, [little], track.origins, FEWEST)
+    )
 
 
-def test_the_data_of_a_less_trusted_model_must_be_available_too(track: Track, tmp_path: Path) -> None:
+def test_the_data_of_a_less_trusted_model_must_be_available_too(
+    track: Track, tmp_path: Path
+) -> None:
     after, before = learned(tmp_path, "traced", "f" * 64), learned(tmp_path, "measured", "e" * 64)
-    assert "(sha256 ffffffffffff" in str(missing_comparison_data(track, [after], [track], track.origins, FEWEST))
+    assert "(sha256 ffffffffffff" in str(
+        missing_comparison_data(track, [after], [track], track.origins, FEWEST)
+    )
     assert missing_comparison_data(track, [before], [track], track.origins, FEWEST) is None
 
 
 def test_a_site_s_observations_may_be_the_only_data(track: Track, tmp_path: Path) -> None:
     champion = [learned(tmp_path, "published", "f" * 64)]
-    assert missing_comparison_data(replace(track, provenance="observed"), champion, [], [], FEWEST) is None
+    assert (
+        missing_comparison_data(replace(track, provenance="observed"), champion, [], [], FEWEST)
+        is None
+    )
 
 
-def test_a_model_trained_on_all_rows_was_trained_on_held_out_ones(track: Track, tmp_path: Path) -> None:
+def test_a_model_trained_on_all_rows_was_trained_on_held_out_ones(
+    track: Track, tmp_path: Path
+) -> None:
     shipped = learned(tmp_path, "published", track.origins[0])
-    assert known_held_out_architectures(shipped, [track]) == {row.measurement.architecture_key for row in track.held_out}
+    assert known_held_out_architectures(shipped, [track]) == {
+        row.measurement.architecture_key for row in track.held_out
+    }
     said = {"held_out": HELD_OUT_RULE, "origins": list(track.origins), "learned_until": 7.0}
     retrained = learned(tmp_path, "observed", "0" * 64, said)
     assert known_held_out_architectures(retrained, [track]) == frozenset()
-    assert known_held_out_architectures(learned(tmp_path, "measured", "0" * 64, said | {"held_out": "another rule"}), [track])
+    assert known_held_out_architectures(
+        learned(tmp_path, "measured", "0" * 64, said | {"held_out": "another rule"}), [track]
+    )
     assert newest_training_observation([shipped, retrained]) == {"mlp": 7.0}
 
 
-def test_a_candidate_that_does_not_answer_with_a_number_is_noticed(track: Track, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_candidate_that_does_not_answer_with_a_number_is_noticed(
+    track: Track, monkeypatch: pytest.MonkeyPatch
+) -> None:
     candidate = next(one for one in shipped_bundles() if one.card.name == "mlp-a100-published")
     assert without_answer(candidate, track) == 0
 
     class Absurd(Predictor):
-        def predict_table(self, jobs: JobTable, options: PredictionOptions | None = None, **keywords: Any) -> PredictionTable:
+        def predict_table(
+            self, jobs: JobTable, options: PredictionOptions | None = None, **keywords: Any
+        ) -> PredictionTable:
             found = super().predict_table(jobs, options, **keywords)
             reasons = dict.fromkeys(range(len(jobs)), ("the model gives no number for it",))
-            return PredictionTable(found.expected_bytes, found.expected_bytes, reasons, found.coverage, found.answers)
+            return PredictionTable(
+                found.expected_bytes, found.expected_bytes, reasons, found.coverage, found.answers
+            )
 
     monkeypatch.setattr("models.retrain.judging.Predictor", Absurd)
     assert without_answer(candidate, track) > 0
 
 
 def test_the_hash_of_the_code_includes_imported_modules() -> None:
-    training, judging = ({str(path.relative_to(ROOT)) for path in code_files(one)} for one in (TRAINING_CODE, JUDGING_CODE))
+    training, judging = (
+        {str(path.relative_to(ROOT)) for path in code_files(one)}
+        for one in (TRAINING_CODE, JUDGING_CODE)
+    )
     assert {
         "models/training/mlp.py",
         "models/training/export.py",
@@ -101,5 +142,8 @@ def test_a_document_is_made_again_only_when_it_is_damaged_or_outdated(tmp_path: 
     assert cached_document(path, lambda: {"a": 2}) == ({"a": 1}, True)
     path.write_bytes(path.read_bytes()[:4])
     assert cached_document(path, lambda: {"a": 3}) == ({"a": 3}, False)
-    assert cached_document(path, lambda: {"a": 4}, lambda found: found["a"] == 4) == ({"a": 4}, False)
+    assert cached_document(path, lambda: {"a": 4}, lambda found: found["a"] == 4) == (
+        {"a": 4},
+        False,
+    )
     assert json.loads(path.read_bytes()) == {"a": 4}

@@ -22,7 +22,12 @@ def refused(*refusals: Refusal) -> str:
 
 
 def test_valid_rows_are_all_used(tmp_path: Path) -> None:
-    found = collect([dataset(tmp_path / "a.parquet", measured(ROWS, 1)), dataset(tmp_path / "b.parquet", measured(ROWS, 2))])
+    found = collect(
+        [
+            dataset(tmp_path / "a.parquet", measured(ROWS, 1)),
+            dataset(tmp_path / "b.parquet", measured(ROWS, 2)),
+        ]
+    )
     assert len(found.rows) == 2 * ROWS
     assert not found.refusals
     assert [(file.rows, file.used) for file in found.files] == [(ROWS, ROWS)] * 2
@@ -37,7 +42,12 @@ def test_a_file_given_twice_counts_once(tmp_path: Path) -> None:
 
 def test_rows_of_two_files_that_say_the_same_count_once(tmp_path: Path) -> None:
     rows = measured(ROWS, 1)
-    found = collect([dataset(tmp_path / "a.parquet", rows), dataset(tmp_path / "b.parquet", rows[:10] + measured(ROWS, 2))])
+    found = collect(
+        [
+            dataset(tmp_path / "a.parquet", rows),
+            dataset(tmp_path / "b.parquet", rows[:10] + measured(ROWS, 2)),
+        ]
+    )
     assert len(found.rows) == 2 * ROWS
     assert "all files: 10: the same job again" in refused(*found.refusals)
 
@@ -58,7 +68,12 @@ def test_a_label_above_the_capacity_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_with_mib_for_bytes_is_refused(tmp_path: Path) -> None:
     rows = [relabelled(one, (one.peak_device_bytes or 0) / MIB) for one in measured(ROWS, 2)]
-    found = collect([dataset(tmp_path / "a.parquet", measured(ROWS, 1)), dataset(tmp_path / "mib.parquet", rows)])
+    found = collect(
+        [
+            dataset(tmp_path / "a.parquet", measured(ROWS, 1)),
+            dataset(tmp_path / "mib.parquet", rows),
+        ]
+    )
     assert len(found.rows) == ROWS
     assert "mib.parquet: 60: mlp: below-weights" in refused(*found.refusals)
 
@@ -72,26 +87,53 @@ def test_a_tenth_of_impossible_rows_excludes_the_others(tmp_path: Path) -> None:
 
 def test_a_file_with_batch_and_input_swapped_is_refused(tmp_path: Path) -> None:
     rows = [
-        replace(one, job=replace(one.job, batch_size=one.job.input_elements, input_elements=one.job.batch_size))
+        replace(
+            one,
+            job=replace(
+                one.job, batch_size=one.job.input_elements, input_elements=one.job.batch_size
+            ),
+        )
         for one in measured(ROWS, 2)
     ]
-    found = collect([dataset(tmp_path / "a.parquet", measured(ROWS, 1)), dataset(tmp_path / "swapped.parquet", rows)])
+    found = collect(
+        [
+            dataset(tmp_path / "a.parquet", measured(ROWS, 1)),
+            dataset(tmp_path / "swapped.parquet", rows),
+        ]
+    )
     assert len(found.rows) == ROWS
     assert "swapped.parquet: 60: mlp: batch-and-input-swapped" in refused(*found.refusals)
 
 
-@pytest.mark.parametrize(("ratio", "words"), [(1000**2 / 1024**2, "MB for MiB"), (1024 / 1000, "1024 for 1000")])
+@pytest.mark.parametrize(
+    ("ratio", "words"), [(1000**2 / 1024**2, "MB for MiB"), (1024 / 1000, "1024 for 1000")]
+)
 def test_a_file_in_another_unit_is_refused(tmp_path: Path, ratio: float, words: str) -> None:
     rows = [relabelled(one, (one.peak_device_bytes or 0) * ratio) for one in measured(ROWS, 2)]
-    found = collect([dataset(tmp_path / "a.parquet", measured(ROWS, 1)), dataset(tmp_path / "unit.parquet", rows)])
+    found = collect(
+        [
+            dataset(tmp_path / "a.parquet", measured(ROWS, 1)),
+            dataset(tmp_path / "unit.parquet", rows),
+        ]
+    )
     assert len(found.rows) == ROWS
     assert words in refused(*found.refusals)
 
 
 def test_another_context_is_not_taken_for_another_unit(tmp_path: Path) -> None:
-    rows = measured(ROWS, 2, context_bytes=1335 * MIB)  # the context by the ratio of MB and MiB, the slope as it was
+    rows = measured(
+        ROWS, 2, context_bytes=1335 * MIB
+    )  # the context by the ratio of MB and MiB, the slope as it was
     assert (
-        len(collect([dataset(tmp_path / "a.parquet", measured(ROWS, 1)), dataset(tmp_path / "b.parquet", rows)]).rows) == 2 * ROWS
+        len(
+            collect(
+                [
+                    dataset(tmp_path / "a.parquet", measured(ROWS, 1)),
+                    dataset(tmp_path / "b.parquet", rows),
+                ]
+            ).rows
+        )
+        == 2 * ROWS
     )
 
 
@@ -105,7 +147,10 @@ def test_real_models_and_failures_are_left_out(tmp_path: Path) -> None:
 
 
 def test_an_empty_export_is_no_error_beside_a_dataset(tmp_path: Path) -> None:
-    found = collect([dataset(tmp_path / "a.parquet", measured(ROWS, 1))], [dataset(tmp_path / "none.parquet", [])])
+    found = collect(
+        [dataset(tmp_path / "a.parquet", measured(ROWS, 1))],
+        [dataset(tmp_path / "none.parquet", [])],
+    )
     assert "none.parquet: 0: holds no row" in refused(*found.refusals)
 
 
@@ -137,7 +182,9 @@ def test_a_site_borrows_rows_shifted_to_its_context(tmp_path: Path) -> None:
     track = tracks[-1]
     assert track.provenance == "observed"
     assert len(track.newest) == 20
-    assert min(row.observed_at or 0 for row in track.newest) > max(row.observed_at or 0 for row in track.training)
+    assert min(row.observed_at or 0 for row in track.newest) > max(
+        row.observed_at or 0 for row in track.training
+    )
     data = training_data(track)
     (shift,) = data.shifts.values()
     assert shift == pytest.approx(-900 * MIB, abs=8 * MIB)
@@ -150,7 +197,9 @@ def test_observations_that_the_champion_was_trained_on_are_not_the_newest(tmp_pa
     rows = collect([], [dataset(tmp_path / "site.parquet", observed(measured(100, 2)))]).rows
     late = 1.7e9 + 3600.0 * 95
     (track,), _ = find_tracks(rows, {"mlp": late})
-    assert [row.observed_at for row in track.newest] == [late + 3600.0 * step for step in range(1, 5)]
+    assert [row.observed_at for row in track.newest] == [
+        late + 3600.0 * step for step in range(1, 5)
+    ]
 
 
 def test_runs_of_one_job_count_once(tmp_path: Path) -> None:

@@ -30,7 +30,14 @@ def part(
         return np.stack((expected, np.maximum(labels * margin, 0.0)))
 
     architectures = np.array([f"{at % networks:016x}" for at in range(jobs)])
-    return Judged(name, decides, labels, architectures, answers(champion, champion_margin), answers(candidate, candidate_margin))
+    return Judged(
+        name,
+        decides,
+        labels,
+        architectures,
+        answers(champion, champion_margin),
+        answers(candidate, candidate_margin),
+    )
 
 
 def test_a_clearly_better_candidate_is_promoted() -> None:
@@ -41,7 +48,9 @@ def test_a_clearly_better_candidate_is_promoted() -> None:
 
 def test_the_same_model_again_is_not_promoted() -> None:
     same = part(0.05, 0.05)
-    same = Judged(same.name, True, same.label_bytes, same.architectures, same.champion, same.champion)
+    same = Judged(
+        same.name, True, same.label_bytes, same.architectures, same.champion, same.champion
+    )
     assert judge([same]).reasons == ("no significant improvement",)
 
 
@@ -101,6 +110,11 @@ def test_chance_seldom_promotes() -> None:
     for seed in range(100):
         generator = np.random.default_rng(seed)
         labels = generator.uniform(2.1, 30.0, 60) * GIB
-        answers = [np.stack((labels * np.exp(generator.normal(0.0, 0.03, 60)), labels * 1.1)) for _ in range(2)]
-        promoted += judge([Judged("held-out", True, labels, np.arange(60).astype(str), *answers)]).promote
+        answers = [
+            np.stack((labels * np.exp(generator.normal(0.0, 0.03, 60)), labels * 1.1))
+            for _ in range(2)
+        ]
+        promoted += judge(
+            [Judged("held-out", True, labels, np.arange(60).astype(str), *answers)]
+        ).promote
     assert promoted <= 6

@@ -1,4 +1,5 @@
-"""The loop from observation to swap by its public commands, and small: few jobs, a short plan, no dataset beside the reports."""
+"""The loop from observation to swap by its public commands, and small: few jobs, a short plan, no
+dataset beside the reports."""
 
 import subprocess
 import sys
@@ -11,15 +12,22 @@ ROOT = Path(__file__).parents[3]
 
 def loop(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, ROOT / "benchmarks" / "learning_loop.py", "--alone", *arguments]
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 @pytest.mark.nightly
 def test_another_context_is_detected_learned_and_served() -> None:
     done = loop("--jobs", 200, "--new", 40, "--epochs", 4)
     assert done.returncode == 0, done.stdout + done.stderr
-    cells = {line.split(" | ")[0].strip("| "): line.strip("| ").split(" | ")[1:] for line in done.stdout.splitlines()}
-    before, after = (float(cell.split(" MiB")[0].replace(",", "")) for cell in cells["median error"])
+    cells = {
+        line.split(" | ")[0].strip("| "): line.strip("| ").split(" | ")[1:]
+        for line in done.stdout.splitlines()
+    }
+    before, after = (
+        float(cell.split(" MiB")[0].replace(",", "")) for cell in cells["median error"]
+    )
     assert 850 < before < 950
     assert after < 100
     assert cells["release"][0] == "shipped"

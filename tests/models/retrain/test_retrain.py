@@ -31,7 +31,8 @@ FAULTS = ("full disk", "killed after", "killed before", "killed after")
 
 @pytest.fixture(scope="module")
 def promotion(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Promotion]:
-    """A site with another context than its champion learned; the disk was full, or the run was killed, at every step."""
+    """A site with another context than its champion learned; the disk was full, or the run was
+    killed, at every step."""
     folder = tmp_path_factory.mktemp("site")
     forks = Forks(folder)
     before = shutil.copytree(folder / "registry", folder / "before")
@@ -60,14 +61,18 @@ def refused(site: Site, *more: str | Path) -> str:
     return said
 
 
-def test_a_full_disk_or_a_kill_at_any_step_leaves_the_champion_and_no_partial_files(promotion: Promotion) -> None:
+def test_a_full_disk_or_a_kill_at_any_step_leaves_the_champion_and_no_partial_files(
+    promotion: Promotion,
+) -> None:
     *cut_short, last = promotion.faults
     assert {fault.status for fault in cut_short if fault.kind == "full disk"} == {1}
     assert {fault.status for fault in cut_short if fault.kind != "full disk"} == {-signal.SIGKILL}
     assert not [fault.problems for fault in promotion.faults if fault.problems]
     for fault in cut_short:
         if fault.kind == "full disk":
-            assert "File too large: the champion is unchanged" in fault.said.replace("[Errno 27] ", "")
+            assert "File too large: the champion is unchanged" in fault.said.replace(
+                "[Errno 27] ", ""
+            )
             assert "Traceback" not in fault.said
     steps = [Path(fault.step) for fault in cut_short if fault.kind == "killed after"]
     assert len(steps) == len({*steps})  # none of them was done twice
@@ -75,7 +80,9 @@ def test_a_full_disk_or_a_kill_at_any_step_leaves_the_champion_and_no_partial_fi
     champions = [fault.champion for fault in cut_short if fault.kind == "killed after"]
     assert set(champions[:promoted]) == {"first"}
     assert set(champions[promoted:]) == {promotion.release}
-    assert {"candidates", "stand-ins", "verdicts", "bundles", "releases"} <= {step.parent.name for step in steps}
+    assert {"candidates", "stand-ins", "verdicts", "bundles", "releases"} <= {
+        step.parent.name for step in steps
+    }
     assert last.status == 10
 
 
@@ -92,8 +99,15 @@ def test_a_better_candidate_is_promoted_with_its_lineage(promotion: Promotion) -
     assert lineage["code"]["packages"]["torch"]
     taken = [track for track in lineage["tracks"] if track["promote"]]
     assert [track["track"] for track in taken] == ["mlp-a100-observed"]
-    assert {part["name"] for part in taken[0]["verdict"]["parts"]} >= {"held-out architectures", "newest observations"}
-    card = next(bundle.card for bundle in site.registry.load(release.name) if bundle.card.name == "mlp-a100-observed")
+    assert {part["name"] for part in taken[0]["verdict"]["parts"]} >= {
+        "held-out architectures",
+        "newest observations",
+    }
+    card = next(
+        bundle.card
+        for bundle in site.registry.load(release.name)
+        if bundle.card.name == "mlp-a100-observed"
+    )
     assert abs(card.context_bytes - 700 * MIB) < 80 * MIB
 
 
@@ -118,7 +132,9 @@ def test_the_report_says_what_was_judged(promotion: Promotion) -> None:
     assert json.loads(path.with_suffix(".json").read_text("utf-8"))["promoted"]
 
 
-def test_a_withdrawn_release_is_not_promoted_again_and_a_dry_run_says_so(promotion: Promotion, tmp_path: Path) -> None:
+def test_a_withdrawn_release_is_not_promoted_again_and_a_dry_run_says_so(
+    promotion: Promotion, tmp_path: Path
+) -> None:
     site = promotion.after(tmp_path)
     site.registry.rollback(by="test", reason="")
     for dry in ((), ("--dry-run",)):
@@ -128,21 +144,32 @@ def test_a_withdrawn_release_is_not_promoted_again_and_a_dry_run_says_so(promoti
     assert site.champion == "first"
 
 
-def test_a_withdrawn_release_is_not_promoted_again_by_newer_code(promotion: Promotion, tmp_path: Path) -> None:
+def test_a_withdrawn_release_is_not_promoted_again_by_newer_code(
+    promotion: Promotion, tmp_path: Path
+) -> None:
     site = promotion.after(tmp_path)
     site.registry.rollback(by="test", reason="")
-    report = promotion.candidate(site).parents[1] / "runs" / promotion.release.removeprefix("retrain-") / "report.json"
+    report = (
+        promotion.candidate(site).parents[1]
+        / "runs"
+        / promotion.release.removeprefix("retrain-")
+        / "report.json"
+    )
     document = json.loads(report.read_text("utf-8")) | {"champion": "first"}
     request = Request(datasets=(), observations=(), registry=site.registry.folder, work=site.work)
     outcome = put_into_service(request, document | {"release": "retrain-upgraded"}, report, "first")
     assert outcome.exit_code == 10
     assert f"{promotion.release} was champion since" in outcome.sentence
-    outcome = put_into_service(request, document | {"release": "retrain-seed", "seed": 1}, report, "first")
+    outcome = put_into_service(
+        request, document | {"release": "retrain-seed", "seed": 1}, report, "first"
+    )
     assert outcome.exit_code == 0
     assert site.champion == "retrain-seed"
 
 
-def test_a_dry_run_changes_nothing_and_a_challenger_does_not_change_the_champion(promotion: Promotion, tmp_path: Path) -> None:
+def test_a_dry_run_changes_nothing_and_a_challenger_does_not_change_the_champion(
+    promotion: Promotion, tmp_path: Path
+) -> None:
     site = promotion.before(tmp_path)
     status, said = site.run("--observations", promotion.export, "--dry-run")
     assert status == 0, said
@@ -158,7 +185,9 @@ def test_a_dry_run_changes_nothing_and_a_challenger_does_not_change_the_champion
         assert "challenger already" in said
 
 
-def test_a_champion_that_was_set_meanwhile_is_not_replaced(promotion: Promotion, tmp_path: Path) -> None:
+def test_a_champion_that_was_set_meanwhile_is_not_replaced(
+    promotion: Promotion, tmp_path: Path
+) -> None:
     site = promotion.before(tmp_path)
     status, said = site.run("--observations", promotion.export, fault="another champion")
     assert status == 1, said
@@ -180,7 +209,9 @@ def test_a_deleted_candidate_is_trained_again(promotion: Promotion, tmp_path: Pa
 def test_the_promoted_bundle_is_the_judged_one(promotion: Promotion, tmp_path: Path) -> None:
     site = promotion.before(tmp_path)
     judged = load_bundle(promotion.candidate(site))
-    another = save_bundle(promotion.candidate(site), judged.model, {**judged.card.document, "version": "another"})
+    another = save_bundle(
+        promotion.candidate(site), judged.model, {**judged.card.document, "version": "another"}
+    )
     status, said = site.run("--observations", promotion.export)
     assert status == 0, said
     assert "judging mlp-a100-observed" in said
@@ -195,7 +226,10 @@ def test_its_own_data_again_is_no_improvement(site: Site) -> None:
 
 
 def test_a_family_of_three_rows_keeps_its_model(site: Site, tmp_path: Path) -> None:
-    cnn = [replace(one, job=replace(one.job, family="cnn"), architecture_key="") for one in measured(3, 7)]
+    cnn = [
+        replace(one, job=replace(one.job, family="cnn"), architecture_key="")
+        for one in measured(3, 7)
+    ]
     status, said = site.run("--dataset", dataset(tmp_path / "cnn.parquet", cnn))
     assert status == 10
     text = report_of(said).read_text("utf-8")
@@ -209,34 +243,51 @@ def test_too_few_observations_are_said_before_any_training(site: Site, tmp_path:
     status, said = site.run("--observations", export)
     assert status == 10
     assert "training" not in said.replace("to train on", "")
-    assert "1 observed rows to train on are too few: 20 are needed, which takes some 28 observations more" in said
-    assert "not trained: the champion was trained on these data" in report_of(said).read_text("utf-8")
+    assert (
+        "1 observed rows to train on are too few: 20 are needed, which takes some 28 observations more"
+        in said
+    )
+    assert "not trained: the champion was trained on these data" in report_of(said).read_text(
+        "utf-8"
+    )
     new = dataset(tmp_path / "new.parquet", measured(200, 3))
     status, said = site.run("--observations", export, "--dataset", new)
     assert "training" in said  # there is something new beside the observations
 
 
 def test_without_the_champion_s_dataset_nothing_is_promoted(site: Site, tmp_path: Path) -> None:
-    status, said = site.run("--dataset", dataset(tmp_path / "new.parquet", measured(200, 3)), base=False)
+    status, said = site.run(
+        "--dataset", dataset(tmp_path / "new.parquet", measured(200, 3)), base=False
+    )
     assert status == 10
-    assert "was trained on a dataset that is not among the files" in report_of(said).read_text("utf-8")
+    assert "was trained on a dataset that is not among the files" in report_of(said).read_text(
+        "utf-8"
+    )
     assert site.champion == "first"
 
 
 def test_the_champion_s_training_data_is_read_first(site: Site, tmp_path: Path) -> None:
-    rows = [relabelled(one, (one.peak_device_bytes or 0) * 1000**2 / 1024**2) for one in measured(60, 5)]
+    rows = [
+        relabelled(one, (one.peak_device_bytes or 0) * 1000**2 / 1024**2) for one in measured(60, 5)
+    ]
     wrong = dataset(tmp_path / "wrong.parquet", rows)
     status, said = site.run("--dataset", wrong, "--dataset", site.base, base=False)
     assert status == 10
     text = report_of(said).read_text("utf-8")
     assert "| 160 | 160 |" in text
-    assert "wrong.parquet: 60 rows: mlp: all labels are 0.954 times those of the files before" in text
+    assert (
+        "wrong.parquet: 60 rows: mlp: all labels are 0.954 times those of the files before" in text
+    )
 
 
 def test_a_truncated_file_is_one_sentence(site: Site, tmp_path: Path) -> None:
     (tmp_path / "half.parquet").write_bytes(site.base.read_bytes()[:3000])
-    assert "half.parquet is no whole Parquet file" in refused(site, "--dataset", tmp_path / "half.parquet")
-    assert "half.parquet is no whole Parquet file" in refused(site, "--observations", tmp_path / "half.parquet")
+    assert "half.parquet is no whole Parquet file" in refused(
+        site, "--dataset", tmp_path / "half.parquet"
+    )
+    assert "half.parquet is no whole Parquet file" in refused(
+        site, "--observations", tmp_path / "half.parquet"
+    )
 
 
 def test_a_newer_schema_is_one_sentence(site: Site, tmp_path: Path) -> None:
@@ -268,9 +319,13 @@ def test_a_damaged_registry_is_one_sentence(site: Site) -> None:
 
 
 def test_a_missing_registry_is_one_sentence() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "GPUMEMNET_REGISTRY"}
+    environment = {
+        name: value for name, value in os.environ.items() if name != "GPUMEMNET_REGISTRY"
+    }
     command = [sys.executable, "-m", "models", "retrain", "--epochs", str(EPOCHS)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, env=environment
+    )
     assert done.returncode == 2
     assert "--registry" in done.stderr
 

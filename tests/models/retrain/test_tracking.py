@@ -1,4 +1,5 @@
-"""``python -m models retrain --tracking mlflow`` against a real store in an SQLite file; each test has its own."""
+"""``python -m models retrain --tracking mlflow`` against a real store in an SQLite file; each test
+has its own."""
 
 from __future__ import annotations
 
@@ -34,10 +35,11 @@ Retrain = Callable[..., int]
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A registry whose champion is to be beaten by observations, and a work folder in which that has been found out.
+    """A registry whose champion is to be beaten by observations, and a work folder in which that
+    has been found out.
 
-    The champion states that it was trained on a dataset that is too small for a candidate of its own.  So only one model is
-    trained, by a plan that a search might have found.
+    The champion states that it was trained on a dataset that is too small for a candidate of its
+    own.  So only one model is trained, by a plan that a search might have found.
     """
     folder = tmp_path_factory.mktemp("site")
     base = dataset(folder / "base.parquet", measured(119, 1))
@@ -46,7 +48,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     learned = {**shipped(name).card.document["training_data"], "sha256": origin}
     retrained = {"held_out": HELD_OUT_RULE, "origins": [origin], "learned_until": None}
     registry = Registry(folder / "registry")
-    bundle = other_bundle(folder / "first", "first", name, training_data=learned, retraining=retrained)
+    bundle = other_bundle(
+        folder / "first", "first", name, training_data=learned, retraining=retrained
+    )
     registry.create_release("first", [registry.add_bundle(bundle.source).sha256], parent=None)
     registry.set_champion("first", by="test", reason="")
     dataset(folder / "site.parquet", observed(measured(200, 2, context_bytes=700 * MIB)))
@@ -57,7 +61,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def retraining(site: Path, place: Path, *more: str) -> int:
-    files = ("--dataset", site / "base.parquet", "--observations", site / "site.parquet", "--registry", place / "registry")
+    files = (
+        "--dataset",
+        site / "base.parquet",
+        "--observations",
+        site / "site.parquet",
+        "--registry",
+        place / "registry",
+    )
     given = ("--without-committed", *files, "--work", place / "work", "--plan", site / "plan.json")
     return main(["retrain", *map(str, given), *more])
 
@@ -74,7 +85,9 @@ def place(site: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.fixture
 def retrain(site: Path, place: Path) -> Retrain:
     """Retrains there with tracking."""
-    return lambda *more: retraining(site, place, "--tracking", "mlflow", "--tracking-uri", f"sqlite:///{place}/mlflow.db", *more)
+    return lambda *more: retraining(
+        site, place, "--tracking", "mlflow", "--tracking-uri", f"sqlite:///{place}/mlflow.db", *more
+    )
 
 
 def store_of(place: Path) -> MlflowStore:
@@ -88,7 +101,9 @@ def champion(place: Path) -> str:
 def runs(place: Path, kind: str = "retraining") -> list[Run]:
     store = store_of(place)
     found = store.client.search_runs(
-        [store.experiment()], f"tags.`gpumemnet.kind` = '{kind}'", order_by=["attributes.start_time"]
+        [store.experiment()],
+        f"tags.`gpumemnet.kind` = '{kind}'",
+        order_by=["attributes.start_time"],
     )
     return list(found)
 
@@ -104,7 +119,8 @@ def test_a_promotion_is_a_run_and_a_version_with_the_alias(place: Path, retrain:
     assert run.data.params["file/site.parquet"].startswith("sha256 ")
     assert run.data.params["mlp-a100-observed/mlp/verdict"].startswith("better: ")
     figures = {
-        who: run.data.metrics[f"mlp-a100-observed/mlp/newest observations/error/{who}"] for who in ("champion", "candidate")
+        who: run.data.metrics[f"mlp-a100-observed/mlp/newest observations/error/{who}"]
+        for who in ("champion", "candidate")
     }
     assert figures["candidate"] < figures["champion"]
     assert run.data.tags["gpumemnet.exit_code"] == "0"
@@ -117,14 +133,20 @@ def test_a_promotion_is_a_run_and_a_version_with_the_alias(place: Path, retrain:
     assert bundle.sha256 in Registry(place / "registry").release(release).bundles
     assert bundle.card.document["training"]["hidden"] == 16  # as the plan says
     assert run.data.params["plans"].startswith("plan.json ")
-    assert not [path for path in artifacts.rglob("*") if path.suffix in (".pkl", ".pickle") or path.name == "MLmodel"]
+    assert not [
+        path
+        for path in artifacts.rglob("*")
+        if path.suffix in (".pkl", ".pickle") or path.name == "MLmodel"
+    ]
 
     version = store_of(place).client.get_model_version_by_alias("gpumemnet", "champion")
     assert version.run_id == run.info.run_id
     assert version.tags["gpumemnet.release"] == release
 
 
-def test_nothing_changed_makes_no_second_version_and_rollback_is_followed(place: Path, retrain: Retrain) -> None:
+def test_nothing_changed_makes_no_second_version_and_rollback_is_followed(
+    place: Path, retrain: Retrain
+) -> None:
     retrain()
     release = champion(place)
     assert retrain() == 10  # the first look at what was learned of the new champion
@@ -144,7 +166,10 @@ def test_nothing_changed_makes_no_second_version_and_rollback_is_followed(place:
 
 def test_a_challenger_has_the_alias_in_mlflow(place: Path, retrain: Retrain) -> None:
     assert retrain("--challenger") == 0
-    assert store_of(place).client.get_registered_model("gpumemnet").aliases == {"champion": 1, "challenger": 2}
+    assert store_of(place).client.get_registered_model("gpumemnet").aliases == {
+        "champion": 1,
+        "challenger": 2,
+    }
     assert champion(place) == "first"
 
 
@@ -157,9 +182,15 @@ def test_a_dry_run_is_logged_and_registers_nothing(place: Path, retrain: Retrain
     assert champion(place) == "first"
 
 
-@pytest.mark.parametrize("breaks", ["log_batch", "log_artifacts", "create_model_version", "set_registered_model_alias"])
+@pytest.mark.parametrize(
+    "breaks", ["log_batch", "log_artifacts", "create_model_version", "set_registered_model_alias"]
+)
 def test_failed_tracking_does_not_hide_a_promotion_and_is_repeated(
-    place: Path, retrain: Retrain, breaks: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Path,
+    retrain: Retrain,
+    breaks: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     from mlflow import MlflowClient
 
@@ -174,20 +205,32 @@ def test_failed_tracking_does_not_hide_a_promotion_and_is_repeated(
     assert f"{release} is champion" in told.out
     assert "warning: not tracked: the MLflow store sqlite:///" in told.err
     assert "No space left on device" in told.err
-    assert "champion" not in (store_of(place).client.get_registered_model("gpumemnet").aliases if breaks[0] == "s" else {})
+    assert "champion" not in (
+        store_of(place).client.get_registered_model("gpumemnet").aliases if breaks[0] == "s" else {}
+    )
 
     assert retrain() == 10
     found = runs(place)
     assert {run.data.tags.get("gpumemnet.release") for run in found} == {release, None}
     assert all(run.info.status == "FINISHED" for run in found)
-    assert store_of(place).client.get_model_version_by_alias("gpumemnet", "champion").tags["gpumemnet.release"] == release
+    assert (
+        store_of(place)
+        .client.get_model_version_by_alias("gpumemnet", "champion")
+        .tags["gpumemnet.release"]
+        == release
+    )
 
 
 def test_a_store_that_cannot_be_reached_is_a_warning_after_the_promotion(
     site: Path, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    assert retraining(site, place, "--tracking", "mlflow", "--tracking-uri", "http://me:secret@127.0.0.1:9") == 0
+    assert (
+        retraining(
+            site, place, "--tracking", "mlflow", "--tracking-uri", "http://me:secret@127.0.0.1:9"
+        )
+        == 0
+    )
     told = capsys.readouterr()
     assert champion(place) in told.out
     assert "warning: not tracked: the MLflow store http://127.0.0.1:9" in told.err
@@ -212,7 +255,11 @@ def test_a_deleted_report_does_not_stop_the_next_run(place: Path, retrain: Retra
     ],
 )
 def test_impossible_tracking_is_refused_before_any_work(
-    place: Path, retrain: Retrain, more: tuple[str, str], sentence: str, capsys: pytest.CaptureFixture[str]
+    place: Path,
+    retrain: Retrain,
+    more: tuple[str, str],
+    sentence: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert retrain(*more) == 2
     assert capsys.readouterr().err.startswith(f"error: {sentence}")
@@ -220,7 +267,10 @@ def test_impossible_tracking_is_refused_before_any_work(
 
 
 def test_without_mlflow_it_says_so_before_any_work(
-    place: Path, retrain: Retrain, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Path,
+    retrain: Retrain,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("gpumemnet.registry.mlflow_store.find_spec", lambda name: None)
     assert retrain() == 2

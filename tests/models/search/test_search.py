@@ -1,4 +1,5 @@
-"""``python -m models search``: a few tiny trials, killed and gone on with, and what becomes of the plan that is found."""
+"""``python -m models search``: a few tiny trials, killed and gone on with, and what becomes of the
+plan that is found."""
 
 from __future__ import annotations
 
@@ -44,10 +45,12 @@ sys.exit(main(sys.argv[1:]))
 """
 
 needs_optuna = pytest.mark.skipif(
-    importlib.util.find_spec("optuna") is None, reason="Optuna is not installed: pip install 'gpumemnet[search]'"
+    importlib.util.find_spec("optuna") is None,
+    reason="Optuna is not installed: pip install 'gpumemnet[search]'",
 )
 needs_ray = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'gpumemnet[ray]'"
+    importlib.util.find_spec("ray") is None,
+    reason="Ray is not installed: pip install 'gpumemnet[ray]'",
 )
 
 
@@ -57,7 +60,17 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def arguments(base: Path, folder: Path, *more: str) -> list[str]:
-    given = ("search", "--dataset", base, "--folds", 2, "--epochs", 1, "--storage", f"sqlite:///{folder}/search.db")
+    given = (
+        "search",
+        "--dataset",
+        base,
+        "--folds",
+        2,
+        "--epochs",
+        1,
+        "--storage",
+        f"sqlite:///{folder}/search.db",
+    )
     return [*map(str, given), "--out", str(folder / "plan.json"), "--trials", str(TRIALS), *more]
 
 
@@ -90,12 +103,17 @@ def test_the_plan_file_says_that_its_figures_are_optimistic(searched: Path) -> N
     document = found(searched)
     assert "do not measure a model" in document["about"]
     search = document["search"]
-    assert search["on_the_folds_that_chose_it"]["plan"] <= search["on_the_folds_that_chose_it"]["without_a_search"]
+    assert (
+        search["on_the_folds_that_chose_it"]["plan"]
+        <= search["on_the_folds_that_chose_it"]["without_a_search"]
+    )
     assert sum(search["trials"].values()) == TRIALS
     assert search["rows"] == sum(not is_held_out(row.architecture_key) for row in ROWS) < len(ROWS)
     assert search["left_out"].startswith("sha256(")
     assert "seed" not in document["plan"]
-    assert read_plan(searched / "plan.json").plan(7, None) == TrainingPlan(**document["plan"], seed=7)
+    assert read_plan(searched / "plan.json").plan(7, None) == TrainingPlan(
+        **document["plan"], seed=7
+    )
 
 
 @needs_optuna
@@ -121,9 +139,13 @@ def test_a_repeated_search_trains_nothing_and_more_trials_resume_it(
 
 @needs_optuna
 @pytest.mark.nightly
-def test_a_killed_search_goes_on_and_finds_the_same(base: Path, searched: Path, tmp_path: Path) -> None:
+def test_a_killed_search_goes_on_and_finds_the_same(
+    base: Path, searched: Path, tmp_path: Path
+) -> None:
     command = [sys.executable, "-c", KILLED, *arguments(base, tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert not (tmp_path / "plan.json").exists()
     assert len(tried(tmp_path)) == 1
@@ -150,8 +172,13 @@ def test_a_plan_that_is_worse_on_the_first_fold_is_not_trained_on_the_others(
 
 
 @needs_optuna
-def test_a_plan_that_diverges_is_not_chosen(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models.search.engines.fold_loss", lambda task, plan, fold: 1.0 if plan.hidden == 48 else float("nan"))
+def test_a_plan_that_diverges_is_not_chosen(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "models.search.engines.fold_loss",
+        lambda task, plan, fold: 1.0 if plan.hidden == 48 else float("nan"),
+    )
     assert main(arguments(base, tmp_path)) == 0
     assert found(tmp_path)["search"]["trials"]["diverged"] > 0
     assert found(tmp_path)["plan"]["hidden"] == 48
@@ -167,11 +194,15 @@ def test_the_transformer_is_judged_too(base: Path) -> None:
     from models.training.sequence import SequencePlan
 
     task = load_task(base, "mlp", "transformer", 2, 0)
-    assert 0.0 < fold_loss(task, SequencePlan(width=4, depth=1, heads=1, hidden=8, epochs=1), 0) < 1.0
+    assert (
+        0.0 < fold_loss(task, SequencePlan(width=4, depth=1, heads=1, hidden=8, epochs=1), 0) < 1.0
+    )
 
 
 @needs_optuna
-def test_an_impossible_search_is_one_sentence(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_impossible_search_is_one_sentence(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     few = dataset(tmp_path / "few.parquet", ROWS[:100])
     site = dataset(tmp_path / "site.parquet", observed(measured(400, 2, context_bytes=700 * MIB)))
     cut = tmp_path / "cut.parquet"
@@ -212,9 +243,16 @@ def test_without_optuna_it_says_what_to_install(
 @pytest.mark.nightly
 @needs_optuna
 @needs_ray
-def test_ray_tasks_find_a_plan_in_the_same_storage(base: Path, searched: Path, tmp_path: Path) -> None:
+def test_ray_tasks_find_a_plan_in_the_same_storage(
+    base: Path, searched: Path, tmp_path: Path
+) -> None:
     folder = shutil.copytree(searched, tmp_path / "ray")
-    command = [sys.executable, "-m", "models", *arguments(base, folder, "--engine", "ray", "--workers", "2")]
+    command = [
+        sys.executable,
+        "-m",
+        "models",
+        *arguments(base, folder, "--engine", "ray", "--workers", "2"),
+    ]
     environment = {**os.environ, "RAY_ADDRESS": "local"}
     done = subprocess.run(
         [*command, "--trials", str(TRIALS + 2)],
@@ -271,21 +309,51 @@ def test_training_follows_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     rows = dataset(tmp_path / "rows.parquet", measured(160, 3))
     plans = []
 
-    def save(folder: Path, classifier: object, data: object, plan: TrainingPlan, **given: object) -> Bundle:
+    def save(
+        folder: Path, classifier: object, data: object, plan: TrainingPlan, **given: object
+    ) -> Bundle:
         plans.append(plan)
         return shipped()
 
     monkeypatch.setattr("models.training.export.save_classifier", save)  # the export takes seconds
-    given = ["train", "--dataset", str(rows), "--out", str(tmp_path / "bundle"), "--plan", str(plan_file(tmp_path))]
+    given = [
+        "train",
+        "--dataset",
+        str(rows),
+        "--out",
+        str(tmp_path / "bundle"),
+        "--plan",
+        str(plan_file(tmp_path)),
+    ]
     assert main([*given, "--seed", "5"]) == 0
     assert main([*given, "--epochs", "2"]) == 0
-    assert plans == [TrainingPlan(hidden=8, members=2, epochs=1, seed=5), TrainingPlan(hidden=8, members=2, epochs=2)]
+    assert plans == [
+        TrainingPlan(hidden=8, members=2, epochs=1, seed=5),
+        TrainingPlan(hidden=8, members=2, epochs=2),
+    ]
 
 
-def test_a_plan_for_another_classifier_is_refused(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_for_another_classifier_is_refused(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan = plan_file(tmp_path, family="cnn")
-    assert main(["train", "--dataset", str(base), "--out", str(tmp_path / "bundle"), "--plan", str(plan)]) == 2
+    assert (
+        main(
+            [
+                "train",
+                "--dataset",
+                str(base),
+                "--out",
+                str(tmp_path / "bundle"),
+                "--plan",
+                str(plan),
+            ]
+        )
+        == 2
+    )
     assert "is for cnn jobs and the encoder mlp" in capsys.readouterr().err
     twice = ["--plan", str(plan), "--plan", str(plan)]
-    assert main(["retrain", "--dry-run", "--without-committed", "--dataset", str(base), *twice]) == 2
+    assert (
+        main(["retrain", "--dry-run", "--without-committed", "--dataset", str(base), *twice]) == 2
+    )
     assert "both for cnn jobs" in capsys.readouterr().err

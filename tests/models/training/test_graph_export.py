@@ -1,4 +1,5 @@
-"""Networks that differ in their numbers alone are exported once; what is filled in is what the exporter would have written."""
+"""Networks that differ in their numbers alone are exported once; what is filled in is what the
+exporter would have written."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +21,8 @@ from models.training.sequence import SequencePlan, train_sequence_classifier
 
 
 class Small(nn.Module):
-    """A network with what the classifiers have: a linear layer, a matrix of its own, a buffer, and a number that is no state."""
+    """A network with what the classifiers have: a linear layer, a matrix of its own, a buffer, and
+    a number that is no state."""
 
     offset: Tensor
 
@@ -57,20 +59,29 @@ def exports(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
 
 def _export(network: nn.Module) -> bytes:
     shapes = {"rows_BF": {0: torch.export.Dim.DYNAMIC}}
-    return export_graph(network, EXAMPLE, inputs=["rows"], outputs=["scaled", "sums"], dynamic_shapes=shapes)
+    return export_graph(
+        network, EXAMPLE, inputs=["rows"], outputs=["scaled", "sums"], dynamic_shapes=shapes
+    )
 
 
 def _is_right(graph: bytes, network: nn.Module) -> bool:
     answers = onnxruntime.InferenceSession(graph).run(None, {"rows": EXAMPLE[0].numpy()})
     with torch.no_grad():
-        return all(np.allclose(ours, theirs.numpy(), atol=1e-6) for ours, theirs in zip(answers, network(*EXAMPLE), strict=True))
+        return all(
+            np.allclose(ours, theirs.numpy(), atol=1e-6)
+            for ours, theirs in zip(answers, network(*EXAMPLE), strict=True)
+        )
 
 
-def test_only_the_first_of_a_shape_is_exported(exports: list[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_of_a_shape_is_exported(
+    exports: list[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = Small(0), Small(1)
     graphs = [_export(first), _export(second)]
     assert exports == [first]
-    assert all(_is_right(graph, network) for graph, network in zip(graphs, (first, second), strict=True))
+    assert all(
+        _is_right(graph, network) for graph, network in zip(graphs, (first, second), strict=True)
+    )
     monkeypatch.setattr(graph_export, "_templates", {})
     assert _export(second) == graphs[1]
     assert exports == [first, second]
@@ -93,19 +104,27 @@ def _mlp_based(data: LabelledJobs, seed: int) -> TrainedClassifier:
 
 
 def _transformer_based(data: LabelledJobs, seed: int) -> TrainedClassifier:
-    return train_sequence_classifier(data, SequencePlan(epochs=1, width=8, depth=1, hidden=8, seed=seed))
+    return train_sequence_classifier(
+        data, SequencePlan(epochs=1, width=8, depth=1, hidden=8, seed=seed)
+    )
 
 
 @pytest.mark.parametrize("train", [_mlp_based, _transformer_based])
 def test_a_second_classifier_of_a_shape_is_not_exported_again(
-    exports: list[nn.Module], synthetic: LabelledJobs, train: Callable[[LabelledJobs, int], TrainedClassifier]
+    exports: list[nn.Module],
+    synthetic: LabelledJobs,
+    train: Callable[[LabelledJobs, int], TrainedClassifier],
 ) -> None:
     trained = [train(synthetic, seed) for seed in (0, 1)]
     graphs = [export_onnx(one, synthetic) for one in trained]
     assert exports == [trained[0].network]
     others = synthetic.take(np.arange(20, 60))
     sequences, mask = layer_sequence(JobTable.from_jobs(others.jobs))
-    inputs: dict[str, np.ndarray] = {"features": others.features, "sequences": sequences, "mask": mask}
+    inputs: dict[str, np.ndarray] = {
+        "features": others.features,
+        "sequences": sequences,
+        "mask": mask,
+    }
     for one, graph in zip(trained, graphs, strict=True):
         session = onnxruntime.InferenceSession(graph)
         given = {name.name: inputs[name.name].astype(np.float32) for name in session.get_inputs()}

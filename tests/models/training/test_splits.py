@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from models.training.splits import folds, pieces
 
 
-@given(st.lists(st.integers(0, 30), min_size=40, max_size=200), st.integers(2, 5), st.integers(0, 9))
+@given(
+    st.lists(st.integers(0, 30), min_size=40, max_size=200), st.integers(2, 5), st.integers(0, 9)
+)
 def test_groups_stay_together(groups: list[int], count: int, seed: int) -> None:
     codes = np.array([*groups, *range(count)])
     tested = []

@@ -23,11 +23,15 @@ CONTEXT = 700 * MIB
 
 @pytest.fixture(scope="module")
 def traced(synthetic: LabelledJobs) -> LabelledJobs:
-    """The synthetic jobs with traced peaks that lie 1 % below what the job reserves, give or take 0.5 %."""
+    """The synthetic jobs with traced peaks that lie 1 % below what the job reserves, give or take
+    0.5 %."""
     noise = np.random.default_rng(3).normal(0.99, 0.005, len(synthetic))
     known = np.where(np.isnan(synthetic.label_bytes), 1.5 * GIB, synthetic.label_bytes)
     peaks = ((known - CONTEXT) * noise).astype(int).tolist()
-    jobs = tuple(replace(job, traced_peak_bytes=peak) for job, peak in zip(synthetic.jobs, peaks, strict=True))
+    jobs = tuple(
+        replace(job, traced_peak_bytes=peak)
+        for job, peak in zip(synthetic.jobs, peaks, strict=True)
+    )
     return replace(synthetic, jobs=jobs, context_bytes=CONTEXT)
 
 
@@ -38,7 +42,9 @@ def test_the_shift_is_undone_and_the_bound_holds_on_other_jobs(traced: LabelledJ
     assert answers is not None
     assert np.median(np.abs(answers.expected_bytes / test.label_bytes - 1)) < 0.006
     for level in (0.5, 0.9, 0.99):
-        assert np.mean(test.label_bytes <= answers.bounds_bytes[level]) == pytest.approx(level, abs=0.12)
+        assert np.mean(test.label_bytes <= answers.bounds_bytes[level]) == pytest.approx(
+            level, abs=0.12
+        )
 
 
 def test_too_few_rows_for_a_coverage_give_a_wider_bound(traced: LabelledJobs) -> None:
@@ -50,17 +56,27 @@ def test_too_few_rows_for_a_coverage_give_a_wider_bound(traced: LabelledJobs) ->
     below = replace(traced, label_bytes=traced.label_bytes * 0.5).take(np.arange(40))
     too_high = fit_traced_peak(below, COVERAGES)
     assert too_high is not None
-    assert list(too_high.log_bounds) == sorted(too_high.log_bounds)  # twice an error below zero would be a lower bound
+    assert list(too_high.log_bounds) == sorted(
+        too_high.log_bounds
+    )  # twice an error below zero would be a lower bound
 
 
 @pytest.fixture(scope="module")
 def predictor(traced: LabelledJobs, tmp_path_factory: pytest.TempPathFactory) -> Predictor:
     plan = TrainingPlan(epochs=5, hidden=8, members=2)
     folder = tmp_path_factory.mktemp("bundle") / "traced"
-    return Predictor([save_classifier(folder, train_classifier(traced, plan), traced, plan, name="synthetic", version="1")])
+    return Predictor(
+        [
+            save_classifier(
+                folder, train_classifier(traced, plan), traced, plan, name="synthetic", version="1"
+            )
+        ]
+    )
 
 
-def test_a_job_that_sends_its_peak_is_answered_from_it(predictor: Predictor, traced: LabelledJobs) -> None:
+def test_a_job_that_sends_its_peak_is_answered_from_it(
+    predictor: Predictor, traced: LabelledJobs
+) -> None:
     job = traced.jobs[0]
     assert job.traced_peak_bytes is not None
     other = replace(job, traced_peak_bytes=job.traced_peak_bytes + 9 * GIB)
@@ -75,13 +91,17 @@ def test_a_job_that_sends_its_peak_is_answered_from_it(predictor: Predictor, tra
         assert lower - 64 * MIB <= estimate.expected_bytes <= (upper or 0) + 64 * MIB
 
 
-def test_options_that_no_traced_row_was_measured_with_get_no_bound(predictor: Predictor, traced: LabelledJobs) -> None:
+def test_options_that_no_traced_row_was_measured_with_get_no_bound(
+    predictor: Predictor, traced: LabelledJobs
+) -> None:
     estimate = predictor.predict(replace(traced.jobs[0], precision="bf16"))
     assert estimate.safe_bytes is None
     assert estimate.reasons == ("precision is 'bf16'; traced jobs were measured with 'fp32'",)
 
 
-def test_the_card_states_its_data(predictor: Predictor, traced: LabelledJobs, tmp_path: Path) -> None:
+def test_the_card_states_its_data(
+    predictor: Predictor, traced: LabelledJobs, tmp_path: Path
+) -> None:
     stated = predictor.bundles[0].card.document["traced_peak"]
     assert stated["rows"] == int((~np.isnan(traced.label_bytes)).sum())
     assert stated["provenance"] == "measured"

@@ -8,7 +8,12 @@ from torch.utils.data import DataLoader, TensorDataset
 fabric = Fabric(accelerator="cuda", devices=1, precision="16-mixed")
 fabric.launch()
 model = nn.Sequential(
-    nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)
+    nn.Conv2d(3, 64, 3),
+    nn.ReLU(),
+    nn.Conv2d(64, 64, 3),
+    nn.AdaptiveAvgPool2d(1),
+    nn.Flatten(),
+    nn.Linear(64, 10),
 )
 model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
 samples = TensorDataset(torch.randn(256, 3, 32, 32), torch.randint(0, 10, (256,)))

@@ -1,4 +1,5 @@
-"""Hugging Face's Trainer on one of thirteen architectures, with random weights and made-up samples."""
+"""Hugging Face's Trainer on one of thirteen architectures, with random weights and made-up
+samples."""
 
 import sys
 
@@ -6,24 +7,43 @@ import torch
 import transformers
 from transformers import Trainer, TrainingArguments
 
-SMALL = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
+SMALL = {
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 1024,
+}
 GROUPED = {**SMALL, "num_key_value_heads": 2, "vocab_size": 32_000}
 ARCHITECTURES = {
     "bert": ("BertForSequenceClassification", "BertConfig", SMALL),
     "roberta": ("RobertaForMaskedLM", "RobertaConfig", SMALL),
-    "distilbert": ("DistilBertForSequenceClassification", "DistilBertConfig", {"dim": 256, "n_layers": 4, "n_heads": 4}),
+    "distilbert": (
+        "DistilBertForSequenceClassification",
+        "DistilBertConfig",
+        {"dim": 256, "n_layers": 4, "n_heads": 4},
+    ),
     "albert": ("AlbertForSequenceClassification", "AlbertConfig", SMALL),
     "gpt2": ("GPT2LMHeadModel", "GPT2Config", {"n_embd": 256, "n_layer": 4, "n_head": 4}),
     "opt": (
         "OPTForCausalLM",
         "OPTConfig",
-        {"hidden_size": 256, "num_hidden_layers": 4, "ffn_dim": 1024, "word_embed_proj_dim": 256, "num_attention_heads": 4},
+        {
+            "hidden_size": 256,
+            "num_hidden_layers": 4,
+            "ffn_dim": 1024,
+            "word_embed_proj_dim": 256,
+            "num_attention_heads": 4,
+        },
     ),
     "llama": ("LlamaForCausalLM", "LlamaConfig", GROUPED),
     "mistral": ("MistralForCausalLM", "MistralConfig", GROUPED),
     "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", GROUPED),
     "mixtral": ("MixtralForCausalLM", "MixtralConfig", {**GROUPED, "num_local_experts": 4}),
-    "t5": ("T5ForConditionalGeneration", "T5Config", {"d_model": 256, "num_layers": 4, "d_ff": 1024, "num_heads": 4}),
+    "t5": (
+        "T5ForConditionalGeneration",
+        "T5Config",
+        {"d_model": 256, "num_layers": 4, "d_ff": 1024, "num_heads": 4},
+    ),
     "detr": (
         "DetrForObjectDetection",
         "DetrConfig",
@@ -52,13 +72,20 @@ class Samples(torch.utils.data.Dataset):
         label = torch.tensor(i % 2)
         if self.is_detector:
             boxes = torch.rand(5, 4) / 4 + 0.25
-            return {"pixel_values": torch.rand(3, 224, 224), "labels": {"class_labels": torch.arange(5), "boxes": boxes}}
+            return {
+                "pixel_values": torch.rand(3, 224, 224),
+                "labels": {"class_labels": torch.arange(5), "boxes": boxes},
+            }
         if self.is_image:
             return {"pixel_values": torch.rand(3, 224, 224), "labels": label}
         ids = torch.randint(0, 1000, (128,))
         mask = torch.ones(128, dtype=torch.long)
         mask[100 + i % 28 :] = 0
-        return {"input_ids": ids, "attention_mask": mask, "labels": label if self.is_classifier else ids}
+        return {
+            "input_ids": ids,
+            "attention_mask": mask,
+            "labels": label if self.is_classifier else ids,
+        }
 
 
 def with_labels_as_lists(samples: list[dict]) -> dict:
@@ -84,4 +111,6 @@ if __name__ == "__main__":
         bf16="bf16" in sys.argv,
     )
     collator = with_labels_as_lists if name == "detr" else None
-    Trainer(model=network, args=arguments, train_dataset=Samples(name), data_collator=collator).train()
+    Trainer(
+        model=network, args=arguments, train_dataset=Samples(name), data_collator=collator
+    ).train()

@@ -10,7 +10,8 @@ class Experts(nn.Module):
         super().__init__()
         self.router = nn.Linear(width, experts, bias=False)
         self.experts = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)) for _ in range(experts)
+            nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+            for _ in range(experts)
         )
         self.chosen = chosen
 
@@ -25,7 +26,11 @@ class Experts(nn.Module):
 
 
 model = nn.Sequential(
-    nn.Embedding(10_000, 256), Experts(256, 8, 2), nn.LayerNorm(256), Experts(256, 8, 2), nn.Linear(256, 10_000)
+    nn.Embedding(10_000, 256),
+    Experts(256, 8, 2),
+    nn.LayerNorm(256),
+    Experts(256, 8, 2),
+    nn.Linear(256, 10_000),
 ).cuda()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 for _ in range(10):

@@ -25,7 +25,9 @@ sizes = {
 }
 model = LlamaForCausalLM(LlamaConfig(vocab_size=32_000, **sizes))
 options = {"use_dora": True} if "dora" in sys.argv else {}
-model = get_peft_model(model, LoraConfig(r=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", **options))
+model = get_peft_model(
+    model, LoraConfig(r=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", **options)
+)
 model.print_trainable_parameters()
 arguments = TrainingArguments(
     output_dir="out",

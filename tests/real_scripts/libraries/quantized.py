@@ -3,7 +3,13 @@
 import sys
 
 import torch
-from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import (
+    BitsAndBytesConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainingArguments,
+)
 
 
 class Samples(torch.utils.data.Dataset):
@@ -26,14 +32,25 @@ sizes = {
 if way == "qlora":
     from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 
-    quantized = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
-    model = LlamaForCausalLM.from_pretrained("model", quantization_config=quantized, device_map={"": 0})
+    quantized = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
+    )
+    model = LlamaForCausalLM.from_pretrained(
+        "model", quantization_config=quantized, device_map={"": 0}
+    )
     model = prepare_model_for_kbit_training(model)
-    model = get_peft_model(model, LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"))
+    model = get_peft_model(
+        model, LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
 else:
     model = LlamaForCausalLM(LlamaConfig(vocab_size=32_000, **sizes))
 optimizer = {"qlora": "paged_adamw_8bit"}.get(way, way)
 arguments = TrainingArguments(
-    output_dir="out", per_device_train_batch_size=4, max_steps=4, report_to=[], optim=optimizer, bf16=True
+    output_dir="out",
+    per_device_train_batch_size=4,
+    max_steps=4,
+    report_to=[],
+    optim=optimizer,
+    bf16=True,
 )
 Trainer(model=model, args=arguments, train_dataset=Samples()).train()

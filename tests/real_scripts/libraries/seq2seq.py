@@ -15,8 +15,12 @@ class Decoder(nn.Module):
         self.score, self.out = nn.Linear(256, 256), nn.Linear(256, 5000)
 
     def forward(self, token: torch.Tensor, hidden: torch.Tensor, memory: torch.Tensor) -> tuple:
-        weights = torch.softmax(self.score(hidden[-1]).unsqueeze(1) @ memory.transpose(1, 2), dim=-1)
-        output, hidden = self.recurrent(torch.cat([self.embedding(token), weights @ memory], dim=-1), hidden)
+        weights = torch.softmax(
+            self.score(hidden[-1]).unsqueeze(1) @ memory.transpose(1, 2), dim=-1
+        )
+        output, hidden = self.recurrent(
+            torch.cat([self.embedding(token), weights @ memory], dim=-1), hidden
+        )
         return self.out(output), hidden
 
 
@@ -28,7 +32,10 @@ embedding, encoder, decoder = (
 first = torch.optim.Adam([*embedding.parameters(), *encoder.parameters()])
 second = torch.optim.Adam(decoder.parameters())
 for _ in range(10):
-    source, target = torch.randint(0, 5000, (32, 20)).to(device), torch.randint(0, 5000, (32, 15)).to(device)
+    source, target = (
+        torch.randint(0, 5000, (32, 20)).to(device),
+        torch.randint(0, 5000, (32, 15)).to(device),
+    )
     memory, hidden = encoder(embedding(source))
     token, outputs = torch.zeros(32, 1, dtype=torch.long, device=device), []
     forced = random.random() < 0.5

@@ -6,5 +6,8 @@ from trl import DPOConfig, DPOTrainer
 
 samples = load_dataset("json", data_files="preferences.jsonl", split="train")
 arguments = DPOConfig(output_dir="out", per_device_train_batch_size=4, max_steps=4, report_to=[])
-model, tokenizer = AutoModelForCausalLM.from_pretrained("model"), AutoTokenizer.from_pretrained("model")
+model, tokenizer = (
+    AutoModelForCausalLM.from_pretrained("model"),
+    AutoTokenizer.from_pretrained("model"),
+)
 DPOTrainer(model=model, args=arguments, train_dataset=samples, processing_class=tokenizer).train()

@@ -1,4 +1,5 @@
-"""Requests that wait at the same time are answered by one call, and each gets the answer that it would get alone."""
+"""Requests that wait at the same time are answered by one call, and each gets the answer that it
+would get alone."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,14 +22,19 @@ class Answers:
         self.sizes.append(len(questions))
         if self.failure in questions:
             raise RuntimeError("a bug")
-        return [InvalidJobError("is bad", "batch_size") if question == "bad" else question for question in questions]
+        return [
+            InvalidJobError("is bad", "batch_size") if question == "bad" else question
+            for question in questions
+        ]
 
 
 def ask(answers: Answers, questions: Sequence[str]) -> list[Any]:
     microbatch = Microbatch(answers)
 
     async def ask_all() -> list[Any]:
-        return await asyncio.gather(*(microbatch.predict(question) for question in questions), return_exceptions=True)
+        return await asyncio.gather(
+            *(microbatch.predict(question) for question in questions), return_exceptions=True
+        )
 
     return asyncio.run(ask_all())
 
@@ -41,7 +47,9 @@ def test_what_waits_at_the_same_time_is_answered_by_one_call() -> None:
     assert answers.sizes == [3]
 
 
-def test_one_question_that_cannot_be_answered_takes_no_other_with_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_question_that_cannot_be_answered_takes_no_other_with_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     answers = Answers(failure="b")
     found = ask(answers, ["a", "b", "c"])
     assert (found[0], found[2]) == ("a", "c")
@@ -74,5 +82,7 @@ def test_a_client_that_left_takes_no_other_with_it() -> None:
 
     found = asyncio.run(ask_all())
     assert isinstance(found[3], asyncio.CancelledError)
-    assert [answer for number, answer in enumerate(found) if number != 3] == [str(number) for number in range(10) if number != 3]
+    assert [answer for number, answer in enumerate(found) if number != 3] == [
+        str(number) for number in range(10) if number != 3
+    ]
     assert answers.sizes == [9]

@@ -1,4 +1,5 @@
-"""The API's description: valid, complete, and true, because its examples are what the service really answers."""
+"""The API's description: valid, complete, and true, because its examples are what the service
+really answers."""
 
 import asyncio
 import json
@@ -18,7 +19,13 @@ from starlette.routing import Route, Router
 
 from gpumemnet.errors import InvalidJobError
 from gpumemnet.job.json_codec import job_from_dict
-from gpumemnet.job.training_job import FIELD_CHOICES, FIELD_RANGES, JOB_FIELDS, NULLABLE_FIELDS, REQUIRED_FIELDS
+from gpumemnet.job.training_job import (
+    FIELD_CHOICES,
+    FIELD_RANGES,
+    JOB_FIELDS,
+    NULLABLE_FIELDS,
+    REQUIRED_FIELDS,
+)
 from gpumemnet.predict.predictor import Predictor
 from service.api.endpoint import DescriptionEndpoint
 from service.api.examples import refused_example
@@ -54,8 +61,11 @@ def check(description: Document) -> Check:
 
 
 def with_one_id(text: str) -> Document:
-    """An answer with the id of the examples in the place of its own, which is never the same twice."""
-    return dict(json.loads(re.sub(r'"prediction_id":"[^"]+"', f'"prediction_id":"{EXAMPLE_ID}"', text)))
+    """An answer with the id of the examples in the place of its own, which is never the same
+    twice."""
+    return dict(
+        json.loads(re.sub(r'"prediction_id":"[^"]+"', f'"prediction_id":"{EXAMPLE_ID}"', text))
+    )
 
 
 def json_content(part: Document) -> Document:
@@ -81,14 +91,18 @@ def test_it_describes_every_route(description: Document) -> None:
     served = {
         (route.path, method.lower())
         for route in app.routes
-        if isinstance(route, Route) and not route.path.startswith(("/v2", "/page/", "/docs/")) and route.path not in UNDESCRIBED
+        if isinstance(route, Route)
+        and not route.path.startswith(("/v2", "/page/", "/docs/"))
+        and route.path not in UNDESCRIBED
         for method in (route.methods or set()) - {"HEAD"}
     }
     described = operations(description).keys()
     assert {(path, method) for path, method in described if not path.startswith("/v2")} == served
 
 
-def test_every_described_path_of_the_inference_protocol_is_there(http: httpx.Client, description: Document) -> None:
+def test_every_described_path_of_the_inference_protocol_is_there(
+    http: httpx.Client, description: Document
+) -> None:
     values = {"model": "gpumemnet", "version": "shipped"}
     for path, method in operations(description):
         if path.startswith("/v2"):
@@ -98,7 +112,10 @@ def test_every_described_path_of_the_inference_protocol_is_there(http: httpx.Cli
 
 def test_every_operation_is_documented(description: Document) -> None:
     found = operations(description).values()
-    assert all(operation["summary"] and operation["tags"] and operation["operationId"] for operation in found)
+    assert all(
+        operation["summary"] and operation["tags"] and operation["operationId"]
+        for operation in found
+    )
     assert len({operation["operationId"] for operation in found}) == len(found)
     shapes = description["components"]["schemas"]
     assert [name for name, shape in shapes.items() if not shape.get("description")] == []
@@ -107,15 +124,25 @@ def test_every_operation_is_documented(description: Document) -> None:
 def test_it_names_the_refusals_of_keys_and_limits(description: Document) -> None:
     """Health is never refused for a key or a limit, so probes need to know readiness alone."""
     refusals = {
-        path: {int(status) for method in METHODS & methods.keys() for status in methods[method]["responses"] if status >= "400"}
+        path: {
+            int(status)
+            for method in METHODS & methods.keys()
+            for status in methods[method]["responses"]
+            if status >= "400"
+        }
         for path, methods in description["paths"].items()
     }
     assert refusals["/healthz"] == refusals["/v2/health/live"] == set()
     assert refusals["/readyz"] == refusals["/v2/health/ready"] == {503}
-    assert "GPUMEMNET_REQUIRE_CHAMPION" in description["paths"]["/readyz"]["get"]["responses"]["503"]["description"]
+    assert (
+        "GPUMEMNET_REQUIRE_CHAMPION"
+        in description["paths"]["/readyz"]["get"]["responses"]["503"]["description"]
+    )
     assert refusals["/v1/models"] == {401, 403, 421, 429, 503}
     assert refusals["/v2"] == {421, 429, 503}
-    assert all({401, 403, 429, 503} <= found for path, found in refusals.items() if path.startswith("/v1/"))
+    assert all(
+        {401, 403, 429, 503} <= found for path, found in refusals.items() if path.startswith("/v1/")
+    )
 
 
 def test_every_reference_leads_somewhere(description: Document) -> None:
@@ -124,7 +151,8 @@ def test_every_reference_leads_somewhere(description: Document) -> None:
 
 
 def test_nothing_in_it_changes_unseen(description: Document) -> None:
-    """The interface is a promise: a change of it changes this file too (GPUMEMNET_UPDATE_SNAPSHOT=1 writes it anew)."""
+    """The interface is a promise: a change of it changes this file too (GPUMEMNET_UPDATE_SNAPSHOT=1
+    writes it anew)."""
     frozen = outline(description)
     if os.environ.get("GPUMEMNET_UPDATE_SNAPSHOT"):
         SNAPSHOT.write_text(json.dumps(frozen, indent=1, sort_keys=True) + "\n")
@@ -132,27 +160,44 @@ def test_nothing_in_it_changes_unseen(description: Document) -> None:
 
 
 def outline(part: Any) -> Any:
-    """The description without its examples, which change with the models, and without its version."""
+    """The description without its examples, which change with the models, and without its
+    version."""
     if isinstance(part, dict):
-        kept = {name: outline(value) for name, value in part.items() if name not in ("example", "examples")}
+        kept = {
+            name: outline(value)
+            for name, value in part.items()
+            if name not in ("example", "examples")
+        }
         if "openapi" in part:
-            kept["info"] = {name: value for name, value in kept["info"].items() if name != "version"}
+            kept["info"] = {
+                name: value for name, value in kept["info"].items() if name != "version"
+            }
         return kept
     return [outline(one) for one in part] if isinstance(part, list) else part
 
 
-def test_a_link_finds_what_the_next_operation_takes(http: httpx.Client, description: Document) -> None:
+def test_a_link_finds_what_the_next_operation_takes(
+    http: httpx.Client, description: Document
+) -> None:
     followed = set()
     for (path, method), operation in operations(description).items():
         links = operation["responses"]["200"].get("links", {})
-        if not links or path.startswith("/v1/admin/"):  # this service has no registry, and no release to take
+        if not links or path.startswith(
+            "/v1/admin/"
+        ):  # this service has no registry, and no release to take
             continue
-        examples = json_content(operation["requestBody"]).get("examples") if "requestBody" in operation else None
+        examples = (
+            json_content(operation["requestBody"]).get("examples")
+            if "requestBody" in operation
+            else None
+        )
         body = {"json": next(iter(examples.values()))["value"]} if examples else {}
         answer = http.request(method, path.format(model="gpumemnet"), **body).json()
         for link in links.values():
             taken = {**link.get("parameters", {}), **link.get("requestBody", {})}
-            values = [at_pointer(answer, text.removeprefix("$response.body#")) for text in taken.values()]
+            values = [
+                at_pointer(answer, text.removeprefix("$response.body#")) for text in taken.values()
+            ]
             assert values
             assert all(isinstance(value, str) and value for value in values), (path, link)
             followed.add(link["operationId"])
@@ -168,13 +213,22 @@ def at_pointer(document: Any, pointer: str) -> Any:
 def test_every_field_of_a_job_is_documented(description: Document) -> None:
     properties = description["components"]["schemas"]["TrainingJob"]["properties"]
     assert tuple(properties) == JOB_FIELDS
-    assert all(schema.get("description") for name, schema in properties.items() if name != "schema_version")
+    assert all(
+        schema.get("description") for name, schema in properties.items() if name != "schema_version"
+    )
 
 
-@pytest.mark.parametrize("path", ["/v1/predict", "/v1/predict/batch", "/v1/batch-sizes", "/v1/smallest-gpu"])
-def test_the_examples_are_what_is_asked_and_answered(http: httpx.Client, description: Document, check: Check, path: str) -> None:
+@pytest.mark.parametrize(
+    "path", ["/v1/predict", "/v1/predict/batch", "/v1/batch-sizes", "/v1/smallest-gpu"]
+)
+def test_the_examples_are_what_is_asked_and_answered(
+    http: httpx.Client, description: Document, check: Check, path: str
+) -> None:
     operation = description["paths"][path]["post"]
-    requests, responses = json_content(operation["requestBody"]), json_content(operation["responses"]["200"])
+    requests, responses = (
+        json_content(operation["requestBody"]),
+        json_content(operation["responses"]["200"]),
+    )
     assert requests["examples"].keys() == responses["examples"].keys()
     for name, example in requests["examples"].items():
         if name != "batch":  # its second job is bad on purpose
@@ -188,7 +242,9 @@ def test_the_examples_are_what_is_asked_and_answered(http: httpx.Client, descrip
 def test_the_example_of_a_problem_is_what_is_answered(
     http: httpx.Client, description: Document, check: Check, predictor: Predictor
 ) -> None:
-    documented = description["paths"]["/v1/predict"]["post"]["responses"]["422"]["content"]["application/problem+json"]
+    documented = description["paths"]["/v1/predict"]["post"]["responses"]["422"]["content"][
+        "application/problem+json"
+    ]
     response = http.post("/v1/predict", json=refused_example(predictor.bundles[0].card.families[0]))
     assert response.json() == documented["example"]
     check(documented["schema"], response.json())
@@ -205,7 +261,9 @@ def test_the_examples_without_a_question_are_what_is_answered(
 
 
 @pytest.mark.parametrize("status", [404, 405, 413, 415, 422])
-def test_every_problem_has_the_documented_shape(http: httpx.Client, check: Check, status: int) -> None:
+def test_every_problem_has_the_documented_shape(
+    http: httpx.Client, check: Check, status: int
+) -> None:
     requests: dict[int, dict[str, Any]] = {
         404: {"method": "GET", "url": "/nowhere"},
         405: {"method": "GET", "url": "/v1/predict"},
@@ -237,12 +295,37 @@ def allowed(schema: Document, value: object) -> bool:
 
 
 def job_of_totals() -> Document:
-    job = {"family": "mlp", "batch_size": 1, "input_elements": 1, "optimizer": "adam", "precision": "fp32"}
+    job = {
+        "family": "mlp",
+        "batch_size": 1,
+        "input_elements": 1,
+        "optimizer": "adam",
+        "precision": "fp32",
+    }
     return job | {"total_activations": 2**50, "total_parameters": 2**50}
 
 
 VALUES: tuple[object, ...] = (
-    *(None, True, False, 0, 1, 2, -1, 1.5, 2**31 - 1, 2**31, 2**50, 2**50 + 1, "", "adam", "none", "math", [], {}),
+    *(
+        None,
+        True,
+        False,
+        0,
+        1,
+        2,
+        -1,
+        1.5,
+        2**31 - 1,
+        2**31,
+        2**50,
+        2**50 + 1,
+        "",
+        "adam",
+        "none",
+        "math",
+        [],
+        {},
+    ),
 )
 
 
@@ -250,7 +333,9 @@ VALUES: tuple[object, ...] = (
 def test_the_schema_of_a_field_allows_what_the_parser_accepts(field: str) -> None:
     schema = job_schema()["properties"][field]
     words = [word for words in FIELD_CHOICES.values() for word in words]
-    edges = [edge + step for _, low, high in FIELD_RANGES for edge in (low, high) for step in (-1, 0, 1)]
+    edges = [
+        edge + step for _, low, high in FIELD_RANGES for edge in (low, high) for step in (-1, 0, 1)
+    ]
     for value in (*VALUES, *words, *edges):
         if value is None and field in ("total_activations", "total_parameters"):
             continue  # may be null where layers are given
@@ -279,10 +364,32 @@ def without_references(schema: Document) -> Document:
 
 
 LAYERS: tuple[object, ...] = (
-    *({"kind": "linear", "activations": 1}, {"kind": "linear", "activations": 0, "parameters": 2**50}, ["relu", 1, 0]),
-    *({"kind": "linear"}, {"activations": 1}, {"kind": "Linear", "activations": 1}, {"kind": "a" * 65, "activations": 1}),
-    *({"kind": "linear", "activations": -1}, {"kind": "linear", "activations": 1, "parameters": 2**50 + 1}, {}, [], "relu"),
-    *({"kind": "linear", "activations": 1, "size": 1}, ["relu", 1], ["relu", 1, 0, 0], [1, "relu", 0], ["relu", True, 0], None),
+    *(
+        {"kind": "linear", "activations": 1},
+        {"kind": "linear", "activations": 0, "parameters": 2**50},
+        ["relu", 1, 0],
+    ),
+    *(
+        {"kind": "linear"},
+        {"activations": 1},
+        {"kind": "Linear", "activations": 1},
+        {"kind": "a" * 65, "activations": 1},
+    ),
+    *(
+        {"kind": "linear", "activations": -1},
+        {"kind": "linear", "activations": 1, "parameters": 2**50 + 1},
+        {},
+        [],
+        "relu",
+    ),
+    *(
+        {"kind": "linear", "activations": 1, "size": 1},
+        ["relu", 1],
+        ["relu", 1, 0, 0],
+        [1, "relu", 0],
+        ["relu", True, 0],
+        None,
+    ),
 )
 
 
@@ -294,7 +401,10 @@ def test_the_schema_of_a_layer_allows_what_the_parser_accepts(layer: object) -> 
 
 def test_the_description_is_made_anew_for_each_application() -> None:
     few, many = (create_app(Settings(max_jobs=jobs)).openapi() for jobs in (2, 5))
-    limits = [document["components"]["schemas"]["BatchRequest"]["properties"]["jobs"]["maxItems"] for document in (few, many)]
+    limits = [
+        document["components"]["schemas"]["BatchRequest"]["properties"]["jobs"]["maxItems"]
+        for document in (few, many)
+    ]
     assert limits == [2, 5]
     assert Predictor.default().bundles[0].sha256 in json.dumps(few)
 
@@ -309,8 +419,12 @@ def test_the_description_is_written_once_for_all_requests() -> None:
 
     async def ask() -> None:
         app = Router([Route("/openapi.json", DescriptionEndpoint(make))])
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
-            answers = await asyncio.gather(*(client.get("/openapi.json") for _ in range(3)), client.get("/openapi.json"))
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://test"
+        ) as client:
+            answers = await asyncio.gather(
+                *(client.get("/openapi.json") for _ in range(3)), client.get("/openapi.json")
+            )
         assert [answer.json() for answer in answers] == [made[0]] * 4
 
     asyncio.run(ask())

@@ -40,7 +40,9 @@ def assert_same(answer: Document, estimate: Prediction) -> None:
     assert answer["coverage"] == estimate.coverage
     assert answer["in_support"] == estimate.in_support
     assert tuple(answer["reasons"]) == estimate.reasons
-    assert answer["bins"]["probabilities"] == pytest.approx(estimate.probabilities.tolist(), abs=1e-15)
+    assert answer["bins"]["probabilities"] == pytest.approx(
+        estimate.probabilities.tolist(), abs=1e-15
+    )
     assert (answer["gpu"], answer["model"]["name"]) == (estimate.gpu, estimate.estimator)
 
 
@@ -54,7 +56,9 @@ def outside(job: Document) -> Document:
     return {**job, "batch_size": 2**31 - 1}
 
 
-def test_an_answer_is_the_estimate_of_the_predictor(http: httpx.Client, predictor: Predictor, job: Document) -> None:
+def test_an_answer_is_the_estimate_of_the_predictor(
+    http: httpx.Client, predictor: Predictor, job: Document
+) -> None:
     answer = predict(http, job)
     estimate = predictor.predict(job_from_dict(job))
     assert_same(answer, estimate)
@@ -80,13 +84,19 @@ def test_the_model_says_who_it_is(http: httpx.Client, predictor: Predictor, job:
     bundle = predictor.bundles[0]
     answer = predict(http, job)
     model = answer["model"]
-    assert (model["name"], model["version"], model["sha256"]) == (bundle.card.name, bundle.card.version, bundle.sha256)
+    assert (model["name"], model["version"], model["sha256"]) == (
+        bundle.card.name,
+        bundle.card.version,
+        bundle.sha256,
+    )
     assert set(model["training_data"]) == {"description", "provenance", "label_source", "licence"}
     assert model["training_data"]["label_source"] == bundle.card.label_source
     assert answer["label_source"] == predictor.predict(job_from_dict(job)).label_source
 
 
-def test_a_scheduler_gets_two_numbers(http: httpx.Client, predictor: Predictor, job: Document) -> None:
+def test_a_scheduler_gets_two_numbers(
+    http: httpx.Client, predictor: Predictor, job: Document
+) -> None:
     answer = predict(http, job, coverage=0.95)
     estimate = predictor.predict(job_from_dict(job), coverage=0.95)
     assert answer["request_mib"] == ceil_mib(estimate.expected_bytes)
@@ -115,13 +125,17 @@ def test_another_gpu(http: httpx.Client, predictor: Predictor, job: Document, gp
 
 
 @pytest.mark.parametrize("encoder", ["mlp", "transformer", "common"])
-def test_another_encoder(http: httpx.Client, predictor: Predictor, job: Document, encoder: str) -> None:
+def test_another_encoder(
+    http: httpx.Client, predictor: Predictor, job: Document, encoder: str
+) -> None:
     answer = predict(http, job, encoder=encoder)
     assert_same(answer, predictor.predict(job_from_dict(job), encoder=encoder))
     assert answer["model"]["encoder"] == encoder
 
 
-def test_an_encoder_that_needs_layers_names_itself_as_the_fault(http: httpx.Client, job: Document) -> None:
+def test_an_encoder_that_needs_layers_names_itself_as_the_fault(
+    http: httpx.Client, job: Document
+) -> None:
     layers = job.pop("layers")
     totals = {"total_activations": 9, "total_parameters": 9}
     response = http.post("/v1/predict", json={"job": {**job, **totals}, "encoder": "transformer"})
@@ -139,11 +153,17 @@ def test_totals_are_enough(http: httpx.Client, predictor: Predictor, job: Docume
 
 
 @pytest.mark.parametrize("width_mib", [49, 100, 1024, 196608])
-def test_bins_of_any_width(http: httpx.Client, predictor: Predictor, job: Document, width_mib: int) -> None:
+def test_bins_of_any_width(
+    http: httpx.Client, predictor: Predictor, job: Document, width_mib: int
+) -> None:
     answer = predict(http, job, bin_width_mib=width_mib)
     bins = bins_of_width(width_mib * MIB)
     found = answer["bins"]
-    assert (found["width_bytes"], found["count"], found["name"]) == (width_mib * MIB, bins.count, bins.name)
+    assert (found["width_bytes"], found["count"], found["name"]) == (
+        width_mib * MIB,
+        bins.count,
+        bins.name,
+    )
     assert_same(answer, predictor.predict(job_from_dict(job), bins=bins))
 
 
@@ -165,11 +185,15 @@ def test_every_calibrated_coverage_is_answered_and_more_coverage_is_never_less_m
 
 
 def test_null_options_are_as_absent_ones(http: httpx.Client, job: Document) -> None:
-    nulls = dict.fromkeys(("coverage", "bins", "bin_width_mib", "gpu", "encoder", "fits", "devices"))
+    nulls = dict.fromkeys(
+        ("coverage", "bins", "bin_width_mib", "gpu", "encoder", "fits", "devices")
+    )
     assert without_id(predict(http, job, **nulls)) == without_id(predict(http, job))
 
 
-def test_outside_the_support_there_are_reasons_and_no_safe_bytes(http: httpx.Client, predictor: Predictor, job: Document) -> None:
+def test_outside_the_support_there_are_reasons_and_no_safe_bytes(
+    http: httpx.Client, predictor: Predictor, job: Document
+) -> None:
     answer = predict(http, outside(job))
     assert not answer["in_support"]
     assert answer["reasons"]
@@ -178,17 +202,33 @@ def test_outside_the_support_there_are_reasons_and_no_safe_bytes(http: httpx.Cli
     assert answer["expected_bytes"] > 0
 
 
-def test_a_job_at_the_upper_end_of_every_count_is_answered(http: httpx.Client, job: Document) -> None:
-    largest = {**job, "batch_size": 2**31 - 1, "input_elements": 2**50, "total_activations": 2**50, "total_parameters": 2**50}
+def test_a_job_at_the_upper_end_of_every_count_is_answered(
+    http: httpx.Client, job: Document
+) -> None:
+    largest = {
+        **job,
+        "batch_size": 2**31 - 1,
+        "input_elements": 2**50,
+        "total_activations": 2**50,
+        "total_parameters": 2**50,
+    }
     del largest["layers"]
     answer = predict(http, largest)
-    assert answer["request_mib"] == math.ceil(answer["expected_bytes"] / MIB) or answer["expected_bytes"] > 2**53
+    assert (
+        answer["request_mib"] == math.ceil(answer["expected_bytes"] / MIB)
+        or answer["expected_bytes"] > 2**53
+    )
     assert answer["bin"]["upper_bytes"] is None
 
 
-def test_many_at_once_get_the_answers_that_one_alone_gets(service: RunningService, predictor: Predictor, job: Document) -> None:
+def test_many_at_once_get_the_answers_that_one_alone_gets(
+    service: RunningService, predictor: Predictor, job: Document
+) -> None:
     jobs = [{**job, "batch_size": size} for size in range(1, 65)]
-    with httpx.Client(base_url=service.url, timeout=300) as shared, ThreadPoolExecutor(16) as threads:
+    with (
+        httpx.Client(base_url=service.url, timeout=300) as shared,
+        ThreadPoolExecutor(16) as threads,
+    ):
         answers = list(threads.map(lambda job: predict(shared, job), jobs * 4))
     for document, answer in zip(jobs * 4, answers, strict=True):
         assert_same(answer, predictor.predict(job_from_dict(document)))
@@ -197,23 +237,33 @@ def test_many_at_once_get_the_answers_that_one_alone_gets(service: RunningServic
 def test_a_long_body_gets_the_same_answer_as_a_short_one(http: httpx.Client, job: Document) -> None:
     """Bodies above a length are answered in another thread."""
     padded = b" " * 100_000 + httpx.Request("POST", "http://x", json={"job": job}).content
-    response = http.post("/v1/predict", content=padded, headers={"Content-Type": "application/json; charset=utf-8"})
+    response = http.post(
+        "/v1/predict", content=padded, headers={"Content-Type": "application/json; charset=utf-8"}
+    )
     assert without_id(response.json()) == without_id(predict(http, job))
 
 
-def test_a_batch_answers_every_job_in_order(http: httpx.Client, predictor: Predictor, job: Document) -> None:
+def test_a_batch_answers_every_job_in_order(
+    http: httpx.Client, predictor: Predictor, job: Document
+) -> None:
     jobs = [{**job, "batch_size": size} for size in (1, 32, 1000, 2**31 - 1, 32)]
-    response = http.post("/v1/predict/batch", json={"jobs": jobs, "bin_width_mib": 512, "coverage": 0.9})
+    response = http.post(
+        "/v1/predict/batch", json={"jobs": jobs, "bin_width_mib": 512, "coverage": 0.9}
+    )
     assert response.status_code == 200
     document = response.json()
     assert document["failed"] == 0
-    estimates = predictor.predict_many([job_from_dict(job) for job in jobs], bins=bins_of_width(512 * MIB), coverage=0.9)
+    estimates = predictor.predict_many(
+        [job_from_dict(job) for job in jobs], bins=bins_of_width(512 * MIB), coverage=0.9
+    )
     for result, estimate in zip(document["results"], estimates, strict=True):
         assert set(result) == {"prediction"}
         assert_same(result["prediction"], estimate)
 
 
-def test_a_bad_job_does_not_fail_the_others(http: httpx.Client, predictor: Predictor, job: Document) -> None:
+def test_a_bad_job_does_not_fail_the_others(
+    http: httpx.Client, predictor: Predictor, job: Document
+) -> None:
     loaded = {family for bundle in predictor.bundles for family in bundle.card.families}
     unsupported = [{**job, "family": family} for family in FAMILIES if family not in loaded]
     bad_layer = {**job, "layers": [{"kind": "Linear!", "activations": 1}]}
@@ -221,9 +271,13 @@ def test_a_bad_job_does_not_fail_the_others(http: httpx.Client, predictor: Predi
     document = http.post("/v1/predict/batch", json={"jobs": jobs}).json()
     assert document["failed"] == 3 + len(unsupported)
     results = document["results"]
-    assert [set(result) for result in results] == [{"prediction"}, {"problem"}, {"problem"}, {"prediction"}, {"problem"}] + [
-        {"problem"} for _ in unsupported
-    ]
+    assert [set(result) for result in results] == [
+        {"prediction"},
+        {"problem"},
+        {"problem"},
+        {"prediction"},
+        {"problem"},
+    ] + [{"problem"} for _ in unsupported]
     fields = [result["problem"]["errors"][0]["field"] for result in results if "problem" in result]
     assert fields == ["jobs[1].layers[0].kind", "jobs[2]", "jobs[4].batch_size"] + [
         f"jobs[{5 + index}].family" for index in range(len(unsupported))
@@ -242,28 +296,42 @@ def test_a_batch_of_a_thousand_jobs_fits_the_limits(http: httpx.Client, job: Doc
     assert len(response.json()["results"]) == 1000
 
 
-DEVICES = [{"id": "0", "gpu": "A100", "free_mib": 1}, {"id": "MIG-7", "gpu": "A100", "mig": "3g.20gb", "free_mib": None}]
+DEVICES = [
+    {"id": "0", "gpu": "A100", "free_mib": 1},
+    {"id": "MIG-7", "gpu": "A100", "mig": "3g.20gb", "free_mib": None},
+]
 
 
-def test_what_a_job_fits_is_answered_in_the_order_asked(http: httpx.Client, predictor: Predictor, job: Document) -> None:
+def test_what_a_job_fits_is_answered_in_the_order_asked(
+    http: httpx.Client, predictor: Predictor, job: Document
+) -> None:
     answer = predict(http, job, fits=["T4", "A100/3g.20gb"], devices=DEVICES, coverage=0.9)
     targets = [target("T4"), target("A100/3g.20gb")]
-    targets += [target("A100", free_mib=1, device="0"), target("A100/3g.20gb", free_mib=None, device="MIG-7")]
+    targets += [
+        target("A100", free_mib=1, device="0"),
+        target("A100/3g.20gb", free_mib=None, device="MIG-7"),
+    ]
     expected = fits(predictor, job_from_dict(job), targets, coverage=0.9)
     assert [Fit(**fit) for fit in answer["fits"]] == list(expected)
     assert [fit["verdict"] for fit in answer["fits"]] == ["yes", "yes", "no", "yes"]
 
 
-def test_what_a_job_fits_of_the_whole_catalogue_but_laptops(http: httpx.Client, job: Document) -> None:
+def test_what_a_job_fits_of_the_whole_catalogue_but_laptops(
+    http: httpx.Client, job: Document
+) -> None:
     answer = predict(http, job, fits=True)
     gpus = [gpu for gpu in http.get("/v1/gpus").json()["gpus"] if "Laptop" not in gpu["name"]]
-    named = [(gpu["name"], mig) for gpu in gpus for mig in (None, *(mig["name"] for mig in gpu["mig"]))]
+    named = [
+        (gpu["name"], mig) for gpu in gpus for mig in (None, *(mig["name"] for mig in gpu["mig"]))
+    ]
     assert [(fit["gpu"], fit["mig"]) for fit in answer["fits"]] == named
     assert predict(http, job, fits=[])["fits"] == predict(http, job, devices=[])["fits"] == []
     assert "fits" not in predict(http, job, fits=False)
 
 
-def test_outside_the_support_there_is_a_request_and_no_verdict(http: httpx.Client, job: Document) -> None:
+def test_outside_the_support_there_is_a_request_and_no_verdict(
+    http: httpx.Client, job: Document
+) -> None:
     answer = predict(http, outside(job), fits=["H200"])
     assert answer["limit_mib"] is None
     assert answer["request_mib"] > 0
@@ -272,9 +340,14 @@ def test_outside_the_support_there_is_a_request_and_no_verdict(http: httpx.Clien
 
 def test_a_batch_answers_what_each_job_fits(http: httpx.Client, job: Document) -> None:
     jobs = [job, {**job, "batch_size": 0}, {**job, "batch_size": 3}]
-    results = http.post("/v1/predict/batch", json={"jobs": jobs, "fits": ["A100"], "devices": DEVICES}).json()["results"]
+    results = http.post(
+        "/v1/predict/batch", json={"jobs": jobs, "fits": ["A100"], "devices": DEVICES}
+    ).json()["results"]
     for index in (0, 2):
-        assert results[index]["prediction"]["fits"] == predict(http, jobs[index], fits=["A100"], devices=DEVICES)["fits"]
+        assert (
+            results[index]["prediction"]["fits"]
+            == predict(http, jobs[index], fits=["A100"], devices=DEVICES)["fits"]
+        )
     assert results[1]["problem"]["errors"][0]["field"] == "jobs[1].batch_size"
 
 
@@ -325,20 +398,36 @@ def test_the_largest_batch(http: httpx.Client, predictor: Predictor, job: Docume
     response = http.post("/v1/batch-sizes", json=question)
     assert response.status_code == 200
     answer = response.json()
-    expected = batch_sizes(predictor, job_from_dict(job), target("A100/1g.5gb"), coverage=0.9, max_batch=3000)
-    for name in ("gpu", "mig", "available_mib", "coverage", "max_batch", "safe_batch", "likely_batch"):
+    expected = batch_sizes(
+        predictor, job_from_dict(job), target("A100/1g.5gb"), coverage=0.9, max_batch=3000
+    )
+    for name in (
+        "gpu",
+        "mig",
+        "available_mib",
+        "coverage",
+        "max_batch",
+        "safe_batch",
+        "likely_batch",
+    ):
         assert answer[name] == getattr(expected, name), name
     assert [BatchPoint(**point) for point in answer["curve"]] == list(expected.curve)
     assert (answer["release"], answer["reasons"]) == ("shipped", [])
     own = http.post("/v1/batch-sizes", json={"job": job, "free_mib": 2000}).json()
-    assert (own["gpu"], own["available_mib"], own["max_batch"]) == (predictor.bundles[0].card.gpu, 2000, 65536)
+    assert (own["gpu"], own["available_mib"], own["max_batch"]) == (
+        predictor.bundles[0].card.gpu,
+        2000,
+        65536,
+    )
 
 
 def test_the_smallest_gpu(http: httpx.Client, predictor: Predictor, job: Document) -> None:
     answer = http.post("/v1/smallest-gpu", json={"job": job}).json()
     expected = smallest_gpu(predictor, job_from_dict(job))
     assert (Fit(**answer["safe"]), Fit(**answer["likely"])) == (expected.safe, expected.likely)
-    chosen = http.post("/v1/smallest-gpu", json={"job": job, "gpus": ["H100", "T4"], "devices": DEVICES}).json()
+    chosen = http.post(
+        "/v1/smallest-gpu", json={"job": job, "gpus": ["H100", "T4"], "devices": DEVICES}
+    ).json()
     assert chosen["safe"]["gpu"] == "Tesla T4"
     assert http.post("/v1/smallest-gpu", json={"job": job, "devices": []}).json()["likely"] is None
     unknown = http.post("/v1/smallest-gpu", json={"job": outside(job)}).json()
@@ -371,13 +460,17 @@ def test_an_inverse_question_without_sense_is_named(
     assert response.json()["errors"][0]["field"] == field
 
 
-def test_too_many_layers_are_refused_before_they_are_read(predictor: Predictor, job: Document) -> None:
+def test_too_many_layers_are_refused_before_they_are_read(
+    predictor: Predictor, job: Document
+) -> None:
     """The limit is a setting; here the api has one of its own."""
     api = PredictionApi(predictor, 10, max_layers=4)
     with pytest.raises(InvalidJobError, match="at most 4 layers, not 5") as raised:
         api.predict(json.dumps({"job": job}).encode())
     assert raised.value.field == "job.layers"
-    batch = api.predict_batch(json.dumps({"jobs": [job, {**job, "layers": job["layers"][:4]}]}).encode())
+    batch = api.predict_batch(
+        json.dumps({"jobs": [job, {**job, "layers": job["layers"][:4]}]}).encode()
+    )
     assert [set(result) for result in batch["results"]] == [{"problem"}, {"prediction"}]
 
 
@@ -386,8 +479,13 @@ def test_every_prediction_is_handed_to_the_recorder(predictor: Predictor, job: D
     api = PredictionApi(predictor, 10, SimpleNamespace(record=kept.extend), release="r7")
     first = api.predict(json.dumps({"job": job, "gpu": "H100"}).encode())
     batch = api.predict_batch(json.dumps({"jobs": [job, 1, job]}).encode())
-    answers = [first, *(result["prediction"] for result in batch["results"] if "prediction" in result)]
-    assert [record.prediction_id for record in kept] == [answer["prediction_id"] for answer in answers]
+    answers = [
+        first,
+        *(result["prediction"] for result in batch["results"] if "prediction" in result),
+    ]
+    assert [record.prediction_id for record in kept] == [
+        answer["prediction_id"] for answer in answers
+    ]
     assert {answer["release"] for answer in answers} == {"r7"}
     for record, answer in zip(kept, answers, strict=True):
         assert record.job == job_from_dict(job)
@@ -402,26 +500,43 @@ def test_every_prediction_is_handed_to_the_recorder(predictor: Predictor, job: D
 def test_the_models_are_those_of_the_predictor(http: httpx.Client, predictor: Predictor) -> None:
     models = http.get("/v1/models").json()["models"]
     assert [model["sha256"] for model in models] == [bundle.sha256 for bundle in predictor.bundles]
-    assert [model["card"] for model in models] == [bundle.card.document for bundle in predictor.bundles]
+    assert [model["card"] for model in models] == [
+        bundle.card.document for bundle in predictor.bundles
+    ]
 
 
 def test_health(http: httpx.Client, predictor: Predictor) -> None:
     assert http.get("/healthz").json() == {"status": "ok"}
-    families = list(dict.fromkeys(family for bundle in predictor.bundles for family in bundle.card.families))
+    families = list(
+        dict.fromkeys(family for bundle in predictor.bundles for family in bundle.card.families)
+    )
     assert http.get("/readyz").json() == {"status": "ready", "families": families}
 
 
 def test_no_probability_is_above_one(http: httpx.Client) -> None:
-    for batch_size in (21, 24, 32, 45):  # the shares of these add up to a little more than one in floating point
+    for batch_size in (
+        21,
+        24,
+        32,
+        45,
+    ):  # the shares of these add up to a little more than one in floating point
         body = {"job": {**EXAMPLE_JOBS["mlp"], "batch_size": batch_size}, "bin_width_mib": 65_536}
         answer = http.post("/v1/predict", json=body).json()
         assert 0.999 < answer["bin"]["probability"] <= 1, answer["bin"]
         assert all(0 <= probability <= 1 for probability in answer["bins"]["probabilities"])
 
 
-@pytest.mark.parametrize(("option", "value"), [("coverage", 0), ("coverage", 1), ("coverage", 99), ("gpu", "no such GPU")])
-def test_options_are_checked_without_jobs_too(http: httpx.Client, option: str, value: int | str) -> None:
-    for path, content in (("/v1/predict/batch", {"jobs": []}), ("/v1/predict", {"job": EXAMPLE_JOBS["mlp"]})):
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("coverage", 0), ("coverage", 1), ("coverage", 99), ("gpu", "no such GPU")],
+)
+def test_options_are_checked_without_jobs_too(
+    http: httpx.Client, option: str, value: int | str
+) -> None:
+    for path, content in (
+        ("/v1/predict/batch", {"jobs": []}),
+        ("/v1/predict", {"job": EXAMPLE_JOBS["mlp"]}),
+    ):
         response = http.post(path, json={**content, option: value})
         assert response.status_code == 422, path
         assert response.json()["errors"][0]["field"] == option

@@ -30,7 +30,9 @@ def problem(response: httpx.Response, status: int) -> Document:
     assert response.headers["content-type"] == "application/problem+json"
     document = response.json()
     kind = KINDS[document["type"]]
-    assert (document["title"], document["status"]) == (kind.title, status) == (kind.title, kind.status)
+    assert (
+        (document["title"], document["status"]) == (kind.title, status) == (kind.title, kind.status)
+    )
     assert set(document) - {"errors"} == {"type", "title", "status", "detail"}
     assert document["detail"]
     for error in document.get("errors", ()):
@@ -70,7 +72,10 @@ def field_at_fault(http: httpx.Client, body: object, path: str = "/v1/predict") 
         ({"layers": [["relu", 1, 0]] * 20_001}, "layers"),
         ({"layers": [{"kind": [], "activations": 1}]}, "layers[0].kind"),
         ({"layers": [["relu", 1, 0], ["relu", 1]]}, "layers[1]"),
-        ({"layers": [["relu", 1, 0], {"kind": "relu", "activations": 1, "parameters": "x"}]}, "layers[1].parameters"),
+        (
+            {"layers": [["relu", 1, 0], {"kind": "relu", "activations": 1, "parameters": "x"}]},
+            "layers[1].parameters",
+        ),
     ],
 )
 def test_a_bad_job_is_refused_at_its_field_in_the_parsers_words(
@@ -78,13 +83,17 @@ def test_a_bad_job_is_refused_at_its_field_in_the_parsers_words(
 ) -> None:
     with pytest.raises(InvalidJobError) as raised:
         job_from_dict({**job, **change})
-    response = http.post("/v1/predict", content=json.dumps({"job": {**job, **change}}), headers=JSON)
+    response = http.post(
+        "/v1/predict", content=json.dumps({"job": {**job, **change}}), headers=JSON
+    )
     document = problem(response, 422)
     assert document["errors"] == [{"field": f"job.{field}", "message": raised.value.reason}]
     assert document["detail"] == f"job.{raised.value}"
 
 
-@pytest.mark.parametrize("name", ["family", "batch_size", "input_elements", "optimizer", "precision"])
+@pytest.mark.parametrize(
+    "name", ["family", "batch_size", "input_elements", "optimizer", "precision"]
+)
 def test_a_missing_field_is_named(http: httpx.Client, job: Document, name: str) -> None:
     del job[name]
     assert field_at_fault(http, {"job": job}) == f"job.{name}"
@@ -109,9 +118,16 @@ def test_a_missing_field_is_named(http: httpx.Client, job: Document, name: str) 
         ({"covrage": 0.9}, "covrage"),
     ],
 )
-@pytest.mark.parametrize(("path", "content"), [("/v1/predict", "job"), ("/v1/predict/batch", "jobs")])
+@pytest.mark.parametrize(
+    ("path", "content"), [("/v1/predict", "job"), ("/v1/predict/batch", "jobs")]
+)
 def test_a_bad_option_fails_the_whole_request_at_its_field(
-    http: httpx.Client, job: Document, options: dict[str, object], field: str, path: str, content: str
+    http: httpx.Client,
+    job: Document,
+    options: dict[str, object],
+    field: str,
+    path: str,
+    content: str,
 ) -> None:
     body = {content: job if content == "job" else [job], **options}
     assert field_at_fault(http, body, path) == field
@@ -121,12 +137,32 @@ def test_a_bad_option_fails_the_whole_request_at_its_field(
 @pytest.mark.parametrize(
     "body",
     [
-        *(b"", b"{", b"nonsense", b"\xff\xfe\x00", b"\x00", b'{"job": NaN}', b'{"jobs": [Infinity]}', b'{"job": 1e', b"'{}'"),
-        *(b"[" * 100_000, b'{"job":' * 50_000, b'{"job": ' + b"9" * 5000 + b"}", b"[]", b"null", b"3", b'"job"'),
+        *(
+            b"",
+            b"{",
+            b"nonsense",
+            b"\xff\xfe\x00",
+            b"\x00",
+            b'{"job": NaN}',
+            b'{"jobs": [Infinity]}',
+            b'{"job": 1e',
+            b"'{}'",
+        ),
+        *(
+            b"[" * 100_000,
+            b'{"job":' * 50_000,
+            b'{"job": ' + b"9" * 5000 + b"}",
+            b"[]",
+            b"null",
+            b"3",
+            b'"job"',
+        ),
     ],
     ids=lambda body: body[:12].decode("latin-1"),
 )
-def test_a_body_that_is_no_json_object_is_refused(http: httpx.Client, path: str, body: bytes) -> None:
+def test_a_body_that_is_no_json_object_is_refused(
+    http: httpx.Client, path: str, body: bytes
+) -> None:
     assert field_at_fault(http, body, path) == "body"
 
 
@@ -140,10 +176,15 @@ def test_half_a_surrogate_pair_is_no_text(http: httpx.Client) -> None:
     assert field_at_fault(http, b'{"jobs": [{"\\ud800": 1}]}', "/v1/predict/batch") == "body"
 
 
-def test_a_job_without_its_envelope_is_told_where_jobs_stand(http: httpx.Client, job: Document) -> None:
+def test_a_job_without_its_envelope_is_told_where_jobs_stand(
+    http: httpx.Client, job: Document
+) -> None:
     document = problem(http.post("/v1/predict", json=job), 422)
     assert "jobs stand under 'job'" in document["detail"]
-    assert "jobs stand under 'jobs'" in problem(http.post("/v1/predict/batch", json=job), 422)["detail"]
+    assert (
+        "jobs stand under 'jobs'"
+        in problem(http.post("/v1/predict/batch", json=job), 422)["detail"]
+    )
 
 
 @pytest.mark.parametrize("path", POST_PATHS)
@@ -166,9 +207,16 @@ def test_too_many_probabilities_are_refused(http: httpx.Client, job: Document) -
 
 
 @pytest.mark.parametrize("path", POST_PATHS)
-@pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "json", ""])
-def test_another_media_type_is_refused(http: httpx.Client, job: Document, path: str, media_type: str) -> None:
-    response = http.post(path, content=json.dumps({"job": job}), headers={"Content-Type": media_type})
+@pytest.mark.parametrize(
+    "media_type",
+    ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "json", ""],
+)
+def test_another_media_type_is_refused(
+    http: httpx.Client, job: Document, path: str, media_type: str
+) -> None:
+    response = http.post(
+        path, content=json.dumps({"job": job}), headers={"Content-Type": media_type}
+    )
     assert "application/json" in problem(response, 415)["detail"]
 
 
@@ -177,7 +225,18 @@ def test_a_body_without_media_type_is_refused(http: httpx.Client, job: Document)
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1", "/v1/predict/", "/v3", "/page", "/v1/predict/batch/1", "/V1/PREDICT", "/%00", "/%ff", "/" + "x" * 5000]
+    "path",
+    [
+        "/v1",
+        "/v1/predict/",
+        "/v3",
+        "/page",
+        "/v1/predict/batch/1",
+        "/V1/PREDICT",
+        "/%00",
+        "/%ff",
+        "/" + "x" * 5000,
+    ],
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
 def test_an_unknown_path(http: httpx.Client, method: str, path: str) -> None:
@@ -187,8 +246,16 @@ def test_an_unknown_path(http: httpx.Client, method: str, path: str) -> None:
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        *((method, path) for path in POST_PATHS for method in ("GET", "PUT", "DELETE", "PATCH", "OPTIONS")),
-        *((method, path) for path in GET_PATHS for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS")),
+        *(
+            (method, path)
+            for path in POST_PATHS
+            for method in ("GET", "PUT", "DELETE", "PATCH", "OPTIONS")
+        ),
+        *(
+            (method, path)
+            for path in GET_PATHS
+            for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS")
+        ),
     ],
 )
 def test_a_wrong_method(http: httpx.Client, method: str, path: str) -> None:
@@ -221,7 +288,8 @@ def test_a_failure_within_says_nothing_of_its_cause() -> None:
 
 @pytest.mark.parametrize("path", ["/readyz", "/v2/health/ready", "/v2/models/gpumemnet/ready"])
 def test_a_probe_runs_no_model(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    """A release passes its self-test before it is served; repeated in each probe, it would delay predictions."""
+    """A release passes its self-test before it is served; repeated in each probe, it would delay
+    predictions."""
     app = create_app(Settings(database_url="off"))
 
     def fail(*arguments: object, **options: object) -> None:

@@ -1,7 +1,9 @@
-"""Schemathesis asks every operation of the API's description, and follows its links, with all checks and with keys set.
+"""Schemathesis asks every operation of the API's description, and follows its links, with all
+checks and with keys set.
 
-GPUMEMNET_SCHEMATHESIS_CASES sets the most cases of an operation in each phase; with 400, as in `make nightly`, all operations
-together get more than 10,000.  `pytest -s` shows how many there were.
+GPUMEMNET_SCHEMATHESIS_CASES sets the most cases of an operation in each phase; with 400, as in
+`make nightly`, all operations together get more than 10,000.  `pytest -s` shows how many there
+were.
 """
 
 import json
@@ -22,8 +24,16 @@ PHASES = ("examples", "coverage", "fuzzing", "stateful")
 def test_the_service_keeps_to_its_description(start_service: StartService, tmp_path: Path) -> None:
     keys = f"all:predict+observe+admin:{sha256(KEY.encode()).hexdigest()}"
     report = tmp_path / "report.json"
-    with start_service(GPUMEMNET_API_KEYS=keys, GPUMEMNET_REGISTRY=str(tmp_path / "registry")) as running:
-        command = ["schemathesis", "--config-file", str(CONFIGURATION), "run", f"{running.url}/openapi.json"]
+    with start_service(
+        GPUMEMNET_API_KEYS=keys, GPUMEMNET_REGISTRY=str(tmp_path / "registry")
+    ) as running:
+        command = [
+            "schemathesis",
+            "--config-file",
+            str(CONFIGURATION),
+            "run",
+            f"{running.url}/openapi.json",
+        ]
         options = [
             "--max-examples",
             CASES,
@@ -43,7 +53,9 @@ def test_the_service_keeps_to_its_description(start_service: StartService, tmp_p
         assert done.returncode == 0, done.stdout[-20_000:] + done.stderr
         assert "Traceback" not in running.log.read_text()
     found = json.loads(report.read_text())
-    print(f"Schemathesis: {found['test_cases']['generated']:,} cases of {found['operations']['tested']} operations")
+    print(
+        f"Schemathesis: {found['test_cases']['generated']:,} cases of {found['operations']['tested']} operations"
+    )
     assert found["complete"] is True
     assert found["operations"]["tested"] == found["operations"]["total"] > 20
     assert [found["phases"][phase]["status"] for phase in PHASES] == ["success"] * len(PHASES)

@@ -1,4 +1,5 @@
-"""Plain text for shell scripts, asked for as they do: by curl, which must fail where there is no number."""
+"""Plain text for shell scripts, asked for as they do: by curl, which must fail where there is no
+number."""
 
 import json
 import shutil
@@ -14,7 +15,9 @@ from tests.conftest import RunningService
 JSON = {"Content-Type": "application/json"}
 
 
-def ask(http: httpx.Client, job: Document, accept: str, path: str = "/v1/predict") -> httpx.Response:
+def ask(
+    http: httpx.Client, job: Document, accept: str, path: str = "/v1/predict"
+) -> httpx.Response:
     return http.post(path, json={"job": job}, headers={"Accept": accept})
 
 
@@ -53,20 +56,28 @@ def test_the_answer_is_the_limit(http: httpx.Client, job: Document, accept: str)
         ",;",
     ],
 )
-def test_json_unless_plain_text_is_preferred(http: httpx.Client, job: Document, accept: str) -> None:
+def test_json_unless_plain_text_is_preferred(
+    http: httpx.Client, job: Document, accept: str
+) -> None:
     response = ask(http, job, accept)
     assert response.status_code == 200
     assert response.headers["content-type"] == "application/json"
 
 
-def test_a_client_that_accepts_nothing_in_particular_gets_json(http: httpx.Client, job: Document) -> None:
+def test_a_client_that_accepts_nothing_in_particular_gets_json(
+    http: httpx.Client, job: Document
+) -> None:
     request = http.build_request("POST", "/v1/predict", json={"job": job})
     del request.headers["accept"]
     assert http.send(request).headers["content-type"] == "application/json"
 
 
 @pytest.mark.parametrize(
-    "query", ["field=request_mib,limit_mib,expected_bytes", "field=request_mib&field=limit_mib,expected_bytes"]
+    "query",
+    [
+        "field=request_mib,limit_mib,expected_bytes",
+        "field=request_mib&field=limit_mib,expected_bytes",
+    ],
 )
 def test_the_fields_that_are_asked_for(http: httpx.Client, job: Document, query: str) -> None:
     answer = ask(http, job, "*/*").json()
@@ -75,39 +86,59 @@ def test_the_fields_that_are_asked_for(http: httpx.Client, job: Document, query:
 
 
 def test_the_id_for_an_observation(http: httpx.Client, job: Document) -> None:
-    limit, identity = ask(http, job, "text/plain", "/v1/predict?field=limit_mib,prediction_id").text.split()
+    limit, identity = ask(
+        http, job, "text/plain", "/v1/predict?field=limit_mib,prediction_id"
+    ).text.split()
     assert limit.isdigit()
     assert len(identity) == 36
 
 
 @pytest.mark.parametrize(
     ("query", "field"),
-    [("field=limit", "field"), ("field=", "field"), ("field=model", "field"), ("fields=limit_mib", "'fields'")],
+    [
+        ("field=limit", "field"),
+        ("field=", "field"),
+        ("field=model", "field"),
+        ("fields=limit_mib", "'fields'"),
+    ],
 )
 @pytest.mark.parametrize("accept", ["text/plain", "*/*"])
-def test_a_field_that_there_is_not(http: httpx.Client, job: Document, query: str, field: str, accept: str) -> None:
+def test_a_field_that_there_is_not(
+    http: httpx.Client, job: Document, query: str, field: str, accept: str
+) -> None:
     response = ask(http, job, accept, f"/v1/predict?{query}")
     assert response.status_code == 422
     assert response.json()["errors"][0]["field"] == field
 
 
-def test_outside_the_support_there_is_a_problem_and_still_a_request(http: httpx.Client, job: Document) -> None:
+def test_outside_the_support_there_is_a_problem_and_still_a_request(
+    http: httpx.Client, job: Document
+) -> None:
     response = ask(http, outside(job), "text/plain")
     assert response.status_code == 422
     assert response.headers["content-type"] == "application/problem+json"
     document = response.json()
     assert document["type"] == "urn:gpumemnet:problem:outside-support"
     assert "batch_size is" in document["detail"]
-    assert ask(http, outside(job), "text/plain", "/v1/predict?field=request_mib").text.strip().isdigit()
+    assert (
+        ask(http, outside(job), "text/plain", "/v1/predict?field=request_mib")
+        .text.strip()
+        .isdigit()
+    )
 
 
 def test_errors_are_problems_whatever_is_accepted(http: httpx.Client) -> None:
     response = http.post("/v1/predict", content=b"{", headers={**JSON, "Accept": "text/plain"})
-    assert (response.status_code, response.headers["content-type"]) == (422, "application/problem+json")
+    assert (response.status_code, response.headers["content-type"]) == (
+        422,
+        "application/problem+json",
+    )
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
-def test_a_script_goes_on_with_its_default(service: RunningService, job: Document, tmp_path: Path) -> None:
+def test_a_script_goes_on_with_its_default(
+    service: RunningService, job: Document, tmp_path: Path
+) -> None:
     """The two lines of the module's documentation, in a real shell."""
     script = """
         limit=$(curl -sf --max-time 5 -H 'Accept: text/plain' -H 'Content-Type: application/json' \\
@@ -119,7 +150,11 @@ def test_a_script_goes_on_with_its_default(service: RunningService, job: Documen
         path = tmp_path / "job.json"
         path.write_text(json.dumps({"job": job}))
         done = subprocess.run(
-            ["bash", "-c", script, "script", str(path), url], capture_output=True, text=True, timeout=300, check=True
+            ["bash", "-c", script, "script", str(path), url],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=True,
         )
         return done.stdout.strip()
 

@@ -1,4 +1,5 @@
-"""What every request passes: request ids, the rate limit, the bound on what is in work, slow bodies, and failures."""
+"""What every request passes: request ids, the rate limit, the bound on what is in work, slow
+bodies, and failures."""
 
 import asyncio
 import contextlib
@@ -58,10 +59,20 @@ def test_a_request_id_that_could_harm_a_log_is_replaced(http: httpx.Client, give
     assert re.fullmatch(r"[0-9a-f]{24}", answer.headers["x-request-id"])
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", "/nothing"), ("PUT", "/v1/predict"), ("POST", "/v1/predict"), ("GET", "/")])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/nothing"), ("PUT", "/v1/predict"), ("POST", "/v1/predict"), ("GET", "/")],
+)
 def test_errors_and_files_have_one_too(http: httpx.Client, method: str, path: str) -> None:
     for _ in range(2):  # files answer from memory: the id must not stay in their headers
-        assert len(http.request(method, path, headers={"X-Request-ID": "me"}).headers.get_list("x-request-id")) == 1
+        assert (
+            len(
+                http.request(method, path, headers={"X-Request-ID": "me"}).headers.get_list(
+                    "x-request-id"
+                )
+            )
+            == 1
+        )
 
 
 @pytest.mark.parametrize("path", ["/", "/v1/models", "/nothing", "/metrics", "/v2/models/nothing"])
@@ -92,31 +103,47 @@ def test_the_application_is_told_who_asks() -> None:
 # Rate limit
 
 
-def test_the_rate_limit_is_said_with_the_time_to_wait(start_service: StartService, job: Document) -> None:
+def test_the_rate_limit_is_said_with_the_time_to_wait(
+    start_service: StartService, job: Document
+) -> None:
     with (
         start_service(GPUMEMNET_RATE_LIMIT_PER_SECOND="0.001", GPUMEMNET_RATE_BURST="3") as running,
         httpx.Client(base_url=running.url) as client,
     ):
         assert [client.get("/v1/models").status_code for _ in range(4)] == [200, 200, 200, 429]
         answer = client.post("/v1/predict", json={"job": job})
-        assert (answer.status_code, answer.headers["content-type"]) == (429, "application/problem+json")
+        assert (answer.status_code, answer.headers["content-type"]) == (
+            429,
+            "application/problem+json",
+        )
         assert 1 <= int(answer.headers["retry-after"]) <= 1000
         assert answer.json()["type"] == "urn:gpumemnet:problem:rate-limited"
         answer = client.get("/v2/models/gpumemnet")
         assert (answer.status_code, list(answer.json())) == (429, ["error"])
-        assert {client.get(path).status_code for path in ("/healthz", "/readyz", "/metrics", "/v2/health/live") * 5} == {200}
-        assert re.search(r'gpumemnet_refusals_total{reason="rate"} 3.0', client.get("/metrics").text)
+        assert {
+            client.get(path).status_code
+            for path in ("/healthz", "/readyz", "/metrics", "/v2/health/live") * 5
+        } == {200}
+        assert re.search(
+            r'gpumemnet_refusals_total{reason="rate"} 3.0', client.get("/metrics").text
+        )
 
 
 def test_each_key_has_a_rate_of_its_own(start_service: StartService) -> None:
     keys = ",".join(f"{name}:predict:{sha256(name.encode()).hexdigest()}" for name in ("a", "b"))
     with (
-        start_service(GPUMEMNET_RATE_LIMIT_PER_SECOND="0.001", GPUMEMNET_RATE_BURST="2", GPUMEMNET_API_KEYS=keys) as running,
+        start_service(
+            GPUMEMNET_RATE_LIMIT_PER_SECOND="0.001",
+            GPUMEMNET_RATE_BURST="2",
+            GPUMEMNET_API_KEYS=keys,
+        ) as running,
         httpx.Client(base_url=running.url) as client,
     ):
 
         def statuses(key: str) -> list[int]:
-            return [client.get("/v1/models", headers={"X-API-Key": key}).status_code for _ in range(3)]
+            return [
+                client.get("/v1/models", headers={"X-API-Key": key}).status_code for _ in range(3)
+            ]
 
         assert statuses("a") == [200, 200, 429]
         assert statuses("wrong") == [401, 401, 429]
@@ -129,7 +156,9 @@ def test_each_key_has_a_rate_of_its_own(start_service: StartService) -> None:
     st.lists(st.floats(0, 5), min_size=1, max_size=200),
 )
 @settings(max_examples=100)
-def test_no_more_than_the_burst_and_the_rate_pass(per_second: float, burst: int, pauses: list[float]) -> None:
+def test_no_more_than_the_burst_and_the_rate_pass(
+    per_second: float, burst: int, pauses: list[float]
+) -> None:
     limit, now, passed = RateLimit(per_second, burst), 1000.0, 0
     for pause in pauses:
         now += pause
@@ -156,17 +185,26 @@ def test_remembered_clients_are_bounded_and_the_busy_ones_stay() -> None:
 # What is in work at once
 
 
-def test_more_than_the_bound_is_refused_at_once_and_health_is_not(start_service: StartService, job: Document) -> None:
-    with start_service(GPUMEMNET_MAX_CONCURRENCY="3") as running, httpx.Client(base_url=running.url, timeout=300) as client:
+def test_more_than_the_bound_is_refused_at_once_and_health_is_not(
+    start_service: StartService, job: Document
+) -> None:
+    with (
+        start_service(GPUMEMNET_MAX_CONCURRENCY="3") as running,
+        httpx.Client(base_url=running.url, timeout=300) as client,
+    ):
         body = json.dumps({"job": job}).encode()
         waiting = [send_head(running.url, "/v1/predict", len(body), body[:5]) for _ in range(3)]
         deadline = time.monotonic() + 300
-        while (answer := client.get("/v1/models")).status_code != 503 and time.monotonic() < deadline:
+        while (
+            answer := client.get("/v1/models")
+        ).status_code != 503 and time.monotonic() < deadline:
             time.sleep(0.02)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert answer.json()["type"] == "urn:gpumemnet:problem:overloaded"
         assert client.get("/v2/models/gpumemnet").json().keys() == {"error"}
-        assert {client.get(path).status_code for path in ("/healthz", "/readyz", "/metrics")} == {200}
+        assert {client.get(path).status_code for path in ("/healthz", "/readyz", "/metrics")} == {
+            200
+        }
         for connection in waiting:
             connection.sendall(body[5:])
             assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
@@ -175,7 +213,8 @@ def test_more_than_the_bound_is_refused_at_once_and_health_is_not(start_service:
 
 
 def test_a_crowd_is_admitted_up_to_the_bound() -> None:
-    """Sixty requests that arrive together: the first are answered, the others hear so before the work begins."""
+    """Sixty requests that arrive together: the first are answered, the others hear so before the
+    work begins."""
     order: list[object] = []
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
@@ -188,7 +227,11 @@ def test_a_crowd_is_admitted_up_to_the_bound() -> None:
             if message["type"] == "http.response.start":
                 order.append(message["status"])
 
-        await gate({"type": "http", "path": "/v1/predict", "method": "POST", "headers": []}, receive_nothing, send)
+        await gate(
+            {"type": "http", "path": "/v1/predict", "method": "POST", "headers": []},
+            receive_nothing,
+            send,
+        )
 
     async def crowd() -> None:
         gate = Gate(application, max_concurrency=20)
@@ -222,7 +265,9 @@ def test_a_body_that_trickles_in_is_cut_off(hasty: RunningService, path: str) ->
         thread = threading.Thread(target=trickle)
         thread.start()
         answer = b""
-        with contextlib.suppress(ConnectionResetError):  # the service has closed while bytes still trickled in
+        with contextlib.suppress(
+            ConnectionResetError
+        ):  # the service has closed while bytes still trickled in
             while chunk := connection.recv(65536):
                 answer += chunk
         stop.set()
@@ -230,7 +275,9 @@ def test_a_body_that_trickles_in_is_cut_off(hasty: RunningService, path: str) ->
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 408 ")
     assert b"connection: close" in head.lower()
-    assert json.loads(body).keys() == ({"error"} if path.startswith("/v2") else {"type", "title", "status", "detail"})
+    assert json.loads(body).keys() == (
+        {"error"} if path.startswith("/v2") else {"type", "title", "status", "detail"}
+    )
 
 
 def test_cut_off_bodies_leave_their_place_to_others(hasty: RunningService, job: Document) -> None:
@@ -239,8 +286,15 @@ def test_cut_off_bodies_leave_their_place_to_others(hasty: RunningService, job: 
         assert connection.recv(65536).startswith(b"HTTP/1.1 408 ")
         connection.close()
     # A busy machine may be too slow for the body itself.
-    wait_until(lambda: httpx.post(f"{hasty.url}/v1/predict", json={"job": job}, timeout=300).status_code == 200)
-    refused = re.search(r'refusals_total{reason="slow_body"} (\S+)', httpx.get(f"{hasty.url}/metrics", timeout=300).text)
+    wait_until(
+        lambda: (
+            httpx.post(f"{hasty.url}/v1/predict", json={"job": job}, timeout=300).status_code == 200
+        )
+    )
+    refused = re.search(
+        r'refusals_total{reason="slow_body"} (\S+)',
+        httpx.get(f"{hasty.url}/metrics", timeout=300).text,
+    )
     assert refused is not None
     assert float(refused[1]) >= 2
 
@@ -257,7 +311,10 @@ def test_a_body_may_come_in_two_parts(service: RunningService, job: Document) ->
 
 
 def run_through(
-    gate_arguments: dict[str, Any], application: ASGIApp, path: str = "/v1/predict", headers: Sequence[tuple[bytes, bytes]] = ()
+    gate_arguments: dict[str, Any],
+    application: ASGIApp,
+    path: str = "/v1/predict",
+    headers: Sequence[tuple[bytes, bytes]] = (),
 ) -> list[Message]:
     """One request through a gate; returns the messages that were sent."""
     sent: list[Message] = []
@@ -266,7 +323,12 @@ def run_through(
         sent.append(message)
 
     async def ask() -> None:
-        scope = {"type": "http", "path": path, "method": "POST", "headers": [(b"x-request-id", b"the-id"), *headers]}
+        scope = {
+            "type": "http",
+            "path": path,
+            "method": "POST",
+            "headers": [(b"x-request-id", b"the-id"), *headers],
+        }
         await Gate(application, **gate_arguments)(scope, receive_nothing, send)
 
     asyncio.run(ask())
@@ -287,7 +349,9 @@ def test_a_failure_is_a_document_for_the_client_and_a_line_for_the_log(
     assert (b"x-request-id", b"the-id") in start["headers"]
     assert b"secret" not in body["body"]
     assert b"the-id" in body["body"]
-    assert json.loads(body["body"]).keys() == ({"error"} if path.startswith("/v2") else {"type", "title", "status", "detail"})
+    assert json.loads(body["body"]).keys() == (
+        {"error"} if path.startswith("/v2") else {"type", "title", "status", "detail"}
+    )
     line = json.loads((tmp_path / "log").read_text())
     assert (line["status"], line["level"], line["request_id"]) == (500, "error", "the-id")
     assert [record.getMessage() for record in caplog.records] == ["a request failed: RuntimeError"]

@@ -1,4 +1,5 @@
-"""The hosts that requests may be addressed to: a page whose name resolves to this machine reaches nothing that matters."""
+"""The hosts that requests may be addressed to: a page whose name resolves to this machine reaches
+nothing that matters."""
 
 from collections.abc import Iterator
 
@@ -18,27 +19,64 @@ ROLLBACK = "/v1/admin/models/rollback"
 
 
 @pytest.fixture(scope="module")
-def admin(start_service: StartService, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+def admin(
+    start_service: StartService, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[httpx.Client]:
     registry = Registry(tmp_path_factory.mktemp("registry"))
-    with start_service(GPUMEMNET_REGISTRY=str(registry.folder)) as running, httpx.Client(base_url=running.url) as client:
+    with (
+        start_service(GPUMEMNET_REGISTRY=str(registry.folder)) as running,
+        httpx.Client(base_url=running.url) as client,
+    ):
         yield client
 
 
 @pytest.mark.parametrize("header", ["Host", "Origin"])
 @pytest.mark.parametrize(
-    "value", ["evil.example", "evil.example:8000", "localhost.evil.example", "10.0.0.7:8000", "[2001:db8::1]", "null", ""]
+    "value",
+    [
+        "evil.example",
+        "evil.example:8000",
+        "localhost.evil.example",
+        "10.0.0.7:8000",
+        "[2001:db8::1]",
+        "null",
+        "",
+    ],
 )
-def test_without_keys_a_request_for_another_host_reaches_nothing(admin: httpx.Client, header: str, value: str) -> None:
+def test_without_keys_a_request_for_another_host_reaches_nothing(
+    admin: httpx.Client, header: str, value: str
+) -> None:
     value = f"http://{value}" if header == "Origin" and value not in ("null", "") else value
-    for method, path in (("POST", ROLLBACK), ("GET", "/v1/admin/models"), ("GET", "/v1/models"), ("GET", "/"), ("POST", "/v2")):
+    for method, path in (
+        ("POST", ROLLBACK),
+        ("GET", "/v1/admin/models"),
+        ("GET", "/v1/models"),
+        ("GET", "/"),
+        ("POST", "/v2"),
+    ):
         response = admin.request(method, path, headers={header: value})
         assert response.status_code == 421, (path, response.text)
-    assert admin.post(ROLLBACK, headers={header: value}).json()["type"] == "urn:gpumemnet:problem:misdirected"
-    assert "GPUMEMNET_ALLOWED_HOSTS" in admin.get("/v1/models", headers={header: value}).json()["detail"]
+    assert (
+        admin.post(ROLLBACK, headers={header: value}).json()["type"]
+        == "urn:gpumemnet:problem:misdirected"
+    )
+    assert (
+        "GPUMEMNET_ALLOWED_HOSTS"
+        in admin.get("/v1/models", headers={header: value}).json()["detail"]
+    )
 
 
 @pytest.mark.parametrize(
-    "value", ["localhost", "localhost:9", "LOCALHOST.", "127.0.0.1", "127.8.9.1:80", "[::1]:8000", "a.localhost"]
+    "value",
+    [
+        "localhost",
+        "localhost:9",
+        "LOCALHOST.",
+        "127.0.0.1",
+        "127.8.9.1:80",
+        "[::1]:8000",
+        "a.localhost",
+    ],
 )
 def test_names_of_this_machine_are_answered(admin: httpx.Client, value: str) -> None:
     assert admin.get("/v1/models", headers={"Host": value}).status_code == 200
@@ -55,12 +93,21 @@ def test_health_and_metrics_are_answered_under_any_name(admin: httpx.Client) -> 
 
 
 def test_hosts_are_a_setting(start_service: StartService) -> None:
-    with start_service(GPUMEMNET_ALLOWED_HOSTS="predict.example.org, 10.0.0.7, [2001:db8::1]") as running:
+    with start_service(
+        GPUMEMNET_ALLOWED_HOSTS="predict.example.org, 10.0.0.7, [2001:db8::1]"
+    ) as running:
         for value, status in (
-            *(("predict.example.org:443", 200), ("PREDICT.example.org", 200), ("10.0.0.7:8000", 200), ("[2001:db8::1]:80", 200)),
+            *(
+                ("predict.example.org:443", 200),
+                ("PREDICT.example.org", 200),
+                ("10.0.0.7:8000", 200),
+                ("[2001:db8::1]:80", 200),
+            ),
             *(("localhost", 421), ("example.org", 421)),
         ):
-            assert httpx.get(f"{running.url}/v1/models", headers={"Host": value}).status_code == status
+            assert (
+                httpx.get(f"{running.url}/v1/models", headers={"Host": value}).status_code == status
+            )
 
 
 def test_with_keys_any_host_is_answered(start_service: StartService) -> None:
@@ -73,7 +120,9 @@ def test_with_keys_any_host_is_answered(start_service: StartService) -> None:
 def test_a_host_that_is_none_is_said_in_one_sentence() -> None:
     done = run_service("--port", "0", GPUMEMNET_ALLOWED_HOSTS="example.org,http://example.org")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "GPUMEMNET_ALLOWED_HOSTS has an entry that is no host: 'http://example.org'" in done.stderr
+    assert (
+        "GPUMEMNET_ALLOWED_HOSTS has an entry that is no host: 'http://example.org'" in done.stderr
+    )
 
 
 def test_an_empty_list_does_not_open_the_service(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
-"""Keys: made by the command, known by their hash, asked for by scope, and needed wherever others can reach the service."""
+"""Keys: made by the command, known by their hash, asked for by scope, and needed wherever others
+can reach the service."""
 
 import re
 import subprocess
@@ -33,7 +34,9 @@ class Locked:
 @pytest.fixture(scope="module")
 def locked(start_service: StartService) -> Iterator[Locked]:
     """A service that asks for keys: one for each scope, one for two of them."""
-    keys = [entry(scope, scope, key) for scope, key in KEYS.items()] + [entry("both", "predict+admin", "both")]
+    keys = [entry(scope, scope, key) for scope, key in KEYS.items()] + [
+        entry("both", "predict+admin", "both")
+    ]
     with (
         start_service(GPUMEMNET_API_KEYS=",".join(keys)) as running,
         httpx.Client(base_url=running.url, timeout=300) as client,
@@ -46,8 +49,20 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def test_the_command_makes_a_key_and_its_entry() -> None:
-    command = [sys.executable, "-m", "gpumemnet", "keys", "new", "--name", "ci", "--scopes", "predict+observe"]
-    made = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    command = [
+        sys.executable,
+        "-m",
+        "gpumemnet",
+        "keys",
+        "new",
+        "--name",
+        "ci",
+        "--scopes",
+        "predict+observe",
+    ]
+    made = [
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)
+    ]
     found = [re.findall(r"^  ([\w-]{43})$", text, re.MULTILINE) for text in made]
     keys = [key for (key,) in found]
     assert keys[0] != keys[1]
@@ -60,9 +75,15 @@ def test_the_command_makes_a_key_and_its_entry() -> None:
         assert parse_keys(line).find(key.encode() + b"x") is None
 
 
-@pytest.mark.parametrize("arguments", [("--name", "a:b"), ("--name", "a", "--scopes", "all"), ("--name", "")])
+@pytest.mark.parametrize(
+    "arguments", [("--name", "a:b"), ("--name", "a", "--scopes", "all"), ("--name", "")]
+)
 def test_the_command_refuses_what_no_entry_may_hold(arguments: tuple[str, ...]) -> None:
-    done = subprocess.run([sys.executable, "-m", "gpumemnet", "keys", "new", *arguments], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "gpumemnet", "keys", "new", *arguments],
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
 
 
@@ -78,7 +99,14 @@ SECRET = "this-is-the-key-and-not-its-hash"
 
 @pytest.mark.parametrize(
     "entries",
-    [SECRET, f"a:predict:{SECRET}", f"a:root:{'0' * 64}", f"a::{'0' * 64}", f"a b:predict:{'0' * 64}", f"a:predict:{'0' * 63}"],
+    [
+        SECRET,
+        f"a:predict:{SECRET}",
+        f"a:root:{'0' * 64}",
+        f"a::{'0' * 64}",
+        f"a b:predict:{'0' * 64}",
+        f"a:predict:{'0' * 63}",
+    ],
 )
 def test_a_wrong_entry_ends_the_start_and_is_not_repeated(entries: str) -> None:
     good = entry("good", "predict", "x")
@@ -122,9 +150,15 @@ def test_no_method_gets_round_the_key(locked: Locked, method: str) -> None:
         ("POST", "/v1/admin/whatever", "admin"),
     ],
 )
-def test_a_path_needs_a_key_of_its_scope(locked: Locked, method: str, path: str, scope: str) -> None:
+def test_a_path_needs_a_key_of_its_scope(
+    locked: Locked, method: str, path: str, scope: str
+) -> None:
     answer = locked.client.request(method, path)
-    assert (answer.status_code, answer.headers["www-authenticate"], answer.headers["content-type"]) == (401, "Bearer", PROBLEM)
+    assert (
+        answer.status_code,
+        answer.headers["www-authenticate"],
+        answer.headers["content-type"],
+    ) == (401, "Bearer", PROBLEM)
     assert answer.json()["type"] == "urn:gpumemnet:problem:unauthorized"
     assert locked.client.request(method, path, headers=bearer("wrong")).status_code == 401
     assert locked.client.request(method, path, headers=bearer("x" * 10_000)).status_code == 401
@@ -137,17 +171,35 @@ def test_a_path_needs_a_key_of_its_scope(locked: Locked, method: str, path: str,
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("GET", "/v2/models/gpumemnet"), ("POST", "/v2/models/gpumemnet/infer"), ("POST", "/v2/repository/index")],
+    [
+        ("GET", "/v2/models/gpumemnet"),
+        ("POST", "/v2/models/gpumemnet/infer"),
+        ("POST", "/v2/repository/index"),
+    ],
 )
 def test_the_protocol_is_refused_in_its_own_words(locked: Locked, method: str, path: str) -> None:
     answer = locked.client.request(method, path)
     assert (answer.status_code, list(answer.json())) == (401, ["error"])
     assert locked.client.request(method, path, headers=bearer(KEYS["admin"])).status_code == 403
-    assert locked.client.request(method, path, headers=bearer(KEYS["predict"])).status_code not in (401, 403)
+    assert locked.client.request(method, path, headers=bearer(KEYS["predict"])).status_code not in (
+        401,
+        403,
+    )
 
 
 @pytest.mark.parametrize(
-    "path", ["/healthz", "/readyz", "/metrics", "/v2", "/v2/health/live", "/v2/health/ready", "/", "/docs", "/openapi.json"]
+    "path",
+    [
+        "/healthz",
+        "/readyz",
+        "/metrics",
+        "/v2",
+        "/v2/health/live",
+        "/v2/health/ready",
+        "/",
+        "/docs",
+        "/openapi.json",
+    ],
 )
 def test_what_holds_nothing_secret_is_open(locked: Locked, path: str) -> None:
     assert locked.client.get(path).status_code == 200
@@ -155,7 +207,16 @@ def test_what_holds_nothing_secret_is_open(locked: Locked, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/nothing", "/v1", "/v3/models", "/V1/admin/models", "//v1/admin/models", "/healthz/", "/metrics/"]
+    "path",
+    [
+        "/nothing",
+        "/v1",
+        "/v3/models",
+        "/V1/admin/models",
+        "//v1/admin/models",
+        "/healthz/",
+        "/metrics/",
+    ],
 )
 def test_a_path_that_nobody_opened_is_closed(locked: Locked, path: str) -> None:
     assert rule_of(path).scope is not None
@@ -177,4 +238,9 @@ def test_keys_from_a_file(start_service: StartService, tmp_path: Path, job: Docu
     file.write_text(f"# one\n{entry('site', 'predict', 'secret')}\n")
     with start_service(GPUMEMNET_API_KEYS_FILE=str(file)) as running:
         assert httpx.post(f"{running.url}/v1/predict", json={"job": job}).status_code == 401
-        assert httpx.post(f"{running.url}/v1/predict", json={"job": job}, headers=bearer("secret")).status_code == 200
+        assert (
+            httpx.post(
+                f"{running.url}/v1/predict", json={"job": job}, headers=bearer("secret")
+            ).status_code
+            == 200
+        )

@@ -48,13 +48,21 @@ def assert_too_large(response: httpx.Response) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/predict", "/v1/predict/batch"])
 @pytest.mark.parametrize("excess", [1, 100_000, 20_000_000])
-def test_an_announced_body_that_is_too_large(small: httpx.Client, job: Document, path: str, excess: int) -> None:
+def test_an_announced_body_that_is_too_large(
+    small: httpx.Client, job: Document, path: str, excess: int
+) -> None:
     assert_too_large(small.post(path, content=padded(job, LIMIT_BYTES + excess), headers=JSON))
 
 
 @pytest.mark.parametrize("excess", [1, 100_000])
-def test_a_chunked_body_that_turns_out_too_large(small: httpx.Client, job: Document, excess: int) -> None:
-    assert_too_large(small.post("/v1/predict", content=in_chunks(padded(job, LIMIT_BYTES + excess)), headers=JSON))
+def test_a_chunked_body_that_turns_out_too_large(
+    small: httpx.Client, job: Document, excess: int
+) -> None:
+    assert_too_large(
+        small.post(
+            "/v1/predict", content=in_chunks(padded(job, LIMIT_BYTES + excess)), headers=JSON
+        )
+    )
 
 
 def test_an_endless_body_is_cut_off(small: httpx.Client) -> None:
@@ -62,7 +70,9 @@ def test_an_endless_body_is_cut_off(small: httpx.Client) -> None:
         while True:
             yield b" " * 65536
 
-    with contextlib.suppress(httpx.WriteError, httpx.ReadError):  # the close may overtake the answer
+    with contextlib.suppress(
+        httpx.WriteError, httpx.ReadError
+    ):  # the close may overtake the answer
         assert_too_large(small.post("/v1/predict", content=endless(), headers=JSON))
     assert small.get("/healthz").status_code == 200
 
@@ -75,11 +85,15 @@ def test_a_body_of_exactly_the_limit_is_read(small: httpx.Client, job: Document)
 
 def test_the_limit_of_a_batch_is_a_setting(small: httpx.Client) -> None:
     assert small.post("/v1/predict/batch", json={"jobs": [1] * 3}).status_code == 200
-    assert "at most 3 jobs" in small.post("/v1/predict/batch", json={"jobs": [1] * 4}).json()["detail"]
+    assert (
+        "at most 3 jobs" in small.post("/v1/predict/batch", json={"jobs": [1] * 4}).json()["detail"]
+    )
 
 
 @pytest.mark.parametrize("length", [b"-1", b"x", b"1e3", b"99999999999999999999999"])
-def test_a_false_content_length_gets_no_answer_but_a_refusal(small: httpx.Client, length: bytes) -> None:
+def test_a_false_content_length_gets_no_answer_but_a_refusal(
+    small: httpx.Client, length: bytes
+) -> None:
     with connect(str(small.base_url)) as connection:
         head = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %b\r\n\r\n{}"
         connection.sendall(head % length)

@@ -1,4 +1,5 @@
-"""The log: one line an event whatever is logged, in JSON or as text, and never in the way of an answer."""
+"""The log: one line an event whatever is logged, in JSON or as text, and never in the way of an
+answer."""
 
 import json
 import logging
@@ -32,23 +33,36 @@ TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
 def wait_for(log: Path, pattern: str) -> str:
     wait_until(
-        lambda: re.search(pattern, log.read_text()) is not None, lambda: f"{pattern} is not in the log:\n{log.read_text()}"
+        lambda: re.search(pattern, log.read_text()) is not None,
+        lambda: f"{pattern} is not in the log:\n{log.read_text()}",
     )
     return log.read_text()
 
 
 def test_each_request_is_a_line_of_json(start_service: StartService, job: Document) -> None:
     with start_service() as running:
-        httpx.post(f"{running.url}/v1/predict?field=limit_mib", json={"job": job}, headers={"X-Request-ID": "one"})
+        httpx.post(
+            f"{running.url}/v1/predict?field=limit_mib",
+            json={"job": job},
+            headers={"X-Request-ID": "one"},
+        )
         httpx.get(f"{running.url}/v2/models/anything-at-all/ready")
         httpx.get(f"{running.url}/some/other/path")
         lines = [json.loads(line) for line in wait_for(running.log, r"\{other\}").splitlines()]
-    assert [line["message"] for line in lines] == [f"listening on {running.url} with 1 worker"] + ["request"] * 3
+    assert [line["message"] for line in lines] == [f"listening on {running.url} with 1 worker"] + [
+        "request"
+    ] * 3
     assert all(re.fullmatch(TIME, line["time"]) for line in lines)
     first = lines[1]
     assert first["seconds"] > 0
     assert first["bytes"] > 100
-    expected = {"level": "info", "request_id": "one", "method": "POST", "path": "/v1/predict", "status": 200}
+    expected = {
+        "level": "info",
+        "request_id": "one",
+        "method": "POST",
+        "path": "/v1/predict",
+        "status": 200,
+    }
     assert expected.items() <= first.items()
     assert [line["path"] for line in lines[2:]] == ["/v2/models/{model}/ready", "{other}"]
     assert "anything-at-all" not in running.log.read_text()
@@ -60,7 +74,8 @@ def test_text_is_for_people(start_service: StartService) -> None:
         lines = wait_for(running.log, "/healthz").splitlines()
     assert re.fullmatch(rf"{TIME} info     listening on {running.url} with 1 worker .*", lines[0])
     assert re.fullmatch(
-        rf"{TIME} info     request request_id=\w+ method=GET path=/healthz status=200 seconds=\S+ bytes=\d+", lines[1]
+        rf"{TIME} info     request request_id=\w+ method=GET path=/healthz status=200 seconds=\S+ bytes=\d+",
+        lines[1],
     )
 
 
@@ -69,7 +84,9 @@ def test_a_higher_level_leaves_requests_out(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
     command = [sys.executable, "-m", "service", "--port", str(port), "--log-level", "warning"]
     with (tmp_path / "log").open("wb") as stream:
-        process = subprocess.Popen(command, stderr=stream, env=environment_without_settings(GPUMEMNET_DATABASE_URL="off"))
+        process = subprocess.Popen(
+            command, stderr=stream, env=environment_without_settings(GPUMEMNET_DATABASE_URL="off")
+        )
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300) as client:
             assert answers(client, 60)
@@ -94,22 +111,31 @@ def test_a_wrong_setting_is_said_before_there_is_a_log(start_service: StartServi
     with start_service("--log-level", "info", GPUMEMNET_WORKER="2") as running:
         assert "GPUMEMNET_WORKER is no setting of the service" in running.log.read_text()
     done = subprocess.run(
-        [sys.executable, "-m", "service", "--port", "x", "--log-level", "error"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "service", "--port", "x", "--log-level", "error"],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.stderr.startswith("gpumemnet service: --port must be")
 
 
-def test_what_the_server_says_has_the_same_form(start_service: StartService, tmp_path: Path) -> None:
+def test_what_the_server_says_has_the_same_form(
+    start_service: StartService, tmp_path: Path
+) -> None:
     (_, entry), keys = new_key("one", "predict"), tmp_path / "keys"
     keys.write_text(entry)
     with start_service(GPUMEMNET_API_KEYS_FILE=str(keys)) as running:
         keys.write_text("nonsense")
         running.process.send_signal(signal.SIGHUP)
-        lines = [json.loads(line) for line in wait_for(running.log, "stay as they were").splitlines()]
+        lines = [
+            json.loads(line) for line in wait_for(running.log, "stay as they were").splitlines()
+        ]
     assert (lines[-1]["level"], lines[-1]["logger"]) == ("error", "gpumemnet.service")
 
 
-def written(tmp_path_factory: pytest.TempPathFactory, log_format: str, log: Callable[[logging.Logger], None]) -> bytes:
+def written(
+    tmp_path_factory: pytest.TempPathFactory, log_format: str, log: Callable[[logging.Logger], None]
+) -> bytes:
     """The lines that ``log(logger)`` writes."""
     path = tmp_path_factory.mktemp("log") / "log"
     logger = logging.Logger("a.logger")
@@ -127,7 +153,9 @@ def warning(text: str) -> Callable[[logging.Logger], None]:
 
 @given(st.text() | st.text(alphabet="\n\r\t\0\x1b\x7f\x85\u2028é\ud800 ab", max_size=4000))
 @settings(max_examples=100)
-def test_no_text_breaks_out_of_its_line(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+def test_no_text_breaks_out_of_its_line(
+    tmp_path_factory: pytest.TempPathFactory, text: str
+) -> None:
     as_json = written(tmp_path_factory, "json", warning(text))
     assert len(as_json.splitlines()) == 1
     message = json.loads(as_json)["message"]
@@ -156,7 +184,9 @@ def test_a_failure_says_where_and_is_no_traceback(tmp_path_factory: pytest.TempP
 
 
 @pytest.mark.parametrize("log_format", ["json", "text"])
-def test_a_file_of_a_name_that_is_no_text_can_be_named(tmp_path_factory: pytest.TempPathFactory, log_format: str) -> None:
+def test_a_file_of_a_name_that_is_no_text_can_be_named(
+    tmp_path_factory: pytest.TempPathFactory, log_format: str
+) -> None:
     def log(logger: logging.Logger) -> None:
         names: dict[str, Any] = {}
         exec(compile("def fail():\n    raise ValueError", "bad\udcff.py", "exec"), names)
@@ -166,7 +196,9 @@ def test_a_file_of_a_name_that_is_no_text_can_be_named(tmp_path_factory: pytest.
             logger.exception("it failed")
 
     (line,) = written(tmp_path_factory, log_format, log).decode().splitlines()
-    assert (r"bad\udcff.py:2 fail" if log_format == "text" else "bad?.py:2 fail") in line  # text shows a list as Python does
+    assert (
+        r"bad\udcff.py:2 fail" if log_format == "text" else "bad?.py:2 fail"
+    ) in line  # text shows a list as Python does
 
 
 def test_a_long_line_is_cut_between_characters(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -176,8 +208,12 @@ def test_a_long_line_is_cut_between_characters(tmp_path_factory: pytest.TempPath
         assert line.decode().endswith("€\n")
 
 
-def test_arguments_that_do_not_match_are_logged_all_the_same(tmp_path_factory: pytest.TempPathFactory) -> None:
-    (line,) = written(tmp_path_factory, "json", lambda logger: logger.info("%d jobs", "many")).splitlines()
+def test_arguments_that_do_not_match_are_logged_all_the_same(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    (line,) = written(
+        tmp_path_factory, "json", lambda logger: logger.info("%d jobs", "many")
+    ).splitlines()
     assert json.loads(line)["message"] == "%d jobs ('many',)"
 
 
@@ -221,12 +257,18 @@ def test_a_reader_that_has_gone_is_no_failure() -> None:
 
 def test_the_service_answers_on_when_nobody_reads_its_log(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "service", "--port", "0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment_without_settings(GPUMEMNET_DATABASE_URL="off"))
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        env=environment_without_settings(GPUMEMNET_DATABASE_URL="off"),
+    )
     try:
         assert process.stderr is not None
         found = re.search(r"listening on (http://\S+)", process.stderr.readline().decode())
         assert found is not None
-        with httpx.Client(base_url=found[1], timeout=300) as client:  # a pipe holds 64 KiB: some 400 lines
+        with httpx.Client(
+            base_url=found[1], timeout=300
+        ) as client:  # a pipe holds 64 KiB: some 400 lines
             assert {client.get("/healthz").status_code for _ in range(1500)} == {200}
     finally:
         process.terminate()

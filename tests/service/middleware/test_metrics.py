@@ -26,7 +26,11 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 def scrape(url: str) -> Samples:
     answer = httpx.get(f"{url}/metrics", timeout=300)
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    samples = [sample for family in text_string_to_metric_families(answer.text) for sample in family.samples]
+    samples = [
+        sample
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    ]
     return {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in samples}
 
 
@@ -36,11 +40,15 @@ def value(samples: Samples, name: str, **labels: str) -> float:
 
 def test_every_metric_is_documented_and_nothing_else_is(service: RunningService) -> None:
     documented = set(re.findall(r"^\| `(gpumemnet_\w+)`", DOCUMENTATION.read_text(), re.MULTILINE))
-    exposed = set(re.findall(r"^# HELP (\S+)", httpx.get(f"{service.url}/metrics").text, re.MULTILINE))
+    exposed = set(
+        re.findall(r"^# HELP (\S+)", httpx.get(f"{service.url}/metrics").text, re.MULTILINE)
+    )
     assert exposed == documented
 
 
-def test_requests_are_counted_by_path_and_status(start_service: StartService, job: Document) -> None:
+def test_requests_are_counted_by_path_and_status(
+    start_service: StartService, job: Document
+) -> None:
     with start_service() as running, httpx.Client(base_url=running.url) as client:
         for _ in range(3):
             client.post("/v1/predict", json={"job": job})
@@ -55,7 +63,9 @@ def test_requests_are_counted_by_path_and_status(start_service: StartService, jo
     assert value(samples, "gpumemnet_request_seconds_count", path="/v1/predict") == 4
     assert value(samples, "gpumemnet_requests_total", path="{other}", status="404") == 30
     assert value(samples, "gpumemnet_requests_total", path="/v2/models/{model}", status="404") == 30
-    assert value(samples, "gpumemnet_predictions_total", family=job["family"], in_support="true") == 8
+    assert (
+        value(samples, "gpumemnet_predictions_total", family=job["family"], in_support="true") == 8
+    )
     paths = {dict(labels)["path"] for name, labels in samples if name == "gpumemnet_requests_total"}
     assert len(paths) == 4
 
@@ -75,7 +85,9 @@ def test_refusals_are_counted_by_reason(start_service: StartService) -> None:
 
 
 @pytest.mark.parametrize("wanted", [None, "here"])
-def test_a_folder_for_workers_is_cleaned_of_what_was_there(tmp_path: Path, wanted: str | None) -> None:
+def test_a_folder_for_workers_is_cleaned_of_what_was_there(
+    tmp_path: Path, wanted: str | None
+) -> None:
     script = (
         "import sys\nfrom pathlib import Path\n"
         "from service.middleware.worker_metrics import make_metrics_folder, remove_metrics_folder\n"
@@ -88,19 +100,34 @@ def test_a_folder_for_workers_is_cleaned_of_what_was_there(tmp_path: Path, wante
         folder.mkdir()
         (folder / "counter_0.db").write_bytes(b"old")
         (folder / "notes.txt").write_text("not ours")
-    done = subprocess.run([sys.executable, "-c", script, str(folder or "")], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == (["['notes.txt']", "True False"] if folder else ["[]", "False False"])
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(folder or "")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == (
+        ["['notes.txt']", "True False"] if folder else ["[]", "False False"]
+    )
 
 
 def test_why_there_is_no_limit_is_counted(start_service: StartService) -> None:
-    """By the option or feature that the model does not know, so that an operator sees what to measure next."""
+    """By the option or feature that the model does not know, so that an operator sees what to
+    measure next."""
     jobs = [
         {**EXAMPLE_JOBS["mlp"], "batch_size": 10_000_000},
-        {**EXAMPLE_JOBS["mlp"], "cudnn_benchmark": True, "optimizer": "adafactor", "batch_size": 10_000_000},
+        {
+            **EXAMPLE_JOBS["mlp"],
+            "cudnn_benchmark": True,
+            "optimizer": "adafactor",
+            "batch_size": 10_000_000,
+        },
         dict(EXAMPLE_JOBS["mlp"]),
     ]
     with start_service() as running:
-        answers = httpx.post(f"{running.url}/v1/predict/batch", json={"jobs": jobs}).json()["results"]
+        answers = httpx.post(f"{running.url}/v1/predict/batch", json={"jobs": jobs}).json()[
+            "results"
+        ]
         reasons = [answer["prediction"]["reasons"] for answer in answers]
         assert [bool(each) for each in reasons] == [True, True, False]
         counts = {
@@ -108,7 +135,9 @@ def test_why_there_is_no_limit_is_counted(start_service: StartService) -> None:
             for (name, labels), count in scrape(running.url).items()
             if name == "gpumemnet_predictions_without_limit_total"
         }
-    expected = Counter(name for each in reasons for name in {sentence.split()[0] for sentence in each})
+    expected = Counter(
+        name for each in reasons for name in {sentence.split()[0] for sentence in each}
+    )
     assert counts == expected
     assert counts["batch_size"] == 2
     assert set(counts) <= {*FEATURE_NAMES, *OPTION_FIELDS, "layer_kind", "no_number"}

@@ -1,4 +1,5 @@
-"""A service that predicts and observes, as a process of its own: ``python observation_app.py DATABASE_URL [QUEUE_SIZE]``."""
+"""A service that predicts and observes, as a process of its own: ``python observation_app.py
+DATABASE_URL [QUEUE_SIZE]``."""
 
 import socket
 import sys
@@ -22,7 +23,9 @@ from service.observations.store import ObservationStore
 def main() -> None:
     queue_size = int(sys.argv[2]) if len(sys.argv) > 2 else 1000
     # on a busy machine the tests hold locks for seconds
-    store = ObservationStore(sys.argv[1], queue_size=queue_size, busy_seconds=300.0, answer_seconds=300.0)
+    store = ObservationStore(
+        sys.argv[1], queue_size=queue_size, busy_seconds=300.0, answer_seconds=300.0
+    )
     store.prepare()
     api = PredictionApi(Predictor.default(), 1000, store)
 
@@ -32,7 +35,10 @@ def main() -> None:
         yield
         store.drain()
 
-    served = [Route("/v1/predict", JsonEndpoint(api.predict), methods=["POST"]), *routes(observation_operations(store))]
+    served = [
+        Route("/v1/predict", JsonEndpoint(api.predict), methods=["POST"]),
+        *routes(observation_operations(store)),
+    ]
     app = FastAPI(routes=served, lifespan=lifespan)
     app.build_middleware_stack = lambda: ProblemDocuments(BodyLimit(app.router, 4 * 2**20))  # type: ignore[method-assign]
     listener = socket.create_server(("127.0.0.1", 0))

@@ -1,4 +1,5 @@
-"""The stored document of a job can be read again, and its hash does not change with how the job was written."""
+"""The stored document of a job can be read again, and its hash does not change with how the job was
+written."""
 
 import json
 
@@ -18,7 +19,9 @@ def test_a_document_can_be_read_again(some: list[TrainingJob]) -> None:
     table = JobTable.from_jobs(some)
     documents = job_documents(table)
     assert [job_from_dict(json.loads(document)) for document in documents] == list(table)
-    assert documents == [document for job in some for document in job_documents(JobTable.from_jobs([job]))]
+    assert documents == [
+        document for job in some for document in job_documents(JobTable.from_jobs([job]))
+    ]
 
 
 def test_layers_as_objects_or_as_lists_are_the_same_job() -> None:
@@ -30,6 +33,12 @@ def test_layers_as_objects_or_as_lists_are_the_same_job() -> None:
 
 def test_kinds_that_no_model_knows() -> None:
     mlp = EXAMPLE_JOBS["mlp"]
-    odd = [{**mlp, "layers": [{"kind": kind, "activations": 1, "parameters": 2}, *mlp["layers"]]} for kind in ("magic", "s_2")]
+    odd = [
+        {**mlp, "layers": [{"kind": kind, "activations": 1, "parameters": 2}, *mlp["layers"]]}
+        for kind in ("magic", "s_2")
+    ]
     documents = job_documents(read_jobs(odd).table)
-    assert [json.loads(document)["layers"][0] for document in documents] == [["magic", 1, 2], ["s_2", 1, 2]]
+    assert [json.loads(document)["layers"][0] for document in documents] == [
+        ["magic", 1, 2],
+        ["s_2", 1, 2],
+    ]

@@ -1,4 +1,5 @@
-"""Observations over HTTP, in a process of their own, against SQLite and against a real PostgreSQL."""
+"""Observations over HTTP, in a process of their own, against SQLite and against a real
+PostgreSQL."""
 
 import concurrent.futures
 import itertools
@@ -78,7 +79,9 @@ def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def running_app(database: Database, log: Path, *arguments: str) -> Iterator[App]:
     with log.open("wb") as stream:
         process = subprocess.Popen(
-            [sys.executable, str(APP), database.url, *arguments], stderr=stream, env={**os.environ, "PYTHONPATH": "."}
+            [sys.executable, str(APP), database.url, *arguments],
+            stderr=stream,
+            env={**os.environ, "PYTHONPATH": "."},
         )
     try:
         deadline = time.monotonic() + 300
@@ -118,7 +121,13 @@ def observe(http: httpx.Client, **fields: object) -> httpx.Response:
 
 
 def by_job(**fields: object) -> Document:
-    return {"job": EXAMPLE_JOBS["mlp"], "gpu": GPU, "peak_mib": 1700, "source": "nvml_process", **fields}
+    return {
+        "job": EXAMPLE_JOBS["mlp"],
+        "gpu": GPU,
+        "peak_mib": 1700,
+        "source": "nvml_process",
+        **fields,
+    }
 
 
 def test_a_prediction_is_reported_on_at_once(http: httpx.Client) -> None:
@@ -127,7 +136,10 @@ def test_a_prediction_is_reported_on_at_once(http: httpx.Client) -> None:
     assert answer.status_code == 201
     stored = answer.json()
     assert stored["created"] is True
-    assert (stored["prediction_id"], stored["gpu"]) == (prediction["prediction_id"], prediction["gpu"])
+    assert (stored["prediction_id"], stored["gpu"]) == (
+        prediction["prediction_id"],
+        prediction["gpu"],
+    )
 
 
 def test_an_observation_is_stored_once(http: httpx.Client, database: Database) -> None:
@@ -186,14 +198,24 @@ def test_several_are_refused_one_by_one(http: httpx.Client) -> None:
     assert answer.status_code == 200
     results = answer.json()["results"]
     assert answer.json()["failed"] == 2
-    assert [next(iter(result)) for result in results] == ["observation", "problem", "problem", "observation"]
+    assert [next(iter(result)) for result in results] == [
+        "observation",
+        "problem",
+        "problem",
+        "observation",
+    ]
     assert [results[index]["problem"]["status"] for index in (1, 2)] == [404, 422]
     assert results[2]["problem"]["errors"][0]["field"] == "observations[2].source"
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"1", b"{}", b'{"observations": 1}', b'{"observations": [], "gpu": "A100"}', b"{"])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[]", b"1", b"{}", b'{"observations": 1}', b'{"observations": [], "gpu": "A100"}', b"{"],
+)
 def test_a_body_that_is_none_is_refused(http: httpx.Client, body: bytes) -> None:
-    answer = http.post("/v1/observations", content=body, headers={"Content-Type": "application/json"})
+    answer = http.post(
+        "/v1/observations", content=body, headers={"Content-Type": "application/json"}
+    )
     assert answer.status_code == 422
     assert answer.headers["Content-Type"] == "application/problem+json"
 
@@ -207,8 +229,15 @@ def test_the_summary_compares_with_what_was_predicted(http: httpx.Client) -> Non
     for batch_size in (60, 61, 62):
         prediction = predict(http, "cnn", batch_size=batch_size)
         peaks.append((prediction["expected_bytes"], prediction["safe_bytes"]))
-        within = prediction["expected_bytes"] if batch_size != 62 else prediction["safe_bytes"] + 2**20
-        answer = observe(http, prediction_id=prediction["prediction_id"], peak_bytes=within, source="slurm_gpumem")
+        within = (
+            prediction["expected_bytes"] if batch_size != 62 else prediction["safe_bytes"] + 2**20
+        )
+        answer = observe(
+            http,
+            prediction_id=prediction["prediction_id"],
+            peak_bytes=within,
+            source="slurm_gpumem",
+        )
         assert answer.status_code == 201, answer.text
     lost = predict(http, "cnn", batch_size=63)
     observe(http, prediction_id=lost["prediction_id"], oom=True, limit_mib=1024)
@@ -218,7 +247,10 @@ def test_the_summary_compares_with_what_was_predicted(http: httpx.Client) -> Non
     [group] = [group for group in summary["groups"] if group["family"] == "cnn"]
     assert (group["observations"], group["oom"]) == (4, 1)
     worth = group["champion"]
-    assert (worth["judged"], worth["covered"]) == (3, 2)  # the one that ran out had less than the bound: no test of it
+    assert (worth["judged"], worth["covered"]) == (
+        3,
+        2,
+    )  # the one that ran out had less than the bound: no test of it
     assert worth["coverage"] == pytest.approx(2 / 3)
     low, high = worth["coverage_interval"]
     assert low < 2 / 3 < high
@@ -233,7 +265,11 @@ def test_the_summary_compares_with_what_was_predicted(http: httpx.Client) -> Non
 
 def test_the_summary_says_why_there_was_no_limit(http: httpx.Client) -> None:
     expected: Counter[str] = Counter()
-    for batch_size, optimizer in ((10_000_000, "adam"), (20_000_000, "adam"), (30_000_000, "adafactor")):
+    for batch_size, optimizer in (
+        (10_000_000, "adam"),
+        (20_000_000, "adam"),
+        (30_000_000, "adafactor"),
+    ):
         prediction = predict(http, "transformer", batch_size=batch_size, optimizer=optimizer)
         assert prediction["limit_mib"] is None
         expected.update({reason.split()[0] for reason in prediction["reasons"]})
@@ -246,17 +282,31 @@ def test_the_summary_says_why_there_was_no_limit(http: httpx.Client) -> None:
     assert list(group["without_limit"].values()) == sorted(expected.values(), reverse=True)
 
 
-@pytest.mark.parametrize("query", ["days=0", "days=x", "days=99999", "weeks=1", "days=%00", "days=x&" * 30])
+@pytest.mark.parametrize(
+    "query", ["days=0", "days=x", "days=99999", "weeks=1", "days=%00", "days=x&" * 30]
+)
 def test_a_parameter_of_the_summary_is_checked(http: httpx.Client, query: str) -> None:
     assert http.get(f"/v1/observations/summary?{query}").status_code == 422
 
 
-def test_observations_join_the_dataset(http: httpx.Client, database: Database, tmp_path: Path) -> None:
+def test_observations_join_the_dataset(
+    http: httpx.Client, database: Database, tmp_path: Path
+) -> None:
     observe(http, **by_job(idempotency_key="export-1", peak_mib=1765, driver="570.1", torch="2.11"))
     observe(http, **by_job(idempotency_key="export-2", peak_mib=None, oom=True, limit_mib=1500))
     observe(http, **by_job(idempotency_key="export-3", peak_mib=None, oom=True))
     out = tmp_path / "observations.parquet"
-    command = [sys.executable, "-m", "gpumemnet", "observations", "export", "--database-url", database.url, "--out", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "gpumemnet",
+        "observations",
+        "export",
+        "--database-url",
+        database.url,
+        "--out",
+        str(out),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "1 left out" in done.stdout
@@ -264,11 +314,18 @@ def test_observations_join_the_dataset(http: httpx.Client, database: Database, t
     assert len(rows) == database.count() - 1
     [row] = [row for row in rows if row.driver == "570.1"]
     assert row.job == job_from_dict(EXAMPLE_JOBS["mlp"])
-    assert (row.status, row.label_bytes, row.provenance, row.torch) == ("ok", 1765 * 2**20, "observed", "2.11")
+    assert (row.status, row.label_bytes, row.provenance, row.torch) == (
+        "ok",
+        1765 * 2**20,
+        "observed",
+        "2.11",
+    )
     assert (row.recipe, row.architecture, row.gpu) == ("observations", "{}", GPU)
     lost = [row for row in rows if row.status == "oom" and row.capacity_bytes == 1500 * 2**20]
     assert len(lost) == 1
-    later = subprocess.run([*command, "--since", "2999-01-01"], capture_output=True, text=True, timeout=300)
+    later = subprocess.run(
+        [*command, "--since", "2999-01-01"], capture_output=True, text=True, timeout=300
+    )
     assert later.stdout.startswith("0 observations")
 
 
@@ -286,7 +343,10 @@ def test_what_was_accepted_survives_a_kill(database: Database, tmp_path: Path) -
             if answer.status_code == 201:
                 accepted.append(key)
 
-    with running_app(database, tmp_path / "log") as (client, process), concurrent.futures.ThreadPoolExecutor(8) as pool:
+    with (
+        running_app(database, tmp_path / "log") as (client, process),
+        concurrent.futures.ThreadPoolExecutor(8) as pool,
+    ):
         senders = [pool.submit(report_until_killed, client, sender) for sender in range(8)]
         while len(accepted) < 100:
             assert process.poll() is None
@@ -297,7 +357,10 @@ def test_what_was_accepted_survives_a_kill(database: Database, tmp_path: Path) -
     assert process.wait() == -signal.SIGKILL
     assert len(accepted) >= 100
     with database.connect() as connection:
-        there = {row[0] for row in connection.execute("SELECT idempotency_key FROM observations").fetchall()}
+        there = {
+            row[0]
+            for row in connection.execute("SELECT idempotency_key FROM observations").fetchall()
+        }
     assert set(accepted) <= there
     assert database.count() >= before + len(accepted)
 
@@ -309,8 +372,13 @@ def test_a_full_queue_is_said_and_nothing_is_lost(database: Database, tmp_path: 
             connection.execute("BEGIN IMMEDIATE" if database.server is None else "BEGIN")
             if database.server is not None:
                 connection.execute("LOCK TABLE observations IN ACCESS EXCLUSIVE MODE")
-            futures = [pool.submit(observe, client, **by_job(idempotency_key=f"full-{number}")) for number in range(12)]
-            done, _ = concurrent.futures.wait(futures, timeout=300, return_when=concurrent.futures.FIRST_COMPLETED)
+            futures = [
+                pool.submit(observe, client, **by_job(idempotency_key=f"full-{number}"))
+                for number in range(12)
+            ]
+            done, _ = concurrent.futures.wait(
+                futures, timeout=300, return_when=concurrent.futures.FIRST_COMPLETED
+            )
             assert {future.result().status_code for future in done} == {503}
             assert predict(client)["expected_bytes"]
             connection.execute("COMMIT")
@@ -334,14 +402,18 @@ def test_predictions_are_written_when_the_service_stops(database: Database, tmp_
 def test_the_store_finds_its_way_back(postgresql: PostgreSQL, tmp_path: Path) -> None:
     name = f"test_{uuid.uuid4().hex}"
     postgresql.execute(f"CREATE DATABASE {name}")
-    database = Database(postgresql.url(name), lambda: psycopg.connect(postgresql.url(name)), postgresql)
+    database = Database(
+        postgresql.url(name), lambda: psycopg.connect(postgresql.url(name)), postgresql
+    )
     log = tmp_path / "log"
     with running_app(database, log) as (client, _):
         assert observe(client, **by_job()).status_code == 201
         postgresql.stop()
         try:
             first = predict(client)["prediction_id"]
-            refused = [observe(client, **by_job(idempotency_key=f"away-{number}")) for number in range(5)]
+            refused = [
+                observe(client, **by_job(idempotency_key=f"away-{number}")) for number in range(5)
+            ]
             assert {answer.status_code for answer in refused} == {503}
             assert {answer.headers["Retry-After"] for answer in refused} == {"1"}
             assert client.get("/v1/observations/summary").status_code == 503
@@ -364,7 +436,9 @@ def test_answers_have_the_shape_that_is_described(http: httpx.Client) -> None:
     StoredObservation.model_validate_json(http.post("/v1/observations", json=fields).content)
     several = http.post("/v1/observations", json={"observations": [fields, {}]})
     ObservationResults.model_validate_json(several.content)
-    summary = ObservationSummary.model_validate_json(http.get("/v1/observations/summary?days=1").content)
+    summary = ObservationSummary.model_validate_json(
+        http.get("/v1/observations/summary?days=1").content
+    )
     assert summary.groups
 
 
@@ -373,4 +447,6 @@ def test_what_is_described_as_a_request_is_accepted(http: httpx.Client) -> None:
     assert request_examples is not None
     for name, example in request_examples().items():
         status = http.post("/v1/observations", json=example).status_code
-        assert status == {"by_job": 201, "several": 200}.get(name, 404), name  # the example's prediction is nobody's
+        assert status == {"by_job": 201, "several": 200}.get(name, 404), (
+            name
+        )  # the example's prediction is nobody's

@@ -1,4 +1,5 @@
-"""The store within one process: migrations, several stores on one database, limits, retention, the alarm and its gauges."""
+"""The store within one process: migrations, several stores on one database, limits, retention, the
+alarm and its gauges."""
 
 import asyncio
 import logging
@@ -35,7 +36,14 @@ from service.api.problems import Refusal
 from service.api.records import RecordBatch
 from service.observations import migrations, store
 from service.observations.alarm import Outcome, alarm, interval, miss_probability
-from service.observations.database import DatabaseAwayError, DatabaseError, database_url, ensure_schema, make_engine, revision
+from service.observations.database import (
+    DatabaseAwayError,
+    DatabaseError,
+    database_url,
+    ensure_schema,
+    make_engine,
+    revision,
+)
 from service.observations.database_tables import METADATA, REVISIONS, VERSION_TABLE
 from service.observations.store import ObservationStore
 from service.observations.tables import Stored
@@ -59,11 +67,14 @@ def address(file: Path) -> str:
 
 @pytest.fixture
 def make_store(address: str) -> Iterator[MakeStore]:
-    """Stores on one database, stopped after the test; patient, because on a busy machine any step may take seconds."""
+    """Stores on one database, stopped after the test; patient, because on a busy machine any step
+    may take seconds."""
     made: list[ObservationStore] = []
 
     def make(**settings: Any) -> ObservationStore:
-        one = ObservationStore(address, **{"busy_seconds": 300.0, "answer_seconds": 300.0, **settings})
+        one = ObservationStore(
+            address, **{"busy_seconds": 300.0, "answer_seconds": 300.0, **settings}
+        )
         one.prepare()
         one.start()
         made.append(one)
@@ -80,16 +91,24 @@ def estimate() -> PredictionTable:
 
 
 def record(
-    estimate: PredictionTable, job: TrainingJob | None = None, *, age_seconds: float = 0.0, release: str = "r1"
+    estimate: PredictionTable,
+    job: TrainingJob | None = None,
+    *,
+    age_seconds: float = 0.0,
+    release: str = "r1",
 ) -> RecordBatch:
     made_at = time.time() - age_seconds
     job = job or job_from_dict(EXAMPLE_JOBS["mlp"])
     identity = prediction_id(int(made_at * 1e9))
-    return RecordBatch([identity], made_at, JobTable.from_jobs([job]), estimate, ["a" * 64], release)
+    return RecordBatch(
+        [identity], made_at, JobTable.from_jobs([job]), estimate, ["a" * 64], release
+    )
 
 
 def observed(identity: str, peak_bytes: int, **fields: Any) -> Observation:
-    return Observation(prediction_id=identity, peak_bytes=peak_bytes, source="nvml_process", **fields)
+    return Observation(
+        prediction_id=identity, peak_bytes=peak_bytes, source="nvml_process", **fields
+    )
 
 
 def rows(file: Path, question: str) -> list[tuple[Any, ...]]:
@@ -109,7 +128,9 @@ from tests.waiting import wait_until
 store = ObservationStore({address!r}); store.prepare(); store.start(); store.drain()
 print(sorted({{"alembic", "mako", "pyarrow", "psycopg"}} & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300
+    )
     assert done.stdout.strip() == "[]", done.stderr
 
 
@@ -117,7 +138,9 @@ def test_migrations_make_the_tables_of_the_code(address: str) -> None:
     ensure_schema(database_url(address))
     engine = make_engine(database_url(address))
     with engine.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE, "compare_type": True})
+        context = MigrationContext.configure(
+            connection, opts={"version_table": VERSION_TABLE, "compare_type": True}
+        )
         assert compare_metadata(context, METADATA) == []
     engine.dispose()
 
@@ -136,7 +159,8 @@ def test_many_may_start_at_once(address: str, file: Path) -> None:
 
 
 def test_many_may_open_a_new_file_at_once(tmp_path: Path) -> None:
-    """SQLite does not wait for others while it turns its log on: without a second try two or three of these fail."""
+    """SQLite does not wait for others while it turns its log on: without a second try two or three
+    of these fail."""
     for number in range(40):
         url, together = database_url(f"sqlite:///{tmp_path}/{number}.sqlite"), threading.Barrier(6)
 
@@ -204,14 +228,20 @@ def test_an_observation_may_come_before_its_prediction_is_written(
     assert asyncio.run(run()).prediction_id == made.prediction_ids[0]
 
 
-def test_keys_of_different_clients_never_meet(make_store: MakeStore, estimate: PredictionTable) -> None:
+def test_keys_of_different_clients_never_meet(
+    make_store: MakeStore, estimate: PredictionTable
+) -> None:
     one = make_store()
     made = record(estimate)
     one.record(made)
 
     async def run() -> tuple[Stored, Stored]:
-        first = await one.add(observed(made.prediction_ids[0], 1800 * MIB, idempotency_key="1"), "site-a")
-        second = await one.add(observed(made.prediction_ids[0], 1900 * MIB, idempotency_key="1"), "site-b")
+        first = await one.add(
+            observed(made.prediction_ids[0], 1800 * MIB, idempotency_key="1"), "site-a"
+        )
+        second = await one.add(
+            observed(made.prediction_ids[0], 1900 * MIB, idempotency_key="1"), "site-b"
+        )
         return first, second
 
     first, second = asyncio.run(run())
@@ -220,7 +250,9 @@ def test_keys_of_different_clients_never_meet(make_store: MakeStore, estimate: P
     assert first.observation_id != second.observation_id
 
 
-def test_equal_jobs_are_stored_once(make_store: MakeStore, estimate: PredictionTable, file: Path) -> None:
+def test_equal_jobs_are_stored_once(
+    make_store: MakeStore, estimate: PredictionTable, file: Path
+) -> None:
     one = make_store()
     jobs = [job_from_dict({**EXAMPLE_JOBS["mlp"], "batch_size": size}) for size in (1, 2, 3)]
     for number in range(300):
@@ -228,7 +260,9 @@ def test_equal_jobs_are_stored_once(make_store: MakeStore, estimate: PredictionT
     one.drain()
     assert rows(file, "SELECT count(*) FROM predictions") == [(300,)]
     assert rows(file, "SELECT count(*), count(DISTINCT family) FROM jobs") == [(3, 1)]
-    [(family, release, safe)] = rows(file, "SELECT DISTINCT model_name, release, safe_bytes FROM predictions")
+    [(family, release, safe)] = rows(
+        file, "SELECT DISTINCT model_name, release, safe_bytes FROM predictions"
+    )
     assert (family, release, safe) == (estimate.models[0].name, "r1", estimate.safe_bytes[0])
 
 
@@ -248,10 +282,14 @@ def test_too_many_predictions_are_dropped_and_counted(
 
 
 def dropped() -> float:
-    return REGISTRY.get_sample_value("gpumemnet_predictions_kept_total", {"outcome": "dropped"}) or 0.0
+    return (
+        REGISTRY.get_sample_value("gpumemnet_predictions_kept_total", {"outcome": "dropped"}) or 0.0
+    )
 
 
-def test_predictions_are_kept_only_if_asked(make_store: MakeStore, estimate: PredictionTable, file: Path) -> None:
+def test_predictions_are_kept_only_if_asked(
+    make_store: MakeStore, estimate: PredictionTable, file: Path
+) -> None:
     one = make_store(record_predictions=False)
     one.record(record(estimate))
     one.record_shadow("x", "b" * 64, 1, None)
@@ -259,12 +297,21 @@ def test_predictions_are_kept_only_if_asked(make_store: MakeStore, estimate: Pre
     assert rows(file, "SELECT count(*) FROM predictions") == [(0,)]
 
 
-def test_old_predictions_that_nobody_reports_on_go(make_store: MakeStore, estimate: PredictionTable, file: Path) -> None:
-    first = make_store(prediction_retention_days=365)  # it deletes none before their observation has come
+def test_old_predictions_that_nobody_reports_on_go(
+    make_store: MakeStore, estimate: PredictionTable, file: Path
+) -> None:
+    first = make_store(
+        prediction_retention_days=365
+    )  # it deletes none before their observation has come
     kept = record(estimate, age_seconds=40 * 86_400)
     recent = record(estimate, job_from_dict({**EXAMPLE_JOBS["mlp"], "batch_size": 3}))
     old = [
-        record(estimate, job_from_dict({**EXAMPLE_JOBS["mlp"], "batch_size": 5 + n}), age_seconds=40 * 86_400) for n in range(20)
+        record(
+            estimate,
+            job_from_dict({**EXAMPLE_JOBS["mlp"], "batch_size": 5 + n}),
+            age_seconds=40 * 86_400,
+        )
+        for n in range(20)
     ]
     for made in (kept, recent, *old):
         first.record(made)
@@ -296,7 +343,9 @@ def test_a_locked_database_is_away_and_comes_back(
         other.execute("BEGIN IMMEDIATE")
         for number in range(3):
             with pytest.raises(Refusal, match="away") as caught:
-                await one.add(observed(made.prediction_ids[0], 1801 * MIB, idempotency_key=str(number)))
+                await one.add(
+                    observed(made.prediction_ids[0], 1801 * MIB, idempotency_key=str(number))
+                )
             assert caught.value.headers == {"Retry-After": "1"}
         other.execute("COMMIT")
         other.close()
@@ -310,9 +359,16 @@ def test_a_locked_database_is_away_and_comes_back(
 
     with caplog.at_level(logging.INFO):
         assert asyncio.run(run()).created
-    said = [word for entry in caplog.records for word in ("cannot be used", "is back") if word in entry.message]
+    said = [
+        word
+        for entry in caplog.records
+        for word in ("cannot be used", "is back")
+        if word in entry.message
+    ]
     assert said[0] == "cannot be used"
-    assert all(word != following for word, following in pairwise(said)), "logged once each time, not for every observation"
+    assert all(word != following for word, following in pairwise(said)), (
+        "logged once each time, not for every observation"
+    )
 
 
 def test_a_stopped_store_refuses(make_store: MakeStore, estimate: PredictionTable) -> None:
@@ -322,12 +378,19 @@ def test_a_stopped_store_refuses(make_store: MakeStore, estimate: PredictionTabl
         asyncio.run(one.add(observed(record(estimate).prediction_ids[0], 1800 * MIB)))
 
 
-def test_the_alarm_goes_on_and_the_gauges_say_it(make_store: MakeStore, estimate: PredictionTable) -> None:
+def test_the_alarm_goes_on_and_the_gauges_say_it(
+    make_store: MakeStore, estimate: PredictionTable
+) -> None:
     one = make_store(alarm_window=50)
     made = [record(estimate) for _ in range(60)]
     for entry in made:
         one.record(entry)
-        one.record_shadow(entry.prediction_ids[0], "b" * 64, int(estimate.expected_bytes[0]), int(estimate.safe_bytes[0]) * 2)
+        one.record_shadow(
+            entry.prediction_ids[0],
+            "b" * 64,
+            int(estimate.expected_bytes[0]),
+            int(estimate.safe_bytes[0]) * 2,
+        )
 
     async def run() -> dict[str, Any]:
         over = int(estimate.safe_bytes[0]) + MIB
@@ -344,7 +407,9 @@ def test_the_alarm_goes_on_and_the_gauges_say_it(make_store: MakeStore, estimate
     assert (beside["champion"]["coverage"], beside["challenger"]["coverage"]) == (0.0, 1.0)
     assert beside["challenger"]["waste_share"] > 0.3
     second = make_store(alarm_window=50)  # its first round refreshes the gauges, from the database
-    wait_until(lambda: REGISTRY.get_sample_value("gpumemnet_coverage_alarm", {"family": "mlp"}) == 1)
+    wait_until(
+        lambda: REGISTRY.get_sample_value("gpumemnet_coverage_alarm", {"family": "mlp"}) == 1
+    )
     second.drain()
     assert REGISTRY.get_sample_value("gpumemnet_observed_coverage_ratio", {"family": "mlp"}) == 0
     error = REGISTRY.get_sample_value("gpumemnet_observed_error_ratio", {"family": "mlp"})
@@ -353,7 +418,12 @@ def test_the_alarm_goes_on_and_the_gauges_say_it(make_store: MakeStore, estimate
 
 
 def outcome(
-    peak: int | None, safe: int | None = 100, *, oom: bool = False, limit: int | None = None, coverage: float = 0.99
+    peak: int | None,
+    safe: int | None = 100,
+    *,
+    oom: bool = False,
+    limit: int | None = None,
+    coverage: float = 0.99,
 ) -> Outcome:
     return Outcome("mlp", GPU, "r1", coverage, 80, safe, peak, oom, limit)
 
@@ -375,7 +445,9 @@ def test_whether_a_bound_held(said: Outcome, covered: bool | None) -> None:
 
 
 @given(st.lists(st.floats(0.5, 0.999), min_size=1, max_size=40), st.integers(0, 41))
-def test_the_probability_of_misses_falls_with_their_number(promised: list[float], misses: int) -> None:
+def test_the_probability_of_misses_falls_with_their_number(
+    promised: list[float], misses: int
+) -> None:
     here, more = miss_probability(promised, misses), miss_probability(promised, misses + 1)
     assert 0 <= more <= here <= 1
     assert miss_probability(promised, 0) == 1

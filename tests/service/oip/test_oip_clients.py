@@ -20,24 +20,37 @@ JOB = ROOT / "examples" / "mlp_job.json"
 
 
 def python_with(client: str) -> str:
-    """The Python that has the client.  KServe's cannot stand beside the versions in constraints.txt.
+    """The Python that has the client.  KServe's cannot stand beside the versions in
+    constraints.txt.
 
-    kserve 0.21 wants pandas below 3, protobuf below 7, psutil below 6 and python-dateutil below 3, and 450 MB with what it needs.
+    kserve 0.21 wants pandas below 3, protobuf below 7, psutil below 6 and python-dateutil below 3,
+    and 450 MB with what it needs.
     """
     if client == "triton":
-        if importlib.util.find_spec("tritonclient") is None:  # CI has it, with the other extras of the tests
+        if (
+            importlib.util.find_spec("tritonclient") is None
+        ):  # CI has it, with the other extras of the tests
             pytest.skip("the package tritonclient is not installed, whose client would ask")
         return sys.executable
     python = os.environ.get("KSERVE_PYTHON")
     if python is None:
-        pytest.skip("KSERVE_PYTHON names no Python with kserve: it excludes versions that this project is tested with")
+        pytest.skip(
+            "KSERVE_PYTHON names no Python with kserve: it excludes versions that this project is tested with"
+        )
     return python
 
 
 @pytest.mark.parametrize("client", ["kserve", "triton"])
-def test_an_independent_client_is_answered(service: RunningService, predictor: Predictor, client: str) -> None:
+def test_an_independent_client_is_answered(
+    service: RunningService, predictor: Predictor, client: str
+) -> None:
     asking = [python_with(client), str(EXAMPLE), "--client", client, "--url", service.url]
-    done = subprocess.run([*asking, "--coverage", "0.9", str(JOB), str(JOB)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [*asking, "--coverage", "0.9", str(JOB), str(JOB)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     expected = predictor.predict(job_from_json(JOB.read_bytes()), coverage=0.9)

@@ -1,4 +1,5 @@
-"""A headless Chromium for tests: driven by selenium, with a fresh profile, and cut off from every host but this one."""
+"""A headless Chromium for tests: driven by selenium, with a fresh profile, and cut off from every
+host but this one."""
 
 import json
 import shutil
@@ -15,11 +16,22 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 
 T = TypeVar("T")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 DRIVER = shutil.which("chromedriver")
-MISSING = None if CHROMIUM and DRIVER else "needs Chromium and chromedriver, and they are not on the path"
+MISSING = (
+    None if CHROMIUM and DRIVER else "needs Chromium and chromedriver, and they are not on the path"
+)
 FLAGS = (
-    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync", "--no-first-run"),
+    *(
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-background-networking",
+        "--disable-sync",
+        "--no-first-run",
+    ),
     *("--disable-component-update", "--disable-dev-shm-usage", "--window-size=1280,900"),
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
@@ -34,7 +46,9 @@ class Browser:
         self.url = url
 
     def open(self, path: str = "/") -> None:
-        self.driver.get("about:blank")  # a change of the fragment alone would not load the page anew
+        self.driver.get(
+            "about:blank"
+        )  # a change of the fragment alone would not load the page anew
         self.driver.get(self.url + path)
 
     def find(self, selector: str) -> WebElement:
@@ -58,30 +72,45 @@ class Browser:
             if found:
                 return found
             time.sleep(0.02)
-        raise AssertionError(f"waited in vain for {what}; the page says: {self.text('body')[:2000]}")
+        raise AssertionError(
+            f"waited in vain for {what}; the page says: {self.text('body')[:2000]}"
+        )
 
     def devtools(self, command: str, **arguments: object) -> dict[str, Any]:
         return dict(self.driver.execute_cdp_cmd(command, arguments))
 
     def media(self, **features: str) -> None:
-        wanted = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
+        wanted = [
+            {"name": name.replace("_", "-"), "value": value} for name, value in features.items()
+        ]
         self.devtools("Emulation.setEmulatedMedia", features=wanted)
 
     def resize(self, width: int, height: int = 900, is_mobile: bool = False) -> None:
-        self.devtools("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=is_mobile)
+        self.devtools(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=is_mobile,
+        )
 
     def log(self, kind: str) -> list[dict[str, Any]]:
         """The entries of a log of the browser since the last call."""
         return list(self.driver.get_log(kind))  # type: ignore[no-untyped-call]
 
     def complaints(self) -> list[dict[str, Any]]:
-        """What the console holds, but for answers that the page asked for and shows: those of the network."""
+        """What the console holds, but for answers that the page asked for and shows: those of the
+        network."""
         return [entry for entry in self.log("browser") if entry["source"] != "network"]
 
     def requested(self) -> list[str]:
         """The address of every request since the last call."""
         messages = [json.loads(entry["message"])["message"] for entry in self.log("performance")]
-        return [each["params"]["request"]["url"] for each in messages if each["method"] == "Network.requestWillBeSent"]
+        return [
+            each["params"]["request"]["url"]
+            for each in messages
+            if each["method"] == "Network.requestWillBeSent"
+        ]
 
 
 @contextmanager

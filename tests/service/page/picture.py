@@ -1,6 +1,8 @@
-"""Makes a picture of the page with the answer to an example; by default docs/pictures/page_desktop.png.
+"""Makes a picture of the page with the answer to an example; by default
+docs/pictures/page_desktop.png.
 
-python -m tests.service.page.picture [--out FILE] [--example NAME] [--width 1280] [--height 1600] [--dark]
+python -m tests.service.page.picture [--out FILE] [--example NAME] [--width 1280] [--height 1600]
+[--dark]
 """
 
 import argparse
@@ -15,7 +17,9 @@ ROOT = Path(__file__).parents[3]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "pictures" / "page_desktop.png")
     parser.add_argument("--example", default="gpt2_small")
     parser.add_argument("--width", type=int, default=1280)
@@ -27,7 +31,10 @@ def main() -> None:
         running_service(Path(folder) / "log") as service,
         chromium(service.url, Path(folder) / "profile") as page,
     ):
-        page.media(prefers_color_scheme="dark" if arguments.dark else "light", prefers_reduced_motion="reduce")
+        page.media(
+            prefers_color_scheme="dark" if arguments.dark else "light",
+            prefers_reduced_motion="reduce",
+        )
         page.resize(arguments.width, arguments.height, is_mobile=arguments.width < 500)
         page.devtools("Emulation.setScrollbarsHidden", hidden=True)
         page.open()
@@ -35,7 +42,9 @@ def main() -> None:
         drawn = "return ['#bins-chart svg', '#batch-chart svg'].every((each) => document.querySelector(each))"
         page.wait(lambda: page.run(drawn), "the charts")
         page.run("scrollTo(0, 0)")
-        arguments.out.write_bytes(base64.b64decode(page.devtools("Page.captureScreenshot", format="png")["data"]))
+        arguments.out.write_bytes(
+            base64.b64decode(page.devtools("Page.captureScreenshot", format="png")["data"])
+        )
 
 
 if __name__ == "__main__":

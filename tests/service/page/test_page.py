@@ -1,4 +1,5 @@
-"""The page over plain HTTP: what is sent, with which headers, and that its example jobs are answered."""
+"""The page over plain HTTP: what is sent, with which headers, and that its example jobs are
+answered."""
 
 import re
 from html.parser import HTMLParser
@@ -41,7 +42,9 @@ class Elements(HTMLParser):
 
 
 @pytest.mark.parametrize("path", FILES)
-def test_every_file_is_sent_with_its_type_and_security_headers(http: httpx.Client, path: str) -> None:
+def test_every_file_is_sent_with_its_type_and_security_headers(
+    http: httpx.Client, path: str
+) -> None:
     answer = http.get(path)
     assert answer.status_code == 200
     suffix = path.rpartition(".")[2] if "." in path else "html"
@@ -72,7 +75,9 @@ def test_head_tells_the_size_and_sends_nothing(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/docs"])
-def test_pages_hold_nothing_inline_and_nothing_of_other_hosts(http: httpx.Client, path: str) -> None:
+def test_pages_hold_nothing_inline_and_nothing_of_other_hosts(
+    http: httpx.Client, path: str
+) -> None:
     elements = Elements(http.get(path).text)
     assert elements.inline == []
     for tag, attributes in elements.tags:
@@ -83,7 +88,15 @@ def test_pages_hold_nothing_inline_and_nothing_of_other_hosts(http: httpx.Client
 
 
 @pytest.mark.parametrize(
-    "path", ["/page", "/page/", "/page/none.js", "/page/..%2Froutes.py", "/page/index.html", "/docs/docs.html"]
+    "path",
+    [
+        "/page",
+        "/page/",
+        "/page/none.js",
+        "/page/..%2Froutes.py",
+        "/page/index.html",
+        "/docs/docs.html",
+    ],
 )
 def test_there_is_nothing_else(http: httpx.Client, path: str) -> None:
     answer = http.get(path)

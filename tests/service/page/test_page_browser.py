@@ -54,7 +54,10 @@ return faint;
 @pytest.fixture(scope="module")
 def chrome(service: RunningService, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     with chromium(service.url, tmp_path_factory.mktemp("profile")) as browser:
-        browser.devtools("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+        browser.devtools(
+            "Browser.grantPermissions",
+            permissions=["clipboardReadWrite", "clipboardSanitizedWrite"],
+        )
         browser.open()
         browser.requested()  # its own first page is none of ours
         yield browser
@@ -62,7 +65,8 @@ def chrome(service: RunningService, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def page(chrome: Browser, service: RunningService) -> Iterator[Browser]:
-    """The page freshly opened; afterwards nothing has been complained of, and nothing was asked of another host."""
+    """The page freshly opened; afterwards nothing has been complained of, and nothing was asked of
+    another host."""
     chrome.resize(1280)
     chrome.media(prefers_color_scheme="light")
     chrome.open()
@@ -70,7 +74,11 @@ def page(chrome: Browser, service: RunningService) -> Iterator[Browser]:
     chrome.complaints()
     yield chrome
     assert chrome.complaints() == []
-    foreign = [url for url in chrome.requested() if not url.startswith((service.url + "/", "about:", "data:"))]
+    foreign = [
+        url
+        for url in chrome.requested()
+        if not url.startswith((service.url + "/", "about:", "data:"))
+    ]
     assert foreign == []
 
 
@@ -89,20 +97,27 @@ def words(amount_mib: int) -> str:
 
 
 def has_answer(page: Browser, answer: Document) -> None:
-    page.wait(lambda: page.text("#expected") == words(answer["request_mib"]), f"{answer['request_mib']} MiB")
+    page.wait(
+        lambda: page.text("#expected") == words(answer["request_mib"]),
+        f"{answer['request_mib']} MiB",
+    )
 
 
 def pick(page: Browser, name: str, answer: Document) -> None:
     page.find(f'[data-example="{name}"]').click()
     has_answer(page, answer)
-    page.wait(lambda: page.run("return document.querySelector('#batch-chart svg') !== null"), "the curve")
+    page.wait(
+        lambda: page.run("return document.querySelector('#batch-chart svg') !== null"), "the curve"
+    )
 
 
 def box(page: Browser, name: str) -> WebElement:
     return page.find(f'[data-recipe="{name}"]')
 
 
-def test_an_example_is_answered_with_all_its_numbers(page: Browser, example: Example, asked: Asked, http: httpx.Client) -> None:
+def test_an_example_is_answered_with_all_its_numbers(
+    page: Browser, example: Example, asked: Asked, http: httpx.Client
+) -> None:
     job = example("resnet50")
     answer = asked(job=job, fits=True)
     pick(page, "resnet50", answer)
@@ -121,12 +136,21 @@ def test_an_example_is_answered_with_all_its_numbers(page: Browser, example: Exa
     sizes = http.post("/v1/batch-sizes", json={"job": job}).json()
     assert f"{sizes['safe_batch']:,}" in page.text("#batch-lead")
     rows = page.driver.find_elements(By.CSS_SELECTOR, "#fits-table tbody tr")
-    expected = [fit["verdict"] for fit in sorted(answer["fits"], key=lambda fit: fit["available_mib"]) if fit["mig"] is None]
+    expected = [
+        fit["verdict"]
+        for fit in sorted(answer["fits"], key=lambda fit: fit["available_mib"])
+        if fit["mig"] is None
+    ]
     assert [row.get_attribute("data-verdict") for row in rows] == expected
-    assert json.loads(page.run("return document.querySelector('#raw').textContent"))["request_mib"] == answer["request_mib"]
+    assert (
+        json.loads(page.run("return document.querySelector('#raw').textContent"))["request_mib"]
+        == answer["request_mib"]
+    )
 
 
-def test_the_form_changes_the_job_and_the_answer(page: Browser, example: Example, asked: Asked) -> None:
+def test_the_form_changes_the_job_and_the_answer(
+    page: Browser, example: Example, asked: Asked
+) -> None:
     job = example("mlp")
     pick(page, "mlp", asked(job=job))
     assert not page.find("#traced").is_displayed()
@@ -136,13 +160,21 @@ def test_the_form_changes_the_job_and_the_answer(page: Browser, example: Example
     has_answer(page, asked(job={**job, "batch_size": 4000}))
     assert json.loads(page.value("#job"))["batch_size"] == 4000
 
-    page.wait(lambda: page.run("return document.querySelectorAll('#gpu option').length > 5"), "the list of GPUs")
+    page.wait(
+        lambda: page.run("return document.querySelectorAll('#gpu option').length > 5"),
+        "the list of GPUs",
+    )
     page.run(
         "for (const [id, value] of Object.entries(arguments[0])) {"
         "  const field = document.getElementById(id); field.value = value; field.dispatchEvent(new Event('change')); }",
         {"optimizer": "sgd", "gpu": "NVIDIA H200", "coverage": "0.9", "bin_width_mib": "512"},
     )
-    changed = asked(job={**job, "batch_size": 4000, "optimizer": "sgd"}, gpu="NVIDIA H200", coverage=0.9, bin_width_mib=512)
+    changed = asked(
+        job={**job, "batch_size": 4000, "optimizer": "sgd"},
+        gpu="NVIDIA H200",
+        coverage=0.9,
+        bin_width_mib=512,
+    )
     has_answer(page, changed)
     assert page.text("#answer-gpu") == "NVIDIA H200"
     assert page.text("#limit") == words(changed["limit_mib"])
@@ -171,7 +203,9 @@ def test_broken_json_is_said_beside_the_text(page: Browser, example: Example, as
     assert page.find("#stale").is_displayed()
 
 
-def test_a_refused_field_is_marked_and_explained(page: Browser, example: Example, asked: Asked) -> None:
+def test_a_refused_field_is_marked_and_explained(
+    page: Browser, example: Example, asked: Asked
+) -> None:
     pick(page, "mlp", asked(job=example("mlp")))
     field = page.find("#batch_size")
     field.clear()
@@ -195,7 +229,9 @@ def test_a_fault_deep_in_the_job_is_named_by_its_path(page: Browser, example: Ex
     assert page.driver.switch_to.active_element.get_attribute("id") == "job"
 
 
-def test_outside_the_support_no_number_is_offered(page: Browser, example: Example, asked: Asked) -> None:
+def test_outside_the_support_no_number_is_offered(
+    page: Browser, example: Example, asked: Asked
+) -> None:
     job = example("r3d18") | {"gradient_accumulation": 64}
     answer = asked(job=job)
     page.run("document.getElementById('job').value = arguments[0];", json.dumps(job))
@@ -203,16 +239,23 @@ def test_outside_the_support_no_number_is_offered(page: Browser, example: Exampl
     has_answer(page, answer)
     assert page.text("#limit") == "None"
     assert "conv3d" in page.text("#reasons")
-    assert "\ngradient_accumulation is 64" in page.text("#reasons")  # the name of a field begins with no capital
+    assert "\ngradient_accumulation is 64" in page.text(
+        "#reasons"
+    )  # the name of a field begins with no capital
     assert "guess" in page.text(".eyebrow").lower()
     assert page.driver.find_elements(By.CSS_SELECTOR, "#bins-chart .limit-line") == []
     for name in ("hami", "volcano", "kai", "sbatch"):
         assert "no limit" in box(page, name).text
         assert str(answer["request_mib"]) not in box(page, name).text
         assert box(page, name).find_elements(By.CSS_SELECTOR, "button, pre") == []
-    verdicts = {row.get_attribute("data-verdict") for row in page.driver.find_elements(By.CSS_SELECTOR, "#fits-table tbody tr")}
+    verdicts = {
+        row.get_attribute("data-verdict")
+        for row in page.driver.find_elements(By.CSS_SELECTOR, "#fits-table tbody tr")
+    }
     assert verdicts == {"unknown"}
-    chances = page.run("return [...document.querySelectorAll('#fits-table tbody td:last-child')].map((cell) => cell.textContent)")
+    chances = page.run(
+        "return [...document.querySelectorAll('#fits-table tbody td:last-child')].map((cell) => cell.textContent)"
+    )
     assert set(chances) == {"–"}  # a chance beside "unknown" would contradict it
     assert VERDICT_TEXTS["unknown"] in page.text("#fits-table tbody")
 
@@ -221,7 +264,9 @@ def verdict_texts(page: Browser) -> list[WebElement]:
     return page.driver.find_elements(By.CSS_SELECTOR, "#fits-table .verdict")
 
 
-def test_the_service_s_gpu_is_named_and_no_row_of_the_devices_is_cut(page: Browser, example: Example, asked: Asked) -> None:
+def test_the_service_s_gpu_is_named_and_no_row_of_the_devices_is_cut(
+    page: Browser, example: Example, asked: Asked
+) -> None:
     answer = asked(job=example("mlp"))
     for width in (390, 1280):
         page.resize(width, is_mobile=width < 500)
@@ -232,19 +277,39 @@ def test_the_service_s_gpu_is_named_and_no_row_of_the_devices_is_cut(page: Brows
         cut += "return [...list.querySelectorAll('tbody tr')].filter((row) => {"
         cut += "const {top, bottom} = row.getBoundingClientRect(); return top < end - 1 && bottom > end + 1; }).length"
         assert page.run(cut, page.find("#fits-table")) == 0
-        assert page.run("return arguments[0].scrollWidth - arguments[0].clientWidth", page.find("#fits-table")) == 0
+        assert (
+            page.run(
+                "return arguments[0].scrollWidth - arguments[0].clientWidth",
+                page.find("#fits-table"),
+            )
+            == 0
+        )
         pick(page, "resnet50", asked(job=example("resnet50")))  # with other words in the table
-        assert page.run("return arguments[0].scrollWidth - arguments[0].clientWidth", page.find("#fits-table")) == 0
+        assert (
+            page.run(
+                "return arguments[0].scrollWidth - arguments[0].clientWidth",
+                page.find("#fits-table"),
+            )
+            == 0
+        )
 
 
-def test_a_likely_card_that_may_not_fit_is_explained(page: Browser, example: Example, asked: Asked) -> None:
+def test_a_likely_card_that_may_not_fit_is_explained(
+    page: Browser, example: Example, asked: Asked
+) -> None:
     answer = asked(job=example("resnet50"), fits=True)
     pick(page, "resnet50", answer)
-    likely = [fit for fit in answer["fits"] if fit["verdict"] == "unsure" and fit["probability"] >= answer["coverage"]]
+    likely = [
+        fit
+        for fit in answer["fits"]
+        if fit["verdict"] == "unsure" and fit["probability"] >= answer["coverage"]
+    ]
     assert ("The limit decides" in page.text("#fits-lead")) == bool(likely)
 
 
-def test_where_the_limit_lies_beyond_the_bars_the_page_says_why(page: Browser, example: Example, asked: Asked) -> None:
+def test_where_the_limit_lies_beyond_the_bars_the_page_says_why(
+    page: Browser, example: Example, asked: Asked
+) -> None:
     job = example("gpt2_small")
     answer = asked(job=job, bin_width_mib=128)
     page.run("document.getElementById('bin_width_mib').value = '128'")
@@ -259,7 +324,9 @@ def test_where_the_limit_lies_beyond_the_bars_the_page_says_why(page: Browser, e
     assert says_why == (coverage_edge < answer["limit_mib"])
 
 
-def test_a_card_that_is_too_small_is_said_to_be(page: Browser, example: Example, asked: Asked) -> None:
+def test_a_card_that_is_too_small_is_said_to_be(
+    page: Browser, example: Example, asked: Asked
+) -> None:
     question = {"job": {**example("gpt2_small"), "batch_size": 16}, "gpu": "Tesla T4"}
     answer = asked(**question)
     assert answer["request_mib"] > 16 * 1024
@@ -269,12 +336,16 @@ def test_a_card_that_is_too_small_is_said_to_be(page: Browser, example: Example,
     )
     has_answer(page, answer)
     assert VERDICT_TEXTS["no"] in page.text("#answer-verdict")
-    assert {VERDICT_TEXTS["yes"], VERDICT_TEXTS["no"]} <= {text.text[2:] for text in verdict_texts(page)}
+    assert {VERDICT_TEXTS["yes"], VERDICT_TEXTS["no"]} <= {
+        text.text[2:] for text in verdict_texts(page)
+    }
     assert "choose a larger card" in page.text("#over-capacity")
     assert "card ends at" in page.text("#bins-chart")
 
 
-def test_copy_boxes_hold_the_limit_and_for_kai_the_request(page: Browser, example: Example, asked: Asked) -> None:
+def test_copy_boxes_hold_the_limit_and_for_kai_the_request(
+    page: Browser, example: Example, asked: Asked
+) -> None:
     job = example("gpt2_small")
     answer = asked(job=job)
     pick(page, "gpt2_small", answer)
@@ -300,7 +371,10 @@ def test_copy_boxes_hold_the_limit_and_for_kai_the_request(page: Browser, exampl
 
 def test_the_link_holds_the_whole_question(page: Browser, example: Example, asked: Asked) -> None:
     job = example("transformer")
-    page.wait(lambda: page.run("return document.querySelectorAll('#gpu option').length > 5"), "the list of GPUs")
+    page.wait(
+        lambda: page.run("return document.querySelectorAll('#gpu option').length > 5"),
+        "the list of GPUs",
+    )
     page.run("document.getElementById('gpu').value = 'NVIDIA L40S'")
     answer = asked(job=job, gpu="NVIDIA L40S")
     pick(page, "transformer", answer)
@@ -322,7 +396,9 @@ def test_by_keyboard_alone(page: Browser, example: Example, asked: Asked) -> Non
             press(Keys.TAB)
             here = page.driver.switch_to.active_element
             if page.run("return arguments[0].matches(arguments[1])", here, selector):
-                assert page.run("return getComputedStyle(arguments[0]).outlineStyle", here) != "none", selector
+                assert (
+                    page.run("return getComputedStyle(arguments[0]).outlineStyle", here) != "none"
+                ), selector
                 return
         raise AssertionError(f"{selector} is not reached")
 
@@ -335,14 +411,25 @@ def test_by_keyboard_alone(page: Browser, example: Example, asked: Asked) -> Non
     tab_to("#batch_size")
     press(Keys.CONTROL, "a", Keys.NULL, "64", Keys.ENTER)
     has_answer(page, asked(job={**job, "batch_size": 64}))
-    for selector in ("#optimizer", "#precision", "#gpu", "#coverage", "#bin_width_mib", "#job", "[type=submit]", "#copy-link"):
+    for selector in (
+        "#optimizer",
+        "#precision",
+        "#gpu",
+        "#coverage",
+        "#bin_width_mib",
+        "#job",
+        "[type=submit]",
+        "#copy-link",
+    ):
         tab_to(selector)
     tab_to("#bins-table, details summary")
     press(Keys.ENTER)
     assert page.find("#bins-table").is_displayed()
     tab_to('button[data-kind="mig"]')
     press(" ")
-    kinds = page.run("return [...document.querySelectorAll('#fits-table tbody tr')].map((row) => row.dataset.kind)")
+    kinds = page.run(
+        "return [...document.querySelectorAll('#fits-table tbody tr')].map((row) => row.dataset.kind)"
+    )
     assert set(kinds) == {"mig"}
     tab_to('[data-column="probability"] button')
     press(Keys.ENTER)
@@ -350,7 +437,9 @@ def test_by_keyboard_alone(page: Browser, example: Example, asked: Asked) -> Non
     tab_to('[data-recipe="curl"] button')
 
 
-def test_a_screen_reader_hears_the_answer_and_every_control_has_a_name(page: Browser, example: Example, asked: Asked) -> None:
+def test_a_screen_reader_hears_the_answer_and_every_control_has_a_name(
+    page: Browser, example: Example, asked: Asked
+) -> None:
     answer = asked(job=example("mlp"))
     pick(page, "mlp", answer)
     status = page.find("#status")
@@ -359,7 +448,9 @@ def test_a_screen_reader_hears_the_answer_and_every_control_has_a_name(page: Bro
     nodes = page.devtools("Accessibility.getFullAXTree")["nodes"]
     roles = {"button", "textbox", "combobox", "spinbutton", "link", "image"}
     controls = [node for node in nodes if node.get("role", {}).get("value") in roles]
-    nameless = [node for node in controls if not node["ignored"] and not node.get("name", {}).get("value")]
+    nameless = [
+        node for node in controls if not node["ignored"] and not node.get("name", {}).get("value")
+    ]
     assert len(controls) > 20
     assert nameless == []
 
@@ -377,7 +468,10 @@ def test_it_is_readable_on_phone_and_desk_in_light_and_dark(
         assert page.run(FAINT_TEXTS) == []
     ground = page.run("return getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, ground[4:-1].split(","))) < 150) == (scheme == "dark")
-    assert page.run("return getComputedStyle(document.querySelector('button')).transitionDuration") == "0s"
+    assert (
+        page.run("return getComputedStyle(document.querySelector('button')).transitionDuration")
+        == "0s"
+    )
 
 
 def test_without_a_connection_it_says_so(page: Browser, example: Example, asked: Asked) -> None:
@@ -407,28 +501,41 @@ def test_a_key_is_asked_for_and_kept_in_this_tab_alone(
         page.wait(lambda: page.find("#key-panel").is_displayed(), "the field")
         for height in (900, 720):
             page.resize(1280, height)
-            assert page.run("return document.querySelector('[type=submit]').getBoundingClientRect().bottom <= innerHeight")
+            assert page.run(
+                "return document.querySelector('[type=submit]').getBoundingClientRect().bottom <= innerHeight"
+            )
         for refused in ("nobody", "reporter"):
             page.find("#key").clear()
             page.find("#key").send_keys(refused + Keys.ENTER)
-            page.wait(lambda: page.find("#key-error").is_displayed() and "key" in page.text("#key-error"), "the refusal")
+            page.wait(
+                lambda: page.find("#key-error").is_displayed() and "key" in page.text("#key-error"),
+                "the refusal",
+            )
         page.find("#key").clear()
         page.find("#key").send_keys("asker" + Keys.ENTER)
         page.wait(lambda: not page.find("#key-panel").is_displayed(), "the key taken")
         pick(page, "mlp", asked(job=example("mlp")))
-        assert "$GPUMEMNET_API_KEY" in page.run("return document.querySelector('[data-recipe=curl] code').textContent")
+        assert "$GPUMEMNET_API_KEY" in page.run(
+            "return document.querySelector('[data-recipe=curl] code').textContent"
+        )
         assert "asker" not in page.driver.page_source
-        stored = "return [Object.values(sessionStorage), Object.values(localStorage), document.cookie]"
+        stored = (
+            "return [Object.values(sessionStorage), Object.values(localStorage), document.cookie]"
+        )
         assert page.run(stored) == [["asker"], [], ""]
         assert chrome.complaints() == []
         chrome.open()
         chrome.requested()
 
 
-def test_the_description_of_the_api_is_shown_without_another_host(page: Browser, http: httpx.Client) -> None:
+def test_the_description_of_the_api_is_shown_without_another_host(
+    page: Browser, http: httpx.Client
+) -> None:
     page.open("/docs")
     paths = http.get("/openapi.json").json()["paths"]
-    described = {(path, method) for path, item in paths.items() for method in item if method != "parameters"}
+    described = {
+        (path, method) for path, item in paths.items() for method in item if method != "parameters"
+    }
     page.wait(lambda: page.driver.find_elements(By.CSS_SELECTOR, ".opblock"), "the operations")
     shown = page.run(
         "return [...document.querySelectorAll('.opblock')].map((block) =>"

@@ -1,4 +1,5 @@
-"""A service of nothing but models, for tests: ``python serving_child.py WORKERS SHARE [REGISTRY]``; workers share one socket."""
+"""A service of nothing but models, for tests: ``python serving_child.py WORKERS SHARE [REGISTRY]``;
+workers share one socket."""
 
 import logging
 import os
@@ -36,8 +37,15 @@ class Notes:
     def record(self, records: RecordBatch) -> None:
         self.recorded |= {record.prediction_id: record.model_sha256 for record in records}
 
-    def record_shadow(self, prediction_id: str, model_sha256: str, expected_bytes: int, safe_bytes: int | None) -> None:
-        self.shadowed[prediction_id] = [self.recorded[prediction_id], model_sha256, expected_bytes, safe_bytes]
+    def record_shadow(
+        self, prediction_id: str, model_sha256: str, expected_bytes: int, safe_bytes: int | None
+    ) -> None:
+        self.shadowed[prediction_id] = [
+            self.recorded[prediction_id],
+            model_sha256,
+            expected_bytes,
+            safe_bytes,
+        ]
 
 
 def serve(listener: socket.socket, share: float, registry: Path | None) -> None:
@@ -54,17 +62,31 @@ def serve(listener: socket.socket, share: float, registry: Path | None) -> None:
     async def state(request: Request) -> Response:
         lines = Path("/proc/self/status").read_text().splitlines()
         resident = int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
-        found = {"pid": os.getpid(), "release": serving.release, "resident_mib": resident, "shadowed": notes.shadowed}
+        found = {
+            "pid": os.getpid(),
+            "release": serving.release,
+            "resident_mib": resident,
+            "shadowed": notes.shadowed,
+        }
         return Response(orjson.dumps(found))
 
     async def metrics(request: Request) -> Response:
         return Response(generate_latest())
 
     predict = JsonEndpoint(lambda body: serving.api.predict(body))
-    routes = [Route("/v1/predict", predict, methods=["POST"]), Route("/state", state), Route("/metrics", metrics)]
+    routes = [
+        Route("/v1/predict", predict, methods=["POST"]),
+        Route("/state", state),
+        Route("/metrics", metrics),
+    ]
     app = FastAPI(routes=[*routes, *operation_routes(admin_operations(serving))])
     config = uvicorn.Config(
-        ProblemDocuments(app.router), loop="uvloop", http="httptools", lifespan="off", log_config=None, access_log=False
+        ProblemDocuments(app.router),
+        loop="uvloop",
+        http="httptools",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
     )
     uvicorn.Server(config).run(sockets=[listener])
 

@@ -1,4 +1,5 @@
-"""The list of releases says what is wrong where one cannot be read, as while an upgrade replaces the shipped bundles."""
+"""The list of releases says what is wrong where one cannot be read, as while an upgrade replaces
+the shipped bundles."""
 
 import json
 from pathlib import Path
@@ -12,8 +13,13 @@ from service.api.predictions import PredictionApi
 from service.serving.served_release import ServedRelease
 
 
-def test_a_release_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    serving = ServedRelease(lambda predictor, release: PredictionApi(predictor, 10, None, release), registry=Registry(tmp_path))
+def test_a_release_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving = ServedRelease(
+        lambda predictor, release: PredictionApi(predictor, 10, None, release),
+        registry=Registry(tmp_path),
+    )
 
     def unreadable(registry: Registry) -> tuple[Release, ...]:
         raise BundleError("card.json: does not match its checksum")

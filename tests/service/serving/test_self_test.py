@@ -1,4 +1,5 @@
-"""The self-test: every shipped model passes, and whatever a bad export does to the answers is found."""
+"""The self-test: every shipped model passes, and whatever a bad export does to the answers is
+found."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -58,15 +59,38 @@ def drift() -> Bend:
 @pytest.mark.parametrize(
     ("bend", "says"),
     [
-        (lambda answer: answer._replace(expected_bytes=answer.expected_bytes * np.nan), "not finite"),
+        (
+            lambda answer: answer._replace(expected_bytes=answer.expected_bytes * np.nan),
+            "not finite",
+        ),
         (lambda answer: answer._replace(bounds_bytes=answer.bounds_bytes * np.inf), "not finite"),
-        (lambda answer: answer._replace(expected_bytes=answer.expected_bytes * 10), "times of what"),
-        (lambda answer: answer._replace(expected_bytes=answer.expected_bytes / 2**20), "times of what"),
-        (lambda answer: answer._replace(expected_bytes=answer.expected_bytes * -1), "expected are .* times of what context"),
-        (lambda answer: answer._replace(bounds_bytes=(answer.bounds_bytes * 4)[:, ::-1]), "do not rise"),
-        (lambda answer: answer._replace(bounds_bytes=answer.bounds_bytes[:, :1]), "is not answered"),
+        (
+            lambda answer: answer._replace(expected_bytes=answer.expected_bytes * 10),
+            "times of what",
+        ),
+        (
+            lambda answer: answer._replace(expected_bytes=answer.expected_bytes / 2**20),
+            "times of what",
+        ),
+        (
+            lambda answer: answer._replace(expected_bytes=answer.expected_bytes * -1),
+            "expected are .* times of what context",
+        ),
+        (
+            lambda answer: answer._replace(bounds_bytes=(answer.bounds_bytes * 4)[:, ::-1]),
+            "do not rise",
+        ),
+        (
+            lambda answer: answer._replace(bounds_bytes=answer.bounds_bytes[:, :1]),
+            "is not answered",
+        ),
         (drift(), "asked twice"),
-        (lambda answer: answer._replace(expected_bytes=answer.expected_bytes * (1 + 0.2 * (len(answer[1]) > 1))), "together"),
+        (
+            lambda answer: answer._replace(
+                expected_bytes=answer.expected_bytes * (1 + 0.2 * (len(answer[1]) > 1))
+            ),
+            "together",
+        ),
     ],
 )
 def test_a_senseless_model_is_found(bend: Bend, says: str) -> None:
@@ -75,21 +99,31 @@ def test_a_senseless_model_is_found(bend: Bend, says: str) -> None:
     with pytest.raises(BundleError, match=says) as failed:
         check_golden(Only(Bent(bundle, bend)))
     assert bundle.card.name in str(failed.value)
-    check_golden(Only(Bent(bundle, bend)), tested={bundle.sha256})  # what has passed is not tested again
+    check_golden(
+        Only(Bent(bundle, bend)), tested={bundle.sha256}
+    )  # what has passed is not tested again
 
 
 def test_a_card_may_bring_golden_answers(tmp_path: Path) -> None:
     job = small_job()
-    estimate = Predictor([shipped("mlp-h200-traced")], keeps_label_context=True).predict(job, coverage=0.9)
+    estimate = Predictor([shipped("mlp-h200-traced")], keeps_label_context=True).predict(
+        job, coverage=0.9
+    )
     amounts = {"expected_bytes": estimate.expected_bytes, "safe_bytes": estimate.safe_bytes}
     right = {"job": job_to_dict(job), "coverage": 0.9, **amounts}
 
     def check(name: str, golden: object) -> None:
-        check_golden(Predictor([other_bundle(tmp_path / name, "2", "mlp-h200-traced", golden=golden)]))
+        check_golden(
+            Predictor([other_bundle(tmp_path / name, "2", "mlp-h200-traced", golden=golden)])
+        )
 
     check("right", [right])
     for name, wrong, says in (
-        ("expected", [right, right | {"expected_bytes": round(estimate.expected_bytes * 1.1)}], "golden job 1 .* should be"),
+        (
+            "expected",
+            [right, right | {"expected_bytes": round(estimate.expected_bytes * 1.1)}],
+            "golden job 1 .* should be",
+        ),
         ("safe", [right | {"safe_bytes": None}], "safe_bytes are"),
         ("job", [{"job": {}}], "golden job 0 .* is not answered"),
         ("entry", [7], "is not answered"),

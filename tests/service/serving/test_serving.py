@@ -1,4 +1,5 @@
-"""Models in service: exchanged under load without a failed request, refused when they fail, followed by every worker."""
+"""Models in service: exchanged under load without a failed request, refused when they fail,
+followed by every worker."""
 
 import json
 import os
@@ -35,11 +36,28 @@ def registry(tmp_path: Path) -> Registry:
 
 
 @contextmanager
-def serving(log: Path, registry: Registry | None = None, workers: int = 1, share: float = 0.0) -> Iterator[httpx.Client]:
-    """Clients' base address and the log of a service of models; started in its own process group, ended with all its workers."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMEMNET_", "PROMETHEUS_"))}
-    environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3])}
-    command = [sys.executable, str(CHILD), str(workers), str(share), *([str(registry.folder)] if registry else [])]
+def serving(
+    log: Path, registry: Registry | None = None, workers: int = 1, share: float = 0.0
+) -> Iterator[httpx.Client]:
+    """Clients' base address and the log of a service of models; started in its own process group,
+    ended with all its workers."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("GPUMEMNET_", "PROMETHEUS_"))
+    }
+    environment |= {
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).parents[3]),
+    }
+    command = [
+        sys.executable,
+        str(CHILD),
+        str(workers),
+        str(share),
+        *([str(registry.folder)] if registry else []),
+    ]
     with log.open("wb") as stream:
         process = subprocess.Popen(command, stderr=stream, env=environment, start_new_session=True)
     try:
@@ -65,11 +83,15 @@ def put(client: httpx.Client, alias: str, release: object, **more: object) -> ht
 
 
 def metric(client: httpx.Client, name: str) -> float:
-    line = next(line for line in client.get("/metrics").text.splitlines() if line.startswith(name + " "))
+    line = next(
+        line for line in client.get("/metrics").text.splitlines() if line.startswith(name + " ")
+    )
     return float(line.split()[-1])
 
 
-def test_champions_are_exchanged_under_load_and_no_request_fails(registry: Registry, tmp_path: Path) -> None:
+def test_champions_are_exchanged_under_load_and_no_request_fails(
+    registry: Registry, tmp_path: Path
+) -> None:
     for name in ("r1", "r2"):
         add_release(registry, tmp_path, name)
     done = threading.Event()
@@ -103,7 +125,9 @@ def test_champions_are_exchanged_under_load_and_no_request_fails(registry: Regis
     assert "Traceback" not in (tmp_path / "log").read_text()
 
 
-def test_memory_stays_flat_however_often_champions_change(registry: Registry, tmp_path: Path) -> None:
+def test_memory_stays_flat_however_often_champions_change(
+    registry: Registry, tmp_path: Path
+) -> None:
     for name in ("r1", "r2"):
         add_release(registry, tmp_path, name)
     with serving(tmp_path / "log", registry) as client:
@@ -112,7 +136,9 @@ def test_memory_stays_flat_however_often_champions_change(registry: Registry, tm
             put(client, "champion", ("r1", "r2")[number % 2])
             predict(client)
             resident.append(client.get("/state").json()["resident_mib"])
-    assert max(resident[12:]) - max(resident[4:8]) < 16  # it settles near 140 MiB; eight kept releases would take far more
+    assert (
+        max(resident[12:]) - max(resident[4:8]) < 16
+    )  # it settles near 140 MiB; eight kept releases would take far more
     assert max(resident) < 150
 
 
@@ -136,7 +162,9 @@ def test_every_worker_follows_the_registry(registry: Registry, tmp_path: Path) -
         wait_until(lambda: releases() == [SHIPPED, SHIPPED])
 
 
-def test_an_altered_champion_is_reported_once_and_the_one_before_answers_on(registry: Registry, tmp_path: Path) -> None:
+def test_an_altered_champion_is_reported_once_and_the_one_before_answers_on(
+    registry: Registry, tmp_path: Path
+) -> None:
     hashes = {name: add_release(registry, tmp_path, name) for name in ("r1", "r2", "r3")}
     registry.set_champion("r1", by="", reason="")
     log = tmp_path / "log"
@@ -149,9 +177,13 @@ def test_an_altered_champion_is_reported_once_and_the_one_before_answers_on(regi
         registry.aliases_file.write_text(chosen.replace('"champion": "r2"', '"champion": "r3"', 1))
         began_seconds = time.monotonic()
         wait_until(lambda: metric(client, "gpumemnet_champion_stale") == 1)
-        time.sleep(0.5)  # ten looks at the registry; a look every 0.05 s at most, whose every thirtieth tries again
+        time.sleep(
+            0.5
+        )  # ten looks at the registry; a look every 0.05 s at most, whose every thirtieth tries again
         most = 1 + (time.monotonic() - began_seconds) / 0.05 / RETRY_ROUNDS
-        assert 1 <= metric(client, 'gpumemnet_release_load_failures_total{alias="champion"}') <= most
+        assert (
+            1 <= metric(client, 'gpumemnet_release_load_failures_total{alias="champion"}') <= most
+        )
         assert 1 <= log.read_text().count("cannot be served, r2 stays") <= 1 + most
         assert predict(client)["release"] == "r2"
         state = client.get("/v1/admin/models").json()
@@ -170,7 +202,9 @@ def test_an_altered_champion_is_reported_once_and_the_one_before_answers_on(regi
     assert "Traceback" not in log.read_text()
 
 
-def test_a_service_that_starts_with_a_damaged_champion_answers_from_the_one_before(registry: Registry, tmp_path: Path) -> None:
+def test_a_service_that_starts_with_a_damaged_champion_answers_from_the_one_before(
+    registry: Registry, tmp_path: Path
+) -> None:
     hashes = {name: add_release(registry, tmp_path, name) for name in ("r1", "r2")}
     for name in ("r1", "r2"):
         registry.set_champion(name, by="", reason="")
@@ -198,12 +232,20 @@ def test_releases_are_chosen_over_http(registry: Registry, tmp_path: Path) -> No
     device = dict(shipped().card.document["device"])
     hashes = {name: add_release(registry, tmp_path, name) for name in ("r1", "r2", "damaged")}
     add_release(registry, tmp_path, "senseless", device={**device, "context_bytes": 10**12})
-    add_release(registry, tmp_path, "forgetful", golden=[{"job": job, "expected_bytes": 1, "safe_bytes": None}])
+    add_release(
+        registry,
+        tmp_path,
+        "forgetful",
+        golden=[{"job": job, "expected_bytes": 1, "safe_bytes": None}],
+    )
     alter(registry, hashes["damaged"])
     with serving(tmp_path / "log", registry) as client:
         url = "/v1/admin/models"
         answer = client.post(f"{url}/rollback", json={})
-        assert (answer.status_code, answer.json()["type"]) == (409, "urn:gpumemnet:problem:conflict")
+        assert (answer.status_code, answer.json()["type"]) == (
+            409,
+            "urn:gpumemnet:problem:conflict",
+        )
         for release in ("r1", "r2", "r2"):
             assert put(client, "champion", release, reason="better").status_code == 200
         state = client.get(url).json()
@@ -229,8 +271,15 @@ def test_releases_are_chosen_over_http(registry: Registry, tmp_path: Path) -> No
         answer = client.post(f"{url}/rollback", json={"reason": "too high"})
         assert (answer.status_code, predict(client)["release"]) == (200, "r1")
         last = answer.json()["history"][-1]
-        assert (last["champion"], last["by"], last["reason"], last["is_rollback"]) == ("r1", "", "too high", True)
-        assert client.post(f"{url}/rollback").status_code == 200  # neither a body nor its media type is needed
+        assert (last["champion"], last["by"], last["reason"], last["is_rollback"]) == (
+            "r1",
+            "",
+            "too high",
+            True,
+        )
+        assert (
+            client.post(f"{url}/rollback").status_code == 200
+        )  # neither a body nor its media type is needed
         assert predict(client)["release"] == SHIPPED
         for body, field in (
             (b"", "body"),
@@ -243,7 +292,9 @@ def test_releases_are_chosen_over_http(registry: Registry, tmp_path: Path) -> No
             (b'{"release": "r1", "why": ""}', "why"),
         ):
             answer = client.put(f"{url}/champion", content=body, headers=JSON)
-            assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, field), answer.text
+            assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, field), (
+                answer.text
+            )
         assert client.put(f"{url}/champion", content=b"{}").status_code == 415
         assert client.get(f"{url}/champion").status_code == 405
     log = (tmp_path / "log").read_text()
@@ -255,23 +306,34 @@ def test_without_a_registry_the_answer_says_which_setting_to_give(tmp_path: Path
     with serving(tmp_path / "log") as client:
         state = client.get("/v1/admin/models").json()
         AdminModels.model_validate(state)
-        assert (state["has_registry"], state["serving"]["release"], state["releases"]) == (False, SHIPPED, [])
+        assert (state["has_registry"], state["serving"]["release"], state["releases"]) == (
+            False,
+            SHIPPED,
+            [],
+        )
         for method, path in (("PUT", "champion"), ("PUT", "challenger"), ("POST", "rollback")):
             answer = client.request(method, f"/v1/admin/models/{path}", json={"release": "r1"})
             assert answer.status_code == 409
             assert "GPUMEMNET_REGISTRY" in answer.json()["detail"]
 
 
-def test_the_challenger_is_asked_about_what_the_champion_answered(registry: Registry, tmp_path: Path) -> None:
+def test_the_challenger_is_asked_about_what_the_champion_answered(
+    registry: Registry, tmp_path: Path
+) -> None:
     sha256 = add_release(registry, tmp_path, "r1")
     with serving(tmp_path / "log", registry, share=1.0) as client:
         predict(client)
         assert put(client, "challenger", "r1").json()["serving"]["challenger"] == "r1"
         answers = {(answer := predict(client))["prediction_id"]: answer for _ in range(5)}
         wait_until(lambda: client.get("/state").json()["shadowed"].keys() == answers.keys())
-        for identity, (champion, challenger, expected_bytes, safe_bytes) in client.get("/state").json()["shadowed"].items():
+        for identity, (champion, challenger, expected_bytes, safe_bytes) in (
+            client.get("/state").json()["shadowed"].items()
+        ):
             assert (champion, challenger) == (answers[identity]["model"]["sha256"], sha256)
-            assert (expected_bytes, safe_bytes) == (answers[identity]["expected_bytes"], answers[identity]["safe_bytes"])
+            assert (expected_bytes, safe_bytes) == (
+                answers[identity]["expected_bytes"],
+                answers[identity]["safe_bytes"],
+            )
         assert metric(client, 'gpumemnet_shadow_predictions_total{outcome="compared"}') == 5
         assert metric(client, "gpumemnet_shadow_log_ratio_count") == 5
         assert metric(client, "gpumemnet_shadow_log_ratio_sum") == 0
@@ -279,6 +341,8 @@ def test_the_challenger_is_asked_about_what_the_champion_answered(registry: Regi
         predict(client)
         registry.set_challenger("r1")
         wait_until(lambda: client.get("/v1/admin/models").json()["serving"]["challenger"] == "r1")
-        promoted = put(client, "champion", "r1").json()  # a challenger that is promoted is one no longer
+        promoted = put(
+            client, "champion", "r1"
+        ).json()  # a challenger that is promoted is one no longer
         assert (promoted["challenger"], promoted["serving"]["challenger"]) == (None, None)
         assert len(client.get("/state").json()["shadowed"]) == 5

@@ -1,4 +1,5 @@
-"""The challenger's questions are few, dropped rather than waited for, and never reach the caller."""
+"""The challenger's questions are few, dropped rather than waited for, and never reach the
+caller."""
 
 import time
 
@@ -22,7 +23,9 @@ class Notes:
     def record(self, record: RecordBatch) -> None:
         self.recorded.append(record)
 
-    def record_shadow(self, prediction_id: str, model_sha256: str, expected_bytes: int, safe_bytes: int | None) -> None:
+    def record_shadow(
+        self, prediction_id: str, model_sha256: str, expected_bytes: int, safe_bytes: int | None
+    ) -> None:
         self.shadowed.append(prediction_id)
 
 
@@ -37,15 +40,25 @@ def records(predictor: Predictor) -> list[RecordBatch]:
     job = small_job()
     table = JobTable.from_jobs([job])
     predictions = predictor.predict_table(table)
-    sha256 = next(bundle.sha256 for bundle in predictor.bundles if bundle.card.name == predictions.models[0].name)
-    return [RecordBatch([str(number)], 0.0, table, predictions, [sha256], "") for number in range(2000)]
+    sha256 = next(
+        bundle.sha256
+        for bundle in predictor.bundles
+        if bundle.card.name == predictions.models[0].name
+    )
+    return [
+        RecordBatch([str(number)], 0.0, table, predictions, [sha256], "") for number in range(2000)
+    ]
 
 
-def test_what_is_too_much_is_dropped_and_counted(predictor: Predictor, records: list[RecordBatch]) -> None:
+def test_what_is_too_much_is_dropped_and_counted(
+    predictor: Predictor, records: list[RecordBatch]
+) -> None:
     notes, before = Notes(), count("dropped")
     shadow = Shadow(notes, 1.0)
     shadow.challenge("r1", predictor)
-    for record in records:  # nobody takes from the queue, so this returns only if a full queue blocks nobody
+    for (
+        record
+    ) in records:  # nobody takes from the queue, so this returns only if a full queue blocks nobody
         shadow.record(record)
     assert notes.recorded == records
     assert count("dropped") - before == len(records) - QUEUE_LENGTH

@@ -15,12 +15,24 @@ def upgrade() -> None:
         "jobs",
         sa.Column("hash", sa.String(64), primary_key=True, comment="SHA-256 of the document"),
         sa.Column("family", sa.String(32), nullable=False),
-        sa.Column("document", sa.JSON, nullable=False, comment="the job as gpumemnet.job.json_codec reads it"),
-        sa.Column("seen_at", sa.Double, nullable=False, comment="when it was last asked about, to the hour or so"),
+        sa.Column(
+            "document",
+            sa.JSON,
+            nullable=False,
+            comment="the job as gpumemnet.job.json_codec reads it",
+        ),
+        sa.Column(
+            "seen_at",
+            sa.Double,
+            nullable=False,
+            comment="when it was last asked about, to the hour or so",
+        ),
     )
     op.create_table(
         "predictions",
-        sa.Column("id", sa.String(36), primary_key=True, comment="UUID of version 7: sorts by the time"),
+        sa.Column(
+            "id", sa.String(36), primary_key=True, comment="UUID of version 7: sorts by the time"
+        ),
         sa.Column("made_at", sa.Double, nullable=False),
         sa.Column("job_hash", sa.String(64), sa.ForeignKey("jobs.hash"), nullable=False),
         sa.Column("model_sha256", sa.String(64), nullable=False),
@@ -36,7 +48,10 @@ def upgrade() -> None:
     op.create_table(
         "challenges",
         sa.Column(
-            "prediction_id", sa.String(36), primary_key=True, comment="of the prediction that the challenger was asked beside"
+            "prediction_id",
+            sa.String(36),
+            primary_key=True,
+            comment="of the prediction that the challenger was asked beside",
         ),
         sa.Column("model_sha256", sa.String(64), nullable=False),
         sa.Column("expected_bytes", sa.BigInteger, nullable=False),
@@ -58,8 +73,18 @@ def upgrade() -> None:
         sa.Column("torch", sa.String(100)),
         sa.Column("observed_at", sa.Double),
         sa.Column("received_at", sa.Double, nullable=False),
-        sa.Column("key_name", sa.String(100), nullable=False, comment="name of the API key that it came with; empty without"),
-        sa.Column("idempotency_key", sa.String(200), nullable=False, comment="the reporter's, or the content's hash"),
+        sa.Column(
+            "key_name",
+            sa.String(100),
+            nullable=False,
+            comment="name of the API key that it came with; empty without",
+        ),
+        sa.Column(
+            "idempotency_key",
+            sa.String(200),
+            nullable=False,
+            comment="the reporter's, or the content's hash",
+        ),
         sa.Column("content_hash", sa.String(64), nullable=False),
         sa.UniqueConstraint("idempotency_key", "key_name", name="observations_once"),
         sa.Index("observations_received_at", "received_at"),

@@ -1,8 +1,9 @@
 """Build the null GPU for the PyTorch that is installed, and start commands on it.
 
-``python tests/dataset_builder/measure/null_gpu/build.py FOLDER`` needs gcc, nm, a CUDA build of PyTorch with its pip packages,
-and the toolkit's headers (``CUDA_HOME``).  It writes three libraries; :func:`environment` says with which variables a
-command runs on them.  By default convolutions take no workspace; with :func:`cudnn_environment` cuDNN states what they take.
+``python tests/dataset_builder/measure/null_gpu/build.py FOLDER`` needs gcc, nm, a CUDA build of
+PyTorch with its pip packages, and the toolkit's headers (``CUDA_HOME``).  It writes three
+libraries; :func:`environment` says with which variables a command runs on them.  By default
+convolutions take no workspace; with :func:`cudnn_environment` cuDNN states what they take.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ SLOTS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A library in place of NVIDIA's: its ``sources``, and functions that do nothing for what else its ``askers`` call."""
+    """A library in place of NVIDIA's: its ``sources``, and functions that do nothing for what else
+    its ``askers`` call."""
 
     library: str
     sources: tuple[str, ...]
@@ -35,7 +37,13 @@ ANSWERS = (
         "libnull_cuda.so",
         ("null_cuda.c", "null_libraries.c", "null_cudnn.c", "null_driver.c"),
         r"(?:__)?(?:cuda|cublas|cudnn)[A-Z]\w*",
-        ("libtorch_cuda.so", "libc10_cuda.so", "libtorch_python.so", "libtorch_cuda_linalg.so", "libtorch_nvshmem.so"),
+        (
+            "libtorch_cuda.so",
+            "libc10_cuda.so",
+            "libtorch_python.so",
+            "libtorch_cuda_linalg.so",
+            "libtorch_nvshmem.so",
+        ),
     ),
     Answer("libcuda.so.1", ("null_driver.c",), r"cu[A-Z]\w*", ("libcaffe2_nvrtc.so",)),
     Answer("libnvidia-ml.so.1", ("null_nvml.c",)),
@@ -63,16 +71,41 @@ def build(folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     packages = Path(torch.__file__).parents[1]
-    headers = [packages / "nvidia" / "cu13" / "include", packages / "nvidia" / "cudnn" / "include", toolkit_headers()]
+    headers = [
+        packages / "nvidia" / "cu13" / "include",
+        packages / "nvidia" / "cudnn" / "include",
+        toolkit_headers(),
+    ]
     for answer in ANSWERS:
         sources = [HERE / name for name in answer.sources]
-        written = {name for source in sources for name in re.findall(answer.names, source.read_text())}
-        libraries = [path for name in answer.askers if (path := packages / "torch" / "lib" / name).exists()]
-        wanted = {name for path in libraries for name in _undefined(path) if re.fullmatch(answer.names, name)}
+        written = {
+            name for source in sources for name in re.findall(answer.names, source.read_text())
+        }
+        libraries = [
+            path for name in answer.askers if (path := packages / "torch" / "lib" / name).exists()
+        ]
+        wanted = {
+            name
+            for path in libraries
+            for name in _undefined(path)
+            if re.fullmatch(answer.names, name)
+        }
         rest = folder / f"{answer.library}.c"
-        rest.write_text("".join(f"long {name}(void) {{ return 0; }}\n" for name in sorted(wanted - written)))
-        command = ["gcc", "-std=gnu11", "-O1", "-Wall", "-shared", "-fPIC", *(f"-I{each}" for each in [*headers, HERE])]
-        subprocess.run([*command, "-o", folder / answer.library, *sources, HERE / "state.c", rest], check=True)
+        rest.write_text(
+            "".join(f"long {name}(void) {{ return 0; }}\n" for name in sorted(wanted - written))
+        )
+        command = [
+            "gcc",
+            "-std=gnu11",
+            "-O1",
+            "-Wall",
+            "-shared",
+            "-fPIC",
+            *(f"-I{each}" for each in [*headers, HERE]),
+        ]
+        subprocess.run(
+            [*command, "-o", folder / answer.library, *sources, HERE / "state.c", rest], check=True
+        )
 
 
 def toolkit_headers() -> Path:
@@ -81,15 +114,23 @@ def toolkit_headers() -> Path:
 
 
 def environment(folder: Path, gpu: NullGpu = NullGpu(), card: str = "state") -> dict[str, str]:
-    """The variables of a command that runs on ``gpu``, empty at first; commands of another ``card`` do not share it."""
+    """The variables of a command that runs on ``gpu``, empty at first; commands of another ``card``
+    do not share it."""
     state = folder / card
-    header = struct.pack("<5Q", gpu.total_bytes, gpu.driver_bytes, gpu.context_bytes, gpu.accounting, gpu.lists)
+    header = struct.pack(
+        "<5Q", gpu.total_bytes, gpu.driver_bytes, gpu.context_bytes, gpu.accounting, gpu.lists
+    )
     state.write_bytes(header + bytes(SLOTS * struct.calcsize("<q2Q")))
-    return {"LD_PRELOAD": str(folder / "libnull_cuda.so"), "LD_LIBRARY_PATH": str(folder), "NULL_GPU_STATE": str(state)}
+    return {
+        "LD_PRELOAD": str(folder / "libnull_cuda.so"),
+        "LD_LIBRARY_PATH": str(folder),
+        "NULL_GPU_STATE": str(state),
+    }
 
 
 def cudnn_environment(library: Path) -> dict[str, str]:
-    """Return further variables with which cuDNN, from 9.8 on, states the plans of convolutions and their workspaces.
+    """Return further variables with which cuDNN, from 9.8 on, states the plans of convolutions and
+    their workspaces.
 
     Args:
         library: the file ``libcudnn.so.9``.
@@ -97,11 +138,16 @@ def cudnn_environment(library: Path) -> dict[str, str]:
     from gpumemnet.cudnn.devices import description
     from gpumemnet.gpu.catalogue import device_profile
 
-    return {"NULL_GPU_CUDNN": str(library), "NULL_GPU_CUDNN_DEVICE": json.dumps(description(device_profile("H200")))}
+    return {
+        "NULL_GPU_CUDNN": str(library),
+        "NULL_GPU_CUDNN_DEVICE": json.dumps(description(device_profile("H200"))),
+    }
 
 
 def _undefined(library: Path) -> list[str]:
-    listed = subprocess.run(["nm", "-D", "--undefined-only", library], check=True, capture_output=True, text=True).stdout
+    listed = subprocess.run(
+        ["nm", "-D", "--undefined-only", library], check=True, capture_output=True, text=True
+    ).stdout
     return [line.split()[-1].partition("@")[0] for line in listed.splitlines()]
 
 

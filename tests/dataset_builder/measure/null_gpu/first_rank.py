@@ -1,7 +1,9 @@
-"""Runs a training script on the null GPU as the first of several ranks, and prints the peaks of PyTorch's allocator.
+"""Runs a training script on the null GPU as the first of several ranks, and prints the peaks of
+PyTorch's allocator.
 
-``python first_rank.py RANKS SCRIPT [ARGUMENTS]`` with the variables of ``build.environment``.  There are no other ranks:
-collectives are PyTorch's fake ones, or gloo's with itself where DDP wants their results.
+``python first_rank.py RANKS SCRIPT [ARGUMENTS]`` with the variables of ``build.environment``.
+There are no other ranks: collectives are PyTorch's fake ones, or gloo's with itself where DDP wants
+    their results.
 """
 
 import json
@@ -26,7 +28,9 @@ def begin(ranks: int, replicates: bool) -> None:
     """Make this process the first of ``ranks``; DDP wants results of its collectives."""
     if replicates:
         _begin("gloo", rank=0, world_size=1, store=HashStore())
-        vars(distributed)["_verify_param_shape_across_processes"] = lambda *args: None  # it compares what nobody has computed
+        vars(distributed)["_verify_param_shape_across_processes"] = lambda *args: (
+            None
+        )  # it compares what nobody has computed
     else:
         _begin("fake", rank=0, world_size=ranks, store=FakeStore())
 
@@ -51,7 +55,11 @@ def main() -> None:
         function(0, *args)
 
     vars(device_mesh)["init_process_group"] = init_process_group
-    vars(dist).update(init_process_group=init_process_group, destroy_process_group=lambda: None, get_world_size=get_world_size)
+    vars(dist).update(
+        init_process_group=init_process_group,
+        destroy_process_group=lambda: None,
+        get_world_size=get_world_size,
+    )
     vars(torch.multiprocessing)["spawn"] = spawn
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(ranks))
     sys.argv = sys.argv[2:]

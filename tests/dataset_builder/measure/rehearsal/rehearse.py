@@ -1,7 +1,8 @@
 """A campaign of stand-ins as a process of its own, so that a test can kill it.
 
-``rehearse.py FOLDER MODE JOBS [WORKERS [BUDGET [DEADLINE]]]``; the mode is that of the stand-in meter, or ``ray`` for a Ray
-cluster of this machine that believes it has two GPUs (the second is lost where the folder holds a file ``lose``).
+``rehearse.py FOLDER MODE JOBS [WORKERS [BUDGET [DEADLINE]]]``; the mode is that of the stand-in
+meter, or ``ray`` for a Ray cluster of this machine that believes it has two GPUs (the second is
+lost where the folder holds a file ``lose``).
 """
 
 import sys
@@ -24,7 +25,14 @@ from gpumemnet.errors import GpumemnetError
 CHILD = "stand_in:measure"
 
 
-def main(folder: Path, mode: str, jobs: int, workers: int = 4, budget: float | None = None, deadline: float = 30.0) -> None:
+def main(
+    folder: Path,
+    mode: str,
+    jobs: int,
+    workers: int = 4,
+    budget: float | None = None,
+    deadline: float = 30.0,
+) -> None:
     started = time.monotonic()
     recipe = load_recipe("mlp")
     with Journal(folder) as journal:
@@ -50,13 +58,21 @@ def _engine(folder: Path, mode: str) -> AbstractContextManager[Engine]:
 
     from dataset_builder.measure.ray_engine import RayEngine
 
-    ray.init(num_gpus=2, num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(
+        num_gpus=2, num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
+    )
     return RayEngine(meters=ray_meters, child=CHILD)
 
 
 if __name__ == "__main__":
     folder, mode, jobs, *rest = sys.argv[1:]
     try:
-        main(Path(folder), mode, int(jobs), *(int(rest[0]),) if rest else (), *(float(each) for each in rest[1:]))
+        main(
+            Path(folder),
+            mode,
+            int(jobs),
+            *(int(rest[0]),) if rest else (),
+            *(float(each) for each in rest[1:]),
+        )
     except GpumemnetError as error:
         sys.exit(f"error: {error}")

@@ -1,8 +1,11 @@
-"""Stand-ins for a GPU, so that the real parent, fork server, journal and deadlines run where there is none.
+"""Stand-ins for a GPU, so that the real parent, fork server, journal and deadlines run where there
+is none.
 
-Nothing here measures: the numbers are invented, every row is marked ``stand_in``, and no dataset accepts such a row.
-A stand-in child pretends to hold memory by writing an amount to a file named after its process; the stand-in meter adds
-the files up.  What a child does is looked up in ``behaviour.json`` by the key of its job.
+Nothing here measures: the numbers are invented, every row is marked ``stand_in``, and no dataset
+    accepts such a row.
+A stand-in child pretends to hold memory by writing an amount to a file named after its process; the
+stand-in meter adds the files up.  What a child does is looked up in ``behaviour.json`` by the key
+of its job.
 """
 
 from __future__ import annotations
@@ -52,7 +55,12 @@ def measure(request: Mapping[str, Any], end: socket.socket) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if behaviour == "crash":
         os._exit(7)
-    outcome: dict[str, Any] = {"event": "result", "status": "ok", "steps": 3, "allocator": {"alloc_retries": 0}}
+    outcome: dict[str, Any] = {
+        "event": "result",
+        "status": "ok",
+        "steps": 3,
+        "allocator": {"alloc_retries": 0},
+    }
     if behaviour == "slow":
         time.sleep(0.3)
     if behaviour == "oom":
@@ -85,7 +93,10 @@ def _tell(end: socket.socket, message: Mapping[str, Any]) -> None:
 def _living(folder: Path) -> Any:
     """Process id and amount of every stand-in child that lives."""
     for file in (folder / "held").iterdir():
-        if Path(f"/proc/{file.name}/status").exists() and "State:\tZ" not in Path(f"/proc/{file.name}/status").read_text():
+        if (
+            Path(f"/proc/{file.name}/status").exists()
+            and "State:\tZ" not in Path(f"/proc/{file.name}/status").read_text()
+        ):
             yield int(file.name), int(file.read_text() or 0)
 
 
@@ -94,8 +105,9 @@ class StandInMeter:
 
     Args:
         folder: where the children write what they hold.
-        mode: ``process`` (ids as they are), ``container`` (the driver knows other ids), ``device`` (no processes),
-            ``accounting``, ``blind`` (readings follow nothing) or ``lost`` (the GPU is lost after a while).
+        mode: ``process`` (ids as they are), ``container`` (the driver knows other ids), ``device``
+            (no processes), ``accounting``, ``blind`` (readings follow nothing) or ``lost`` (the GPU
+            is lost after a while).
     """
 
     provenance = "stand_in"
@@ -108,7 +120,9 @@ class StandInMeter:
     def device(self) -> DeviceMemory:
         if self._mode == "lost" and (self._folder / "runs.log").exists():
             raise MeasurementError("the GPU stand-in was lost; every finished measurement is kept")
-        used = 100 * MIB + (0 if self._mode == "blind" else sum(amount for _, amount in self._held()))
+        used = 100 * MIB + (
+            0 if self._mode == "blind" else sum(amount for _, amount in self._held())
+        )
         return DeviceMemory(TOTAL_BYTES, TOTAL_BYTES - used, used)
 
     def processes(self) -> dict[int, int | None]:

@@ -1,4 +1,5 @@
-"""A stand-in for the stages of a device probe: the messages of ``dataset_builder.measure.child``, invented numbers, no GPU.
+"""A stand-in for the stages of a device probe: the messages of ``dataset_builder.measure.child``,
+invented numbers, no GPU.
 
 What goes wrong, and in which stage, is looked up in ``behaviour.json``.
 """
@@ -28,7 +29,11 @@ GROWTH_BYTES = {
 }
 FOUND: dict[str, dict[str, Any]] = {
     "allocation": {"compute_capability": [9, 0], "multiprocessors": 132, "module_loading": ""},
-    "blas_workspaces": {"forward_bytes": 33_554_432, "backward_bytes": 33_554_432, "bias_epilogue_bytes": 0},
+    "blas_workspaces": {
+        "forward_bytes": 33_554_432,
+        "backward_bytes": 33_554_432,
+        "bias_epilogue_bytes": 0,
+    },
     "convolution_workspaces": {"convolutions": [{"operation": "forward", "workspace_bytes": 0}]},
 }
 
@@ -49,9 +54,13 @@ def measure(request: Mapping[str, Any], end: socket.socket) -> None:
     if behaviour == "crash":
         os._exit(7)
     if behaviour == "error":
-        stand_in._tell(end, {"event": "result", "status": "error", "reason": "no kernel for the stand-in card"})
+        stand_in._tell(
+            end, {"event": "result", "status": "error", "reason": "no kernel for the stand-in card"}
+        )
         return
-    held.write_text(str(MIB if behaviour == "lies" else CONTEXT_BYTES + GROWTH_BYTES[stage] + RESERVED_BYTES))
+    held.write_text(
+        str(MIB if behaviour == "lies" else CONTEXT_BYTES + GROWTH_BYTES[stage] + RESERVED_BYTES)
+    )
     stand_in._phase(end, stage, RESERVED_BYTES)
     found = FOUND.get(stage, {}) | ({"forward_bytes": 0} if behaviour == "no_workspace" else {})
     stand_in._tell(end, {"event": "result", "status": "ok", "found": found})

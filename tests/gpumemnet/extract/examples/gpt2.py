@@ -1,4 +1,5 @@
-"""GPT-2 small: 12 blocks, 768 wide, head tied to the token embedding; attention through the fused function."""
+"""GPT-2 small: 12 blocks, 768 wide, head tied to the token embedding; attention through the fused
+function."""
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +36,9 @@ class GPT2(nn.Module):
         self.lm_head.weight = self.wte.weight
 
     def forward(self, tokens):
-        x = self.drop(self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device)))
+        x = self.drop(
+            self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
+        )
         for block in self.blocks:
             x = block(x)
         return self.lm_head(self.ln_f(x))

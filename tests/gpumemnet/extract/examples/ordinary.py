@@ -22,13 +22,19 @@ class StochasticDepth(nn.Module):
         self.share = share
 
     def forward(self, x):
-        noise = torch.empty(x.shape[0], *[1] * (x.ndim - 1), device=x.device).bernoulli_(1 - self.share)
+        noise = torch.empty(x.shape[0], *[1] * (x.ndim - 1), device=x.device).bernoulli_(
+            1 - self.share
+        )
         return x * noise
 
 
 class WrittenGelu(nn.Module):
     def forward(self, x):
-        return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+        return (
+            0.5
+            * x
+            * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+        )
 
 
 class Attention(nn.Module):
@@ -73,7 +79,10 @@ class TokenMix(nn.Module):
 class Recurrent(nn.Module):
     def __init__(self, kind):
         super().__init__()
-        self.embedding, self.recurrent = nn.Embedding(1000, 64), kind(64, 128, 2, batch_first=True, bidirectional=True)
+        self.embedding, self.recurrent = (
+            nn.Embedding(1000, 64),
+            kind(64, 128, 2, batch_first=True, bidirectional=True),
+        )
         self.head = nn.Linear(256, 4)
 
     def forward(self, ids):
@@ -85,7 +94,11 @@ class Masked(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.embedding, self.attention, self.head = nn.Embedding(1000, 64), Attention(64, 4, False), nn.Linear(64, 2)
+        self.embedding, self.attention, self.head = (
+            nn.Embedding(1000, 64),
+            Attention(64, 4, False),
+            nn.Linear(64, 2),
+        )
 
     def forward(self, ids, attention_mask):
         if not attention_mask.to(device=self.head.weight.device).bool().all():
@@ -97,7 +110,10 @@ def _encoder(written, activation):
     block = [nn.LayerNorm(128), Attention(128, 4, written)]
     mlp = [nn.LayerNorm(128), nn.Linear(128, 512), activation(), nn.Linear(512, 128)]
     return nn.Sequential(
-        nn.Embedding(1000, 128), Residual(nn.Sequential(*block)), Residual(nn.Sequential(*mlp)), nn.Linear(128, 1000)
+        nn.Embedding(1000, 128),
+        Residual(nn.Sequential(*block)),
+        Residual(nn.Sequential(*mlp)),
+        nn.Linear(128, 1000),
     )
 
 
@@ -112,11 +128,15 @@ def _images():
 def residual_cnn():
     inner = nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.SiLU())
     head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
-    return nn.Sequential(nn.ZeroPad2d(1), nn.Conv2d(3, 32, 3), Residual(inner, 0.1), *head), _images()
+    return nn.Sequential(
+        nn.ZeroPad2d(1), nn.Conv2d(3, 32, 3), Residual(inner, 0.1), *head
+    ), _images()
 
 
 def mixer():
-    return nn.Sequential(Patches(128), Residual(TokenMix(16), 0.1), nn.LayerNorm(128), Mean(), nn.Linear(128, 10)), _images()
+    return nn.Sequential(
+        Patches(128), Residual(TokenMix(16), 0.1), nn.LayerNorm(128), Mean(), nn.Linear(128, 10)
+    ), _images()
 
 
 def vision_transformer():
@@ -145,8 +165,12 @@ def gru():
 
 
 def sound():
-    return nn.Sequential(nn.Conv1d(1, 64, 9), nn.GroupNorm(8, 64), nn.GELU(), nn.Conv1d(64, 8, 1)), torch.zeros(8, 1, 4000)
+    return nn.Sequential(
+        nn.Conv1d(1, 64, 9), nn.GroupNorm(8, 64), nn.GELU(), nn.Conv1d(64, 8, 1)
+    ), torch.zeros(8, 1, 4000)
 
 
 def perceptron():
-    return nn.Sequential(nn.Linear(256, 1024), nn.BatchNorm1d(1024), nn.ReLU(), nn.Linear(1024, 10)), torch.zeros(64, 256)
+    return nn.Sequential(
+        nn.Linear(256, 1024), nn.BatchNorm1d(1024), nn.ReLU(), nn.Linear(1024, 10)
+    ), torch.zeros(64, 256)

@@ -12,7 +12,12 @@ from torch.utils.checkpoint import checkpoint
 class ModuleMLP(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.act, self.drop, self.second = nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 4)
+        self.first, self.act, self.drop, self.second = (
+            nn.Linear(8, 16),
+            nn.ReLU(),
+            nn.Dropout(0.5),
+            nn.Linear(16, 4),
+        )
 
     def forward(self, x):
         return self.second(self.drop(self.act(self.first(x))))
@@ -202,7 +207,11 @@ class Standardised(nn.Module):
 
 
 def with_loss():
-    inputs = {"input_ids": torch.zeros(2, 7, dtype=torch.long), "labels": torch.zeros(2, 7, dtype=torch.long), "scale": 2.0}
+    inputs = {
+        "input_ids": torch.zeros(2, 7, dtype=torch.long),
+        "labels": torch.zeros(2, 7, dtype=torch.long),
+        "scale": 2.0,
+    }
     return WithLoss(), inputs
 
 

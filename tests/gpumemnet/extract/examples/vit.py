@@ -1,4 +1,5 @@
-"""ViT-B/16 (arXiv 2010.11929) with PyTorch's own multi-head attention, or with attention by hand."""
+"""ViT-B/16 (arXiv 2010.11929) with PyTorch's own multi-head attention, or with attention by
+hand."""
 
 import torch
 from torch import nn
@@ -30,7 +31,9 @@ class Block(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attention = attention(width, heads)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x):
         x = x + self.attention(self.norm1(x))

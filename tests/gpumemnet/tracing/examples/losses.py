@@ -39,7 +39,12 @@ def margin(output):
 
 
 def with_loss(loss):
-    losses = {"cross_entropy": nn.CrossEntropyLoss(), "mse": nn.MSELoss(), "triplet": nn.TripletMarginLoss(), "text": "mse"}
+    losses = {
+        "cross_entropy": nn.CrossEntropyLoss(),
+        "mse": nn.MSELoss(),
+        "triplet": nn.TripletMarginLoss(),
+        "text": "mse",
+    }
     return nn.Linear(8, 4), torch.zeros(6, 8), losses.get(loss) or globals()[loss]
 
 

@@ -1,4 +1,5 @@
-"""Models that call operators of somebody else's, as a library of CUDA kernels brings them; none runs on meta tensors."""
+"""Models that call operators of somebody else's, as a library of CUDA kernels brings them; none
+runs on meta tensors."""
 
 import torch
 from torch import nn

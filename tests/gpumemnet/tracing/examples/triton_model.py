@@ -1,4 +1,5 @@
-"""A layer whose kernels are written in Triton, forward and backward, as fused optimisations come."""
+"""A layer whose kernels are written in Triton, forward and backward, as fused optimisations
+come."""
 
 import torch
 import triton
@@ -10,7 +11,9 @@ from torch import nn
 @triton.jit
 def double_kernel(x_pointer, y_pointer, n, BLOCK: tl.constexpr):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y_pointer + offsets, tl.load(x_pointer + offsets, mask=offsets < n) * 2, mask=offsets < n)
+    tl.store(
+        y_pointer + offsets, tl.load(x_pointer + offsets, mask=offsets < n) * 2, mask=offsets < n
+    )
 
 
 def doubled(x):

@@ -7,7 +7,11 @@ from torch import nn
 def double(channels_in, channels):
     layers = []
     for given in (channels_in, channels):
-        layers += [nn.Conv2d(given, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU(inplace=True)]
+        layers += [
+            nn.Conv2d(given, channels, 3, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(inplace=True),
+        ]
     return nn.Sequential(*layers)
 
 
@@ -15,10 +19,17 @@ class UNet(nn.Module):
     def __init__(self, classes=21, width=64, depth=5):
         super().__init__()
         widths = [width * 2**level for level in range(depth)]
-        self.down = nn.ModuleList(double(a, b) for a, b in zip([3, *widths[:-1]], widths, strict=True))
+        self.down = nn.ModuleList(
+            double(a, b) for a, b in zip([3, *widths[:-1]], widths, strict=True)
+        )
         self.pool = nn.MaxPool2d(2)
-        self.grow = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, 2) for a, b in zip(widths[-2::-1], widths[:0:-1], strict=True))
-        self.up = nn.ModuleList(double(b, a) for a, b in zip(widths[-2::-1], widths[:0:-1], strict=True))
+        self.grow = nn.ModuleList(
+            nn.ConvTranspose2d(b, a, 2, 2)
+            for a, b in zip(widths[-2::-1], widths[:0:-1], strict=True)
+        )
+        self.up = nn.ModuleList(
+            double(b, a) for a, b in zip(widths[-2::-1], widths[:0:-1], strict=True)
+        )
         self.head = nn.Conv2d(width, classes, 1)
 
     def forward(self, x):

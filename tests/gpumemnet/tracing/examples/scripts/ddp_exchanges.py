@@ -1,4 +1,5 @@
-"""What else scripts on several GPUs do: shared batch norms, accumulation without exchange, metrics and objects of all ranks."""
+"""What else scripts on several GPUs do: shared batch norms, accumulation without exchange, metrics
+and objects of all ranks."""
 
 from contextlib import nullcontext
 
@@ -12,12 +13,23 @@ half = dist.new_group([0, 1])
 settings = [{"width": 64} if dist.get_rank() == 0 else None]
 dist.broadcast_object_list(settings, src=0)
 width = settings[0]["width"]
-network = nn.Sequential(nn.Conv2d(3, width, 3), nn.BatchNorm2d(width), nn.ReLU(), nn.Flatten(), nn.Linear(width * 30 * 30, 10))
-model = DistributedDataParallel(nn.SyncBatchNorm.convert_sync_batchnorm(network).cuda(), find_unused_parameters=True)
+network = nn.Sequential(
+    nn.Conv2d(3, width, 3),
+    nn.BatchNorm2d(width),
+    nn.ReLU(),
+    nn.Flatten(),
+    nn.Linear(width * 30 * 30, 10),
+)
+model = DistributedDataParallel(
+    nn.SyncBatchNorm.convert_sync_batchnorm(network).cuda(), find_unused_parameters=True
+)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(4):
     for micro_batch in range(2):
-        images, labels = torch.rand(8, 3, 32, 32, device="cuda"), torch.zeros(8, dtype=torch.long, device="cuda")
+        images, labels = (
+            torch.rand(8, 3, 32, 32, device="cuda"),
+            torch.zeros(8, dtype=torch.long, device="cuda"),
+        )
         with model.no_sync() if micro_batch == 0 else nullcontext():
             loss = nn.functional.cross_entropy(model(images), labels)
             loss.backward()

@@ -1,4 +1,5 @@
-"""Replicas, as ``torchrun`` starts them: a process for each GPU, a sampler that splits the data, a loss that is averaged."""
+"""Replicas, as ``torchrun`` starts them: a process for each GPU, a sampler that splits the data, a
+loss that is averaged."""
 
 import os
 
@@ -14,7 +15,9 @@ def main():
     dist.init_process_group("nccl")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    network = nn.Sequential(nn.Linear(512, 2048), nn.BatchNorm1d(2048), nn.ReLU(), nn.Linear(2048, 512))
+    network = nn.Sequential(
+        nn.Linear(512, 2048), nn.BatchNorm1d(2048), nn.ReLU(), nn.Linear(2048, 512)
+    )
     model = DistributedDataParallel(network.to(device), device_ids=[device.index])
     optimizer = torch.optim.AdamW(model.parameters())
     data = TensorDataset(torch.rand(4096, 512))

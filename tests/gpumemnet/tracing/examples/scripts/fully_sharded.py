@@ -1,4 +1,5 @@
-"""Shards, block by block; with the word ``meta`` weights are made only when they are split, with ``whole`` they come before."""
+"""Shards, block by block; with the word ``meta`` weights are made only when they are split, with
+``whole`` they come before."""
 
 import os
 import sys
@@ -14,7 +15,10 @@ mesh = init_device_mesh("cuda", (int(os.environ["WORLD_SIZE"]),))  # which begin
 assert dist.get_rank() == 0
 policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 with torch.device("meta" if "meta" in sys.argv else "cpu"):
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(DEPTH)), nn.Linear(WIDTH, 10))
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(DEPTH)),
+        nn.Linear(WIDTH, 10),
+    )
 if "whole" in sys.argv:
     model.cuda()
 for block in model:
@@ -26,7 +30,10 @@ if "meta" in sys.argv:
         nn.init.normal_(parameter, std=0.02)
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(4):
-    images, labels = torch.rand(64, WIDTH, device="cuda"), torch.randint(0, 10, (64,), device="cuda")
+    images, labels = (
+        torch.rand(64, WIDTH, device="cuda"),
+        torch.randint(0, 10, (64,), device="cuda"),
+    )
     loss = nn.functional.cross_entropy(model(images), labels)
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)

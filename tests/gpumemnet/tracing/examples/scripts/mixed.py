@@ -1,4 +1,5 @@
-"""Autocast with a gradient scaler, accumulation, clipping, a scheduler, workers, and an evaluation loop that is never reached."""
+"""Autocast with a gradient scaler, accumulation, clipping, a scheduler, workers, and an evaluation
+loop that is never reached."""
 
 import torch
 from torch import nn
@@ -16,7 +17,9 @@ class Images(Dataset):
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2))
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2)
+        )
         self.head = nn.Linear(64 * 16 * 16, 10)
         self.register_buffer("mean", torch.tensor([0.5, 0.5, 0.5]).view(3, 1, 1))
 
@@ -31,7 +34,11 @@ model.cuda()  # after the optimizer was made: the parameters keep their identity
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
 scaler = torch.amp.GradScaler("cuda")
 losses = []
-print(torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory, torch.cuda.mem_get_info())
+print(
+    torch.cuda.get_device_name(),
+    torch.cuda.get_device_properties(0).total_memory,
+    torch.cuda.mem_get_info(),
+)
 loader = DataLoader(Images(), batch_size=8, num_workers=2, pin_memory=False)
 for _ in range(3):
     for index, (images, labels) in enumerate(loader):

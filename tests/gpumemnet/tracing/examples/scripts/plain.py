@@ -15,7 +15,9 @@ def main():
     device = "cuda" if torch.cuda.is_available() else "cpu"
     data = TensorDataset(torch.randn(1000, 256), torch.randint(10, (1000,)))
     loader = DataLoader(data, batch_size=arguments.batch_size, shuffle=True)
-    model = nn.Sequential(nn.Linear(256, arguments.width), nn.ReLU(), nn.Dropout(0.1), nn.Linear(arguments.width, 10)).to(device)
+    model = nn.Sequential(
+        nn.Linear(256, arguments.width), nn.ReLU(), nn.Dropout(0.1), nn.Linear(arguments.width, 10)
+    ).to(device)
     optimizer = torch.optim.AdamW(model.parameters())
     criterion = nn.CrossEntropyLoss()
     for epoch in range(2):

@@ -1,4 +1,5 @@
-"""Each rank holds columns of one layer and rows of the next; with the word ``sharded`` two such groups share what they hold."""
+"""Each rank holds columns of one layer and rows of the next; with the word ``sharded`` two such
+groups share what they hold."""
 
 import sys
 
@@ -13,7 +14,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 class Block(nn.Module):
     def __init__(self, width):
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.norm, self.up, self.down = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
+            nn.Linear(4 * width, width),
+        )
 
     def forward(self, x):
         return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
