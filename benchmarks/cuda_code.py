@@ -35,10 +35,10 @@ sys.path.insert(0, str(ROOT))
 
 from dataset_builder.measure.journal import read_journal  # noqa: E402
 from dataset_builder.traced.subjects import subject, traced_run  # noqa: E402
-from gpumemnet.data.measurement import Measurement  # noqa: E402
 from gpumemnet.errors import GpumemnetError  # noqa: E402
 from gpumemnet.extract.inputs import ModelInputs  # noqa: E402
 from gpumemnet.gpu.catalogue import device_profile  # noqa: E402
+from gpumemnet.job.measurement import Measurement  # noqa: E402
 from gpumemnet.sandbox.worker_pool import in_processes  # noqa: E402
 from gpumemnet.tracing.options import TraceOptions  # noqa: E402
 from gpumemnet.tracing.platform import Platform, with_cudnn  # noqa: E402

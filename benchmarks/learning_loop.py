@@ -41,8 +41,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gpumemnet.client.client import Client
-from gpumemnet.data.dataset import read_dataset
 from gpumemnet.gpu.catalogue import context, device_profile
+from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bundle import shipped_bundles
 from gpumemnet.units import MIB

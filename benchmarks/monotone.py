@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpumemnet.data.dataset import read_dataset
+from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.predictor import Predictor
 

@@ -36,10 +36,10 @@ from torch import Tensor, nn  # noqa: E402
 from dataset_builder.traced.real_jobs.campaign import freeze  # noqa: E402
 from dataset_builder.traced.real_jobs.networks import build, sample  # noqa: E402
 from dataset_builder.traced.subjects import traced_run  # noqa: E402
-from gpumemnet.data.dataset import read_dataset  # noqa: E402
-from gpumemnet.data.measurement import Measurement  # noqa: E402
 from gpumemnet.extract.inputs import ModelInputs, inputs_from_example  # noqa: E402
 from gpumemnet.gpu.catalogue import device_profile  # noqa: E402
+from gpumemnet.job.dataset import read_dataset  # noqa: E402
+from gpumemnet.job.measurement import Measurement  # noqa: E402
 from gpumemnet.job.training_options import TrainingOptions  # noqa: E402
 from gpumemnet.physics.element_types import AUTOCAST_TYPES, MODEL_TYPES, SCALED_PRECISIONS  # noqa: E402
 from gpumemnet.physics.memory_layouts import IMAGE_DIMENSIONS  # noqa: E402

@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dataset_builder.published.real_models import REAL_MODELS, build, traced_memory
-from gpumemnet.data.measurement import PUBLISHED_GPU
 from gpumemnet.errors import DatasetError
+from gpumemnet.job.measurement import PUBLISHED_GPU
 from gpumemnet.units import MIB
 
 

@@ -19,8 +19,8 @@ import numpy as np
 
 from dataset_builder.published.xmem_models import PROTOCOL as ABOVE_CONTEXT
 from dataset_builder.split import fold_of
-from gpumemnet.data.dataset import read_dataset
-from gpumemnet.data.measurement import Measurement
+from gpumemnet.job.dataset import read_dataset
+from gpumemnet.job.measurement import Measurement
 from gpumemnet.physics.element_types import FULL_BYTES
 from gpumemnet.tracing.memory import MARGIN, WORKSPACE_MARGIN
 from gpumemnet.units import MIB

@@ -34,9 +34,9 @@ from dataset_builder.split import fold_of  # noqa: E402
 from dataset_builder.traced.kept_runs import KeptRuns, run_from_dict  # noqa: E402
 from dataset_builder.traced.prefetching_loader import with_prefetching  # noqa: E402
 from gpumemnet.allocator import EMPTY_CACHE, AllocatorSettings, OutOfMemory, replay  # noqa: E402
-from gpumemnet.data.dataset import read_dataset  # noqa: E402
-from gpumemnet.data.measurement import Measurement  # noqa: E402
 from gpumemnet.gpu.mig import available_mib  # noqa: E402
+from gpumemnet.job.dataset import read_dataset  # noqa: E402
+from gpumemnet.job.measurement import Measurement  # noqa: E402
 from gpumemnet.tracing.memory import non_allocator_memory  # noqa: E402
 from gpumemnet.tracing.platform import Platform  # noqa: E402
 from gpumemnet.tracing.timeline import CONVOLUTION_WORKSPACE, LongRun, Timeline, repeated  # noqa: E402

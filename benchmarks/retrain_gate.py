@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from gpumemnet.data.dataset import read_dataset, write_dataset
-from gpumemnet.data.measurement import OBSERVED, Measurement
+from gpumemnet.job.dataset import read_dataset, write_dataset
 from gpumemnet.job.layers import Layer
+from gpumemnet.job.measurement import OBSERVED, Measurement
 from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.registry.registry import Registry

@@ -171,7 +171,7 @@ def collect(
 
 
 def _collect(folder: Path, out: Path, *, as_json: bool = False) -> None:
-    from gpumemnet.data.dataset import write_dataset
+    from gpumemnet.job.dataset import write_dataset
 
     rows = list(read_journal(folder))
     if any(row.provenance == "stand_in" for row in rows):
@@ -226,8 +226,8 @@ def validate(
 ) -> None:
     """List impossible rows, one a line. Exit code 0 without findings, 3 with findings, 2 when the
     dataset cannot be read."""
-    from gpumemnet.data import validation
-    from gpumemnet.data.dataset import read_dataset
+    from gpumemnet.job.dataset import read_dataset
+    from gpumemnet.site import validation
 
     measurements = read_dataset(dataset)
     findings = [str(finding) for finding in validation.validate(measurements)]
@@ -247,7 +247,7 @@ def split(
 ) -> None:
     """Assign every architecture to a fold; added rows do not change folds, and real models belong
     to none."""
-    from gpumemnet.data.dataset import read_dataset
+    from gpumemnet.job.dataset import read_dataset
 
     from .split import split_by_architecture, write_split
 
@@ -409,7 +409,7 @@ def rates(
     an idle GPU."""
     import torch
 
-    from gpumemnet.data.atomic_files import write_file
+    from gpumemnet.atomic_files import write_file
     from gpumemnet.planner.machine import machine_to_dict
 
     from .measure.machine_rates import measure_machine
@@ -496,7 +496,7 @@ def import_real_runs(
 ) -> None:
     """Turn published runs of real models into a dataset, with layers and traced parts; run it again
     to continue."""
-    from gpumemnet.data.dataset import write_dataset
+    from gpumemnet.job.dataset import write_dataset
 
     from .traced.real_runs import build_real_runs
 

@@ -14,10 +14,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from gpumemnet.data.atomic_files import replace_file
-from gpumemnet.data.dataset import read_dataset, write_dataset
-from gpumemnet.data.measurement import STATUSES, Measurement, identity
+from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import DatasetError
+from gpumemnet.job.dataset import read_dataset, write_dataset
+from gpumemnet.job.measurement import STATUSES, Measurement, identity
 from gpumemnet.units import MIB, format_bytes
 
 LABEL_TOLERANCE_BYTES: Final = 2 * MIB
@@ -95,7 +95,7 @@ def merge_datasets(sources: Sequence[Path], out: Path, keep: Keep | None = None)
     """Write the rows of ``sources`` to ``out``, in their order; ``out`` may be one of them, and
     holds the old file or the new.
 
-    Rows of the same job, GPU model and software (:func:`~gpumemnet.data.measurement.identity`)
+    Rows of the same job, GPU model and software (:func:`~gpumemnet.job.measurement.identity`)
     contradict each other when their labels are more than 2 MiB apart, or when one ran out of memory
     where another needed less.
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.data.atomic_files import replace_file
-from gpumemnet.data.measurement import Measurement
+from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import DatasetError
+from gpumemnet.job.measurement import Measurement
 
 TEST_ONLY_RECIPES: Final = frozenset({"zoo"})
 SPLIT_VERSION: Final = 1
@@ -32,7 +32,7 @@ class Split:
     Attributes:
         folds: number of folds.
         seed: seed of the hash.
-        fold_of: :attr:`~gpumemnet.data.measurement.Measurement.split_group` → fold, from 0.
+        fold_of: :attr:`~gpumemnet.job.measurement.Measurement.split_group` → fold, from 0.
         test_only: groups of architectures that occur in :data:`TEST_ONLY_RECIPES`; they are in no
             fold.
     """

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gpumemnet.data.dataset import job_schema
+from gpumemnet.job.dataset import job_schema
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.training_job import TrainingJob
 

@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gpumemnet.data.dataset import read_dataset, write_dataset
-from gpumemnet.data.measurement import Measurement
+from gpumemnet.job.dataset import read_dataset, write_dataset
+from gpumemnet.job.measurement import Measurement
 from gpumemnet.units import MIB
 
 DATASETS = Path(__file__).parents[1] / "dataset_builder" / "datasets"

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError
+from gpumemnet.job.measurement import Measurement
 from gpumemnet.job.training_job import FAMILIES
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def write_card(dataset: Path, out: Path) -> list[Path]:
     Raises:
         DatasetError: when the dataset cannot be read or is empty, or the folder cannot be written.
     """
-    from gpumemnet.data.dataset import read_dataset
+    from gpumemnet.job.dataset import read_dataset
 
     from . import coverage, figures, text
 

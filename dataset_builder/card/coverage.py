@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.data.measurement import Measurement
+from gpumemnet.job.measurement import Measurement
 from gpumemnet.units import GIB, MIB
 
 from ..recipe.options import FEATURES as OPTIONS

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.data.measurement import Measurement
-from gpumemnet.data.validation import training_state_bytes
+from gpumemnet.job.measurement import Measurement
 from gpumemnet.physics.element_types import ELEMENT_BYTES
+from gpumemnet.site.validation import training_state_bytes
 from gpumemnet.units import GIB, MIB
 
 from .coverage import CHOICE_LIMIT, TENTH_LIMIT, Spread

@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from gpumemnet.data.measurement import STATUSES, Measurement
-from gpumemnet.data.validation import validate
+from gpumemnet.job.measurement import STATUSES, Measurement
+from gpumemnet.site.validation import validate
 from gpumemnet.units import format_bytes
 
 from ..split import TEST_ONLY_RECIPES

@@ -16,11 +16,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from gpumemnet.data.atomic_files import replace_file
-from gpumemnet.data.dataset import read_dataset
-from gpumemnet.data.measurement import Measurement, measurement_from_dict, measurement_to_dict
+from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import DatasetError, GpumemnetError
 from gpumemnet.gpu.catalogue import DeviceProfile, device_profile
+from gpumemnet.job.dataset import read_dataset
+from gpumemnet.job.measurement import Measurement, measurement_from_dict, measurement_to_dict
 from gpumemnet.sandbox.worker_pool import in_processes
 
 from ..traced.subjects import subject

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from gpumemnet.data.measurement import Measurement
+from gpumemnet.job.measurement import Measurement
 
 from ..recipe.planned_job import PlannedJob
 from .fork_server import CHILD, ForkServer

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.data.atomic_files import replace_file
+from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import MeasurementError
 from gpumemnet.gpu.catalogue import PROFILE_FORMAT, PROFILE_VERSION
 

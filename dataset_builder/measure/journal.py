@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.data.atomic_files import replace_file
-from gpumemnet.data.measurement import Measurement, measurement_from_dict, measurement_to_dict
+from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import DatasetError, InvalidJobError
+from gpumemnet.job.measurement import Measurement, measurement_from_dict, measurement_to_dict
 
 from ..recipe.planned_job import PlannedJob, parse_planned
 

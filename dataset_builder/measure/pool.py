@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.data.measurement import Measurement, Phase
+from gpumemnet.job.measurement import Measurement, Phase
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.units import MIB
 

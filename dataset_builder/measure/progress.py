@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Final, TextIO
 
-from gpumemnet.data.measurement import STATUSES
+from gpumemnet.job.measurement import STATUSES
 
 from .campaign import Tally
 

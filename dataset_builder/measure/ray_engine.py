@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Any, Final
 
 from gpumemnet.batch.ray_loading import connect, load_ray, package_folders
-from gpumemnet.data.measurement import Measurement, measurement_from_dict, measurement_to_dict
 from gpumemnet.errors import DatasetError, GpumemnetError, MeasurementError
+from gpumemnet.job.measurement import Measurement, measurement_from_dict, measurement_to_dict
 
 from ..recipe.planned_job import PlannedJob, parse_planned
 from .campaign import Tally

@@ -26,9 +26,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import describe
+from gpumemnet.job.measurement import Measurement
 
 from ..families import TensorSpec
 from .rows import PUBLISHED_OPTIONS, LeftOutError, Row, count_in, published_measurement, text_in

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from gpumemnet.data.dataset import write_dataset
-from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError, GpumemnetError
+from gpumemnet.job.dataset import write_dataset
+from gpumemnet.job.measurement import Measurement
 
 from . import cnn, mlp, transformer
 from .rows import WHERE_TO_GET_IT, LeftOutError, Row

@@ -12,9 +12,9 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import Layer, describe
+from gpumemnet.job.measurement import Measurement
 from gpumemnet.job.training_job import TrainingJob
 
 from ..families import mlp

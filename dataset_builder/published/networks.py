@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError
+from gpumemnet.job.measurement import Measurement
 
 from ..families import TensorSpec
 

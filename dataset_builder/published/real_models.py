@@ -23,12 +23,12 @@ from typing import Any, Final, cast
 import torch
 from torch import nn
 
-from gpumemnet.data.dataset import write_dataset
-from gpumemnet.data.measurement import PUBLISHED_GPU, Measurement
 from gpumemnet.errors import DatasetError
 from gpumemnet.extract import ExtractOptions, extract_job
 from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.job.dataset import write_dataset
+from gpumemnet.job.measurement import PUBLISHED_GPU, Measurement
 from gpumemnet.tracing.memory import Memory, steady_memory
 from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.platform import Platform

@@ -54,7 +54,7 @@ class Reading:
     Attributes:
         model: key of its model.
         batch_size: samples per step.
-        fields: of the :class:`~gpumemnet.data.measurement.Measurement`, all but the job and what is
+        fields: of the :class:`~gpumemnet.job.measurement.Measurement`, all but the job and what is
             traced.
     """
 

@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
-from gpumemnet.data.measurement import PUBLISHED_GPU, Measurement
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import describe
+from gpumemnet.job.measurement import PUBLISHED_GPU, Measurement
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.job.training_options import TrainingOptions
 from gpumemnet.units import MIB

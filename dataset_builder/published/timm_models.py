@@ -16,9 +16,9 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from gpumemnet.data.measurement import PUBLISHED_GPU
 from gpumemnet.errors import DatasetError
 from gpumemnet.extract.placement import placement
+from gpumemnet.job.measurement import PUBLISHED_GPU
 from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.units import MIB
 

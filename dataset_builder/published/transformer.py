@@ -41,9 +41,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import Layer, describe
+from gpumemnet.job.measurement import Measurement
 from gpumemnet.job.training_job import TrainingJob
 
 from ..families import Network, TensorSpec

@@ -16,9 +16,9 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError
 from gpumemnet.extract.placement import placement
+from gpumemnet.job.measurement import Measurement
 from gpumemnet.tracing.options import ZERO_GRAD, TraceOptions
 
 from .architecture_families import architecture_family

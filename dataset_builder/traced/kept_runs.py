@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 
-from gpumemnet.data.atomic_files import replace_file
+from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import DatasetError
 from gpumemnet.tracing.batch_scaling import ScalableRun
 from gpumemnet.tracing.calls import OperatorCall, TensorLayout

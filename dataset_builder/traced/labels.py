@@ -10,14 +10,14 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.data.measurement import (
+from gpumemnet.errors import GpumemnetError
+from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profile
+from gpumemnet.job.measurement import (
     TRACED,
     Measurement,
     measurement_from_dict,
     measurement_to_dict,
 )
-from gpumemnet.errors import GpumemnetError
-from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profile
 from gpumemnet.sandbox.worker_pool import in_processes
 from gpumemnet.tracing.timeline import STEADY_STEPS
 

@@ -1,5 +1,5 @@
 """The parts of a traced run that a dataset keeps, by the names of
-:data:`gpumemnet.data.measurement.TRACED_PARTS`."""
+:data:`gpumemnet.job.measurement.TRACED_PARTS`."""
 
 from __future__ import annotations
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpumemnet.data.dataset import read_dataset, write_dataset
-from gpumemnet.data.measurement import measurement_from_dict, measurement_to_dict
 from gpumemnet.errors import GpumemnetError
 from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.job.dataset import read_dataset, write_dataset
+from gpumemnet.job.measurement import measurement_from_dict, measurement_to_dict
 from gpumemnet.sandbox.worker_pool import in_processes
 
 from .subjects import Subject, subject, traced_run

@@ -20,13 +20,13 @@ from typing import Any, Final
 
 import torch
 
-from gpumemnet.data.measurement import Measurement
-from gpumemnet.data.validation import training_state_bytes
 from gpumemnet.errors import DatasetError, GpumemnetError
 from gpumemnet.extract import ExtractOptions
 from gpumemnet.extract.extraction import extract_from
 from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
+from gpumemnet.job.measurement import Measurement
+from gpumemnet.site.validation import training_state_bytes
 from gpumemnet.tracing.batch_scaling import ScalableRun, prime_for
 from gpumemnet.tracing.missing_values import GuessedValues
 from gpumemnet.tracing.step import record

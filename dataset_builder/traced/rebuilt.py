@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from gpumemnet.data.measurement import PUBLISHED, Measurement
 from gpumemnet.errors import DatasetError
 from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.gpu.catalogue import DeviceProfile
+from gpumemnet.job.measurement import PUBLISHED, Measurement
 from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.platform import Platform
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpumemnet.data.measurement import Measurement
 from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.gpu.catalogue import DeviceProfile
+from gpumemnet.job.measurement import Measurement
 from gpumemnet.tracing.losses import TargetLoss
 from gpumemnet.tracing.memory import Replayed, steady_memory
 from gpumemnet.tracing.options import TraceOptions

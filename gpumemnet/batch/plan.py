@@ -17,9 +17,9 @@ import numpy as np
 
 from gpumemnet.batch.inputs import InputFile
 from gpumemnet.batch.opening import csv_header, open_parquet, reading
-from gpumemnet.data.dataset import DATASET_VERSION, VERSION_KEY
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.arrow_codec import check_columns
+from gpumemnet.job.dataset import DATASET_VERSION, VERSION_KEY
 
 CHUNK_ROWS: Final = 4096
 """Rows in one run of the models, counted from the first row of a file.  The last bits of

@@ -19,11 +19,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Final
 
+from gpumemnet.atomic_files import locked, replace_file
 from gpumemnet.batch.answers import Rejected
 from gpumemnet.batch.inputs import InputFile
 from gpumemnet.batch.options import BatchOptions, Names
 from gpumemnet.batch.plan import CHUNK_ROWS, PART_ROWS, Part
-from gpumemnet.data.atomic_files import locked, replace_file
 from gpumemnet.errors import DatasetError, InvalidRequestError, first_line
 
 _VERSION: Final = 1

@@ -18,8 +18,8 @@ from gpumemnet.cli.arguments import ContextOption, GpuOption, input_file
 from gpumemnet.cli.batch import only_file, predict_into_file
 from gpumemnet.cli.fitting import fitting, fitting_document, show_fitting
 from gpumemnet.cli.output import print_facts, print_table
-from gpumemnet.data.job_files import read_jobs_file
 from gpumemnet.errors import InvalidRequestError
+from gpumemnet.job.job_files import read_jobs_file
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE

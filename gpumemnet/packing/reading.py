@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.data.dataset import VERSION_KEY, read_dataset
-from gpumemnet.data.measurement import TRACED, Measurement
 from gpumemnet.errors import (
     DatasetError,
     InvalidJobError,
@@ -30,8 +28,10 @@ from gpumemnet.errors import (
     first_line,
 )
 from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.job.dataset import VERSION_KEY, read_dataset
 from gpumemnet.job.json_codec import job_from_dict, parse_json
 from gpumemnet.job.layers import describe
+from gpumemnet.job.measurement import TRACED, Measurement
 from gpumemnet.job.training_job import FIELD_RANGES, JOB_FIELDS, TrainingJob
 from gpumemnet.predict.fits import MAX_FREE_MIB
 from gpumemnet.units import MIB, ceil_mib

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.data.atomic_files import replace_file
+from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import BundleError, RegistryError, TrackingError, UnknownReleaseError
 from gpumemnet.predict.bundle import BUNDLE_FILES, MAX_FILE_BYTES, Bundle, load_bundle
 from gpumemnet.registry.mlflow_store import MlflowStore

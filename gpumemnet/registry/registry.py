@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.data.atomic_files import (
+from gpumemnet.atomic_files import (
     STAGING_PREFIX,
     locked,
     replace_file,

@@ -20,11 +20,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.data.measurement import TRACED, architecture_key
 from gpumemnet.errors import DatasetError
 from gpumemnet.gpu.catalogue import CONTEXT_GROWTH_BYTES, DeviceProfile, device_profile
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_to_json
+from gpumemnet.job.measurement import TRACED, architecture_key
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.physics.element_types import ELEMENT_BYTES
 from gpumemnet.physics.replicas import WITH_OTHERS

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from gpumemnet.data.atomic_files import replace_file
+from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.site.drift import DriftReport, Finding
 

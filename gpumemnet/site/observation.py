@@ -18,7 +18,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from gpumemnet.data.measurement import (
+from gpumemnet.errors import InvalidJobError, InvalidRequestError, did_you_mean
+from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.job.json_codec import job_from_dict, job_to_dict
+from gpumemnet.job.layers import describe
+from gpumemnet.job.measurement import (
     DEVICE_SOURCES,
     LABEL_SOURCES,
     PROCESS_SOURCES,
@@ -26,10 +30,6 @@ from gpumemnet.data.measurement import (
     SITE_PROCESS_SOURCES,
     TRACED,
 )
-from gpumemnet.errors import InvalidJobError, InvalidRequestError, did_you_mean
-from gpumemnet.gpu.catalogue import device_profile
-from gpumemnet.job.json_codec import job_from_dict, job_to_dict
-from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import FIELD_DEFAULTS, TrainingJob
 from gpumemnet.units import GIB, MIB
 

@@ -16,10 +16,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.data.measurement import OBSERVED, Measurement
 from gpumemnet.errors import DatasetError, GpumemnetError, InvalidJobError, InvalidRequestError
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.json_codec import job_from_dict, parse_json
+from gpumemnet.job.measurement import OBSERVED, Measurement
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.site.observation import Observation, observation_from_dict
 
@@ -39,7 +39,7 @@ class SiteRow:
         is_oom: whether it ran out of memory.
         limit_bytes: the memory that it could have had, where known.
         context_bytes: its CUDA context, where it was read.
-        label_source, provenance: as :class:`~gpumemnet.data.measurement.Measurement` has them;
+        label_source, provenance: as :class:`~gpumemnet.job.measurement.Measurement` has them;
             ``None`` where only the job is known.
         observed_at: seconds since the epoch when it ended, where known.
     """
@@ -97,7 +97,7 @@ def read_site_rows(paths: Sequence[Path]) -> SiteRows:
 
 
 def _parquet_rows(path: Path, left_out: Counter[str]) -> list[SiteRow]:
-    from gpumemnet.data.dataset import is_dataset, read_dataset, read_jobs
+    from gpumemnet.job.dataset import is_dataset, read_dataset, read_jobs
 
     if not is_dataset(path):
         return [SiteRow(job=job) for jobs in read_jobs(path) for job in jobs]

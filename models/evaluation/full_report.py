@@ -19,9 +19,9 @@ from typing import Final
 
 import numpy as np
 
-from gpumemnet.data.measurement import TRACED, Measurement
 from gpumemnet.errors import DatasetError
 from gpumemnet.gpu.catalogue import context, device_profile
+from gpumemnet.job.measurement import TRACED, Measurement
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.units import GIB, MIB
 

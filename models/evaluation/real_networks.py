@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gpumemnet.data.measurement import Measurement
 from gpumemnet.features.vector import FEATURE_NAMES
+from gpumemnet.job.measurement import Measurement
 from gpumemnet.predict.bundle import GRAPH_OUTPUTS
 from gpumemnet.units import GIB, MIB
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from gpumemnet.data.measurement import Measurement
 from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profile
+from gpumemnet.job.measurement import Measurement
 from gpumemnet.job.training_job import TrainingJob
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from gpumemnet.data.measurement import OBSERVED
+from gpumemnet.job.measurement import OBSERVED
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.predictor import TRUST
 

@@ -1,7 +1,7 @@
 """Collects the rows to learn from, out of datasets and exported observations; refuses rows that
 cannot be true.
 
-A row is refused if its numbers contradict physics or each other (:mod:`gpumemnet.data.validation`,
+A row is refused if its numbers contradict physics or each other (:mod:`gpumemnet.site.validation`,
 :mod:`.columns_check`).  If a file has many such rows of a family, the whole family of that file is
 refused.  So it is if all its labels are in another unit.
 """
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpumemnet.data.dataset import read_dataset
-from gpumemnet.data.measurement import OBSERVED, Measurement, identity
-from gpumemnet.data.validation import validate
 from gpumemnet.errors import DatasetError
+from gpumemnet.job.dataset import read_dataset
+from gpumemnet.job.measurement import OBSERVED, Measurement, identity
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.physics.replicas import WITH_OTHERS
+from gpumemnet.site.validation import validate
 
 from ..training.data import ZOO
 from .columns_check import SWAPPED, is_swapped
@@ -39,7 +39,7 @@ REFUSING_RULES: Final = frozenset(
         *("above-capacity", "device-far-from-process", "oom-without-capacity"),
     }
 )
-"""Rules of :func:`gpumemnet.data.validation.validate` that refuse a row.  ``below-floor`` is not
+"""Rules of :func:`gpumemnet.site.validation.validate` that refuse a row.  ``below-floor`` is not
 among them, as it compares a row with others and would refuse the smallest jobs."""
 MOST_REFUSED: Final = 0.1
 """Share of refused rows above which the other rows of that file and family are refused too."""

@@ -15,9 +15,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.data.atomic_files import STAGING_PREFIX, locked
-from gpumemnet.data.measurement import OBSERVED
+from gpumemnet.atomic_files import STAGING_PREFIX, locked
 from gpumemnet.errors import BundleError, DatasetError
+from gpumemnet.job.measurement import OBSERVED
 from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
 from gpumemnet.registry.registry import SHIPPED, Registry
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from gpumemnet.data.measurement import OBSERVED, Measurement
+from gpumemnet.job.measurement import OBSERVED, Measurement
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.data.atomic_files import replace_file
+from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import BundleError
 from gpumemnet.features.vector import FEATURE_SCHEMA
 from gpumemnet.predict.bundle import Bundle, load_bundle

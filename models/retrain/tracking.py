@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.data.atomic_files import locked, replace_file
+from gpumemnet.atomic_files import locked, replace_file
 from gpumemnet.errors import TrackingError
 from gpumemnet.registry.mlflow_releases import push
 from gpumemnet.registry.mlflow_store import MlflowStore

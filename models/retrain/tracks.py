@@ -17,9 +17,9 @@ from typing import Final
 
 import numpy as np
 
-from gpumemnet.data.measurement import OBSERVED, TRACED, Measurement
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.job.measurement import OBSERVED, TRACED, Measurement
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.predict.predictor import TRUST
 from gpumemnet.units import MIB

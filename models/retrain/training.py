@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gpumemnet.data.measurement import OBSERVED, Measurement
+from gpumemnet.job.measurement import OBSERVED, Measurement
 from gpumemnet.predict.bundle import Bundle, save_bundle
 
 from ..training.data import LabelledJobs, labelled_jobs

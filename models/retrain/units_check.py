@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from gpumemnet.data.measurement import Measurement
+from gpumemnet.job.measurement import Measurement
 
 from .rows import Row
 

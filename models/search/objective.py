@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 import torch
 
-from gpumemnet.data.measurement import OBSERVED
 from gpumemnet.errors import DatasetError
+from gpumemnet.job.measurement import OBSERVED
 
 from ..networks.mlp import float_tensor
 from ..networks.served import SequenceClassifier

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.data.atomic_files import locked
+from gpumemnet.atomic_files import locked
 from gpumemnet.errors import (
     DatasetError,
     GpumemnetError,

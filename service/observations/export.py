@@ -16,11 +16,11 @@ from typing import Any, Final
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from gpumemnet.data.dataset import write_dataset
-from gpumemnet.data.measurement import OBSERVED, Measurement
 from gpumemnet.errors import InvalidRequestError, first_line
 from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.job.dataset import write_dataset
 from gpumemnet.job.json_codec import job_from_dict
+from gpumemnet.job.measurement import OBSERVED, Measurement
 from gpumemnet.site.observation import PROCESS_OBSERVATIONS
 
 from .database import (

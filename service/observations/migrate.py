@@ -17,7 +17,7 @@ from sqlalchemy import text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 
-from gpumemnet.data.atomic_files import locked
+from gpumemnet.atomic_files import locked
 from gpumemnet.errors import GpumemnetError, first_line
 from gpumemnet.sandbox.child_lifetime import end_with_starter
 

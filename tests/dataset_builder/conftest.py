@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dataset_builder.published.rows import WHERE_TO_GET_IT
-from gpumemnet.data.measurement import Measurement, Phase
 from gpumemnet.job.layers import Layer
+from gpumemnet.job.measurement import Measurement, Phase
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.units import GIB, MIB
 

@@ -12,9 +12,9 @@ import pytest
 
 from dataset_builder.measure.journal import Journal
 from dataset_builder.measure.nvml import visible_meters
-from gpumemnet.data.dataset import read_dataset, write_dataset
-from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import MeasurementError
+from gpumemnet.job.dataset import read_dataset, write_dataset
+from gpumemnet.job.measurement import Measurement
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gpumemnet.data.dataset import (
+from gpumemnet.errors import DatasetError
+from gpumemnet.job.dataset import (
     DATASET_VERSION,
     VERSION_KEY,
     dataset_schema,
@@ -24,14 +25,13 @@ from gpumemnet.data.dataset import (
     read_jobs,
     write_dataset,
 )
-from gpumemnet.data.measurement import (
+from gpumemnet.job.layers import Layer
+from gpumemnet.job.measurement import (
     Measurement,
     architecture_key,
     measurement_from_dict,
     measurement_to_dict,
 )
-from gpumemnet.errors import DatasetError
-from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob, totals_only
 from tests.parquet_jobs import write_jobs
 

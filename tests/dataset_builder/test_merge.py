@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from dataset_builder.merge import ConflictError, Keep, merge_datasets
-from gpumemnet.data.dataset import read_dataset, write_dataset
-from gpumemnet.data.measurement import Measurement
-from gpumemnet.data.validation import validate
 from gpumemnet.errors import DatasetError
+from gpumemnet.job.dataset import read_dataset, write_dataset
+from gpumemnet.job.measurement import Measurement
+from gpumemnet.site.validation import validate
 from gpumemnet.units import GIB, MIB
 
 ROOT = Path(__file__).parents[2]

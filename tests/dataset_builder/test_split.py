@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataset_builder.split import fold_of, split_by_architecture, write_split
-from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import Layer
+from gpumemnet.job.measurement import Measurement
 from gpumemnet.job.training_job import TrainingJob
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dataset_builder.published.importing import read_published
-from gpumemnet.data.measurement import Measurement
-from gpumemnet.data.validation import training_state_bytes, validate
+from gpumemnet.job.measurement import Measurement
+from gpumemnet.site.validation import training_state_bytes, validate
 from gpumemnet.units import GIB, MIB
 
 TINY = {"peak_device_bytes": None, "peak_reserved_bytes": 900, "peak_allocated_bytes": 800}

@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from gpumemnet.data.measurement import TRACED, Measurement
 from gpumemnet.errors import DatasetError, ExtractError, GpumemnetError
 from gpumemnet.extract import ExtractOptions, extract_job
 from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profile
+from gpumemnet.job.measurement import TRACED, Measurement
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.tracing.batch_scaling import ScalableRun, prime_for
 from gpumemnet.tracing.checkpointing import blocks

@@ -13,7 +13,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gpumemnet.data.atomic_files import replace_file
+from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import InvalidRequestError, MissingExtraError
 from gpumemnet.gpu.verdict import VERDICT_TEXTS
 from gpumemnet.job.layers import describe

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.data.measurement import PUBLISHED
 from gpumemnet.job.layers import GROUP_OF_KIND
+from gpumemnet.job.measurement import PUBLISHED
 from gpumemnet.job.training_job import OPTION_FIELDS, TrainingJob
 from gpumemnet.predict.answer_gpu import provenance
 from gpumemnet.predict.bundle import Bundle, load_bundle, save_bundle

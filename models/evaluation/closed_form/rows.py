@@ -17,12 +17,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.data.measurement import PUBLISHED
 from gpumemnet.errors import DatasetError
 from gpumemnet.features.vector import FEATURE_NAMES, feature_matrix
 from gpumemnet.gpu.catalogue import blas_workspace_bytes, device_profile
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_from_dict
+from gpumemnet.job.measurement import PUBLISHED
 from gpumemnet.job.training_job import FAMILIES, TrainingJob
 from gpumemnet.predict.answer_gpu import provenance
 from gpumemnet.predict.bundle_card import BundleCard

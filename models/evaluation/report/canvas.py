@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gpumemnet.data.atomic_files import replace_file
+from gpumemnet.atomic_files import replace_file
 from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme
 from gpumemnet.units import GIB, MIB
 

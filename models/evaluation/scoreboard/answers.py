@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.data.atomic_files import replace_file
+from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import DatasetError, GpumemnetError
 
 from ...published.estimator import NotCoveredError, PublishedEstimator, Subject

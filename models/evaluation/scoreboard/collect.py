@@ -9,9 +9,9 @@ from typing import Final
 
 import numpy as np
 
-from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError, GpumemnetError
 from gpumemnet.gpu.catalogue import DeviceProfile
+from gpumemnet.job.measurement import Measurement
 from gpumemnet.units import GIB
 
 from ...published.dnnmem import DNNMEM, DNNMEM_OF_MODULES

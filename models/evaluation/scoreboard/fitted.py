@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gpumemnet.data.measurement import Measurement
+from gpumemnet.job.measurement import Measurement
 from gpumemnet.job.training_job import totals_only
 from gpumemnet.predict.bundle import GRAPH_OUTPUTS
 

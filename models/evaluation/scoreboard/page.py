@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.data.atomic_files import replace_file
+from gpumemnet.atomic_files import replace_file
 
 from ...published import dnnperf
 from ...published.estimator import PublishedEstimator

@@ -14,8 +14,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.data.dataset import read_dataset
-from gpumemnet.data.measurement import Measurement
+from gpumemnet.job.dataset import read_dataset
+from gpumemnet.job.measurement import Measurement
 from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme
 from gpumemnet.units import MIB
 

@@ -34,9 +34,9 @@ from dataset_builder.recipe.planned_job import training_job
 from dataset_builder.recipe.recipe import load_recipe
 from dataset_builder.recipe.rough_estimate import rough_bytes
 from dataset_builder.recipe.sampling import sample_jobs
-from gpumemnet.data.dataset import read_dataset, write_dataset
-from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError
+from gpumemnet.job.dataset import read_dataset, write_dataset
+from gpumemnet.job.measurement import Measurement
 from gpumemnet.units import GIB, MIB
 
 ROOT = Path(__file__).parents[3]

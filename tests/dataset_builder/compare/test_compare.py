@@ -21,10 +21,10 @@ from dataset_builder.families import mlp
 from dataset_builder.recipe.options import Options
 from dataset_builder.recipe.planned_job import PlannedJob, training_job
 from dataset_builder.traced.subjects import subject
-from gpumemnet.data.dataset import write_dataset
-from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError
 from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.job.dataset import write_dataset
+from gpumemnet.job.measurement import Measurement
 from gpumemnet.tracing.step import record
 from gpumemnet.units import MIB
 

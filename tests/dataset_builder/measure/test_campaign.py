@@ -23,9 +23,9 @@ from dataset_builder.measure.journal import Journal, Settings, read_journal
 from dataset_builder.recipe.planned_job import PlannedJob
 from dataset_builder.recipe.recipe import load_recipe
 from dataset_builder.recipe.sampling import sample_jobs
-from gpumemnet.data.dataset import write_dataset
-from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError
+from gpumemnet.job.dataset import write_dataset
+from gpumemnet.job.measurement import Measurement
 from gpumemnet.units import GIB, MIB
 
 REHEARSAL = Path(__file__).with_name("rehearsal")

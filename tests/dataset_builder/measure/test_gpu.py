@@ -13,12 +13,12 @@ import pytest
 
 from dataset_builder.measure.journal import read_journal
 from dataset_builder.measure.nvml import visible_meters
-from gpumemnet.data.dataset import read_dataset
-from gpumemnet.data.measurement import Measurement
-from gpumemnet.data.validation import validate
 from gpumemnet.errors import MeasurementError
+from gpumemnet.job.dataset import read_dataset
+from gpumemnet.job.measurement import Measurement
 from gpumemnet.physics.element_types import ELEMENT_BYTES
 from gpumemnet.planner.machine import find_machine
+from gpumemnet.site.validation import validate
 from gpumemnet.units import MIB
 
 pytestmark = pytest.mark.gpu

@@ -12,8 +12,8 @@ import pytest
 from dataset_builder.measure.journal import Journal, Settings, read_journal
 from dataset_builder.recipe.recipe import load_recipe
 from dataset_builder.recipe.sampling import sample_jobs
-from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError
+from gpumemnet.job.measurement import Measurement
 from gpumemnet.units import GIB
 
 SETTINGS = Settings("mlp", "digest", 0, 5)

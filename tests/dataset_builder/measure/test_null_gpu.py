@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from dataset_builder.measure.journal import read_journal
-from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError
+from gpumemnet.job.measurement import Measurement
 from gpumemnet.units import GIB, MIB
 from tests.dataset_builder.measure.null_gpu.build import (
     NullGpu,
@@ -139,7 +139,7 @@ def test_a_full_card_is_out_of_memory(
 
 
 def test_rehearsal_rows_become_no_dataset(libraries: Path, tmp_path: Path) -> None:
-    from gpumemnet.data.dataset import write_dataset
+    from gpumemnet.job.dataset import write_dataset
 
     rows = campaign(libraries, tmp_path / "c", "mlp", NullGpu(), 2)
     with pytest.raises(DatasetError):

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from dataset_builder.families import rebuild
 from dataset_builder.published.importing import import_published, read_published
 from dataset_builder.published.mlp import _layers
-from gpumemnet.data.dataset import read_dataset
 from gpumemnet.errors import DatasetError
+from gpumemnet.job.dataset import read_dataset
 from gpumemnet.units import MIB
 
 HEADER = (

@@ -22,11 +22,11 @@ from dataset_builder.published.real_models import (
 )
 from dataset_builder.split import split_by_architecture
 from dataset_builder.traced.labels import PROTOCOL
-from gpumemnet.data.dataset import read_dataset
-from gpumemnet.data.measurement import Measurement
-from gpumemnet.data.validation import validate
 from gpumemnet.errors import DatasetError
 from gpumemnet.gpu.catalogue import context, device_profile
+from gpumemnet.job.dataset import read_dataset
+from gpumemnet.job.measurement import Measurement
+from gpumemnet.site.validation import validate
 from gpumemnet.units import MIB
 
 COMMITTED = (

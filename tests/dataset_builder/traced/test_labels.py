@@ -15,10 +15,10 @@ from dataset_builder.families import mlp
 from dataset_builder.recipe.options import Options
 from dataset_builder.recipe.planned_job import PlannedJob
 from dataset_builder.traced.labels import traced_measurement
-from gpumemnet.data.dataset import read_dataset, write_dataset
-from gpumemnet.data.measurement import measurement_from_dict, measurement_to_dict
 from gpumemnet.errors import DatasetError
 from gpumemnet.gpu.catalogue import context, device_profile
+from gpumemnet.job.dataset import read_dataset, write_dataset
+from gpumemnet.job.measurement import measurement_from_dict, measurement_to_dict
 from gpumemnet.units import MIB
 
 ROOT = Path(__file__).parents[3]

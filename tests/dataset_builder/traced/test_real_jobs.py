@@ -25,13 +25,13 @@ from dataset_builder.traced.real_jobs.campaign import (
 )
 from dataset_builder.traced.real_jobs.networks import build, family_of, sample
 from dataset_builder.traced.real_jobs.options import RealOptions
-from gpumemnet.data.dataset import read_dataset
-from gpumemnet.data.measurement import TRACED_PARTS, Measurement
-from gpumemnet.data.validation import validate
 from gpumemnet.extract import ExtractOptions, extract_job
 from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.job.dataset import read_dataset
+from gpumemnet.job.measurement import TRACED_PARTS, Measurement
 from gpumemnet.job.training_options import TrainingOptions
 from gpumemnet.physics.optimizers import OPTIMIZER_RULES
+from gpumemnet.site.validation import validate
 
 DATASET = Path(campaign.__file__).parents[2] / "datasets" / "real_runs" / "traced_real_jobs.parquet"
 DRAWS = 300

@@ -13,9 +13,9 @@ from dataset_builder.published import timm_models, xmem_models
 from dataset_builder.split import split_by_architecture
 from dataset_builder.traced.kept_runs import KeptRuns
 from dataset_builder.traced.labels import PROTOCOL
-from gpumemnet.data.dataset import read_dataset
-from gpumemnet.data.measurement import TRACED_PARTS, Measurement
-from gpumemnet.data.validation import validate
+from gpumemnet.job.dataset import read_dataset
+from gpumemnet.job.measurement import TRACED_PARTS, Measurement
+from gpumemnet.site.validation import validate
 from gpumemnet.units import MIB
 from tests.dataset_builder.published.test_timm_models import row as timm_row
 

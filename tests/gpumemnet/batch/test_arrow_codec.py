@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumemnet.data.dataset import job_schema
 from gpumemnet.errors import DatasetError, InvalidJobError
 from gpumemnet.job.arrow_codec import check_columns, read_arrow_jobs
+from gpumemnet.job.dataset import job_schema
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
 from gpumemnet.job.training_job import JOB_FIELDS, REQUIRED_FIELDS, TrainingJob
 from tests.jobs import jobs, small_job

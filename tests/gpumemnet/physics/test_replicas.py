@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gpumemnet import trace
-from gpumemnet.data.dataset import read_dataset, write_dataset
-from gpumemnet.data.validation import validate
 from gpumemnet.errors import DatasetError
+from gpumemnet.job.dataset import read_dataset, write_dataset
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob
@@ -30,6 +29,7 @@ from gpumemnet.predict.distribution import MemoryDistribution
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.site.calibration import calibrate
 from gpumemnet.site.rows import read_site_rows
+from gpumemnet.site.validation import validate
 from gpumemnet.tracing import ExtraResults
 from gpumemnet.units import GIB, MIB
 from models.retrain.collect import collect

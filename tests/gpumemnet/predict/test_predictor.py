@@ -14,9 +14,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
-from gpumemnet.data.dataset import read_dataset
 from gpumemnet.errors import BundleError, InvalidRequestError, UnsupportedJobError
 from gpumemnet.gpu.catalogue import context, device_profile, device_profiles
+from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_from_json
 from gpumemnet.job.layers import Layer

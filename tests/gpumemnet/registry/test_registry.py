@@ -17,8 +17,8 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from gpumemnet.atomic_files import STAGING_PREFIX, locked
 from gpumemnet.cli import main
-from gpumemnet.data.atomic_files import STAGING_PREFIX, locked
 from gpumemnet.errors import BundleError, RegistryBusyError, RegistryError, UnknownReleaseError
 from gpumemnet.predict.bundle import MODEL_FILE, shipped_bundles
 from gpumemnet.predict.predictor import Predictor

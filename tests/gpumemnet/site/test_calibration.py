@@ -15,10 +15,10 @@ import httpx
 import numpy as np
 import pytest
 
-from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import BundleError, DatasetError, InvalidRequestError
 from gpumemnet.gpu.catalogue import CONTEXT_GROWTH_BYTES, load_profile
 from gpumemnet.job.json_codec import job_to_dict
+from gpumemnet.job.measurement import Measurement
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bundle import Bundle, load_bundle, save_bundle, shipped_bundles
 from gpumemnet.predict.predictor import Predictor

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.layers import Layer
+from gpumemnet.job.measurement import Measurement
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bundle import save_bundle
 from gpumemnet.predict.predictor import Predictor

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemnet.data.measurement import LABEL_SOURCES, Measurement
 from gpumemnet.errors import DatasetError, FieldError, InvalidJobError, InvalidRequestError
 from gpumemnet.job.json_codec import job_to_dict
+from gpumemnet.job.measurement import LABEL_SOURCES, Measurement
 from gpumemnet.site.observation import (
     MAX_BYTES,
     MIN_BYTES,

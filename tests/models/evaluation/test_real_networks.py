@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpumemnet.data.dataset import read_dataset, write_dataset
+from gpumemnet.job.dataset import read_dataset, write_dataset
 from models.evaluation.closed_form.fit import fit
 from models.evaluation.closed_form.rows import networks_of_runs
 from models.evaluation.real_networks import write_report

@@ -15,8 +15,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from gpumemnet.data.atomic_files import locked
-from gpumemnet.data.dataset import VERSION_KEY, dataset_schema
+from gpumemnet.atomic_files import locked
+from gpumemnet.job.dataset import VERSION_KEY, dataset_schema
 from gpumemnet.predict.bundle import load_bundle, save_bundle
 from gpumemnet.registry.registry import Registry
 from gpumemnet.units import MIB

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gpumemnet.data.atomic_files import locked
+from gpumemnet.atomic_files import locked
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.units import MIB

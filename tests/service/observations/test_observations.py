@@ -22,7 +22,7 @@ import httpx
 import psycopg
 import pytest
 
-from gpumemnet.data.dataset import read_dataset
+from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.json_codec import job_from_dict
 from service.api.examples import EXAMPLE_JOBS
 from service.api.predictions import Document

@@ -14,16 +14,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gpumemnet.data.atomic_files import sync_folder
-from gpumemnet.data.measurement import (
+from gpumemnet.atomic_files import sync_folder
+from gpumemnet.errors import DatasetError, InvalidJobError, MissingExtraError, first_line
+from gpumemnet.job.arrow_codec import check_columns, read_arrow_jobs
+from gpumemnet.job.job_table import JobTable
+from gpumemnet.job.measurement import (
     MEASUREMENT_FIELDS,
     Measurement,
     measurement_from_dict,
     measurement_to_dict,
 )
-from gpumemnet.errors import DatasetError, InvalidJobError, MissingExtraError, first_line
-from gpumemnet.job.arrow_codec import check_columns, read_arrow_jobs
-from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.training_job import JOB_FIELDS, REQUIRED_FIELDS
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ def read_jobs_file(path: Path) -> Iterator[JobTable]:
     if not path.is_file():
         raise InvalidRequestError(f"{path} does not exist", "jobs")
     if path.suffix == ".parquet":
-        from gpumemnet.data.dataset import read_jobs as read_parquet_jobs
+        from gpumemnet.job.dataset import read_jobs as read_parquet_jobs
 
         return read_parquet_jobs(path, JOBS_PER_BATCH)
     if path.suffix == ".json":

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from gpumemnet.data.measurement import DEVICE_SOURCES, Measurement, identity
+from gpumemnet.job.measurement import DEVICE_SOURCES, Measurement, identity
 from gpumemnet.physics.element_types import ELEMENT_BYTES
 from gpumemnet.physics.optimizers import optimizer_copies
 from gpumemnet.units import MIB, format_bytes

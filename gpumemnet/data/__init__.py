@@ -1,1 +1,0 @@
-"""Measurements and the dataset that holds them."""
