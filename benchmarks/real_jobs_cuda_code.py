@@ -41,8 +41,12 @@ from gpumemnet.gpu.catalogue import device_profile  # noqa: E402
 from gpumemnet.job.dataset import read_dataset  # noqa: E402
 from gpumemnet.job.measurement import Measurement  # noqa: E402
 from gpumemnet.job.training_options import TrainingOptions  # noqa: E402
-from gpumemnet.physics.element_types import AUTOCAST_TYPES, MODEL_TYPES, SCALED_PRECISIONS  # noqa: E402
-from gpumemnet.physics.memory_layouts import IMAGE_DIMENSIONS  # noqa: E402
+from gpumemnet.physics.element_types import (  # noqa: E402
+    AUTOCAST_TYPES,
+    IMAGE_DIMENSIONS,
+    MODEL_TYPES,
+    SCALED_PRECISIONS,
+)
 from gpumemnet.physics.optimizers import torch_call  # noqa: E402
 from gpumemnet.tracing.checkpointing import checkpointed  # noqa: E402
 from gpumemnet.tracing.losses import loss_function  # noqa: E402

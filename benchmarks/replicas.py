@@ -32,7 +32,7 @@ from gpumemnet.gpu.catalogue import context, device_profile  # noqa: E402
 from gpumemnet.job.dataset import read_dataset  # noqa: E402
 from gpumemnet.job.measurement import TRACED, architecture_key  # noqa: E402
 from gpumemnet.job.training_job import TrainingJob  # noqa: E402
-from gpumemnet.physics.nccl import communicator_bound_bytes, communicator_bytes  # noqa: E402
+from gpumemnet.physics.replicas import communicator_bound_bytes, communicator_bytes  # noqa: E402
 from gpumemnet.predict.bundle import shipped_bundles  # noqa: E402
 from gpumemnet.predict.predictor import Predictor  # noqa: E402
 

@@ -26,8 +26,12 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from gpumemnet.physics.element_types import AUTOCAST_TYPES, MODEL_TYPES, SCALED_PRECISIONS
-from gpumemnet.physics.memory_layouts import IMAGE_DIMENSIONS
+from gpumemnet.physics.element_types import (
+    AUTOCAST_TYPES,
+    IMAGE_DIMENSIONS,
+    MODEL_TYPES,
+    SCALED_PRECISIONS,
+)
 from gpumemnet.physics.optimizers import torch_call
 
 from ..families import Family, TensorSpec, family

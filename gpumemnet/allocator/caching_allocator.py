@@ -13,12 +13,30 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Hashable
 
-from gpumemnet.allocator.addresses import AddressSpace, LowestFreeAddress
-from gpumemnet.allocator.blocks import ADDRESS_BITS, GONE, IN_USE, Block, Pool, edge_block
-from gpumemnet.allocator.expandable import ExpandableSegments
-from gpumemnet.allocator.report import Segment, Statistics, segments_of
-from gpumemnet.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
-from gpumemnet.allocator.sizes import MINIMUM_BLOCK_BYTES, SMALL_BYTES, round_size, segment_size
+from gpumemnet.allocator.blocks import (
+    ADDRESS_BITS,
+    GONE,
+    IN_USE,
+    Block,
+    Pool,
+    Segment,
+    Statistics,
+    edge_block,
+    segments_of,
+)
+from gpumemnet.allocator.expandable_segments import (
+    AddressSpace,
+    ExpandableSegments,
+    LowestFreeAddress,
+)
+from gpumemnet.allocator.settings import (
+    DEFAULT_SETTINGS,
+    MINIMUM_BLOCK_BYTES,
+    SMALL_BYTES,
+    AllocatorSettings,
+    round_size,
+    segment_size,
+)
 from gpumemnet.errors import GpumemnetError, InvalidRequestError
 from gpumemnet.units import format_bytes
 
@@ -68,7 +86,7 @@ class CachingAllocator:
         capacity_bytes: memory that the driver has for segments; ``None`` for no limit.
         device_bytes: total memory of the device, to which ``per_process_memory_fraction`` applies;
             by default the capacity.
-        addresses: assigns addresses to segments, see :mod:`gpumemnet.allocator.addresses`.
+        addresses: assigns addresses to segments, see :mod:`gpumemnet.allocator.expandable_segments`.
 
     Attributes:
         allocated_bytes, requested_bytes, reserved_bytes: sizes of blocks, of requests and of

@@ -1,27 +1,153 @@
 """Replays a stream of allocations and frees through the simulated allocator.
 
 A stream is a sequence of integers: event ``e >= 0`` allocates storage ``e``, event ``e < 0`` frees
-    storage ``~e``, and
-:data:`EMPTY_CACHE` empties the cache.  The sizes of the storages are separate, because one stream
-is replayed with the sizes of many batch sizes.
+storage ``~e``, and :data:`EMPTY_CACHE` empties the cache.  The sizes of the storages are separate,
+because one stream is replayed with the sizes of many batch sizes.
 
-A script may repeat a pass hundreds of times (:class:`Loop`).  Once a pass ends in the state in
-which an earlier one ended, the passes that are left would repeat what lies between, and are not
-replayed.
+A script may repeat a pass hundreds of times (:class:`Loop`), such as the batches of a validation.
+Once a pass ends in the state in which an earlier one ended, the passes that are left would repeat
+what lies between, and are not replayed.
+
+Without a limit, PyTorch reserves cache that it would release under pressure, so a job may succeed
+with less.  :func:`smallest_limit` replays the events under limits to find how much less.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.allocator.blocks import GONE, Block
 from gpumemnet.allocator.caching_allocator import CachingAllocator, OutOfMemory
-from gpumemnet.allocator.loops import EMPTY_CACHE, Integers, Loop, replayable
 from gpumemnet.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
+from gpumemnet.units import MIB
+
+EMPTY_CACHE: Final = -(2**62)
+"""The event of ``torch.cuda.empty_cache()``."""
+
+Integers = Sequence[int] | NDArray[np.int64]
+_LEAST_PASSES: Final = 4
+"""Fewer passes are replayed as fast without a comparison."""
+_EMPTIES: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A number of passes with the same events: each numbers its storages higher than the pass
+    before, by the same amount.
+
+    Attributes:
+        start: index of the first event.
+        events: number of events of a pass.
+        passes: number of passes.
+        first: the first storage that the first pass allocates.
+        storages: number of storages that a pass allocates.
+        reach: a pass frees storages of earlier passes; the first of them was allocated so many
+            storages before the pass.
+    """
+
+    start: int
+    events: int
+    passes: int
+    first: int
+    storages: int
+    reach: int
+
+    @property
+    def end(self) -> int:
+        """Index of the event behind the last pass."""
+        return self.start + self.passes * self.events
+
+    def alike(self, values: NDArray[np.int64]) -> bool:
+        """Whether ``values``, one for each storage of the stream, are the same in every pass, and
+        in what a pass frees."""
+        rows = values[self.first : self.first + self.passes * self.storages].reshape(
+            self.passes, self.storages
+        )
+        return bool((rows == rows[0]).all())
+
+
+def find_loops(events: Integers, passes: Sequence[int]) -> tuple[Loop, ...]:
+    """Return the loops of a stream.
+
+    Args:
+        events: the stream; there are none if its storages are not numbered in the order of their
+            allocation.
+        passes: index of the event at which each pass begins; it ends where the next one begins.
+    """
+    if len(passes) <= _LEAST_PASSES:
+        return ()
+    order = np.asarray(events, dtype=np.int64)
+    allocates = order >= 0
+    if not np.array_equal(order[allocates], np.arange(np.count_nonzero(allocates))):
+        return ()
+    born = np.concatenate(([0], np.cumsum(allocates)))
+    found: list[Loop] = []
+    number = 0
+    while number < len(passes) - 1:
+        start, end = passes[number], passes[number + 1]
+        own = _relative(order, start, end, int(born[start]))
+        count = 1
+        while number + count < len(passes) - 1:
+            other, other_end = passes[number + count], passes[number + count + 1]
+            if other_end - other != end - start:
+                break
+            if not np.array_equal(own, _relative(order, other, other_end, int(born[other]))):
+                break
+            count += 1
+        if count >= _LEAST_PASSES and end > start:
+            reach = max(0, -int(own[1].min()))
+            found.append(
+                Loop(
+                    start, end - start, count, int(born[start]), int(born[end] - born[start]), reach
+                )
+            )
+        number += count
+    return tuple(found)
+
+
+def _relative(order: NDArray[np.int64], start: int, end: int, first: int) -> NDArray[np.int64]:
+    """The events of a pass, shape ``[2, events]``: what each does, and its storage, numbered from
+    0; earlier ones are below."""
+    window = order[start:end]
+    empties, allocates = window == EMPTY_CACHE, window >= 0
+    return np.stack(
+        (
+            np.where(empties, _EMPTIES, allocates),
+            np.where(empties, 0, np.where(allocates, window, ~window) - first),
+        )
+    )
+
+
+def replayable(
+    loops: Sequence[Loop],
+    sizes: Integers,
+    streams: Sequence[int] | None,
+    shrinkable: Collection[int],
+    steady_from: int | None,
+) -> list[Loop]:
+    """Return those ``loops`` whose passes allocate the same sizes on the same streams; arguments as
+    for ``replay``."""
+    if not loops:
+        return []
+    values = [np.asarray(sizes, dtype=np.int64)]
+    if streams:
+        values.append(np.asarray(streams, dtype=np.int64))
+    if shrinkable:
+        shrinks = np.zeros(len(sizes), dtype=np.int64)
+        shrinks[list(shrinkable)] = 1
+        values.append(shrinks)
+    return [
+        loop
+        for loop in loops
+        if not (steady_from is not None and loop.start < steady_from < loop.end)
+        and all(map(loop.alike, values))
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,3 +370,64 @@ def _absent() -> Block:
     block = Block.__new__(Block)
     block.key = GONE
     return block
+
+
+def smallest_limit(
+    events: Integers,
+    sizes: Integers,
+    settings: AllocatorSettings = DEFAULT_SETTINGS,
+    *,
+    device_bytes: int | None = None,
+    prefix: Integers = (),
+    streams: Sequence[int] | None = None,
+    loops: Sequence[Loop] = (),
+    step_bytes: int = 2 * MIB,
+) -> int:
+    """Return the smallest capacity, in whole steps, under which ``events`` succeed; 0 if they need
+    no memory.
+
+    Bisection finds it: the stream succeeds with the answer and fails with one step less.  Smaller
+        capacities may happen to work
+    too, because the allocator then uses other blocks; they are not searched.
+
+    Args:
+        events, sizes, settings, device_bytes, prefix, streams, loops: as for
+        :func:`~gpumemnet.allocator.replay.replay`.
+        step_bytes: precision of the answer; the driver maps memory in pages of 2 MiB.
+
+    Raises:
+        OutOfMemory: the memory fraction of the settings is too small for any capacity.
+        ValueError: the stream is malformed.
+    """
+
+    run = partial(
+        replay,
+        events,
+        sizes,
+        settings,
+        device_bytes=device_bytes,
+        prefix=prefix,
+        streams=streams,
+        loops=loops,
+    )
+
+    def runs(steps: int) -> bool:
+        try:
+            run(capacity_bytes=steps * step_bytes)
+        except OutOfMemory:
+            return False
+        return True
+
+    unlimited = run()
+    works = -(-unlimited.peak_reserved_bytes // step_bytes)
+    fails = (
+        -(-unlimited.peak_requested_bytes // step_bytes) - 1
+    )  # all requests alive at one moment must be reserved
+    while works and not runs(
+        works
+    ):  # the range of an expandable segment ends with the device, and may be full of holes
+        fails, works = works, 2 * works
+    while works - fails > 1:
+        middle = (works + fails) // 2
+        fails, works = (fails, middle) if runs(middle) else (middle, works)
+    return works * step_bytes

@@ -30,8 +30,8 @@ from gpumemnet.physics.attention_kernels import (
     choose_kernel,
 )
 from gpumemnet.physics.element_types import AUTOCAST_TYPES, MODEL_TYPES
-from gpumemnet.torch_private.attention import enabled_kernels, kernel_order
 from gpumemnet.torch_private.names import torch_release
+from gpumemnet.torch_private.training import enabled_kernels, kernel_order
 
 _HALF_TYPES: Final = {**AUTOCAST_TYPES, **MODEL_TYPES}
 

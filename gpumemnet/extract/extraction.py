@@ -88,7 +88,7 @@ def extract_from(
             to run.
         UnsupportedTorchError: the installed PyTorch lacks what an extraction needs.
     """
-    from gpumemnet.torch_private.probes import check_torch
+    from gpumemnet.torch_private.names import check_torch
 
     torch_notes = check_torch()
     device = device or device_profile(options.gpu)

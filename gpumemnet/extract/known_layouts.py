@@ -12,8 +12,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from gpumemnet.torch_private.modules import storage_id
 from gpumemnet.torch_private.operators import aten, schema, tree_map_only
-from gpumemnet.torch_private.tensors import storage_id
 
 _PLAIN: Final = (torch.Tensor, nn.Parameter)
 _UNHASHABLE: Final = object()

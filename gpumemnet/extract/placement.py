@@ -24,11 +24,10 @@ from gpumemnet.extract.known_layouts import KnownLayouts, argument_tensors, as_m
 from gpumemnet.extract.sparse_tensors import is_sparse, result_on_meta
 from gpumemnet.extract.triton_kernels import launches_do_nothing
 from gpumemnet.sandbox.faults import UnknownValueError
-from gpumemnet.torch_private.mixed_precision import AUTOCAST_BY_DEVICE
-from gpumemnet.torch_private.modules import own_parameters
+from gpumemnet.torch_private.modules import id_of_storage, own_parameters, storage_id
 from gpumemnet.torch_private.names import replaced
 from gpumemnet.torch_private.operators import DispatchMode, aten, schema, tree_leaves
-from gpumemnet.torch_private.tensors import id_of_storage, storage_id
+from gpumemnet.torch_private.training import AUTOCAST_BY_DEVICE
 
 REAL_ELEMENTS: Final = 2**14
 """Largest number of elements of a real tensor: above usual tables of constants, below usual

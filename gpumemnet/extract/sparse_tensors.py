@@ -12,8 +12,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from gpumemnet.torch_private.modules import dense_parts
 from gpumemnet.torch_private.operators import schema
-from gpumemnet.torch_private.tensors import dense_parts
 
 _COO: Final = torch.sparse_coo
 _COMPRESSED: Final[Mapping[torch.layout, torch.layout]] = {

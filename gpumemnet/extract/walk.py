@@ -42,10 +42,8 @@ from gpumemnet.extract.module_path import ModulePath
 from gpumemnet.extract.nested_tensors import tensors_in
 from gpumemnet.extract.placement import MissingValues, parameters_on_meta, placement
 from gpumemnet.physics.attention_kernels import MATH
-from gpumemnet.physics.recurrent import RESERVED_PER_UNIT, reserve_elements
-from gpumemnet.physics.saved_tensors import kept_in_place
-from gpumemnet.torch_private.modules import CHECKPOINT_FILE
-from gpumemnet.torch_private.tensors import storage_id
+from gpumemnet.physics.saved_tensors import RESERVED_PER_UNIT, kept_in_place, reserve_elements
+from gpumemnet.torch_private.modules import CHECKPOINT_FILE, storage_id
 
 _DROPOUTS: Final = frozenset({"dropout", "alpha_dropout"})
 _ATTENTION: Final = frozenset({"attention", "cross_attention"})

@@ -1,10 +1,10 @@
 # The types with which Cython compiles closed_form.py.
 cimport cython
-from gpumemnet.physics.allocator_blocks cimport block_bytes, class_of_block, segment_cost
+from gpumemnet.physics.step_memory cimport block_bytes, class_of_block, segment_cost
 from gpumemnet.physics.layer_records cimport Layer, LayerKind
 from gpumemnet.physics.layer_roles cimport note_roles
 from gpumemnet.physics.step_memory cimport JobNumbers, StepMemory
-from gpumemnet.physics.tensor_sizes cimport note_element_types, note_tensor_sizes
+from gpumemnet.physics.layer_records cimport note_element_types, note_tensor_sizes
 
 cdef enum:  # lengths of arrays; assigning _NO_CLASS and its like checks them against closed_form.py
     CLASSES = 10

@@ -10,7 +10,7 @@ in memory then (liveness as in DNNMem, ESEC/FSE '20, section 3.3):
 * the gradient that flows into the layer, and the one that flows out.
 
 Each tensor counts with its cost in segments, in the class of its block
-(:mod:`gpumemnet.physics.allocator_blocks`).  Segments are
+(:mod:`gpumemnet.physics.step_memory`).  Segments are
 never merged: what activations of 50 MiB leave free cannot hold the gradient of an embedding of 2
     GiB.  So each class has its own
 peak.  What the optimizer's step needs comes out of segments that are as large or larger.  The sum
@@ -25,7 +25,7 @@ A layer list leaves some things open.  These are assumed:
   reference until the step ends;
 * a last linear layer without parameters shares those of the embedding.
 
-:mod:`gpumemnet.physics.step_memory` has the records, :mod:`gpumemnet.physics.tensor_sizes` the
+:mod:`gpumemnet.physics.step_memory` has the records, :mod:`gpumemnet.physics.layer_records` the
 element types and sizes.
 
 Cython compiles this module with the types of ``closed_form.pxd``; a job then takes a thirtieth of
@@ -38,21 +38,31 @@ from __future__ import annotations
 from time import sleep
 from typing import TYPE_CHECKING, Final
 
-from gpumemnet.allocator import sizes
+from gpumemnet.allocator import settings
 from gpumemnet.job.layers import GROUP_NAMES
-from gpumemnet.physics.allocator_blocks import (
+from gpumemnet.physics.element_types import (
+    FULL_BYTES,
+    IMAGE_CHANNELS,
+    PADDED_IMAGE,
+    TF32_SMALLEST_CHANNELS,
+)
+from gpumemnet.physics.layer_records import (
+    LAYER_KINDS,
+    Layer,
+    LayerKind,
+    note_element_types,
+    note_tensor_sizes,
+)
+from gpumemnet.physics.layer_roles import note_roles
+from gpumemnet.physics.saved_tensors import LOSS_TENSORS
+from gpumemnet.physics.step_memory import (
     BLOCK_CLASSES,
+    JobNumbers,
+    StepMemory,
     block_bytes,
     class_of_block,
     segment_cost,
 )
-from gpumemnet.physics.element_types import FULL_BYTES
-from gpumemnet.physics.layer_records import LAYER_KINDS, Layer, LayerKind
-from gpumemnet.physics.layer_roles import note_roles
-from gpumemnet.physics.memory_layouts import IMAGE_CHANNELS, PADDED_IMAGE, TF32_SMALLEST_CHANNELS
-from gpumemnet.physics.saved_tensors import LOSS_TENSORS
-from gpumemnet.physics.step_memory import JobNumbers, StepMemory
-from gpumemnet.physics.tensor_sizes import note_element_types, note_tensor_sizes
 from gpumemnet.units import MIB
 
 if TYPE_CHECKING:
@@ -67,7 +77,7 @@ SIZE_CLASSES: Final = ("small", "medium", "large", "huge")
 and above (own segments).
 
 Features are by these; the peaks behind them by
-:data:`~gpumemnet.physics.allocator_blocks.BLOCK_CLASSES`.
+:data:`~gpumemnet.physics.step_memory.BLOCK_CLASSES`.
 """
 CUBLASLT_WORKSPACE: Final = MIB
 """cuBLASLt's default workspace (``CUBLASLT_WORKSPACE_SIZE``, 1,024 KiB below compute capability
@@ -85,9 +95,9 @@ COLUMNS: Final = 2 + 2 * len(GROUP_NAMES) + 3 * len(SIZE_CLASSES) + 16
 
 # The same numbers once more where the compiled form reads them all the time: closed_form.pxd makes
 # C variables of them.
-_SMALL_SEGMENT: Final = float(sizes.SMALL_SEGMENT_BYTES)
-_MEDIUM_SEGMENT: Final = float(sizes.LARGE_SEGMENT_BYTES)
-_MEDIUM_LIMIT: Final = float(sizes.MINIMUM_LARGE_BYTES)
+_SMALL_SEGMENT: Final = float(settings.SMALL_SEGMENT_BYTES)
+_MEDIUM_SEGMENT: Final = float(settings.LARGE_SEGMENT_BYTES)
+_MEDIUM_LIMIT: Final = float(settings.MINIMUM_LARGE_BYTES)
 _CUBLASLT: Final = float(CUBLASLT_WORKSPACE)
 _TYPICAL: Final = float(TYPICAL_LARGE_TENSOR)
 _FULL: Final = float(FULL_BYTES)
@@ -497,7 +507,7 @@ def _layout_copies(job: JobNumbers, layer: Layer, source: Layer, is_first: bool)
     its kernel reads.
 
     Those that the trace expects on an A100, by the rules of
-    :mod:`gpumemnet.physics.memory_layouts`, as far as a layer list shows them.  Channels last needs
+    :mod:`gpumemnet.physics.element_types`, as far as a layer list shows them.  Channels last needs
     no copies, except of a first layer's image.  Half types add the weight's gradient up in fp32.
     No layer list shows other algorithms (FFT, Winograd), or GPUs without tensor cores.
     """

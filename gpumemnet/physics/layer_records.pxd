@@ -1,5 +1,6 @@
 # The types with which Cython compiles layer_records.py.
 cimport cython
+from gpumemnet.physics.step_memory cimport JobNumbers, block_bytes, class_of_block, segment_cost
 
 @cython.final
 cdef class LayerKind:
@@ -21,3 +22,20 @@ cdef class Layer:
     cdef public double weight_cost, second_cost, second_elements
     cdef public Py_ssize_t output_class, weight_class, second_class
     cpdef void describe(self, LayerKind kind, double activations, double parameters) noexcept
+
+cdef double _FULL
+
+@cython.locals(layer=Layer)
+cpdef void note_element_types(JobNumbers job, list layers) noexcept
+
+@cython.locals(at=Py_ssize_t, layer=Layer, kind=LayerKind, has_embedding=bint, is_weights=bint, element_bytes=double)
+cdef void _note_mixed_types(JobNumbers job, list layers) noexcept
+
+@cython.locals(layer=Layer, following=Layer)
+cdef bint _makes_attention_scores(list layers, Py_ssize_t at) noexcept
+
+@cython.locals(layer=Layer, previous=Layer)
+cdef bint _makes_attention_weights(list layers, Py_ssize_t at) noexcept
+
+@cython.locals(second=double, block=double)
+cpdef void note_tensor_sizes(JobNumbers job, Layer layer) noexcept

@@ -1,5 +1,8 @@
-"""Records of the layers of a job, and of what is known of their kinds: fields that the compiled
-modules read by name.
+"""Records of the layers of a job: what is known of their kinds, and element types and sizes of their
+tensors (output, weight, and bias or the shift of a norm).
+
+The roles of the layers (:mod:`gpumemnet.physics.layer_roles`) must be known before their element
+types and sizes are noted.
 
 Cython compiles this module with the types of ``layer_records.pxd``; there a record is a C
 structure.  Without a compiler it runs as it is.
@@ -11,7 +14,9 @@ from collections.abc import MutableSequence, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gpumemnet.job.layers import GROUP_NAMES, GROUP_OF_KIND, KINDS
+from gpumemnet.physics.element_types import FULL_BYTES
 from gpumemnet.physics.saved_tensors import KIND_RULES
+from gpumemnet.physics.step_memory import JobNumbers, block_bytes, class_of_block, segment_cost
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,38 +44,35 @@ class LayerKind:
     """
 
     __slots__ = (
-        *(
-            "group",
-            "is_alias",
-            "saves_input",
-            "saves_output",
-            "mask_bytes",
-            "statistics",
-            "second_share",
-            "has_bias",
-            "is_cast",
-        ),
-        *(
-            "autocast_output_bytes",
-            "autocast_input_bytes",
-            "is_attention",
-            "is_embedding",
-            "is_convolution",
-            "is_norm",
-            "is_add",
-        ),
-        *(
-            "is_average_pool",
-            "is_concatenate",
-            "is_conv2d",
-            "is_dropout",
-            "is_linear",
-            "is_matmul",
-            "is_multiply",
-            "is_rms_norm",
-        ),
+        "autocast_input_bytes",
+        "autocast_output_bytes",
+        "computes_attention",
+        "group",
+        "has_bias",
+        "is_add",
+        "is_alias",
+        "is_attention",
+        "is_average_pool",
+        "is_cast",
+        "is_concatenate",
+        "is_conv2d",
+        "is_convolution",
+        "is_dropout",
+        "is_embedding",
+        "is_linear",
+        "is_matmul",
+        "is_multiply",
+        "is_norm",
+        "is_rms_norm",
         "is_softmax",
-        *("computes_attention", "reads_scores", "reads_projections", "starts_block"),
+        "mask_bytes",
+        "reads_projections",
+        "reads_scores",
+        "saves_input",
+        "saves_output",
+        "second_share",
+        "starts_block",
+        "statistics",
     )
 
     def __init__(self, name: str) -> None:
@@ -140,25 +142,31 @@ class Layer:
     """
 
     __slots__ = (
-        *("kind", "activations", "parameters"),
-        *(
-            "is_constant_product",
-            "is_inner_sum",
-            "is_passed_on",
-            "begins_block",
-            "is_in_block",
-            "is_decomposed_norm",
-        ),
-        *(
-            "is_sibling",
-            "is_depthwise",
-            "is_recomputed",
-            "has_backward",
-            "is_output_kept",
-            "element_bytes",
-        ),
-        *("input_element_bytes", "elements", "output_bytes", "output_class", "output_cost"),
-        *("weight_class", "weight_cost", "second_class", "second_cost", "second_elements"),
+        "activations",
+        "begins_block",
+        "element_bytes",
+        "elements",
+        "has_backward",
+        "input_element_bytes",
+        "is_constant_product",
+        "is_decomposed_norm",
+        "is_depthwise",
+        "is_in_block",
+        "is_inner_sum",
+        "is_output_kept",
+        "is_passed_on",
+        "is_recomputed",
+        "is_sibling",
+        "kind",
+        "output_bytes",
+        "output_class",
+        "output_cost",
+        "parameters",
+        "second_class",
+        "second_cost",
+        "second_elements",
+        "weight_class",
+        "weight_cost",
     )
 
     def describe(self, kind: LayerKind, activations: float, parameters: float) -> None:
@@ -175,3 +183,93 @@ class Layer:
         self.elements = self.output_bytes = self.output_cost = 0.0
         self.weight_cost = self.second_cost = self.second_elements = 0.0
         self.output_class = self.weight_class = self.second_class = 0
+
+
+_FULL: Final = float(FULL_BYTES)
+
+
+def note_element_types(job: JobNumbers, layers: list[Layer]) -> None:
+    """Notes the bytes per element of each layer's output, and of its input as its kernel reads
+    it."""
+    if job.is_autocast or job.is_math_attention:
+        _note_mixed_types(job, layers)
+        return
+    for layer in layers:
+        layer.element_bytes = job.uncast_bytes
+        layer.input_element_bytes = _FULL if layer.is_decomposed_norm else job.uncast_bytes
+
+
+def _note_mixed_types(job: JobNumbers, layers: list[Layer]) -> None:
+    """Element types under autocast, or with attention in single steps.
+
+    Autocast lowers some kinds and raises others (:mod:`gpumemnet.physics.element_types`); the rest hand
+    on what they are given.  A sum with a residual stream that began with an embedding is fp32.  The
+    math kernel computes attention scores and weights in fp32 whatever it is given
+    (``aten/src/ATen/native/transformers/attention.cpp``).
+    """
+    has_embedding = False
+    for layer in layers:
+        if layer.kind.is_embedding:
+            has_embedding = True
+    element_bytes = job.input_bytes / job.input_elements
+    is_weights = False  # whether the layer before made attention weights
+    for at in range(len(layers)):
+        layer = layers[at]
+        kind = layer.kind
+        layer.input_element_bytes = element_bytes
+        if job.is_autocast and kind.autocast_input_bytes and not is_weights:
+            layer.input_element_bytes = kind.autocast_input_bytes
+        elif layer.is_decomposed_norm:
+            layer.input_element_bytes = _FULL
+        is_weights = job.is_math_attention and _makes_attention_weights(layers, at)
+        if is_weights or (job.is_math_attention and _makes_attention_scores(layers, at)):
+            element_bytes = _FULL
+        elif not job.is_autocast:
+            element_bytes = job.uncast_bytes
+        elif kind.is_add and has_embedding and not layer.is_inner_sum:
+            element_bytes = _FULL
+        elif kind.autocast_output_bytes:
+            element_bytes = kind.autocast_output_bytes
+        layer.element_bytes = element_bytes
+
+
+def _makes_attention_scores(layers: list[Layer], at: int) -> bool:
+    """A matrix product whose result goes into a softmax."""
+    layer = layers[at]
+    if not layer.kind.is_matmul or at + 1 == len(layers):
+        return False
+    following = layers[at + 1]
+    return following.kind.is_softmax
+
+
+def _makes_attention_weights(layers: list[Layer], at: int) -> bool:
+    """A softmax, or the dropout behind it."""
+    layer = layers[at]
+    if not layer.kind.is_dropout or at == 0:
+        return layer.kind.is_softmax
+    previous = layers[at - 1]
+    return previous.kind.is_softmax
+
+
+def note_tensor_sizes(job: JobNumbers, layer: Layer) -> None:
+    """Sizes of a layer's output, of its weight, and of its bias or the shift of its norm."""
+    layer.elements = layer.activations * job.batch_size
+    layer.output_bytes = layer.elements * layer.element_bytes
+    block = block_bytes(layer.output_bytes)
+    layer.output_class = class_of_block(block)
+    layer.output_cost = segment_cost(block, layer.output_class)
+    if not layer.parameters:
+        return
+    second = layer.kind.second_share * layer.parameters
+    if layer.kind.has_bias:
+        second = layer.activations / job.positions
+        if layer.parameters <= second:
+            second = 0.0
+    block = block_bytes((layer.parameters - second) * job.weight_bytes)
+    layer.weight_class = class_of_block(block)
+    layer.weight_cost = segment_cost(block, layer.weight_class)
+    if second:
+        block = block_bytes(second * job.weight_bytes)
+        layer.second_elements = second
+        layer.second_class = class_of_block(block)
+        layer.second_cost = segment_cost(block, layer.second_class)

@@ -1,9 +1,15 @@
 """Which tensors a layer keeps for its backward pass, by layer kind.
 
 Source: the formulas of PyTorch's ``tools/autograd/derivatives.yaml``: a formula that names ``self``
-    keeps the layer's input, one
-that names ``result`` keeps its output, and dropout and max-pooling keep a mask or indices of their
-own.
+keeps the layer's input, one that names ``result`` keeps its output, and dropout and max-pooling
+keep a mask or indices of their own.
+
+cuDNN keeps one opaque buffer for a stack of LSTM or GRU layers, the reserve space.
+``cudnnGetRNNTempSpaceSizes`` returns its size, but no formula is published.  The formula here is
+derived from two sizes reported in PyTorch's issue 2895 for cuDNN 7 on a Tesla P100 with four layers
+of 320: 736,000,000 bytes for an LSTM and 864,000,000 bytes for a GRU.  Per layer, step and hidden
+unit it counts five values for an LSTM and six for a GRU.  It adds the outputs of all layers but the
+last, and omits the masks of dropout between layers.
 """
 
 from __future__ import annotations
@@ -12,8 +18,14 @@ from collections.abc import Set
 from typing import Final, NamedTuple
 
 from gpumemnet.job.layers import KINDS, LAYER_GROUPS
-from gpumemnet.physics.autocast import CAST_KINDS, LOWERED_KINDS, RAISED_INPUT_KINDS, RAISED_KINDS
-from gpumemnet.physics.element_types import FULL_BYTES, HALF_BYTES
+from gpumemnet.physics.element_types import (
+    CAST_KINDS,
+    FULL_BYTES,
+    HALF_BYTES,
+    LOWERED_KINDS,
+    RAISED_INPUT_KINDS,
+    RAISED_KINDS,
+)
 
 SAVES_INPUT: Final = frozenset(
     {
@@ -25,30 +37,26 @@ SAVES_INPUT: Final = frozenset(
         ),  # to one pixel, nearly always: a mean, which keeps nothing
         *LAYER_GROUPS["attention"],
         *LAYER_GROUPS["recurrent"],
-        *(
-            "relu6",
-            "leaky_relu",
-            "prelu",
-            "rrelu",
-            "elu",
-            "selu",
-            "celu",
-            "gelu",
-            "silu",
-            "mish",
-            "softplus",
-            "log_sigmoid",
-        ),
-        *(
-            "hardswish",
-            "hardsigmoid",
-            "hardtanh",
-            "softsign",
-            "threshold",
-            "glu",
-            "swiglu",
-            "activation",
-        ),
+        "relu6",
+        "leaky_relu",
+        "prelu",
+        "rrelu",
+        "elu",
+        "selu",
+        "celu",
+        "gelu",
+        "silu",
+        "mish",
+        "softplus",
+        "log_sigmoid",
+        "hardswish",
+        "hardsigmoid",
+        "hardtanh",
+        "softsign",
+        "threshold",
+        "glu",
+        "swiglu",
+        "activation",
         "multiply",
     }
 )
@@ -170,3 +178,19 @@ def kept_in_place(kind: str) -> str:
     does (``tools/autograd/derivatives.yaml``); others clone their input first.
     """
     return "relu" if kind in _KEEP_RESULT_IN_PLACE else kind
+
+
+RESERVED_PER_UNIT: Final = {"lstm": 5, "gru": 6}
+"""Values per layer, direction, step, sample and hidden unit in the reserve space."""
+
+
+def reserve_elements(kind: str, *, steps: int, hidden: int, layers: int, directions: int) -> int:
+    """Return the number of elements of the reserve space, by the formula in the module's docstring.
+
+    Args:
+        kind: ``lstm`` or ``gru``.
+        steps: steps of all samples together.
+        hidden: hidden units of one layer and direction.
+        layers, directions: of the stack.
+    """
+    return steps * hidden * directions * (RESERVED_PER_UNIT[kind] * layers + layers - 1)

@@ -1,20 +1,83 @@
-"""The records of the closed form: the numbers of a job, and the memory of its training step.
+"""The memory of a training step in the closed form: what a block costs in segments, the numbers of
+a job, and what its step holds in each class of blocks.
 
-:mod:`gpumemnet.physics.closed_form` fills them while it walks over the layers.
+Blocks of one class take over each other's segments.  The cost of a block is its share of the
+segments that the allocator would fill with blocks like it, because ``nvidia-smi`` shows segments
+(``c10/cuda/CUDACachingAllocator.cpp``).  :mod:`gpumemnet.physics.closed_form` fills the records
+while it walks over the layers.
 
-Cython compiles this module with the types of ``step_memory.pxd``.  Without a compiler it runs as it
-is.
+Cython compiles this module with the types of ``step_memory.pxd``; there a record is a C structure.
+Without a compiler it runs as it is.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from gpumemnet.allocator import settings
 from gpumemnet.job.layers import GROUP_NAMES
-from gpumemnet.physics.allocator_blocks import BLOCK_CLASSES
+from gpumemnet.units import MIB
 
 IS_COMPILED: Final = not __file__.endswith(".py")
 """Whether this module is compiled."""
+
+LARGE_LIMIT: Final = 20 * MIB
+HUGE_OCTAVES: Final = 7
+"""Tensors of 20 to 40 MiB, and so on, up to those above 1,280 MiB."""
+_LARGER_FROM: Final = (
+    settings.MINIMUM_LARGE_BYTES,
+    *(LARGE_LIMIT << octave for octave in range(HUGE_OCTAVES)),
+)
+BLOCK_TOPS: Final = (
+    settings.SMALL_BYTES,
+    *(limit - settings.MINIMUM_BLOCK_BYTES for limit in _LARGER_FROM),
+)
+"""Largest block of each class of tensors that take over each other's segments, but the last, which
+has no largest."""
+BLOCK_CLASSES: Final = len(BLOCK_TOPS) + 1
+
+# The same numbers once more where the compiled form reads them all the time: allocator_blocks.pxd
+# makes C variables of them.
+_BLOCK: Final = float(settings.MINIMUM_BLOCK_BYTES)
+_ROUNDING: Final = float(settings.SEGMENT_ROUNDING_BYTES)
+_MEDIUM_SEGMENT: Final = float(settings.LARGE_SEGMENT_BYTES)
+_SMALL_TOP: Final = float(BLOCK_TOPS[0])
+_MEDIUM_TOP: Final = float(BLOCK_TOPS[1])
+_LARGE_TOP: Final = float(BLOCK_TOPS[2])
+_CLASSES: Final = BLOCK_CLASSES
+
+
+def block_bytes(size: float) -> float:
+    """Bytes of the allocator's block for a tensor of ``size`` bytes (``round_size``)."""
+    return -(-size // _BLOCK) * _BLOCK
+
+
+def class_of_block(block: float) -> int:
+    """Class of a block: blocks of one class take over each other's segments."""
+    if block <= _SMALL_TOP:
+        return 0
+    if block <= _MEDIUM_TOP:
+        return 1
+    block_class = 2
+    top = _LARGE_TOP
+    while block > top and block_class < _CLASSES - 1:
+        block_class += 1
+        top = 2.0 * (top + _BLOCK) - _BLOCK
+    return block_class
+
+
+def segment_cost(block: float, block_class: int) -> float:
+    """Bytes of segment that a block of this class costs among blocks like it
+    (``get_allocation_size``).
+
+    One of 7 MiB costs 10: two of them fill a segment of 20 MiB.  Costs are whole bytes.
+    """
+    if block_class > 1:
+        return -(-block // _ROUNDING) * _ROUNDING
+    if block_class == 1:
+        return _MEDIUM_SEGMENT // (_MEDIUM_SEGMENT // block)
+    return block
+
 
 _NO_CLASS: Final = list((0.0,) * BLOCK_CLASSES)
 _NO_GROUP: Final = list((0.0,) * len(GROUP_NAMES))
@@ -42,24 +105,23 @@ class JobNumbers:
     """
 
     __slots__ = (
-        *(
-            "batch_size",
-            "positions",
-            "input_elements",
-            "input_bytes",
-            "frozen_parameters",
-            "weight_bytes",
-            "copy_bytes",
-        ),
-        *(
-            "uncast_bytes",
-            "state_copies",
-            "temporary_copies",
-            "loop_copies",
-            "filter_copies",
-            "new_gradients",
-        ),
-        *("is_autocast", "is_math_attention", "is_checkpointed", "is_channels_last"),
+        "batch_size",
+        "copy_bytes",
+        "filter_copies",
+        "frozen_parameters",
+        "input_bytes",
+        "input_elements",
+        "is_autocast",
+        "is_channels_last",
+        "is_checkpointed",
+        "is_math_attention",
+        "loop_copies",
+        "new_gradients",
+        "positions",
+        "state_copies",
+        "temporary_copies",
+        "uncast_bytes",
+        "weight_bytes",
     )
 
     def __init__(self) -> None:
@@ -78,7 +140,7 @@ class StepMemory:
     stated otherwise.
 
     Attributes with one number for each of the
-    :data:`~gpumemnet.physics.allocator_blocks.BLOCK_CLASSES`:
+    :data:`~gpumemnet.physics.step_memory.BLOCK_CLASSES`:
         weights: the parameters.
         trained: the parameters met so far that receive gradients.
         filter_state: optimizer state of convolutions, beside that which all parameters have.
@@ -111,43 +173,35 @@ class StepMemory:
     """
 
     __slots__ = (
-        *(
-            "weights",
-            "trained",
-            "filter_state",
-            "kept",
-            "standing",
-            "recomputed",
-            "weight_copies",
-            "named_output",
-            "moment",
-        ),
-        *(
-            "backward_peak",
-            "forward_peak",
-            "resident",
-            "step",
-            "peak",
-            "group_counts",
-            "kept_by_group",
-        ),
-        *(
-            "backward_total",
-            "forward_total",
-            "loss_total",
-            "loop_cost",
-            "loop_class",
-            "last_parameter_cost",
-            "layer_count",
-            "block_count",
-            "logits_bytes",
-        ),
-        *(
-            "attention_matrix_bytes",
-            "largest_output_bytes",
-            "largest_convolution_bytes",
-            "largest_parameters",
-        ),
+        "attention_matrix_bytes",
+        "backward_peak",
+        "backward_total",
+        "block_count",
+        "filter_state",
+        "forward_peak",
+        "forward_total",
+        "group_counts",
+        "kept",
+        "kept_by_group",
+        "largest_convolution_bytes",
+        "largest_output_bytes",
+        "largest_parameters",
+        "last_parameter_cost",
+        "layer_count",
+        "logits_bytes",
+        "loop_class",
+        "loop_cost",
+        "loss_total",
+        "moment",
+        "named_output",
+        "peak",
+        "recomputed",
+        "resident",
+        "standing",
+        "step",
+        "trained",
+        "weight_copies",
+        "weights",
     )
 
     def __init__(self) -> None:

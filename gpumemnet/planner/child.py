@@ -21,7 +21,7 @@ def _answer(document: dict[str, Any]) -> dict[str, Any]:
     _LOG.info("importing torch")
     torch_notes = checked_torch()
     from gpumemnet.planner.fitting import plan_request
-    from gpumemnet.torch_private.dynamo import without_dynamo
+    from gpumemnet.torch_private.training import without_dynamo
     from gpumemnet.tracing.missing_values import GuessedValues, RefusedValues
 
     _LOG.info("building the model")

@@ -17,15 +17,16 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from gpumemnet.planner.recomputing import keeps_results
-from gpumemnet.torch_private.autograd import next_node_number, running_node_number
+from gpumemnet.torch_private.modules import storage_id, storage_owners
 from gpumemnet.torch_private.operators import (
+    next_node_number,
     operator_name,
     operator_packet,
+    running_node_number,
     schema,
     tree_leaves,
     without_function_modes,
 )
-from gpumemnet.torch_private.tensors import storage_id, storage_owners
 from gpumemnet.tracing.recorder import Recorder
 
 _TYPES: Final = {

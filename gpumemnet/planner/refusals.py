@@ -18,8 +18,7 @@ from gpumemnet.errors import PlanError, did_you_mean
 from gpumemnet.extract.nested_tensors import tensors_in
 from gpumemnet.planner.decisions import Decision
 from gpumemnet.planner.recomputing import NORMALIZATIONS
-from gpumemnet.torch_private.modules import forward_hooks, is_compiled, own_buffers
-from gpumemnet.torch_private.tensors import version
+from gpumemnet.torch_private.modules import forward_hooks, is_compiled, own_buffers, version
 
 _CHECKPOINTING: Final = ("gradient_checkpointing", "grad_checkpointing")
 """Attributes that are true where Hugging Face's and timm's models recompute by themselves."""

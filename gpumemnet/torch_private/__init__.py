@@ -4,10 +4,9 @@ PyTorch promises nothing about these names, so no other module of ``extract``, `
 ``sandbox`` touches one. Each is declared with its purpose and, where it can misbehave, with a
 probe:
 
-* :mod:`~gpumemnet.torch_private.names`: how a name is declared, found and replaced;
-* :mod:`~gpumemnet.torch_private.probes`: runs the probes and says what a PyTorch version lacks;
-* one module for each subject: tensors, operators, autograd, modules, optimizers, mixed precision,
-  attention, Dynamo, distributed training, and what a training script sees of CUDA.
+* :mod:`~gpumemnet.torch_private.names`: how a name is declared, found, replaced and probed;
+* one module for each subject: operators and autograd, modules and tensors, what a training step
+  computes with, distributed training, and what a training script sees of CUDA.
 
 The package imports nothing of ``gpumemnet`` but its errors.
 """

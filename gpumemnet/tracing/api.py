@@ -168,9 +168,9 @@ def trace_request(
 
 
 def checked_torch(*uses: str) -> tuple[str, ...]:
-    """Notes on the installed PyTorch, see :func:`~gpumemnet.torch_private.probes.check_torch`."""
+    """Notes on the installed PyTorch, see :func:`~gpumemnet.torch_private.names.check_torch`."""
     try:
-        from gpumemnet.torch_private.probes import check_torch
+        from gpumemnet.torch_private.names import check_torch
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -62,11 +62,11 @@ class OperatorCall:
     ) -> OperatorCall:
         """Return the record of a call."""
         return cls(
-            *(start, end, str(operator)),
-            *(
-                tuple(map(_layouts, args)),
-                {name: _layouts(value) for name, value in kwargs.items()},
-            ),
+            start,
+            end,
+            str(operator),
+            tuple(map(_layouts, args)),
+            {name: _layouts(value) for name, value in kwargs.items()},
             tuple(map(TensorLayout.of, outputs)),
         )
 

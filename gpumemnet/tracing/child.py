@@ -52,7 +52,7 @@ def _trace_script(document: dict[str, Any], request: TraceRequest) -> TraceAnswe
 def _trace_file(document: dict[str, Any], request: TraceRequest) -> TraceAnswer:
     code = source_code(document)
     _LOG.info("importing torch")
-    from gpumemnet.torch_private.dynamo import without_dynamo
+    from gpumemnet.torch_private.training import without_dynamo
     from gpumemnet.tracing.missing_values import GuessedValues, RefusedValues
 
     _LOG.info("building the model")

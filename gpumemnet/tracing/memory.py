@@ -23,7 +23,7 @@ from typing import Final
 from gpumemnet.allocator import EMPTY_CACHE, AllocatorSettings, OutOfMemory, replay, smallest_limit
 from gpumemnet.gpu.catalogue import ContextEstimate, DeviceProfile, context
 from gpumemnet.gpu.mig import available_mib
-from gpumemnet.physics.nccl import SOURCE, communicator_bound_bytes, communicator_bytes
+from gpumemnet.physics.replicas import NCCL_SOURCE, communicator_bound_bytes, communicator_bytes
 from gpumemnet.tracing.report.answer import Curve, Peak
 from gpumemnet.tracing.timeline import CONVOLUTION, MEMORY_CLASSES, LongRun, Timeline, repeated
 from gpumemnet.units import MIB
@@ -224,7 +224,7 @@ def non_allocator_memory(device: DeviceProfile, groups: Sequence[int]) -> Contex
     return ContextEstimate(
         alone.expected_bytes + communicator_bytes(groups),
         alone.bound_bytes + bound_bytes,
-        f"{alone.source}; {SOURCE}",
+        f"{alone.source}; {NCCL_SOURCE}",
     )
 
 

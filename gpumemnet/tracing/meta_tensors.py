@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from gpumemnet.extract.placement import is_small
-from gpumemnet.physics.memory_layouts import IMAGE_DIMENSIONS
-from gpumemnet.torch_private.modules import own_buffers, own_parameters
-from gpumemnet.torch_private.tensors import storage_id
+from gpumemnet.physics.element_types import IMAGE_DIMENSIONS
+from gpumemnet.torch_private.modules import own_buffers, own_parameters, storage_id
 
 
 @dataclass(frozen=True, slots=True)

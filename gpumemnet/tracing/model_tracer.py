@@ -22,7 +22,7 @@ from gpumemnet.gpu.catalogue import context, device_profiles
 from gpumemnet.gpu.mig import available_mib
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.physics.nccl import communicator_bytes
+from gpumemnet.physics.replicas import communicator_bytes
 from gpumemnet.tracing.batch_memory import BatchMemory, verdict_of
 from gpumemnet.tracing.batch_sizes import BatchTraces
 from gpumemnet.tracing.corrections import CORRECTIONS

@@ -2,7 +2,7 @@
 own over meta parameters.
 
 PyTorch picks the foreach or the fused path only for parameters on a GPU;
-:func:`~gpumemnet.torch_private.optimizers.gpu_optimizers` lets it pick them here.
+:func:`~gpumemnet.torch_private.training.gpu_optimizers` lets it pick them here.
 """
 
 from __future__ import annotations

@@ -153,7 +153,9 @@ def trace_script(
     def trace(other_way: bool, selected_share: float) -> TraceAnswer:
         asked = {**request, "other_way": other_way, "selected_share": selected_share}
         answer = ask(
-            *(_CHILD, str(script), asked),
+            _CHILD,
+            str(script),
+            asked,
             variables=variables,
             deadline_seconds=deadline_seconds,
             show_output=show_output,

@@ -24,15 +24,17 @@ from torch import Tensor
 
 from gpumemnet.allocator import EMPTY_CACHE
 from gpumemnet.extract.module_path import ModulePath
-from gpumemnet.torch_private.autograd import backward_runs, next_node_number, running_node_number
+from gpumemnet.torch_private.modules import dense_parts, id_of_storage, storage_id
 from gpumemnet.torch_private.operators import (
     DispatchMode,
     aten,
+    backward_runs,
+    next_node_number,
     operator_name,
+    running_node_number,
     schema,
     without_function_modes,
 )
-from gpumemnet.torch_private.tensors import dense_parts, id_of_storage, storage_id
 from gpumemnet.tracing.calls import OperatorCall
 from gpumemnet.tracing.corrections.result_layouts import LayoutRule, layout_rule
 from gpumemnet.tracing.platform import Platform
@@ -271,14 +273,13 @@ class Recorder(DispatchMode):
         """Return the record."""
         storages = tuple(
             Storage(
-                *(
-                    storage.size_bytes,
-                    storage.bound_bytes,
-                    memory_class,
-                    storage.operator,
-                    storage.module,
-                ),
-                *(storage.scratch, storage.stream),
+                storage.size_bytes,
+                storage.bound_bytes,
+                memory_class,
+                storage.operator,
+                storage.module,
+                storage.scratch,
+                storage.stream,
             )
             for storage, memory_class in zip(self._storages, self._classes, strict=True)
         )

@@ -21,13 +21,16 @@ from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.extract.module_path import ModulePath
 from gpumemnet.extract.nested_tensors import tensors_in
 from gpumemnet.extract.placement import placement
-from gpumemnet.physics.element_types import AUTOCAST_TYPES, MODEL_TYPES, SCALED_PRECISIONS
-from gpumemnet.physics.memory_layouts import IMAGE_DIMENSIONS
+from gpumemnet.physics.element_types import (
+    AUTOCAST_TYPES,
+    IMAGE_DIMENSIONS,
+    MODEL_TYPES,
+    SCALED_PRECISIONS,
+)
 from gpumemnet.sandbox.faults import fault_sentence
-from gpumemnet.torch_private.dynamo import without_dynamo
+from gpumemnet.torch_private.modules import part_on_rank
 from gpumemnet.torch_private.operators import unscale_gradients, without_function_modes
-from gpumemnet.torch_private.optimizers import gpu_optimizers
-from gpumemnet.torch_private.tensors import part_on_rank
+from gpumemnet.torch_private.training import gpu_optimizers, without_dynamo
 from gpumemnet.tracing.calls import OperatorCall
 from gpumemnet.tracing.checkpointing import checkpointed
 from gpumemnet.tracing.corrections import cuda_autocast, cuda_overrides

@@ -13,19 +13,18 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpumemnet.allocator import EMPTY_CACHE
-from gpumemnet.allocator.loops import Loop, find_loops
+from gpumemnet.allocator.replay import Loop, find_loops
 
 MEMORY_CLASSES: Final = (
-    *(
-        "parameter",
-        "buffer",
-        "gradient",
-        "optimizer_state",
-        "saved_activation",
-        "input",
-        "temporary",
-    ),
-    *("communication", "workspace"),
+    "parameter",
+    "buffer",
+    "gradient",
+    "optimizer_state",
+    "saved_activation",
+    "input",
+    "temporary",
+    "communication",
+    "workspace",
 )
 CONVOLUTION: Final = "aten.convolution"
 """How the names of the operators of convolutions begin."""

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gpumemnet.allocator.sizes import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES
+from gpumemnet.allocator.settings import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES
 from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.job.layers import GROUP_NAMES
 from gpumemnet.physics.closed_form import SIZE_CLASSES

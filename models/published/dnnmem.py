@@ -32,9 +32,9 @@ from torch import Tensor, nn
 
 from gpumemnet.allocator import replay
 from gpumemnet.extract.placement import placement
-from gpumemnet.torch_private.dynamo import without_dynamo
+from gpumemnet.torch_private.modules import storage_id
 from gpumemnet.torch_private.operators import DispatchMode, tree_leaves
-from gpumemnet.torch_private.tensors import storage_id
+from gpumemnet.torch_private.training import without_dynamo
 from gpumemnet.tracing.losses import loss_function
 from gpumemnet.tracing.meta_tensors import with_meta_tensors
 from gpumemnet.tracing.missing_values import GuessedValues

@@ -28,14 +28,7 @@ from gpumemnet.job import settled_counts
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import KINDS, Layer
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.physics import (
-    allocator_blocks,
-    closed_form,
-    layer_records,
-    layer_roles,
-    step_memory,
-    tensor_sizes,
-)
+from gpumemnet.physics import closed_form, layer_records, layer_roles, step_memory
 from gpumemnet.predict import bin_shares
 from gpumemnet.units import GIB
 from tests.jobs import jobs, small_job
@@ -43,7 +36,7 @@ from tests.jobs import jobs, small_job
 PACKAGE = Path(gpumemnet.__file__).parent
 WORKSPACE = 8_519_680
 COMPILED = [
-    *(allocator_blocks, closed_form, layer_records, layer_roles, step_memory, tensor_sizes),
+    *(closed_form, layer_records, layer_roles, step_memory),
     *(totals, bin_shares, settled_counts),
 ]
 COLUMNS = closed_form.COLUMNS
@@ -74,14 +67,7 @@ def uncompiled(name: str, others: Mapping[str, ModuleType] = MappingProxyType({}
 def plain() -> ModuleType:
     """The feature vector with uncompiled modules."""
     modules: dict[str, ModuleType] = {}
-    physics = (
-        "layer_records",
-        "layer_roles",
-        "allocator_blocks",
-        "step_memory",
-        "tensor_sizes",
-        "closed_form",
-    )
+    physics = ("step_memory", "layer_records", "layer_roles", "closed_form")
     for name in (*(f"physics/{each}" for each in physics), "features/totals"):
         modules[name] = uncompiled(name, modules)
         assert not modules[name].IS_COMPILED

@@ -50,15 +50,18 @@ CASES = {
     ),
     "allocator_in_script": Case(  # fragmentation as with --allocator-conf and without the line
         {"parameter": linear(256, 256, 256), "fragmentation": 25_389_048},
-        *(4000, "the script sets PYTORCH_ALLOC_CONF to expandable_segments:True"),
+        4000,
+        "the script sets PYTORCH_ALLOC_CONF to expandable_segments:True",
     ),
     "branch_on_loss": Case(
         {"parameter": linear(256, 256)},
-        *(64, "both ways were traced, and this is the larger one"),
+        64,
+        "both ways were traced, and this is the larger one",
     ),
     "counted_classes": Case(  # rows of 32 numbers, and counts of the pairs of ten classes
         {"parameter": linear(64, 64) + 4 * 4 * 64 * 32, "input": 256 * (4 * 64 + 8)},
-        *(256, "aten.bincount was taken to find values below 100"),
+        256,
+        "aten.bincount was taken to find values below 100",
     ),
     "data_parallel": Case({"parameter": LAYERS, "gradient": LAYERS, "optimizer_state": LAYERS}, 64),
     "default_device": Case(
@@ -125,7 +128,8 @@ CASES = {
             "parameter": linear(256, 256),
             "saved_activation": 4 * 4096 * 256 + 4 * 2048 * 256 + 2 * 4,
         },
-        *(4096, "half of them are expected, and the safe bytes hold all"),
+        4096,
+        "half of them are expected, and the safe bytes hold all",
     ),
     "saved_and_loaded": Case(  # two models, of which one is trained
         {
@@ -138,7 +142,8 @@ CASES = {
     "sequence_first": Case({"parameter": 4 * (2 * 100 * 64 + 100 + 2 * 4 * 64 * 65)}, 20),
     "shared_model": Case(
         {"parameter": LAYERS, "gradient": LAYERS, "optimizer_state": LAYERS, "input": 64 * 4 * 256},
-        *(64, "this is one of them with the model"),
+        64,
+        "this is one of them with the model",
     ),
     "sparse_graph": Case(  # features and labels; the matrix in COO, and in CSR
         {
@@ -166,7 +171,8 @@ CASES = {
             "gradient": 3 * 4 * 512**2,
             "optimizer_state": 2 * 3 * 4 * 512**2,
         },
-        *(1, "the batch size is not known"),
+        1,
+        "the batch size is not known",
     ),
     "without_optimizer": Case(
         {"parameter": 4 * 512 * 266, "gradient": 4 * 512 * 266, "optimizer_state": 0},
@@ -175,7 +181,8 @@ CASES = {
     ),
     "validation_after_epoch": Case(
         {"parameter": linear(*5 * (256,)), "saved_activation": 4 * 4096 * 256 * 4 + 2 * 4},
-        *(4096, ".eval() does not stop autograd, and nothing here does"),
+        4096,
+        ".eval() does not stop autograd, and nothing here does",
     ),
     "validation_before_training": Case(  # both graphs
         {"parameter": linear(*5 * (256,)), "saved_activation": 2 * 4 * 4096 * 256 * 4 + 3 * 4}, 4096

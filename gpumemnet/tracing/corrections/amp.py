@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gpumemnet.torch_private import mixed_precision as names
+from gpumemnet.torch_private import training as names
 from gpumemnet.torch_private.names import replaced
 from gpumemnet.tracing.corrections.autocast import forget_casts
 from gpumemnet.tracing.platform import Platform

@@ -1,7 +1,7 @@
 """Autocast for CUDA on meta tensors: all casts of its policies, ahead of autograd, with the cache
 of cast weights.
 
-The lists are those of :mod:`gpumemnet.physics.autocast`, the rules those of
+The lists are those of :mod:`gpumemnet.physics.element_types`, the rules those of
 ``aten/src/ATen/autocast_mode.cpp``, whose kernels look for tensors on a GPU.  Whether a region is
 entered, with which type, is PyTorch's own thread-local state, which
 :func:`~gpumemnet.tracing.corrections.amp.cuda_autocast` lets ``torch.autocast("cuda")`` set.
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from gpumemnet.physics.autocast import (
+from gpumemnet.physics.element_types import (
     BANNED,
     FLOAT32,
     FLOAT32_APPENDED,
@@ -25,8 +25,8 @@ from gpumemnet.physics.autocast import (
     LOWER_PRECISION,
     PROMOTE,
 )
+from gpumemnet.torch_private.modules import is_view
 from gpumemnet.torch_private.operators import find_operator, schema, without_function_modes
-from gpumemnet.torch_private.tensors import is_view
 from gpumemnet.tracing.corrections.overrides import Override
 
 _CASTABLE: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})

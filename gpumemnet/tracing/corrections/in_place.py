@@ -18,9 +18,8 @@ from typing import Final
 from torch import Tensor
 
 from gpumemnet import torch_private
-from gpumemnet.torch_private.autograd import called_by_engine
-from gpumemnet.torch_private.operators import aten
-from gpumemnet.torch_private.tensors import reference_counts
+from gpumemnet.torch_private.modules import reference_counts
+from gpumemnet.torch_private.operators import aten, called_by_engine
 from gpumemnet.tracing.corrections.overrides import Override
 
 _OWN_PACKAGES: Final = frozenset({str(__package__), torch_private.__name__})

@@ -4,7 +4,7 @@ On CUDA, cuDNN runs a whole stack of layers in one call, and a fused kernel runs
 meta tensors PyTorch composes both from many small operators.
 
 cuDNN keeps what its backward pass needs in one opaque buffer, the reserve space
-(:mod:`gpumemnet.physics.recurrent`).
+(:mod:`gpumemnet.physics.saved_tensors`).
 
 Sources: ``aten/src/ATen/native/RNN.cpp``, ``aten/src/ATen/native/cudnn/RNN.cpp`` and
 ``aten/src/ATen/cudnn/AutocastRNN.cpp``.  Stacks of plain RNN layers, and of LSTM layers with a
@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from gpumemnet.physics.recurrent import reserve_elements
+from gpumemnet.physics.saved_tensors import reserve_elements
 from gpumemnet.torch_private.operators import aten
 from gpumemnet.tracing.corrections.overrides import Override
 

@@ -36,9 +36,26 @@ layout on CUDA."""
 
 _BINARY: Final = frozenset(
     {
-        *("add", "sub", "rsub", "mul", "div", "fmod", "remainder", "copysign", "xlogy"),
-        *("eq", "ne", "lt", "le", "gt", "ge", "bitwise_and", "bitwise_or", "bitwise_xor"),
-        *("bitwise_left_shift", "bitwise_right_shift"),
+        "add",
+        "sub",
+        "rsub",
+        "mul",
+        "div",
+        "fmod",
+        "remainder",
+        "copysign",
+        "xlogy",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "bitwise_and",
+        "bitwise_or",
+        "bitwise_xor",
+        "bitwise_left_shift",
+        "bitwise_right_shift",
     }
 )
 """Elementwise operators of which an operand may be a number, which the iterator takes for a tensor
@@ -178,8 +195,10 @@ _RULES: Final[dict[Any, LayoutRule]] = {
     aten.native_batch_norm_backward.default: _batch_norm_gradients,
     **dict.fromkeys(
         (
-            *(aten.mse_loss.default, aten.smooth_l1_loss.default),
-            *(aten.soft_margin_loss.default, aten.binary_cross_entropy.default),
+            aten.mse_loss.default,
+            aten.smooth_l1_loss.default,
+            aten.soft_margin_loss.default,
+            aten.binary_cross_entropy.default,
         ),
         _loss,
     ),

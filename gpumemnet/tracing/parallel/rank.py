@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gpumemnet.torch_private.modules import is_batch_norm
-from gpumemnet.torch_private.tensors import part_on_rank
+from gpumemnet.torch_private.modules import is_batch_norm, part_on_rank
 from gpumemnet.tracing.meta_tensors import MetaTensors
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.streams import Streams

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from gpumemnet.errors import ExtractError
 from gpumemnet.torch_private import distributed as names
 from gpumemnet.torch_private.distributed import is_sharded
-from gpumemnet.torch_private.modules import OWN_DICTS, own_parameters
+from gpumemnet.torch_private.modules import OWN_DICTS, STORAGE_RESIZE, own_parameters
 from gpumemnet.torch_private.names import replaced
-from gpumemnet.torch_private.tensors import STORAGE_RESIZE
 from gpumemnet.tracing.checkpointing import blocks
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.streams import Streams

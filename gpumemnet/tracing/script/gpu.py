@@ -24,12 +24,11 @@ from gpumemnet.errors import ExtractError
 from gpumemnet.extract.nested_tensors import map_tensors
 from gpumemnet.extract.placement import REAL_WHOLE_ELEMENTS, is_meta
 from gpumemnet.extract.sparse_tensors import is_sparse, meta_copy
-from gpumemnet.physics.memory_layouts import IMAGE_DIMENSIONS
+from gpumemnet.physics.element_types import IMAGE_DIMENSIONS
 from gpumemnet.torch_private import script as names
-from gpumemnet.torch_private.modules import own_buffers, own_parameters
+from gpumemnet.torch_private.modules import id_of_storage, own_buffers, own_parameters, storage_id
 from gpumemnet.torch_private.names import replaced
 from gpumemnet.torch_private.operators import without_function_modes
-from gpumemnet.torch_private.tensors import id_of_storage, storage_id
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.script.cuda_answers import GPU, cuda_tensor_types, gpu_answers
 from gpumemnet.tracing.script.data_parallel import data_parallel_forward
@@ -43,17 +42,17 @@ _HOST: Final = torch.device("cpu")
 _META: Final = torch.device("meta")
 _KNOWN: Final = frozenset(
     {
-        *(
-            torch.tensor,
-            torch.as_tensor,
-            torch.arange,
-            torch.zeros,
-            torch.ones,
-            torch.full,
-            torch.eye,
-            torch.randint,
-        ),
-        *(torch.randperm, torch.tril_indices, torch.triu_indices),
+        torch.tensor,
+        torch.as_tensor,
+        torch.arange,
+        torch.zeros,
+        torch.ones,
+        torch.full,
+        torch.eye,
+        torch.randint,
+        torch.randperm,
+        torch.tril_indices,
+        torch.triu_indices,
     }
 )
 """Functions that make tensors whose values do not depend on others."""

@@ -19,10 +19,8 @@ from gpumemnet.extract.factory import compile_file
 from gpumemnet.extract.placement import KnownValues
 from gpumemnet.extract.triton_kernels import launches_do_nothing
 from gpumemnet.sandbox.faults import fault_sentence, user_location
-from gpumemnet.torch_private.dynamo import without_dynamo
-from gpumemnet.torch_private.names import PARALLEL, SCRIPT
-from gpumemnet.torch_private.optimizers import gpu_optimizers
-from gpumemnet.torch_private.probes import check_torch
+from gpumemnet.torch_private.names import PARALLEL, SCRIPT, check_torch
+from gpumemnet.torch_private.training import gpu_optimizers, without_dynamo
 from gpumemnet.tracing.corrections import cuda_autocast, cuda_overrides
 from gpumemnet.tracing.corrections.overrides import overriding
 from gpumemnet.tracing.model_tracer import answer_for

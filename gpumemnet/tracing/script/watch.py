@@ -20,12 +20,18 @@ from torch.optim.optimizer import (
 
 from gpumemnet.extract.module_path import ModulePath
 from gpumemnet.extract.nested_tensors import tensors_in
-from gpumemnet.torch_private.autograd import leaves_of
-from gpumemnet.torch_private.modules import own_buffers, own_parameters
+from gpumemnet.torch_private.modules import (
+    dense_parts,
+    id_of_storage,
+    own_buffers,
+    own_parameters,
+    part_on_rank,
+    storage_id,
+)
 from gpumemnet.torch_private.names import replaced
-from gpumemnet.torch_private.optimizers import fill_history
+from gpumemnet.torch_private.operators import leaves_of
 from gpumemnet.torch_private.script import BACKWARD, GRADIENTS, OPTIMIZER
-from gpumemnet.torch_private.tensors import dense_parts, id_of_storage, part_on_rank, storage_id
+from gpumemnet.torch_private.training import fill_history
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script.paged_memory import take_from_gpu

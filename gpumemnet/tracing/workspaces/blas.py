@@ -23,9 +23,18 @@ KIB: Final = 1024
 
 BLAS_OPERATORS: Final = frozenset(
     {
-        *(aten.mm, aten.addmm, aten._addmm_activation, aten.bmm, aten.baddbmm),
-        *(aten.addbmm, aten.mv, aten.addmv, aten.dot, aten.vdot),
-        *(aten._scaled_mm, aten._int_mm),
+        aten.mm,
+        aten.addmm,
+        aten._addmm_activation,
+        aten.bmm,
+        aten.baddbmm,
+        aten.addbmm,
+        aten.mv,
+        aten.addmv,
+        aten.dot,
+        aten.vdot,
+        aten._scaled_mm,
+        aten._int_mm,
     }
 )
 """Operators that use cuBLAS."""

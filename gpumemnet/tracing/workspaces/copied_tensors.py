@@ -22,19 +22,21 @@ from gpumemnet.tracing.workspaces.cudnn_convolution import Convolution
 IMAGE, RESULT = 1, 2
 """Bits of a leaf's number: what is copied."""
 FEATURES: Final = (
-    *(
-        "batch",
-        "channels",
-        "outputs",
-        "groups",
-        "filter",
-        "stride",
-        "dilation",
-        "image",
-        "result",
-        "pixels",
-    ),
-    *("odd_channels", "odd_outputs", "multiplications", "ratio", "weight"),
+    "batch",
+    "channels",
+    "outputs",
+    "groups",
+    "filter",
+    "stride",
+    "dilation",
+    "image",
+    "result",
+    "pixels",
+    "odd_channels",
+    "odd_outputs",
+    "multiplications",
+    "ratio",
+    "weight",
 )
 
 
@@ -49,21 +51,21 @@ def features(convolution: Convolution) -> tuple[float, ...]:
         math.prod(sizes) for sizes in (convolution.image, convolution.result, convolution.filter)
     )
     return (
-        *(
-            convolution.batch,
-            channels,
-            outputs,
-            convolution.groups,
-            taps,
-            math.prod(convolution.stride),
-        ),
-        *(math.prod(convolution.dilation), image, result, convolution.batch * result),
-        *(
-            _odd(channels),
-            _odd(outputs),
-            math.log2(max(1, convolution.batch * result * channels * taps * outputs)),
-        ),
-        *(channels * image / max(1, outputs * result), channels * outputs * taps),
+        convolution.batch,
+        channels,
+        outputs,
+        convolution.groups,
+        taps,
+        math.prod(convolution.stride),
+        math.prod(convolution.dilation),
+        image,
+        result,
+        convolution.batch * result,
+        _odd(channels),
+        _odd(outputs),
+        math.log2(max(1, convolution.batch * result * channels * taps * outputs)),
+        channels * image / max(1, outputs * result),
+        channels * outputs * taps,
     )
 
 

@@ -18,7 +18,7 @@ from typing import Final
 import torch
 
 from gpumemnet.cudnn.plans import BACKWARD_FILTER
-from gpumemnet.physics.memory_layouts import TF32_SMALLEST_CHANNELS
+from gpumemnet.physics.element_types import TF32_SMALLEST_CHANNELS
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.workspaces.copied_tensors import copied_bytes
 from gpumemnet.tracing.workspaces.cudnn_convolution import Convolution

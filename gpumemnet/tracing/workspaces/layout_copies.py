@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from gpumemnet.physics.memory_layouts import CHANNELS_LAST_FORMATS
+from gpumemnet.physics.element_types import CHANNELS_LAST_FORMATS
 from gpumemnet.torch_private.operators import aten
 from gpumemnet.tracing.workspaces.scratch import Call, Rule, Scratch, exactly, tensor_bytes
 from gpumemnet.tracing.workspaces.sparse_product import sparse_product

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from gpumemnet.torch_private.tensors import dense_parts
+from gpumemnet.torch_private.modules import dense_parts
 from gpumemnet.tracing.workspaces.scratch import Scratch, exactly, tensor_bytes
 from gpumemnet.tracing.workspaces.sorting import INDEX_BYTES, radix_sort_bytes
 

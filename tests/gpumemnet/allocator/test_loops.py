@@ -16,7 +16,7 @@ from gpumemnet.allocator import (
     Replay,
     replay,
 )
-from gpumemnet.allocator.loops import Loop, find_loops
+from gpumemnet.allocator.replay import Loop, find_loops
 from tests.gpumemnet.allocator.streams import MIB, settings_and_capacity, sizes
 
 PASS = [20 * MIB, 3 * MIB, 600]

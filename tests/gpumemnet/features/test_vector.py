@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemnet.allocator.sizes import LARGE_SEGMENT_BYTES
+from gpumemnet.allocator.settings import LARGE_SEGMENT_BYTES
 from gpumemnet.features import vector
 from gpumemnet.features.vector import (
     FEATURE_COLUMNS,

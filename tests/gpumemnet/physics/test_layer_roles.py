@@ -102,15 +102,11 @@ def test_one_projection_for_all_three_is_kept() -> None:
 @pytest.mark.parametrize(
     "kinds",
     [
-        *(
-            ("linear", "multiply", "add"),
-            ("concatenate", "conv2d", "add"),
-            ("concatenate", "multiply", "linear"),
-        ),
-        *(
-            ("conv2d", "concatenate", "multiply", "add"),
-            ("multiply", "relu", "conv2d", "concatenate", "multiply", "add"),
-        ),
+        ("linear", "multiply", "add"),
+        ("concatenate", "conv2d", "add"),
+        ("concatenate", "multiply", "linear"),
+        ("conv2d", "concatenate", "multiply", "add"),
+        ("multiply", "relu", "conv2d", "concatenate", "multiply", "add"),
     ],
 )
 def test_other_products_are_no_rotations(kinds: tuple[str, ...]) -> None:

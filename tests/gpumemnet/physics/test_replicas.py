@@ -23,7 +23,7 @@ from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.packing.reading import read_trace
-from gpumemnet.physics.nccl import communicator_bound_bytes, communicator_bytes
+from gpumemnet.physics.replicas import communicator_bound_bytes, communicator_bytes
 from gpumemnet.predict.bins import BinScheme, bins_of_width
 from gpumemnet.predict.distribution import MemoryDistribution
 from gpumemnet.predict.predictor import Predictor

@@ -9,14 +9,16 @@ import torch
 
 from gpumemnet.job.layers import LAYER_GROUPS
 from gpumemnet.job.training_options import OPTIMIZER_IMPLEMENTATIONS, OPTIMIZERS, PRECISIONS
-from gpumemnet.physics.autocast import (
+from gpumemnet.physics.element_types import (
+    AUTOCAST_TYPES,
+    ELEMENT_BYTES,
     FLOAT32,
     FLOAT32_RESULT,
     LOWER_PRECISION,
     LOWERED_KINDS,
+    MODEL_TYPES,
     RAISED_INPUT_KINDS,
 )
-from gpumemnet.physics.element_types import AUTOCAST_TYPES, ELEMENT_BYTES, MODEL_TYPES
 from gpumemnet.physics.optimizers import IMPLEMENTATION_SWITCHES, OPTIMIZER_RULES, optimizer_copies
 from gpumemnet.tracing.optimizers import named_optimizer
 

@@ -14,14 +14,14 @@ from torch import nn
 import gpumemnet
 from gpumemnet.errors import UnsupportedTorchError
 from gpumemnet.torch_private import names
-from gpumemnet.torch_private.operators import PRIVATE_OPERATORS, aten
-from gpumemnet.torch_private.probes import (
+from gpumemnet.torch_private.names import (
     Finding,
     check_torch,
     forget_probes,
     private_names,
     probe_torch,
 )
+from gpumemnet.torch_private.operators import PRIVATE_OPERATORS, aten
 
 ROOT = Path(gpumemnet.__file__).parent
 PRIVATE = ROOT / "torch_private"
@@ -163,17 +163,13 @@ def test_no_other_module_touches_a_private_name(file: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *(
-            "from torch._C import DispatchKey",
-            "from torch.nn import _reduction",
-            "import torch._dynamo",
-        ),
-        *(
-            "torch._C._get_sequence_nr()",
-            "tensor._use_count()",
-            "torch.load = print",
-            "patch.object(torch, 'save', print)",
-        ),
+        "from torch._C import DispatchKey",
+        "from torch.nn import _reduction",
+        "import torch._dynamo",
+        "torch._C._get_sequence_nr()",
+        "tensor._use_count()",
+        "torch.load = print",
+        "patch.object(torch, 'save', print)",
     ],
 )
 def test_such_uses_are_found(text: str) -> None:

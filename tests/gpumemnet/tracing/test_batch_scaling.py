@@ -28,13 +28,14 @@ class Small(nn.Sequential):
 
     def __init__(self) -> None:
         super().__init__(
-            *(
-                nn.Conv2d(3, 8, 3, padding=1),
-                nn.BatchNorm2d(8),
-                nn.ReLU(),
-                nn.Conv2d(8, 8, 5, padding=2),
-            ),
-            *(nn.GroupNorm(2, 8), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, 10)),
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Conv2d(8, 8, 5, padding=2),
+            nn.GroupNorm(2, 8),
+            nn.AdaptiveAvgPool2d(4),
+            nn.Flatten(),
+            nn.Linear(128, 10),
         )
 
 

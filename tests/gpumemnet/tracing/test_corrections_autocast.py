@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gpumemnet.physics.autocast import (
+from gpumemnet.physics.element_types import (
     BANNED,
     FLOAT32,
     FLOAT32_APPENDED,

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from gpumemnet.physics.recurrent import reserve_elements
+from gpumemnet.physics.saved_tensors import reserve_elements
 from tests.gpumemnet.tracing.corrected import meta, operators, saved
 
 HALF = torch.float16
