@@ -129,7 +129,6 @@ async def predict(run: Run) -> None:
                     "fits",
                     "text",
                     "batch",
-                    "oip",
                     "batch-sizes",
                     "get",
                 ]
@@ -142,21 +141,6 @@ async def predict(run: Run) -> None:
                     "POST",
                     "/v1/predict/batch",
                     json={"jobs": [job] * run.random.randint(1, 300)},
-                )
-            elif kind == "oip":
-                tensor = {
-                    "name": "job",
-                    "shape": [1],
-                    "datatype": "BYTES",
-                    "data": [json.dumps(job)],
-                }
-                answer = await ask(
-                    run,
-                    client,
-                    kind,
-                    "POST",
-                    "/v2/models/gpumemnet/infer",
-                    json={"inputs": [tensor]},
                 )
             elif kind == "batch-sizes":
                 answer = await ask(
@@ -198,7 +182,6 @@ async def misbehave(run: Run) -> None:
                     "/v1/predict",
                     "/v1/predict/batch",
                     "/v1/observations",
-                    "/v2/models/gpumemnet/infer",
                     "/nothing",
                 ]
             )

@@ -87,9 +87,6 @@ def candidates(mlserver: str | None) -> dict[str, Candidate]:
         "gpumemnet service": Candidate(
             own, "/readyz", Request("/v1/predict", body, header), settings
         ),
-        "the same, Open Inference Protocol": Candidate(
-            own, "/readyz", Request("/v2/models/gpumemnet/infer", tensor, header), settings
-        ),
         "FastAPI, async def, pydantic": Candidate(
             (sys.executable, peers, "async", "{port}"),
             "/openapi.json",
@@ -114,7 +111,7 @@ def candidates(mlserver: str | None) -> dict[str, Candidate]:
                 ),
                 "/v2/models/gpumemnet/ready",
                 Request("/v2/models/gpumemnet/infer", tensor),
-                {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/benchmarks/mlserver_peer"},
+                {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/integrations/mlserver"},
             )
     return servers
 

@@ -34,6 +34,7 @@ READMES: Final = {
     "how-to/kubernetes.md": "integrations/kubernetes/README.md",
     "how-to/ray.md": "integrations/ray/README.md",
     "how-to/carma.md": "integrations/carma/README.md",
+    "how-to/mlserver.md": "integrations/mlserver/README.md",
     "how-to/retraining-schedule.md": "integrations/retraining/README.md",
 }
 """Page of the site → file of the repository that it shows."""
@@ -221,7 +222,7 @@ def rest(document: Mapping[str, Any]) -> str:
                 tags.setdefault(operation.get("tags", ["other"])[0], []).append(
                     (method.upper(), path, operation)
                 )
-    order = ["predict", "models", "observations", "admin", "open inference protocol", "health"]
+    order = ["predict", "models", "observations", "admin", "health"]
     for tag in sorted(tags, key=lambda name: order.index(name) if name in order else len(order)):
         lines.append(f"## {tag[:1].upper()}{tag[1:]}\n")
         for method, path, operation in sorted(tags[tag], key=lambda each: each[1] != "/v1/predict"):

@@ -6,7 +6,6 @@ request meets them:
 * :mod:`.middleware`: authenticates, limits, logs and counts every request.
 * :mod:`.api`: the prediction endpoints, their request and response models, and the OpenAPI
   description.
-* :mod:`.oip`: the same predictions through the Open Inference Protocol.
 * :mod:`.page`: the start page and the API documentation.
 * :mod:`.observations`: stores what finished jobs used, and compares it with the predictions.
 * :mod:`.serving`: the served release, its self-test, its challenger, and its replacement without a

@@ -32,7 +32,6 @@ from .middleware.metrics import CountingRecorder, metrics_routes
 from .observations.database import DatabaseAwayError
 from .observations.routes import observation_operations
 from .observations.store import ObservationStore
-from .oip import OipApplication
 from .page.routes import docs_routes, page_routes
 from .searches import SearchProcess
 from .serving.served_release import ServedRelease
@@ -74,7 +73,6 @@ def create_app(settings: Settings) -> FastAPI:
         predictor_settings=predictor_settings,
         is_champion_required=settings.require_champion,
     )
-    oip = OipApplication(serving)
     searches = SearchProcess(serving)
     operations = [
         *prediction_operations(serving, searches),
@@ -85,7 +83,6 @@ def create_app(settings: Settings) -> FastAPI:
     app = FastAPI(
         routes=[
             *routes(operations),
-            *oip.routes,
             *metrics_routes(),
             *page_routes(),
             *docs_routes(),
@@ -101,8 +98,7 @@ def create_app(settings: Settings) -> FastAPI:
         summary="How much GPU memory a training job will take, before it starts.",
         description=(
             "Memory is that of the process as nvidia-smi shows it, CUDA context included. Names end in their unit: `_bytes`, "
-            "or `_mib` for 2**20 bytes, rounded up. Every error is a problem document (RFC 9457), but below `/v2`, where errors "
-            "are those of the Open Inference Protocol."
+            "or `_mib` for 2**20 bytes, rounded up. Every error is a problem document (RFC 9457)."
         ),
         openapi_url=None,  # FastAPI's own route would write the document anew for every request
         docs_url=None,
@@ -118,7 +114,6 @@ def create_app(settings: Settings) -> FastAPI:
         },  # checked in every request
         lifespan=lambda app: _lifespan(store, shadow, Watcher(serving, settings.reload_seconds)),
     )
-    described = [*operations, *oip.operations]
 
     def description() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -130,7 +125,7 @@ def create_app(settings: Settings) -> FastAPI:
             }
             app.openapi_schema = openapi_document(
                 {**info, "license": app.license_info},
-                described,
+                operations,
                 max_jobs=settings.max_jobs,
                 max_layers=settings.max_layers,
                 has_keys=app.state.keys is not None,

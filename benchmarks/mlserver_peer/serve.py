@@ -1,4 +1,4 @@
-"""Starts MLServer with the runtime beside this file: ``python serve.py default|bare PORT FOLDER``.
+"""Starts MLServer with the runtime of ``integrations/mlserver``: ``python serve.py default|bare PORT FOLDER``.
 FOLDER takes its settings.
 
 ``default`` is MLServer as it installs itself; ``bare`` the quickest that it can be: no pool of

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import Any, Final
 
 from pydantic import BaseModel
@@ -19,7 +18,6 @@ from starlette.types import ASGIApp
 
 from ..middleware.paths import rule_of
 from .job_schema import JsonSchema, job_schema, layer_schema
-from .links import LINKS
 from .problems import MEDIA_TYPE
 from .schemas import Problem
 
@@ -149,8 +147,6 @@ class Operation:
                 **(answer.others() if answer.others else {}),
             }
             responses[str(status)] = {"description": answer.meaning, "content": content}
-            if status == HTTPStatus.OK and self.name in LINKS:
-                responses[str(status)]["links"] = dict(LINKS[self.name])
         for status, meaning in self.all_refusals.items():
             refused: JsonSchema = {"schema": _schema(self.refusal_schema)}
             if status in self.refusal_examples:

@@ -189,7 +189,7 @@ class Gate:
                     )  # count the requests that arrived meanwhile before the work begins
             if refusal is not None:
                 REFUSED[_REASON_OF_KIND[refusal.kind]].inc()
-                await _refuse(send_on, rule, refusal)
+                await _refuse(send_on, refusal)
             else:
                 state = scope.setdefault("state", {})
                 state["request_id"] = request_id
@@ -199,7 +199,7 @@ class Gate:
         except Exception as error:
             logger.error("a request failed: %s", type(error).__name__, exc_info=error)
             if status == 0:
-                await _refuse(send_on, rule, Refusal(INTERNAL_ERROR, _FAILURE.format(request_id)))
+                await _refuse(send_on, Refusal(INTERNAL_ERROR, _FAILURE.format(request_id)))
         except asyncio.CancelledError:  # the service stops, and its shutdown time is over
             if status:
                 raise
@@ -266,12 +266,9 @@ _FAILURE: Final = (
 )
 
 
-async def _refuse(send: Send, rule: PathRule, refusal: Refusal) -> None:
+async def _refuse(send: Send, refusal: Refusal) -> None:
     kind: ProblemKind = refusal.kind
-    if rule.is_oip:
-        media_type, body = b"application/json", orjson.dumps({"error": refusal.detail})
-    else:
-        media_type, body = MEDIA_TYPE.encode(), orjson.dumps(refusal.document())
+    media_type, body = MEDIA_TYPE.encode(), orjson.dumps(refusal.document())
     headers = [(b"content-type", media_type), (b"content-length", b"%d" % len(body))]
     headers += [
         (name.lower().encode(), value.encode()) for name, value in (refusal.headers or {}).items()

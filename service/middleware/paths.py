@@ -21,13 +21,11 @@ class PathRule:
         name: the path, its variable parts in braces.
         scope: the required scope of the key; :data:`ANY_KEY`; or ``None`` when no key is required.
         is_limited: whether the rate and concurrency limits apply; never for health and metrics.
-        is_oip: whether errors have the format of the Open Inference Protocol.
     """
 
     name: str
     scope: str | None = None
     is_limited: bool = True
-    is_oip: bool = False
 
 
 _RULES: Final = (
@@ -48,25 +46,14 @@ _RULES: Final = (
         PathRule(f"/v1/admin/models/{action}", "admin")
         for action in ("champion", "challenger", "rollback")
     ),
-    PathRule("/v2", is_oip=True),
-    PathRule("/v2/", is_oip=True),
-    *(
-        PathRule(f"/v2/health/{state}", is_limited=False, is_oip=True)
-        for state in ("live", "ready")
-    ),
-    PathRule("/v2/repository/index", "predict", is_oip=True),
 )
 _EXACT: Final = {rule.name: rule for rule in _RULES}
-_INFER: Final = PathRule("/v2/models/{model}/infer", "predict", is_oip=True)
-_READY: Final = PathRule("/v2/models/{model}/ready", "predict", is_oip=True)
 _BELOW: Final = (
-    ("/v2/models/", PathRule("/v2/models/{model}", "predict", is_oip=True)),
     ("/page/", PathRule("/page/{file}")),
     ("/docs/", PathRule("/docs/{file}")),
     ("/v1/observations", PathRule("/v1/observations/{rest}", "observe")),
     ("/v1/admin", PathRule("/v1/admin/{rest}", "admin")),
     ("/v1/", PathRule("/v1/{rest}", "predict")),
-    ("/v2/", PathRule("/v2/{rest}", "predict", is_oip=True)),
 )
 _OTHER: Final = PathRule("{other}", ANY_KEY)
 
@@ -78,13 +65,5 @@ def rule_of(path: str) -> PathRule:
         return rule
     for start, rule in _BELOW:
         if path.startswith(start):
-            if start == "/v2/models/":
-                return (
-                    _INFER
-                    if path.endswith("/infer")
-                    else _READY
-                    if path.endswith("/ready")
-                    else rule
-                )
             return rule
     return _OTHER

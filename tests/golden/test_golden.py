@@ -37,10 +37,6 @@ def same(*names: str) -> dict[str, str]:
     return {name: name for name in names}
 
 
-def or_none(column: str) -> Callable[[Any], Any]:
-    return lambda row: None if row[column] == -1 else row[column]
-
-
 PYTHON: Table = {
     **same(
         "expected_bytes",
@@ -68,12 +64,6 @@ HTTP: Table = {
     "model": "model.name",
 }
 COMMAND: Table = HTTP
-OPEN_INFERENCE: Table = {
-    "expected_bytes": "expected_bytes",
-    "safe_bytes": or_none("safe_bytes"),
-    "reasons": lambda row: row["reasons"].splitlines(),
-    **same("startup_peak_bytes", "in_support", "bin_index", "probabilities", "gpu", "model"),
-}
 FILES: Table = {
     **same("request_mib", "limit_mib", "startup_peak_bytes", "gpu", "model"),
     "reason": lambda row: row["reasons"] or "",
@@ -263,22 +253,6 @@ def check_fits(found: list[Any], golden: list[Any]) -> None:
         assert read(FIT, fit) == one | {
             "probability": pytest.approx(one["probability"], rel=0, abs=FROZEN)
         }
-
-
-def test_open_inference_protocol(http: httpx.Client) -> None:
-    asked = next(asked for asked in VARIANTS if asked["question"] == {"bin_width_mib": 8192})
-    documents = [json.dumps(JOBS[name]) for name in asked["jobs"]]
-    tensor = {"name": "job", "datatype": "BYTES", "shape": [len(documents)], "data": documents}
-    answer = post(
-        http, "/v2/models/gpumemnet/infer", {"inputs": [tensor], "parameters": asked["question"]}
-    )
-    columns = {output["name"]: output["data"] for output in answer["outputs"]}
-    bins = len(columns["probabilities"]) // len(documents)
-    columns["probabilities"] = [
-        columns["probabilities"][at : at + bins] for at in range(0, bins * len(documents), bins)
-    ]
-    for values, golden in zip(zip(*columns.values(), strict=True), asked["answers"], strict=True):
-        check(read(OPEN_INFERENCE, dict(zip(columns, values, strict=True))), frozen(golden), FROZEN)
 
 
 def test_text(http: httpx.Client, answers: Answers) -> None:

@@ -35,7 +35,6 @@ def test_nothing_is_lost_and_nothing_fails_while_workers_die_and_models_change()
     for kind in (
         "predict 200",
         "batch 200",
-        "oip 200",
         "text 200",
         "observe 201",
         "bad 422",

@@ -92,22 +92,12 @@ def test_it_describes_every_route(description: Document) -> None:
         (route.path, method.lower())
         for route in app.routes
         if isinstance(route, Route)
-        and not route.path.startswith(("/v2", "/page/", "/docs/"))
+        and not route.path.startswith(("/page/", "/docs/"))
         and route.path not in UNDESCRIBED
         for method in (route.methods or set()) - {"HEAD"}
     }
     described = operations(description).keys()
-    assert {(path, method) for path, method in described if not path.startswith("/v2")} == served
-
-
-def test_every_described_path_of_the_inference_protocol_is_there(
-    http: httpx.Client, description: Document
-) -> None:
-    values = {"model": "gpumemnet", "version": "shipped"}
-    for path, method in operations(description):
-        if path.startswith("/v2"):
-            answer = http.request(method, path.format(**values))
-            assert answer.status_code not in (404, 405), (method, path, answer.text)
+    assert described == served
 
 
 def test_every_operation_is_documented(description: Document) -> None:
@@ -132,14 +122,13 @@ def test_it_names_the_refusals_of_keys_and_limits(description: Document) -> None
         }
         for path, methods in description["paths"].items()
     }
-    assert refusals["/healthz"] == refusals["/v2/health/live"] == set()
-    assert refusals["/readyz"] == refusals["/v2/health/ready"] == {503}
+    assert refusals["/healthz"] == set()
+    assert refusals["/readyz"] == {503}
     assert (
         "GPUMEMNET_REQUIRE_CHAMPION"
         in description["paths"]["/readyz"]["get"]["responses"]["503"]["description"]
     )
     assert refusals["/v1/models"] == {401, 403, 421, 429, 503}
-    assert refusals["/v2"] == {421, 429, 503}
     assert all(
         {401, 403, 429, 503} <= found for path, found in refusals.items() if path.startswith("/v1/")
     )
@@ -174,40 +163,6 @@ def outline(part: Any) -> Any:
             }
         return kept
     return [outline(one) for one in part] if isinstance(part, list) else part
-
-
-def test_a_link_finds_what_the_next_operation_takes(
-    http: httpx.Client, description: Document
-) -> None:
-    followed = set()
-    for (path, method), operation in operations(description).items():
-        links = operation["responses"]["200"].get("links", {})
-        if not links or path.startswith(
-            "/v1/admin/"
-        ):  # this service has no registry, and no release to take
-            continue
-        examples = (
-            json_content(operation["requestBody"]).get("examples")
-            if "requestBody" in operation
-            else None
-        )
-        body = {"json": next(iter(examples.values()))["value"]} if examples else {}
-        answer = http.request(method, path.format(model="gpumemnet"), **body).json()
-        for link in links.values():
-            taken = {**link.get("parameters", {}), **link.get("requestBody", {})}
-            values = [
-                at_pointer(answer, text.removeprefix("$response.body#")) for text in taken.values()
-            ]
-            assert values
-            assert all(isinstance(value, str) and value for value in values), (path, link)
-            followed.add(link["operationId"])
-    assert {"observe", "predict", "batch_sizes", "oip_infer", "oip_infer_version"} <= followed
-
-
-def at_pointer(document: Any, pointer: str) -> Any:
-    for step in pointer.split("/")[1:]:
-        document = document[int(step) if isinstance(document, list) else step]
-    return document
 
 
 def test_every_field_of_a_job_is_documented(description: Document) -> None:

@@ -286,7 +286,7 @@ def test_a_failure_within_says_nothing_of_its_cause() -> None:
     assert "secret" not in problem(ask_in_process(app, "/broken"), 500)["detail"]
 
 
-@pytest.mark.parametrize("path", ["/readyz", "/v2/health/ready", "/v2/models/gpumemnet/ready"])
+@pytest.mark.parametrize("path", ["/readyz"])
 def test_a_probe_runs_no_model(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """A release passes its self-test before it is served; repeated in each probe, it would delay
     predictions."""

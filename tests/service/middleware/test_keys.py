@@ -170,32 +170,11 @@ def test_a_path_needs_a_key_of_its_scope(
 
 
 @pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("GET", "/v2/models/gpumemnet"),
-        ("POST", "/v2/models/gpumemnet/infer"),
-        ("POST", "/v2/repository/index"),
-    ],
-)
-def test_the_protocol_is_refused_in_its_own_words(locked: Locked, method: str, path: str) -> None:
-    answer = locked.client.request(method, path)
-    assert (answer.status_code, list(answer.json())) == (401, ["error"])
-    assert locked.client.request(method, path, headers=bearer(KEYS["admin"])).status_code == 403
-    assert locked.client.request(method, path, headers=bearer(KEYS["predict"])).status_code not in (
-        401,
-        403,
-    )
-
-
-@pytest.mark.parametrize(
     "path",
     [
         "/healthz",
         "/readyz",
         "/metrics",
-        "/v2",
-        "/v2/health/live",
-        "/v2/health/ready",
         "/",
         "/docs",
         "/openapi.json",

@@ -46,7 +46,7 @@ def test_each_request_is_a_line_of_json(start_service: StartService, job: Docume
             json={"job": job},
             headers={"X-Request-ID": "one"},
         )
-        httpx.get(f"{running.url}/v2/models/anything-at-all/ready")
+        httpx.get(f"{running.url}/page/anything-at-all")
         httpx.get(f"{running.url}/some/other/path")
         lines = [json.loads(line) for line in wait_for(running.log, r"\{other\}").splitlines()]
     assert [line["message"] for line in lines] == [f"listening on {running.url} with 1 worker"] + [
@@ -64,7 +64,7 @@ def test_each_request_is_a_line_of_json(start_service: StartService, job: Docume
         "status": 200,
     }
     assert expected.items() <= first.items()
-    assert [line["path"] for line in lines[2:]] == ["/v2/models/{model}/ready", "{other}"]
+    assert [line["path"] for line in lines[2:]] == ["/page/{file}", "{other}"]
     assert "anything-at-all" not in running.log.read_text()
 
 

@@ -56,13 +56,13 @@ def test_requests_are_counted_by_path_and_status(
         client.post("/v1/predict/batch", json={"jobs": [job] * 5})
         for number in range(30):
             client.get(f"/made/up/{number}")
-            client.get(f"/v2/models/{number}")
+            client.get(f"/page/{number}")
         samples = scrape(running.url)
     assert value(samples, "gpumemnet_requests_total", path="/v1/predict", status="200") == 3
     assert value(samples, "gpumemnet_requests_total", path="/v1/predict", status="422") == 1
     assert value(samples, "gpumemnet_request_seconds_count", path="/v1/predict") == 4
     assert value(samples, "gpumemnet_requests_total", path="{other}", status="404") == 30
-    assert value(samples, "gpumemnet_requests_total", path="/v2/models/{model}", status="404") == 30
+    assert value(samples, "gpumemnet_requests_total", path="/page/{file}", status="404") == 30
     assert (
         value(samples, "gpumemnet_predictions_total", family=job["family"], in_support="true") == 8
     )
