@@ -204,7 +204,7 @@ class Gate:
             if status:
                 raise
             await _refuse(
-                send_on, rule, Refusal(OVERLOADED, "the service is stopping: try again", _RETRY)
+                send_on, Refusal(OVERLOADED, "the service is stopping: try again", _RETRY)
             )
         finally:
             if is_counted:

@@ -38,7 +38,7 @@ class StringCodec:
 
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    names = {
+    names: dict[str, dict[str, Any]] = {
         "mlserver": {"MLModel": MLModel},
         "mlserver.codecs": {"StringCodec": StringCodec},
         "mlserver.errors": {"InferenceError": InferenceError},
