@@ -36,7 +36,7 @@ FLAGS = [] if sys.platform == "win32" else ["-O2", "-g0", "-ffp-contract=off"]
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 RECORD = f"compiled_from{SUFFIX}.json"
 """In the source folder: library → SHA-256 of what it was compiled from;
-:mod:`gpumemnet.predict.compiled` reads it."""
+:mod:`gpumemnet.compiled` reads it."""
 
 
 class ReadmeHook(MetadataHookInterface):  # type: ignore[misc]  # hatchling is there at build time alone

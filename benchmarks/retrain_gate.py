@@ -30,7 +30,7 @@ from gpumemnet.job.layers import Layer
 from gpumemnet.job.measurement import OBSERVED, Measurement
 from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
 from gpumemnet.predict.predictor import Predictor
-from gpumemnet.registry.registry import Registry
+from gpumemnet.site.releases import Registry
 from gpumemnet.site.significance import binomial_tail
 from gpumemnet.units import MIB
 from models.retrain.gate import losses

@@ -23,7 +23,7 @@ from gpumemnet.predict.predictor import Predictor
 from gpumemnet.site.calibration import calibrate
 from gpumemnet.site.calibration_cards import calibrated_cards
 from gpumemnet.site.drift import find_drift
-from gpumemnet.site.rows import SiteRow, SiteRows, read_site_rows
+from gpumemnet.site.observations import SiteRow, SiteRows, read_site_rows
 from gpumemnet.site.training_reference import training_reference
 from gpumemnet.units import MIB
 

@@ -31,19 +31,23 @@ if TYPE_CHECKING:
     from gpumemnet.job.training_options import TrainingOptions
     from gpumemnet.packing.ray_shares import RayResources, ray_resources
     from gpumemnet.planner.api import plan
-    from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
     from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
     from gpumemnet.predict.bundle_card import BundleCard
-    from gpumemnet.predict.estimator import Estimator
-    from gpumemnet.predict.prediction import Prediction, PredictionOptions
-    from gpumemnet.predict.prediction_table import PredictionTable
+    from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
+    from gpumemnet.predict.prediction import (
+        Estimator,
+        Prediction,
+        PredictionOptions,
+        PredictionTable,
+    )
     from gpumemnet.predict.predictor import Predictor
     from gpumemnet.tracing.api import trace
     from gpumemnet.tracing.report.answer import TraceAnswer
 
 _MODULE_OF = {
     **dict.fromkeys(
-        ("PUBLISHED_BINS", "BinScheme", "bins_of_width", "named_bins"), "gpumemnet.predict.bins"
+        ("PUBLISHED_BINS", "BinScheme", "bins_of_width", "named_bins"),
+        "gpumemnet.predict.distribution",
     ),
     **dict.fromkeys(("Bundle", "load_bundle", "shipped_bundles"), "gpumemnet.predict.bundle"),
     **dict.fromkeys(("AsyncClient", "Client"), "gpumemnet.client.client"),
@@ -58,11 +62,11 @@ _MODULE_OF = {
     **dict.fromkeys(("RayResources", "ray_resources"), "gpumemnet.packing.ray_shares"),
     **dict.fromkeys(("SEQUENCE_COLUMNS", "layer_sequence"), "gpumemnet.features.sequence"),
     "BundleCard": "gpumemnet.predict.bundle_card",
-    "Estimator": "gpumemnet.predict.estimator",
+    "Estimator": "gpumemnet.predict.prediction",
     "GpumemnetError": "gpumemnet.errors",
     "JobTable": "gpumemnet.job.job_table",
     "Layer": "gpumemnet.job.layers",
-    "PredictionTable": "gpumemnet.predict.prediction_table",
+    "PredictionTable": "gpumemnet.predict.prediction",
     "Predictor": "gpumemnet.predict.predictor",
     "large_tensors_on_meta": "gpumemnet.extract.placement",
     "TraceAnswer": "gpumemnet.tracing.report.answer",
@@ -128,4 +132,4 @@ def __dir__() -> list[str]:
 
 _COMPILED_FROM = f"{__path__[0]}/compiled_from{importlib.machinery.EXTENSION_SUFFIXES[0]}.json"
 if os.path.exists(_COMPILED_FROM):  # noqa: PTH110  # a checkout; pathlib would be the slowest part of this import
-    importlib.import_module("gpumemnet.predict.compiled").check_sources(_COMPILED_FROM)
+    importlib.import_module("gpumemnet.compiled").check_sources(_COMPILED_FROM)

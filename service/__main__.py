@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
+from gpumemnet.compiled import NOT_COMPILED, is_compiled
 from gpumemnet.errors import GpumemnetError
-from gpumemnet.predict.compiled import NOT_COMPILED, is_compiled
 
 from .listening import address_of, listen
 from .middleware.logs import configure_logs

@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.routing import Route
 
 from gpumemnet.predict.predictor import Predictor
-from gpumemnet.registry.registry import Registry
+from gpumemnet.site.releases import Registry
 from gpumemnet.units import MIB
 
 from .admin.routes import admin_operations

@@ -32,7 +32,7 @@ from gpumemnet.errors import (
     InvalidRequestError,
     UnsupportedJobError,
 )
-from gpumemnet.registry.registry import release_digest
+from gpumemnet.site.releases import release_digest
 
 from .api.problems import OVERLOADED, ProblemKind, Refusal
 from .middleware.limits import handle_body

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumemnet.registry.mlflow_store import MlflowStore
+from gpumemnet.site.mlflow import MlflowStore
 
 needs_mlflow = pytest.mark.skipif(
     importlib.util.find_spec("mlflow") is None,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumemnet.predict.bundle import Bundle, save_bundle, shipped_bundles
-from gpumemnet.registry.registry import Registry
+from gpumemnet.site.releases import Registry
 
 
 def shipped(name: str = "cnn-h200-traced") -> Bundle:

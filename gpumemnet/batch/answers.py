@@ -10,7 +10,7 @@ import numpy as np
 from gpumemnet.batch.chunks import Chunk
 from gpumemnet.batch.options import BatchOptions, Names
 from gpumemnet.job.job_table import Indices
-from gpumemnet.predict.prediction_table import PredictionTable
+from gpumemnet.predict.prediction import PredictionTable
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB
 
@@ -38,7 +38,7 @@ class Answered(NamedTuple):
 
 def answer_schema() -> pa.Schema:
     """The columns of the answers, with the names of
-    :meth:`~gpumemnet.predict.prediction_table.PredictionTable.documents`."""
+    :meth:`~gpumemnet.predict.prediction.PredictionTable.documents`."""
     import pyarrow as pa
 
     name = pa.dictionary(pa.int32(), pa.string())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpumemnet.errors import UnsupportedJobError
 from gpumemnet.job.training_job import FAMILIES
-from gpumemnet.predict.bins import BinScheme
+from gpumemnet.predict.distribution import BinScheme
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.predict.predictor import Predictor
 
@@ -70,7 +70,7 @@ def checked_names(predictor: Predictor, options: BatchOptions) -> Names:
     return Names(
         tuple(bundle.card.name for bundle in bundles),
         tuple(bundle.sha256 for bundle in bundles),
-        predictor.find_gpu(options.gpu).gpu,
+        predictor.prediction_gpu(options.gpu).gpu,
     )
 
 

@@ -23,7 +23,7 @@ from gpumemnet.batch.options import BatchOptions, Names
 from gpumemnet.batch.plan import Part
 from gpumemnet.batch.scratch import Scratch
 from gpumemnet.errors import GpumemnetError
-from gpumemnet.predict.bins import BinScheme
+from gpumemnet.predict.distribution import BinScheme
 
 
 def work_document(work: Work, scratch: Scratch) -> dict[str, Any]:

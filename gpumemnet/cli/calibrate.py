@@ -22,9 +22,9 @@ from gpumemnet.predict.bundle import (
     save_bundle,
     shipped_bundles,
 )
-from gpumemnet.registry.registry import Registry
-from gpumemnet.site.conformal import rows_needed
-from gpumemnet.site.rows import read_site_rows
+from gpumemnet.predict.coverage import rows_needed
+from gpumemnet.site.observations import read_site_rows
+from gpumemnet.site.releases import Registry
 from gpumemnet.units import MIB
 
 if TYPE_CHECKING:

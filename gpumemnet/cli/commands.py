@@ -227,7 +227,7 @@ def _gpumemnet(
 
 
 def _print_version() -> NoReturn:
-    from gpumemnet.predict.compiled import is_compiled
+    from gpumemnet.compiled import is_compiled
 
     typer.echo(
         f"gpumemnet {version('gpumemnet')}, compiled modules: {'yes' if is_compiled() else 'no'}"

@@ -18,7 +18,7 @@ from gpumemnet.cli.output import print_facts
 from gpumemnet.errors import DatasetError, InvalidRequestError
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
-from gpumemnet.site.rows import read_site_rows
+from gpumemnet.site.observations import read_site_rows
 from gpumemnet.units import MIB
 
 if TYPE_CHECKING:
@@ -88,9 +88,13 @@ def drift(
     """Test whether recent jobs call for a retraining. Exit code 10 when they do, 0 when not, 2 when
     it cannot be said."""
     from gpumemnet.predict.predictor import Predictor
-    from gpumemnet.registry.registry import Registry
-    from gpumemnet.site.drift import ALPHA, WINDOW, find_drift  # loads onnxruntime
-    from gpumemnet.site.drift_metrics import write_drift_metrics
+    from gpumemnet.site.drift import (  # loads onnxruntime
+        ALPHA,
+        WINDOW,
+        find_drift,
+        write_drift_metrics,
+    )
+    from gpumemnet.site.releases import Registry
 
     if metrics is not None and metrics.suffix != ".prom":
         raise InvalidRequestError(

@@ -16,10 +16,11 @@ import typer
 from gpumemnet.cli.arguments import STANDARD_INPUT, AsJson, input_file
 from gpumemnet.cli.output import check_writable, write_atomically
 from gpumemnet.errors import InvalidRequestError, MissingExtraError, ServiceError
-from gpumemnet.site.observation import Observation, observation_to_dict
-from gpumemnet.site.sacct_output import SACCT_FIELDS, Skipped
-from gpumemnet.site.slurm_accounting import (
+from gpumemnet.site.observations import Observation, observation_to_dict
+from gpumemnet.site.sacct import (
     MIN_SECONDS,
+    SACCT_FIELDS,
+    Skipped,
     observation_lines,
     read_known_jobs,
     read_sacct,

@@ -21,7 +21,7 @@ from gpumemnet.cli.output import print_facts, print_table
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.job_files import read_jobs_file
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
+from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.units import MIB, ceil_mib, format_bytes
 

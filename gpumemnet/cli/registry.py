@@ -17,7 +17,7 @@ from gpumemnet.cli.output import print_facts, print_table
 from gpumemnet.cli.registry_mlflow import Folder, pull, push
 from gpumemnet.errors import RegistryError
 from gpumemnet.predict.bundle import load_bundles
-from gpumemnet.registry.registry import SHIPPED, Aliases, Registry, existing_registry
+from gpumemnet.site.releases import SHIPPED, Aliases, Registry, existing_registry
 
 registry: Final = typer.Typer(no_args_is_help=True, add_completion=False)
 

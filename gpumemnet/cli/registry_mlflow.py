@@ -13,7 +13,7 @@ import typer
 
 from gpumemnet.cli.arguments import AsJson
 from gpumemnet.errors import BundleError, InvalidRequestError, TrackingError
-from gpumemnet.registry.registry import Registry, existing_registry
+from gpumemnet.site.releases import Registry, existing_registry
 
 ROLES: Final = ("champion", "challenger")
 
@@ -42,8 +42,8 @@ def push(
     as_json: AsJson = False,
 ) -> None:
     """Let champion and challenger of a model in MLflow be what they are in the registry."""
-    from gpumemnet.registry.mlflow_releases import push as push_releases
-    from gpumemnet.registry.mlflow_store import MlflowStore
+    from gpumemnet.site.mlflow import MlflowStore
+    from gpumemnet.site.mlflow import push as push_releases
 
     moved = push_releases(existing_registry(registry), MlflowStore(tracking_uri, tracking_model))
     if as_json:
@@ -90,8 +90,8 @@ def pull(
     Bundles are checked before the registry hears of them. What was taken back here stays so, until
     the alias is moved again.
     """
-    from gpumemnet.registry.mlflow_releases import pull as pull_release
-    from gpumemnet.registry.mlflow_store import MlflowStore, check_alias, check_store
+    from gpumemnet.site.mlflow import MlflowStore, check_alias, check_store
+    from gpumemnet.site.mlflow import pull as pull_release
 
     role = role or (alias if alias in ROLES else ROLES[0])
     if role not in ROLES:

@@ -14,7 +14,7 @@ import numpy as np
 from gpumemnet.errors import InvalidRequestError, ServiceError
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width
+from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.predict.fits import Fit
 from gpumemnet.predict.largest_batch import BatchPoint, BatchSizes, SmallestGpu
 from gpumemnet.predict.prediction import Prediction, PredictionOptions
@@ -65,7 +65,7 @@ class Device(TypedDict, total=False):
 
 
 class Observed(TypedDict, total=False):
-    """The memory that one run of a job really took; see :mod:`gpumemnet.site.observation` for the
+    """The memory that one run of a job really took; see :mod:`gpumemnet.site.observations` for the
     values allowed.
 
     Attributes:

@@ -33,7 +33,7 @@ SITE_PROCESS_SOURCES: Final = ("slurm_gpumem",)
 missed."""
 SITE_DEVICE_SOURCES: Final = ("dcgm", "prometheus")
 """The same for the whole device, other processes included: see
-:data:`gpumemnet.site.observation.SOURCES`."""
+:data:`gpumemnet.site.observations.SOURCES`."""
 LABEL_SOURCES: Final = PROCESS_SOURCES + DEVICE_SOURCES + SITE_PROCESS_SOURCES + SITE_DEVICE_SOURCES
 OBSERVED: Final = "observed"
 """Provenance of rows from a site: the memory of a finished job, as its scheduler reported it."""

@@ -22,13 +22,13 @@ from gpumemnet.gpu.verdict import verdict
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.predict.bins import MAX_BINS, BinScheme
+from gpumemnet.predict.distribution import MAX_BINS, BinScheme
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.units import MIB, ceil_mib
 
 if TYPE_CHECKING:
-    from gpumemnet.predict.answer_gpu import AnswerGpu
-    from gpumemnet.predict.prediction_table import PredictionTable
+    from gpumemnet.predict.gpu_context import PredictionGpu
+    from gpumemnet.predict.prediction import PredictionTable
     from gpumemnet.predict.predictor import Predictor
 
 MAX_FREE_MIB: Final = 2**20
@@ -239,17 +239,17 @@ def alike(predictor: Predictor, targets: Sequence[Target]) -> dict[str, list[int
     leaders: dict[object, str] = {}
     groups: dict[str, list[int]] = {}
     for position, target in enumerate(targets):
-        leader = leaders.setdefault(_overheads(predictor.find_gpu(target.gpu)), target.gpu)
+        leader = leaders.setdefault(_overheads(predictor.prediction_gpu(target.gpu)), target.gpu)
         groups.setdefault(leader, []).append(position)
     return groups
 
 
-def _overheads(answer_gpu: AnswerGpu) -> tuple[int, int, int, str | None]:
-    site = answer_gpu.gpu if answer_gpu.is_calibrated else None
+def _overheads(prediction_gpu: PredictionGpu) -> tuple[int, int, int, str | None]:
+    site = prediction_gpu.gpu if prediction_gpu.is_calibrated else None
     return (
-        answer_gpu.context.expected_bytes,
-        answer_gpu.context.bound_bytes,
-        answer_gpu.blas_workspace_bytes,
+        prediction_gpu.context.expected_bytes,
+        prediction_gpu.context.bound_bytes,
+        prediction_gpu.blas_workspace_bytes,
         site,
     )
 

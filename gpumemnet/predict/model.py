@@ -21,21 +21,24 @@ from gpumemnet.features.vector import FEATURE_NAMES, feature_matrix
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.physics.replicas import added_by_replicas
-from gpumemnet.predict.answer_gpu import AnswerGpu, of_labels
-from gpumemnet.predict.bins import BinScheme, bins_of_width
 from gpumemnet.predict.bundle import GRAPH_OUTPUTS, Bundle
-from gpumemnet.predict.bundle_card import COMMON
-from gpumemnet.predict.distribution import MOST_LOG_BYTES, MemoryDistribution
-from gpumemnet.predict.prediction_table import AnsweringModel, ModelAnswer, PredictionTable
-from gpumemnet.predict.real_networks import (
+from gpumemnet.predict.bundle_card import COMMON, SiteCalibration
+from gpumemnet.predict.closed_form import (
     group_codes,
     growing_features,
     has_benchmark,
     line_bytes,
+    startup_peaks,
     with_log_errors,
 )
-from gpumemnet.predict.site_calibration import SiteCalibration
-from gpumemnet.predict.startup_peak import startup_peaks
+from gpumemnet.predict.distribution import (
+    MOST_LOG_BYTES,
+    BinScheme,
+    MemoryDistribution,
+    bins_of_width,
+)
+from gpumemnet.predict.gpu_context import PredictionGpu, label_gpu
+from gpumemnet.predict.prediction import ModelDistributions, PredictingModel, PredictionTable
 from gpumemnet.predict.support import Support, Unseen, option_reasons
 from gpumemnet.units import GIB
 
@@ -58,7 +61,7 @@ _MOST_BYTES: Final = 2.0**62
 """Upper limit of an amount, so that it fits a 64-bit integer."""
 
 
-class GraphAnswer(NamedTuple):
+class GraphOutput(NamedTuple):
     """Output of a bundle's graph for ``B`` jobs.
 
     Attributes:
@@ -81,7 +84,7 @@ class ModelGpu(NamedTuple):
     """The GPU that a prediction is for, as one model sees it.
 
     Attributes:
-        answer_gpu: the GPU, with the CUDA context that the answer contains.
+        prediction_gpu: the GPU, with the CUDA context that the answer contains.
         least_context_bytes: the context that no answer is below.
         shift_bytes: what the graph's expectation is moved by: the context of the answer, minus the
             one in the model's labels.
@@ -90,7 +93,7 @@ class ModelGpu(NamedTuple):
         site: a site's calibration for this GPU; ``None`` for the model as trained.
     """
 
-    answer_gpu: AnswerGpu
+    prediction_gpu: PredictionGpu
     least_context_bytes: int
     shift_bytes: int
     shift_bound_bytes: int
@@ -117,10 +120,10 @@ class BundleModel:
         self.bundle = bundle
         self.card = card = bundle.card.of(family or bundle.card.families[0])
         self.needs_layers = card.encoder == "transformer"
-        self.label_gpu = ModelGpu(of_labels(card), 0, 0, 0)
+        self.label_gpu = ModelGpu(label_gpu(card), 0, 0, 0)
         """The GPU and the context of the training labels: for comparing answers with labels like
         them, and for no answer."""
-        self._model_gpus: dict[AnswerGpu, ModelGpu] = {}
+        self._model_gpus: dict[PredictionGpu, ModelGpu] = {}
         self.support = Support(card)
         self._rows_at_once = _ROWS_AT_ONCE[card.encoder]
         self._session = session or load_session(bundle)
@@ -131,25 +134,25 @@ class BundleModel:
             self._log_scales = np.array([group.log_scale for group in groups])
             self._log_bounds = np.array([group.log_bounds for group in groups])
 
-    def model_gpu(self, answer_gpu: AnswerGpu) -> ModelGpu:
+    def model_gpu(self, prediction_gpu: PredictionGpu) -> ModelGpu:
         """Returns the GPU as this model sees it; the same object for the same GPU."""
-        if answer_gpu not in self._model_gpus:
-            self._model_gpus[answer_gpu] = self._new_model_gpu(answer_gpu)
-        return self._model_gpus[answer_gpu]
+        if prediction_gpu not in self._model_gpus:
+            self._model_gpus[prediction_gpu] = self._new_model_gpu(prediction_gpu)
+        return self._model_gpus[prediction_gpu]
 
-    def _new_model_gpu(self, answer_gpu: AnswerGpu) -> ModelGpu:
+    def _new_model_gpu(self, prediction_gpu: PredictionGpu) -> ModelGpu:
         site = self.card.site_calibration
-        if site is not None and site.gpu == answer_gpu.gpu:
-            return ModelGpu(answer_gpu, 0, site.shift_bytes, site.shift_bound_bytes, site)
-        context, own = answer_gpu.context, self.card.context_bytes
+        if site is not None and site.gpu == prediction_gpu.gpu:
+            return ModelGpu(prediction_gpu, 0, site.shift_bytes, site.shift_bound_bytes, site)
+        context, own = prediction_gpu.context, self.card.context_bytes
         return ModelGpu(
-            answer_gpu,
+            prediction_gpu,
             context.expected_bytes,
             context.expected_bytes - own,
             context.bound_bytes - own,
         )
 
-    def run(self, table: JobTable, features: NDArray[np.float64]) -> GraphAnswer:
+    def run(self, table: JobTable, features: NDArray[np.float64]) -> GraphOutput:
         """Runs the graph for ``B`` jobs with their features, shape ``[B, F]``."""
         step = self._rows_at_once
         if len(features) <= step:
@@ -171,7 +174,7 @@ class BundleModel:
             is_broken = ~np.logical_and.reduce(is_number)
             amounts = np.where(is_broken[:, None], math.log(self.card.capacity_bytes or 1), amounts)
         amounts_bytes = _in_bytes(amounts)
-        return GraphAnswer(
+        return GraphOutput(
             MemoryDistribution(weights, locations, scales),
             amounts_bytes[:, 0],
             amounts_bytes[:, 1],
@@ -209,7 +212,7 @@ class BundleModel:
 
     def features(self, table: JobTable, model_gpu: ModelGpu) -> NDArray[np.float64]:
         """Computes feature vectors of ``B`` jobs on the GPU ``model_gpu``, shape ``[B, F]``."""
-        return feature_matrix(table, model_gpu.answer_gpu.blas_workspace_bytes)
+        return feature_matrix(table, model_gpu.prediction_gpu.blas_workspace_bytes)
 
     def predict(
         self,
@@ -284,11 +287,14 @@ class BundleModel:
             distribution = distribution.moved(added.expected_bytes)
             expected, safe = expected + added.expected_bytes, safe + added.bound_bytes
         safe = np.ceil(safe)
-        answer_gpu = model_gpu.answer_gpu
+        prediction_gpu = model_gpu.prediction_gpu
         startup = startup_peaks(
-            expected, features, answer_gpu.context.expected_bytes, answer_gpu.available_bytes
+            expected,
+            features,
+            prediction_gpu.context.expected_bytes,
+            prediction_gpu.available_bytes,
         )
-        bins = bins or _gib_bins(answer_gpu.capacity_bytes)
+        bins = bins or _gib_bins(prediction_gpu.capacity_bytes)
         edges = _log_edges(bins, model_gpu.shift_bytes)
         answers = []
         for source, chosen in (
@@ -297,8 +303,10 @@ class BundleModel:
         ):
             rows = chosen.nonzero()[0]
             if len(rows):
-                model = AnsweringModel(self.card.name, self.card.version, source, answer_gpu, bins)
-                answers.append(ModelAnswer(model, rows, distribution.take(rows), edges))
+                model = PredictingModel(
+                    self.card.name, self.card.version, source, prediction_gpu, bins
+                )
+                answers.append(ModelDistributions(model, rows, distribution.take(rows), edges))
         expected_bytes = _whole_bytes(expected)
         return PredictionTable(
             expected_bytes,
@@ -351,7 +359,7 @@ class BundleModel:
             Expected bytes, scale of a logistic in log-bytes, and the bound in bytes for the
             coverage at ``level``, ``[B]`` each.
         """
-        smoothed = growing_features(table, features, model_gpu.answer_gpu.blas_workspace_bytes)
+        smoothed = growing_features(table, features, model_gpu.prediction_gpu.blas_workspace_bytes)
         line, codes = line_bytes(smoothed, self._slopes), group_codes(features)
         shifts = self._log_shifts[codes, has_benchmark(features)]
         centre, bound = (

@@ -2,7 +2,7 @@
 
 A predictor selects the bundles of a job's family and tries them in order
 (:mod:`gpumemnet.predict.model`).  The result is a
-:class:`~gpumemnet.predict.prediction_table.PredictionTable`.  A predictor is immutable, so threads
+:class:`~gpumemnet.predict.prediction.PredictionTable`.  A predictor is immutable, so threads
 may share it.
 """
 
@@ -27,12 +27,11 @@ from gpumemnet.gpu.catalogue import GENERIC_BLAS_WORKSPACE_BYTES
 from gpumemnet.job.job_table import Array, Indices, JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import FAMILIES, TrainingJob
-from gpumemnet.predict.answer_gpu import GpuChoice
 from gpumemnet.predict.bundle import Bundle, load_bundles, shipped_bundles
 from gpumemnet.predict.bundle_card import ALL_FAMILIES, ENCODERS
+from gpumemnet.predict.gpu_context import GpuResolver, PredictionGpu
 from gpumemnet.predict.model import CERTAIN_COLUMNS, BundleModel, ModelGpu, load_session
-from gpumemnet.predict.prediction import Prediction, PredictionOptions
-from gpumemnet.predict.prediction_table import PredictionTable
+from gpumemnet.predict.prediction import Prediction, PredictionOptions, PredictionTable
 from gpumemnet.predict.support import Unseen
 
 TRUST: Final = ("observed", "measured", "published", "traced")
@@ -60,7 +59,7 @@ class Predictor:
         gpu: the GPU that answers are for where none is asked for; by default that of the most
             trusted labels.
         context_bytes: the CUDA context of the site; by default what
-            :mod:`gpumemnet.predict.answer_gpu` finds.
+            :mod:`gpumemnet.predict.gpu_context` finds.
         keeps_label_context: whether each model answers for its own GPU with the context of its own
             labels.  Answers can then be compared with these labels; they are of no use for a job.
 
@@ -100,9 +99,7 @@ class Predictor:
             for family in bundle.card.families:
                 models = self._of_family.setdefault(family, {}).setdefault(bundle.card.encoder, [])
                 models.append(BundleModel(bundle, family, session))
-        self.find_gpu: Final = GpuChoice(sorted(self._bundles, key=_trust), gpu, context_bytes)
-        """Finds the GPU called by a name, with the context of answers for it; without a name, the
-        predictor's."""
+        self._gpus = GpuResolver(sorted(self._bundles, key=_trust), gpu, context_bytes)
         self._keeps_label_context = keeps_label_context
 
     @classmethod
@@ -117,15 +114,26 @@ class Predictor:
         are those of the class."""
         return cls((bundle for folder in folders for bundle in load_bundles(folder)), **settings)
 
+    def prediction_gpu(self, gpu: str | None) -> PredictionGpu:
+        """The GPU called ``gpu``, with the context that predictions for it contain; by default the
+        predictor's.
+
+        Raises:
+            InvalidRequestError: when neither the catalogue nor a bundle knows it.
+        """
+        return self._gpus.resolve(gpu)
+
     def model_gpu(self, model: BundleModel, gpu: str | None) -> ModelGpu:
         """The GPU called ``gpu``, as ``model`` sees it; by default the predictor's.
 
         Raises:
             InvalidRequestError: when neither the catalogue nor a bundle knows it.
         """
-        if self._keeps_label_context and (gpu is None or self.find_gpu(gpu).gpu == model.card.gpu):
+        if self._keeps_label_context and (
+            gpu is None or self.prediction_gpu(gpu).gpu == model.card.gpu
+        ):
             return model.label_gpu
-        return model.model_gpu(self.find_gpu(gpu))
+        return model.model_gpu(self.prediction_gpu(gpu))
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
@@ -264,10 +272,10 @@ class Predictor:
         trials = []
         for model in models:
             model_gpu = self.model_gpu(model, options.gpu)
-            if features is None or model_gpu.answer_gpu.blas_workspace_bytes != workspace:
+            if features is None or model_gpu.prediction_gpu.blas_workspace_bytes != workspace:
                 features, workspace = (
                     model.features(left_jobs, model_gpu),
-                    model_gpu.answer_gpu.blas_workspace_bytes,
+                    model_gpu.prediction_gpu.blas_workspace_bytes,
                 )
             unseen = model.support.check(left_jobs, features)
             trials.append(_Trial(model, model_gpu, left_rows, features, unseen))

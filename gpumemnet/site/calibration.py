@@ -29,11 +29,11 @@ from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.physics.element_types import ELEMENT_BYTES
 from gpumemnet.physics.replicas import WITH_OTHERS
 from gpumemnet.predict.bundle import Bundle
+from gpumemnet.predict.bundle_card import SiteCalibration, spread_unit, unit_levels
+from gpumemnet.predict.coverage import Centre, conformal_quantiles, weighted_centre
 from gpumemnet.predict.model import BundleModel
 from gpumemnet.predict.predictor import Predictor
-from gpumemnet.predict.site_calibration import SiteCalibration, spread_unit, unit_levels
-from gpumemnet.site.conformal import Centre, conformal_quantiles, weighted_centre
-from gpumemnet.site.rows import SiteRow, SiteRows
+from gpumemnet.site.observations import SiteRow, SiteRows
 from gpumemnet.units import MIB
 
 Array = NDArray[np.float64]

@@ -10,13 +10,16 @@ tests, and large enough to matter: among many jobs some test always finds a diff
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 
+from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import InvalidRequestError, UnsupportedJobError
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.job_table import JobTable
@@ -24,7 +27,7 @@ from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.physics.replicas import WITH_OTHERS
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE, Prediction
 from gpumemnet.predict.predictor import Predictor
-from gpumemnet.site.rows import SiteRow
+from gpumemnet.site.observations import SiteRow
 from gpumemnet.site.significance import (
     binomial_tail,
     fisher_test,
@@ -384,3 +387,93 @@ def _shares(
             fisher_test(now, jobs, then, of_trained),
             sentence,
         )
+
+
+def write_drift_metrics(path: Path, report: DriftReport) -> None:
+    """Write the metrics of ``report`` to ``path`` atomically: the collector sees the old file or
+    the new one.
+
+    Raises:
+        InvalidRequestError: when the file cannot be written.
+    """
+    try:
+        replace_file(path, drift_metrics(report, time.time()).encode())
+    except OSError as error:
+        raise InvalidRequestError(
+            f"{path} cannot be written: {error.strerror}", "metrics"
+        ) from None
+
+
+def drift_metrics(report: DriftReport, now: float) -> str:
+    """The text: one line for each family, GPU and kind of test, with the result of the most
+    significant test.
+
+    Args:
+        report: of the run.
+        now: seconds since the epoch.
+    """
+    gravest: dict[tuple[str, str, str], Finding] = {}
+    jobs: dict[tuple[str, str], int] = {}
+    for finding in report.findings:  # drift first, then the least likely
+        gravest.setdefault((finding.family, finding.gpu or "", finding.kind), finding)
+        key = finding.family, finding.gpu or ""
+        jobs[key] = max(jobs.get(key, 0), finding.jobs)
+    tests = [
+        (dict(zip(("family", "gpu", "kind"), key, strict=True)), one)
+        for key, one in sorted(gravest.items())
+    ]
+    metrics: list[tuple[str, str, Iterable[tuple[Mapping[str, str], float]]]] = [
+        (
+            "gpumemnet_drift_due",
+            "1 when a retraining is due by the rule of gpumemnet drift",
+            [({}, float(report.is_drift))],
+        ),
+        (
+            "gpumemnet_drift",
+            "1 when a test of this kind found drift, whether or not it starts a retraining",
+            [(labels, float(one.is_drift)) for labels, one in tests],
+        ),
+        (
+            "gpumemnet_drift_effect_ratio",
+            "How far it is off: the median, a share of the jobs, or the distance of two distributions",
+            [(labels, one.effect) for labels, one in tests],
+        ),
+        (
+            "gpumemnet_drift_probability",
+            "Of such an effect by chance, corrected for all tests of the run",
+            [(labels, one.corrected) for labels, one in tests],
+        ),
+        (
+            "gpumemnet_drift_jobs",
+            "Newest jobs that were tested",
+            [
+                ({"family": family, "gpu": gpu}, float(count))
+                for (family, gpu), count in sorted(jobs.items())
+            ],
+        ),
+        (
+            "gpumemnet_drift_last_run_timestamp_seconds",
+            "When drift was last looked for",
+            [({}, now)],
+        ),
+    ]
+    return "".join(
+        line for name, about, samples in metrics for line in _lines(name, about, samples)
+    )
+
+
+def _lines(
+    name: str, about: str, samples: Iterable[tuple[Mapping[str, str], float]]
+) -> Iterator[str]:
+    yield f"# HELP {name} {about}\n# TYPE {name} gauge\n"
+    for labels, value in samples:
+        inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+        yield f"{name}{{{inside}}} {_number(value)}\n" if inside else f"{name} {_number(value)}\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _number(value: float) -> str:
+    return repr(value) if math.isfinite(value) else "NaN"

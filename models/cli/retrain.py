@@ -171,7 +171,7 @@ def _tracking_store(tracking: str | None, uri: str | None, model: str, work: Pat
         return None
     if tracking != "mlflow":
         raise InvalidRequestError(f"must be mlflow, not '{tracking}'", "tracking")
-    from gpumemnet.registry.mlflow_store import check_name, check_store
+    from gpumemnet.site.mlflow import check_name, check_store
 
     from ..retrain.tracking import default_store
 

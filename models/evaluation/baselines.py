@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesRegressor
 
-from gpumemnet.predict.bins import BinScheme
+from gpumemnet.predict.distribution import BinScheme
 
 from ..answers import COVERAGE, Answers
 from ..networks.physics_line import LAYER_TERMS, TOTALS_TERMS, fit_line

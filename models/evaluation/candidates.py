@@ -24,8 +24,8 @@ from sklearn.neural_network import MLPClassifier
 from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.physics.published_formulas import horus, naive
-from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.predict.bundle import Bundle
+from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.predict.model import BundleModel, ModelGpu
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import GIB, MIB
@@ -330,7 +330,7 @@ def served_answers(
     )
     if context_bytes is not None:
         shift = context_bytes - model.card.context_bytes
-        model_gpu = ModelGpu(model_gpu.answer_gpu, 0, shift, shift)
+        model_gpu = ModelGpu(model_gpu.prediction_gpu, 0, shift, shift)
     table = JobTable.from_jobs([replace(job, traced_peak_bytes=None) for job in test.jobs])
     features = model.features(table, model_gpu)
     unseen = model.support.check(table, features)
@@ -361,7 +361,7 @@ def transferred(bundle: Bundle, training: LabelledJobs, test: LabelledJobs) -> A
     training jobs."""
     model = BundleModel(bundle, training.family)
     known = ~np.isnan(training.label_bytes)
-    model_gpu = model.model_gpu(Predictor([bundle]).find_gpu(training.gpu))
+    model_gpu = model.model_gpu(Predictor([bundle]).prediction_gpu(training.gpu))
     table = JobTable.from_jobs(training.jobs)
     reserved = (
         model.run(table, model.features(table, model_gpu)).expected_bytes - model.card.context_bytes

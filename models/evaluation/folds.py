@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpumemnet.job.job_table import JobTable
-from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme
+from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme
 from gpumemnet.predict.predictor import Predictor
 
 from ..answers import COVERAGE, Answers, concatenated

@@ -17,7 +17,7 @@ from .metrics import confusion
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from gpumemnet.predict.bins import BinScheme
+    from gpumemnet.predict.distribution import BinScheme
 
 _HEADINGS: Final = (
     *("candidate", "accuracy 1,000 MiB", "accuracy 2,000 MiB", "macro F1 1,000", "macro F1 2,000"),

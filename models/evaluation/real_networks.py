@@ -38,7 +38,7 @@ COVERAGE: Final = 0.99
 _RESAMPLES: Final = 1_000
 SHIPPED: Final = "closed form, as shipped"
 """What the bundles of CNNs and transformers answer with
-(:mod:`gpumemnet.predict.real_networks`)."""
+(:mod:`gpumemnet.predict.closed_form`)."""
 _SEGMENT: Final = FEATURE_NAMES.index("segment_bytes")
 
 Array = NDArray[np.float64]

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.job_table import JobTable
-from gpumemnet.predict.answer_gpu import OF_THE_SITE, provenance
 from gpumemnet.predict.bundle import Bundle
+from gpumemnet.predict.gpu_context import OF_THE_SITE, provenance
 from gpumemnet.predict.model import NO_NUMBER
-from gpumemnet.predict.prediction_table import PredictionTable
+from gpumemnet.predict.prediction import PredictionTable
 from gpumemnet.predict.predictor import Predictor
 
 from .champion_data import slot_of

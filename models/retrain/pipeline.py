@@ -19,7 +19,7 @@ from gpumemnet.atomic_files import STAGING_PREFIX, locked
 from gpumemnet.errors import BundleError, DatasetError
 from gpumemnet.job.measurement import OBSERVED
 from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
-from gpumemnet.registry.registry import SHIPPED, Registry
+from gpumemnet.site.releases import SHIPPED, Registry
 
 from .champion_data import dataset_hashes, newest_training_observation
 from .collect import collect

@@ -13,7 +13,7 @@ from typing import Any
 
 from gpumemnet.errors import RegistryError, UnknownReleaseError
 from gpumemnet.predict.bundle import load_bundle
-from gpumemnet.registry.registry import Aliases, Change, Registry
+from gpumemnet.site.releases import Aliases, Change, Registry
 
 from .request import NOTHING_BETTER, PROMOTED, Outcome, Request
 

@@ -18,9 +18,8 @@ from typing import Any, Final
 
 from gpumemnet.atomic_files import locked, replace_file
 from gpumemnet.errors import TrackingError
-from gpumemnet.registry.mlflow_releases import push
-from gpumemnet.registry.mlflow_store import MlflowStore
-from gpumemnet.registry.registry import Registry
+from gpumemnet.site.mlflow import MlflowStore, push
+from gpumemnet.site.releases import Registry
 
 from .gate import MEASURES
 from .release import lineage

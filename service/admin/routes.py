@@ -23,7 +23,7 @@ from gpumemnet.errors import (
     RegistryError,
     UnknownReleaseError,
 )
-from gpumemnet.registry.registry import SHIPPED, Registry, Release
+from gpumemnet.site.releases import SHIPPED, Registry, Release
 
 from ..api.endpoint import read_json_body, send_response
 from ..api.operations import BODY_REFUSALS, JSON, Answer, Operation

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, Field
 
 from gpumemnet.job.layers import describe
-from gpumemnet.registry.registry import NAME_RULE, is_release_name
+from gpumemnet.site.releases import NAME_RULE, is_release_name
 
 from ..api.schemas import Schema
 

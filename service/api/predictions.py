@@ -30,8 +30,7 @@ from gpumemnet.predict.largest_batch import (
     layers_of_smallest_gpu,
     smallest_gpu,
 )
-from gpumemnet.predict.prediction import DEFAULT_COVERAGE
-from gpumemnet.predict.prediction_table import PredictionTable
+from gpumemnet.predict.prediction import DEFAULT_COVERAGE, PredictionTable
 from gpumemnet.predict.predictor import Predictor
 
 from ..middleware.limits import MAX_PROBABILITIES
@@ -213,7 +212,7 @@ class PredictionApi:
     def _documents(self, jobs: JobTable, options: Options) -> list[Document]:
         """The JSON documents of the predictions for ``jobs``."""
         if not len(jobs):  # no job asks a model, and the options must be valid all the same
-            self._predictor.find_gpu(options.gpu)
+            self._predictor.prediction_gpu(options.gpu)
             self._predictor.models_reaching(options.coverage, self._families[0])[0].level(
                 options.coverage
             )
@@ -261,7 +260,7 @@ class PredictionApi:
             raise InvalidRequestError("needs 'gpu': a MIG profile is a part of a GPU", "mig")
         coverage = DEFAULT_COVERAGE if request.coverage is None else request.coverage
         job = self._job(request.job, request.encoder)
-        gpu = request.gpu or self._predictor.find_gpu(None).gpu
+        gpu = request.gpu or self._predictor.prediction_gpu(None).gpu
         max_batch = request.max_batch or DEFAULT_MAX_BATCH
         found_for = partial(
             batch_sizes,

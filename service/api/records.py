@@ -12,8 +12,7 @@ from typing import NamedTuple, Protocol, overload
 
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.predict.prediction import Prediction
-from gpumemnet.predict.prediction_table import PredictionTable
+from gpumemnet.predict.prediction import Prediction, PredictionTable
 
 
 class PredictionRecord(NamedTuple):

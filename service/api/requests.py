@@ -17,14 +17,14 @@ from pydantic import Field, ValidationError, WithJsonSchema
 
 from gpumemnet.errors import InvalidJobError, InvalidRequestError
 from gpumemnet.job.json_codec import parse_json
-from gpumemnet.predict.bins import (
+from gpumemnet.predict.bundle_card import ENCODERS
+from gpumemnet.predict.distribution import (
     DEFAULT_TOP_BYTES,
     MAX_BINS,
     PUBLISHED_BINS,
     bins_of_width,
     named_bins,
 )
-from gpumemnet.predict.bundle_card import ENCODERS
 from gpumemnet.predict.fits import MAX_DEVICE_NAME, MAX_FREE_MIB, Target, catalogue_targets, target
 from gpumemnet.predict.largest_batch import DEFAULT_MAX_BATCH
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE, PredictionOptions

@@ -21,7 +21,7 @@ from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.dataset import write_dataset
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.measurement import OBSERVED, Measurement
-from gpumemnet.site.observation import PROCESS_OBSERVATIONS
+from gpumemnet.site.observations import PROCESS_OBSERVATIONS
 
 from .database import (
     DatabaseError,

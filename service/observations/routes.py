@@ -13,7 +13,7 @@ from gpumemnet.errors import FieldError, InvalidJobError, InvalidRequestError
 from gpumemnet.job.json_codec import parse_json
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import FAMILIES
-from gpumemnet.site.observation import MAX_TEXT_LENGTH, Observation, observation_from_dict
+from gpumemnet.site.observations import MAX_TEXT_LENGTH, Observation, observation_from_dict
 
 from ..api.endpoint import read_json_body, send_response
 from ..api.examples import EXAMPLE_JOBS

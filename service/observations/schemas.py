@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 from pydantic import ConfigDict, Field
 
-from gpumemnet.site.observation import (
+from gpumemnet.site.observations import (
     MAX_BYTES,
     MAX_KEY_LENGTH,
     MAX_TEXT_LENGTH,

@@ -23,7 +23,7 @@ from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
 from gpumemnet.errors import FieldError, first_line
 from gpumemnet.job.job_table import JobTable
-from gpumemnet.site.observation import Observation, content_hash
+from gpumemnet.site.observations import Observation, content_hash
 
 from ..api.prediction_id import prediction_id
 from ..api.problems import CONFLICT, OVERLOADED, UNKNOWN, Refusal

@@ -20,7 +20,7 @@ from gpumemnet.errors import FieldError
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.support import reason_code
-from gpumemnet.site.observation import Observation, check_capacity
+from gpumemnet.site.observations import Observation, check_capacity
 
 from ..api.records import RecordBatch
 from .database_tables import CHALLENGES, JOBS, OBSERVATIONS, PREDICTIONS

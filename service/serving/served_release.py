@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from gpumemnet.errors import BundleError, InvalidRequestError, RegistryError
 from gpumemnet.predict.bundle import Bundle, load_bundles, shipped_bundles
 from gpumemnet.predict.predictor import Predictor
-from gpumemnet.registry.registry import SHIPPED, Aliases, Registry, release_digest
+from gpumemnet.site.releases import SHIPPED, Aliases, Registry, release_digest
 
 from ..api.predictions import PredictionApi
 from ..heap import give_memory_back

@@ -19,8 +19,7 @@ import pytest
 import yaml
 
 from gpumemnet.job.json_codec import job_to_dict
-from gpumemnet.site.drift import DriftReport, Finding
-from gpumemnet.site.drift_metrics import drift_metrics
+from gpumemnet.site.drift import DriftReport, Finding, drift_metrics
 from tests.conftest import StartService
 from tests.sites import site_rows
 

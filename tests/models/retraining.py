@@ -13,7 +13,7 @@ import numpy as np
 from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.job.dataset import write_dataset
 from gpumemnet.job.measurement import OBSERVED, Measurement
-from gpumemnet.registry.registry import Registry
+from gpumemnet.site.releases import Registry
 from gpumemnet.units import GIB, MIB
 from models.training.data import features_on, load_labelled_jobs
 from models.training.export import save_classifier

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import torch
 
-from gpumemnet.registry.registry import SHIPPED, Aliases, Registry
+from gpumemnet.site.releases import SHIPPED, Aliases, Registry
 from models.cli import main
 from tests.models.retraining import champion_of, dataset, measured
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpumemnet.errors import BundleError
 from gpumemnet.predict.bundle import load_bundle
-from gpumemnet.registry.registry import Registry
+from gpumemnet.site.releases import Registry
 from tests.models.retraining import EPOCHS
 
 ROOT = Path(__file__).parents[2]

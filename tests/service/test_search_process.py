@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from gpumemnet.predict.predictor import Predictor
-from gpumemnet.registry.registry import Registry
+from gpumemnet.site.releases import Registry
 from service.api.predictions import Document, PredictionApi
 from tests.conftest import RunningService, StartService
 from tests.registries import add_release

@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from gpumemnet.registry.registry import Registry
+from gpumemnet.site.releases import Registry
 from service.api.predictions import Document
 from tests.conftest import RunningService, StartService
 from tests.nightly import nightly

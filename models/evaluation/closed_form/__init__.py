@@ -4,6 +4,6 @@ A bundle's network is trained on synthetic networks.  The closed form is calibra
 nobody designed it for.  In the order of reading::
 
     rows.py  the jobs that it is calibrated on, and their memory above the CUDA context
-    fit.py   the line (:mod:`gpumemnet.predict.real_networks`), and the bounds of each group of jobs
+    fit.py   the line (:mod:`gpumemnet.predict.closed_form`), and the bounds of each group of jobs
     card.py  what a bundle's card says of both
 """

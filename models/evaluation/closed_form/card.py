@@ -11,9 +11,9 @@ from typing import Any, Final
 from gpumemnet.job.layers import GROUP_OF_KIND
 from gpumemnet.job.measurement import PUBLISHED
 from gpumemnet.job.training_job import OPTION_FIELDS, TrainingJob
-from gpumemnet.predict.answer_gpu import provenance
 from gpumemnet.predict.bundle import Bundle, load_bundle, save_bundle
-from gpumemnet.predict.real_networks import GROUPS, TERMS, group_codes
+from gpumemnet.predict.closed_form import GROUPS, TERMS, group_codes
+from gpumemnet.predict.gpu_context import provenance
 
 from ...training.card import LIMITS
 from .fit import FOLDS, fit, held_out_coverage

@@ -20,7 +20,7 @@ from scipy import sparse
 from scipy.optimize import linprog
 
 from gpumemnet.features.vector import FEATURE_NAMES
-from gpumemnet.predict.real_networks import (
+from gpumemnet.predict.closed_form import (
     GROUPS,
     TERMS,
     group_codes,

@@ -24,9 +24,9 @@ from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.measurement import PUBLISHED
 from gpumemnet.job.training_job import FAMILIES, TrainingJob
-from gpumemnet.predict.answer_gpu import provenance
 from gpumemnet.predict.bundle_card import BundleCard
-from gpumemnet.predict.real_networks import growing_features
+from gpumemnet.predict.closed_form import growing_features
+from gpumemnet.predict.gpu_context import provenance
 
 from ...training.data import READING_BYTES, above_context_bytes, load_labelled_jobs, real_rows
 

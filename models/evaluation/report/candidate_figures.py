@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width
+from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.units import GIB, MIB
 
 from ...answers import Answers

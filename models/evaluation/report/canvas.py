@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gpumemnet.atomic_files import replace_file
-from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme
+from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme
 from gpumemnet.units import GIB, MIB
 
 from ..section import Section

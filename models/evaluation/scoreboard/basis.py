@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-import gpumemnet.predict.real_networks
+import gpumemnet.predict.closed_form
 import gpumemnet.tracing.memory
 from gpumemnet.features.vector import FEATURE_SCHEMA
 
@@ -38,7 +38,7 @@ from .sets import RowSet
 _CLASSIFIER_MODULES: Final = (mlp, plans, bounds, data, mlp_network, physics_line)
 _MODULES: Final[dict[str, tuple[ModuleType, ...]]] = {
     SCHEDTUNE: (schedtune,),
-    LINE: (line_rows, fit, gpumemnet.predict.real_networks),
+    LINE: (line_rows, fit, gpumemnet.predict.closed_form),
     CLASSIFIER: _CLASSIFIER_MODULES,
     TOTALS: _CLASSIFIER_MODULES,
     DNNPERF: (dnnperf,),

@@ -31,7 +31,7 @@ _LEARNT: Final = (
         "gpumemnet, line over the closed form",
         "layers",
         "nothing on purpose",
-        "gpumemnet.predict.real_networks",
+        "gpumemnet.predict.closed_form",
     ),
     (
         "gpumemnet, classifier (layers)",

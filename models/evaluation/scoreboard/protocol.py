@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.predict.bins import BinScheme
+from gpumemnet.predict.distribution import BinScheme
 from gpumemnet.units import MIB
 
 from ...training.splits import folds

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.measurement import Measurement
-from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme
+from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme
 from gpumemnet.units import MIB
 
 Array = NDArray[np.float64]

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.predict.bins import bins_of_width
-from gpumemnet.predict.distribution import MemoryDistribution
+from gpumemnet.predict.distribution import MemoryDistribution, bins_of_width
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import GIB, MIB
 from tests.jobs import jobs

@@ -25,7 +25,7 @@ from gpumemnet.gpu.catalogue import device_profiles
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import FAMILIES, TrainingJob
-from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width
+from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.predict.fits import fits, target
 from gpumemnet.predict.largest_batch import batch_sizes, smallest_gpu
 from gpumemnet.predict.prediction import Prediction

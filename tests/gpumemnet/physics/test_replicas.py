@@ -24,11 +24,10 @@ from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.packing.reading import read_trace
 from gpumemnet.physics.replicas import communicator_bound_bytes, communicator_bytes
-from gpumemnet.predict.bins import BinScheme, bins_of_width
-from gpumemnet.predict.distribution import MemoryDistribution
+from gpumemnet.predict.distribution import BinScheme, MemoryDistribution, bins_of_width
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.site.calibration import calibrate
-from gpumemnet.site.rows import read_site_rows
+from gpumemnet.site.observations import read_site_rows
 from gpumemnet.site.validation import validate
 from gpumemnet.tracing import ExtraResults
 from gpumemnet.units import GIB, MIB

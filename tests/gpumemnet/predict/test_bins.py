@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
+from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
 from gpumemnet.units import GIB, MIB
 
 

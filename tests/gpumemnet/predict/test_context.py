@@ -16,7 +16,7 @@ from gpumemnet.gpu.catalogue import context, device_profile
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.predict.fits import fits, target
 from gpumemnet.predict.largest_batch import batch_sizes
-from gpumemnet.predict.prediction_table import PredictionTable
+from gpumemnet.predict.prediction import PredictionTable
 from gpumemnet.units import MIB
 
 ROOT = Path(__file__).parents[3]

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import logistic
 
-from gpumemnet.predict.bins import BinScheme
-from gpumemnet.predict.distribution import MemoryDistribution
+from gpumemnet.predict.distribution import BinScheme, MemoryDistribution
 from gpumemnet.units import GIB, MIB
 
 

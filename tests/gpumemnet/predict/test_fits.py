@@ -22,7 +22,7 @@ from gpumemnet.gpu.mig import (
 from gpumemnet.gpu.verdict import NO, UNKNOWN, UNSURE, YES
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.predict.bins import BinScheme
+from gpumemnet.predict.distribution import BinScheme
 from gpumemnet.predict.fits import Fit, Target, catalogue_targets, fits, fits_table, target
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB, ceil_mib

@@ -14,13 +14,16 @@ from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import MAX_BATCH_SIZE, TrainingJob
-from gpumemnet.predict.answer_gpu import GpuChoice
-from gpumemnet.predict.bins import BinScheme
-from gpumemnet.predict.distribution import MemoryDistribution
+from gpumemnet.predict.distribution import BinScheme, MemoryDistribution
 from gpumemnet.predict.fits import Target, catalogue_targets, target
+from gpumemnet.predict.gpu_context import GpuResolver
 from gpumemnet.predict.largest_batch import batch_grid, batch_sizes, smallest_gpu
-from gpumemnet.predict.prediction import PredictionOptions
-from gpumemnet.predict.prediction_table import AnsweringModel, ModelAnswer, PredictionTable
+from gpumemnet.predict.prediction import (
+    ModelDistributions,
+    PredictingModel,
+    PredictionOptions,
+    PredictionTable,
+)
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB, ceil_mib
 from tests.jobs import jobs, small_job
@@ -36,7 +39,7 @@ def device(free_mib: int) -> Target:
     return target("A100", free_mib=free_mib, device="x")
 
 
-ANSWER_GPU = GpuChoice([shipped()])
+PREDICTION_GPU = GpuResolver([shipped()])
 
 
 class Erratic:
@@ -45,7 +48,7 @@ class Erratic:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self.find_gpu = ANSWER_GPU
+        self.prediction_gpu = PREDICTION_GPU.resolve
 
     def predict_table(
         self, jobs: JobTable, options: PredictionOptions | None = None, **keywords: Any
@@ -61,9 +64,9 @@ class Erratic:
             if noise.uniform() >= 0.7:
                 reasons[row] = ("erratic",)
             safe.append(round(expected[-1] * noise.uniform(1.0, 4.0)))
-        model = AnsweringModel("erratic", "1", "traced", self.find_gpu(gpu), bins)
+        model = PredictingModel("erratic", "1", "traced", self.prediction_gpu(gpu), bins)
         even = MemoryDistribution(*np.ones((3, len(jobs), 1)))
-        answer = ModelAnswer(model, np.arange(len(jobs)), even, bins.log_inner_edges)
+        answer = ModelDistributions(model, np.arange(len(jobs)), even, bins.log_inner_edges)
         return PredictionTable(np.array(expected), np.array(safe), reasons, coverage, [answer])
 
 

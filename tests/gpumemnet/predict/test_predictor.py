@@ -21,8 +21,8 @@ from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_from_json
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob, totals_only
-from gpumemnet.predict.bins import PUBLISHED_BINS, bins_of_width
 from gpumemnet.predict.bundle import save_bundle, shipped_bundles
+from gpumemnet.predict.distribution import PUBLISHED_BINS, bins_of_width
 from gpumemnet.predict.prediction import Prediction
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import GIB, MIB

@@ -12,7 +12,7 @@ from tests.jobs import mlp
 
 PREDICTOR = gpumemnet.Predictor.default()
 GPU = "A100-40GB"
-CONTEXT_BYTES = PREDICTOR.find_gpu(GPU).context.expected_bytes
+CONTEXT_BYTES = PREDICTOR.prediction_gpu(GPU).context.expected_bytes
 SIDE = 224
 CONVOLUTION = 64 * SIDE**2
 """Outputs of a convolution per sample."""

@@ -21,12 +21,12 @@ from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bundle import Bundle, load_bundle, save_bundle, shipped_bundles
+from gpumemnet.predict.bundle_card import site_calibration_from_card
 from gpumemnet.predict.predictor import Predictor
-from gpumemnet.predict.site_calibration import site_calibration_from_card
-from gpumemnet.registry.registry import Registry
 from gpumemnet.site.calibration import MIN_JOBS, Calibration, ModelCalibration, calibrate
 from gpumemnet.site.calibration_cards import calibrated_cards, profile_document
-from gpumemnet.site.rows import read_site_rows
+from gpumemnet.site.observations import read_site_rows
+from gpumemnet.site.releases import Registry
 from gpumemnet.units import MIB
 from tests.conftest import StartService
 from tests.jobs import small_job

@@ -21,8 +21,7 @@ from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bundle import save_bundle
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.site.drift import ALPHA, DriftReport, find_drift
-from gpumemnet.site.observation import SOURCES
-from gpumemnet.site.rows import SiteRow, read_site_rows
+from gpumemnet.site.observations import SOURCES, SiteRow, read_site_rows
 from gpumemnet.site.training_reference import (
     TrainingReference,
     reference_document,

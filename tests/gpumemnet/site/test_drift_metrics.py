@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpumemnet.site.drift import DriftReport, Finding
-from gpumemnet.site.drift_metrics import drift_metrics
+from gpumemnet.site.drift import DriftReport, Finding, drift_metrics
 from tests.sites import A100, DATASETS, site_rows, write_rows
 
 Samples = dict[str, dict[tuple[str, ...], float]]

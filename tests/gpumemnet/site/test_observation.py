@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gpumemnet.errors import DatasetError, FieldError, InvalidJobError, InvalidRequestError
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.measurement import LABEL_SOURCES, Measurement
-from gpumemnet.site.observation import (
+from gpumemnet.site.observations import (
     MAX_BYTES,
     MIN_BYTES,
     SOURCES,

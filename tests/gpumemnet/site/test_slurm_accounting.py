@@ -11,9 +11,15 @@ from hypothesis import strategies as st
 from gpumemnet.cli import main
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.json_codec import job_to_dict
-from gpumemnet.site.observation import Observation, observation_from_dict
-from gpumemnet.site.sacct_output import Skipped, parse_amount, usage_bytes
-from gpumemnet.site.slurm_accounting import Known, read_known_jobs, read_sacct
+from gpumemnet.site.observations import Observation, observation_from_dict
+from gpumemnet.site.sacct import (
+    Known,
+    Skipped,
+    parse_amount,
+    read_known_jobs,
+    read_sacct,
+    usage_bytes,
+)
 from tests.jobs import small_job
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "sacct"

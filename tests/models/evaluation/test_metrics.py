@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gpumemnet.predict.bins import BinScheme
+from gpumemnet.predict.distribution import BinScheme
 from gpumemnet.units import GIB, MIB
 from models.answers import Answers
 from models.evaluation.metrics import amount_figures, bin_figures, confusion

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gpumemnet.predict.bins import PUBLISHED_BINS
+from gpumemnet.predict.distribution import PUBLISHED_BINS
 from gpumemnet.units import GIB, MIB
 from models.answers import Answers
 from models.evaluation.report import canvas, write_report

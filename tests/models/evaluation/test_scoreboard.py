@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpumemnet.errors import DatasetError
-from gpumemnet.predict.bins import PUBLISHED_BINS
+from gpumemnet.predict.distribution import PUBLISHED_BINS
 from gpumemnet.units import GIB, MIB
 from models.cli import main
 from models.evaluation.scoreboard.answers import Answer, KeptAnswers

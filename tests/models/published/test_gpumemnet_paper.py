@@ -13,7 +13,7 @@ from gpumemnet.errors import InvalidJobError
 from gpumemnet.job.layers import GROUP_NAMES, Layer
 from gpumemnet.job.training_job import TrainingJob, totals_only
 from gpumemnet.physics.published_formulas import horus, naive
-from gpumemnet.predict.bins import PUBLISHED_BINS
+from gpumemnet.predict.distribution import PUBLISHED_BINS
 from gpumemnet.units import MIB
 from models.answers import Answers
 from models.evaluation.baselines import commonest_bin

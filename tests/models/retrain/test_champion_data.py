@@ -12,8 +12,7 @@ import pytest
 
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.predict.bundle import Bundle, save_bundle, shipped_bundles
-from gpumemnet.predict.prediction import PredictionOptions
-from gpumemnet.predict.prediction_table import PredictionTable
+from gpumemnet.predict.prediction import PredictionOptions, PredictionTable
 from gpumemnet.predict.predictor import Predictor
 from models.retrain.champion_data import (
     known_held_out_architectures,
@@ -113,7 +112,7 @@ def test_a_candidate_that_does_not_answer_with_a_number_is_noticed(
             found = super().predict_table(jobs, options, **keywords)
             reasons = dict.fromkeys(range(len(jobs)), ("the model gives no number for it",))
             return PredictionTable(
-                found.expected_bytes, found.expected_bytes, reasons, found.coverage, found.answers
+                found.expected_bytes, found.expected_bytes, reasons, found.coverage, found.by_model
             )
 
     monkeypatch.setattr("models.retrain.judging.Predictor", Absurd)

@@ -18,7 +18,7 @@ import pytest
 from gpumemnet.atomic_files import locked
 from gpumemnet.job.dataset import VERSION_KEY, dataset_schema
 from gpumemnet.predict.bundle import load_bundle, save_bundle
-from gpumemnet.registry.registry import Registry
+from gpumemnet.site.releases import Registry
 from gpumemnet.units import MIB
 from models.retrain.release import put_into_service
 from models.retrain.request import Request

@@ -14,8 +14,8 @@ import pytest
 
 from gpumemnet.errors import TrackingError
 from gpumemnet.predict.bundle import load_bundle
-from gpumemnet.registry.mlflow_store import MlflowStore
-from gpumemnet.registry.registry import Registry
+from gpumemnet.site.mlflow import MlflowStore
+from gpumemnet.site.releases import Registry
 from gpumemnet.units import MIB
 from models.cli import main
 from models.retrain.holdout import HELD_OUT_RULE
@@ -272,7 +272,7 @@ def test_without_mlflow_it_says_so_before_any_work(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("gpumemnet.registry.mlflow_store.find_spec", lambda name: None)
+    monkeypatch.setattr("gpumemnet.site.mlflow.find_spec", lambda name: None)
     assert retrain() == 2
     assert "pip install 'gpumemnet[mlflow]'" in capsys.readouterr().err
     assert champion(place) == "first"

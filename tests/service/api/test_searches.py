@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from gpumemnet.job.job_table import JobTable
-from gpumemnet.predict.prediction_table import PredictionTable
+from gpumemnet.predict.prediction import PredictionTable
 from gpumemnet.predict.predictor import Predictor
 from service.api.predictions import PredictionApi, Search
 from service.api.problems import Refusal

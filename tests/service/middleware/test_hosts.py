@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemnet.registry.registry import Registry
+from gpumemnet.site.releases import Registry
 from service.middleware.hosts import LOOPBACK, AllowedHosts, host_name
 from service.middleware.keys import new_key
 from service.settings import SettingsError, read_settings

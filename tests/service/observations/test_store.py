@@ -27,9 +27,9 @@ from sqlalchemy import URL
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.predict.prediction_table import PredictionTable
+from gpumemnet.predict.prediction import PredictionTable
 from gpumemnet.predict.predictor import Predictor
-from gpumemnet.site.observation import Observation
+from gpumemnet.site.observations import Observation
 from service.api.examples import EXAMPLE_JOBS
 from service.api.prediction_id import prediction_id
 from service.api.problems import Refusal

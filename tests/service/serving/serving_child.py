@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gpumemnet.registry.registry import Registry
+from gpumemnet.site.releases import Registry
 from service.admin.routes import admin_operations
 from service.api.endpoint import JsonEndpoint
 from service.api.operations import routes as operation_routes

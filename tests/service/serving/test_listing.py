@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpumemnet.errors import BundleError
-from gpumemnet.registry.registry import Registry, Release
+from gpumemnet.site.releases import Registry, Release
 from service.admin.routes import _models
 from service.api.predictions import PredictionApi
 from service.serving.served_release import ServedRelease

@@ -12,13 +12,13 @@ from gpumemnet.errors import BundleError
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.predict.bundle import Bundle
-from gpumemnet.predict.model import BundleModel, GraphAnswer
+from gpumemnet.predict.model import BundleModel, GraphOutput
 from gpumemnet.predict.predictor import Predictor
 from service.serving.self_test import check_golden
 from tests.jobs import small_job
 from tests.registries import other_bundle, shipped
 
-Bend = Callable[[GraphAnswer], GraphAnswer]
+Bend = Callable[[GraphOutput], GraphOutput]
 
 
 class Bent(BundleModel):
@@ -28,7 +28,7 @@ class Bent(BundleModel):
         super().__init__(bundle)
         self._bend = bend
 
-    def run(self, jobs: JobTable, features: NDArray[np.float64]) -> GraphAnswer:
+    def run(self, jobs: JobTable, features: NDArray[np.float64]) -> GraphOutput:
         return self._bend(super().run(jobs, features))
 
 
@@ -47,7 +47,7 @@ def test_the_shipped_models_pass(predictor: Predictor) -> None:
     check_golden(predictor)
 
 
-def nothing(answer: GraphAnswer) -> GraphAnswer:
+def nothing(answer: GraphOutput) -> GraphOutput:
     return answer
 
 

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from gpumemnet.predict.bundle import MODEL_FILE
-from gpumemnet.registry.registry import SHIPPED, Registry
+from gpumemnet.site.releases import SHIPPED, Registry
 from service.admin.schemas import AdminModels
 from service.api.examples import EXAMPLE_JOBS
 from service.api.predictions import Document

@@ -19,7 +19,7 @@ from gpumemnet.errors import StaleModulesError
 
 NOT_COMPILED: Final = "gpumemnet's compiled modules were not built, so predictions take longer: install a C compiler, then gpumemnet again"
 
-_PACKAGE: Final = Path(__file__).parents[1]
+_PACKAGE: Final = Path(__file__).parent
 
 
 def is_compiled() -> bool:

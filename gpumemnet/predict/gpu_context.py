@@ -38,7 +38,7 @@ OF_THE_SITE: Final = ("observed", "measured")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AnswerGpu:
+class PredictionGpu:
     """The GPU that an answer is for.
 
     Attributes:
@@ -60,7 +60,7 @@ class AnswerGpu:
     is_calibrated: bool = False
 
 
-class GpuChoice:
+class GpuResolver:
     """Finds the GPU of every answer of a predictor.
 
     Args:
@@ -90,12 +90,12 @@ class GpuChoice:
             card for bundle in bundles for card in (bundle.card, *bundle.card.by_family.values())
         ]
         self._context_bytes = context_bytes
-        self._known: dict[tuple[str, str], AnswerGpu] = {}
+        self._known: dict[tuple[str, str], PredictionGpu] = {}
         self._default = (
             self._find(gpu, SETTING) if gpu is not None else self._find(self._cards[0].gpu, DEFAULT)
         )
 
-    def __call__(self, gpu: str | None) -> AnswerGpu:
+    def resolve(self, gpu: str | None) -> PredictionGpu:
         """Returns the GPU called ``gpu``; by default that of the settings.
 
         Raises:
@@ -103,7 +103,7 @@ class GpuChoice:
         """
         return self._default if gpu is None else self._find(gpu, REQUEST)
 
-    def _find(self, gpu: str, source: str) -> AnswerGpu:
+    def _find(self, gpu: str, source: str) -> PredictionGpu:
         try:
             profile = device_profile(gpu)
         except InvalidRequestError:
@@ -129,7 +129,7 @@ class GpuChoice:
         capacity_bytes: int,
         blas_workspace_bytes: int,
         estimate: ContextEstimate,
-    ) -> AnswerGpu:
+    ) -> PredictionGpu:
         """The same object for the same GPU, so that what is computed for it can be kept."""
         if (gpu, source) not in self._known:
             calibrated = [
@@ -146,7 +146,7 @@ class GpuChoice:
             elif self._context_bytes is not None:
                 estimate = stated_context(self._context_bytes)
             available_bytes = _available_bytes(gpu, capacity_bytes)
-            self._known[gpu, source] = AnswerGpu(
+            self._known[gpu, source] = PredictionGpu(
                 gpu,
                 source,
                 capacity_bytes,
@@ -164,12 +164,12 @@ def stated_context(context_bytes: int) -> ContextEstimate:
     return ContextEstimate(context_bytes, bound, "set by the site (GPUMEMNET_CONTEXT_MIB)")
 
 
-def of_labels(card: BundleCard) -> AnswerGpu:
+def label_gpu(card: BundleCard) -> PredictionGpu:
     """The GPU of a model's training labels, with the context that they contain: for comparing
     answers with these labels."""
     estimate = ContextEstimate(card.context_bytes, card.context_bytes, "contained in the labels")
     available_bytes = _available_bytes(card.gpu, card.capacity_bytes)
-    return AnswerGpu(
+    return PredictionGpu(
         card.gpu, REQUEST, card.capacity_bytes, available_bytes, card.blas_workspace_bytes, estimate
     )
 

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from gpumemnet.cli import main
-from gpumemnet.registry.mlflow_store import MlflowStore, check_store
-from gpumemnet.registry.registry import Registry
+from gpumemnet.site.mlflow import MlflowStore, check_store
+from gpumemnet.site.releases import Registry
 from tests.conftest import StartService
 from tests.mlflow_stores import empty_store, needs_mlflow, store_in
 from tests.registries import add_release
@@ -272,7 +272,7 @@ def test_pushing_a_registry_that_is_not_there_moves_no_alias(place: Place, tmp_p
 def test_without_mlflow_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("gpumemnet.registry.mlflow_store.find_spec", lambda name: None)
+    monkeypatch.setattr("gpumemnet.site.mlflow.find_spec", lambda name: None)
     assert pull(place) == 2
     assert "pip install 'gpumemnet[mlflow]'" in capsys.readouterr().err
 

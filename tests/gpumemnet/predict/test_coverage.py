@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemnet.site.conformal import (
+from gpumemnet.predict.coverage import (
     conformal_quantiles,
     conformal_rank,
     rows_needed,

@@ -1,11 +1,7 @@
-"""Reads the jobs in the output of Slurm's ``sacct``, with the GPU memory that they used.
+"""Turns finished jobs of Slurm's accounting into observations.
 
-Slurm accounts ``gres/gpumem`` where ``AccountingStorageTRES`` names it and ``gres.conf`` detects
-GPUs by NVML: the memory of the job's processes, read every ``JobAcctGatherFrequency`` (30 seconds
-    by default).  ``TRESUsageInMax`` is the highest reading of any
-task.  Two forms are read: ``sacct -P`` with a header, and ``sacct --json``, where the usage stands
-    under a step's
-``tres.requested``.
+What cannot be an observation is reported with
+the reason; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -17,9 +13,178 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TextIO
+from uuid import UUID
 
-from gpumemnet.errors import InvalidRequestError
+from gpumemnet.errors import FieldError, InvalidRequestError
+from gpumemnet.job.json_codec import job_from_dict, job_to_dict
 from gpumemnet.job.layers import describe
+from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.site.observations import Observation, observation_from_dict, observation_to_dict
+
+MIN_SECONDS: Final = 60
+"""Shorter jobs are left out: Slurm reads every 30 seconds, and may have missed the peak."""
+
+_TAKEN_STATES: Final = ("COMPLETED", "TIMEOUT", "CANCELLED", "PREEMPTED", "DEADLINE")
+_UNFINISHED_STATES: Final = ("PENDING", "RUNNING", "REQUEUED", "RESIZING", "SUSPENDED")
+_PREDICTION: Final = re.compile(
+    r"gpumemnet:([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})(?![0-9a-fA-F])"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """An entry of a mapping file: the prediction of a Slurm job, or the job itself with its GPU."""
+
+    prediction_id: str | None = None
+    job: TrainingJob | None = None
+    gpu: str | None = None
+
+
+def read_sacct(
+    path: Path,
+    known: Mapping[str, Known] | None = None,
+    gpus: Mapping[str, str] | None = None,
+    min_seconds: int = MIN_SECONDS,
+) -> Iterator[Observation | Skipped]:
+    """The observations in ``path``, and the jobs that gave none; text is read one job at a time.
+
+    Args:
+        path: output of ``sacct -P`` with its header, or of ``sacct --json``.
+        known: Slurm's job id → what is known of the job; comments with ``gpumemnet:<prediction
+            id>`` need no entry.
+        gpus: Slurm's type of a GPU → its name in NVML; an empty type stands for all.
+        min_seconds: shortest job that is taken.
+
+    Raises:
+        InvalidRequestError: when the file cannot be read, or holds neither form.
+    """
+    for job in read_jobs(path):
+        yield (
+            job
+            if isinstance(job, Skipped)
+            else _observation(job, known or {}, gpus or {}, min_seconds)
+        )
+
+
+def read_known_jobs(path: Path) -> dict[str, Known]:
+    """A mapping file: JSON Lines with ``job_id`` and ``prediction_id``, or ``job_id``, ``job`` and
+    ``gpu``.
+
+    Raises:
+        InvalidRequestError: names the line and what is wrong with it.
+    """
+    known: dict[str, Known] = {}
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise InvalidRequestError(f"{path} cannot be read: {error.strerror}", "jobs") from None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+            if not isinstance(entry, dict) or not isinstance(entry.get("job_id"), int | str):
+                raise InvalidRequestError("must be an object with the job_id of Slurm")
+            unknown = set(entry) - {"job_id", "prediction_id", "job", "gpu"}
+            if unknown:
+                raise InvalidRequestError(
+                    "is not a field: they are job_id, prediction_id, job and gpu", min(unknown)[:64]
+                )
+            job = None if entry.get("job") is None else job_from_dict(entry["job"])
+            known[str(entry["job_id"])] = Known(entry.get("prediction_id"), job, entry.get("gpu"))
+        except FieldError as error:
+            raise InvalidRequestError(f"{path}, line {number}: {error}", "jobs") from None
+        except (ValueError, RecursionError):
+            raise InvalidRequestError(f"{path}, line {number}: is no JSON", "jobs") from None
+    return known
+
+
+def _observation(
+    job: SlurmJob, known: Mapping[str, Known], gpus: Mapping[str, str], min_seconds: int
+) -> Observation | Skipped:
+    entry = known.get(job.job_id) or known.get(re.split(r"[_+]", job.job_id)[0])
+    token = next(
+        (found[1].lower() for comment in job.comments if (found := _PREDICTION.search(comment))),
+        None,
+    )
+    reason = _why_not(job, entry.job if entry else None, min_seconds)
+    if reason is None and entry is None and token is None:
+        reason = "no prediction is known for it: its comments hold no gpumemnet:<prediction id>, and no mapping file names the job"
+    if reason is not None:
+        return Skipped(job.location, job.job_id, reason)
+    entry = entry or Known(prediction_id=token)
+    predicted_at = None if entry.prediction_id is None else _predicted_at(entry.prediction_id)
+    if predicted_at is not None and job.ended_at is not None and job.ended_at < predicted_at:
+        made = predicted_at.isoformat(timespec="seconds")
+        return Skipped(
+            *(job.location, job.job_id),
+            f"it ended before its prediction was made ({made}): the id is of another job, or sacct ran in another time zone",
+        )
+    name = "/".join(filter(None, (job.cluster, job.job_id)))
+    document = {
+        "prediction_id": entry.prediction_id or (None if entry.job is not None else token),
+        "job": entry.job,
+        "gpu": entry.gpu or gpus.get(next(iter(job.gpus), ""), gpus.get("")),
+        "peak_bytes": job.peak_bytes,
+        "source": "slurm_gpumem",
+        "observed_at": None if job.ended_at is None else job.ended_at.isoformat(),
+        "idempotency_key": f"slurm/{name}"[:200],
+    }
+    try:
+        return _checked(document)
+    except FieldError as error:
+        return Skipped(job.location, job.job_id, str(error))
+
+
+def _predicted_at(prediction_id: str) -> datetime | None:
+    """When a prediction was made: its id is a UUID of version 7, which begins with the time in
+    milliseconds (RFC 9562)."""
+    try:
+        identity = UUID(prediction_id)
+        return (
+            datetime.fromtimestamp((identity.int >> 80) / 1000, UTC)
+            if identity.version == 7
+            else None
+        )
+    except (ValueError, AttributeError, OverflowError, OSError):
+        return None
+
+
+def _checked(document: dict[str, Any]) -> Observation:
+    """The observation, checked as the service does; the job in it has been read already."""
+    job = document.pop("job")
+    if job is None:
+        return observation_from_dict(document)
+    return observation_from_dict({**document, "job": job_to_dict(job)})
+
+
+def _why_not(job: SlurmJob, described: TrainingJob | None, min_seconds: int) -> str | None:
+    if job.state in _UNFINISHED_STATES:
+        return f"its state is {job.state}: it has not ended"
+    if job.state == "OUT_OF_MEMORY":
+        return "it ran out of host memory, which says nothing of the GPU's: Slurm does not know when that runs out"
+    if job.state not in _TAKEN_STATES:
+        return f"its state is {job.state}: it may have ended before its peak"
+    if job.elapsed_seconds is not None and job.elapsed_seconds < min_seconds:
+        return f"it ran for {job.elapsed_seconds} s, and Slurm reads too seldom to see the peak of less than {min_seconds} s"
+    if job.peak_bytes is None:
+        return "Slurm has no reading of its GPU memory (no gres/gpumem, or 0): the GPU has no NVML accounting, or none was used"
+    count = sum(job.gpus.values())
+    if len(job.gpus) > 1:
+        return f"it ran on GPUs of several types ({', '.join(sorted(job.gpus))})"
+    if count > 1 and job.tasks != count:
+        return f"it had {count} GPUs and not as many tasks: Slurm's reading is the sum over the GPUs of a task"
+    if described is not None and count not in (0, described.ranks):
+        of_file = f"the job that the mapping file names for it has ranks {described.ranks}"
+        return f"it had {count} GPU(s), and {of_file}: they must be as many"
+    return None
+
+
+def observation_lines(observations: Iterable[Observation]) -> Iterator[str]:
+    """One JSON object a line, as ``POST /v1/observations`` takes them."""
+    for observation in observations:
+        yield json.dumps(observation_to_dict(observation)) + "\n"
+
 
 SACCT_FIELDS: Final = (
     "JobID,State,Cluster,End,ElapsedRaw,NTasks,AllocTRES,TRESUsageInMax,Comment,AdminComment"

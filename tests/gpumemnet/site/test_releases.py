@@ -22,7 +22,7 @@ from gpumemnet.cli import main
 from gpumemnet.errors import BundleError, RegistryBusyError, RegistryError, UnknownReleaseError
 from gpumemnet.predict.bundle import MODEL_FILE, shipped_bundles
 from gpumemnet.predict.predictor import Predictor
-from gpumemnet.registry.registry import SHIPPED, Registry, release_digest
+from gpumemnet.site.releases import SHIPPED, Registry, release_digest
 from tests.registries import add_release, other_bundle, shipped
 
 
@@ -334,7 +334,7 @@ def test_many_writers_lose_nothing(registry: Registry, tmp_path: Path) -> None:
 
 WRITER = """
     import sys
-    from gpumemnet.registry.registry import Registry
+    from gpumemnet.site.releases import Registry
     registry = Registry(sys.argv[1])
     for number in range(1000):
         if number == 1:  # a slow machine has seen champions come, too

@@ -1,1 +1,0 @@
-"""Releases of bundles: which models there are, and which of them answer."""
