@@ -39,7 +39,7 @@ from gpumemnet.errors import GpumemnetError  # noqa: E402
 from gpumemnet.extract.inputs import ModelInputs  # noqa: E402
 from gpumemnet.gpu.catalogue import device_profile  # noqa: E402
 from gpumemnet.job.measurement import Measurement  # noqa: E402
-from gpumemnet.sandbox.worker_pool import in_processes  # noqa: E402
+from gpumemnet.sandbox.workers import in_processes  # noqa: E402
 from gpumemnet.tracing.options import TraceOptions  # noqa: E402
 from gpumemnet.tracing.platform import Platform, with_cudnn  # noqa: E402
 from gpumemnet.tracing.workspaces import convolution as convolution_scratch  # noqa: E402

@@ -21,7 +21,7 @@ from gpumemnet.errors import DatasetError, GpumemnetError
 from gpumemnet.gpu.catalogue import DeviceProfile, device_profile
 from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.measurement import Measurement, measurement_from_dict, measurement_to_dict
-from gpumemnet.sandbox.worker_pool import in_processes
+from gpumemnet.sandbox.workers import in_processes
 
 from ..traced.subjects import subject
 from .estimates import TracedRow, estimates, traced_row

@@ -18,7 +18,7 @@ from gpumemnet.job.measurement import (
     measurement_from_dict,
     measurement_to_dict,
 )
-from gpumemnet.sandbox.worker_pool import in_processes
+from gpumemnet.sandbox.workers import in_processes
 from gpumemnet.tracing.timeline import STEADY_STEPS
 
 from ..measure.campaign import Tally

@@ -11,7 +11,7 @@ from gpumemnet.errors import GpumemnetError
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.dataset import read_dataset, write_dataset
 from gpumemnet.job.measurement import measurement_from_dict, measurement_to_dict
-from gpumemnet.sandbox.worker_pool import in_processes
+from gpumemnet.sandbox.workers import in_processes
 
 from .subjects import Subject, subject, traced_run
 

@@ -20,7 +20,7 @@ from gpumemnet.tracing.options import LOSSES, ZERO_GRAD
 
 if TYPE_CHECKING:
     from gpumemnet.gpu.catalogue import DeviceProfile
-    from gpumemnet.sandbox.parent import Progress
+    from gpumemnet.sandbox.process import Progress
 
 TRAINING: Final = "How it is trained"
 MACHINE: Final = "Where it is trained"

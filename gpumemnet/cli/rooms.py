@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Literal
 
-from gpumemnet.sandbox.checkout import checkout_folder
+from gpumemnet.sandbox.user_code import checkout_folder
 
 Room = Literal["dataset_builder", "models", "service"]
 

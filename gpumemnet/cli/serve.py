@@ -15,7 +15,7 @@ import typer
 
 from gpumemnet.cli.rooms import room
 from gpumemnet.errors import MissingExtraError
-from gpumemnet.sandbox.checkout import checkout_folder
+from gpumemnet.sandbox.user_code import checkout_folder
 
 _PACKAGES: Final = (
     "fastapi",

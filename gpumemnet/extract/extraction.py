@@ -25,7 +25,7 @@ from gpumemnet.extract.walk import ForwardError, Walk, walk
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.sandbox.faults import fault_sentence
+from gpumemnet.sandbox.user_code import fault_sentence
 
 if TYPE_CHECKING:
     from torch import nn

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from gpumemnet.errors import ExtractError, did_you_mean
 from gpumemnet.job.layers import describe
-from gpumemnet.sandbox.faults import fault_sentence
+from gpumemnet.sandbox.user_code import fault_sentence
 
 if TYPE_CHECKING:
     from torch import nn

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.errors import ExtractError, InvalidRequestError
 from gpumemnet.job.layers import MAX_ELEMENTS, describe
-from gpumemnet.sandbox.faults import UnknownValueError
+from gpumemnet.sandbox.user_code import UnknownValueError
 
 if TYPE_CHECKING:
     from torch import Tensor

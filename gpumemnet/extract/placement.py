@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from gpumemnet.extract.known_layouts import KnownLayouts, argument_tensors, as_meta, call_on_meta
 from gpumemnet.extract.sparse_tensors import is_sparse, result_on_meta
 from gpumemnet.extract.triton_kernels import launches_do_nothing
-from gpumemnet.sandbox.faults import UnknownValueError
+from gpumemnet.sandbox.user_code import UnknownValueError
 from gpumemnet.torch_private.modules import id_of_storage, own_parameters, storage_id
 from gpumemnet.torch_private.names import replaced
 from gpumemnet.torch_private.operators import DispatchMode, aten, schema, tree_leaves

@@ -8,14 +8,11 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from gpumemnet.extract.options import DEFAULT_OPTIONS, ExtractOptions, check_batch_size
-from gpumemnet.extract.result import Extraction, extraction_from_dict
-from gpumemnet.extract.source import factory_request
-from gpumemnet.sandbox.parent import Child, ask
+from gpumemnet.extract.result import Extraction, extraction_from_dict, extraction_to_dict
+from gpumemnet.extract.source import build, factory_request, source_code
+from gpumemnet.sandbox.process import ask
 
 DEADLINE_SECONDS: Final = 120.0
-_CHILD: Final = Child(
-    module="gpumemnet.extract.child", result="a model", purpose="extracting a job from a model"
-)
 
 
 def extract_file(
@@ -51,6 +48,21 @@ def extract_file(
     check_batch_size(batch_size)
     request = {**factory_request(source, inputs, arguments, batch_size), "options": asdict(options)}
     answer = ask(
-        _CHILD, source, request, deadline_seconds=deadline_seconds, show_output=show_output
+        _extract,
+        source,
+        request,
+        purpose="extracting a job from a model",
+        deadline_seconds=deadline_seconds,
+        show_output=show_output,
     )
     return extraction_from_dict(answer)
+
+
+def _extract(request: dict[str, Any]) -> dict[str, Any]:
+    code = source_code(request)
+    from gpumemnet.extract.extraction import extract_from
+
+    built, inputs = build(request, code, keep_values=True)
+    return extraction_to_dict(
+        extract_from(built.model, inputs, ExtractOptions(**request["options"]))
+    )

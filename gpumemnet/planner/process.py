@@ -3,20 +3,20 @@ caller."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Final
 
-from gpumemnet.extract.source import factory_request
-from gpumemnet.planner.answer import PlanAnswer, plan_answer_from_dict
+from gpumemnet.extract.source import build, factory_request, source_code
+from gpumemnet.planner.answer import PlanAnswer, plan_answer_from_dict, plan_answer_to_dict
 from gpumemnet.planner.machine import requested_machine
-from gpumemnet.planner.options import PlanRequest
-from gpumemnet.sandbox.parent import Child, Progress, ask
+from gpumemnet.planner.options import PlanRequest, plan_request_from_dict
+from gpumemnet.sandbox.process import Progress, ask
+from gpumemnet.tracing.api import checked_torch
 from gpumemnet.tracing.options import DEADLINE_SECONDS
 
-_CHILD: Final = Child(
-    module="gpumemnet.planner.child", result="a plan", purpose="planning the training of a model"
-)
+_LOG: Final = logging.getLogger("gpumemnet.planner")
 
 
 def plan_file(
@@ -51,11 +51,40 @@ def plan_file(
         "request": asdict(request),
     }
     answer = ask(
-        _CHILD,
+        _plan,
         source,
         document,
+        purpose="planning the training of a model",
         deadline_seconds=deadline_seconds,
         show_output=show_output,
         progress=progress,
     )
     return plan_answer_from_dict(answer)
+
+
+def _plan(document: dict[str, Any]) -> dict[str, Any]:
+    request = plan_request_from_dict(document["request"])
+    code = source_code(document)
+    _LOG.info("importing torch")
+    torch_notes = checked_torch()
+    from gpumemnet.planner.fitting import plan_request
+    from gpumemnet.torch_private.training import without_dynamo
+    from gpumemnet.tracing.missing_values import GuessedValues, RefusedValues
+
+    _LOG.info("building the model")
+    options = request.trace.options
+    missing_values = GuessedValues() if options.best_effort else RefusedValues()
+    with without_dynamo():
+        built, inputs = build(
+            document, code, missing_values=missing_values, with_loss=True, keep_values=True
+        )
+        if built.loss is not None:
+            options = replace(options, loss=built.loss)
+        answer = plan_request(
+            built.model,
+            inputs,
+            replace(request, trace=replace(request.trace, options=options)),
+            torch_notes,
+        )
+    before = replace(answer.before, notes=(*missing_values.notes, *answer.before.notes))
+    return plan_answer_to_dict(replace(answer, before=before))

@@ -1,6 +1,6 @@
-"""Runs a user's code in a child process.
+"""Child processes.
 
-:mod:`~gpumemnet.sandbox.parent` starts the child and sends a request,
-:mod:`~gpumemnet.sandbox.child` computes the answer. :mod:`~gpumemnet.sandbox.faults` says in one
-sentence what went wrong in the user's code.  Extraction and tracing both use it.
+:mod:`~gpumemnet.sandbox.process` runs a user's code in one, for extraction, tracing and planning.
+:mod:`~gpumemnet.sandbox.user_code` says in one sentence what went wrong in the user's code.
+:mod:`~gpumemnet.sandbox.workers` are pools for work of our own.
 """

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from gpumemnet.errors import ExtractError, InvalidRequestError
 from gpumemnet.extract.nested_tensors import tensors_in
 from gpumemnet.job.layers import describe
-from gpumemnet.sandbox.faults import definition
+from gpumemnet.sandbox.user_code import definition
 from gpumemnet.torch_private.modules import is_torch_loss
 from gpumemnet.tracing.options import LOSSES
 

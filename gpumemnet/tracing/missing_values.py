@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gpumemnet.extract.placement import NEEDS_VALUES, MissingValues
-from gpumemnet.sandbox.faults import UnknownValueError, running_line
+from gpumemnet.sandbox.user_code import UnknownValueError, running_line
 from gpumemnet.torch_private.operators import aten, schema, tree_leaves
 
 _CONDITIONS: Final = frozenset({"__bool__", "__contains__"})

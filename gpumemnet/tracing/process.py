@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,23 +12,25 @@ from gpumemnet.allocator.settings import AllocatorSettings
 from gpumemnet.cudnn.libraries import OFF
 from gpumemnet.extract.factory import existing_file
 from gpumemnet.extract.options import DEFAULT_GPU
-from gpumemnet.extract.source import factory_request
+from gpumemnet.extract.source import build, factory_request, source_code
 from gpumemnet.gpu.catalogue import DeviceProfile
-from gpumemnet.sandbox.parent import Child, Progress, ask
+from gpumemnet.sandbox.process import Progress, ask
+from gpumemnet.tracing.api import trace_request
 from gpumemnet.tracing.options import (
     DEADLINE_SECONDS,
     DEFAULT_OPTIONS,
     ExtraResults,
     TraceOptions,
+    TraceRequest,
     check_ranks,
     checked_request,
+    request_from_dict,
 )
-from gpumemnet.tracing.report.answer import TraceAnswer, answer_from_dict
+from gpumemnet.tracing.report.answer import TraceAnswer, answer_from_dict, answer_to_dict
 from gpumemnet.tracing.script.both_ways import larger_way
 
-_CHILD: Final = Child(
-    module="gpumemnet.tracing.child", result="an answer", purpose="tracing a model"
-)
+_LOG: Final = logging.getLogger("gpumemnet.tracing")
+_PURPOSE: Final = "tracing a model"
 
 
 def trace_file(
@@ -81,9 +84,10 @@ def trace_file(
         **asdict(checked_request(options, gpu, allocator, extras, batch_size, cudnn)),
     }
     answer = ask(
-        _CHILD,
+        _trace,
         source,
         request,
+        purpose=_PURPOSE,
         deadline_seconds=deadline_seconds,
         show_output=show_output,
         progress=progress,
@@ -153,9 +157,10 @@ def trace_script(
     def trace(other_way: bool, selected_share: float) -> TraceAnswer:
         asked = {**request, "other_way": other_way, "selected_share": selected_share}
         answer = ask(
-            _CHILD,
+            _trace,
             str(script),
             asked,
+            purpose=_PURPOSE,
             variables=variables,
             deadline_seconds=deadline_seconds,
             show_output=show_output,
@@ -164,3 +169,54 @@ def trace_script(
         return answer_from_dict(answer)
 
     return larger_way(trace)
+
+
+def _trace(document: dict[str, Any]) -> dict[str, Any]:
+    trace_source = _script_in_child if document["kind"] == "script" else _file_in_child
+    return answer_to_dict(trace_source(document, request_from_dict(document)))
+
+
+def _script_in_child(document: dict[str, Any], request: TraceRequest) -> TraceAnswer:
+    _LOG.info("importing torch")
+    from gpumemnet.tracing.platform import Platform, with_cudnn
+    from gpumemnet.tracing.script import batches, run
+
+    _LOG.info("running up to the second step")
+    platform = Platform(device=request.gpu, attention_kernel=request.options.attention_kernel)
+    platform, notes = with_cudnn(platform, request.cudnn)
+    call = run.ScriptCall(
+        script=Path(document["script"]),
+        arguments=tuple(document["arguments"]),
+        platform=platform,
+        settings=request.allocator,
+        is_module=document["is_module"],
+        ranks=document["ranks"],
+        other_way=document["other_way"],
+        selected_share=document["selected_share"],
+        best_effort=request.options.best_effort,
+    )
+    extras = request.extras
+    if extras.batches or extras.max_batch:
+        answer = batches.trace_batches(call, extras, document["batch_argument"])
+    else:
+        answer = run.trace_script(call, with_curve=extras.curve)
+    return replace(answer, notes=(*answer.notes, *notes))
+
+
+def _file_in_child(document: dict[str, Any], request: TraceRequest) -> TraceAnswer:
+    code = source_code(document)
+    _LOG.info("importing torch")
+    from gpumemnet.torch_private.training import without_dynamo
+    from gpumemnet.tracing.missing_values import GuessedValues, RefusedValues
+
+    _LOG.info("building the model")
+    missing_values = GuessedValues() if request.options.best_effort else RefusedValues()
+    with without_dynamo():
+        built, inputs = build(
+            document, code, missing_values=missing_values, with_loss=True, keep_values=True
+        )
+        options = (
+            request.options if built.loss is None else replace(request.options, loss=built.loss)
+        )
+        answer = trace_request(built.model, inputs, replace(request, options=options))
+    return replace(answer, notes=(*missing_values.notes, *answer.notes))

@@ -27,7 +27,7 @@ from gpumemnet.physics.element_types import (
     MODEL_TYPES,
     SCALED_PRECISIONS,
 )
-from gpumemnet.sandbox.faults import fault_sentence
+from gpumemnet.sandbox.user_code import fault_sentence
 from gpumemnet.torch_private.modules import part_on_rank
 from gpumemnet.torch_private.operators import unscale_gradients, without_function_modes
 from gpumemnet.torch_private.training import gpu_optimizers, without_dynamo

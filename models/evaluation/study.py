@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from gpumemnet.predict.bundle import Bundle
-from gpumemnet.sandbox.worker_pool import worker_pool
+from gpumemnet.sandbox.workers import worker_pool
 
 from ..answers import Answers, concatenated
 from ..training.data import LabelledJobs

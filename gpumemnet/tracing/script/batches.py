@@ -11,7 +11,7 @@ from multiprocessing import Pipe
 from typing import Any, Final
 
 from gpumemnet.errors import ExtractError, GpumemnetError
-from gpumemnet.sandbox.faults import fault_sentence
+from gpumemnet.sandbox.user_code import fault_sentence
 from gpumemnet.tracing.batch_memory import BatchMemory
 from gpumemnet.tracing.batch_sizes import BatchTraces
 from gpumemnet.tracing.options import ExtraResults

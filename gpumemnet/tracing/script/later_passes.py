@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from gpumemnet.allocator import EMPTY_CACHE
-from gpumemnet.sandbox.faults import is_user_code
+from gpumemnet.sandbox.user_code import is_user_code
 from gpumemnet.tracing.timeline import Timeline
 
 _EVALUATES: Final = "eval"

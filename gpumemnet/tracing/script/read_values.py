@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gpumemnet.extract.placement import MissingValues
-from gpumemnet.sandbox.faults import UnknownValueError, is_user_code, running_line
+from gpumemnet.sandbox.user_code import UnknownValueError, is_user_code, running_line
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.operators import operator_name, schema
 from gpumemnet.tracing.missing_values import HINT, guess_of, selection_of, selects

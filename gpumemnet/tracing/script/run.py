@@ -18,7 +18,7 @@ from gpumemnet.errors import CodeEndedError, ExtractError, GpumemnetError
 from gpumemnet.extract.factory import compile_file
 from gpumemnet.extract.placement import KnownValues
 from gpumemnet.extract.triton_kernels import launches_do_nothing
-from gpumemnet.sandbox.faults import fault_sentence, user_location
+from gpumemnet.sandbox.user_code import fault_sentence, user_location
 from gpumemnet.torch_private.names import PARALLEL, SCRIPT, check_torch
 from gpumemnet.torch_private.training import gpu_optimizers, without_dynamo
 from gpumemnet.tracing.corrections import cuda_autocast, cuda_overrides

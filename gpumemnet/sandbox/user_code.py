@@ -1,4 +1,8 @@
-"""Describes an error in a user's code in one sentence, with the innermost line of their code."""
+"""Which code is the user's own, and which is a library's or this project's.
+
+:func:`fault_sentence` describes an error in a user's code in one sentence, with the innermost line
+of their code.
+"""
 
 from __future__ import annotations
 
@@ -133,3 +137,13 @@ def _lies_in(filename: str, folders: frozenset[str]) -> bool:
 def _short_path(filename: str) -> str:
     path = Path(filename)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
+
+
+def checkout_folder() -> Path | None:
+    """The root of the checkout that ``gpumemnet`` is imported from; ``None`` where it is installed.
+
+    A checkout keeps ``service``, ``models`` and ``dataset_builder`` beside ``gpumemnet``; a wheel
+    installs them inside of it, so that nothing with a general name lands in ``site-packages``.
+    """
+    package = Path(gpumemnet.__path__[0]).resolve()
+    return None if (package / "service").is_dir() else package.parent

@@ -1,0 +1,343 @@
+"""Runs a user's code in a child process: extraction, tracing and planning do.
+
+User code cannot affect the caller.  :func:`ask` sends a request to a child process and returns its
+answer.  The child has a deadline and sees no GPU.  If it crashes, hangs or exits, the caller gets
+one error message.  Of this project user code can import only ``gpumemnet``, so a ``models`` or
+``service`` package of the user's own is the one that it imports.  Whatever it prints goes to
+standard error.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import json
+import logging
+import math
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from time import monotonic
+from types import FrameType
+from typing import IO, Any, Final, NoReturn
+
+import gpumemnet
+from gpumemnet.errors import (
+    CodeEndedError,
+    ExtractError,
+    GpumemnetError,
+    InvalidRequestError,
+    MissingExtraError,
+)
+from gpumemnet.sandbox.user_code import checkout_folder, user_location
+
+_MAX_DEADLINE_SECONDS: Final = 86_400.0
+_GRACE_SECONDS: Final = 2.0
+"""Time that the child has after the deadline to report where it was, before it is killed."""
+_POLL_SECONDS: Final = 0.1
+_REPEAT_SECONDS: Final = 0.5
+"""The alarm repeats at this interval: Python only prints an exception that is raised in a callback,
+of a weak reference say."""
+_TERMINAL_SIZE: Final = (24, 80)
+_END_OF_INPUT: Final = b"\x04" * 100
+"""Each ends one read."""
+
+Progress = Callable[[str], None]
+"""Called with a few words on what the child does now."""
+
+
+def start_child(
+    function: Callable[..., object],
+    *arguments: str,
+    variables: Mapping[str, str] | None = None,
+    **options: Any,
+) -> subprocess.Popen[bytes]:
+    """Call a function of this project in a new interpreter.
+
+    Args:
+        function: found by its module and its name.
+        arguments: of the function.
+        variables: further environment variables.
+        options: of :class:`subprocess.Popen`.
+    """
+    root = str(Path(gpumemnet.__path__[0]).parent)
+    users = {**os.environ, **(variables or {})}
+    path = os.pathsep.join(filter(None, (root, users.get("PYTHONPATH"))))
+    module, name = function.__module__, function.__qualname__
+    program = f"import sys; from {module} import {name} as function; function(*sys.argv[1:])"
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", program, *arguments],
+        env={**users, "PYTHONPATH": path},
+        **options,
+    )
+
+
+def ask(
+    compute: Callable[[dict[str, Any]], object],
+    source: str,
+    request: Mapping[str, Any],
+    *,
+    purpose: str,
+    deadline_seconds: float,
+    variables: Mapping[str, str] | None = None,
+    show_output: bool = False,
+    progress: Progress | None = None,
+) -> Any:
+    """Return the child's answer to ``request``; both are JSON.
+
+    Args:
+        compute: a function of a module that loads no torch; the child calls it with the request. It
+            returns a JSON value or raises a :class:`~gpumemnet.errors.GpumemnetError`.
+        source: the user's file; error messages about its code begin with it.
+        request: what the child is to compute.
+        purpose: what torch is needed for; for the error message when it is not installed.
+        deadline_seconds: time for everything, including the import of torch.
+        variables: further environment variables of the child.
+        show_output: whether to pass what user code prints on to standard error.
+        progress: called with what the child does.
+
+    Raises:
+        CodeEndedError: the code ended before there was an answer; its last line of output is
+            quoted.
+        ExtractError: says what is wrong with the user's code, and where.
+        InvalidRequestError: the deadline is out of range, or the child rejected the request.
+        KeyboardInterrupt: the child was interrupted.
+        MissingExtraError: torch is not installed.
+    """
+    if not (math.isfinite(deadline_seconds) and 0 < deadline_seconds <= _MAX_DEADLINE_SECONDS):
+        raise InvalidRequestError(
+            f"must be above 0 and at most {_MAX_DEADLINE_SECONDS:,.0f} seconds", "deadline"
+        )
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtraError("torch", "extract", purpose)
+    with tempfile.TemporaryFile() as output:
+        try:
+            text, status = _run(
+                compute,
+                request,
+                deadline_seconds,
+                variables or {},
+                None if show_output else output,
+                progress,
+            )
+        except subprocess.TimeoutExpired:
+            raise ExtractError(
+                f"{source}: was not done after {deadline_seconds:g} seconds and was stopped: raise --deadline"
+            ) from None
+        last_line = _last_line(output)
+    if not text:
+        raise CodeEndedError(f"{source}: {_exit_reason(status)}{last_line}")
+    answer = json.loads(text)
+    if "interrupted" in answer:
+        raise KeyboardInterrupt
+    if answer.get("ended"):
+        raise CodeEndedError(f"{source}: {answer['error']}{last_line}")
+    if "field" in answer:
+        raise InvalidRequestError(answer["error"], answer["field"])
+    if "error" in answer:
+        raise ExtractError(f"{source}: {answer['error']}")
+    return answer["answer"]
+
+
+def _run(
+    compute: Callable[[dict[str, Any]], object],
+    request: Mapping[str, Any],
+    deadline_seconds: float,
+    variables: Mapping[str, str],
+    output: IO[bytes] | None,
+    progress: Progress | None,
+) -> tuple[str, int]:
+    """Run the child; return its answer, empty if there is none, and its exit status.
+
+    Raises:
+        subprocess.TimeoutExpired: the child did not end in time.
+    """
+    # Files, not pipes: a process that user code leaves running would keep a pipe open.
+    with (
+        tempfile.TemporaryFile() as sent,
+        tempfile.TemporaryFile() as answer,
+        tempfile.TemporaryFile() as steps,
+    ):
+        envelope = {
+            "request": request,
+            "deadline_seconds": deadline_seconds,
+            "pythonpath": variables.get("PYTHONPATH", os.environ.get("PYTHONPATH")),
+            "progress": steps.fileno() if progress else None,
+        }
+        sent.write(json.dumps(envelope).encode())
+        sent.seek(0)
+        with start_child(
+            _answer,
+            f"{compute.__module__}:{compute.__qualname__}",
+            variables={**variables, "CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1"},
+            stdin=sent,
+            stdout=answer,
+            stderr=output,
+            pass_fds=[steps.fileno()] if progress else [],
+            start_new_session=True,
+        ) as process:
+            try:
+                if progress:
+                    _follow(process, deadline_seconds + _GRACE_SECONDS, steps.fileno(), progress)
+                else:
+                    process.wait(deadline_seconds + _GRACE_SECONDS)
+            finally:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        answer.seek(0)
+        return answer.read().decode(), process.returncode
+
+
+def _follow(
+    process: subprocess.Popen[bytes], seconds: float, steps: int, progress: Progress
+) -> None:
+    """Wait for the child, and report what it writes to ``steps``."""
+    end, read = monotonic() + seconds, 0
+    while True:
+        try:
+            process.wait(max(0.0, min(_POLL_SECONDS, end - monotonic())))
+            return
+        except subprocess.TimeoutExpired:
+            if monotonic() >= end:
+                raise
+        written = os.pread(steps, 65_536, read)  # pread leaves the child's own position in the file
+        read += len(written)
+        if lines := written.decode(errors="replace").split("\n")[:-1]:
+            progress(lines[-1])
+
+
+def _exit_reason(status: int) -> str:
+    if status == -signal.SIGKILL:
+        return "the system killed the process, most likely because it used too much memory"
+    if status < 0:
+        return f"the code crashed the interpreter ({signal.Signals(-status).name})"
+    return f"the code exited the program with exit code {status} before there was an answer"
+
+
+def _last_line(output: IO[bytes]) -> str:
+    end = output.seek(0, os.SEEK_END)
+    output.seek(max(0, end - 4096))
+    lines = re.split(
+        "[\n\r]", output.read().decode(errors="replace")
+    )  # progress bars return to the start of their line
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f"; its last output was: {last[:200]}" if last else ""
+
+
+class _DeadlineReached(BaseException):
+    """Raised in user code at the deadline; ``except Exception`` does not catch it."""
+
+
+def _answer(compute: str) -> NoReturn:
+    """Answer one request in the child process, and exit at once, even if user code has left threads
+    running.
+
+    Args:
+        compute: ``module:function``.
+    """
+    module, name = compute.split(":")
+    function = getattr(import_module(module), name)
+    envelope = json.load(sys.stdin)
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # its last line comes before a later one on stderr
+    _give_terminal()
+    _set_import_path(envelope["pythonpath"])
+    if envelope["progress"] is not None:
+        _report_progress(envelope["progress"])
+    answer: dict[str, Any]
+    try:
+        _set_alarm(envelope["deadline_seconds"])
+        answer = {"answer": function(envelope["request"])}
+    except InvalidRequestError as error:
+        answer = {"error": error.reason, "field": error.field}
+    except GpumemnetError as error:
+        answer = {"error": str(error), "ended": isinstance(error, CodeEndedError)}
+    except _DeadlineReached as error:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        where = user_location(error)
+        within = f" (it was at {where})" if where else ""
+        answer = {
+            "error": f"was not done after {envelope['deadline_seconds']:g} seconds{within}: raise --deadline"
+        }
+    except SystemExit as error:
+        answer = {
+            "error": f"the code exited the program: {user_location(error)}: sys.exit({error.code!r})",
+            "ended": True,
+        }
+    except KeyboardInterrupt:
+        answer = {"interrupted": True}
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    json.dump(answer, answers)
+    for stream in (answers, sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(0)
+
+
+def _give_terminal() -> None:
+    """Let user code find a terminal of the usual size as its standard input: some ask for the size,
+    with ``stty size`` say.
+
+    Where it reads, it finds the end of input.  Where the system gives no terminal, it finds an
+    empty file.
+    """
+    try:
+        held, given = os.openpty()  # both stay open until this process ends
+        fcntl.ioctl(given, termios.TIOCSWINSZ, struct.pack("4H", *_TERMINAL_SIZE, 0, 0))
+        os.write(held, _END_OF_INPUT)
+    except OSError:
+        given = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(given, 0)
+
+
+class _ProgressHandler(logging.Handler):
+    """Writes the log records of this project to the parent, one line each."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(logging.INFO)
+        self._descriptor = descriptor
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the message of ``record``."""
+        os.write(self._descriptor, f"{record.getMessage()}\n".encode())
+
+
+def _report_progress(descriptor: int) -> None:
+    os.set_inheritable(descriptor, False)
+    logger = logging.getLogger("gpumemnet")
+    logger.addHandler(_ProgressHandler(descriptor))
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+def _set_import_path(pythonpath: str | None) -> None:
+    """Give child processes the user's own ``PYTHONPATH``, and take a checkout off the import path.
+
+    A checkout holds ``models`` and ``service`` beside ``gpumemnet``.  They would be found in place
+    of a user's ``models/`` without an ``__init__.py``, even behind it on the path.  ``gpumemnet``
+    is imported by now and needs no path.
+    """
+    os.environ.pop("PYTHONPATH", None)
+    if pythonpath is not None:
+        os.environ["PYTHONPATH"] = pythonpath
+    if (checkout := checkout_folder()) is not None:
+        sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != str(checkout)]
+
+
+def _set_alarm(deadline_seconds: float) -> None:
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _DeadlineReached
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, deadline_seconds, _REPEAT_SECONDS)
