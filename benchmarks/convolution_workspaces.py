@@ -28,9 +28,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpumemnet.cudnn.libraries import find_library
-from gpumemnet.cudnn.plans import BACKWARD_DATA, OPERATIONS, ConvolutionQuestion
-from gpumemnet.cudnn.session import CudnnSession
+from gpumemnet.cudnn.execution_plans import BACKWARD_DATA, OPERATIONS, ConvolutionQuestion
+from gpumemnet.cudnn.session import CudnnSession, find_library
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.tracing.workspaces.copied_tensors import FEATURES, IMAGE, RESULT, features, tree_name
 from gpumemnet.tracing.workspaces.cudnn_convolution import Convolution

@@ -38,7 +38,7 @@ from gpumemnet.cli.model_options import (
 )
 from gpumemnet.cli.output import check_writable, write_atomically
 from gpumemnet.cli.training_options import training_values
-from gpumemnet.cudnn.libraries import OFF
+from gpumemnet.cudnn.session import OFF
 from gpumemnet.extract.options import DEFAULT_GPU
 from gpumemnet.planner.options import DEFAULT_PLANNER, PLANNERS, PlanRequest, within_budget
 from gpumemnet.tracing.options import (

@@ -45,7 +45,7 @@ from gpumemnet.cli.model_options import (
 )
 from gpumemnet.cli.output import check_writable, write_atomically
 from gpumemnet.cli.training_options import training_option, training_values
-from gpumemnet.cudnn.libraries import OFF
+from gpumemnet.cudnn.session import OFF
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.options import DEFAULT_GPU
 from gpumemnet.job.layers import describe

@@ -1,31 +1,53 @@
 """Asks cuDNN in a child process, so that no crash of it and no library that it needs reaches the
 caller.
 
-One child answers many questions; it starts at the first.  Answers are kept in memory and on disk.
+One child answers many questions; it starts at the first.  Answers are kept in memory, and on disk for
+all processes of a user.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import platform
 import select
+import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-import gpumemnet
-from gpumemnet.cudnn.cache import AnswerCache, default_cache_file
-from gpumemnet.cudnn.devices import description
-from gpumemnet.cudnn.libraries import AUTO, find_library
-from gpumemnet.cudnn.plans import ConvolutionQuestion, Plans, plans_from_dict, question_to_dict
+from gpumemnet.cudnn.execution_plans import (
+    ConvolutionQuestion,
+    ExecutionPlans,
+    device_description,
+    plans_from_dict,
+)
+from gpumemnet.cudnn.library import answer_questions
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu.catalogue import DeviceProfile
+from gpumemnet.job.layers import describe
+from gpumemnet.sandbox.process import start_child
 
+AUTO: Final = "auto"
+OFF: Final = "off"
+LIBRARY: Final = "libcudnn.so.9"
+_IN_SITE_PACKAGES: Final = "nvidia/cudnn/lib"
+"""Where the wheels ``nvidia-cudnn-cu12`` and ``-cu13``, which every CUDA build of PyTorch requires,
+put it."""
+_SYSTEM_FOLDERS: Final = (
+    f"/usr/lib/{platform.machine()}-linux-gnu",
+    "/usr/lib64",
+    "/usr/local/cuda/lib64",
+)
+_WAIT_SECONDS: Final = 5.0
+_TABLE: Final = "CREATE TABLE IF NOT EXISTS answers (question TEXT PRIMARY KEY, answer TEXT NOT NULL) WITHOUT ROWID"
 FIRST_VERSION: Final = 90800
 """Earlier versions answer only on a GPU."""
 _FIRST_WITHOUT_VOLTA: Final = 91100
@@ -35,8 +57,97 @@ _ANSWER_SECONDS: Final = 60.0
 _MAX_CRASHES: Final = 3
 
 
+def find_library(cudnn: str) -> Path | None:
+    """Return the file of cuDNN that ``cudnn`` means; ``None`` for ``off``, and for ``auto`` if
+    there is none.
+
+    Args:
+        cudnn: ``auto`` for the one that is installed with this Python or on the system; ``off``; or
+            the path of the library, of the folder that holds it, or of a ``site-packages`` folder
+            with its wheel.
+
+    Raises:
+        InvalidRequestError: there is no cuDNN at this path.
+    """
+    if cudnn == OFF:
+        return None
+    if cudnn == AUTO:
+        folders = [
+            *(Path(entry) / _IN_SITE_PACKAGES for entry in sys.path if entry),
+            Path(sys.prefix) / "lib",
+        ]
+        candidates = [folder / LIBRARY for folder in (*folders, *map(Path, _SYSTEM_FOLDERS))]
+        return next((path for path in candidates if path.is_file()), None)
+    path = Path(cudnn).expanduser().resolve()
+    candidates = [path] if path.is_file() else [path / LIBRARY, path / _IN_SITE_PACKAGES / LIBRARY]
+    found = next((candidate for candidate in candidates if candidate.is_file()), None)
+    if found is None:
+        raise InvalidRequestError(
+            f"no {LIBRARY} at {describe(cudnn)}: give auto, off, or a folder that holds it, such as "
+            f"…/site-packages/{_IN_SITE_PACKAGES}",
+            "cudnn",
+        )
+    return found
+
+
 class CudnnUnavailableError(Exception):
     """This cuDNN cannot answer; the message says why."""
+
+
+class _PlanCache:
+    """Answers by version of cuDNN, device and question.
+
+    SQLite makes each write atomic and lets several processes use the file.  A cache that cannot be
+    read or written is no error: cuDNN is asked again.
+
+    Args:
+        file: the database; made when it is first written to.  By default it lies in the user's cache
+            folder (``XDG_CACHE_HOME``, or ``~/.cache``).
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        self._file = file or users / "gpumemnet" / "cudnn-plans.sqlite3"
+
+    def get(
+        self, version: int, device: Mapping[str, Any], question: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        """Return the answer; ``None`` if there is none."""
+        if not self._file.is_file():
+            return None
+        try:
+            with closing(sqlite3.connect(self._file, timeout=_WAIT_SECONDS)) as database:
+                row = database.execute(
+                    "SELECT answer FROM answers WHERE question = ?",
+                    [_key(version, device, question)],
+                )
+                found = row.fetchone()
+            return None if found is None else dict(json.loads(found[0]))
+        except (sqlite3.Error, ValueError):
+            return None
+
+    def put(
+        self,
+        version: int,
+        device: Mapping[str, Any],
+        question: Mapping[str, Any],
+        answer: Mapping[str, Any],
+    ) -> None:
+        """Store an answer."""
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with closing(sqlite3.connect(self._file, timeout=_WAIT_SECONDS)) as database, database:
+                database.execute(_TABLE)
+                values = [_key(version, device, question), json.dumps(answer)]
+                database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", values)
+        except (OSError, sqlite3.Error):
+            return
+
+
+def _key(version: int, device: Mapping[str, Any], question: Mapping[str, Any]) -> str:
+    return hashlib.sha256(
+        json.dumps([version, device, question], sort_keys=True).encode()
+    ).hexdigest()
 
 
 class CudnnSession:
@@ -44,22 +155,22 @@ class CudnnSession:
 
     Args:
         library: the file ``libcudnn.so.9``.
-        cache: where answers are kept; the user's cache folder by default.
-        command: the child process, for tests.
+        cache_file: where answers are kept; a file in the user's cache folder by default.
+        answer: what the child process does.
 
     Raises:
         CudnnUnavailableError: it cannot be loaded, or is older than 9.8.
     """
 
     def __init__(
-        self, library: Path, cache: AnswerCache | None = None, command: Sequence[str] | None = None
+        self,
+        library: Path,
+        cache_file: Path | None = None,
+        answer: Callable[[str], None] = answer_questions,
     ) -> None:
-        self._command = [
-            *(command or (sys.executable, "-P", "-m", "gpumemnet.cudnn.child")),
-            str(library),
-        ]
-        self._cache = cache or AnswerCache(default_cache_file())
-        self._answers: dict[tuple[str, ConvolutionQuestion], Plans | None] = {}
+        self._library, self._answer = str(library), answer
+        self._cache = _PlanCache(cache_file)
+        self._answers: dict[tuple[str, ConvolutionQuestion], ExecutionPlans | None] = {}
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._crashes = 0
@@ -78,12 +189,12 @@ class CudnnSession:
     def supports(self, device: DeviceProfile) -> bool:
         """Whether this version knows GPUs of the compute capability of ``device``."""
         is_too_old = device.compute_capability < (7, 5) and self._version >= _FIRST_WITHOUT_VOLTA
-        return description(device) is not None and not is_too_old
+        return device_description(device) is not None and not is_too_old
 
-    def plans(self, device: DeviceProfile, question: ConvolutionQuestion) -> Plans | None:
+    def plans(self, device: DeviceProfile, question: ConvolutionQuestion) -> ExecutionPlans | None:
         """Return the plans for ``question`` on ``device``; ``None`` if this version does not
         support one of the two."""
-        described = description(device)
+        described = device_description(device)
         if described is None or not self.supports(device):
             return None
         key = (json.dumps(described), question)
@@ -107,8 +218,10 @@ class CudnnSession:
         if getattr(self, "_process", None) is not None:
             self.close()
 
-    def _cached_plans(self, device: dict[str, Any], question: ConvolutionQuestion) -> Plans | None:
-        document = question_to_dict(question)
+    def _cached_plans(
+        self, device: dict[str, Any], question: ConvolutionQuestion
+    ) -> ExecutionPlans | None:
+        document = asdict(question)
         answer = self._cache.get(self._version, device, document)
         if answer is None:
             answer = self._ask({"device": device, "question": document})
@@ -136,13 +249,9 @@ class CudnnSession:
 
     def _start(self) -> int:
         """Start the child, and return the version of its library."""
-        root = str(Path(gpumemnet.__path__[0]).parent)
-        self._process = subprocess.Popen(
-            self._command,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
-            },
+        self._process = start_child(
+            self._answer,
+            self._library,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -191,7 +300,7 @@ def open_session(cudnn: str) -> tuple[CudnnSession | None, str]:
     that is installed, if one is.
 
     Args:
-        cudnn: as in :func:`~gpumemnet.cudnn.libraries.find_library`.
+        cudnn: as in :func:`find_library`.
 
     Raises:
         InvalidRequestError: a path was given, and there is no cuDNN that can answer.

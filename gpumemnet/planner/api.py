@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpumemnet.cudnn.libraries import OFF
+from gpumemnet.cudnn.session import OFF
 from gpumemnet.extract.options import DEFAULT_GPU
 from gpumemnet.gpu.catalogue import asked_profile
 from gpumemnet.planner.answer import PlanAnswer

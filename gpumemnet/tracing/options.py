@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gpumemnet.allocator.settings import AllocatorSettings
-from gpumemnet.cudnn.libraries import AUTO, OFF, find_library
+from gpumemnet.cudnn.session import AUTO, OFF, find_library
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.options import DEFAULT_GPU, check_batch_size
 from gpumemnet.gpu.catalogue import ContextReading, DeviceProfile, find_profile

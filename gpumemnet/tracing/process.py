@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpumemnet.allocator.settings import AllocatorSettings
-from gpumemnet.cudnn.libraries import OFF
+from gpumemnet.cudnn.session import OFF
 from gpumemnet.extract.factory import existing_file
 from gpumemnet.extract.options import DEFAULT_GPU
 from gpumemnet.extract.source import build, factory_request, source_code

@@ -17,7 +17,7 @@ from typing import Final
 
 import torch
 
-from gpumemnet.cudnn.plans import BACKWARD_FILTER
+from gpumemnet.cudnn.execution_plans import BACKWARD_FILTER
 from gpumemnet.physics.element_types import TF32_SMALLEST_CHANNELS
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.workspaces.copied_tensors import copied_bytes

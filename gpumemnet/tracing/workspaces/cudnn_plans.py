@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpumemnet.cudnn.plans import ConvolutionQuestion
+from gpumemnet.cudnn.execution_plans import ConvolutionQuestion
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.workspaces.cudnn import Workspace, keeps_workspace
 from gpumemnet.tracing.workspaces.cudnn_convolution import Convolution

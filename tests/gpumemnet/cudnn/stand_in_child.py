@@ -1,4 +1,4 @@
-"""A child that speaks the protocol of ``gpumemnet.cudnn.child`` without cuDNN: its plans are the
+"""A child that speaks the protocol of :func:`gpumemnet.cudnn.library.answer_questions` without cuDNN: its plans are the
 batch size times a constant."""
 
 from __future__ import annotations
@@ -8,25 +8,30 @@ import os
 import sys
 from pathlib import Path
 
-library = sys.argv[1]
-if "missing" in library:
-    print(json.dumps({"error": "libcublasLt.so.12: cannot open shared object file"}), flush=True)
-    sys.exit()
-print(json.dumps({"version": 90100 if "old" in library else 92800}), flush=True)
-for line in sys.stdin:
-    with Path(library).open("a", encoding="utf-8") as log:
-        log.write(line)
-    question = json.loads(line)["question"]
-    batch = question["image"][0]
-    if batch == 13:
-        os._exit(1)
-    if batch == 14:
-        print(json.dumps({"error": "CUDNN_STATUS_BAD_PARAM"}), flush=True)
-        continue
-    heuristic = [
-        [1, 10_000_000 * batch, ["down_converts_inputs"]],
-        [2, 1_000_000 * batch, ["tensor_core"]],
-    ]
-    print(
-        json.dumps({"heuristic": heuristic, "fallback": [[3, 5_000_000 * batch, []]]}), flush=True
-    )
+
+def answer_questions(library: str) -> None:
+    """Answer until the input ends, and append each question to the file ``library``."""
+    if "missing" in library:
+        print(
+            json.dumps({"error": "libcublasLt.so.12: cannot open shared object file"}), flush=True
+        )
+        return
+    print(json.dumps({"version": 90100 if "old" in library else 92800}), flush=True)
+    for line in sys.stdin:
+        with Path(library).open("a", encoding="utf-8") as log:
+            log.write(line)
+        question = json.loads(line)["question"]
+        batch = question["image"][0]
+        if batch == 13:
+            os._exit(1)
+        if batch == 14:
+            print(json.dumps({"error": "CUDNN_STATUS_BAD_PARAM"}), flush=True)
+            continue
+        heuristic = [
+            [1, 10_000_000 * batch, ["down_converts_inputs"]],
+            [2, 1_000_000 * batch, ["tensor_core"]],
+        ]
+        print(
+            json.dumps({"heuristic": heuristic, "fallback": [[3, 5_000_000 * batch, []]]}),
+            flush=True,
+        )

@@ -1,5 +1,5 @@
-"""Asking cuDNN: the child process, its crashes, and the cache; a stand-in child takes the place of
-cuDNN."""
+"""Asking cuDNN: finding it, the child process, its crashes, and the cache; a stand-in child takes the
+place of cuDNN."""
 
 from __future__ import annotations
 
@@ -9,12 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from gpumemnet.cudnn.cache import AnswerCache
-from gpumemnet.cudnn.plans import FORWARD, ConvolutionQuestion
-from gpumemnet.cudnn.session import CudnnSession, CudnnUnavailableError
-from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.cudnn.execution_plans import (
+    FORWARD,
+    ConvolutionQuestion,
+    device_description,
+)
+from gpumemnet.cudnn.session import (
+    LIBRARY,
+    CudnnSession,
+    CudnnUnavailableError,
+    find_library,
+    open_session,
+)
+from gpumemnet.errors import InvalidRequestError
+from gpumemnet.gpu.catalogue import device_profile, device_profiles
+from tests.gpumemnet.cudnn.stand_in_child import answer_questions
 
-CHILD = (sys.executable, str(Path(__file__).with_name("stand_in_child.py")))
 A100 = device_profile("A100")
 
 
@@ -33,7 +43,7 @@ def question(batch: int) -> ConvolutionQuestion:
 
 
 def session(folder: Path, name: str = "log") -> CudnnSession:
-    return CudnnSession(folder / name, AnswerCache(folder / "cache" / "plans.sqlite3"), CHILD)
+    return CudnnSession(folder / name, folder / "cache" / "plans.sqlite3", answer_questions)
 
 
 def asked(folder: Path) -> int:
@@ -107,7 +117,7 @@ def test_a_library_that_cannot_answer_says_why(tmp_path: Path, name: str, reason
 
 def test_a_child_that_ends_at_once_is_no_library(tmp_path: Path) -> None:
     with pytest.raises(CudnnUnavailableError, match="ended"):
-        CudnnSession(tmp_path / "log", AnswerCache(tmp_path / "plans"), (sys.executable, "-c", ""))
+        CudnnSession(tmp_path / "log", tmp_path / "plans", sys.intern)
 
 
 def test_a_damaged_cache_is_asked_around(tmp_path: Path) -> None:
@@ -115,3 +125,76 @@ def test_a_damaged_cache_is_asked_around(tmp_path: Path) -> None:
     (tmp_path / "cache" / "plans.sqlite3").write_bytes(b"no database" * 1000)
     assert session(tmp_path).plans(A100, question(2)) is not None
     assert asked(tmp_path) == 1
+
+
+def installed(folder: Path) -> Path:
+    library = folder / "nvidia" / "cudnn" / "lib" / LIBRARY
+    library.parent.mkdir(parents=True)
+    library.touch()
+    return library
+
+
+def test_auto_finds_the_wheel_beside_this_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = installed(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert find_library("auto") == library
+
+
+def test_a_path_may_be_the_library_or_its_folder_or_site_packages(tmp_path: Path) -> None:
+    library = installed(tmp_path)
+    assert (
+        find_library(str(library))
+        == find_library(str(library.parent))
+        == find_library(str(tmp_path))
+        == library
+    )
+
+
+def test_off_finds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert find_library("off") is None
+    assert open_session("off") == (None, "")
+
+
+def test_a_path_without_cudnn_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match=r"cudnn: no libcudnn\.so\.9 at"):
+        find_library(str(tmp_path))
+
+
+def test_a_library_that_is_none_is_an_error_only_if_it_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = installed(tmp_path)
+    with pytest.raises(InvalidRequestError, match="cudnn: cuDNN cannot be loaded"):
+        open_session(str(library))
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    session, reason = open_session("auto")
+    assert session is None
+    assert "cannot be loaded" in reason
+
+
+def test_every_gpu_of_the_catalogue_is_described() -> None:
+    assert [device.name for device in device_profiles() if device_description(device) is None] == []
+
+
+def test_the_description_holds_what_cudnn_reads() -> None:
+    described = device_description(device_profile("T4"))
+    assert described is not None
+    assert (described["deviceVer"], described["multiProcessorCount"]) == (750, 40)
+    assert (described["maxThreadsPerSM"], described["maxSharedMemoryPerBlockOptin"]) == (
+        1024,
+        65536,
+    )
+    assert "comment" not in described
+
+
+def test_without_a_c_compiler_the_reason_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = installed(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InvalidRequestError, match="a C compiler is needed: install gcc or clang"):
+        open_session(str(library))

@@ -14,20 +14,19 @@ from torch import Tensor, nn
 
 import gpumemnet
 from gpumemnet.cudnn import session as sessions
-from gpumemnet.cudnn.cache import AnswerCache
 from gpumemnet.cudnn.session import CudnnSession
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.tracing.options import ExtraResults
 from gpumemnet.units import MIB
+from tests.gpumemnet.cudnn.stand_in_child import answer_questions
 
-CHILD = (sys.executable, str(Path(__file__).parents[1] / "cudnn" / "stand_in_child.py"))
 BATCH = 8
 
 
 @pytest.fixture
 def cudnn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CudnnSession]:
-    opened = CudnnSession(tmp_path / "log", AnswerCache(tmp_path / "plans.sqlite3"), CHILD)
+    opened = CudnnSession(tmp_path / "log", tmp_path / "plans.sqlite3", answer_questions)
     monkeypatch.setattr(sessions, "_session", lambda library, process: opened)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     library = tmp_path / "nvidia" / "cudnn" / "lib" / "libcudnn.so.9"

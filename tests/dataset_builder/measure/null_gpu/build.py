@@ -135,12 +135,12 @@ def cudnn_environment(library: Path) -> dict[str, str]:
     Args:
         library: the file ``libcudnn.so.9``.
     """
-    from gpumemnet.cudnn.devices import description
+    from gpumemnet.cudnn.execution_plans import device_description
     from gpumemnet.gpu.catalogue import device_profile
 
     return {
         "NULL_GPU_CUDNN": str(library),
-        "NULL_GPU_CUDNN_DEVICE": json.dumps(description(device_profile("H200"))),
+        "NULL_GPU_CUDNN_DEVICE": json.dumps(device_description(device_profile("H200"))),
     }
 
 

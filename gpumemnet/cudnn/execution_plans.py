@@ -1,10 +1,16 @@
-"""A question to cuDNN, and its answer: the plans of one convolution and their workspaces."""
+"""What cuDNN is asked, a convolution on a GPU, and what it answers: its execution plans with their
+workspaces."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from typing import Any, Final
+
+from gpumemnet.gpu.catalogue import DeviceProfile
 
 FORWARD: Final = "forward"
 BACKWARD_DATA: Final = "backward_data"
@@ -53,7 +59,7 @@ class ConvolutionQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ExecutionPlan:
     """One way to compute a convolution.
 
     Attributes:
@@ -68,7 +74,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Plans:
+class ExecutionPlans:
     """The supported plans of one operation, in the order in which PyTorch tries them.
 
     Attributes:
@@ -76,10 +82,10 @@ class Plans:
         fallback: the plans of the fallback list.
     """
 
-    heuristic: tuple[Plan, ...]
-    fallback: tuple[Plan, ...]
+    heuristic: tuple[ExecutionPlan, ...]
+    fallback: tuple[ExecutionPlan, ...]
 
-    def for_pytorch(self, dtype: str, tf32: bool) -> tuple[Plan, ...]:
+    def for_pytorch(self, dtype: str, tf32: bool) -> tuple[ExecutionPlan, ...]:
         """Return the plans that PyTorch does not reject, heuristics first.
 
         It rejects plans that convert fp32 inputs to a shorter type, and, if TF32 is not allowed,
@@ -98,20 +104,15 @@ class Plans:
         )
 
 
-def question_to_dict(question: ConvolutionQuestion) -> dict[str, Any]:
-    """Return the JSON object of ``question``."""
-    return asdict(question)
-
-
 def question_from_dict(document: Mapping[str, Any]) -> ConvolutionQuestion:
-    """Return the question of a JSON object from :func:`question_to_dict`."""
+    """Return the question that :func:`dataclasses.asdict` turned into a JSON object."""
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in document.items()
     }
     return ConvolutionQuestion(**values)
 
 
-def plans_to_dict(plans: Plans) -> dict[str, Any]:
+def plans_to_dict(plans: ExecutionPlans) -> dict[str, Any]:
     """Return the JSON object of ``plans``: lists of ``[engine, workspace bytes, notes]``."""
     lists = {"heuristic": plans.heuristic, "fallback": plans.fallback}
     return {
@@ -120,13 +121,47 @@ def plans_to_dict(plans: Plans) -> dict[str, Any]:
     }
 
 
-def plans_from_dict(document: Mapping[str, Any]) -> Plans:
+def plans_from_dict(document: Mapping[str, Any]) -> ExecutionPlans:
     """Return the plans of a JSON object from :func:`plans_to_dict`."""
     heuristic, fallback = (
         tuple(
-            Plan(engine, workspace_bytes, tuple(notes))
+            ExecutionPlan(engine, workspace_bytes, tuple(notes))
             for engine, workspace_bytes, notes in document[name]
         )
         for name in ("heuristic", "fallback")
     )
-    return Plans(heuristic, fallback)
+    return ExecutionPlans(heuristic, fallback)
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    text = (
+        resources.files("gpumemnet").joinpath("cudnn/compute_capabilities.json").read_text("utf-8")
+    )
+    return dict(json.loads(text))
+
+
+def device_description(device: DeviceProfile) -> dict[str, Any] | None:
+    """Return the properties of a GPU that cuDNN would otherwise read from the CUDA runtime, by cuDNN's
+    names.
+
+    What cuDNN answers depends on the compute capability; on 7.5 and 9.0 also on the other
+    properties, the number of multiprocessors among them.
+
+    Returns:
+        ``None`` if the compute capability is not in ``compute_capabilities.json``.
+    """
+    tables = _tables()
+    major, minor = device.compute_capability
+    by_capability = tables["compute_capabilities"].get(f"{major}.{minor}")
+    if by_capability is None:
+        return None
+    not_read = {name: value for name, value in tables["not_read"].items() if name != "comment"}
+    return {
+        "deviceVer": 100 * major + 10 * minor,
+        "totalGlobalMem": device.capacity_bytes,
+        "multiProcessorCount": device.multiprocessors,
+        **by_capability,
+        **tables["all"],
+        **not_read,
+    }

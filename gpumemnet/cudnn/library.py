@@ -1,5 +1,5 @@
-"""cuDNN's C interface for plans of convolutions on a described device; only the child process loads
-it.
+"""cuDNN's C interface for execution plans of convolutions on a described device; only the child
+process that runs :func:`answer_questions` loads it.
 
 Each step follows ``aten/src/ATen/native/cudnn/Conv_v8.cpp``: tensors, convolution, operation graph,
 heuristics.  A description of the device takes the place of a cuDNN handle.  Numbers are those of
@@ -10,19 +10,26 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.cudnn.plans import (
+from gpumemnet.cudnn.execution_plans import (
     BACKWARD_DATA,
     BACKWARD_FILTER,
     FORWARD,
     NOTES,
     ConvolutionQuestion,
-    Plan,
-    Plans,
+    ExecutionPlan,
+    ExecutionPlans,
+    plans_to_dict,
+    question_from_dict,
 )
 
 _DATA_TYPES: Final = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
@@ -81,6 +88,14 @@ _CROSS_CORRELATION: Final = 1
 _INSTANT, _FALLBACK = 0, 2
 _MAX_NOTES: Final = 32
 
+DRIVER_NAME: Final = "libcuda.so.1"
+DRIVER_FUNCTIONS: Final = (
+    *("cuGetErrorString", "cuModuleGetFunction", "cuModuleLoadData", "cuModuleUnload"),
+    *("cuTensorMapEncodeIm2col", "cuTensorMapEncodeTiled"),
+)
+"""cuDNN's run-time compiled engines are linked to these functions of the CUDA driver.  To list
+plans, cuDNN needs them to be there and to return 0."""
+
 
 class BackendError(Exception):
     """cuDNN refused a call."""
@@ -107,7 +122,7 @@ class Backend:
         """Version as one number: 92800 is 9.28.0."""
         return int(self._library.cudnnGetVersion())
 
-    def plans(self, device: Mapping[str, Any], question: ConvolutionQuestion) -> Plans:
+    def plans(self, device: Mapping[str, Any], question: ConvolutionQuestion) -> ExecutionPlans:
         """Return the plans that are supported on ``device``.
 
         Raises:
@@ -121,8 +136,9 @@ class Backend:
             self._devices[key] = described.finished()
         described = self._devices[key]
         graph, kept = self._graph(question)
-        plans = Plans(
-            self._of_mode(graph, described, _INSTANT), self._of_mode(graph, described, _FALLBACK)
+        plans = ExecutionPlans(
+            self._plans_in_mode(graph, described, _INSTANT),
+            self._plans_in_mode(graph, described, _FALLBACK),
         )
         del kept
         return plans
@@ -171,7 +187,9 @@ class Backend:
         tensor.set_numbers(_TENSOR_ALIGNMENT, [question.alignment_bytes])
         return tensor.finished()
 
-    def _of_mode(self, graph: _Descriptor, device: _Descriptor, mode: int) -> tuple[Plan, ...]:
+    def _plans_in_mode(
+        self, graph: _Descriptor, device: _Descriptor, mode: int
+    ) -> tuple[ExecutionPlan, ...]:
         """Return the plans that the heuristics name in this mode; a configuration that cannot be
         planned is left out."""
         heuristics = self._new(_HEURISTICS)
@@ -190,14 +208,14 @@ class Backend:
                 continue
         return tuple(plans)
 
-    def _plan(self, config: _Descriptor, device: _Descriptor) -> Plan:
+    def _plan(self, config: _Descriptor, device: _Descriptor) -> ExecutionPlan:
         (engine,) = config.descriptors(_CONFIG_ENGINE, _ENGINE, 1)
         plan = self._new(_PLAN)
         plan.set_descriptors(_PLAN_CONFIG, [config])
         plan.set_descriptors(_PLAN_DEVICE, [device])
         plan.finished()
         notes = engine.numbers(_ENGINE_NOTES, _OF_NOTE, ctypes.c_int, _MAX_NOTES)
-        return Plan(
+        return ExecutionPlan(
             engine.numbers(_ENGINE_INDEX, _OF_INT64, ctypes.c_int64, 1)[0],
             plan.numbers(_PLAN_WORKSPACE, _OF_INT64, ctypes.c_int64, 1)[0],
             tuple(NOTES[note] for note in notes if note in NOTES),
@@ -275,3 +293,52 @@ def strides(shape: Sequence[int], channels_last: bool) -> tuple[int, ...]:
     for inner, outer in pairwise(reversed(order)):
         found[outer] = found[inner] * shape[inner]
     return tuple(found)
+
+
+def load_driver_stand_in() -> None:
+    """Load a library in place of the CUDA driver's into this process; libraries loaded later that
+    need ``libcuda.so.1`` get it.
+
+    Raises:
+        OSError: there is no C compiler, or it fails.
+    """
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if compiler is None:
+        raise OSError("a C compiler is needed: install gcc or clang")
+    source = "".join(f"int {name}(void) {{ return 0; }}\n" for name in DRIVER_FUNCTIONS)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, DRIVER_NAME)
+        build = [compiler, "-shared", "-fPIC", f"-Wl,-soname,{DRIVER_NAME}", "-o", file]
+        built = subprocess.run(
+            [*build, "-x", "c", "-"], input=source, capture_output=True, text=True, check=False
+        )
+        if built.returncode:
+            raise OSError(f"{compiler} failed: {built.stderr.strip()}")
+        ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
+
+
+def answer_questions(library: str) -> None:
+    """Answer questions until the input ends; the child process does.
+
+    It writes one line with the version of the library.  Then it answers each line on its standard
+    input, a JSON object with a ``device`` and a ``question``, with one line: plans, or an
+    ``error``.
+    """
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)  # what cuDNN prints must not mix with the answers
+    try:
+        load_driver_stand_in()
+        backend = Backend(Path(library))
+    except OSError as error:
+        answers.write(json.dumps({"error": str(error)}) + "\n")
+        return
+    answers.write(json.dumps({"version": backend.version}) + "\n")
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = plans_to_dict(
+                backend.plans(request["device"], question_from_dict(request["question"]))
+            )
+        except BackendError as error:
+            answer = {"error": str(error)}
+        answers.write(json.dumps(answer) + "\n")

@@ -1,21 +1,24 @@
-"""The real cuDNN, where it is installed: CI does not install it, because its wheels take 1.5 GB."""
+"""The real cuDNN, where it is installed: CI does not install it, because its wheels take 1.5 GB; and
+the stand-in for the CUDA driver that it is linked to."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gpumemnet.cudnn.backend import strides
-from gpumemnet.cudnn.plans import (
+from gpumemnet.cudnn.execution_plans import (
     BACKWARD_DATA,
     BACKWARD_FILTER,
     FORWARD,
     OPERATIONS,
     ConvolutionQuestion,
 )
+from gpumemnet.cudnn.library import DRIVER_FUNCTIONS, DRIVER_NAME, strides
 from gpumemnet.cudnn.session import CudnnSession, open_session
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.units import MIB
@@ -81,3 +84,15 @@ def test_the_filter_gradient_on_an_a100_copies_both_operands(cudnn: CudnnSession
 def test_strides_of_both_layouts() -> None:
     assert strides((2, 3, 4, 5), channels_last=False) == (60, 20, 5, 1)
     assert strides((2, 3, 4, 5), channels_last=True) == (60, 1, 15, 3)
+
+
+def test_the_stand_in_for_the_driver_is_a_library_whose_functions_return_zero() -> None:
+    program = (
+        "import ctypes; from gpumemnet.cudnn.library import *; load_driver_stand_in();"
+        f"driver = ctypes.CDLL({DRIVER_NAME!r});"
+        f"print([driver[name]() for name in {DRIVER_FUNCTIONS!r}], hasattr(driver, 'cuInit'))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert run.stdout == f"{[0] * len(DRIVER_FUNCTIONS)} False\n"
