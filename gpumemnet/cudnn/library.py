@@ -308,7 +308,7 @@ def load_driver_stand_in() -> None:
     source = "".join(f"int {name}(void) {{ return 0; }}\n" for name in DRIVER_FUNCTIONS)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, DRIVER_NAME)
-        build = [compiler, "-shared", "-fPIC", f"-Wl,-soname,{DRIVER_NAME}", "-o", file]
+        build = [compiler, "-shared", "-fPIC", f"-Wl,-soname,{DRIVER_NAME}", "-o", str(file)]
         built = subprocess.run(
             [*build, "-x", "c", "-"], input=source, capture_output=True, text=True, check=False
         )

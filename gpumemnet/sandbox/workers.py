@@ -1,21 +1,15 @@
-"""Worker processes for torch work: one core and one thread each.
-
-They end with their parent, as other child processes of this project do.
-"""
+"""Worker processes for torch work: one core and one thread each; they end with their parent."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any, Final
 
-_POLL_SECONDS: Final = 0.2
-"""Time between two checks whether the parent process still exists."""
+from gpumemnet.sandbox.process import end_with_parent
+
 _CHUNK: Final = 4
 """Tasks per message to a worker: few enough that all workers end together, many enough that
 messages cost nothing."""
@@ -55,34 +49,3 @@ def _start(prepare: Callable[[], None] | None) -> None:
     end_with_parent()
     if prepare is not None:
         prepare()
-
-
-def end_with_parent() -> None:
-    """End this worker process when its parent dies, by whatever signal; for the initializer of a
-    process pool.
-
-    A worker waits for its next task on a pipe that the other workers hold open too.  If the parent
-    were killed, all of them would wait forever and keep their memory.
-    """
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-
-    def wait() -> None:
-        parent.join()
-        os._exit(1)  # a thread cannot end the process otherwise, and no parent is left to report to
-
-    threading.Thread(target=wait, name="end-with-parent", daemon=True).start()
-
-
-def end_with_starter() -> None:
-    """End this process when its parent dies; for a program that is not a worker of a process
-    pool."""
-    parent = os.getppid()
-
-    def poll() -> None:
-        while os.getppid() == parent:
-            time.sleep(_POLL_SECONDS)
-        os._exit(1)
-
-    threading.Thread(target=poll, name="end-with-parent-process", daemon=True).start()

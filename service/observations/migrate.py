@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from gpumemnet.atomic_files import locked
 from gpumemnet.errors import GpumemnetError, first_line
-from gpumemnet.sandbox.workers import end_with_starter
+from gpumemnet.sandbox.process import end_with_starter
 
 from . import migrations
 from .database import (

@@ -23,7 +23,7 @@ from gpumemnet.cudnn.session import (
 )
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu.catalogue import device_profile, device_profiles
-from tests.gpumemnet.cudnn.stand_in_child import answer_questions
+from tests.gpumemnet.cudnn.stand_in_child import answer_questions, ends_at_once
 
 A100 = device_profile("A100")
 
@@ -117,7 +117,7 @@ def test_a_library_that_cannot_answer_says_why(tmp_path: Path, name: str, reason
 
 def test_a_child_that_ends_at_once_is_no_library(tmp_path: Path) -> None:
     with pytest.raises(CudnnUnavailableError, match="ended"):
-        CudnnSession(tmp_path / "log", tmp_path / "plans", sys.intern)
+        CudnnSession(tmp_path / "log", tmp_path / "plans", ends_at_once)
 
 
 def test_a_damaged_cache_is_asked_around(tmp_path: Path) -> None:

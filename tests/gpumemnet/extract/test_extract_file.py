@@ -138,7 +138,7 @@ def test_what_the_code_prints_is_shown_only_when_asked_for(
         (
             "vanishes",
             {},
-            r"exit code 4 before there was a model; its last output was: about to vanish$",
+            r"exit code 4 before there was an answer; its last output was: about to vanish$",
         ),
         ("crashes", {}, r"crashed the interpreter \(SIGABRT\)"),
         (
