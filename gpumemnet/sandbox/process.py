@@ -5,8 +5,6 @@ answer.  The child has a deadline and sees no GPU.  If it crashes, hangs or exit
 one error message.  Of this project user code can import only ``gpumemnet``, so a ``models`` or
 ``service`` package of the user's own is the one that it imports.  Whatever it prints goes to
 standard error.
-
-:func:`end_with_parent` and :func:`end_with_starter` are for other child processes of this project.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ import importlib.util
 import json
 import logging
 import math
-import multiprocessing
 import os
 import re
 import signal
@@ -25,12 +22,11 @@ import subprocess
 import sys
 import tempfile
 import termios
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 from types import FrameType
 from typing import IO, Any, Final, NoReturn
 
@@ -48,7 +44,6 @@ _MAX_DEADLINE_SECONDS: Final = 86_400.0
 _GRACE_SECONDS: Final = 2.0
 """Time that the child has after the deadline to report where it was, before it is killed."""
 _POLL_SECONDS: Final = 0.1
-"""Time between two looks at a child, or from a child at its parent."""
 _REPEAT_SECONDS: Final = 0.5
 """The alarm repeats at this interval: Python only prints an exception that is raised in a callback,
 of a weak reference say."""
@@ -346,34 +341,3 @@ def _set_alarm(deadline_seconds: float) -> None:
 
     signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, deadline_seconds, _REPEAT_SECONDS)
-
-
-def end_with_parent() -> None:
-    """End this worker process when its parent dies, by whatever signal; for the initializer of a
-    process pool.
-
-    A worker waits for its next task on a pipe that the other workers hold open too.  If the parent
-    were killed, all of them would wait forever and keep their memory.
-    """
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-
-    def wait() -> None:
-        parent.join()
-        os._exit(1)  # a thread cannot end the process otherwise, and no parent is left to report to
-
-    threading.Thread(target=wait, name="end-with-parent", daemon=True).start()
-
-
-def end_with_starter() -> None:
-    """End this process when its parent dies; for a program that is not a worker of a process
-    pool."""
-    parent = os.getppid()
-
-    def poll() -> None:
-        while os.getppid() == parent:
-            sleep(_POLL_SECONDS)
-        os._exit(1)
-
-    threading.Thread(target=poll, name="end-with-parent-process", daemon=True).start()

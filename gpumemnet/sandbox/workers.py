@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any, Final
-
-from gpumemnet.sandbox.process import end_with_parent
 
 _CHUNK: Final = 4
 """Tasks per message to a worker: few enough that all workers end together, many enough that
@@ -49,3 +49,21 @@ def _start(prepare: Callable[[], None] | None) -> None:
     end_with_parent()
     if prepare is not None:
         prepare()
+
+
+def end_with_parent() -> None:
+    """End this worker process when its parent dies, by whatever signal; for the initializer of a
+    process pool.
+
+    A worker waits for its next task on a pipe that the other workers hold open too.  If the parent
+    were killed, all of them would wait forever and keep their memory.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)  # a thread cannot end the process otherwise, and no parent is left to report to
+
+    threading.Thread(target=wait, name="end-with-parent", daemon=True).start()

@@ -7,9 +7,13 @@ it.
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
+import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Final
 
 from alembic import command
 from alembic.config import Config
@@ -19,7 +23,6 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from gpumemnet.atomic_files import locked
 from gpumemnet.errors import GpumemnetError, first_line
-from gpumemnet.sandbox.process import end_with_starter
 
 from . import migrations
 from .database import (
@@ -33,11 +36,14 @@ from .database import (
 )
 from .database_tables import METADATA, VERSION_TABLE
 
+_POLL_SECONDS: Final = 0.2
+"""Time between two checks whether the parent process still exists."""
+
 
 def main() -> int:
     """Migrate the database whose URL is on standard input, or the only argument; returns the exit
     code."""
-    end_with_starter()  # an unfinished migration is rolled back
+    _end_with_parent()  # an unfinished migration is rolled back
     try:
         migrate(database_url(sys.argv[1] if len(sys.argv) == 2 else sys.stdin.read().strip()))
     except GpumemnetError as error:
@@ -80,6 +86,18 @@ def migrate(url: URL) -> None:
         raise DatabaseError(first_line(cause)) from None
     finally:
         engine.dispose()
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent dies."""
+    parent = os.getppid()
+
+    def poll() -> None:
+        while os.getppid() == parent:
+            time.sleep(_POLL_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=poll, name="end-with-parent-process", daemon=True).start()
 
 
 if __name__ == "__main__":
