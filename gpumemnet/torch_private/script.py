@@ -177,7 +177,13 @@ MODULE_TO_EMPTY: Final = _declare(
 )
 MODULE_CUDA: Final = _declare("torch.nn:Module.cuda", "move modules to the simulated GPU")
 COMPILE: Final = _declare("torch:compile", "trace what is not compiled")
-SAVE: Final = _declare("torch:save", "write no file of weights without values")
+SAVE: Final = _declare("torch:save", "write files with zeros for weights without values")
+FAKE_TENSORS: Final = _declare(
+    "torch._subclasses.fake_tensor:FakeTensorMode", "write files with zeros that take no memory"
+)
+WITHOUT_MODES: Final = _declare(
+    "torch.utils._python_dispatch:_disable_current_modes", "write files without recording it"
+)
 SET_DEFAULT_DEVICE: Final = _declare(
     "torch:set_default_device", "allocate on the device that a script chooses for everything"
 )
@@ -287,7 +293,7 @@ PROCESS_JOIN: Final = _declare(
     "multiprocessing.process:BaseProcess.join", "run the first of several processes in this one"
 )
 SAFETENSORS_SAVE: Final = TorchName(
-    "safetensors.torch:save_file", "write no file of weights without values", SCRIPT
+    "safetensors.torch:save_file", "write files with zeros for weights without values", SCRIPT
 )
 """Of another library, which may not be installed."""
 DATA_PTR: Final = _declare(

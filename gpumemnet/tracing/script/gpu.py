@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Final, NoReturn, Protocol
 
 import torch
@@ -33,7 +33,7 @@ from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.script.cuda_answers import GPU, cuda_tensor_types, gpu_answers
 from gpumemnet.tracing.script.data_parallel import data_parallel_forward
 from gpumemnet.tracing.script.read_values import MAX_VALUES, ReadValues
-from gpumemnet.tracing.script.saved_files import SavedFiles, saving_safetensors
+from gpumemnet.tracing.script.saved_files import SavedFiles
 from gpumemnet.tracing.streams import Streams
 
 _BETWEEN: Final = frozenset({__file__, *names.WRAPPER_FILES})
@@ -111,6 +111,10 @@ class GpuRequests(TorchFunctionMode):
         self._unknown = unknown
         self._constructors = names.device_constructors()
         self.default_device = _HOST
+
+    def has_values(self, tensor: Tensor) -> bool:
+        """Whether the values of ``tensor`` are real."""
+        return not tensor.is_meta and not self._unknown(tensor)
 
     def set_default_device(self, device: object) -> None:
         """Allocate on ``device`` what names none; ``None`` stands for the host."""
@@ -367,11 +371,7 @@ def present_gpu(
         return same
 
     def save(value: object, f: Any, *args: Any, **kwargs: Any) -> None:
-        values.note("torch.save was left out")
-        with suppress(
-            TypeError, RuntimeError, AttributeError
-        ):  # some things cannot be copied; nothing loads most of them
-            saved.save(value, f)
+        saved.save(value, f)
 
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         if saved.has(f):
@@ -415,7 +415,9 @@ def present_gpu(
         for name in (names.MODULE_TO, names.MODULE_TO_EMPTY, names.LOAD, names.DATA_PTR)
     )
 
-    saved = SavedFiles(watcher.device_of)
+    saved = SavedFiles(
+        watcher.device_of, requests.has_values, lambda: watcher.live_bytes() > 0, values.note_once
+    )
     replacements = (
         *gpu_answers(platform, watcher.streams, watcher.live_bytes, watcher.emptied, count),
         *cuda_tensor_types(),
@@ -438,7 +440,7 @@ def present_gpu(
         (names.SET_DEFAULT_DEVICE, requests.set_default_device),
         (names.GET_DEFAULT_DEVICE, lambda: requests.default_device),
     )
-    with replaced(replacements), saving_safetensors(values.note_once):
+    with replaced(replacements), saved.watching():
         yield
 
 

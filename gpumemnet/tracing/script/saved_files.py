@@ -1,52 +1,147 @@
-"""Files that a script saves and loads again: they are kept as objects, because weights have no
-values to write.
+"""Files that a script saves and loads again while it is traced.
 
-A checkpoint that the same run has saved is loaded as ``torch.load`` would: on the device that it
-was saved from, or on that of ``map_location``.
+Weights have no values in a trace.  ``torch.save`` and ``safetensors.torch.save_file`` still write
+files of the right size that every program can read, with zeros for the missing values; large ones
+are sparse.  What is saved once tensors are on the GPU ends with the trace: it is removed, and what
+it replaced is put back, also where the script renamed or copied it.  What is saved before, such as
+a preprocessed dataset, has its real values and stays.
+
+A checkpoint that the same run has saved is loaded from memory, as ``torch.load`` would: on the
+device that it was saved from, or on that of ``map_location``.
 """
 
 from __future__ import annotations
 
+import builtins
 import copy
 import importlib.util
+import io
+import json
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager, suppress
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.serialization import skip_data
 
 from gpumemnet.torch_private.names import replaced
 from gpumemnet.torch_private.operators import without_function_modes
-from gpumemnet.torch_private.script import SAFETENSORS_SAVE
+from gpumemnet.torch_private.script import (
+    FAKE_TENSORS,
+    SAFETENSORS_SAVE,
+    SAVE,
+    WITHOUT_MODES,
+)
 from gpumemnet.tracing.script.cuda_answers import GPU
+
+_MAX_BUFFER_BYTES: Final = 2**31
+"""Largest file that is written to memory, where zeros take room."""
+_CHUNK_BYTES: Final = 2**20
+_REMOVED: Final = (
+    "files that the script saved were removed after the trace: they held zeros in place of weights"
+)
+_SAFETENSORS_TYPES: Final = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
 
 
 class SavedFiles:
-    """What ``torch.save`` was called with, by file.
+    """What a script saved, by file, and the files on disk that hold zeros in place of values.
 
     Args:
         device_of: returns the device of a tensor as the script sees it.
+        has_values: whether the values of a tensor are real.
+        is_gpu_used: whether anything is on the GPU yet.
+        note: called with a sentence for the answer.
     """
 
-    def __init__(self, device_of: Callable[[Tensor], torch.device]) -> None:
+    def __init__(
+        self,
+        device_of: Callable[[Tensor], torch.device],
+        has_values: Callable[[Tensor], bool],
+        is_gpu_used: Callable[[], bool],
+        note: Callable[[str], None],
+    ) -> None:
         self._device_of = device_of
+        self._has_values = has_values
+        self._is_gpu_used = is_gpu_used
+        self._note = note
         self._saved: dict[object, tuple[object, set[int]]] = {}
+        self._temporary: set[Path] = set()
+        self._temporary_buffers: list[bytes] = []
+        self._backups: dict[Path, Path] = {}
+        self._process = os.getpid()
+        self._open, self._rename, self._write = builtins.open, os.rename, SAVE.value()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Context in which the script's files are watched; temporary ones are undone at its end."""
+        copyfile = shutil.copyfile
+
+        def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            if isinstance(mode, str) and "w" in mode and "b" in mode:
+                self._back_up(file)
+            return self._open(file, mode, *args, **kwargs)
+
+        def renamed(source: Any, target: Any, **kwargs: Any) -> None:
+            self._follows(source, target)
+            self._rename(source, target, **kwargs)
+            self._moved(source, target)
+
+        def copied(source: Any, target: Any, **kwargs: Any) -> Any:
+            self._follows(source, target)
+            result = copyfile(source, target, **kwargs)
+            self._moved(source, target, is_copy=True)
+            return result
+
+        with ExitStack() as stack:
+            stack.callback(self._undo)
+            for owner, name, replacement in (
+                (builtins, "open", opened),
+                (io, "open", opened),
+                (os, "rename", renamed),
+                (os, "replace", renamed),
+                (shutil, "copyfile", copied),
+            ):
+                stack.enter_context(patch.object(owner, name, replacement))
+            stack.enter_context(self._saving_safetensors())
+            yield
 
     def save(self, value: object, file: Any) -> None:
-        """Keep a copy of ``value``; its tensors are on the host."""
-        on_gpu: set[int] = set()
+        """Write ``value`` as ``torch.save`` would, and keep a copy for :meth:`load`.
 
-        def kept(tensor: Tensor) -> Tensor:
-            is_on_gpu = self._device_of(tensor) == GPU
-            with without_function_modes():
-                copied = _like(tensor, _on_host(tensor))
-            if is_on_gpu:
-                on_gpu.add(id(copied))
-            return copied
-
-        self._saved[_key(file)] = _copied(value, kept), on_gpu
+        Where the file cannot be written, a note says why, and the script goes on: a trace often
+        runs on a machine without the folders of the cluster.
+        """
+        key = _key(file)
+        # Some things cannot be copied; nothing loads most of them.
+        with suppress(TypeError, RuntimeError, AttributeError):
+            self._saved[key] = self._kept(value)
+        try:
+            with without_function_modes(), WITHOUT_MODES.value()():
+                self._save(value, file)
+        except Exception as error:  # pickling runs code of the script's classes
+            self._note(
+                f"torch.save wrote nothing to {_shown(file)}: {getattr(error, 'strerror', None) or error}"
+            )
 
     def has(self, file: Any) -> bool:
         """Whether the script has saved ``file`` in this run."""
@@ -59,7 +154,7 @@ class SavedFiles:
         def loaded(tensor: Tensor) -> Tensor:
             if isinstance(map_location, str | torch.device):
                 goes_to_gpu = torch.device(map_location).type == GPU.type
-            else:  # a function keeps tensors on the host, in the usual ``lambda storage, location: storage``
+            else:  # a function keeps tensors on the host, in the usual ``lambda storage, location``
                 goes_to_gpu = id(tensor) in on_gpu and not callable(map_location)
             if goes_to_gpu:
                 return _like(tensor, tensor.detach().to(GPU))
@@ -68,41 +163,185 @@ class SavedFiles:
 
         return _copied(value, loaded)
 
+    def _kept(self, value: object) -> tuple[object, set[int]]:
+        """A copy of ``value`` with its tensors on the host, and which of these were on the GPU."""
+        on_gpu: set[int] = set()
 
-@contextmanager
-def saving_safetensors(note: Callable[[str], None]) -> Iterator[None]:
-    """Context in which ``safetensors.torch.save_file`` writes zeros, or nothing where they would
-    take too much memory.
+        def kept(tensor: Tensor) -> Tensor:
+            is_on_gpu = self._device_of(tensor) == GPU
+            with without_function_modes():
+                copied = _like(tensor, _on_host(tensor))
+            if is_on_gpu:
+                on_gpu.add(id(copied))
+            return copied
 
-    Args:
-        note: called with a sentence for the answer where nothing is written.
-    """
-    if importlib.util.find_spec("safetensors") is None:
-        yield
-        return
-    write = SAFETENSORS_SAVE.value()
+        return _copied(value, kept), on_gpu
 
-    def save_file(tensors: Mapping[str, Tensor], filename: Any, metadata: Any = None) -> None:
-        on_host = {name: tensor.to("cpu") for name, tensor in tensors.items()}
-        if any(tensor.is_meta for tensor in on_host.values()):
-            note("safetensors.torch.save_file was left out for tensors without values")
+    def _save(self, value: object, file: Any) -> None:
+        path = _path(file)
+        is_path = isinstance(path, Path)
+        is_real = all(self._has_values(tensor) for tensor in _tensors(value))
+        if is_real and not self._is_gpu_used():
+            self._write(value, file)
             return
-        write(on_host, filename, metadata)
+        folder = path.parent if is_path else None
+        handle, name = tempfile.mkstemp(".tmp", ".torch-save-", folder)
+        os.close(handle)
+        scratch = Path(name)
+        try:
+            if is_real:
+                self._write(value, scratch)
+            else:
+                with skip_data(materialize_fake_tensors=True):
+                    self._write(_copied(value, _fake), scratch)
+            if is_path:
+                self._back_up(path)
+                self._rename(scratch, path)
+                self._ends_with_trace(path)
+            else:
+                self._copy_to(file, scratch)
+        finally:
+            scratch.unlink(missing_ok=True)
 
-    with replaced([(SAFETENSORS_SAVE, save_file)]):
-        yield
+    def _copy_to(self, file: BinaryIO, source: Path) -> None:
+        """Copy a sparse file to one that the script has opened, or to a buffer."""
+        name = getattr(file, "name", None)
+        is_on_disk = isinstance(name, str)
+        size = source.stat().st_size
+        if not is_on_disk and size > _MAX_BUFFER_BYTES:
+            raise OSError(f"{size:,} bytes are too many for a buffer in memory")
+        with self._open(source, "rb") as stream:
+            while chunk := stream.read(_CHUNK_BYTES):
+                if is_on_disk and not any(chunk):
+                    file.seek(len(chunk), os.SEEK_CUR)
+                else:
+                    file.write(chunk)
+        if is_on_disk:
+            file.truncate()
+            self._ends_with_trace(_path(name))
+        elif isinstance(file, io.BytesIO):
+            self._temporary_buffers.append(file.getvalue())
+
+    @contextmanager
+    def _saving_safetensors(self) -> Iterator[None]:
+        if importlib.util.find_spec("safetensors") is None:
+            yield
+            return
+        write = SAFETENSORS_SAVE.value()
+
+        def save_file(tensors: Mapping[str, Tensor], filename: Any, metadata: Any = None) -> None:
+            target = _path(filename)
+            with without_function_modes():
+                is_real = all(self._has_values(tensor) for tensor in tensors.values())
+            if self._is_gpu_used() or not is_real:
+                self._back_up(target)
+                self._ends_with_trace(target)
+            if is_real:
+                write(tensors, filename, metadata)
+            else:
+                _write_safetensors_of_zeros(tensors, target, metadata)
+
+        with replaced([(SAFETENSORS_SAVE, save_file)]):
+            yield
+
+    def _ends_with_trace(self, path: Path) -> None:
+        self._temporary.add(path)
+        self._note(_REMOVED)
+
+    def _back_up(self, file: Any) -> None:
+        """Set aside a file of the user's that is about to be replaced."""
+        path = _path(file)
+        if not isinstance(path, Path) or os.getpid() != self._process:
+            return
+        if path in self._temporary:
+            path.unlink(missing_ok=True)
+        elif path.is_file() and path not in self._backups and os.access(path.parent, os.W_OK):
+            backup = path.with_name(f".{path.name}.before-trace-{self._process}")
+            self._rename(path, backup)
+            self._backups[path] = backup
+
+    def _follows(self, source: Any, target: Any) -> None:
+        if _path(source) in self._temporary:
+            self._back_up(target)
+
+    def _moved(self, source: Any, target: Any, is_copy: bool = False) -> None:
+        """Follow a file, or the files of a folder, to their new name."""
+        old, new = _path(source), _path(target)
+        if not isinstance(old, Path):
+            return
+        for path in [*self._temporary, *(key for key in self._saved if isinstance(key, Path))]:
+            if path == old or old in path.parents:
+                moved = new / path.relative_to(old)
+                if path in self._temporary:
+                    self._temporary.add(moved)
+                if path in self._saved:
+                    self._saved[moved] = self._saved[path]
+                if not is_copy:
+                    self._temporary.discard(path)
+                    self._saved.pop(path, None)
+
+    def _undo(self) -> None:
+        """Remove the temporary files, and put back what they replaced."""
+        for path in self._temporary:
+            path.unlink(missing_ok=True)
+        for path, backup in self._backups.items():
+            if not backup.is_file():
+                continue
+            if path.is_file() and not self._holds_a_buffer(path):
+                shutil.copymode(backup, path)
+                backup.unlink()
+            else:
+                self._rename(backup, path)
+
+    def _holds_a_buffer(self, path: Path) -> bool:
+        """Whether a file is a temporary buffer that the script wrote to disk itself."""
+        size = path.stat().st_size
+        buffers = self._temporary_buffers
+        return any(size == len(text) and path.read_bytes() == text for text in buffers)
+
+
+def _write_safetensors_of_zeros(tensors: Mapping[str, Tensor], target: Path, metadata: Any) -> None:
+    """Write a sparse file in the format of safetensors: the header's length, header, data."""
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + prod(tensor.shape) * tensor.element_size()
+        kind = _SAFETENSORS_TYPES[tensor.dtype]
+        shape = list(tensor.shape)
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    with target.open("xb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        stream.truncate(8 + len(text) + end)
+
+
+def _path(file: Any) -> Any:
+    if isinstance(file, str | bytes | os.PathLike):
+        return Path(os.fsdecode(file)).resolve()
+    return file
 
 
 def _key(file: Any) -> object:
-    name = file if isinstance(file, str | os.PathLike) else getattr(file, "name", None)
-    return os.path.abspath(name) if isinstance(name, str | os.PathLike) else file  # noqa: PTH100 - symbolic links stay
+    found = _path(file)
+    name = getattr(file, "name", None)
+    return found if isinstance(found, Path) or not isinstance(name, str) else _path(name)
+
+
+def _shown(file: Any) -> str:
+    return str(file) if isinstance(file, str | os.PathLike) else f"a {type(file).__name__}"
+
+
+def _fake(tensor: Tensor) -> Tensor:
+    """A tensor on the host with the shape of ``tensor`` that takes no memory."""
+    size, stride, dtype = tensor.size(), tensor.stride(), tensor.dtype
+    with FAKE_TENSORS.value()():
+        return _like(tensor, torch.empty_strided(size, stride, dtype=dtype))
 
 
 def _on_host(tensor: Tensor) -> Tensor:
     if tensor.is_meta:
-        return torch.empty_strided(
-            tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"
-        )
+        size, stride = tensor.size(), tensor.stride()
+        return torch.empty_strided(size, stride, dtype=tensor.dtype, device="meta")
     return tensor.detach().to("cpu", copy=True)
 
 
@@ -114,11 +353,8 @@ def _like(tensor: Tensor, copied: Tensor) -> Tensor:
 
 def _copied(value: object, place: Callable[[Tensor], Tensor]) -> object:
     """Return a copy of ``value`` with ``place(tensor)`` for each of its tensors."""
-    copies = {
-        id(tensor): place(tensor)
-        for tensor in {id(each): each for each in _tensors(value)}.values()
-    }
-    return copy.deepcopy(value, dict(copies))
+    tensors = {id(each): each for each in _tensors(value)}
+    return copy.deepcopy(value, {key: place(tensor) for key, tensor in tensors.items()})
 
 
 def _tensors(value: object) -> Iterator[Tensor]:

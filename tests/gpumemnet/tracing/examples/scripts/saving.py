@@ -1,0 +1,49 @@
+"""Saves a dataset, then checkpoints in the ways that training codes do, in the folder that it is
+given; ``seen`` holds what other programs would read while it runs."""
+
+import io
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+folder = Path(sys.argv[1])
+
+
+def seen(name):
+    (folder / "seen" / name).write_bytes((folder / name).read_bytes())
+
+
+torch.save({"vocabulary": torch.arange(5)}, folder / "data.pt")
+buffer = io.BytesIO()
+torch.save([torch.ones(3)], buffer)
+(folder / "processed.pt").write_bytes(buffer.getvalue())
+
+model = nn.Linear(64, 32).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(3):
+    model(torch.ones(8, 64).cuda()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 1}
+    torch.save(state, folder / "last.tmp")
+    os.replace(folder / "last.tmp", folder / "last.pt")  # noqa: PTH105
+    seen("last.pt")
+    shutil.copy(folder / "last.pt", folder / "best.pt")
+    with open(folder / "handle.pt", "wb") as file:  # noqa: PTH123
+        torch.save(model, file)
+    seen("handle.pt")
+    buffer = io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    (folder / "buffer.pt").write_bytes(buffer.getvalue())
+    seen("buffer.pt")
+    save_file(model.state_dict(), folder / "model.safetensors")
+    seen("model.safetensors")
+    torch.save(model.state_dict(), "/nonexistent/model.pt")
+    assert torch.load(folder / "last.pt")["model"]["weight"].is_cuda
+    assert torch.load(folder / "best.pt", map_location="cpu")["epoch"] == 1

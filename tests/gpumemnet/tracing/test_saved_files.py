@@ -1,0 +1,60 @@
+"""What a traced script saves: files that other programs read, and nothing of the user's lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.gpumemnet.tracing.script_child import traced
+
+SCRIPT = Path(__file__).parent / "examples" / "scripts" / "saving.py"
+CHECKPOINTS = ("last.pt", "best.pt", "handle.pt", "buffer.pt", "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a traced script; a true run has left ``last.pt`` and ``buffer.pt`` there."""
+    made = tmp_path_factory.mktemp("run")
+    (made / "seen").mkdir()
+    for name in ("last.pt", "buffer.pt"):
+        torch.save({"true": torch.ones(2)}, made / name)
+    return made
+
+
+@pytest.fixture(scope="module")
+def answer(folder: Path) -> Any:
+    return traced(SCRIPT, (str(folder),), None)
+
+
+def test_files_without_values_are_read_by_other_programs(answer: Any, folder: Path) -> None:
+    saved = torch.load(folder / "seen" / "last.pt", weights_only=True)
+    assert saved["epoch"] == 1
+    for weights in (
+        saved["model"],
+        torch.load(folder / "seen" / "buffer.pt", weights_only=True),
+        load_file(folder / "seen" / "model.safetensors"),
+    ):
+        assert weights["weight"].shape == (32, 64)
+        assert not weights["weight"].any()
+    assert saved["optimizer"]["state"][0]["exp_avg"].shape == (32, 64)
+    with torch.serialization.safe_globals([torch.nn.Linear]):
+        assert torch.load(folder / "seen" / "handle.pt", weights_only=True).bias.shape == (32,)
+
+
+def test_files_of_the_user_are_as_before_and_datasets_stay(answer: Any, folder: Path) -> None:
+    left = {path.name for path in folder.iterdir()}
+    assert left == {"seen", "data.pt", "processed.pt", "last.pt", "buffer.pt"}
+    assert torch.load(folder / "data.pt")["vocabulary"].tolist() == [0, 1, 2, 3, 4]
+    assert torch.load(folder / "processed.pt")[0].tolist() == [1, 1, 1]
+    for name in ("last.pt", "buffer.pt"):
+        assert torch.load(folder / name)["true"].tolist() == [1, 1]
+
+
+def test_what_was_saved_is_noted(answer: Any) -> None:
+    notes = " ".join(answer["notes"])
+    assert "files that the script saved were removed after the trace" in notes
+    assert "torch.save wrote nothing to /nonexistent/model.pt: No such file" in notes
