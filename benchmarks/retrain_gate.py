@@ -63,7 +63,7 @@ def corrupted(kind: str, rows: Sequence[Measurement], seed: int) -> list[Measure
     variant = seed % 5
     step = 1 if variant in (0, 3) else 2
     if kind == "family missing":
-        return read_dataset(DATASETS / "published_transformer_a100.parquet") + list(
+        return list(read_dataset(DATASETS / "published_transformer_a100.parquet")) + list(
             rows[: 3 * (variant % 2)]
         )
     out = list(rows)

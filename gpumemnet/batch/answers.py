@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from gpumemnet.batch.chunks import Chunk
 from gpumemnet.batch.options import BatchOptions, Names
 from gpumemnet.job.job_table import Indices
+from gpumemnet.job.reader import Chunk
 from gpumemnet.predict.prediction import PredictionTable
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB
@@ -142,7 +142,7 @@ class _Columns:
                     pa.array(np.zeros(len(limit), np.int32)), pa.array([location])
                 ),
                 pa.array(chunk.numbers),
-                pa.nulls(len(limit), pa.string()) if chunk.identities is None else chunk.identities,
+                pa.nulls(len(limit), pa.string()) if chunk.ids is None else chunk.ids,
                 pa.array(np.ceil(self._request / MIB).astype(np.int64)),
                 pa.array(limit.astype(np.int64), mask=is_outside if is_outside.any() else None),
                 pa.array(self._startup),

@@ -8,12 +8,12 @@ from functools import partial
 from typing import IO, TYPE_CHECKING
 
 from gpumemnet.batch.answers import Answered, Rejected, answer, answer_schema
-from gpumemnet.batch.chunks import PartReader
-from gpumemnet.batch.inputs import InputFile
 from gpumemnet.batch.options import BatchOptions, Names
 from gpumemnet.batch.plan import Part
 from gpumemnet.batch.scratch import Scratch, Tally
 from gpumemnet.batch.text_formats import LINES
+from gpumemnet.job.job_files import JobFile
+from gpumemnet.job.reader import Reader, Span
 from gpumemnet.predict.predictor import Predictor
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ class Work:
 
     options: BatchOptions
     names: Names
-    inputs: tuple[InputFile, ...]
+    inputs: tuple[JobFile, ...]
     output_format: str
 
 
 def answer_part(
-    work: Work, predictor: Predictor, reader: PartReader, part: Part, on_rows: Callable[[int], None]
+    work: Work, predictor: Predictor, reader: Reader, part: Part, on_rows: Callable[[int], None]
 ) -> list[Answered]:
     """Predicts the rows of ``part`` chunk by chunk; calls ``on_rows`` with the number of rows of
     each chunk.
@@ -48,7 +48,7 @@ def answer_part(
     """
     file = work.inputs[part.file]
     answered = []
-    for chunk in reader.chunks(file, part, work.options.id_column):
+    for chunk in reader.chunks(file, Span(part.first_row, part.row_count, part.start)):
         answered.append(answer(predictor, work.options, work.names, file.location, chunk))
         on_rows(chunk.row_count)
     return answered

@@ -14,12 +14,12 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import Any, Final
 
-from gpumemnet.batch.chunks import PartReader
 from gpumemnet.batch.job_part import Work, answer_part, keep_part
 from gpumemnet.batch.plan import Part
 from gpumemnet.batch.scratch import Scratch, Tally
 from gpumemnet.batch.worker import work_document
 from gpumemnet.errors import DatasetError
+from gpumemnet.job.reader import Reader
 from gpumemnet.predict.predictor import Predictor
 
 Done = Callable[[Part, Tally], None]
@@ -50,7 +50,7 @@ def answer_here(
     Raises:
         DatasetError: when a file is damaged, or answers cannot be written.
     """
-    with PartReader() as reader:
+    with Reader(work.options.id_column) as reader:
         for part in parts:
             done(
                 part,

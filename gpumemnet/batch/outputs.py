@@ -11,11 +11,11 @@ from typing import IO, TYPE_CHECKING, Any, Final, Protocol
 
 from gpumemnet.atomic_files import sync_folder
 from gpumemnet.batch.answers import answer_schema
-from gpumemnet.batch.inputs import is_url, local_path, store
 from gpumemnet.batch.plan import PART_ROWS, Part
 from gpumemnet.batch.scratch import Scratch, no_room
 from gpumemnet.batch.text_formats import csv_header
 from gpumemnet.errors import DatasetError
+from gpumemnet.job.job_files import is_url, local_path, store
 
 if TYPE_CHECKING:
     import pyarrow as pa

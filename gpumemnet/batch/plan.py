@@ -15,15 +15,11 @@ from typing import Final
 
 import numpy as np
 
-from gpumemnet.batch.inputs import InputFile
-from gpumemnet.batch.opening import csv_header, open_parquet, reading
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.arrow_codec import check_columns
-from gpumemnet.job.dataset import DATASET_VERSION, VERSION_KEY
+from gpumemnet.job.job_files import JobFile, csv_header, dataset_version, open_bytes, open_parquet
+from gpumemnet.job.reader import CHUNK_ROWS
 
-CHUNK_ROWS: Final = 4096
-"""Rows in one run of the models, counted from the first row of a file.  The last bits of
-transformer-based predictions depend on it."""
 PART_ROWS: Final = 64 * CHUNK_ROWS
 """Largest number of rows in a part."""
 _WIDE_PART_ROWS: Final = 8 * CHUNK_ROWS
@@ -63,7 +59,7 @@ class Part:
         return f"{self.file:05d}-{self.first_row:014d}"
 
 
-def check_input(file: InputFile) -> list[int] | None:
+def check_input(file: JobFile) -> list[int] | None:
     """Checks a file before the batch starts; returns the row count of each row group for Parquet,
     else ``None``.
 
@@ -73,16 +69,11 @@ def check_input(file: InputFile) -> list[int] | None:
         MissingExtraError: when pyarrow is not installed.
     """
     if file.format == "csv":
-        csv_header(file)
+        csv_header(file.location)
     if file.format != "parquet":
         return None
-    with open_parquet(file) as parquet:
-        version = (parquet.schema_arrow.metadata or {}).get(VERSION_KEY)
-        if version is not None and version != str(DATASET_VERSION).encode():
-            raise DatasetError(
-                f"{file.location} has dataset version {version.decode(errors='replace')[:20]}, and this version of gpumemnet "
-                f"reads {DATASET_VERSION}: upgrade gpumemnet or write the older form"
-            )
+    with open_parquet(file.location) as parquet:
+        dataset_version(parquet.schema_arrow, file.location)
         check_columns(parquet.schema_arrow, file.location)
         return [
             parquet.metadata.row_group(group).num_rows
@@ -90,7 +81,7 @@ def check_input(file: InputFile) -> list[int] | None:
         ]
 
 
-def plan(number: int, file: InputFile, groups: Sequence[int] | None) -> Iterator[Part]:
+def plan(number: int, file: JobFile, groups: Sequence[int] | None) -> Iterator[Part]:
     """Yields the parts of a file in order, as they are found.
 
     Args:
@@ -109,18 +100,18 @@ def plan(number: int, file: InputFile, groups: Sequence[int] | None) -> Iterator
         for first in range(0, rows, part_rows or 1):
             yield Part(number, first, min(part_rows, rows - first), run=bisect_right(ends, first))
         return
-    start = len(csv_header(file)[0]) if file.format == "csv" else 0
+    start = len(csv_header(file.location)[0]) if file.format == "csv" else 0
     first = 0
     for count, stop in _line_runs(file, start, _WIDE_PART_ROWS):
         yield Part(number, first, count, start, stop, run=start)
         first, start = first + count, stop
 
 
-def _line_runs(file: InputFile, start: int, run_lines: int) -> Iterator[tuple[int, int]]:
+def _line_runs(file: JobFile, start: int, run_lines: int) -> Iterator[tuple[int, int]]:
     """Yields the number of lines of each run and the byte offset of its end; the last line may lack
     its newline."""
     lines, offset, line_start = 0, start, start
-    with reading(file) as stream:
+    with open_bytes(file.location) as stream:
         stream.seek(start)
         while block := stream.read(_BLOCK_BYTES):
             ends = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == ord("\n"))

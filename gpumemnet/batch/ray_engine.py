@@ -15,12 +15,12 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from gpumemnet.batch.answers import Rejected, answer_schema
-from gpumemnet.batch.chunks import PartReader
 from gpumemnet.batch.job_part import Work, answer_part, keep_batches
 from gpumemnet.batch.plan import Part
 from gpumemnet.batch.ray_loading import connect, last_line, load_ray, package_folders
 from gpumemnet.batch.scratch import Scratch, Tally
 from gpumemnet.errors import DatasetError, GpumemnetError
+from gpumemnet.job.reader import Reader
 
 _PART_FIELDS: Final = ("file", "first_row", "row_count", "start", "stop", "run")
 
@@ -128,7 +128,7 @@ class _Answerer:
         pa.set_cpu_count(1)
         pa.set_io_thread_count(1)
         self._work = work
-        self._reader = PartReader()
+        self._reader = Reader(work.options.id_column)
         self._predictor = work.options.predictor()
         hashes = {bundle.card.name: bundle.sha256 for bundle in self._predictor.bundles}
         self._trouble = ""

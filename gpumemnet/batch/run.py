@@ -10,16 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpumemnet.batch.inputs import InputFile, find_inputs, format_of, is_url, local_path
 from gpumemnet.batch.job_part import Work
 from gpumemnet.batch.local_engine import answer_here, answer_in_processes
-from gpumemnet.batch.opening import require_pyarrow
 from gpumemnet.batch.options import BatchOptions, checked_names
 from gpumemnet.batch.outputs import Output, check_writable, rejected_location
 from gpumemnet.batch.plan import Part, check_input, plan
 from gpumemnet.batch.progress import Meter
 from gpumemnet.batch.scratch import Scratch, Tally, batch_key, scratch_of
 from gpumemnet.errors import DatasetError, InvalidRequestError
+from gpumemnet.job.job_files import (
+    JobFile,
+    find_files,
+    format_of,
+    import_pyarrow,
+    is_url,
+    local_path,
+)
 
 ENGINES: Final = ("local", "ray")
 _FEW_ROWS: Final = 20_000
@@ -67,14 +73,14 @@ def predict_files(
         DatasetError: when a file is damaged or cannot be written, or no row can be answered.
         MissingExtraError: when a package is not installed.
     """
-    require_pyarrow("predicting into a file")
+    import_pyarrow("predicting into a file")
     if engine not in ENGINES:
         raise InvalidRequestError(f"must be one of {', '.join(ENGINES)}, not {engine!r}", "engine")
     if workers is not None and workers < 1:
         raise InvalidRequestError(f"must be at least 1, not {workers}", "workers")
     output_format = format_of(out, "out")
     out = out if is_url(out) else str(local_path(out))
-    inputs = find_inputs(patterns)
+    inputs = find_files(patterns)
     check_writable(out, [file.location for file in inputs])
     groups = [check_input(file) for file in inputs]
     rows = [None if each is None else sum(each) for each in groups]
@@ -181,14 +187,14 @@ def _total(rows: Sequence[int | None]) -> int | None:
     return sum(known) if len(known) == len(rows) else None
 
 
-def _is_small(inputs: Sequence[InputFile], rows: Sequence[int | None]) -> bool:
+def _is_small(inputs: Sequence[JobFile], rows: Sequence[int | None]) -> bool:
     size_bytes = sum(
         file.size_bytes for file, count in zip(inputs, rows, strict=True) if count is None
     )
     return sum(count or 0 for count in rows) <= _FEW_ROWS and size_bytes <= _FEW_BYTES
 
 
-def _is_in_memory(file: InputFile) -> bool:
+def _is_in_memory(file: JobFile) -> bool:
     """Whether the file exists only in the memory of this process."""
     return file.location.startswith("memory://")
 

@@ -21,10 +21,11 @@ from typing import IO, Final
 
 from gpumemnet.atomic_files import locked, replace_file
 from gpumemnet.batch.answers import Rejected
-from gpumemnet.batch.inputs import InputFile
 from gpumemnet.batch.options import BatchOptions, Names
-from gpumemnet.batch.plan import CHUNK_ROWS, PART_ROWS, Part
+from gpumemnet.batch.plan import PART_ROWS, Part
 from gpumemnet.errors import DatasetError, InvalidRequestError, first_line
+from gpumemnet.job.job_files import JobFile
+from gpumemnet.job.reader import CHUNK_ROWS
 
 _VERSION: Final = 1
 """Version of the file format of parts; increase it when the format changes."""
@@ -56,7 +57,7 @@ class Tally:
 
 
 def batch_key(
-    inputs: Iterable[InputFile], names: Names, options: BatchOptions, output_format: str
+    inputs: Iterable[JobFile], names: Names, options: BatchOptions, output_format: str
 ) -> str:
     """Hash of everything that the answers of a batch depend on; an input counts with its location,
     format, size and stamp."""

@@ -16,13 +16,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gpumemnet.batch.chunks import PartReader
-from gpumemnet.batch.inputs import InputFile
 from gpumemnet.batch.job_part import Work, answer_part, keep_part
 from gpumemnet.batch.options import BatchOptions, Names
 from gpumemnet.batch.plan import Part
 from gpumemnet.batch.scratch import Scratch
 from gpumemnet.errors import GpumemnetError
+from gpumemnet.job.job_files import JobFile
+from gpumemnet.job.reader import Reader
 from gpumemnet.predict.distribution import BinScheme
 
 
@@ -42,7 +42,7 @@ def work_from(document: dict[str, Any]) -> tuple[Work, Scratch]:
     made = Work(
         BatchOptions(**options),
         Names(tuple(names["models"]), tuple(names["hashes"]), names["gpu"]),
-        tuple(InputFile(**file) for file in work["inputs"]),
+        tuple(JobFile(**file) for file in work["inputs"]),
         work["output_format"],
     )
     return made, Scratch(Path(document["scratch"]), made.output_format)
@@ -58,7 +58,7 @@ def main() -> int:
         work, scratch = work_from(json.loads(sys.stdin.readline()))
         _one_thread()
         predictor = work.options.predictor()
-        with PartReader() as reader:
+        with Reader(work.options.id_column) as reader:
             for line in sys.stdin:
                 part = Part(**json.loads(line))
                 answered = answer_part(

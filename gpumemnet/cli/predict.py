@@ -19,7 +19,7 @@ from gpumemnet.cli.batch import only_file, predict_into_file
 from gpumemnet.cli.fitting import fitting, fitting_document, show_fitting
 from gpumemnet.cli.output import print_facts, print_table
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.job.job_files import read_jobs_file
+from gpumemnet.job.reader import read_job_tables
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
@@ -135,7 +135,7 @@ def predict(
         return
     if engine != "local" or workers is not None or id_column is not None:
         raise InvalidRequestError("--engine, --workers and --id-column need --out FILE", "out")
-    batches = read_jobs_file(input_file(only_file(jobs)))
+    batches = read_job_tables(input_file(only_file(jobs)))
     from gpumemnet.predict.predictor import (
         Predictor,
     )  # onnxruntime takes a tenth of a second that --help need not wait for

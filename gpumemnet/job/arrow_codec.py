@@ -68,6 +68,20 @@ _NO_LAYERS: Final = _LayerColumns(
 )
 
 
+def check_names(names: Sequence[str], where: str) -> None:
+    """Checks that the columns of a table of jobs include the required ones, and none twice.
+
+    Raises:
+        DatasetError: names the column.
+    """
+    for name in REQUIRED_FIELDS:
+        if name not in names:
+            raise DatasetError(f"{where} holds no jobs: the column '{name}' is missing")
+    for name in JOB_FIELDS:
+        if names.count(name) > 1:
+            raise DatasetError(f"{where}: there are two columns called '{name}'")
+
+
 def check_columns(schema: pa.Schema, where: str) -> None:
     """Checks the column types of a table of jobs before any row is read.
 
@@ -76,14 +90,10 @@ def check_columns(schema: pa.Schema, where: str) -> None:
     """
     import pyarrow.types as types
 
-    for name in REQUIRED_FIELDS:
-        if name not in schema.names:
-            raise DatasetError(f"{where} holds no jobs: the column '{name}' is missing")
+    check_names(schema.names, where)
     for name in JOB_FIELDS:
         if name not in schema.names:
             continue
-        if schema.names.count(name) > 1:
-            raise DatasetError(f"{where}: there are two columns called '{name}'")
         kind = schema.field(name).type
         if types.is_null(kind):
             continue

@@ -1,8 +1,8 @@
-"""The dataset on disk: one Parquet schema with a version, read and written atomically, in batches.
+"""The dataset: measurements as columns, in a Parquet file with one versioned schema.
 
-``dataset_builder`` writes it and ``models`` reads it; its job columns carry the names of
-:class:`~gpumemnet.job.training_job.TrainingJob`, so a Parquet file of plain jobs (no labels) is
-read by the same code.
+``dataset_builder`` writes it and ``models`` reads it.  Its job columns carry the names of
+:class:`~gpumemnet.job.training_job.TrainingJob`, so every command that reads jobs from Parquet
+reads a dataset too.
 """
 
 from __future__ import annotations
@@ -10,99 +10,130 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gpumemnet.atomic_files import sync_folder
-from gpumemnet.errors import DatasetError, InvalidJobError, MissingExtraError, first_line
-from gpumemnet.job.arrow_codec import check_columns, read_arrow_jobs
-from gpumemnet.job.job_table import JobTable
+from gpumemnet.errors import DatasetError, first_line
+from gpumemnet.job.arrow_codec import read_arrow_jobs
+from gpumemnet.job.job_files import (
+    DATASET_VERSION,
+    VERSION_KEY,
+    dataset_version,
+    import_pyarrow,
+    open_parquet,
+)
+from gpumemnet.job.job_table import Array, Indices, JobTable
 from gpumemnet.job.measurement import (
+    COUNT_COLUMNS,
+    MAX_BYTES,
     MEASUREMENT_FIELDS,
+    STATE_COLUMNS,
+    TRACED_PARTS,
     Measurement,
-    measurement_from_dict,
+    Phase,
+    architecture_keys,
+    check_states,
+    label_column,
     measurement_to_dict,
 )
-from gpumemnet.job.training_job import JOB_FIELDS, REQUIRED_FIELDS
+from gpumemnet.job.training_job import JOB_FIELDS, TOTAL_FIELDS, TrainingJob
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-DATASET_VERSION: Final = 1
-"""Version of the Parquet schema, kept in the file's metadata under :data:`VERSION_KEY`."""
-VERSION_KEY: Final = b"gpumemnet.dataset_version"
 LATER_COLUMNS: Final = frozenset(
     {"traced_peak_bytes", "ranks", "architecture_family", "label_state", "traced", "traced_version"}
 )
 """Columns added to version 1 after its first files; a file without one has no values there."""
-ROWS_PER_BATCH: Final = 2_000
+_ROWS_AT_ONCE: Final = 2_000
+_OR_NONE: Final = " | None"
+_FILLED_FIELDS: Final = {*TOTAL_FIELDS, "trainable_parameters"}
+"""Fields that a job may leave out and a :class:`TrainingJob` always has."""
 
-_STRINGS: Final = frozenset(
-    {
-        *(
-            "family",
-            "optimizer",
-            "precision",
-            "activation_function",
-            "attention_kernel",
-            "optimizer_implementation",
-        ),
-        *(
-            "checkpointing",
-            "status",
-            "label_source",
-            "provenance",
-            "gpu",
-            "recipe",
-            "architecture",
-            "options",
-        ),
-        *(
-            "architecture_key",
-            "reason",
-            "protocol",
-            "history",
-            "driver",
-            "cuda",
-            "cudnn",
-            "torch",
-            "allocator_settings",
-        ),
-        *("architecture_family", "label_state", "traced_version"),
-    }
-)
-_REQUIRED: Final = frozenset(
-    {
-        *REQUIRED_FIELDS,
-        *(
-            "schema_version",
-            "layers",
-            "total_activations",
-            "total_parameters",
-            "trainable_parameters",
-        ),
-        *(
-            "optimizer_implementation",
-            "checkpointing",
-            "channels_last",
-            "gradient_accumulation",
-            "cudnn_benchmark",
-            "ranks",
-        ),
-        *(
-            "status",
-            "label_source",
-            "capacity_bytes",
-            "provenance",
-            "gpu",
-            "recipe",
-            "architecture",
-            "options",
-        ),
-        *("architecture_key", "phases", "allocator"),
-    }
-)
+
+@dataclass(frozen=True, eq=False)
+class Dataset(Sequence[Measurement]):
+    """``B`` measurements as columns; a single row is a :class:`Measurement`.
+
+    Attributes:
+        jobs: the jobs.
+        columns: the other fields of the measurements, under their names, in Arrow.
+        keys: the architecture key of each job, shape ``[B]``.
+    """
+
+    jobs: JobTable
+    columns: pa.Table
+    keys: NDArray[np.object_]
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    @overload
+    def __getitem__(self, index: int) -> Measurement: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Dataset: ...
+
+    def __getitem__(self, index: int | slice) -> Measurement | Dataset:
+        """One measurement for an index, a dataset for a slice."""
+        rows = np.arange(len(self))[index]
+        if isinstance(index, slice):
+            return self.take(rows)
+        return next(iter(self.take(rows[None])))
+
+    def __iter__(self) -> Iterator[Measurement]:
+        documents = (
+            row for batch in self.columns.to_batches(_ROWS_AT_ONCE) for row in batch.to_pylist()
+        )
+        for job, document in zip(self.jobs, documents, strict=True):
+            document["phases"] = tuple(Phase(**phase) for phase in document["phases"] or ())
+            document["allocator"] = dict(document["allocator"] or ())
+            document["traced"] = dict(document["traced"] or ())
+            yield Measurement(job=job, **document)
+
+    def take(self, rows: Indices) -> Dataset:
+        """The measurements in ``rows``, in that order."""
+        return Dataset(self.jobs.take(rows), self.columns.take(rows), self.keys[rows])
+
+    def numbers(self, name: str) -> Array:
+        """The field ``name``, a count or ``seconds``; NaN where a row has none, shape ``[B]``."""
+        column = self.columns.column(name).cast("float64")
+        return np.asarray(column.to_numpy(), dtype=np.float64)
+
+    def words(self, name: str) -> NDArray[np.object_]:
+        """The strings of the field ``name``; ``None`` where a row has none, shape ``[B]``."""
+        return np.array(self.columns.column(name).to_pylist(), dtype=object)
+
+    def traced(self, part: str) -> Array:
+        """The traced bytes of one of :data:`~gpumemnet.job.measurement.TRACED_PARTS`; NaN where a
+        row has none, shape ``[B]``."""
+        import pyarrow.compute as pc
+
+        found = pc.map_lookup(self.columns.column("traced"), part, "first").cast("float64")
+        return np.asarray(found.to_numpy(), dtype=np.float64)
+
+    @cached_property
+    def label_bytes(self) -> Array:
+        """The labels; NaN where the job did not end ``ok``, shape ``[B]``."""
+        labels = np.full(len(self), np.nan)
+        sources, is_ok = self.words("label_source"), self.words("status") == "ok"
+        for source in set(sources):
+            own = is_ok & (sources == source)
+            labels[own] = self.numbers(label_column(source))[own]
+        return labels
+
+    @property
+    def split_groups(self) -> NDArray[np.object_]:
+        """What a split never divides, see :attr:`Measurement.split_group`, shape ``[B]``."""
+        families = self.words("architecture_family")
+        return np.where(families.astype(bool), families, self.keys)
 
 
 def job_schema() -> pa.Schema:
@@ -119,8 +150,60 @@ def dataset_schema() -> pa.Schema:
     )
 
 
+def is_dataset(path: str | Path) -> bool:
+    """Whether the Parquet file at ``path`` is a dataset, rather than a table of plain jobs.
+
+    Raises:
+        DatasetError: when the file is missing, no Parquet, or a dataset of another version.
+        MissingExtraError: when pyarrow is not installed.
+    """
+    with open_parquet(str(path)) as parquet:
+        return dataset_version(parquet.schema_arrow, str(path)) is not None
+
+
+def read_dataset(path: str | Path) -> Dataset:
+    """Reads the dataset at ``path``.
+
+    Raises:
+        DatasetError: when the file is missing, damaged, no dataset or of another version; names the
+            row of a bad value.
+        MissingExtraError: when pyarrow is not installed.
+    """
+    import_pyarrow("reading datasets")
+    import pyarrow as pa
+
+    with open_parquet(str(path), as_dictionaries=False) as parquet:
+        schema = dataset_schema()
+        _check_schema(path, parquet.schema_arrow, schema)
+        present = [name for name in schema.names if name in parquet.schema_arrow.names]
+        tables, batches, count = [], [], 0
+        try:
+            for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=present):
+                read = read_arrow_jobs(batch)
+                for row, error in sorted(read.errors.items()):
+                    raise DatasetError(f"{path}, row {count + row + 1}: {error}")
+                tables.append(read.table)
+                batches.append(batch)
+                count += len(batch)
+        except (OSError, pa.ArrowException) as error:
+            raise DatasetError(
+                f"{path} is damaged after row {count}: {first_line(error)}"
+            ) from None
+    found = pa.Table.from_batches(batches, pa.schema([schema.field(name) for name in present]))
+    for name in MEASUREMENT_FIELDS:
+        if name not in present:
+            found = found.append_column(
+                schema.field(name), pa.nulls(count, schema.field(name).type)
+            )
+    jobs = JobTable.concatenate(tables)
+    keys = np.array(list(architecture_keys(jobs)), dtype=object)
+    dataset = Dataset(jobs, found.select(MEASUREMENT_FIELDS), keys)
+    _check_rows(dataset, path)
+    return dataset
+
+
 def write_dataset(path: str | Path, measurements: Iterable[Measurement]) -> int:
-    """Write ``measurements`` to ``path`` atomically.
+    """Writes ``measurements`` to ``path`` atomically.
 
     Returns:
         The number of rows.
@@ -130,142 +213,16 @@ def write_dataset(path: str | Path, measurements: Iterable[Measurement]) -> int:
             full).
         MissingExtraError: when pyarrow is not installed.
     """
-    return _write(Path(path), map(_dataset_row, measurements), dataset_schema())
-
-
-def read_dataset(path: str | Path) -> list[Measurement]:
-    """Every measurement of ``path``.
-
-    Raises:
-        DatasetError: when the file is missing, truncated, foreign or of another version; names the
-            row of a bad value.
-        MissingExtraError: when pyarrow is not installed.
-    """
-    measurements: list[Measurement] = []
-    path = Path(path)
-    with _open_parquet(path) as file:
-        check_dataset_schema(path, file.schema_arrow)
-        present = [name for name in dataset_schema().names if name in file.schema_arrow.names]
-        for row, document in _rows(path, file, present, ROWS_PER_BATCH):
-            try:
-                measurements.append(measurement_from_dict(document))
-            except (DatasetError, InvalidJobError) as error:
-                raise DatasetError(f"{path}, row {row}: {error}") from None
-    return measurements
-
-
-def read_jobs(path: str | Path, batch_rows: int = ROWS_PER_BATCH) -> Iterator[JobTable]:
-    """The jobs of a dataset or of a Parquet file of plain jobs, streamed in tables of at most
-    ``batch_rows``.
-
-    A column that the file lacks takes the field's default; columns that are no job field are not
-    read.
-
-    Raises:
-        DatasetError: when the file is missing, truncated, no Parquet or without a required column;
-            names the row and field of a bad value.
-        MissingExtraError: when pyarrow is not installed.
-    """
-    path = Path(path)
-    with _open_parquet(path) as file:
-        check_columns(file.schema_arrow, str(path))
-        columns = [name for name in JOB_FIELDS if name in file.schema_arrow.names]
-        first = 1
-        for batch in _batches(path, file, columns, batch_rows):
-            read = read_arrow_jobs(batch)
-            for row, error in sorted(read.errors.items()):
-                raise DatasetError(f"{path}, row {first + row}: {error}")
-            first += len(batch)
-            yield read.table
-
-
-def is_dataset(path: str | Path) -> bool:
-    """Whether the Parquet file at ``path`` is a dataset of any version, rather than a table of
-    plain jobs.
-
-    Raises:
-        DatasetError: when the file is missing or no Parquet.
-        MissingExtraError: when pyarrow is not installed.
-    """
-    with _open_parquet(Path(path)) as file:
-        return VERSION_KEY in (file.schema_arrow.metadata or {})
-
-
-def check_dataset_schema(path: Path, schema: pa.Schema) -> None:
-    """Refuse a file whose schema is not this version's dataset schema.
-
-    Raises:
-        DatasetError: says whether the file is no dataset, of another version, or lacks a column or
-            has one of another type.
-    """
-    version = (schema.metadata or {}).get(VERSION_KEY)
-    if version is None:
-        raise DatasetError(f"{path} is no gpumemnet dataset: its metadata state no dataset version")
-    if version != str(DATASET_VERSION).encode():
-        raise DatasetError(
-            f"{path} has dataset version {version.decode(errors='replace')[:20]}, and this version of gpumemnet reads "
-            f"{DATASET_VERSION}: upgrade gpumemnet or build the dataset again"
-        )
-    for column in dataset_schema():
-        if column.name not in schema.names:
-            if column.name in LATER_COLUMNS:
-                continue
-            raise DatasetError(f"{path} lacks the column '{column.name}'")
-        found = schema.field(column.name).type
-        if found != column.type:
-            raise DatasetError(f"{path}: the column '{column.name}' is {found}, not {column.type}")
-
-
-def _schema(names: tuple[str, ...]) -> pa.Schema:
-    pa = _import_pyarrow()
-    layer = pa.struct(
-        [("kind", pa.string()), ("activations", pa.int64()), ("parameters", pa.int64())]
-    )
-    numbers = (
-        "allocated_bytes",
-        "reserved_bytes",
-        "peak_allocated_bytes",
-        "peak_reserved_bytes",
-        "process_bytes",
-        "device_bytes",
-    )
-    phase = pa.struct([("name", pa.string()), *((number, pa.int64()) for number in numbers)])
-    types = dict.fromkeys(_STRINGS, pa.string()) | {
-        "layers": pa.list_(layer),
-        "phases": pa.list_(phase),
-        "allocator": pa.map_(pa.string(), pa.int64()),
-        "traced": pa.map_(pa.string(), pa.int64()),
-        "channels_last": pa.bool_(),
-        "cudnn_benchmark": pa.bool_(),
-        "seconds": pa.float64(),
-    }
-    return pa.schema(
-        [
-            pa.field(name, types.get(name, pa.int64()), nullable=name not in _REQUIRED)
-            for name in names
-        ]
-    )
-
-
-def _dataset_row(measurement: Measurement) -> dict[str, Any]:
-    if measurement.provenance == "stand_in":
-        raise DatasetError(
-            "a rehearsal with a stand-in process measured nothing: its rows cannot enter a dataset"
-        )
-    maps = {name: list(getattr(measurement, name).items()) for name in ("allocator", "traced")}
-    return measurement_to_dict(measurement) | maps
-
-
-def _write(path: Path, rows: Iterator[dict[str, Any]], schema: pa.Schema) -> int:
-    pa = _import_pyarrow()
+    pa = import_pyarrow("writing datasets")
     import pyarrow.parquet as pq
 
+    path, schema, rows = Path(path), dataset_schema(), map(_row, measurements)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     count = 0
     try:
         with partial.open("wb") as file:
             with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-                while batch := list(itertools.islice(rows, ROWS_PER_BATCH)):
+                while batch := list(itertools.islice(rows, _ROWS_AT_ONCE)):
                     writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=schema))
                     count += len(batch)
             file.flush()
@@ -280,47 +237,83 @@ def _write(path: Path, rows: Iterator[dict[str, Any]], schema: pa.Schema) -> int
     return count
 
 
-@contextlib.contextmanager
-def _open_parquet(path: Path) -> Iterator[Any]:
-    pa = _import_pyarrow()
-    import pyarrow.parquet as pq
-
-    try:
-        file = pq.ParquetFile(path)
-    except FileNotFoundError:
-        raise DatasetError(f"{path} does not exist") from None
-    except (OSError, pa.ArrowException) as error:
-        raise DatasetError(f"{path} is no whole Parquet file: {first_line(error)}") from None
-    with file:
-        yield file
+def _row(measurement: Measurement) -> dict[str, Any]:
+    if measurement.provenance == "stand_in":
+        raise DatasetError(
+            "a rehearsal with a stand-in process measured nothing: its rows cannot enter a dataset"
+        )
+    maps = {name: list(getattr(measurement, name).items()) for name in ("allocator", "traced")}
+    return measurement_to_dict(measurement) | maps
 
 
-def _rows(
-    path: Path, file: Any, columns: list[str], batch_rows: int
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    row = 0
-    for batch in _batches(path, file, columns, batch_rows):
-        for document in batch.to_pylist():
-            row += 1
-            yield row, document
+def _schema(names: Sequence[str]) -> pa.Schema:
+    """The Arrow columns of these fields, by the types that the classes declare."""
+    pa = import_pyarrow("reading and writing Parquet")
+    layer = [("kind", pa.string()), ("activations", pa.int64()), ("parameters", pa.int64())]
+    phase = [("name", pa.string()), *((field.name, pa.int64()) for field in fields(Phase)[1:])]
+    types = {
+        "str": pa.string(),
+        "int": pa.int64(),
+        "bool": pa.bool_(),
+        "float": pa.float64(),
+        "Mapping[str, int]": pa.map_(pa.string(), pa.int64()),
+        "tuple[Layer, ...]": pa.list_(pa.struct(layer)),
+        "tuple[Phase, ...]": pa.list_(pa.struct(phase)),
+    }
+    declared = {
+        field.name: str(field.type) for field in (*fields(TrainingJob), *fields(Measurement))
+    }
+    optional = {name for name in names if declared[name].endswith(_OR_NONE)} - _FILLED_FIELDS
+    optional |= {"traced"}
+    return pa.schema(
+        [
+            pa.field(name, types[declared[name].removesuffix(_OR_NONE)], name in optional)
+            for name in names
+        ]
+    )
 
 
-def _batches(
-    path: Path, file: Any, columns: list[str], batch_rows: int
-) -> Iterator[pa.RecordBatch]:
-    pa = _import_pyarrow()
-    row = 0
-    try:
-        for batch in file.iter_batches(batch_size=batch_rows, columns=columns):
-            yield batch
-            row += len(batch)
-    except (OSError, pa.ArrowException) as error:
-        raise DatasetError(f"{path} is damaged after row {row}: {first_line(error)}") from None
+def _check_schema(path: str | Path, found: pa.Schema, schema: pa.Schema) -> None:
+    """Refuses a file whose schema is not this version's dataset schema."""
+    if dataset_version(found, str(path)) is None:
+        raise DatasetError(f"{path} is no gpumemnet dataset: its metadata state no dataset version")
+    for column in schema:
+        if column.name in found.names:
+            kind = found.field(column.name).type
+            if kind != column.type:
+                raise DatasetError(
+                    f"{path}: the column '{column.name}' is {kind}, not {column.type}"
+                )
+        elif column.name not in LATER_COLUMNS:
+            raise DatasetError(f"{path} lacks the column '{column.name}'")
 
 
-def _import_pyarrow() -> Any:
-    try:
-        import pyarrow
-    except ImportError:
-        raise MissingExtraError("pyarrow", "parquet", "reading and writing Parquet") from None
-    return pyarrow
+def _check_rows(dataset: Dataset, path: str | Path) -> None:
+    """Refuses rows that no :class:`Measurement` can have, with its sentence."""
+    import pyarrow.compute as pc
+
+    stated = dataset.words("architecture_key")
+    is_wrong = (stated != "") & (stated != dataset.keys)
+    is_wrong |= np.isnan(dataset.numbers("capacity_bytes"))
+    for name in COUNT_COLUMNS:
+        numbers = dataset.numbers(name)
+        is_wrong |= (numbers < 0) | (numbers > MAX_BYTES)
+    states = [*(dataset.words(name) for name in STATE_COLUMNS), ~np.isnan(dataset.label_bytes)]
+    known: set[tuple[Any, ...]] = set()
+    for row, state in enumerate(zip(*states, strict=True)):
+        if state not in known:
+            try:
+                check_states(*state)
+                known.add(state)
+            except DatasetError:
+                is_wrong[row] = True
+    traced = dataset.columns.column("traced").combine_chunks()
+    is_unknown = ~np.isin(traced.keys.to_numpy(zero_copy_only=False), TRACED_PARTS)
+    if is_unknown.any():
+        lengths = pc.list_value_length(traced).fill_null(0).to_numpy()
+        is_wrong[np.repeat(np.arange(len(dataset)), lengths)[is_unknown]] = True
+    for row in is_wrong.nonzero()[0].tolist():
+        try:
+            dataset[row]
+        except DatasetError as error:
+            raise DatasetError(f"{path}, row {row + 1}: {error}") from None

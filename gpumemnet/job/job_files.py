@@ -1,87 +1,265 @@
-"""Reads jobs from files: JSON (one job or a list), JSON Lines (one job per line) or Parquet."""
+"""Files of jobs: finds them by path, glob or URL, and opens them; an error is one sentence that names
+the file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import islice
-from pathlib import Path
-from typing import Final
+import csv
+import glob
+import importlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
 
-from gpumemnet.errors import InvalidJobError, InvalidRequestError
-from gpumemnet.job.job_table import JobTable
-from gpumemnet.job.json_codec import parse_json, read_jobs
+from gpumemnet.errors import DatasetError, InvalidRequestError, MissingExtraError, first_line
+from gpumemnet.job.arrow_codec import WORD_FIELDS, check_names
 
-JOBS_PER_BATCH: Final = 1000
-MAX_JSON_BYTES: Final = 64 * 2**20
-_FORMATS: Final = (".json", ".jsonl", ".ndjson", ".parquet")
+FORMATS: Final = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+"""Suffix → format that is read in constant memory."""
+DATASET_VERSION: Final = 1
+"""Version of the dataset's schema, kept in the file's metadata under :data:`VERSION_KEY`."""
+VERSION_KEY: Final = b"gpumemnet.dataset_version"
+
+_SCHEME: Final = "://"
+_BUFFER_BYTES: Final = 2**20
+_MAX_HEADER_BYTES: Final = 2**20
+_STAMPS: Final = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "created")
 
 
-def read_jobs_file(path: Path) -> Iterator[JobTable]:
-    """Reads the jobs in ``path``, at most :data:`JOBS_PER_BATCH` at a time; only a JSON list is
-    read into memory as a whole.
+@dataclass(frozen=True, slots=True)
+class JobFile:
+    """One file of jobs.
+
+    Attributes:
+        location: path, or URL with its scheme.
+        format: a value of :data:`FORMATS`.
+        size_bytes: size of the file.
+        stamp: a value that changes with the content: the modification time, or the store's tag.
+    """
+
+    location: str
+    format: str
+    size_bytes: int
+    stamp: str
+
+
+def is_url(location: str) -> bool:
+    """Whether ``location`` is in a store; paths and ``file://`` URLs are not."""
+    return _SCHEME in location and not location.startswith("file" + _SCHEME)
+
+
+def local_path(location: str) -> Path:
+    """The path of a local file, given as a path or as a ``file://`` URL."""
+    return Path(location.removeprefix("file" + _SCHEME))
+
+
+def format_of(location: str, purpose: str) -> str:
+    """The format that the suffix tells.
 
     Raises:
-        InvalidRequestError: when the file does not exist, is too large for JSON, or has an unknown
-            suffix.
-        InvalidJobError: names the line or the index, and the field, of the first invalid job.
-        DatasetError: when a Parquet file is damaged or lacks a column.
-        MissingExtraError: when the file is Parquet and pyarrow is not installed.
+        InvalidRequestError: when the suffix is unknown; its field is ``purpose``.
     """
-    if path.suffix not in _FORMATS:
-        raise InvalidRequestError(f"{path} must end in {', '.join(_FORMATS)}", "jobs")
-    if not path.is_file():
-        raise InvalidRequestError(f"{path} does not exist", "jobs")
-    if path.suffix == ".parquet":
-        from gpumemnet.job.dataset import read_jobs as read_parquet_jobs
-
-        return read_parquet_jobs(path, JOBS_PER_BATCH)
-    if path.suffix == ".json":
-        return _json_jobs(path)
-    return _line_jobs(path)
+    suffix = PurePosixPath(location).suffix.lower()
+    if suffix not in FORMATS:
+        raise InvalidRequestError(f"{location} must end in {', '.join(FORMATS)}", purpose)
+    return FORMATS[suffix]
 
 
-def _json_jobs(path: Path) -> Iterator[JobTable]:
-    with path.open("rb") as file:
-        text = file.read(MAX_JSON_BYTES + 1)
-    if len(text) > MAX_JSON_BYTES:
+def find_files(patterns: Iterable[str]) -> list[JobFile]:
+    """Finds the files that paths, globs and URLs match, each once; the matches of a glob are sorted
+    by name.
+
+    Raises:
+        InvalidRequestError: when one of them matches nothing, a suffix is unknown, or a package for
+            a store is missing.
+    """
+    locations = dict.fromkeys(each for pattern in patterns for each in _matches(pattern))
+    return [_describe(location) for location in locations]
+
+
+def store(url: str) -> tuple[Any, str]:
+    """Opens the store of ``url`` as an fsspec file system; returns it with the path inside it.
+
+    Raises:
+        InvalidRequestError: when the scheme is unknown, or a package is missing.
+    """
+    scheme = url.split(_SCHEME)[0]
+    try:
+        system, path = importlib.import_module("fsspec.core").url_to_fs(url)
+    except ImportError as error:
         raise InvalidRequestError(
-            f"{path} is larger than {MAX_JSON_BYTES} bytes: write one job a line (.jsonl) instead",
+            f"{url}: stores need the package fsspec and the one for {scheme}, such as s3fs ({first_line(error, 120)})",
             "jobs",
+        ) from None
+    except ValueError:
+        raise InvalidRequestError(f"{url}: fsspec knows no store called {scheme}", "jobs") from None
+    return system, path
+
+
+@contextmanager
+def open_bytes(location: str) -> Iterator[Any]:
+    """Opens a file as a stream of bytes.
+
+    Raises:
+        DatasetError: when the file cannot be read, on opening or within the ``with`` statement.
+    """
+    try:
+        if is_url(location):
+            system, path = store(location)
+            stream = system.open(path, "rb")
+        else:
+            stream = local_path(location).open("rb", buffering=_BUFFER_BYTES)
+        with stream:
+            yield stream
+    except OSError as error:
+        reason = error.strerror or first_line(error)
+        raise DatasetError(f"{location} cannot be read: {reason}") from None
+
+
+@contextmanager
+def open_parquet(location: str, *, as_dictionaries: bool = True) -> Iterator[Any]:
+    """Opens a Parquet file for reading in small buffers, so that memory does not grow with the size
+    of its row groups.
+
+    Args:
+        location: path or URL.
+        as_dictionaries: read strings with few distinct values as dictionaries, which is faster.
+
+    Raises:
+        DatasetError: when the file is missing or damaged, on opening or within the ``with``
+            statement.
+        MissingExtraError: when pyarrow is not installed.
+    """
+    pyarrow = import_pyarrow("reading Parquet")
+    import pyarrow.parquet as pq
+
+    if not is_url(location) and not local_path(location).exists():
+        raise DatasetError(f"{location} does not exist")
+    with open_bytes(location) as stream:
+        try:
+            metadata = pq.read_metadata(stream)
+            with pq.ParquetFile(
+                stream,
+                metadata=metadata,
+                read_dictionary=_word_columns(metadata.schema) if as_dictionaries else (),
+                buffer_size=_BUFFER_BYTES,
+                pre_buffer=False,
+            ) as parquet:
+                yield parquet
+        except (OSError, pyarrow.ArrowException) as error:
+            raise DatasetError(
+                f"{location} is no whole Parquet file: {first_line(error)}"
+            ) from None
+
+
+def dataset_version(schema: Any, location: str) -> int | None:
+    """The dataset version that a Parquet file states; ``None`` for a table of plain jobs.
+
+    Raises:
+        DatasetError: when this version of gpumemnet cannot read it.
+    """
+    version = (schema.metadata or {}).get(VERSION_KEY)
+    if version is None:
+        return None
+    if version != str(DATASET_VERSION).encode():
+        raise DatasetError(
+            f"{location} has dataset version {version.decode(errors='replace')[:20]}, and this version of gpumemnet reads "
+            f"{DATASET_VERSION}: upgrade gpumemnet or build the dataset again"
         )
-    document = parse_json(text)
-    if not isinstance(document, list):
-        yield _table([document], [""], ".")
-        return
-    for start in range(0, len(document), JOBS_PER_BATCH):
-        entries = document[start : start + JOBS_PER_BATCH]
-        yield _table(entries, [f"[{start + row}]" for row in range(len(entries))], ".")
+    return DATASET_VERSION
 
 
-def _line_jobs(path: Path) -> Iterator[JobTable]:
-    with path.open("rb") as file:
-        lines = ((number, line) for number, line in enumerate(file, start=1) if line.strip())
-        while some := list(islice(lines, JOBS_PER_BATCH)):
-            documents: list[object] = []
-            numbers = []
-            broken: InvalidJobError | None = None
-            for number, line in some:
-                numbers.append(number)
-                try:
-                    documents.append(parse_json(line))
-                except InvalidJobError as error:
-                    broken = InvalidJobError(
-                        error.reason, f"line {number}" + (f", {error.field}" if error.field else "")
-                    )
-                    break
-            yield _table(documents, [f"line {number}" for number in numbers], ", ")
-            if broken is not None:
-                raise broken
+def csv_header(location: str) -> tuple[bytes, list[str]]:
+    """Reads the first line of a CSV file; returns the line unchanged, and the column names.
+
+    Raises:
+        DatasetError: when the line is not a CSV header in UTF-8, or a column is missing or appears
+            twice.
+    """
+    with open_bytes(location) as stream:
+        line = stream.readline(_MAX_HEADER_BYTES)
+    try:
+        names = next(csv.reader([line.decode("utf-8-sig").rstrip("\r\n")]), [])
+    except (UnicodeDecodeError, csv.Error):
+        raise DatasetError(f"{location}: the first line is no header of CSV in UTF-8") from None
+    check_names(names, location)
+    return line, names
 
 
-def _table(documents: Sequence[object], places: Sequence[str], between: str) -> JobTable:
-    """Reads ``documents`` as jobs; the first invalid one raises an error with its place, then
-    ``between``, then the field."""
-    read = read_jobs(documents)
-    for row, error in sorted(read.errors.items()):
-        raise InvalidJobError(error.reason, between.join(filter(None, (places[row], error.field))))
-    return read.table
+def import_pyarrow(purpose: str) -> Any:
+    """Imports pyarrow.
+
+    Raises:
+        MissingExtraError: when pyarrow is not installed.
+    """
+    try:
+        import pyarrow
+    except ImportError:
+        raise MissingExtraError("pyarrow", "parquet", purpose) from None
+    return pyarrow
+
+
+def _matches(pattern: str) -> list[str]:
+    if is_url(pattern):
+        if not glob.has_magic(pattern):
+            return [pattern]
+        system, path = store(pattern)
+        found = [
+            system.unstrip_protocol(str(name))
+            for name in sorted(_ask_store(pattern, lambda: system.glob(path)))
+        ]
+    else:
+        path = str(local_path(pattern))
+        # A file may have a bracket in its name.
+        if not glob.has_magic(path) or Path(path).exists():
+            return [path]
+        found = sorted(name for name in glob.glob(path, recursive=True) if Path(name).is_file())  # noqa: PTH207 - absolute globs
+    if not found:
+        raise InvalidRequestError(f"{pattern}: no file has such a name", "jobs")
+    return found
+
+
+def _describe(location: str) -> JobFile:
+    form = format_of(location, "jobs")
+    if is_url(location):
+        system, path = store(location)
+        facts = _ask_store(location, lambda: system.info(path))
+        if facts.get("type") == "directory" or facts.get("size") is None:
+            raise InvalidRequestError(f"{location} is no file", "jobs")
+        stamp = next((facts[name] for name in _STAMPS if name in facts), "")
+        return JobFile(location, form, int(facts["size"]), str(stamp))
+    file = Path(location)
+    if not file.is_file():
+        problem = "is no file" if file.exists() else "does not exist"
+        raise InvalidRequestError(f"{location} {problem}", "jobs")
+    state = file.stat()
+    return JobFile(location, form, state.st_size, str(state.st_mtime_ns))
+
+
+def _ask_store(location: str, call: Callable[[], Any]) -> Any:
+    """Calls ``call``; the packages for stores have exception classes of their own."""
+    try:
+        return call()
+    except FileNotFoundError:
+        raise InvalidRequestError(f"{location} does not exist", "jobs") from None
+    except Exception as error:
+        raise InvalidRequestError(
+            f"{location} cannot be reached ({type(error).__name__}: {first_line(error, 160)})",
+            "jobs",
+        ) from None
+
+
+def _word_columns(schema: Any) -> list[str]:
+    """Paths of the string columns with few distinct values: options of the job, and the kinds of
+    the layers."""
+    columns = [schema.column(index) for index in range(len(schema))]
+    return [
+        column.path
+        for column in columns
+        if column.physical_type == "BYTE_ARRAY"
+        and (
+            column.path in WORD_FIELDS
+            or (column.path.startswith("layers.") and column.path.endswith(".kind"))
+        )
+    ]

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from gpumemnet.errors import DatasetError, InvalidJobError
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
 from gpumemnet.job.layers import MAX_ELEMENTS, check_count, describe
-from gpumemnet.job.training_job import JOB_FIELDS, TrainingJob
+from gpumemnet.job.training_job import JOB_FIELDS, TOTAL_FIELDS, TrainingJob
 
 STATUSES: Final = ("ok", "oom", "timeout", "error")
 TRACED: Final = "traced"
@@ -53,16 +54,11 @@ TRACED_PARTS: Final = (
 start-up's peak, allocated bytes in the steady state, and the largest workspace of a convolution, as
 chosen and as tried by ``cudnn.benchmark``."""
 
-_COUNTS: Final = (
-    *(
-        "capacity_bytes",
-        "peak_process_bytes",
-        "peak_device_bytes",
-        "peak_reserved_bytes",
-        "peak_allocated_bytes",
-    ),
-    *("context_bytes", "steps", "seed", "neighbours"),
+COUNT_COLUMNS: Final = (
+    *("capacity_bytes", "peak_process_bytes", "peak_device_bytes", "peak_reserved_bytes"),
+    *("peak_allocated_bytes", "context_bytes", "steps", "seed", "neighbours"),
 )
+MAX_BYTES: Final = 2 * MAX_ELEMENTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,51 +158,25 @@ class Measurement:
     allocator_settings: str | None = None
 
     def __post_init__(self) -> None:
-        for name, choices in (
-            ("status", STATUSES),
-            ("label_source", LABEL_SOURCES),
-            ("provenance", PROVENANCES),
-        ):
-            if getattr(self, name) not in choices:
-                raise DatasetError(
-                    f"{name} must be one of {', '.join(choices)}, not {describe(getattr(self, name))}"
-                )
-        if self.label_state not in (None, *LABEL_STATES):
-            raise DatasetError(
-                f"label_state must be one of {', '.join(LABEL_STATES)}, not {describe(self.label_state)}"
-            )
+        for name in COUNT_COLUMNS:
+            value = getattr(self, name)
+            if value is not None or name == "capacity_bytes":
+                try:
+                    object.__setattr__(self, name, check_count(value, name, maximum=MAX_BYTES))
+                except InvalidJobError as error:
+                    raise DatasetError(str(error)) from None
+        has_label = self.label_bytes is not None
+        check_states(self.status, self.label_source, self.provenance, self.label_state, has_label)
         if set(self.traced) - set(TRACED_PARTS):
             raise DatasetError(
                 f"traced has the parts {', '.join(TRACED_PARTS)}, not {describe(sorted(self.traced))}"
             )
-        for name in _COUNTS:
-            value = getattr(self, name)
-            if value is not None or name == "capacity_bytes":
-                try:
-                    object.__setattr__(
-                        self, name, check_count(value, name, maximum=2 * MAX_ELEMENTS)
-                    )
-                except InvalidJobError as error:
-                    raise DatasetError(str(error)) from None
         key = architecture_key(self.job)
         if self.architecture_key not in ("", key):
             raise DatasetError(
                 f"architecture_key is {describe(self.architecture_key)}, but the layers give '{key}'"
             )
         object.__setattr__(self, "architecture_key", key)
-        if (self.provenance == TRACED) != (self.label_source == TRACED):
-            raise DatasetError(
-                "a traced row has both provenance and label_source 'traced', and no other row has either"
-            )
-        if (
-            self.label_source in SITE_PROCESS_SOURCES + SITE_DEVICE_SOURCES
-            and self.provenance != OBSERVED
-        ):
-            raise DatasetError(
-                f"a row with label_source '{self.label_source}' was observed by a site: provenance is '{OBSERVED}'"
-            )
-        if self.status == "ok" and self.label_bytes is None:
-            raise DatasetError("status is 'ok', but the row holds no label")
 
     @property
     def split_group(self) -> str:
@@ -220,8 +190,46 @@ class Measurement:
         ``None`` unless ``ok``."""
         if self.status != "ok":
             return None
-        of_process = self.label_source in PROCESS_SOURCES + SITE_PROCESS_SOURCES
-        return self.peak_process_bytes if of_process else self.peak_device_bytes
+        label: int | None = getattr(self, label_column(self.label_source))
+        return label
+
+
+def label_column(label_source: str) -> str:
+    """The field of a measurement that holds the label of this source."""
+    of_process = label_source in PROCESS_SOURCES + SITE_PROCESS_SOURCES
+    return "peak_process_bytes" if of_process else "peak_device_bytes"
+
+
+STATE_COLUMNS: Final = ("status", "label_source", "provenance", "label_state")
+
+
+def check_states(
+    status: str, label_source: str, provenance: str, label_state: str | None, has_label: bool
+) -> None:
+    """Checks the values of :data:`STATE_COLUMNS` of one measurement, and that they go together.
+
+    Raises:
+        DatasetError: says which value is wrong.
+    """
+    for name, value, choices in (
+        ("status", status, STATUSES),
+        ("label_source", label_source, LABEL_SOURCES),
+        ("provenance", provenance, PROVENANCES),
+        ("label_state", label_state, (*LABEL_STATES, None)),
+    ):
+        if value not in choices:
+            known = ", ".join(filter(None, choices))
+            raise DatasetError(f"{name} must be one of {known}, not {describe(value)}")
+    if (provenance == TRACED) != (label_source == TRACED):
+        raise DatasetError(
+            "a traced row has both provenance and label_source 'traced', and no other row has either"
+        )
+    if label_source in SITE_PROCESS_SOURCES + SITE_DEVICE_SOURCES and provenance != OBSERVED:
+        raise DatasetError(
+            f"a row with label_source '{label_source}' was observed by a site: provenance is '{OBSERVED}'"
+        )
+    if status == "ok" and not has_label:
+        raise DatasetError("status is 'ok', but the row holds no label")
 
 
 MEASUREMENT_FIELDS: Final = tuple(f.name for f in fields(Measurement) if f.name != "job")
@@ -234,12 +242,24 @@ def architecture_key(job: TrainingJob) -> str:
     They hash the family and the ordered ``(kind, parameters)`` of the layers; without layers, the
     totals.
     """
-    if job.has_layers:
-        structure: object = [[layer.kind, layer.parameters] for layer in job.layers]
-    else:
-        structure = [job.total_activations, job.total_parameters]
-    text = json.dumps([job.family, structure], separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return next(architecture_keys(JobTable.from_jobs([job])))
+
+
+def architecture_keys(jobs: JobTable) -> Iterator[str]:
+    """The :func:`architecture_key` of each job."""
+    names, families = jobs.kind_names, jobs.options("family")
+    kinds = [names[kind] for kind in jobs.layer_kinds.tolist()]
+    layers = list(map(list, zip(kinds, map(int, jobs.layer_parameters.tolist()), strict=True)))
+    totals = zip(*(jobs.column(name).tolist() for name in TOTAL_FIELDS), strict=True)
+    first = 0
+    for code, count, own in zip(
+        jobs.option_codes.tolist(), jobs.layer_counts.tolist(), totals, strict=True
+    ):
+        structure: list[Any] = layers[first : first + count]
+        structure = structure or [int(total) for total in own]
+        text = json.dumps([families[code], structure], separators=(",", ":"))
+        yield hashlib.sha256(text.encode()).hexdigest()[:16]
+        first += count
 
 
 def measurement_to_dict(measurement: Measurement) -> dict[str, Any]:

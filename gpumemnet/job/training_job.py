@@ -190,6 +190,8 @@ FIELD_RANGES: Final[tuple[tuple[str, int, int], ...]] = (
 OPTION_FIELDS: Final[tuple[str, ...]] = (*FIELD_CHOICES, *OPTION_SWITCHES)
 """Fields of a set of options, in this order."""
 NUMBER_FIELDS: Final[tuple[str, ...]] = tuple(name for name, _, _ in FIELD_RANGES)
+TOTAL_FIELDS: Final = ("total_activations", "total_parameters")
+"""Fields that the layers add up to."""
 UNSTATED_AS_ZERO: Final = frozenset({"sequence_length", "traced_peak_bytes"})
 """Count fields that may stay unstated and are never 0; the job table stores them as 0 when
 unstated."""
@@ -198,7 +200,7 @@ _KNOWN_OPTION_SETS: Final = 4096
 _OPTIONS_OF: Final = attrgetter(*OPTION_FIELDS)
 _NUMBERS_OF: Final = attrgetter(*NUMBER_FIELDS)
 _ACTIVATIONS, _PARAMETERS = itemgetter(1), itemgetter(2)
-_TOTALS: Final = [NUMBER_FIELDS.index(name) for name in ("total_activations", "total_parameters")]
+_TOTALS: Final = [NUMBER_FIELDS.index(name) for name in TOTAL_FIELDS]
 _TRAINABLE: Final = NUMBER_FIELDS.index("trainable_parameters")
 _LIMITS: Final = array(
     "d",

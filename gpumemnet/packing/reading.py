@@ -28,7 +28,8 @@ from gpumemnet.errors import (
     first_line,
 )
 from gpumemnet.gpu.catalogue import device_profile
-from gpumemnet.job.dataset import VERSION_KEY, read_dataset
+from gpumemnet.job.dataset import read_dataset
+from gpumemnet.job.job_files import VERSION_KEY
 from gpumemnet.job.json_codec import job_from_dict, parse_json
 from gpumemnet.job.layers import describe
 from gpumemnet.job.measurement import TRACED, Measurement

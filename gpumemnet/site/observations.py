@@ -16,10 +16,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from gpumemnet.errors import (
     DatasetError,
@@ -29,7 +31,7 @@ from gpumemnet.errors import (
     did_you_mean,
 )
 from gpumemnet.gpu.catalogue import device_profile
-from gpumemnet.job.json_codec import job_from_dict, job_to_dict, parse_json
+from gpumemnet.job.json_codec import job_from_dict, job_to_dict
 from gpumemnet.job.layers import describe
 from gpumemnet.job.measurement import (
     DEVICE_SOURCES,
@@ -39,10 +41,14 @@ from gpumemnet.job.measurement import (
     SITE_DEVICE_SOURCES,
     SITE_PROCESS_SOURCES,
     TRACED,
-    Measurement,
 )
+from gpumemnet.job.reader import error_at, read_documents, read_job_tables
 from gpumemnet.job.training_job import FIELD_DEFAULTS, TrainingJob
 from gpumemnet.units import GIB, MIB
+
+if TYPE_CHECKING:
+    from gpumemnet.job.dataset import Dataset
+    from gpumemnet.job.job_table import Array
 
 SOURCES: Final[Mapping[str, str]] = {
     "nvml_accounting": "NVML's accounting mode: the highest memory of the process, kept by the driver",
@@ -385,8 +391,8 @@ def read_site_rows(paths: Sequence[Path]) -> SiteRows:
     """The rows of all ``paths``: datasets or jobs in Parquet, observations or jobs in JSON Lines.
 
     Raises:
-        InvalidRequestError: when a file does not exist or has another ending; names the line of a
-            bad one.
+        InvalidRequestError: when a file does not exist or has another ending.
+        InvalidJobError: names the line of a bad observation or job.
         DatasetError: when a Parquet file is damaged, foreign or of another version.
         MissingExtraError: when Parquet is asked for and pyarrow is not installed.
     """
@@ -408,57 +414,56 @@ def read_site_rows(paths: Sequence[Path]) -> SiteRows:
 
 
 def _parquet_rows(path: Path, left_out: Counter[str]) -> list[SiteRow]:
-    from gpumemnet.job.dataset import is_dataset, read_dataset, read_jobs
+    from gpumemnet.job.dataset import is_dataset, read_dataset
 
     if not is_dataset(path):
-        return [SiteRow(job=job) for jobs in read_jobs(path) for job in jobs]
-    rows = []
-    for measurement in read_dataset(path):
-        if measurement.status in ("ok", "oom"):
-            rows.append(_measured(measurement))
-        else:
-            left_out[f"ended with '{measurement.status}'"] += 1
-    return rows
+        return [SiteRow(job=job) for jobs in read_job_tables(path) for job in jobs]
+    dataset = read_dataset(path)
+    statuses = dataset.words("status")
+    is_used = np.isin(statuses, ("ok", "oom"))
+    left_out.update(f"ended with '{status}'" for status in statuses[~is_used])
+    return _measured(dataset.take(is_used.nonzero()[0]))
 
 
-def _measured(one: Measurement) -> SiteRow:
-    return SiteRow(
-        job=one.job,
-        gpu=_gpu_name(one.gpu),
-        label_bytes=one.label_bytes,
-        is_oom=one.status == "oom",
-        limit_bytes=one.capacity_bytes,
-        context_bytes=one.context_bytes,
-        label_source=one.label_source,
-        provenance=one.provenance,
-        observed_at=_observed_at(one.options),
+def _measured(rows: Dataset) -> list[SiteRow]:
+    def whole(numbers: Array) -> list[int | None]:
+        return [None if number != number else int(number) for number in numbers.tolist()]
+
+    columns = zip(
+        rows.jobs,
+        map(_gpu_name, rows.words("gpu")),
+        whole(rows.label_bytes),
+        (rows.words("status") == "oom").tolist(),
+        whole(rows.numbers("capacity_bytes")),
+        whole(rows.numbers("context_bytes")),
+        rows.words("label_source"),
+        rows.words("provenance"),
+        map(_observed_at, rows.words("options")),
+        strict=True,
     )
+    names = [field.name for field in fields(SiteRow)]
+    return [SiteRow(**dict(zip(names, values, strict=True))) for values in columns]
 
 
 def _line_rows(path: Path, left_out: Counter[str]) -> list[SiteRow]:
     rows = []
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
+    for number, document in read_documents(path):
+        try:
+            if (
+                not isinstance(document, Mapping)
+                or not {"source", "prediction_id", "job"} & document.keys()
+            ):
+                rows.append(SiteRow(job=job_from_dict(document)))
                 continue
-            try:
-                document = parse_json(line)
-                if (
-                    not isinstance(document, Mapping)
-                    or not {"source", "prediction_id", "job"} & document.keys()
-                ):
-                    rows.append(SiteRow(job=job_from_dict(document)))
-                    continue
-                observation = observation_from_dict(document)
-            except (InvalidJobError, InvalidRequestError) as error:
-                location = f"{path}, line {number}" + (f", {error.field}" if error.field else "")
-                raise InvalidRequestError(error.reason, location) from None
-            if observation.job is None:
-                left_out[
-                    "names a prediction and not the job: export the observations from the service instead"
-                ] += 1
-            else:
-                rows.append(_observed(observation, observation.job))
+            observation = observation_from_dict(document)
+        except (InvalidJobError, InvalidRequestError) as error:
+            raise error_at(error, f"{path}, line {number}") from None
+        if observation.job is None:
+            left_out[
+                "names a prediction and not the job: export the observations from the service instead"
+            ] += 1
+        else:
+            rows.append(_observed(observation, observation.job))
     return rows
 
 

@@ -18,13 +18,11 @@ import pytest
 
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.dataset import (
-    DATASET_VERSION,
-    VERSION_KEY,
     dataset_schema,
     read_dataset,
-    read_jobs,
     write_dataset,
 )
+from gpumemnet.job.job_files import DATASET_VERSION, VERSION_KEY
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.measurement import (
     Measurement,
@@ -32,6 +30,7 @@ from gpumemnet.job.measurement import (
     measurement_from_dict,
     measurement_to_dict,
 )
+from gpumemnet.job.reader import CHUNK_ROWS, read_job_tables
 from gpumemnet.job.training_job import TrainingJob, totals_only
 from tests.parquet_jobs import write_jobs
 
@@ -43,7 +42,7 @@ def test_measurements_survive_the_file(
 ) -> None:
     path = tmp_path / "d.parquet"
     assert write_dataset(path, [measurement, oom]) == 2
-    assert read_dataset(path) == [measurement, oom]
+    assert list(read_dataset(path)) == [measurement, oom]
     assert pq.read_schema(path).metadata[VERSION_KEY] == str(DATASET_VERSION).encode()
     assert [each.name for each in tmp_path.iterdir()] == ["d.parquet"]
 
@@ -66,15 +65,17 @@ def test_jobs_are_read_from_a_dataset_and_from_plain_jobs(
 ) -> None:
     write_dataset(tmp_path / "d.parquet", [measurement])
     write_jobs(tmp_path / "j.parquet", [job, totals_only(job)])
-    assert [list(table) for table in read_jobs(tmp_path / "d.parquet")] == [[job]]
-    assert [list(table) for table in read_jobs(tmp_path / "j.parquet")] == [[job, totals_only(job)]]
+    assert [list(table) for table in read_job_tables(tmp_path / "d.parquet")] == [[job]]
+    assert [list(table) for table in read_job_tables(tmp_path / "j.parquet")] == [
+        [job, totals_only(job)]
+    ]
 
 
 def test_jobs_stream_in_batches(tmp_path: Path, job: TrainingJob) -> None:
-    jobs = [replace(job, batch_size=1 + index) for index in range(25)]
+    jobs = [replace(totals_only(job), batch_size=1 + index) for index in range(CHUNK_ROWS + 5)]
     write_jobs(tmp_path / "j.parquet", jobs)
-    batches = list(read_jobs(tmp_path / "j.parquet", batch_rows=10))
-    assert [len(batch) for batch in batches] == [10, 10, 5]
+    batches = list(read_job_tables(tmp_path / "j.parquet"))
+    assert [len(batch) for batch in batches] == [CHUNK_ROWS, 5]
     assert [each for batch in batches for each in batch] == jobs
 
 
@@ -90,7 +91,7 @@ def test_a_file_with_only_the_required_columns_is_enough(tmp_path: Path) -> None
         "comment": ["mine"],
     }
     pq.write_table(pa.table(columns), tmp_path / "j.parquet")
-    [[job]] = read_jobs(tmp_path / "j.parquet")
+    [[job]] = read_job_tables(tmp_path / "j.parquet")
     assert (job.batch_size, job.total_parameters, job.has_layers) == (8, 20, False)
 
 
@@ -102,7 +103,7 @@ def test_a_bad_job_is_named_by_row_and_field(tmp_path: Path, job: TrainingJob) -
         table.set_column(index, "optimizer", pa.array(["adam", "adamax"])), tmp_path / "bad.parquet"
     )
     with pytest.raises(DatasetError, match=r"bad.parquet, row 2: optimizer: must be one of"):
-        list(read_jobs(tmp_path / "bad.parquet"))
+        list(read_job_tables(tmp_path / "bad.parquet"))
 
 
 def _truncate(path: Path) -> None:

@@ -42,7 +42,7 @@ def test_two_gpus_and_repeated_rows(
     one = dataset(tmp_path, "one", measurement, other_batch)
     two = dataset(tmp_path, "two", measurement, other_gpu, again)
     merged = merge_datasets([one, two], tmp_path / "all.parquet")
-    assert read_dataset(tmp_path / "all.parquet") == [measurement, other_batch, other_gpu]
+    assert list(read_dataset(tmp_path / "all.parquet")) == [measurement, other_batch, other_gpu]
     assert (merged.read, merged.written, merged.exact, merged.repeats) == (5, 3, 1, 1)
     assert not [
         finding
@@ -91,13 +91,13 @@ def test_out_of_memory_rows_beside_a_label(
     merged = merge_datasets(
         [dataset(tmp_path, "a", timeout, fits_elsewhere, measurement)], tmp_path / "all.parquet"
     )
-    assert read_dataset(tmp_path / "all.parquet") == [measurement], "the label tells most"
+    assert list(read_dataset(tmp_path / "all.parquet")) == [measurement], "the label tells most"
     assert merged.repeats == 2
     higher = replace(oom, capacity_bytes=70 * GIB)
     merge_datasets(
         [dataset(tmp_path, "b", timeout, fits_elsewhere, higher)], tmp_path / "all.parquet"
     )
-    assert read_dataset(tmp_path / "all.parquet") == [higher], "the highest bound"
+    assert list(read_dataset(tmp_path / "all.parquet")) == [higher], "the highest bound"
     with pytest.raises(ConflictError, match="1 rows contradict") as caught:
         merge_datasets([dataset(tmp_path, "c", measurement, oom)], tmp_path / "all.parquet")
     assert "(600 MiB) contradicts" in str(caught.value.conflicts[0])

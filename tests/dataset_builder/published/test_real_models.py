@@ -36,7 +36,7 @@ COMMITTED = (
 
 @pytest.fixture(scope="module")
 def rows() -> list[Measurement]:
-    return read_dataset(COMMITTED)
+    return list(read_dataset(COMMITTED))
 
 
 @pytest.fixture

@@ -91,7 +91,7 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, architectures: int = 2) -
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 0
-    return read_dataset(folder / "dataset.parquet")
+    return list(read_dataset(folder / "dataset.parquet"))
 
 
 def test_the_same_seed_draws_the_same_jobs() -> None:

@@ -64,7 +64,7 @@ def imported(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == (2 if fails else 0)
-    return [] if fails else read_dataset(out)
+    return [] if fails else list(read_dataset(out))
 
 
 def test_runs_are_traced_once_and_rows_are_kept(

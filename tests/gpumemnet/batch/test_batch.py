@@ -18,7 +18,7 @@ from gpumemnet.batch.run import predict_files
 from gpumemnet.cli import main
 from gpumemnet.errors import DatasetError, InvalidRequestError
 from gpumemnet.job.arrow_codec import read_arrow_jobs
-from gpumemnet.job.dataset import VERSION_KEY
+from gpumemnet.job.job_files import VERSION_KEY
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import ceil_mib

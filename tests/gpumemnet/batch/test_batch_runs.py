@@ -16,8 +16,8 @@ import pytest
 
 from gpumemnet.batch import progress
 from gpumemnet.batch.options import BatchOptions
-from gpumemnet.batch.plan import CHUNK_ROWS
 from gpumemnet.batch.run import predict_files
+from gpumemnet.job.reader import CHUNK_ROWS
 from tests.gpumemnet.batch.batch_files import COMMAND, refused, run, totals, write
 
 ROWS = 60_000

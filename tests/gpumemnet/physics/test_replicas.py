@@ -183,7 +183,9 @@ def test_the_command_line_takes_ranks(tmp_path: Path) -> None:
 
 
 def test_a_dataset_without_the_column_holds_jobs_that_are_alone(tmp_path: Path) -> None:
-    rows = read_dataset(DATASETS / "published_mlp_a100.parquet")[:20]  # of before there were ranks
+    rows = list(
+        read_dataset(DATASETS / "published_mlp_a100.parquet")[:20]
+    )  # of before there were ranks
     assert {row.job.ranks for row in rows} == {1}
     rows[3] = replace(rows[3], job=replace(rows[3].job, ranks=8))
     write_dataset(tmp_path / "rows.parquet", rows)

@@ -15,7 +15,7 @@ import httpx
 import numpy as np
 import pytest
 
-from gpumemnet.errors import BundleError, DatasetError, InvalidRequestError
+from gpumemnet.errors import BundleError, DatasetError, InvalidJobError, InvalidRequestError
 from gpumemnet.gpu.catalogue import CONTEXT_GROWTH_BYTES, load_profile
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.measurement import Measurement
@@ -372,7 +372,7 @@ def test_a_peak_below_the_weights_is_a_wrong_unit(tmp_path: Path) -> None:
 def test_a_bad_line_is_named(tmp_path: Path, line: str, words: str) -> None:
     path = tmp_path / "seen.jsonl"
     path.write_text(json.dumps(observation(small_job(), 2**31)) + "\n" + line + "\n")
-    with pytest.raises(InvalidRequestError) as caught:
+    with pytest.raises(InvalidJobError) as caught:
         read_site_rows([path])
     assert words in str(caught.value)
 

@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from gpumemnet.atomic_files import locked
-from gpumemnet.job.dataset import VERSION_KEY, dataset_schema
+from gpumemnet.job.dataset import dataset_schema
+from gpumemnet.job.job_files import VERSION_KEY
 from gpumemnet.predict.bundle import load_bundle, save_bundle
 from gpumemnet.site.releases import Registry
 from gpumemnet.units import MIB

@@ -1,0 +1,539 @@
+"""Reads tables of jobs from files: Parquet, CSV, JSON Lines and JSON.
+
+Every command that takes a file of jobs reads it here, in chunks of :data:`CHUNK_ROWS` rows.  Values
+go from the file's columns into those of a :class:`~gpumemnet.job.job_table.JobTable`; only invalid
+rows are read one by one, so that the error names the row and the field.
+"""
+
+from __future__ import annotations
+
+import bisect
+import io
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpumemnet.errors import (
+    DatasetError,
+    FieldError,
+    InvalidJobError,
+    InvalidRequestError,
+    first_line,
+)
+from gpumemnet.job.arrow_codec import (
+    COUNT_FIELDS,
+    SWITCH_FIELDS,
+    check_columns,
+    read_arrow_jobs,
+    row_documents,
+)
+from gpumemnet.job.job_files import (
+    FORMATS,
+    JobFile,
+    csv_header,
+    dataset_version,
+    find_files,
+    import_pyarrow,
+    open_bytes,
+    open_parquet,
+)
+from gpumemnet.job.job_table import Indices, JobTable
+from gpumemnet.job.json_codec import ReadJobs, merge_reads, parse_json, read_jobs
+from gpumemnet.job.training_job import JOB_FIELDS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+CHUNK_ROWS: Final = 4096
+"""Rows in one run of the models, counted from the first row of a file.  The last bits of
+transformer-based predictions depend on it."""
+MAX_JSON_BYTES: Final = 64 * 2**20
+_ID_COLUMNS: Final = ("job_id", "id")
+"""Columns that may hold the job ids, in order of preference."""
+_SWITCH_WORDS: Final = {
+    word: word.lower() == "true" for word in ("true", "false", "True", "False", "TRUE", "FALSE")
+}
+_WHOLE_NUMBER: Final = r"^-?[0-9]{1,18}$"
+_NO_FRACTION: Final = r"\.0*$"
+"""What pandas writes behind a whole number in a column with gaps."""
+_LEAST_BLOCK_BYTES: Final = 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive rows of a file, beginning at the start of a chunk.
+
+    Attributes:
+        first_row: number of rows (or lines, without the header of a CSV file) before the span.
+        row_count: number of rows or lines; ``None`` for all that follow.
+        start: byte offset of the first line in a file of lines.
+    """
+
+    first_row: int = 0
+    row_count: int | None = None
+    start: int = 0
+
+
+class Chunk(NamedTuple):
+    """Consecutive rows of a file.
+
+    Attributes:
+        numbers: number of each row in its file, starting at 1; empty lines have none.
+        read: the valid jobs and the errors of invalid rows, by position in ``numbers``.
+        ids: the job ids as text; ``None`` when there are none.
+        row_count: number of rows or lines of the file that the chunk covers.
+    """
+
+    numbers: Indices
+    read: ReadJobs
+    ids: pa.Array | None
+    row_count: int
+
+
+class Reader:
+    """Reads spans of files.
+
+    It keeps a Parquet file open between spans, because the next span often begins where the last
+    one ended.
+
+    Args:
+        id_column: the column of the job ids; by default ``job_id`` or ``id``, where there is one.
+    """
+
+    def __init__(self, id_column: str | None = None) -> None:
+        self._id_column = id_column
+        self._parquet: _ParquetCursor | None = None
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._parquet is not None:
+            self._parquet.close()
+            self._parquet = None
+
+    def chunks(self, file: JobFile, span: Span) -> Iterator[Chunk]:
+        """Reads the chunks of ``span`` in order.
+
+        Raises:
+            DatasetError: when the file is damaged, has changed, or has no column for the ids.
+        """
+        if file.format == "parquet":
+            if self._parquet is None or not self._parquet.reaches(file, span.first_row):
+                self.__exit__()
+                self._parquet = _ParquetCursor(file, span.first_row, self._id_column)
+            return self._parquet.chunks(span)
+        if file.format == "csv":
+            return _csv_chunks(file, span, self._id_column)
+        return _json_chunks(file, span, self._id_column)
+
+
+def read_job_tables(path: Path) -> Iterator[JobTable]:
+    """Reads the jobs of one file as tables of at most :data:`CHUNK_ROWS`; only JSON is read into
+    memory as a whole.
+
+    Raises:
+        InvalidRequestError: when the file does not exist, is too large for JSON, or has an unknown
+            suffix.
+        InvalidJobError: names the line or the index, and the field, of the first invalid job.
+        DatasetError: when a file is damaged or lacks a column; names the row of an invalid job in
+            Parquet or CSV.
+        MissingExtraError: when pyarrow is needed and not installed.
+    """
+    if path.suffix not in (".json", *FORMATS):
+        raise InvalidRequestError(f"{path} must end in .json, {', '.join(FORMATS)}", "jobs")
+    if path.suffix == ".json":
+        yield from _json_tables(path)
+        return
+    [file] = find_files([str(path)])
+    with Reader() as reader:
+        for chunk in reader.chunks(file, Span()):
+            for row, error in sorted(chunk.read.errors.items()):
+                number = chunk.numbers[row]
+                if file.format == "jsonl":
+                    raise error_at(error, f"line {number}")
+                raise DatasetError(f"{path}, row {number}: {error}")
+            if len(chunk.read.table):
+                yield chunk.read.table
+
+
+def read_documents(path: Path) -> Iterator[tuple[int, Any]]:
+    """The JSON values in a file of JSON Lines, each with the number of its line.
+
+    Raises:
+        InvalidJobError: names the line that is not JSON.
+        DatasetError: when the file cannot be read.
+    """
+    with open_bytes(str(path)) as stream:
+        for number, line in enumerate(stream, start=1):
+            if not line.isspace():
+                try:
+                    document = parse_json(line)
+                except InvalidJobError as error:
+                    raise error_at(error, f"{path}, line {number}") from None
+                yield number, document
+
+
+def error_at(error: FieldError, place: str, between: str = ", ") -> InvalidJobError:
+    """The error with its place in a file before its field."""
+    return InvalidJobError(error.reason, between.join(filter(None, (place, error.field))))
+
+
+def id_column_of(names: Sequence[str], id_column: str | None, location: str) -> str | None:
+    """Finds the column that holds the job ids; ``None`` when there is none.
+
+    Raises:
+        DatasetError: when the column ``id_column`` is missing.
+    """
+    if id_column is None:
+        return next((name for name in _ID_COLUMNS if name in names), None)
+    if id_column not in names:
+        raise DatasetError(f"{location} has no column '{id_column}' for the jobs' ids")
+    return id_column
+
+
+class _ParquetCursor:
+    """The chunks of a Parquet file from the row group that holds the row ``first`` on."""
+
+    def __init__(self, file: JobFile, first: int, id_column: str | None) -> None:
+        self._file = file
+        self._stack = ExitStack()
+        parquet = self._stack.enter_context(open_parquet(file.location))
+        try:
+            dataset_version(parquet.schema_arrow, file.location)
+            check_columns(parquet.schema_arrow, file.location)
+            names = parquet.schema_arrow.names
+            self._ids = id_column_of(names, id_column, file.location)
+            columns = dict.fromkeys(
+                name for name in (*JOB_FIELDS, self._ids) if name is not None and name in names
+            )
+            metadata = parquet.metadata
+            sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+            self._starts = [sum(sizes[:group]) for group in range(len(sizes))]
+            self._rows = metadata.num_rows
+            group = self._group(first)
+            self._next_row = self._starts[group] if sizes else 0
+            self._batches: Iterator[pa.RecordBatch] = parquet.iter_batches(
+                CHUNK_ROWS,
+                row_groups=list(range(group, len(sizes))),
+                columns=list(columns),
+                use_threads=False,
+            )
+        except BaseException:
+            self._stack.close()
+            raise
+        self._aligned = self._align()
+
+    def reaches(self, file: JobFile, first: int) -> bool:
+        """Whether reading on from here reaches the row ``first`` of ``file`` faster than starting
+        at its row group."""
+        return file == self._file and self._starts[self._group(first)] <= self._next_row <= first
+
+    def chunks(self, span: Span) -> Iterator[Chunk]:
+        """Reads the rows of ``span``."""
+        stop = self._rows if span.row_count is None else span.first_row + span.row_count
+        while self._next_row < stop:
+            found = next(self._aligned, None)
+            if found is None:
+                raise DatasetError(
+                    f"{self._file.location} is damaged after row {self._next_row}: it holds fewer rows than it says"
+                )
+            first, batch = found
+            if first >= span.first_row:
+                yield self._chunk(first, batch)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._stack.close()
+
+    def _align(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Cuts the file's batches anew at multiples of :data:`CHUNK_ROWS`; yields each with the
+        number of rows before it."""
+        first = self._next_row
+        skip = -first % CHUNK_ROWS
+        first += skip
+        held: list[pa.RecordBatch] = []
+        size = 0
+        for batch in self._read():
+            rest = batch.slice(skip)
+            skip -= len(batch) - len(rest)
+            while len(rest):
+                taken = rest.slice(0, CHUNK_ROWS - size)
+                rest = rest.slice(len(taken))
+                held.append(taken)
+                size += len(taken)
+                if size == CHUNK_ROWS:
+                    self._next_row = first + size
+                    yield first, _joined(held)
+                    first, held, size = first + size, [], 0
+        if held:
+            self._next_row = first + size
+            yield first, _joined(held)
+
+    def _read(self) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        try:
+            yield from self._batches
+        except (OSError, pa.ArrowException) as error:
+            raise DatasetError(
+                f"{self._file.location} is damaged after row {self._next_row}: {first_line(error)}"
+            ) from None
+
+    def _chunk(self, first: int, batch: pa.RecordBatch) -> Chunk:
+        import pyarrow as pa
+
+        ids = None
+        if self._ids is not None:
+            try:
+                ids = batch.column(self._ids).cast(pa.string())
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+                raise DatasetError(
+                    f"{self._file.location}: the column '{self._ids}' cannot be written as text"
+                ) from None
+        numbers = np.arange(first + 1, first + 1 + len(batch))
+        return Chunk(numbers, read_arrow_jobs(batch), ids, len(batch))
+
+    def _group(self, row: int) -> int:
+        """Position of the row group that holds the row."""
+        return max(bisect.bisect_right(self._starts, row) - 1, 0)
+
+
+def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    import pyarrow as pa
+
+    return pa.Table.from_batches(batches).unify_dictionaries().combine_chunks().to_batches()[0]
+
+
+def _lines(file: JobFile, span: Span) -> Iterator[tuple[int, list[bytes]]]:
+    """Yields, for each chunk, the number of lines before it and its lines."""
+    first, left = span.first_row, span.row_count
+    with open_bytes(file.location) as stream:
+        stream.seek(span.start)
+        while left is None or left > 0:
+            count = CHUNK_ROWS if left is None else min(CHUNK_ROWS, left)
+            lines = list(islice(stream, count))
+            if left is not None and len(lines) != count:
+                raise DatasetError(
+                    f"{file.location} has changed since it was first read: run the same command again"
+                )
+            if not lines:
+                return
+            yield first, lines
+            first += len(lines)
+            left = None if left is None else left - len(lines)
+
+
+# JSON.
+
+
+def _json_tables(path: Path) -> Iterator[JobTable]:
+    if not path.is_file():
+        raise InvalidRequestError(f"{path} does not exist", "jobs")
+    with path.open("rb") as file:
+        text = file.read(MAX_JSON_BYTES + 1)
+    if len(text) > MAX_JSON_BYTES:
+        raise InvalidRequestError(
+            f"{path} is larger than {MAX_JSON_BYTES} bytes: write one job a line (.jsonl) instead",
+            "jobs",
+        )
+    document = parse_json(text)
+    documents = document if isinstance(document, list) else [document]
+    for start in range(0, len(documents), CHUNK_ROWS):
+        read = read_jobs(documents[start : start + CHUNK_ROWS])
+        for row, error in sorted(read.errors.items()):
+            place = f"[{start + row}]" if documents is document else ""
+            raise error_at(error, place, ".")
+        yield read.table
+
+
+def _json_chunks(file: JobFile, span: Span, id_column: str | None) -> Iterator[Chunk]:
+    names = _ID_COLUMNS if id_column is None else (id_column,)
+    for first, lines in _lines(file, span):
+        numbers: list[int] = []
+        documents: list[Any] = []
+        ids: list[str | None] = []
+        broken: dict[int, FieldError] = {}
+        for number, line in enumerate(lines, start=first + 1):
+            if line.isspace():
+                continue
+            document = found = None
+            try:
+                document = parse_json(line)
+            except InvalidJobError as error:
+                broken[len(numbers)] = error
+            if isinstance(document, dict):
+                name = next((name for name in names if name in document), None)
+                if name is not None:
+                    found = document[name] if name in JOB_FIELDS else document.pop(name)
+            numbers.append(number)
+            documents.append(document)
+            ids.append(found if found is None or isinstance(found, str) else json.dumps(found))
+        read = read_jobs(documents)
+        read.errors.update(broken)
+        has_ids = any(each is not None for each in ids)
+        texts = import_pyarrow("reading job ids").array(ids, "string") if has_ids else None
+        yield Chunk(np.array(numbers, dtype=np.int64), read, texts, len(lines))
+
+
+# CSV.
+
+
+def _csv_chunks(file: JobFile, span: Span, id_column: str | None) -> Iterator[Chunk]:
+    header, names = csv_header(file.location)
+    id_name = id_column_of(names, id_column, file.location)
+    columns = [name for name in dict.fromkeys((*JOB_FIELDS, id_name)) if name in names]
+    if not span.start:
+        span = Span(span.first_row, span.row_count, len(header))
+    for first, lines in _lines(file, span):
+        texts = [line for line in lines if not line.isspace()]
+        numbers = np.array(
+            [number for number, line in enumerate(lines, first + 1) if not line.isspace()],
+            dtype=np.int64,
+        )
+        tables = _csv_tables(header, columns, texts, 0)
+        good = [at for start, table in tables for at in range(start, start + table.num_rows)]
+        broken: dict[int, FieldError] = {
+            position: InvalidJobError(f"is no line of CSV with {len(names)} columns in UTF-8")
+            for position in set(range(len(texts))).difference(good)
+        }
+        ids = None
+        read = read_jobs([])
+        if good:
+            pa = import_pyarrow("reading CSV")
+            [batch] = pa.concat_tables([table for _, table in tables]).combine_chunks().to_batches()
+            read = merge_reads([(np.array(good, dtype=np.int64), _read_csv(batch))])
+            if id_name is not None:
+                places = np.searchsorted(good, np.arange(len(texts)))
+                is_lost = np.isin(np.arange(len(texts)), good, invert=True)
+                ids = batch.column(id_name).take(pa.array(places, mask=is_lost))
+        yield Chunk(numbers, read._replace(errors=read.errors | broken), ids, len(lines))
+
+
+def _csv_tables(
+    header: bytes, columns: list[str], lines: list[bytes], start: int
+) -> list[tuple[int, pa.Table]]:
+    """Parses these columns into tables of strings, each with the position of its first line; leaves
+    out malformed lines."""
+    table = _parsed_csv(header, columns, lines)
+    if table is not None:
+        return [(start, table)]
+    if len(lines) < 2:
+        return []
+    half = len(lines) // 2
+    return _csv_tables(header, columns, lines[:half], start) + _csv_tables(
+        header, columns, lines[half:], start + half
+    )
+
+
+def _parsed_csv(header: bytes, columns: list[str], lines: list[bytes]) -> pa.Table | None:
+    """Parses the lines as one table of strings; ``None`` when one of them is malformed."""
+    pa = import_pyarrow("reading CSV")
+    from pyarrow import csv
+
+    content = header + b"".join(lines) + b"\n"
+    block_bytes = max(len(content), _LEAST_BLOCK_BYTES)
+    try:
+        table = csv.read_csv(
+            io.BytesIO(content),
+            read_options=csv.ReadOptions(use_threads=False, block_size=block_bytes),
+            convert_options=csv.ConvertOptions(
+                include_columns=columns,
+                column_types=dict.fromkeys(columns, pa.string()),
+                strings_can_be_null=True,
+                null_values=[""],
+            ),
+        )
+    except pa.ArrowInvalid:
+        return None
+    return table if table.num_rows == len(lines) else None
+
+
+def _read_csv(batch: pa.RecordBatch) -> ReadJobs:
+    """Reads jobs without layers from the columns; jobs with layers, and rows with an invalid cell,
+    as dictionaries."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if "layers" in batch.schema.names and batch.column("layers").null_count < len(batch):
+        return read_jobs(_csv_documents(batch, np.arange(len(batch))))
+    names = [name for name in batch.schema.names if name in JOB_FIELDS and name != "layers"]
+    arrays = []
+    is_malformed = np.zeros(len(batch), dtype=np.bool_)
+    for name in names:
+        column = batch.column(name)
+        if name in COUNT_FIELDS:
+            column = pc.replace_substring_regex(column, _NO_FRACTION, "")
+            column = _cast(
+                column,
+                pa.int64(),
+                lambda texts: pc.match_substring_regex(texts, _WHOLE_NUMBER),
+                is_malformed,
+            )
+        elif name in SWITCH_FIELDS:
+            column = _cast(
+                column,
+                pa.bool_(),
+                lambda texts: pc.is_in(texts, pa.array(list(_SWITCH_WORDS))),
+                is_malformed,
+            )
+        arrays.append(column)
+    columns = pa.RecordBatch.from_arrays(arrays, names)
+    if not is_malformed.any():
+        return read_arrow_jobs(columns)
+    well_formed, malformed = (~is_malformed).nonzero()[0], is_malformed.nonzero()[0]
+    from_columns = read_arrow_jobs(columns.take(pa.array(well_formed)))
+    return merge_reads(
+        [(well_formed, from_columns), (malformed, read_jobs(_csv_documents(batch, malformed)))]
+    )
+
+
+def _cast(
+    column: pa.Array,
+    kind: pa.DataType,
+    is_well_formed: Callable[[pa.Array], pa.Array],
+    is_malformed: NDArray[np.bool_],
+) -> pa.Array:
+    """Casts strings to ``kind``; strings in another form become null and set ``is_malformed``."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    well_formed = is_well_formed(column)
+    if pc.all(well_formed, min_count=0).as_py() is not False:
+        return column.cast(kind)
+    well_formed = well_formed.fill_null(True)
+    is_malformed |= ~well_formed.to_numpy(zero_copy_only=False)
+    return pc.if_else(well_formed, column, pa.scalar(None, column.type)).cast(kind)
+
+
+def _csv_documents(batch: pa.RecordBatch, rows: Indices) -> list[dict[str, Any]]:
+    """Converts rows to dictionaries for :func:`gpumemnet.job.json_codec.read_jobs`; a cell of the
+    wrong type stays a string."""
+    documents = row_documents(batch, rows)
+    for document in documents:
+        for name, text in document.items():
+            if name in COUNT_FIELDS:
+                document[name] = _whole(text)
+            elif name in SWITCH_FIELDS:
+                document[name] = _SWITCH_WORDS.get(text, text)
+            elif name == "layers":
+                try:
+                    document[name] = parse_json(text)
+                except InvalidJobError:
+                    document[name] = text
+    return documents
+
+
+def _whole(text: str) -> int | str:
+    whole = re.sub(_NO_FRACTION, "", text)
+    return int(whole) if re.match(_WHOLE_NUMBER, whole) else text
