@@ -9,7 +9,7 @@ real networks.
 ``ask`` asks one cuDNN for the first plan of each, at random batch sizes, on five GPUs; it may be
 stopped at any time, because the order is random.  ``fit`` learns one tree for each GPU, operation,
 type and layout, prints its error against cuDNN on architectures that it was not trained on, and
-with ``--write`` stores trees of all rows in ``gpumemnet/tracing/workspaces/copied_tensors.json``.
+with ``--write`` stores trees of all rows in ``gpumemnet/tracing/operators/copied_tensors.json``.
 """
 
 from __future__ import annotations
@@ -31,11 +31,17 @@ from torch import nn
 from gpumemnet.cudnn.execution_plans import BACKWARD_DATA, OPERATIONS, ConvolutionQuestion
 from gpumemnet.cudnn.session import CudnnSession, find_library
 from gpumemnet.gpu.catalogue import device_profile
-from gpumemnet.tracing.workspaces.copied_tensors import FEATURES, IMAGE, RESULT, features, tree_name
-from gpumemnet.tracing.workspaces.cudnn_convolution import Convolution
+from gpumemnet.tracing.operators.convolution_workspaces import (
+    FEATURES,
+    IMAGE,
+    RESULT,
+    Convolution,
+    features,
+    tree_name,
+)
 from gpumemnet.units import MIB
 
-TREES = Path(__file__).parents[1] / "gpumemnet/tracing/workspaces/copied_tensors.json"
+TREES = Path(__file__).parents[1] / "gpumemnet/tracing/operators/copied_tensors.json"
 GPUS = {"7.5": "T4", "8.0": "A100", "8.6": "RTX3090", "8.9": "RTX4090", "9.0": "H100"}
 BATCHES = (8, 16, 32, 32, 64, 100, 128, 128, 200, 256, 400)
 LEAVES = 24

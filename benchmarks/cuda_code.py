@@ -40,10 +40,10 @@ from gpumemnet.extract.inputs import ModelInputs  # noqa: E402
 from gpumemnet.gpu.catalogue import device_profile  # noqa: E402
 from gpumemnet.job.measurement import Measurement  # noqa: E402
 from gpumemnet.sandbox.workers import in_processes  # noqa: E402
+from gpumemnet.tracing.operators import convolution as convolution_scratch  # noqa: E402
+from gpumemnet.tracing.operators.rules import Scratch  # noqa: E402
 from gpumemnet.tracing.options import TraceOptions  # noqa: E402
 from gpumemnet.tracing.platform import Platform, with_cudnn  # noqa: E402
-from gpumemnet.tracing.workspaces import convolution as convolution_scratch  # noqa: E402
-from gpumemnet.tracing.workspaces.scratch import Scratch  # noqa: E402
 
 FAMILIES = ("mlp", "cnn", "transformer", "zoo")
 GPU = "H200"

@@ -23,10 +23,10 @@ from gpumemnet.errors import ExtractError
 from gpumemnet.extract.module_path import ModulePath
 from gpumemnet.torch_private.operators import find_operator
 from gpumemnet.tracing.calls import OperatorCall, TensorLayout
+from gpumemnet.tracing.operators import scratch
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.timeline import Timeline
-from gpumemnet.tracing.workspaces.rules import scratch
 
 PRIMES: Final = (131, 139, 149, 151, 163, 167)
 """Batch sizes to trace at.  They are large enough to stand out, and leave tensors of images below

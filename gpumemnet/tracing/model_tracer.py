@@ -25,7 +25,6 @@ from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.physics.replicas import communicator_bytes
 from gpumemnet.tracing.batch_memory import BatchMemory, verdict_of
 from gpumemnet.tracing.batch_sizes import BatchTraces
-from gpumemnet.tracing.corrections import CORRECTIONS
 from gpumemnet.tracing.memory import (
     curve_of,
     memory_of,
@@ -35,6 +34,7 @@ from gpumemnet.tracing.memory import (
     smallest_bytes,
 )
 from gpumemnet.tracing.missing_values import GuessedValues
+from gpumemnet.tracing.operators import CORRECTIONS
 from gpumemnet.tracing.optimizers import stated_optimizer
 from gpumemnet.tracing.options import TraceRequest
 from gpumemnet.tracing.platform import Platform, with_cudnn

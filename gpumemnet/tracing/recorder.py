@@ -36,10 +36,10 @@ from gpumemnet.torch_private.operators import (
     without_function_modes,
 )
 from gpumemnet.tracing.calls import OperatorCall
-from gpumemnet.tracing.corrections.result_layouts import LayoutRule, layout_rule
+from gpumemnet.tracing.operators import Scratch, blas_workspace, scratch, takes_scratch
+from gpumemnet.tracing.operators.layouts import LayoutRule, layout_rule
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.timeline import Phase, Storage, Timeline
-from gpumemnet.tracing.workspaces.rules import Scratch, blas_workspace, scratch, takes_scratch
 
 _UNKNOWN: Final = "temporary"
 _COMMUNICATION: Final = "communication"
@@ -416,7 +416,7 @@ class Recorder(DispatchMode):
 
     def _record_scratch(self, pieces: Sequence[Scratch], operator: Any, held: list[int]) -> None:
         """Record scratch memory and its release, see
-        :class:`~gpumemnet.tracing.workspaces.scratch.Scratch`.
+        :class:`~gpumemnet.tracing.operators.rules.Scratch`.
 
         Pieces that are held until the operator ends are added to ``held`` instead of being
         released.

@@ -33,11 +33,11 @@ from gpumemnet.torch_private.operators import unscale_gradients, without_functio
 from gpumemnet.torch_private.training import gpu_optimizers, without_dynamo
 from gpumemnet.tracing.calls import OperatorCall
 from gpumemnet.tracing.checkpointing import checkpointed
-from gpumemnet.tracing.corrections import cuda_autocast, cuda_overrides
-from gpumemnet.tracing.corrections.overrides import overriding
 from gpumemnet.tracing.losses import Loss, TargetLoss, loss_function, loss_name
 from gpumemnet.tracing.meta_tensors import MetaTensors, with_meta_tensors
 from gpumemnet.tracing.missing_values import GuessedValues, RefusedValues
+from gpumemnet.tracing.operators import cuda_autocast, cuda_overrides
+from gpumemnet.tracing.operators.rules import overriding
 from gpumemnet.tracing.optimizers import optimizer_factory
 from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.parallel.rank import gathered_in, on_rank

@@ -51,7 +51,7 @@ class Storage:
         module: dotted path of the module that it belongs to; empty for the model itself and outside
             of it.
         scratch: kind of the scratch memory that a library uses during one operator
-            (:class:`~gpumemnet.tracing.workspaces.scratch.Scratch`); such memory is estimated, not
+            (:class:`~gpumemnet.tracing.operators.rules.Scratch`); such memory is estimated, not
             traced.  Empty for a tensor.
         stream: the CUDA stream that it is allocated on; 0 is the default stream.
     """

@@ -21,9 +21,9 @@ from gpumemnet.extract.triton_kernels import launches_do_nothing
 from gpumemnet.sandbox.user_code import fault_sentence, user_location
 from gpumemnet.torch_private.names import PARALLEL, SCRIPT, check_torch
 from gpumemnet.torch_private.training import gpu_optimizers, without_dynamo
-from gpumemnet.tracing.corrections import cuda_autocast, cuda_overrides
-from gpumemnet.tracing.corrections.overrides import overriding
 from gpumemnet.tracing.model_tracer import answer_for
+from gpumemnet.tracing.operators import cuda_autocast, cuda_overrides
+from gpumemnet.tracing.operators.rules import overriding
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.report.answer import TraceAnswer
 from gpumemnet.tracing.script.allocator_choice import AllocatorChoice

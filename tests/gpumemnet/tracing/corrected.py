@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpumemnet.gpu.catalogue import device_profile
-from gpumemnet.tracing.corrections import cuda_autocast, cuda_overrides, overriding
+from gpumemnet.tracing.operators import cuda_autocast, cuda_overrides, overriding
 from gpumemnet.tracing.platform import Platform
 
 Saved = Counter[str]

@@ -16,12 +16,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpumemnet.cudnn.execution_plans import BACKWARD_DATA, BACKWARD_FILTER, FORWARD
 from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.tracing.operators import Scratch, scratch
+from gpumemnet.tracing.operators.convolution import result_layout
+from gpumemnet.tracing.operators.convolution_workspaces import (
+    Convolution,
+    largest_transform_bytes,
+    workspace_by_rules,
+)
 from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.workspaces.convolution import result_layout
-from gpumemnet.tracing.workspaces.cudnn import workspace
-from gpumemnet.tracing.workspaces.cudnn_convolution import Convolution
-from gpumemnet.tracing.workspaces.rules import Scratch, scratch
-from gpumemnet.tracing.workspaces.transforms import largest_transform_bytes
 from gpumemnet.units import GIB, MIB
 
 OPERATIONS = (FORWARD, BACKWARD_DATA, BACKWARD_FILTER)
@@ -71,7 +73,7 @@ ANSWERED: list[tuple[str, str, torch.dtype, int]] = [
 def test_rules_come_near_the_answers_of_cudnn(
     gpu: str, operation: str, dtype: torch.dtype, reported: int
 ) -> None:
-    found = workspace(
+    found = workspace_by_rules(
         square(**WIDE_FILTERS, dtype=dtype), operation, Platform(device=device_profile(gpu))
     )
     assert found.expected_bytes == pytest.approx(reported, rel=0.05, abs=3 * MIB)
@@ -85,21 +87,24 @@ def test_readings_show_copies_for_the_gradient_of_wide_filters_only(
     platform = Platform(device=device_profile(gpu), cudnn_benchmark=searches)
     wide, narrow = square(56, 64, 128, 3, 1), square(56, 64, 128, 1)
     expected = {
-        operation: workspace(wide, operation, platform).expected_bytes for operation in OPERATIONS
+        operation: workspace_by_rules(wide, operation, platform).expected_bytes
+        for operation in OPERATIONS
     }
     assert expected[FORWARD] == expected[BACKWARD_DATA] == 0
     assert expected[BACKWARD_FILTER] == 4 * (32 * (64 + 128) * 56 * 56 + 64 * 128 * 9)
     for operation in OPERATIONS:
-        found = workspace(narrow, operation, platform)
+        found = workspace_by_rules(narrow, operation, platform)
         assert found.expected_bytes == 0 < found.bound_bytes
 
 
 def test_patches_that_do_not_overlap_need_no_workspace(platform: Platform) -> None:
     patches, overlapping = square(224, 3, 768, 16, stride=16), square(224, 3, 768, 16, stride=8)
-    assert workspace(patches, BACKWARD_FILTER, platform).expected_bytes == 0
-    assert workspace(overlapping, BACKWARD_FILTER, platform).expected_bytes > 0
+    assert workspace_by_rules(patches, BACKWARD_FILTER, platform).expected_bytes == 0
+    assert workspace_by_rules(overlapping, BACKWARD_FILTER, platform).expected_bytes > 0
     deeper = square(56, 96, 192, 2, stride=2)
-    assert workspace(deeper, BACKWARD_FILTER, platform).expected_bytes == sum(deeper.tensor_bytes)
+    assert workspace_by_rules(deeper, BACKWARD_FILTER, platform).expected_bytes == sum(
+        deeper.tensor_bytes
+    )
 
 
 # Width of image, channels, outputs, width of filter, padding; then the largest workspace of FFT,
@@ -155,14 +160,14 @@ def test_a_filter_as_wide_as_the_image_needs_no_transform(platform: Platform) ->
     # would take 9 GiB
     classifier = square(7, 512, 4096, 7)
     for operation in OPERATIONS:
-        found = workspace(classifier, operation, platform)
+        found = workspace_by_rules(classifier, operation, platform)
         assert found.bound_bytes < 8 * 4 * classifier.weight_elements
         assert found.search_bytes < GIB + 2 * 4 * classifier.weight_elements
 
 
 def test_a_search_tries_workspaces_of_about_the_size_of_all_copies(platform: Platform) -> None:
     convolution = square(56, 64, 128, 3, 1)
-    found = workspace(convolution, FORWARD, platform)
+    found = workspace_by_rules(convolution, FORWARD, platform)
     copies = 32 * (64 + 128) * 56 * 56 * 4
     assert found.expected_bytes <= found.bound_bytes <= found.search_bytes
     assert copies < found.search_bytes < 2 * copies
@@ -228,21 +233,27 @@ def test_tensor_cores_work_on_copies_of_channels_first_tensors(platform: Platfor
 def test_tensor_cores_before_ampere_take_fp16_alone(gpu: str) -> None:
     convolution = square(56, 64, 128, 3, 1)
     platform = Platform(device=device_profile(gpu))
-    assert workspace(convolution, FORWARD, platform).expected_bytes < MIB
+    assert workspace_by_rules(convolution, FORWARD, platform).expected_bytes < MIB
     assert (
-        workspace(replace(convolution, dtype=torch.float16), FORWARD, platform).expected_bytes > 0
+        workspace_by_rules(
+            replace(convolution, dtype=torch.float16), FORWARD, platform
+        ).expected_bytes
+        > 0
     )
     assert (
-        workspace(replace(convolution, dtype=torch.bfloat16), FORWARD, platform).expected_bytes == 0
+        workspace_by_rules(
+            replace(convolution, dtype=torch.bfloat16), FORWARD, platform
+        ).expected_bytes
+        == 0
     )
 
 
 def test_without_tf32_nothing_is_expected_and_copies_bound_it(platform: Platform) -> None:
     convolution = square(56, 64, 128, 3, 1)
-    found = workspace(convolution, FORWARD, replace(platform, tf32=False))
+    found = workspace_by_rules(convolution, FORWARD, replace(platform, tf32=False))
     assert (found.expected_bytes, found.bound_bytes) == (
         0,
-        workspace(convolution, BACKWARD_DATA, platform).bound_bytes,
+        workspace_by_rules(convolution, BACKWARD_DATA, platform).bound_bytes,
     )
 
 
@@ -310,7 +321,7 @@ def test_a_transposed_convolution_is_the_backward_pass_of_one(platform: Platform
     )
     same = square(56, 32, 64, 4, 1, 2, batch=8)
     found = [
-        workspace(same, operation, platform)
+        workspace_by_rules(same, operation, platform)
         for operation in (BACKWARD_DATA, FORWARD, BACKWARD_FILTER)
     ]
     pieces = [*seen.pieces["convolution"], *seen.pieces["convolution_backward"]]
@@ -389,5 +400,5 @@ def test_a_bound_is_never_below_what_is_expected(
     )
     platform = Platform(device=device_profile(gpu))
     for operation in OPERATIONS:
-        found = workspace(convolution, operation, platform)
+        found = workspace_by_rules(convolution, operation, platform)
         assert 0 <= found.expected_bytes <= found.bound_bytes <= found.search_bytes

@@ -17,7 +17,7 @@ from gpumemnet.physics.element_types import (
     LOWER_PRECISION,
     PROMOTE,
 )
-from gpumemnet.tracing.corrections import autocast
+from gpumemnet.tracing.operators import autocast
 from tests.gpumemnet.tracing.corrected import Operators, corrected, meta, operators, saved
 
 HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"

@@ -2,7 +2,7 @@ import importlib
 
 import pytest
 
-from gpumemnet.tracing.corrections import CORRECTIONS, Correction, cuda_overrides
+from gpumemnet.tracing.operators import CORRECTIONS, Correction, cuda_overrides
 from tests.gpumemnet.tracing.corrected import platform
 
 

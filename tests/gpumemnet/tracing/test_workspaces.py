@@ -16,12 +16,12 @@ from torch import Tensor
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.tracing.operators import NEGLECTED, Scratch, blas_workspace, scratch
+from gpumemnet.tracing.operators.attention import key_splits
+from gpumemnet.tracing.operators.cublas import parse_workspace_setting
+from gpumemnet.tracing.operators.layouts import is_channels_last
+from gpumemnet.tracing.operators.reductions import reduction_scratch
 from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.workspaces.attention import key_splits
-from gpumemnet.tracing.workspaces.blas import parse_workspace_setting
-from gpumemnet.tracing.workspaces.layout_copies import is_channels_last
-from gpumemnet.tracing.workspaces.reduction import reduction_scratch
-from gpumemnet.tracing.workspaces.rules import NEGLECTED, Scratch, blas_workspace, scratch
 from gpumemnet.units import MIB
 
 aten: Any = torch.ops.aten

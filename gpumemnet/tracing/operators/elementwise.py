@@ -1,11 +1,17 @@
-"""Sums that PyTorch computes in place on CUDA, but not on meta tensors.
+"""Elementwise operators: dropout, the gradient of mish, and sums that CUDA computes in place.
 
-PyTorch code that must also work on tensors without memory checks ``at::isTensorSubclassLike``,
-which is always true for meta tensors, and then allocates a new tensor.  In a training step this
-happens in four places: sums of the gradients of several consumers of one tensor
-    (``torch/csrc/autograd/input_buffer.cpp``), the bias of a linear layer whose input is not
-    contiguous, the
-mask of the math attention kernel, and backward formulas of indexing.
+* Dropout is one kernel on CUDA that keeps a mask of one byte per element; the composite keeps noise
+  in the input's type.  Of all forms of dropout only ``aten::dropout`` has such a kernel
+  (``aten/src/ATen/native/Dropout.cpp``).  The in-place form, feature and alpha dropout, and any
+  form with ``p`` of 0 or 1, run the same composite on every device.
+* ``mish_backward`` (``aten/src/ATen/native/Activation.cpp``) is one kernel on CUDA and several
+  elementwise operators on meta tensors.  It and the fused RMS norm are the only operators of
+  PyTorch with a CUDA kernel, no meta kernel, and a composite implementation for other devices.
+* PyTorch code that must also work on tensors without memory checks ``at::isTensorSubclassLike``,
+  which is always true for meta tensors, and then allocates a new tensor.  In a training step this
+  happens in four places: sums of the gradients of several consumers of one tensor
+  (``torch/csrc/autograd/input_buffer.cpp``), the bias of a linear layer whose input is not
+  contiguous, the mask of the math attention kernel, and backward formulas of indexing.
 """
 
 from __future__ import annotations
@@ -20,7 +26,22 @@ from torch import Tensor
 from gpumemnet import torch_private
 from gpumemnet.torch_private.modules import reference_counts
 from gpumemnet.torch_private.operators import aten, called_by_engine
-from gpumemnet.tracing.corrections.overrides import Override
+from gpumemnet.tracing.operators.rules import Override
+
+
+def _dropout(original: Callable[..., Tensor], input: Tensor, p: float, train: bool) -> Tensor:
+    if train and 0 < p < 1 and input.numel() > 0:
+        output: Tensor = aten.native_dropout(input, p, train)[0]
+        return output
+    return original(input, p, train)
+
+
+def _mish_backward(original: Callable[..., Tensor], grad_output: Tensor, self: Tensor) -> Tensor:
+    output: Tensor = aten.mul.Tensor(
+        grad_output, self
+    )  # an elementwise kernel allocates one result in the layout of its inputs
+    return output
+
 
 _OWN_PACKAGES: Final = frozenset({str(__package__), torch_private.__name__})
 
@@ -127,7 +148,9 @@ def _is_held_once(tensor: Tensor) -> bool:
     )
 
 
-IN_PLACE: Final = (
+OVERRIDES: Final = (
+    Override(aten.dropout.default, _dropout),
+    Override(aten.mish_backward.default, _mish_backward),
     Override(aten.add.Tensor, _add),
     Override(aten.linear.default, _linear),
     Override(aten.index_put.default, _index_put),

@@ -1,10 +1,10 @@
-"""Replaces LSTM and GRU on meta tensors by operators that allocate as CUDA does.
+"""LSTM and GRU: replaced on meta tensors by operators that allocate as CUDA does.
 
 On CUDA, cuDNN runs a whole stack of layers in one call, and a fused kernel runs a single cell.  On
 meta tensors PyTorch composes both from many small operators.
 
 cuDNN keeps what its backward pass needs in one opaque buffer, the reserve space
-(:mod:`gpumemnet.physics.saved_tensors`).
+(:func:`gpumemnet.physics.saved_tensors.reserve_elements`).
 
 Sources: ``aten/src/ATen/native/RNN.cpp``, ``aten/src/ATen/native/cudnn/RNN.cpp`` and
 ``aten/src/ATen/cudnn/AutocastRNN.cpp``.  Stacks of plain RNN layers, and of LSTM layers with a
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gpumemnet.physics.saved_tensors import reserve_elements
 from gpumemnet.torch_private.operators import aten
-from gpumemnet.tracing.corrections.overrides import Override
+from gpumemnet.tracing.operators.rules import Call, Override, Rule, Scratch, exactly, tensor_bytes
 
 _GRU_WORKSPACE: Final = 5
 """``GRU_WORKSPACE_MULTIPLIER`` of ``aten/src/ATen/native/cuda/RNN.cu``."""
@@ -163,14 +163,14 @@ def _run(
         if train
         else 0
     )
-    plan = _Plan(
+    stack = _CudnnStack(
         batch_first, len(hidden), directions * units, reserve * input.element_size(), weights_dtype
     )
-    outputs: tuple[Tensor, ...] = _CudnnRnn.apply(plan, input, *hidden, *params)  # type: ignore[no-untyped-call]
+    outputs: tuple[Tensor, ...] = _CudnnRnn.apply(stack, input, *hidden, *params)  # type: ignore[no-untyped-call]
     return outputs
 
 
-class _Plan(NamedTuple):
+class _CudnnStack(NamedTuple):
     batch_first: bool
     states: int
     width: int
@@ -188,42 +188,44 @@ class _CudnnRnn(torch.autograd.Function):
     reserve space."""
 
     @staticmethod
-    def forward(ctx: Any, plan: _Plan, input: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        hidden, weights = tensors[: plan.states], tensors[plan.states :]
+    def forward(
+        ctx: Any, stack: _CudnnStack, input: Tensor, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        hidden, weights = tensors[: stack.states], tensors[stack.states :]
         # Autocast copies the weights into a flat buffer of the lower type; otherwise they already
         # share one.
         elements = sum(weight.numel() for weight in weights)
         flat = (
             None
-            if plan.weights_dtype is None
-            else input.new_empty(elements, dtype=plan.weights_dtype)
+            if stack.weights_dtype is None
+            else input.new_empty(elements, dtype=stack.weights_dtype)
         )
-        dense = plan.dense(input)
-        output = dense.new_empty((*input.shape[:-1], plan.width))
+        dense = stack.dense(input)
+        output = dense.new_empty((*input.shape[:-1], stack.width))
         last = [state.new_empty(state.shape) for state in hidden]
-        space = input.new_empty(plan.reserve_bytes, dtype=torch.uint8)
-        ctx.plan = plan
+        space = input.new_empty(stack.reserve_bytes, dtype=torch.uint8)
+        ctx.stack = stack
         ctx.save_for_backward(input, *hidden, *weights, output, space, flat)
         return output, *last
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        plan: _Plan = ctx.plan
+        stack: _CudnnStack = ctx.stack
         input, *rest = ctx.saved_tensors
-        hidden, weights, flat = rest[: plan.states], rest[plan.states : -3], rest[-1]
+        hidden, weights, flat = rest[: stack.states], rest[stack.states : -3], rest[-1]
         needed = ctx.needs_input_grad[1:]
-        found = [*_input_gradients(plan, input, hidden, gradients[0])]
+        found = [*_input_gradients(stack, input, hidden, gradients[0])]
         if any(needed[len(found) :]):
-            found += _weight_gradients(plan, input, weights, weights[0] if flat is None else flat)
+            found += _weight_gradients(stack, input, weights, weights[0] if flat is None else flat)
         return None, *(
             grad if is_needed else None for grad, is_needed in zip_longest(found, needed)
         )
 
 
 def _input_gradients(
-    plan: _Plan, input: Tensor, hidden: Sequence[Tensor], gradient: Tensor
+    stack: _CudnnStack, input: Tensor, hidden: Sequence[Tensor], gradient: Tensor
 ) -> Iterator[Tensor]:
-    copies = plan.dense(input), plan.dense(gradient)
+    copies = stack.dense(input), stack.dense(gradient)
     yield input.new_empty(input.shape)
     for state in hidden:
         yield state.new_empty(state.shape)
@@ -231,9 +233,9 @@ def _input_gradients(
 
 
 def _weight_gradients(
-    plan: _Plan, input: Tensor, weights: Sequence[Tensor], like: Tensor
+    stack: _CudnnStack, input: Tensor, weights: Sequence[Tensor], like: Tensor
 ) -> list[Tensor]:
-    copy = plan.dense(input)
+    copy = stack.dense(input)
     sizes = [weight.numel() for weight in weights]
     pieces = torch.split(like.new_zeros(sum(sizes)), sizes)
     del copy
@@ -298,7 +300,7 @@ class _FusedGruCell(torch.autograd.Function):
         return of_input, of_hidden, torch.empty_like(hx), *of_biases
 
 
-RECURRENT: Final = (
+OVERRIDES: Final = (
     Override(aten.lstm.input, _lstm),
     Override(aten.lstm.data, _lstm_packed),
     Override(aten.gru.input, _gru),
@@ -307,3 +309,12 @@ RECURRENT: Final = (
     Override(aten.gru_cell.default, _gru_cell),
 )
 """The overrides that this module defines."""
+
+
+def _packed(call: Call) -> tuple[Scratch, ...]:
+    """Return the copies of the steps before they are joined (``_pack_padded_sequence`` in
+    ``native/PackedSequence.cpp``)."""
+    return exactly(tensor_bytes(call.outputs[0]), "copy", held=True, after=0)
+
+
+SCRATCH_RULES: Final[dict[Any, Rule]] = {aten._pack_padded_sequence.default: _packed}

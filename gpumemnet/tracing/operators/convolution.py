@@ -1,5 +1,5 @@
-"""Scratch memory of PyTorch's convolution operators: layout copies, cuDNN workspaces, and the sum
-for the bias gradient.
+"""Convolutions: scratch memory of PyTorch's operators, which are layout copies, cuDNN workspaces, and
+the sum for the bias gradient.
 
 Sources: ``aten/src/ATen/native/Convolution.cpp`` chooses the kernels and the layout.
 ``aten/src/ATen/native/cudnn/ConvShared.cpp`` calls cuDNN for the gradient of the input, then for
@@ -9,7 +9,6 @@ the gradient of the weight.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -17,21 +16,21 @@ from torch import Tensor
 
 from gpumemnet.cudnn.execution_plans import BACKWARD_DATA, BACKWARD_FILTER, FORWARD
 from gpumemnet.torch_private.operators import aten
+from gpumemnet.tracing.operators.convolution_workspaces import (
+    Convolution,
+    largest_transform_bytes,
+    workspace_by_plans,
+    workspace_by_rules,
+)
+from gpumemnet.tracing.operators.layouts import (
+    copy_bytes,
+    gradient_layouts,
+    result_layout,
+)
+from gpumemnet.tracing.operators.reductions import accumulator_bytes, reduction_scratch
+from gpumemnet.tracing.operators.rules import Call, Rule, Scratch, exactly, tensor_bytes
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.timeline import CONVOLUTION_SEARCH, CONVOLUTION_WORKSPACE
-from gpumemnet.tracing.workspaces.cudnn import workspace
-from gpumemnet.tracing.workspaces.cudnn_convolution import Convolution
-from gpumemnet.tracing.workspaces.cudnn_plans import planned_workspace
-from gpumemnet.tracing.workspaces.layout_copies import (
-    CHANNELS_LAST,
-    copy_bytes,
-    is_channels_last,
-    laid_out,
-    memory_format,
-)
-from gpumemnet.tracing.workspaces.reduction import accumulator_bytes, reduction_scratch
-from gpumemnet.tracing.workspaces.scratch import Call, Rule, Scratch, exactly, tensor_bytes
-from gpumemnet.tracing.workspaces.transforms import largest_transform_bytes
 
 
 def _forward(call: Call) -> tuple[Scratch, ...]:
@@ -40,7 +39,7 @@ def _forward(call: Call) -> tuple[Scratch, ...]:
     if not call.outputs or not call.outputs[0].numel() or not weight.numel():
         return ()
     wanted = result_layout(given, weight)
-    convolution = _convolution(call, given, call.outputs[0], wanted)
+    convolution = _as_cudnn_sees_it(call, given, call.outputs[0], wanted)
     operation = BACKWARD_DATA if call.arguments["transposed"] else FORWARD
     return (
         *_copied(given, wanted, 0),
@@ -59,7 +58,7 @@ def _backward(call: Call) -> tuple[Scratch, ...]:
     needs_input, needs_weight, needs_bias = arguments["output_mask"]
     wanted = result_layout(given, weight)
     gradients = gradient_layouts(grad, given, weight, needs_weight)
-    convolution = _convolution(call, given, grad, wanted)
+    convolution = _as_cudnn_sees_it(call, given, grad, wanted)
     pieces = [*(_copied(given, wanted, 0) if needs_weight else ())]
     if gradients.is_moved:
         pieces += exactly(tensor_bytes(grad), "copy", held=True, after=0)
@@ -79,53 +78,13 @@ def _backward(call: Call) -> tuple[Scratch, ...]:
     return tuple(pieces)
 
 
-def result_layout(given: Tensor, weight: Tensor) -> torch.memory_format:
-    """Return the layout that a CUDA convolution uses for its result and for copies of its operands.
-
-    It is channels last if the input or the weight is, except for fp64
-    (``cudnn_conv_suggest_memory_format``).  Meta tensors do not follow this rule.
-    """
-    if given.dtype == torch.float64 or not (is_channels_last(given) or is_channels_last(weight)):
-        return torch.contiguous_format
-    return CHANNELS_LAST[weight.dim()]
-
-
-@dataclass(frozen=True, slots=True)
-class GradientLayouts:
-    """Memory layouts of a convolution's gradients.
-
-    ``is_moved`` is true if the gradient of the result must be copied into another layout.
-    """
-
-    of_input: torch.memory_format
-    of_weight: torch.memory_format
-    is_moved: bool
-
-
-def gradient_layouts(
-    grad: Tensor, given: Tensor, weight: Tensor, needs_weight: bool
-) -> GradientLayouts:
-    """Return the layouts that ``cudnn_convolution_backward`` uses.
-
-    The gradient of the result takes the layout of the input.  The other gradients depend on both.
-    The strides decide each layout, so an image of one pixel, which needs no copy, keeps its
-    strides.
-    """
-    wanted = result_layout(given, weight)
-    read = laid_out(given, wanted) if needs_weight and copy_bytes(given, wanted) else given
-    common = memory_format(read)
-    is_moved = memory_format(grad) is not common
-    moved = laid_out(grad, common) if is_moved else grad
-    return GradientLayouts(result_layout(moved, weight), result_layout(read, moved), is_moved)
-
-
 def _copied(
     tensor: Tensor, wanted: torch.memory_format, after: int | None = None
 ) -> tuple[Scratch, ...]:
     return exactly(copy_bytes(tensor, wanted), "copy", held=True, after=after)
 
 
-def _convolution(
+def _as_cudnn_sees_it(
     call: Call, given: Tensor, returned: Tensor, wanted: torch.memory_format
 ) -> Convolution:
     """Return the convolution that PyTorch passes to cuDNN; a 1D convolution gets a second dimension
@@ -162,7 +121,7 @@ def cudnn_workspace(
     tries."""
     if is_native(convolution):
         return ()
-    found = planned_workspace(convolution, operation, platform) or workspace(
+    found = workspace_by_plans(convolution, operation, platform) or workspace_by_rules(
         convolution, operation, platform
     )
     chosen = (
@@ -193,7 +152,7 @@ def is_native(convolution: Convolution) -> bool:
     return convolution.is_depthwise and not convolution.channels_last
 
 
-RULES: Final[dict[Any, Rule]] = {
+SCRATCH_RULES: Final[dict[Any, Rule]] = {
     aten.convolution.default: _forward,
     aten.convolution_backward.default: _backward,
 }

@@ -1,5 +1,4 @@
-"""Scratch memory of operators that sort on the GPU: sorting, and the gradients of embeddings and of
-indexing.
+"""Indexing, embeddings and sorting: scratch memory of operators that sort on the GPU.
 
 The rows of equal indices must be summed in order.  So the gradient of an embedding sorts its
 indices and sums pieces of ten rows.  Memory is allocated for the largest possible number of pieces,
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gpumemnet.torch_private.operators import aten
-from gpumemnet.tracing.workspaces.scratch import (
+from gpumemnet.tracing.operators.rules import (
     Call,
     Rule,
     Scratch,
@@ -139,7 +138,7 @@ def _sort(call: Call) -> tuple[Scratch, ...]:
     )
 
 
-RULES: Final[dict[Any, Rule]] = {
+SCRATCH_RULES: Final[dict[Any, Rule]] = {
     aten.embedding_dense_backward.default: _embedding_gradient,
     aten.index_put.default: _index_put,
     aten.index_put_.default: _index_put,

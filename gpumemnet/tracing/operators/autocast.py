@@ -1,15 +1,20 @@
-"""Autocast for CUDA on meta tensors: all casts of its policies, ahead of autograd, with the cache
-of cast weights.
+"""Mixed precision on meta tensors: the casts of autocast for CUDA, and ``GradScaler``.
 
 The lists are those of :mod:`gpumemnet.physics.element_types`, the rules those of
-``aten/src/ATen/autocast_mode.cpp``, whose kernels look for tensors on a GPU.  Whether a region is
-entered, with which type, is PyTorch's own thread-local state, which
-:func:`~gpumemnet.tracing.corrections.amp.cuda_autocast` lets ``torch.autocast("cuda")`` set.
+``aten/src/ATen/autocast_mode.cpp``, whose kernels look for tensors on a GPU.  All casts happen
+ahead of autograd, with the cache of cast weights.  Whether a region is entered, with which type, is
+PyTorch's own thread-local state.
+
+PyTorch's Python code for mixed precision checks whether CUDA is available, whether a tensor's
+device is ``cuda``, and how large a scale is.  Inside :func:`cuda_autocast` the answers are those of
+the simulated GPU, so that ``torch.autocast("cuda")`` and ``GradScaler("cuda")`` do not switch
+themselves off.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -25,9 +30,12 @@ from gpumemnet.physics.element_types import (
     LOWER_PRECISION,
     PROMOTE,
 )
+from gpumemnet.torch_private import training
 from gpumemnet.torch_private.modules import is_view
+from gpumemnet.torch_private.names import replaced
 from gpumemnet.torch_private.operators import find_operator, schema, without_function_modes
-from gpumemnet.tracing.corrections.overrides import Override
+from gpumemnet.tracing.operators.rules import Override
+from gpumemnet.tracing.platform import Platform
 
 _CASTABLE: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
@@ -194,3 +202,73 @@ def _dtype_position(operator: Any) -> int | None:
 
 def _name(operator: Any) -> str:
     return str(operator).removeprefix("aten.").removesuffix(".default")
+
+
+@contextmanager
+def cuda_autocast(platform: Platform) -> Iterator[None]:
+    """Context in which ``torch.autocast("cuda")``, gradient scalers and checkpoints work as on a
+    GPU.
+
+    A scaler never skips a step: no gradient of a meta tensor overflows.  Thread-local state and
+        replaced names are restored
+    on exit.
+    """
+    enabled, dtype = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    replacements = (
+        (training.AMP_UNAVAILABLE, lambda: False),
+        (training.BF16_SUPPORT, _bf16_support(platform)),
+        (training.CLEAR_AUTOCAST_CACHE, _clearing(training.CLEAR_AUTOCAST_CACHE.value())),
+        (training.AUTOCAST_CAST, _cast_as_cuda(training.AUTOCAST_CAST.value())),
+        (training.CHECKPOINT_DEVICE, _cuda_for_meta(training.CHECKPOINT_DEVICE.value())),
+        (training.SCALER_STEP, _always_step),
+        (training.SCALER_SCALE, training.initial_scale),
+        (training.SCALER_GROWTH, training.initial_growth),
+    )
+    with replaced(replacements):
+        try:
+            yield
+        finally:
+            torch.set_autocast_enabled("cuda", enabled)
+            torch.set_autocast_dtype("cuda", dtype)
+            forget_casts()
+
+
+def _bf16_support(platform: Platform) -> Callable[..., bool]:
+    def is_bf16_supported(including_emulation: bool = True) -> bool:
+        return including_emulation or platform.compute_capability[0] >= 8
+
+    return is_bf16_supported
+
+
+def _clearing(original: Callable[[], None]) -> Callable[[], None]:
+    def clear_autocast_cache() -> None:
+        original()
+        forget_casts()
+
+    return clear_autocast_cache
+
+
+def _cast_as_cuda(original: Callable[..., Any]) -> Callable[..., Any]:
+    """For ``custom_fwd(cast_inputs=…)``: cast meta tensors where it names ``cuda``."""
+
+    def cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
+        return original(value, "meta" if device_type == "cuda" else device_type, dtype)
+
+    return cast
+
+
+def _cuda_for_meta(original: Callable[..., str]) -> Callable[..., str]:
+    """For checkpoints, which enter the autocast region of this device again: name ``cuda`` for meta
+    tensors."""
+
+    def infer_device_type(*args: Any) -> str:
+        device_type = original(*args)
+        return "cuda" if device_type in ("meta", "cpu") else device_type
+
+    return infer_device_type
+
+
+def _always_step(
+    scaler: Any, optimizer: Any, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
+) -> Any:
+    return optimizer.step(*args, **kwargs)

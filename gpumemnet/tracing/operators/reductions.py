@@ -1,11 +1,11 @@
-"""Scratch memory of a CUDA reduction that uses several thread blocks per output.
+"""Sums, means, variances and norms: scratch memory of a reduction that uses several thread blocks
+per output.
 
 A reduction of many values to few outputs splits each output over several thread blocks.  They add
-their partial results in
-global memory: up to 30 MiB for the gradient of one bias.  The split depends on shape, strides and
-    the GPU's size.  Sources:
-``setReduceConfig`` and ``ReduceConfig`` in ``aten/src/ATen/native/cuda/Reduce.cuh``, for the
-dimensions that ``aten/src/ATen/TensorIterator.cpp`` derives from the tensors.
+their partial results in global memory: up to 30 MiB for the gradient of one bias.  The split
+depends on shape, strides and the GPU's size.  Sources: ``setReduceConfig`` and ``ReduceConfig`` in
+``aten/src/ATen/native/cuda/Reduce.cuh``, for the dimensions that
+``aten/src/ATen/TensorIterator.cpp`` derives from the tensors.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from gpumemnet.torch_private.operators import aten
+from gpumemnet.tracing.operators.rules import Call, Rule, Scratch, ceil_div, exactly
 from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.workspaces.scratch import Call, Rule, Scratch, ceil_div, exactly
 
 KIND: Final = "reduction"
 
@@ -128,7 +128,7 @@ def _scratch(
         outputs = math.prod(dim.size for dim in dims if not dim.is_reduced)
         pieces += exactly(outputs * accumulator_bytes, KIND, held=True)
     for number, part in enumerate(parts, 1):
-        buffer_bytes, columns = _meeting(part, accumulator_bytes, grid)
+        buffer_bytes, columns = _partial_results(part, accumulator_bytes, grid)
         pieces += [
             *exactly(buffer_bytes, KIND, held=number == len(parts)),
             *exactly(4 * columns, KIND),
@@ -175,7 +175,7 @@ def _addressable_parts(
     return parts
 
 
-def _meeting(dims: Sequence[_Dim], accumulator_bytes: int, grid: _Grid) -> tuple[int, int]:
+def _partial_results(dims: Sequence[_Dim], accumulator_bytes: int, grid: _Grid) -> tuple[int, int]:
     """Return the bytes of the buffer for partial results, and the number of block columns that
     share it."""
     reduced_count = sum(dim.is_reduced for dim in dims)
@@ -304,7 +304,7 @@ def _foreach_norm(call: Call) -> tuple[Scratch, ...]:
     return exactly(len(tensors) * chunks * 4, KIND)
 
 
-RULES: Final[dict[Any, Rule]] = {
+SCRATCH_RULES: Final[dict[Any, Rule]] = {
     aten.sum.default: _sum,
     aten.sum.dim_IntList: _sum,
     aten.mean.default: _sum,

@@ -1,14 +1,52 @@
-"""The list of differences between PyTorch on CUDA and on meta tensors, and of their corrections.
+"""What operators do on CUDA and not on meta tensors, one module for each family of operators.
 
-Every entry says what happens on CUDA, where the PyTorch source says so, and which module corrects
-it or what the trace gets wrong without a correction.
+A family's module holds what its operators keep for the backward pass where that differs, and the
+scratch memory that they take.  :func:`cuda_overrides` returns the operators to replace, for
+:func:`~gpumemnet.tracing.operators.rules.overriding`; :func:`scratch` computes scratch memory;
+:func:`~gpumemnet.tracing.operators.autocast.cuda_autocast` is the context in which autocast and
+gradient scalers act; :data:`CORRECTIONS` lists every known difference: what happens on CUDA, where
+the PyTorch source says so, and which module corrects it or what the trace gets wrong without a
+correction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+from torch import Tensor
+
+from gpumemnet.torch_private.operators import OpOverload, schema
+from gpumemnet.tracing.operators import (
+    attention,
+    convolution,
+    cublas,
+    elementwise,
+    indexing,
+    layouts,
+    normalization,
+    recurrent,
+    reductions,
+)
+from gpumemnet.tracing.operators.autocast import autocast_overrides, cuda_autocast
+from gpumemnet.tracing.operators.cublas import blas_workspace
+from gpumemnet.tracing.operators.rules import Call, Override, Rule, Scratch, overriding
+from gpumemnet.tracing.platform import Platform
+
+__all__ = [
+    "CORRECTIONS",
+    "Correction",
+    "NEGLECTED",
+    "Override",
+    "Scratch",
+    "blas_workspace",
+    "cuda_autocast",
+    "cuda_overrides",
+    "overriding",
+    "scratch",
+    "takes_scratch",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,19 +76,19 @@ class Correction:
         )
 
 
-_HERE: Final = "gpumemnet.tracing.corrections"
+_HERE: Final = "gpumemnet.tracing.operators"
 
 CORRECTIONS: Final = (
     Correction(
         name="dropout",
         on_cuda="keeps a mask of one byte per element instead of noise in the input's type",
-        corrected_in=f"{_HERE}.dropout",
+        corrected_in=f"{_HERE}.elementwise",
         source="aten/src/ATen/native/Dropout.cpp",
     ),
     Correction(
         name="gradient of mish",
         on_cuda="is one kernel",
-        corrected_in=f"{_HERE}.activations",
+        corrected_in=f"{_HERE}.elementwise",
         source="aten/src/ATen/native/Activation.cpp",
     ),
     Correction(
@@ -81,7 +119,7 @@ CORRECTIONS: Final = (
     Correction(
         name="gradient scaling",
         on_cuda="scales the loss, and skips a step whose gradients overflow",
-        corrected_in=f"{_HERE}.amp",
+        corrected_in=f"{_HERE}.autocast",
         effect="no step is ever skipped",
         concerns=("_amp_",),
         source="torch/amp/grad_scaler.py",
@@ -89,13 +127,13 @@ CORRECTIONS: Final = (
     Correction(
         name="sums of gradients",
         on_cuda="adds gradients of several consumers of a tensor in place",
-        corrected_in=f"{_HERE}.in_place",
+        corrected_in=f"{_HERE}.elementwise",
         source="torch/csrc/autograd/input_buffer.cpp",
     ),
     Correction(
         name="in-place steps of composites",
         on_cuda="adds biases, attention masks and gradients of indexing in place",
-        corrected_in=f"{_HERE}.in_place",
+        corrected_in=f"{_HERE}.elementwise",
         effect="other backward formulas with such a detour, those of norms for one, allocate one temporary tensor too many",
         concerns=("norm.", "linalg_vector_norm"),
         source="aten/src/ATen/TensorSubclassLikeUtils.h",
@@ -164,7 +202,7 @@ CORRECTIONS: Final = (
     Correction(
         name="scratch memory inside kernels",
         on_cuda="many kernels allocate and free while they run",
-        corrected_in="gpumemnet.tracing.workspaces.rules",
+        corrected_in=_HERE,
         source="aten/src/ATen/native/cuda",
     ),
     Correction(
@@ -181,3 +219,85 @@ CORRECTIONS: Final = (
     ),
 )
 """All known differences."""
+
+
+_FAMILIES: Final = (
+    attention,
+    convolution,
+    cublas,
+    indexing,
+    layouts,
+    normalization,
+    recurrent,
+    reductions,
+)
+_SCRATCH_RULES: Final[dict[Any, Rule]] = {
+    operator: rule for family in _FAMILIES for operator, rule in family.SCRATCH_RULES.items()
+}
+
+NEGLECTED: Final[Mapping[str, str]] = {
+    "cross-entropy, pooling, upsampling, dropout, cat": "no scratch, or a few bytes",
+    "cumulative sums, top-k": "one state per block of threads; the sort of the result is small",
+    "foreach and fused optimizers, gradient scaler": "lists of tensors travel as kernel arguments",
+    "recurrent cuDNN layers": "cuDNN's workspace for them is not documented",
+    "FFT, linear algebra, cuSPARSE": "their libraries' workspaces are not modelled",
+    "nonzero, unique, boolean masks": "sizes depend on the data",
+    "memory that cuDNN and cuBLAS allocate by themselves": "outside the allocator: it counts as context",
+}
+"""Sources of scratch memory that are not modelled → the reason."""
+
+
+def takes_scratch(operator: OpOverload) -> bool:
+    """Whether :func:`scratch` has a rule for ``operator``."""
+    return operator in _SCRATCH_RULES
+
+
+def scratch(
+    operator: OpOverload,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    outputs: Sequence[Tensor],
+    platform: Platform,
+) -> tuple[Scratch, ...]:
+    """Return the scratch memory that one call of ``operator`` allocates on ``platform``, in order.
+
+    Args:
+        operator: the operator, as a dispatch mode below autograd receives it.
+        args, kwargs: arguments of the call; only shapes, strides and types matter.
+        outputs: the tensors that the call returned.
+        platform: the GPU that it runs on.
+    """
+    rule = _SCRATCH_RULES.get(operator)
+    if rule is None:
+        return ()
+    return rule(Call(_named(operator, args, kwargs), outputs, platform))
+
+
+def _named(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments by name; the dispatcher omits those that equal their default, so these
+    are added."""
+    arguments = schema(operator).arguments
+    named = {
+        argument.name: argument.default_value
+        for argument in arguments[len(args) :]
+        if argument.has_default_value()
+    }
+    named.update(zip((argument.name for argument in arguments), args, strict=False))
+    named.update(kwargs)
+    return named
+
+
+def cuda_overrides(platform: Platform) -> list[Override]:
+    """Return all overrides, outermost first: autocast casts before any other kernel sees a tensor's
+    type.
+
+    Raises:
+        InvalidRequestError: there is no such attention kernel.
+    """
+    return [
+        *autocast_overrides(),
+        *attention.attention_overrides(platform),
+        *normalization.OVERRIDES,
+        *recurrent.OVERRIDES,
+        *elementwise.OVERRIDES,
+    ]

@@ -1,19 +1,71 @@
-"""Scratch memory: the CUDA code of an operator allocates it from the caching allocator and frees it
-before it returns.
+"""What a rule of an operator is: a kernel that replaces its own on meta tensors, or the scratch
+memory that it takes on CUDA.
 
-It is not visible to the dispatcher.  So rules from PyTorch's CUDA sources compute it from the
-operator's arguments.
+Replacing kernels (:class:`Override`) are registered with PyTorch's dispatcher under the autograd
+key of meta tensors, ahead of autograd, so that autograd saves what it would save on CUDA.  They run
+for calls from Python and from C++, also inside ``multi_head_attention_forward``, and only for meta
+tensors.  The operator's own kernel is reached through the autograd key that no device uses.
+
+Scratch memory (:class:`Scratch`) is what the CUDA code of an operator allocates from the caching
+allocator and frees before it returns.  It is not visible to the dispatcher.  So rules from
+PyTorch's CUDA sources compute it from the operator's arguments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
+from gpumemnet.torch_private.operators import overriding_kernels
 from gpumemnet.tracing.platform import Platform
+
+Operator = Any
+"""An ``OpOverload`` such as ``torch.ops.aten.dropout.default``."""
+
+Kernel = Callable[..., Any]
+"""Called as ``kernel(original, *args, **kwargs)``; ``original(*args, **kwargs)`` is the operator
+without this override."""
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One operator's kernel.
+
+    Attributes:
+        operator: the ``OpOverload``.
+        kernel: the kernel that runs instead.
+    """
+
+    operator: Operator
+    kernel: Kernel
+
+
+@contextmanager
+def overriding(overrides: Sequence[Override]) -> Iterator[None]:
+    """Context in which the kernels run; of several for one operator, each sees the next one as the
+    original."""
+    by_operator: dict[Operator, list[Kernel]] = {}
+    for override in overrides:
+        by_operator.setdefault(override.operator, []).append(override.kernel)
+    with overriding_kernels(
+        {operator: _chained(kernels) for operator, kernels in by_operator.items()}
+    ):
+        yield
+
+
+def _chained(kernels: Sequence[Kernel]) -> Kernel:
+    def run(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        call = original
+        for kernel in reversed(kernels):
+            call = partial(kernel, call)
+        return call(*args, **kwargs)
+
+    return run
 
 
 @dataclass(frozen=True, slots=True)

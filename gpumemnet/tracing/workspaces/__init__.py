@@ -1,1 +1,0 @@
-"""Memory that operators take from the caching allocator in addition to their tensors."""
