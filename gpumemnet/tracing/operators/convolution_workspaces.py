@@ -34,7 +34,12 @@ from typing import Any, Final
 
 import torch
 
-from gpumemnet.cudnn.execution_plans import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, ConvolutionQuestion
+from gpumemnet.cudnn.execution_plans import (
+    BACKWARD_DATA,
+    BACKWARD_FILTER,
+    FORWARD,
+    ConvolutionQuestion,
+)
 from gpumemnet.physics.element_types import TF32_SMALLEST_CHANNELS
 from gpumemnet.tracing.operators.rules import ceil_div, round_up
 from gpumemnet.tracing.platform import Platform
