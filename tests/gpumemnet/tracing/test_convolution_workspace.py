@@ -17,12 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gpumemnet.cudnn.execution_plans import BACKWARD_DATA, BACKWARD_FILTER, FORWARD
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.tracing.operators import Scratch, scratch
-from gpumemnet.tracing.operators.convolution import result_layout
 from gpumemnet.tracing.operators.convolution_workspaces import (
     Convolution,
     largest_transform_bytes,
     workspace_by_rules,
 )
+from gpumemnet.tracing.operators.layouts import result_layout
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.units import GIB, MIB
 
