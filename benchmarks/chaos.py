@@ -402,7 +402,7 @@ def second_release(registry: Path) -> str:
     document = {**shipped.card.document, "version": "chaos"}
     save_bundle(folder, shipped.model, document)
     load_bundle(folder)
-    add = ["registry", "add", "second", str(folder), "--registry", str(registry)]
+    add = ["releases", "add", "second", str(folder), "--registry", str(registry)]
     command = [sys.executable, "-m", "gpumemnet", *add]
     subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
     shutil.rmtree(folder)

@@ -14,9 +14,9 @@ from typing import Annotated, Final
 
 import typer
 
-from gpumemnet.cli.arguments import AsJson
+from gpumemnet.cli.commands import run
+from gpumemnet.cli.options import AsJson
 from gpumemnet.cli.output import print_result
-from gpumemnet.cli.running import command_of, run
 from gpumemnet.errors import MeasurementError
 from gpumemnet.units import format_bytes
 
@@ -523,4 +523,4 @@ def import_real_runs(
 
 def main() -> None:
     """Run the command line."""
-    sys.exit(run(command_of(app), None, f"python -m {__package__}"))
+    sys.exit(run(typer.main.get_command(app), None, f"python -m {__package__}"))

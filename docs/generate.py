@@ -122,25 +122,23 @@ def _outside_of_code(markdown: str, change: Any) -> str:
 def command_line() -> str:
     """Reference of ``gpumemnet``: every command with its arguments and options, from the commands
     themselves."""
-    from gpumemnet.cli.commands import application
+    from gpumemnet.cli.commands import ENTRIES, load
 
-    group = application()
     lines = [
         "# Command line\n",
         "This page is generated from the commands. `gpumemnet COMMAND --help` prints the same.\n",
         "Exit codes: 0 on success, 2 for a mistake of the user (one sentence on standard error), 130 after Ctrl-C. "
         "Commands with other codes list them.\n",
     ]
-    for path, command in _walk("gpumemnet", group):
+    for path, command in (
+        found for name in ENTRIES for found in _walk(f"gpumemnet {name}", load(name))
+    ):
         lines += [f"## {path}\n", _sentences(command.help or ""), *_parameters(path, command)]
     return "\n".join(lines)
 
 
 def _walk(path: str, command: Any) -> Iterator[tuple[str, Any]]:
-    if hasattr(command, "loaded"):  # imported when it is needed
-        command = command.loaded()
-    if path != "gpumemnet":
-        yield path, command
+    yield path, command
     for name, child in getattr(command, "commands", {}).items():
         if not child.hidden:
             yield from _walk(f"{path} {name}", child)

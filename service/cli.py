@@ -1,21 +1,100 @@
-"""The commands ``gpumemnet keys`` and ``gpumemnet observations``."""
+"""The commands ``gpumemnet serve``, ``keys`` and ``observations``."""
 
 from __future__ import annotations
 
 import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 
-from gpumemnet.cli.arguments import AsJson
-from gpumemnet.errors import InvalidRequestError
+from gpumemnet.cli.commands import App
+from gpumemnet.cli.options import STANDARD_INPUT, AsJson, input_file
+from gpumemnet.cli.output import check_writable, write_text
+from gpumemnet.errors import InvalidRequestError, MissingExtraError, ServiceError
+from gpumemnet.site.observations import Observation, observation_to_dict
+from gpumemnet.site.sacct import (
+    MIN_SECONDS,
+    SACCT_FIELDS,
+    Skipped,
+    observation_lines,
+    read_known_jobs,
+    read_sacct,
+)
 
 from .middleware.keys import SCOPES, new_key
 
-keys = typer.Typer(no_args_is_help=True, add_completion=False)
-observations = typer.Typer(no_args_is_help=True, add_completion=False)
+KEY_VARIABLE: Final = "GPUMEMNET_API_KEY"
+_PER_REQUEST: Final = 200
+_TRIES: Final = 5
+_TIMEOUT_SECONDS: Final = 30.0
+
+keys = App(add_completion=False)
+observations = App(add_completion=False)
+
+
+def serve(
+    host: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="Address to listen on; GPUMEMNET_HOST or 127.0.0.1 by default."
+        ),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=0, max=65535, help="TCP port; GPUMEMNET_PORT or 8000 by default."
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Processes that predict; GPUMEMNET_WORKERS or 1 by default.",
+        ),
+    ] = None,
+    bundle: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--bundle",
+            metavar="FOLDER",
+            help="Bundle folder instead of the shipped ones; may be repeated.",
+        ),
+    ] = None,
+    registry: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Registry to predict from; GPUMEMNET_REGISTRY by default."
+        ),
+    ] = None,
+    database_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Where observations are kept, or 'off'; GPUMEMNET_DATABASE_URL by default.",
+        ),
+    ] = None,
+) -> None:
+    """Serve predictions over HTTP until interrupted. Other settings are environment variables."""
+    from .__main__ import main
+
+    given = {
+        "--host": host,
+        "--port": port,
+        "--workers": workers,
+        "--bundles": bundle and os.pathsep.join(map(str, bundle)),
+        "--registry": registry,
+        "--database-url": database_url,
+    }
+    arguments = [(name, str(value)) for name, value in given.items() if value is not None]
+    raise typer.Exit(main([word for pair in arguments for word in pair]))
 
 
 @keys.callback()
@@ -25,9 +104,12 @@ def _keys() -> None:
 
 @keys.command("new")
 def make_key(
-    name: Annotated[str, typer.Option(help="Whose key it is: letters, digits, '.', '_' and '-'.")],
+    name: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Whose key it is: letters, digits, '.', '_' and '-'."),
+    ],
     scopes: Annotated[
-        str, typer.Option(help=f"Some of {', '.join(SCOPES)}, joined by '+'.")
+        str, typer.Option(metavar="NAMES", help=f"Some of {', '.join(SCOPES)}, joined by '+'.")
     ] = "predict",
     as_json: AsJson = False,
 ) -> None:
@@ -44,22 +126,26 @@ def make_key(
 
 @observations.callback()
 def _observations() -> None:
-    """Export what finished jobs used."""
+    """Collect what finished jobs used."""
 
 
 @observations.command("export")
 def export_observations(
-    out: Annotated[Path, typer.Option(help="Parquet file to write.")],
+    out: Annotated[Path, typer.Option(metavar="FILE.parquet", help="Parquet file to write.")],
     database_url: Annotated[
         str,
         typer.Option(
-            envvar="GPUMEMNET_DATABASE_URL", help="The service's database.", show_default=False
+            envvar="GPUMEMNET_DATABASE_URL",
+            metavar="URL",
+            help="The service's database.",
+            show_default=False,
         ),
     ],
     since: Annotated[
         str | None,
         typer.Option(
-            help="Leave out what was received before, such as 2026-01-31 or 2026-01-31T12:00:00+01:00."
+            metavar="TIME",
+            help="Leave out what was received before, such as 2026-01-31 or 2026-01-31T12:00:00+01:00.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -87,3 +173,165 @@ def _seconds(text: str | None) -> float | None:
             f"must be a date or a time such as 2026-01-31T12:00:00Z, not '{text[:40]}'", "since"
         ) from None
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+
+
+@observations.command("import-sacct")
+def import_sacct(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help=f"Output of sacct --json or sacct -P -o {SACCT_FIELDS}; - for standard input.",
+        ),
+    ],
+    jobs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.jsonl",
+            help="JSON Lines with job_id and prediction_id, or job_id, job and gpu, for jobs whose comment says nothing.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.jsonl", help="Write the observations here, one JSON object a line."
+        ),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help=f"Send them to this service; a key is taken from {KEY_VARIABLE}."
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.jsonl",
+            help="File for what was left out and why, one JSON object a line; FILE.skipped.jsonl unless given.",
+        ),
+    ] = None,
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[TYPE=]NAME",
+            help="GPU that the jobs ran on, or the name of Slurm's type: a100='NVIDIA A100-SXM4-80GB'.",
+        ),
+    ] = None,
+    min_seconds: Annotated[
+        int, typer.Option(metavar="SECONDS", min=0, help="Leave out jobs that ran for less.")
+    ] = MIN_SECONDS,
+    as_json: AsJson = False,
+) -> None:
+    """Read what finished Slurm jobs used."""
+    if (out is None) == (url is None):
+        raise InvalidRequestError("give either --out or --url", "out")
+    name = "sacct" if str(file) == STANDARD_INPUT else file.name
+    skipped_file = report or file.with_name(f"{name}.skipped.jsonl")
+    check_writable(skipped_file, "report")
+    if out is not None:
+        check_writable(out)
+    skipped: list[Skipped] = []
+    found = _observations(
+        read_sacct(
+            input_file(file),
+            None if jobs is None else read_known_jobs(jobs),
+            _gpus(gpu or []),
+            min_seconds,
+        ),
+        skipped,
+    )
+    try:
+        if url is not None:
+            counts = _send(found, url.rstrip("/"), skipped)
+            message = f"{counts['stored']} observations stored, {counts['there_before']} were there before"
+        else:
+            assert out is not None
+            lines = list(observation_lines(found))
+            write_text(out, "".join(lines))
+            counts = {"written": len(lines)}
+            message = f"{len(lines)} observations in {out}"
+    finally:
+        write_text(
+            skipped_file, "".join(json.dumps(asdict(one)) + "\n" for one in skipped), "report"
+        )
+    if as_json:
+        typer.echo(json.dumps({**counts, "left_out": len(skipped), "report": str(skipped_file)}))
+    else:
+        typer.echo(f"{message}; {len(skipped)} left out, see {skipped_file}")
+
+
+def _observations(
+    found: Iterator[Observation | Skipped], skipped: list[Skipped]
+) -> Iterator[Observation]:
+    for one in found:
+        if isinstance(one, Skipped):
+            skipped.append(one)
+        else:
+            yield one
+
+
+def _gpus(texts: Sequence[str]) -> dict[str, str]:
+    gpus: dict[str, str] = {}
+    for text in texts:
+        kind, _, name = text.rpartition("=")
+        if not name.strip() or kind in gpus:
+            raise InvalidRequestError(
+                f"must name a GPU, once for each type, not '{text[:60]}'", "gpu"
+            )
+        gpus[kind] = name.strip()
+    return gpus
+
+
+def _send(observations: Iterator[Observation], url: str, skipped: list[Skipped]) -> dict[str, int]:
+    try:
+        import httpx
+    except ImportError:
+        raise MissingExtraError("httpx", "client", "sending observations") from None
+    key = os.environ.get(KEY_VARIABLE)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    counts = {"stored": 0, "there_before": 0}
+    with httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT_SECONDS) as client:
+        while batch := list(islice(observations, _PER_REQUEST)):
+            body = {"observations": [observation_to_dict(one) for one in batch]}
+            try:
+                results = _post(client, body, url)
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                raise ServiceError(
+                    f"the service at {url} cannot be reached: {str(error) or type(error).__name__}"
+                ) from None
+            for one, result in zip(batch, results, strict=True):
+                if "observation" in result:
+                    counts["stored" if result["observation"]["created"] else "there_before"] += 1
+                else:
+                    skipped.append(
+                        Skipped(
+                            one.idempotency_key or "",
+                            None,
+                            f"the service: {result['problem']['detail']}",
+                        )
+                    )
+    return counts
+
+
+def _post(client: Any, body: dict[str, Any], url: str) -> list[dict[str, Any]]:
+    """Sends one request, again while the service is busy: observations have idempotency keys, so
+    each is stored once."""
+    for attempt in range(_TRIES):
+        response = client.post("/v1/observations", json=body)
+        busy = response.status_code in (429, 503)
+        if not busy or attempt == _TRIES - 1:
+            break
+        waiting = response.headers.get("Retry-After", "")
+        time.sleep(min(int(waiting) if waiting.isdigit() else 1, 60))
+    try:
+        document = response.json()
+        if response.status_code == 200:
+            results: list[dict[str, Any]] = document["results"]
+            if len(results) == len(body["observations"]):
+                return results
+        reason = document["detail"]
+    except (ValueError, KeyError, TypeError):
+        raise ServiceError(
+            f"{url} answered with status {response.status_code} and no document of this service: is the URL right?"
+        ) from None
+    raise ServiceError(f"the service at {url} refused: {reason}", response.status_code, document)

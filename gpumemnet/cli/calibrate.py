@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.console import Console
 
-from gpumemnet.cli.arguments import AsJson, input_file
-from gpumemnet.cli.output import check_writable, print_facts, print_table, write_atomically
+from gpumemnet.cli.options import AsJson, input_file
+from gpumemnet.cli.output import check_writable, print_facts, print_table, write_text
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.predict.bundle import (
     Bundle,
@@ -51,38 +51,42 @@ def calibrate(
     ] = None,
     gpu: Annotated[
         str | None,
-        typer.Option(help="The GPU to calibrate for, where the files hold rows of several."),
+        typer.Option(
+            metavar="GPU", help="The GPU to calibrate for, where the files hold rows of several."
+        ),
     ] = None,
     label_source: Annotated[
         str | None,
         typer.Option(
             "--label-source",
+            metavar="TEXT",
             help="The way of reading memory, where the files hold rows of several.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Write the calibrated bundles into this folder, each in a folder of its name."
+            metavar="FOLDER",
+            help="Write the calibrated bundles into this folder, each in a folder of its name.",
         ),
     ] = None,
     registry: Annotated[
         Path | None,
         typer.Option(
-            envvar="GPUMEMNET_REGISTRY", help="Write them into this registry, as --release."
+            envvar="GPUMEMNET_REGISTRY",
+            metavar="FOLDER",
+            help="Write them into this registry, as --release.",
         ),
     ] = None,
     release: Annotated[
         str | None,
-        typer.Option(help="Name of the new release; it does not answer before it is champion."),
-    ] = None,
-    parent: Annotated[
-        str | None,
-        typer.Option(help="The release to calibrate; the registry's champion unless given."),
+        typer.Option(
+            metavar="RELEASE", help="Name of the new release; it predicts once it is promoted."
+        ),
     ] = None,
     profile: Annotated[
         Path | None,
-        typer.Option(help="Write the GPU's profile with the site's context to this .json file."),
+        typer.Option(metavar="FILE.json", help="Write the GPU's profile with the site's context."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -95,8 +99,8 @@ def calibrate(
         profile_document,
     )
 
-    store = _store(registry, release, parent, bundle)
-    base = parent or (store.aliases().champion if store else None)
+    store = _store(registry, release, bundle)
+    base = store.aliases().champion if store else None
     bundles = _bundles(store, base, bundle)
     folders = {one.sha256: out / one.card.name for one in bundles} if out is not None else {}
     for folder in folders.values():
@@ -117,10 +121,10 @@ def calibrate(
     if store is not None and release is not None and base is not None:
         _release(store, release, base, made, document)
         written.append(
-            f"release {release} in {store.folder}; it answers after: gpumemnet registry champion {release}"
+            f"release {release} in {store.folder}; it predicts after: gpumemnet releases promote {release}"
         )
     if profile is not None:
-        write_atomically(profile, json.dumps(profile_document(made), indent=2) + "\n", "profile")
+        write_text(profile, json.dumps(profile_document(made), indent=2) + "\n", "profile")
         written.append(str(profile))
     if as_json:
         typer.echo(json.dumps({**document, "written": written}, indent=2))
@@ -129,17 +133,15 @@ def calibrate(
 
 
 def _store(
-    registry: Path | None, release: str | None, parent: str | None, bundle: Sequence[Path] | None
+    registry: Path | None, release: str | None, bundle: Sequence[Path] | None
 ) -> Registry | None:
-    if release is None and parent is None:
+    if release is None:
         return None
     if registry is None:
-        raise InvalidRequestError(
-            "is missing: --release and --parent name a release of a registry", "registry"
-        )
+        raise InvalidRequestError("is missing: --release names a release of a registry", "registry")
     if bundle:
         raise InvalidRequestError(
-            "cannot stand beside --release: the release --parent is what is calibrated", "bundle"
+            "cannot stand beside --release, which calibrates the registry's champion", "bundle"
         )
     return Registry(registry)
 

@@ -1,23 +1,28 @@
-"""Lists all commands of ``gpumemnet``; a command is imported only when it runs or shows its help,
-so ``--help`` is fast."""
+"""Lists all commands of ``gpumemnet``, and runs a command line.
+
+A command is imported only when it runs or shows its help, so ``gpumemnet --help`` is fast and needs
+no extra.
+"""
 
 from __future__ import annotations
 
 import importlib
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Annotated, Any, Final, NoReturn, get_args
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
-from gpumemnet.cli.rooms import Room, room
-from gpumemnet.cli.running import command_of
-from gpumemnet.errors import MissingExtraError
+from gpumemnet.errors import FieldError, GpumemnetError, MissingExtraError
 
+USER_ERROR: Final = 2
 _ASK: Final = "Ask how much memory a job takes"
 _TRAIN: Final = "Measure jobs and train models"
 _SITE: Final = "Run it at a site"
+_SIBLINGS: Final = ("dataset_builder", "models", "service")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +31,7 @@ class Entry:
 
     Attributes:
         name: name of the command.
-        target: ``module:object``; a package other than ``gpumemnet`` is found by
-            :func:`~gpumemnet.cli.rooms.room`.
+        target: ``module:object``, where the object is a function or an :class:`App`.
         summary: the first sentence of its help.
         panel: heading under which ``gpumemnet --help`` lists it.
         extra: extra that the command needs, as in ``pip install 'gpumemnet[…]'``.
@@ -40,176 +44,243 @@ class Entry:
     extra: str = ""
 
 
-ENTRIES: Final = (
-    Entry(
-        "predict", "gpumemnet.cli.predict:predict", "Predict how much GPU memory jobs take.", _ASK
-    ),
-    Entry(
-        "trace",
-        "gpumemnet.cli.trace:trace",
-        "Trace one training step of a model, and show what its GPU memory holds.",
-        _ASK,
-    ),
-    Entry(
-        "plan",
-        "gpumemnet.cli.plan:plan",
-        "Plan what a training step recomputes and swaps, so that it fits a GPU.",
-        _ASK,
-    ),
-    Entry(
-        "extract", "gpumemnet.cli.extract:extract", "Turn a model into a job, without a GPU.", _ASK
-    ),
-    Entry(
-        "serve", "gpumemnet.cli.serve:serve", "Serve predictions over HTTP until interrupted.", _ASK
-    ),
-    Entry(
-        "models",
-        "gpumemnet.cli.models:models",
-        "List the bundles that answer, and check their checksums.",
-        _ASK,
-    ),
-    Entry(
-        "build",
-        "dataset_builder.cli:app",
-        "Measure jobs on GPUs, and build datasets of them.",
-        _TRAIN,
-        "build",
-    ),
-    Entry(
-        "train",
-        "models.cli.train:train",
-        "Train a classifier on a dataset, and write its bundle.",
-        _TRAIN,
-        "train",
-    ),
-    Entry(
-        "evaluate",
-        "models.cli.evaluate:evaluate",
-        "Evaluate every estimator on held-out architectures.",
-        _TRAIN,
-        "train",
-    ),
-    Entry(
-        "report",
-        "models.cli.report:report",
-        "Evaluate every estimator on every dataset, with tables and pictures.",
-        _TRAIN,
-        "train",
-    ),
-    Entry(
-        "search",
-        "models.cli.search:search",
-        "Search for a training plan with Optuna.",
-        _TRAIN,
-        "train,search",
-    ),
-    Entry(
-        "retrain",
-        "models.cli.retrain:retrain",
-        "Train on new data, and promote what is better than the champion.",
-        _TRAIN,
-        "train",
-    ),
-    Entry(
-        "registry",
-        "gpumemnet.cli.registry:registry",
-        "Keep releases of bundles, and choose which one answers.",
-        _SITE,
-    ),
-    Entry("keys", "service.cli:keys", "Make API keys for the service.", _SITE, "service"),
-    Entry(
-        "observations",
-        "service.cli:observations",
-        "Export what finished jobs used.",
-        _SITE,
-        "service",
-    ),
-    Entry(
-        "import-sacct",
-        "gpumemnet.cli.import_sacct:import_sacct",
-        "Read what finished Slurm jobs used.",
-        _SITE,
-    ),
-    Entry(
-        "calibrate",
-        "gpumemnet.cli.calibrate:calibrate",
-        "Calibrate bundles to a site's own jobs.",
-        _SITE,
-    ),
-    Entry(
-        "drift",
-        "gpumemnet.cli.drift:drift",
-        "Test whether recent jobs call for a retraining.",
-        _SITE,
-    ),
-    Entry(
-        "pack",
-        "gpumemnet.cli.pack:pack",
-        "Simulate a cluster that places jobs by each estimator.",
-        _SITE,
-    ),
-)
+ENTRIES: Final = {
+    entry.name: entry
+    for entry in (
+        Entry(
+            "predict",
+            "gpumemnet.cli.predict:predict",
+            "Predict how much GPU memory jobs take.",
+            _ASK,
+        ),
+        Entry(
+            "trace",
+            "gpumemnet.cli.trace:trace",
+            "Trace one training step of a model, and show what its GPU memory holds.",
+            _ASK,
+        ),
+        Entry(
+            "plan",
+            "gpumemnet.cli.plan:plan",
+            "Plan what a training step recomputes and swaps, so that it fits a GPU.",
+            _ASK,
+        ),
+        Entry(
+            "extract",
+            "gpumemnet.cli.extract:extract",
+            "Turn a model into a job, without a GPU.",
+            _ASK,
+        ),
+        Entry(
+            "serve",
+            "service.cli:serve",
+            "Serve predictions over HTTP until interrupted.",
+            _ASK,
+            "service",
+        ),
+        Entry(
+            "models",
+            "gpumemnet.cli.predict:models",
+            "List the shipped bundles, and check their checksums.",
+            _ASK,
+        ),
+        Entry(
+            "build",
+            "dataset_builder.cli:app",
+            "Measure jobs on GPUs, and build datasets of them.",
+            _TRAIN,
+            "build",
+        ),
+        Entry(
+            "train",
+            "models.cli.train:train",
+            "Train a classifier on a dataset, and write its bundle.",
+            _TRAIN,
+            "train",
+        ),
+        Entry(
+            "evaluate",
+            "models.cli.evaluate:evaluate",
+            "Evaluate every estimator on held-out architectures.",
+            _TRAIN,
+            "train",
+        ),
+        Entry(
+            "report",
+            "models.cli.report:report",
+            "Evaluate every estimator on every dataset, with tables and pictures.",
+            _TRAIN,
+            "train",
+        ),
+        Entry(
+            "search",
+            "models.cli.search:search",
+            "Search for a training plan with Optuna.",
+            _TRAIN,
+            "train,search",
+        ),
+        Entry(
+            "pack",
+            "gpumemnet.cli.pack:pack",
+            "Simulate a cluster that places jobs by each estimator.",
+            _SITE,
+        ),
+        Entry(
+            "retrain",
+            "models.cli.retrain:retrain",
+            "Train on new data, and promote what is better than the champion.",
+            _TRAIN,
+            "train",
+        ),
+        Entry(
+            "releases",
+            "gpumemnet.cli.releases:app",
+            "Keep releases of bundles, and choose the one that predicts.",
+            _SITE,
+        ),
+        Entry("keys", "service.cli:keys", "Make API keys for the service.", _SITE, "service"),
+        Entry(
+            "observations",
+            "service.cli:observations",
+            "Collect what finished jobs used.",
+            _SITE,
+            "service",
+        ),
+        Entry(
+            "calibrate",
+            "gpumemnet.cli.calibrate:calibrate",
+            "Calibrate bundles to a site's own jobs.",
+            _SITE,
+        ),
+        Entry(
+            "drift",
+            "gpumemnet.cli.drift:drift",
+            "Test whether recent jobs call for retraining.",
+            _SITE,
+        ),
+    )
+}
 
 
-class LazyCommand(TyperCommand):
-    """A command that is imported when it runs or shows its help."""
+class Command(TyperCommand):
+    """A command whose errors name its options as users write them: ``--bin-width``, not
+    ``bin_width``."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command."""
+        try:
+            return super().invoke(ctx)
+        except FieldError as error:
+            options = [each for each in self.params if each.param_type_name == "option"]
+            names = {each.opts[0].lstrip("-").replace("-", "_"): each.opts[0] for each in options}
+            names |= {str(each.name): each.opts[0] for each in options}
+            if error.field not in names:
+                raise
+            raise type(error)(error.reason, names[error.field]) from None
+
+
+class App(typer.Typer):
+    """Commands under one name, such as ``gpumemnet build``."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(no_args_is_help=True, pretty_exceptions_enable=False, **settings)
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
+        """Registers a command; see :meth:`typer.Typer.command`."""
+        return super().command(name, **{"cls": Command, **settings})
+
+
+class _LazyCommand(TyperCommand):
+    """Stands for a command that is not imported yet."""
 
     def __init__(self, entry: Entry) -> None:
         super().__init__(
             entry.name,
-            callback=None,
-            short_help=entry.summary,
             help=entry.summary,
+            short_help=entry.summary,
             rich_help_panel=entry.panel,
         )
-        self.entry = entry
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
     ) -> Any:
-        """Imports the command and creates its context."""
-        command = self.loaded()
-        run = command.invoke
+        """Imports the command, and parses its arguments."""
+        return load(str(self.name)).make_context(info_name, args, parent=parent, **extra)
 
-        def invoke(context: Any) -> Any:
-            try:
-                return run(context)
-            except ModuleNotFoundError as error:
-                raise self._missing(error) from None
 
-        command.invoke = invoke
-        return command.make_context(info_name, args, parent=parent, **extra)
+class _Root(TyperGroup):
+    """The command ``gpumemnet`` itself."""
 
-    def loaded(self) -> Any:
-        """Imports the command.
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for entry in ENTRIES.values():
+            self.add_command(_LazyCommand(entry))
 
-        Raises:
-            MissingExtraError: when a package that it needs is not installed.
-        """
-        module, _, name = self.entry.target.partition(":")
-        package = module.partition(".")[0]
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command; a missing package becomes an error that names the extra to install."""
         try:
-            if package in get_args(Room):
-                module = room(package) + module.removeprefix(package)  # type: ignore[arg-type]
-            return command_of(getattr(importlib.import_module(module), name))
+            return super().invoke(ctx)
         except ModuleNotFoundError as error:
-            raise self._missing(error) from None
+            entry = ENTRIES.get(str(ctx.invoked_subcommand))
+            package = (error.name or "").partition(".")[0]
+            if entry is None or not entry.extra or package in ("", "gpumemnet", *_SIBLINGS):
+                raise
+            raise MissingExtraError(package, entry.extra, f"gpumemnet {entry.name}") from None
 
-    def _missing(self, error: ModuleNotFoundError) -> Exception:
-        package = (error.name or "").partition(".")[0]
-        if not self.entry.extra or package in ("", "gpumemnet", *get_args(Room)):
-            return error
-        return MissingExtraError(package, self.entry.extra, f"gpumemnet {self.entry.name}")
+
+def load(name: str) -> Any:
+    """Imports a command of :data:`ENTRIES`, and returns it as Typer's."""
+    module, _, attribute = ENTRIES[name].target.partition(":")
+    package, _, rest = module.partition(".")
+    if package in _SIBLINGS:
+        module = f"{_sibling(package)}.{rest}"
+    found = getattr(importlib.import_module(module), attribute)
+    if not isinstance(found, typer.Typer):
+        function, found = found, typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        found.command(cls=Command)(function)
+    return typer.main.get_command(found)
+
+
+def _sibling(package: str) -> str:
+    """Returns the name under which another package of the project is imported.
+
+    A checkout keeps it beside ``gpumemnet``; a wheel installs it inside, so that nothing with a
+    general name lands in ``site-packages``.  The root of a checkout becomes the first entry of the
+    import path, because the current folder may hold another ``models``.
+    """
+    from gpumemnet.sandbox.user_code import checkout_folder
+
+    checkout = checkout_folder()
+    if checkout is None:
+        return f"gpumemnet.{package}"
+    if sys.path[0] != str(checkout):
+        sys.path.insert(0, str(checkout))
+    return package
 
 
 def application() -> Any:
-    """The command ``gpumemnet`` with all its commands."""
-    root = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+    """Returns the command ``gpumemnet`` with all its commands."""
+    root = typer.Typer(cls=_Root, no_args_is_help=True, pretty_exceptions_enable=False)
     root.callback()(_gpumemnet)
-    group = command_of(root)
-    for entry in ENTRIES:
-        group.add_command(LazyCommand(entry), entry.name)
-    return group
+    return typer.main.get_command(root)
+
+
+def run(application: Any, arguments: Sequence[str] | None, name: str) -> int:
+    """Runs a command line and returns the exit code: 0, 2 for a user's mistake, 130 for Ctrl-C.
+
+    Args:
+        application: a command of Typer.
+        arguments: arguments without the program's name; by default those in ``sys.argv``.
+        name: name of the program, for its help.
+    """
+    try:
+        application.main(args=arguments, prog_name=name)
+    except GpumemnetError as error:
+        typer.echo(f"error: {error}", err=True)
+        return USER_ERROR
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else 0
+    return 0
 
 
 def _gpumemnet(

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.console import Console
 
-from gpumemnet.cli.arguments import AsJson, ContextOption, input_file
+from gpumemnet.cli.options import AsJson, ContextMib, input_file
 from gpumemnet.cli.output import print_facts
 from gpumemnet.errors import DatasetError, InvalidRequestError
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.site.observations import read_site_rows
 from gpumemnet.units import MIB
 
@@ -52,23 +51,19 @@ def drift(
     ] = None,
     registry: Annotated[
         Path | None,
-        typer.Option(envvar="GPUMEMNET_REGISTRY", help="Predict with a release of this registry."),
+        typer.Option(
+            envvar="GPUMEMNET_REGISTRY",
+            metavar="FOLDER",
+            help="Predict with the champion of this registry.",
+        ),
     ] = None,
-    release: Annotated[
-        str | None, typer.Option(help="Name of the release; the champion unless given.")
-    ] = None,
-    context_mib: ContextOption = None,
-    window: Annotated[
-        int | None,
-        typer.Option(help="Newest jobs of each family and GPU to test; 200 unless given."),
-    ] = None,
+    context_mib: ContextMib = None,
     alpha: Annotated[
         float | None,
-        typer.Option(help="Probability of a false alarm in one run; 0.01 unless given."),
+        typer.Option(
+            metavar="SHARE", help="Probability of a false alarm in one run; 0.01 by default."
+        ),
     ] = None,
-    coverage: Annotated[
-        float, typer.Option(help="Share of jobs that the safe bytes cover.")
-    ] = DEFAULT_COVERAGE,
     on: Annotated[
         list[str] | None,
         typer.Option(
@@ -85,35 +80,22 @@ def drift(
         ),
     ] = None,
 ) -> None:
-    """Test whether recent jobs call for a retraining. Exit code 10 when they do, 0 when not, 2 when
+    """Test whether recent jobs call for retraining. Exit code 10 when they do, 0 when not, 2 when
     it cannot be said."""
     from gpumemnet.predict.predictor import Predictor
-    from gpumemnet.site.drift import (  # loads onnxruntime
-        ALPHA,
-        WINDOW,
-        find_drift,
-        write_drift_metrics,
-    )
+    from gpumemnet.site.drift import ALPHA, find_drift, write_drift_metrics  # loads onnxruntime
     from gpumemnet.site.releases import Registry
 
     if metrics is not None and metrics.suffix != ".prom":
         raise InvalidRequestError(
             f"{metrics} must end in .prom: the textfile collector reads no other files", "metrics"
         )
-    if bundle and release:
-        raise InvalidRequestError(
-            "cannot stand beside --bundle: a release is of a registry", "release"
-        )
-    if release and registry is None:
-        raise InvalidRequestError("is missing: --release names a release of a registry", "registry")
     context_bytes = None if context_mib is None else context_mib * MIB
     if bundle:
         predictor = Predictor.load(*bundle, context_bytes=context_bytes)
     elif registry is not None:
         store = Registry(registry)
-        predictor = Predictor(
-            store.load(release or store.aliases().champion), context_bytes=context_bytes
-        )
+        predictor = Predictor(store.load(store.aliases().champion), context_bytes=context_bytes)
     else:
         predictor = Predictor.default(context_bytes=context_bytes)
     found = read_site_rows([input_file(path) for path in rows])
@@ -124,9 +106,7 @@ def drift(
         found.rows,
         predictor,
         _references(reference or ()),
-        window=WINDOW if window is None else window,
         alpha=ALPHA if alpha is None else alpha,
-        coverage=coverage,
         kinds=on or None,
     )
     if metrics is not None:

@@ -10,20 +10,29 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from gpumemnet.cli.arguments import factory_arguments
-from gpumemnet.cli.output import check_writable, print_table, write_atomically
-from gpumemnet.cli.training_options import training_option, training_values
+from gpumemnet.cli.options import (
+    BatchSize,
+    Deadline,
+    FactoryArguments,
+    Inputs,
+    Optimizer,
+    Precision,
+    Settings,
+    ShowOutput,
+    named_values,
+    training_settings,
+)
+from gpumemnet.cli.output import check_writable, print_table, write_text
 from gpumemnet.extract.options import DEFAULT_GPU, DEFAULT_OPTIONS, ExtractOptions
 from gpumemnet.extract.process import DEADLINE_SECONDS, extract_file
 from gpumemnet.extract.result import Extraction, extraction_to_dict
 from gpumemnet.job.json_codec import job_to_json
-from gpumemnet.job.training_job import ACTIVATION_FUNCTIONS, FAMILIES
+from gpumemnet.job.training_job import FAMILIES
 
 _SHOWN_LAYERS: Final = 10
 
 
 def extract(
-    call: typer.Context,
     source: Annotated[
         str,
         typer.Argument(
@@ -31,30 +40,31 @@ def extract(
             help="A function that returns a torch.nn.Module or (model, inputs).",
         ),
     ],
-    batch_size: Annotated[
-        int | None, typer.Option(help="Samples per step; needed unless the factory gives inputs.")
+    batch_size: BatchSize = None,
+    inputs: Inputs = None,
+    argument: FactoryArguments = None,
+    optimizer: Optimizer = DEFAULT_OPTIONS.optimizer,
+    precision: Precision = DEFAULT_OPTIONS.precision,
+    settings: Settings = None,
+    family: Annotated[
+        str | None, typer.Option(metavar="|".join(FAMILIES), help="Instead of what the layers say.")
     ] = None,
-    inputs: Annotated[
-        list[str] | None,
+    sequence_length: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Tokens per sample, instead of what the model shows."),
+    ] = None,
+    gpu: Annotated[
+        str,
         typer.Option(
-            "--input",
-            metavar="SHAPE",
-            help="3x224x224, 1024:int64, mask=128:bool …; once for each input of the model.",
+            metavar="GPU", help="The GPU of the training, which decides the attention kernel."
         ),
-    ] = None,
-    optimizer: Annotated[str, training_option("optimizer")] = DEFAULT_OPTIONS.optimizer,
-    precision: Annotated[str, training_option("precision")] = DEFAULT_OPTIONS.precision,
-    argument: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--arg",
-            metavar="NAME=VALUE",
-            help="Keyword argument of the factory; JSON, or else text.",
-        ),
-    ] = None,
+    ] = DEFAULT_GPU,
     out: Annotated[
         Path | None,
-        typer.Option(help="Write the job here; without it the job goes to standard output."),
+        typer.Option(
+            metavar="FILE.json",
+            help="Write the job here; without it the job goes to standard output.",
+        ),
     ] = None,
     as_json: Annotated[
         bool,
@@ -62,55 +72,17 @@ def extract(
             "--json", help="For programs: print job, layer names and notes as JSON, no table."
         ),
     ] = False,
-    family: Annotated[
-        str | None, typer.Option(metavar="|".join(FAMILIES), help="Instead of what the layers say.")
-    ] = None,
-    sequence_length: Annotated[
-        int | None, typer.Option(help="Tokens per sample, instead of what the model shows.")
-    ] = None,
-    activation_function: Annotated[
-        str | None,
-        typer.Option(
-            metavar="|".join(ACTIVATION_FUNCTIONS), help="Instead of the most frequent one."
-        ),
-    ] = None,
-    attention_kernel: Annotated[
-        str | None,
-        training_option(
-            "attention_kernel", help="Instead of the kernel that PyTorch would choose on --gpu."
-        ),
-    ] = DEFAULT_OPTIONS.attention_kernel,
-    gpu: Annotated[
-        str, typer.Option(help="The GPU of the training, which decides the attention kernel.")
-    ] = DEFAULT_GPU,
-    optimizer_implementation: Annotated[
-        str, training_option("optimizer_implementation")
-    ] = DEFAULT_OPTIONS.optimizer_implementation,
-    checkpointing: Annotated[str, training_option("checkpointing")] = DEFAULT_OPTIONS.checkpointing,
-    channels_last: Annotated[
-        bool, training_option("channels_last")
-    ] = DEFAULT_OPTIONS.channels_last,
-    gradient_accumulation: Annotated[
-        int, training_option("gradient_accumulation")
-    ] = DEFAULT_OPTIONS.gradient_accumulation,
-    cudnn_benchmark: Annotated[
-        bool, training_option("cudnn_benchmark")
-    ] = DEFAULT_OPTIONS.cudnn_benchmark,
-    ranks: Annotated[int, training_option("ranks")] = DEFAULT_OPTIONS.ranks,
-    deadline: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Give up after this long.")
-    ] = DEADLINE_SECONDS,
-    show_output: Annotated[
-        bool, typer.Option("--show-output", help="Show what the file prints, on standard error.")
-    ] = False,
+    deadline: Deadline = DEADLINE_SECONDS,
+    show_output: ShowOutput = False,
 ) -> None:
     """Turn a model into a job, without a GPU. No weights are allocated."""
     options = ExtractOptions(
-        **training_values(call.params),
+        optimizer=optimizer,
+        precision=precision,
         family=family,
         sequence_length=sequence_length,
-        activation_function=activation_function,
         gpu=gpu,
+        **training_settings(settings or (), ("ranks", "activation_function")),
     )
     if out is not None:
         check_writable(out)
@@ -118,24 +90,24 @@ def extract(
         source,
         options,
         inputs=inputs or (),
-        arguments=factory_arguments(argument or ()),
+        arguments=named_values(argument or (), "arg"),
         batch_size=batch_size,
         deadline_seconds=deadline,
         show_output=show_output,
     )
     if out is not None:
-        write_atomically(out, job_to_json(extraction.job))
+        write_text(out, job_to_json(extraction.job))
     if as_json:
         typer.echo(json.dumps(extraction_to_dict(extraction)))
         return
     if out is None:
         typer.echo(job_to_json(extraction.job), nl=False)
     console = Console(stderr=out is None)
-    show_extraction(extraction, console)
-    warn_without_limit(extraction, gpu, console)
+    _show_extraction(extraction, console)
+    _warn_without_limit(extraction, gpu, console)
 
 
-def warn_without_limit(extraction: Extraction, gpu: str, console: Console) -> None:
+def _warn_without_limit(extraction: Extraction, gpu: str, console: Console) -> None:
     """Warns when the shipped models give the job no limit, with the reasons and what to do."""
     from gpumemnet.predict.predictor import Predictor
 
@@ -153,7 +125,7 @@ def warn_without_limit(extraction: Extraction, gpu: str, console: Console) -> No
     )
 
 
-def show_extraction(extraction: Extraction, console: Console) -> None:
+def _show_extraction(extraction: Extraction, console: Console) -> None:
     """Prints the largest layers, the totals and the notes."""
     job = extraction.job
     named = sorted(

@@ -1,20 +1,22 @@
-"""Output of the commands: files written atomically, and tables on the console."""
+"""What commands write: files, tables, facts, and how far they are."""
 
 from __future__ import annotations
 
 import json
 import os
-import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import InvalidRequestError
 
 
@@ -34,38 +36,29 @@ def check_writable(path: Path, field: str = "out") -> None:
         raise InvalidRequestError(f"the folder {folder} may not be written to", field)
 
 
-def write_atomically(path: Path, text: str, field: str = "out") -> None:
-    """Writes ``text`` to ``path`` atomically and durably: a reader never sees part of it, even
-    after a power failure.
+def write_text(path: Path, text: str, field: str = "out") -> None:
+    """Writes ``text`` to ``path`` atomically and durably: a reader never sees part of it.
 
     Raises:
         InvalidRequestError: when the file cannot be written.
     """
-    temporary: Path | None = None
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as file:
-            temporary = Path(file.name)
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(path)
+        replace_file(path, text.encode())
     except OSError as error:
-        if temporary is not None:
-            with suppress(OSError):
-                temporary.unlink()
         raise InvalidRequestError(f"{path} cannot be written: {error.strerror}", field) from None
 
 
-def print_result(document: Mapping[str, Any], text: str, *, as_json: bool) -> None:
-    """Prints what a command did: ``document`` as one JSON document for programs, or ``text`` for a
-    person.
+def print_json(document: object) -> None:
+    """Prints one JSON document for programs; paths in it are written as strings."""
+    typer.echo(json.dumps(document, indent=2, default=str))
 
-    Paths in ``document`` are written as strings.
-    """
-    typer.echo(json.dumps(document, indent=2, default=str) if as_json else text)
+
+def print_result(document: Mapping[str, Any], text: str, *, as_json: bool) -> None:
+    """Prints what a command did: ``document`` as JSON for programs, or ``text`` for a person."""
+    if as_json:
+        print_json(document)
+    else:
+        typer.echo(text)
 
 
 def print_table(
@@ -93,7 +86,33 @@ def print_facts(console: Console, title: str, facts: Sequence[tuple[str, str]]) 
     console.print(grid)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+@contextmanager
+def shown_steps(source: str, is_shown: bool) -> Iterator[Callable[[str], None] | None]:
+    """Shows the current step on standard error while it runs, if standard error is a terminal."""
+    console = Console(stderr=True)
+    if not (is_shown and console.is_terminal):
+        yield None
+        return
+    with console.status(f"{source}: starting") as status:
+        yield lambda step: status.update(f"{source}: {step}")
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Callable[[str, float], None]]:
+    """Yields what draws a progress bar, called with a step and the share that is done.
+
+    The bar stands on standard error.  If that is not a terminal, each step is a line.
+    """
+    if not sys.stderr.isatty():
+        shown: list[str] = []
+
+        def show_line(step: str, share: float) -> None:
+            if step not in shown[-1:]:
+                shown.append(step)
+                typer.echo(f"{share:4.0%} {step}", err=True)
+
+        yield show_line
+        return
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=1.0)
+        yield lambda step, share: bar.update(task, description=step, completed=share)

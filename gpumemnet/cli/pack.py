@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from gpumemnet.cli.arguments import AsJson, input_file
-from gpumemnet.cli.output import check_writable, write_atomically
+from gpumemnet.cli.options import AsJson, input_file
+from gpumemnet.cli.output import check_writable, write_text
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.predict.fits import MAX_FREE_MIB
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
@@ -165,7 +165,7 @@ def pack(
     if plot is not None:
         draw(made, plot)
     if out is not None:
-        write_atomically(out, document)
+        write_text(out, document)
     if as_json:
         typer.echo(document, nl=False)
     else:

@@ -1,62 +1,78 @@
-"""``gpumemnet plan``: how a job that does not fit a GPU can be made to fit."""
+"""``gpumemnet plan``: plans how a job that does not fit a GPU can be made to fit, and prints it."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from gpumemnet.cli.arguments import factory_arguments, parse_memory
-from gpumemnet.cli.model_options import (
+from gpumemnet.allocator.settings import parse_settings
+from gpumemnet.cli.options import (
     AllocatorConf,
-    AttentionKernel,
     BatchSize,
     BestEffort,
-    ChannelsLast,
-    ContextMib,
     Cudnn,
-    CudnnBenchmark,
     Deadline,
     FactoryArguments,
-    Gpu,
-    GradientAccumulation,
     Inputs,
-    Loss,
     Optimizer,
-    OptimizerImplementation,
     Precision,
+    Settings,
     ShowOutput,
-    ZeroGrad,
+    TraceContextMib,
+    TraceGpu,
     check_plot,
-    device_of,
-    of_answer,
-    shown_progress,
+    device_profile,
+    named_values,
+    parse_memory,
+    result_option,
+    training_settings,
 )
-from gpumemnet.cli.output import check_writable, write_atomically
-from gpumemnet.cli.training_options import training_values
+from gpumemnet.cli.output import check_writable, print_facts, shown_steps, write_text
+from gpumemnet.cli.trace import COLOURS, Loss, amount_text, verdict_text
 from gpumemnet.cudnn.session import OFF
+from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.options import DEFAULT_GPU
+from gpumemnet.gpu.verdict import YES
+from gpumemnet.planner.answer import (
+    DECISION_TEXTS,
+    FITS,
+    NO_PLAN,
+    Alternative,
+    PlanAnswer,
+    plan_answer_to_dict,
+    units_by_decision,
+)
+from gpumemnet.planner.decisions import Plan, plan_to_dict
 from gpumemnet.planner.options import DEFAULT_PLANNER, PLANNERS, PlanRequest, within_budget
+from gpumemnet.planner.process import plan_file
 from gpumemnet.tracing.options import (
     DEADLINE_SECONDS,
     DEFAULT_OPTIONS,
     LOSSES,
-    ZERO_GRAD,
+    ExtraResults,
     TraceOptions,
     checked_request,
 )
+from gpumemnet.tracing.report.answer import TraceAnswer
+from gpumemnet.units import ceil_mib, format_bytes
 
-_of_plan: Final = partial(typer.Option, rich_help_panel="The plan")
+_plan_option: Final = partial(typer.Option, rich_help_panel="The plan")
+_SHORT: Final = 2
+"""Lines of code of a setting that is printed."""
 NO_PLAN_CODE: Final = 1
 """Exit code where no plan makes the job fit."""
 
 
 def plan(
-    call: typer.Context,
     source: Annotated[
         str,
         typer.Argument(
@@ -71,63 +87,58 @@ def plan(
     optimizer: Optimizer = DEFAULT_OPTIONS.optimizer,
     precision: Precision = DEFAULT_OPTIONS.precision,
     loss: Loss = LOSSES[0],
-    optimizer_implementation: OptimizerImplementation = DEFAULT_OPTIONS.optimizer_implementation,
-    gradient_accumulation: GradientAccumulation = DEFAULT_OPTIONS.gradient_accumulation,
-    zero_grad: ZeroGrad = ZERO_GRAD[0],
-    attention_kernel: AttentionKernel = DEFAULT_OPTIONS.attention_kernel,
-    channels_last: ChannelsLast = DEFAULT_OPTIONS.channels_last,
-    cudnn_benchmark: CudnnBenchmark = DEFAULT_OPTIONS.cudnn_benchmark,
-    gpu: Gpu = DEFAULT_GPU,
-    context_mib: ContextMib = None,
+    settings: Settings = None,
+    gpu: TraceGpu = DEFAULT_GPU,
+    context_mib: TraceContextMib = None,
     allocator_conf: AllocatorConf = "",
     cudnn: Cudnn = OFF,
     budget: Annotated[
         str | None,
-        _of_plan(
+        _plan_option(
             metavar="AMOUNT",
             help="Memory that the process may use, such as 20GiB; the GPU's by default.",
         ),
     ] = None,
     host_memory: Annotated[
         str | None,
-        _of_plan(
+        _plan_option(
             metavar="AMOUNT",
             help="Pinned host memory that swapped tensors may use; 64GiB by default.",
         ),
     ] = None,
     machine: Annotated[
         str | None,
-        _of_plan(
+        _plan_option(
             metavar="NAME|FILE.json",
             help="Rates that give the times; those of the GPU's data sheet by default.",
         ),
     ] = None,
     planner: Annotated[
-        str, _of_plan(metavar="|".join(PLANNERS), help="The search that chooses the plan.")
+        str, _plan_option(metavar="|".join(PLANNERS), help="The search that chooses the plan.")
     ] = DEFAULT_PLANNER,
-    alternatives: Annotated[
+    no_alternatives: Annotated[
         bool,
-        of_answer(
-            "--alternatives/--no-alternatives",
-            help="Trace other settings of the job too, if it does not fit.",
+        result_option(
+            "--no-alternatives", help="Do not trace other settings of a job that does not fit."
         ),
-    ] = True,
+    ] = False,
     plot: Annotated[
         Path | None,
-        of_answer(
+        result_option(
             metavar="FILE.png|FILE.html",
             help="Draw the memory before and after, and time against memory for every search.",
         ),
     ] = None,
     script: Annotated[
-        Path | None, of_answer(metavar="FILE.py", help="Write the code that applies the plan.")
+        Path | None, result_option(metavar="FILE.py", help="Write the code that applies the plan.")
     ] = None,
     out: Annotated[
         Path | None,
-        of_answer(metavar="FILE.json", help="Write the plan, for gpumemnet.planner.applied."),
+        result_option(metavar="FILE.json", help="Write the plan, for gpumemnet.planner.applied."),
     ] = None,
     as_json: Annotated[
-        bool, of_answer("--json", help="For programs: print the whole answer as JSON, no tables.")
+        bool,
+        result_option("--json", help="For programs: print the whole result as JSON, no tables."),
     ] = False,
     deadline: Deadline = DEADLINE_SECONDS,
     show_output: ShowOutput = False,
@@ -137,49 +148,43 @@ def plan(
     The step runs without a GPU and allocates nothing.  All times are modelled.  The exit code is 1
     if no plan fits.
     """
-    from gpumemnet.allocator.settings import parse_settings
-    from gpumemnet.cli.plan_report import show_plan
-    from gpumemnet.planner.answer import NO_PLAN, plan_answer_to_dict
-    from gpumemnet.planner.decisions import plan_to_dict
-    from gpumemnet.planner.process import plan_file
-    from gpumemnet.tracing.options import ExtraResults
-
     check_plot(plot)
     for path, field in ((script, "script"), (out, "out")):
         if path is not None:
             check_writable(path, field)
+    chosen = training_settings(settings or (), ("zero_grad",))
+    if "checkpointing" in chosen:
+        raise InvalidRequestError("checkpointing is what a plan decides", "set")
     options = TraceOptions(
-        **{
-            **training_values({**DEFAULT_OPTIONS.job_fields(), **call.params}),
-            "checkpointing": "none",
-        },
+        optimizer=optimizer,
+        precision=precision,
         loss=loss,
-        zero_grad=zero_grad,
         best_effort=best_effort,
+        **chosen,
     )
     extras = ExtraResults(curve=plot is not None)
     request = checked_request(
         options,
-        device_of(gpu, context_mib),
+        device_profile(gpu, context_mib),
         parse_settings(allocator_conf),
         extras,
         batch_size,
         cudnn,
     )
-    asked = PlanRequest(
+    plan_request = PlanRequest(
         trace=within_budget(request, None if budget is None else parse_memory(budget, "budget")),
         planner=planner,
         machine=machine,
         host_bytes=None if host_memory is None else parse_memory(host_memory, "host_memory"),
-        with_alternatives=alternatives,
+        with_alternatives=not no_alternatives,
         with_searches=plot is not None,
     )
-    with shown_progress(source, not show_output) as progress:
+    with shown_steps(source, not show_output) as progress:
         answer = plan_file(
             source,
-            asked,
+            plan_request,
             inputs=inputs or (),
-            arguments=factory_arguments(argument or ()),
+            arguments=named_values(argument or (), "arg"),
             batch_size=batch_size,
             deadline_seconds=deadline,
             show_output=show_output,
@@ -190,9 +195,9 @@ def plan(
 
         draw(answer, plot)
     if out is not None and answer.plan is not None:
-        write_atomically(out, json.dumps(plan_to_dict(answer.plan), indent=2) + "\n")
+        write_text(out, json.dumps(plan_to_dict(answer.plan), indent=2) + "\n")
     if script is not None and answer.script:
-        write_atomically(script, answer.script, "script")
+        write_text(script, answer.script, "script")
     if answer.plan is None and (out or script) is not None:
         typer.echo("there is no plan to write", err=True)
     if as_json:
@@ -201,3 +206,130 @@ def plan(
         show_plan(answer, (optimizer, precision), Console())
     if answer.outcome == NO_PLAN:
         raise typer.Exit(NO_PLAN_CODE)
+
+
+def show_plan(answer: PlanAnswer, training: Sequence[str], console: Console) -> None:
+    """Prints what the job needs, the plan that makes it fit, and other changes that would.
+
+    Args:
+        answer: the plan.
+        training: how the model is trained, in words.
+        console: where to print it.
+    """
+    before = answer.before
+    console.print(_need(answer))
+    console.print(
+        Text(
+            ", ".join(
+                (
+                    before.model,
+                    f"batch size {before.batch_size:,}",
+                    *training,
+                    f"loss: {before.loss}",
+                )
+            ),
+            style="dim",
+        )
+    )
+    print_facts(console, "", [("peak", _peak(before)), ("safe", before.safe_basis)])
+    if answer.plan is not None and answer.after is not None:
+        _show_plan(answer.plan, answer.after, console)
+    _show_knobs(answer, console)
+    if answer.reason:
+        console.print(Text.assemble("\n", ("No plan fits", "bold red"), f": {answer.reason}"))
+    if answer.alternatives:
+        _show_alternatives(answer.alternatives, console)
+    for note in dict.fromkeys((*before.notes, *(answer.plan.notes if answer.plan else ()))):
+        console.print(Text.assemble(("note: ", "bold"), note))
+
+
+def _need(answer: PlanAnswer) -> Text:
+    before = answer.before
+    amounts = (
+        f"{amount_text(before.expected_bytes)} expected, {amount_text(before.safe_bytes)} safe"
+    )
+    verdict = before.verdict
+    headline = (
+        "Fits as it is" if answer.outcome == FITS else verdict_text(verdict).plain.capitalize()
+    )
+    colour = f"bold {COLOURS[verdict]}"
+    return Text.assemble(
+        (f"{headline}", colour),
+        f": {amounts}, {amount_text(before.available_bytes)} available on {before.gpu}",
+    )
+
+
+def _peak(answer: TraceAnswer) -> str:
+    peak = answer.peak
+    where = f"{peak.phase}, step {peak.step}" if peak.step else peak.phase
+    return f"{where}: {peak.operator}{f' in {peak.module}' if peak.module else ''}"
+
+
+def _show_plan(plan: Plan, after: TraceAnswer, console: Console) -> None:
+    amounts = f"{amount_text(after.expected_bytes)} expected, {amount_text(after.safe_bytes)} safe"
+    console.print(Text.assemble("\n", ("A plan fits", f"bold {COLOURS[YES]}"), f": {amounts}"))
+    facts = [
+        (DECISION_TEXTS[decision], units) for decision, units in units_by_decision(plan).items()
+    ]
+    facts.append(
+        (
+            "step",
+            f"{_seconds(plan.step_seconds)} instead of {_seconds(plan.keep_step_seconds)}: {_percent(plan.slowdown)}, modelled",
+        )
+    )
+    if plan.host_bytes:
+        facts.append(("host memory", f"{format_bytes(plan.host_bytes)}, pinned"))
+    facts.append(("peak", _peak(after)))
+    facts.append(("search", _search(plan)))
+    print_facts(console, "", facts)
+
+
+def _show_knobs(answer: PlanAnswer, console: Console) -> None:
+    """Prints the settings of libraries with the effect of the plan, those of a line or two; JSON
+    has all of them."""
+    for knob in answer.knobs:
+        if knob.code and len(knob.code.splitlines()) <= _SHORT:
+            head = f"by a setting of {knob.library}" + (
+                f" ({knob.note.rstrip('.')})" if knob.note else ""
+            )
+            console.print(Text.assemble(f"{head}:\n", (knob.code.rstrip(), "cyan")))
+
+
+def _search(plan: Plan) -> str:
+    text = f"{plan.optimizer}, {plan.planning_seconds:.2g} s"
+    if plan.gap is None:
+        return text
+    return f"{text}; " + (
+        "no plan is faster"
+        if plan.gap < 5e-4
+        else f"the fastest plan is at most {100 * plan.gap:.1f} points faster"
+    )
+
+
+def _show_alternatives(alternatives: Sequence[Alternative], console: Console) -> None:
+    table = Table(
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        header_style="bold",
+        title_justify="left",
+        title_style="bold",
+    )
+    table.add_column("instead of a plan", overflow="fold")
+    for name in ("expected MiB", "safe MiB"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("step", justify="right", no_wrap=True)
+    for each in alternatives:
+        step = "" if each.slowdown is None else _percent(each.slowdown)
+        amounts = (f"{ceil_mib(each.expected_bytes):,}", f"{ceil_mib(each.safe_bytes):,}")
+        words = Text.assemble(each.change, (f"\n{each.how}", "cyan"), (f"\n{each.effect}", "dim"))
+        table.add_row(words, *amounts, verdict_text(each.verdict), step)
+    console.print(table)
+
+
+def _seconds(seconds: float) -> str:
+    return f"{1000 * seconds:,.3g} ms" if seconds < 1 else f"{seconds:,.2f} s"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:+.1f} %"

@@ -1,5 +1,5 @@
-"""``gpumemnet predict``: predicts the memory of the jobs in a file, in process, with the
-bundles."""
+"""``gpumemnet predict`` and ``gpumemnet models``: predict the memory of jobs in a file, and list the
+bundles that do so."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ import itertools
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from gpumemnet.cli.arguments import ContextOption, GpuOption, input_file
-from gpumemnet.cli.batch import only_file, predict_into_file
-from gpumemnet.cli.fitting import fitting, fitting_document, show_fitting
-from gpumemnet.cli.output import print_facts, print_table
+from gpumemnet.cli.options import ContextMib, Gpu, input_file
+from gpumemnet.cli.output import print_facts, print_json, print_table
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.job.reader import read_job_tables
+from gpumemnet.gpu.verdict import VERDICT_TEXTS
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.units import MIB, ceil_mib, format_bytes
 
 if TYPE_CHECKING:
+    from gpumemnet.predict.bundle import Bundle
+    from gpumemnet.predict.distribution import BinScheme
     from gpumemnet.predict.fits import Fit
     from gpumemnet.predict.largest_batch import BatchSizes
     from gpumemnet.predict.prediction import Prediction
+    from gpumemnet.predict.predictor import Predictor
 
 _SHOWN_BINS: Final = 5
 _SHOWN_JOBS: Final = 1000
@@ -48,30 +49,21 @@ def predict(
         typer.Option(
             "--bundle",
             metavar="FOLDER",
-            help="Bundle folder instead of the shipped ones; once per family.",
+            help="Bundle folder instead of the shipped ones; may be repeated.",
         ),
     ] = None,
     coverage: Annotated[
-        float, typer.Option(help="Share of jobs that the safe bytes cover.")
+        float, typer.Option(metavar="SHARE", help="Share of jobs that the safe bytes cover.")
     ] = DEFAULT_COVERAGE,
     bin_width: Annotated[
         int | None,
-        typer.Option("--bin-width", metavar="MIB", help="Width of a bin; 1024 unless given."),
+        typer.Option("--bin-width", metavar="MIB", help="Width of a bin; 1024 by default."),
     ] = None,
-    bins: Annotated[
-        str | None,
-        typer.Option(
-            metavar="|".join(PUBLISHED_BINS), help="A published bin scheme instead of a width."
-        ),
-    ] = None,
-    gpu: GpuOption = None,
-    context_mib: ContextOption = None,
+    gpu: Gpu = None,
+    context_mib: ContextMib = None,
     encoder: Annotated[
         str | None,
-        typer.Option(
-            metavar="mlp|transformer|common",
-            help="Which classifier answers; common is one model for all families.",
-        ),
+        typer.Option(metavar="mlp|transformer|common", help="Which classifier predicts."),
     ] = None,
     fits: Annotated[
         bool,
@@ -92,7 +84,7 @@ def predict(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Stream the answers into this file or URL (.parquet, .csv, .jsonl); a killed run goes on.",
+            help="Stream the predictions into this file or URL (.parquet, .csv, .jsonl); a killed run continues.",
         ),
     ] = None,
     engine: Annotated[
@@ -102,177 +94,283 @@ def predict(
         ),
     ] = "local",
     workers: Annotated[
-        int | None, typer.Option(help="With --out: processes; one for each core unless given.")
+        int | None,
+        typer.Option(metavar="N", help="With --out: processes; one for each core by default."),
     ] = None,
     id_column: Annotated[
         str | None,
         typer.Option(
-            metavar="COLUMN", help="With --out: the jobs' own ids; job_id or id unless given."
+            metavar="COLUMN", help="With --out: the jobs' own ids; job_id or id by default."
         ),
     ] = None,
 ) -> None:
     """Predict how much GPU memory jobs take."""
-    scheme = _scheme(bin_width, bins)
+    from gpumemnet.job.reader import read_job_tables
+    from gpumemnet.predict.distribution import bins_of_width
+    from gpumemnet.predict.predictor import Predictor  # onnxruntime takes a tenth of a second
+
+    bins = None if bin_width is None else bins_of_width(bin_width * MIB)
     context_bytes = None if context_mib is None else context_mib * MIB
     if out is not None:
         if fits or largest_batch is not None or as_json:
             raise InvalidRequestError(
                 "--fits, --largest-batch and --json do not go with --out", "out"
             )
-        predict_into_file(
+        _predict_into_file(
             jobs,
             out,
-            bundles=bundle or (),
-            bins=scheme,
+            engine,
+            workers,
+            bundles=tuple(str(folder.resolve()) for folder in bundle or ()),
+            bins=bins,
             coverage=coverage,
             gpu=gpu,
             encoder=encoder,
             id_column=id_column,
             context_bytes=context_bytes,
-            engine=engine,
-            workers=workers,
         )
         return
     if engine != "local" or workers is not None or id_column is not None:
         raise InvalidRequestError("--engine, --workers and --id-column need --out FILE", "out")
-    batches = read_job_tables(input_file(only_file(jobs)))
-    from gpumemnet.predict.predictor import (
-        Predictor,
-    )  # onnxruntime takes a tenth of a second that --help need not wait for
-
+    if len(jobs) > 1:
+        raise InvalidRequestError("several files need --out FILE for the predictions", "jobs")
+    tables = read_job_tables(input_file(Path(jobs[0])))
     settings = {"context_bytes": context_bytes}
     predictor = Predictor.load(*bundle, **settings) if bundle else Predictor.default(**settings)
     predicted = (
         (
             table,
-            predictor.predict_table(
-                table, bins=scheme, coverage=coverage, gpu=gpu, encoder=encoder
-            ),
+            predictor.predict_table(table, bins=bins, coverage=coverage, gpu=gpu, encoder=encoder),
         )
-        for table in batches
+        for table in tables
     )
     numbers = itertools.count(1)
-
-    def fit(job: TrainingJob) -> tuple[tuple[Fit, ...] | None, BatchSizes | None]:
-        return fitting(predictor, job, fits, largest_batch, coverage=coverage, encoder=encoder)
-
+    fitting = _Fitting(predictor, fits, largest_batch, coverage, encoder)
     if as_json:
         for table, predictions in predicted:
             for job, document in zip(table, predictions.documents(), strict=True):
-                sys.stdout.write(
-                    json.dumps({"job": next(numbers), **document, **fitting_document(*fit(job))})
-                    + "\n"
-                )
+                whole = {"job": next(numbers), **document, **fitting.document(job)}
+                sys.stdout.write(json.dumps(whole) + "\n")
         return
-    answers = ((next(numbers), *pair) for pairs in predicted for pair in zip(*pairs, strict=True))
-    shown = list(itertools.islice(answers, _SHOWN_JOBS))
+    rows = ((next(numbers), *pair) for pairs in predicted for pair in zip(*pairs, strict=True))
+    shown = list(itertools.islice(rows, _SHOWN_JOBS))
     if len(shown) > 1 and (fits or largest_batch is not None):
         raise InvalidRequestError(
             "the file holds several jobs: --fits and --largest-batch then need --json", "jobs"
         )
     console = Console()
-    fitted = fit(shown[0][1]) if len(shown) == 1 else (None, None)
-    _show(shown, answers, console)
-    show_fitting(*fitted, console)
+    if len(shown) == 1:
+        _, job, prediction = shown[0]
+        found = fitting.find(job)
+        _show_job(job, prediction, console)
+        _show_fitting(*found, console)
+    else:
+        _show_jobs(shown, rows, console)
 
 
-def _scheme(bin_width_mib: int | None, name: str | None) -> BinScheme | None:
-    if name is not None and bin_width_mib is not None:
-        raise InvalidRequestError("give either --bin-width or --bins, not both", "bins")
-    if name is not None:
-        return named_bins(name)
-    return None if bin_width_mib is None else bins_of_width(bin_width_mib * MIB)
+def _predict_into_file(
+    jobs: Sequence[str], out: str, engine: str, workers: int | None, **options: Any
+) -> None:
+    """Predicts files of jobs into a file, and prints a summary on standard error."""
+    from gpumemnet.batch.options import BatchOptions
+    from gpumemnet.batch.run import predict_files
+
+    outcome = predict_files(jobs, out, BatchOptions(**options), engine=engine, workers=workers)
+    tally = outcome.tally
+    lines = [
+        f"{tally.answered:,} jobs predicted in {outcome.seconds:.1f} s, {outcome.rate:,.0f} rows a second: {out}"
+    ]
+    if tally.outside:
+        lines.append(f"{tally.outside:,} of them are unlike the training data, and have no limit")
+    if outcome.rejected:
+        lines.append(f"{tally.rejected:,} rows were rejected: {outcome.rejected} says why")
+    sys.stderr.write("\n".join(lines) + "\n")
 
 
-def _show(
+class _Fitting:
+    """Finds what else is asked of a job: which GPUs hold it, and the largest batch that fits one."""
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        with_fits: bool,
+        batch_gpu: str | None,
+        coverage: float,
+        encoder: str | None,
+    ) -> None:
+        self._predictor, self._with_fits, self._batch_gpu = predictor, with_fits, batch_gpu
+        self._options: dict[str, Any] = {"coverage": coverage, "encoder": encoder}
+
+    def find(self, job: TrainingJob) -> tuple[tuple[Fit, ...] | None, BatchSizes | None]:
+        """Returns what was asked, ``None`` for what was not.
+
+        Raises:
+            InvalidRequestError: when the catalogue has no such GPU.
+        """
+        from gpumemnet.predict.fits import fits, target
+        from gpumemnet.predict.largest_batch import batch_sizes
+
+        found = fits(self._predictor, job, **self._options) if self._with_fits else None
+        if self._batch_gpu is None:
+            return found, None
+        return found, batch_sizes(self._predictor, job, target(self._batch_gpu), **self._options)
+
+    def document(self, job: TrainingJob) -> dict[str, Any]:
+        """Returns what was asked as a JSON object."""
+        fits, sizes = self.find(job)
+        document: dict[str, Any] = {}
+        if fits is not None:
+            document["fits"] = [asdict(fit) for fit in fits]
+        if sizes is not None:
+            document["batch_sizes"] = asdict(sizes)
+        return document
+
+
+def _show_fitting(fits: Sequence[Fit] | None, sizes: BatchSizes | None, console: Console) -> None:
+    from gpumemnet.gpu.catalogue import device_profile
+
+    if sizes is not None:
+        gpu = sizes.gpu if sizes.mig is None else f"{sizes.gpu}, {sizes.mig}"
+        safe = f"{_batch_text(sizes.safe_batch, sizes)}, covers {sizes.coverage:.4g} of such jobs"
+        facts = [
+            ("GPU", f"{gpu}, {sizes.available_mib:,} MiB available"),
+            ("safe", safe),
+            ("likely", _batch_text(sizes.likely_batch, sizes)),
+            *(("outside", reason) for reason in sizes.reasons),
+        ]
+        print_facts(console, "Largest batch size", facts)
+    if fits is not None:
+        rows = [
+            (
+                device_profile(fit.gpu).aliases[0] + (f"/{fit.mig}" if fit.mig else ""),
+                fit.available_mib,
+                fit.request_mib,
+                "none" if fit.limit_mib is None else f"{fit.limit_mib:,}",
+                VERDICT_TEXTS[fit.verdict],
+                f"{fit.probability:.1%}",
+            )
+            for fit in fits
+        ]
+        columns = ("GPU", "available MiB", "expected MiB", "safe MiB", "verdict", "likely")
+        print_table(console, "What holds the job", columns, rows)
+
+
+def _batch_text(batch: int | None, sizes: BatchSizes) -> str:
+    if batch is None:
+        return "none"
+    return f"{batch:,} or more" if batch == sizes.max_batch else f"{batch:,}"
+
+
+def _show_jobs(
     shown: Sequence[tuple[int, TrainingJob, Prediction]],
     rest: Iterator[tuple[int, TrainingJob, Prediction]],
     console: Console,
 ) -> None:
-    if len(shown) == 1:
-        _show_one(*shown[0][1:], console)
-        return
     rows = [
         (
             number,
             job.family,
             job.batch_size,
-            ceil_mib(estimate.expected_bytes),
-            "none" if estimate.safe_bytes is None else f"{ceil_mib(estimate.safe_bytes):,}",
-            _bin_text(estimate, estimate.bin_index),
-            "; ".join(estimate.reasons),
+            ceil_mib(prediction.expected_bytes),
+            "none" if prediction.safe_bytes is None else f"{ceil_mib(prediction.safe_bytes):,}",
+            _bin_text(prediction.bins, prediction.bin_index),
+            "; ".join(prediction.reasons),
         )
-        for number, job, estimate in shown
+        for number, job, prediction in shown
     ]
     more = sum(1 for _ in rest)
-    columns = (
-        "job",
-        "family",
-        "batch",
-        "expected MiB",
-        "safe MiB",
-        "bin",
-        "outside the model's support",
-    )
+    columns = ("job", "family", "batch", "expected MiB", "safe MiB", "bin", "no limit, because")
     kept = len(columns) if any(row[-1] for row in rows) else len(columns) - 1
-    print_table(
-        console, f"{len(shown) + more:,} jobs", columns[:kept], [row[:kept] for row in rows]
-    )
+    title = f"{len(shown) + more:,} jobs"
+    print_table(console, title, columns[:kept], [row[:kept] for row in rows])
     if more:
         console.print(f"… and {more:,} more: --json prints all")
 
 
-def _show_one(job: TrainingJob, estimate: Prediction, console: Console) -> None:
-    safe = "none: the job lies outside what the model was trained on"
-    if estimate.safe_bytes is not None:
-        safe = f"{ceil_mib(estimate.safe_bytes):,} MiB, covers {estimate.coverage:.4g} of such jobs"
+def _show_job(job: TrainingJob, prediction: Prediction, console: Console) -> None:
+    safe = "none: the job is unlike the training data"
+    if prediction.safe_bytes is not None:
+        covers = f"covers {prediction.coverage:.4g} of such jobs"
+        safe = f"{ceil_mib(prediction.safe_bytes):,} MiB, {covers}"
     among = f", one of {job.ranks:,} replicas" if job.is_replica else ""
-    options = f"{job.optimizer}, {job.precision}{among}"
+    size = f"batch size {job.batch_size:,}, {job.total_parameters:,} parameters"
+    is_asked = prediction.gpu_source == "request"
+    context = f"{ceil_mib(prediction.context_bytes):,} MiB"
     facts = [
-        (
-            "job",
-            f"{job.family}, batch size {job.batch_size:,}, {job.total_parameters:,} parameters, {options}",
-        ),
+        ("job", f"{job.family}, {size}, {job.optimizer}, {job.precision}{among}"),
         (
             "GPU",
-            estimate.gpu
-            + (
-                ""
-                if estimate.gpu_source == "request"
-                else ", as none was named: --gpu or GPUMEMNET_GPU"
-            ),
+            prediction.gpu
+            + ("" if is_asked else ", as none was named: use --gpu or GPUMEMNET_GPU"),
         ),
-        (
-            "context",
-            f"{ceil_mib(estimate.context_bytes):,} MiB, {estimate.context_source.partition(':')[0]}",
-        ),
-        ("expected", f"{ceil_mib(estimate.expected_bytes):,} MiB"),
-        *(
-            [("start-up", _startup(estimate))]
-            if estimate.startup_peak_bytes > estimate.expected_bytes
-            else []
-        ),
+        ("context", f"{context}, {prediction.context_source.partition(':')[0]}"),
+        ("expected", f"{ceil_mib(prediction.expected_bytes):,} MiB"),
+    ]
+    if prediction.startup_peak_bytes > prediction.expected_bytes:
+        most = f"{ceil_mib(prediction.startup_peak_bytes):,} MiB"
+        facts.append(
+            (
+                "start-up",
+                f"takes up to {most} and gives it back; cuDNN's search takes less where less is free",
+            )
+        )
+    facts += [
         ("safe", safe),
-        *(("outside", reason) for reason in estimate.reasons),
-        ("model", f"{estimate.estimator}, version {estimate.version}"),
+        *(("outside", reason) for reason in prediction.reasons),
+        ("model", f"{prediction.estimator}, version {prediction.version}"),
     ]
     print_facts(console, "Predicted GPU memory", facts)
-    likely = sorted(range(estimate.bins.count), key=lambda index: -estimate.probabilities[index])[
-        :_SHOWN_BINS
-    ]
-    for index in sorted(index for index in likely if estimate.probabilities[index] >= 0.001):
-        probability = float(estimate.probabilities[index])
+    probabilities = prediction.probabilities
+    likely = sorted(range(prediction.bins.count), key=lambda index: -probabilities[index])
+    for index in sorted(index for index in likely[:_SHOWN_BINS] if probabilities[index] >= 0.001):
+        probability = float(probabilities[index])
         bar = "█" * round(30 * probability)
-        console.print(Text(f"{_bin_text(estimate, index):>26}  {probability:6.1%} {bar}"))
+        text = f"{_bin_text(prediction.bins, index):>26}  {probability:6.1%} {bar}"
+        console.print(Text(text))
 
 
-def _startup(estimate: Prediction) -> str:
-    most = f"{ceil_mib(estimate.startup_peak_bytes):,} MiB"
-    return f"takes up to {most} and gives it back; cuDNN's search takes less where less is free"
-
-
-def _bin_text(estimate: Prediction, index: int) -> str:
-    lower_bytes, upper_bytes = estimate.bins.bounds_bytes(index)
+def _bin_text(bins: BinScheme, index: int) -> str:
+    lower_bytes, upper_bytes = bins.bounds_bytes(index)
     if upper_bytes is None:
         return f"above {format_bytes(lower_bytes)}"
     return f"{lower_bytes // MIB:,} – {upper_bytes // MIB:,} MiB"
+
+
+def models(
+    bundle: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="FOLDER...", help="Bundle folders; the shipped ones by default."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="For programs: the whole cards as a JSON list.")
+    ] = False,
+) -> None:
+    """List the shipped bundles, and check their checksums."""
+    from gpumemnet.predict.bundle import load_bundles, shipped_bundles
+
+    found = [one for folder in bundle or () for one in load_bundles(folder)]
+    bundles = found if bundle else list(shipped_bundles())
+    if as_json:
+        print_json([{**one.card.document, "sha256": one.sha256} for one in bundles])
+        return
+    console = Console()
+    for one in bundles:
+        print_facts(console, f"{one.card.name}, version {one.card.version}", _card_facts(one))
+
+
+def _card_facts(bundle: Bundle) -> list[tuple[str, str]]:
+    card, data = bundle.card, bundle.card.document.get("training_data", {})
+    stated = {
+        field: [str(value) for value in values if value not in (None, False)]
+        for field, values in card.options.items()
+    }
+    options = [f"{field} {' or '.join(values)}" for field, values in stated.items() if values]
+    rows = f"{data.get('rows', 0):,} {data.get('provenance', '')} jobs"
+    return [
+        ("predicts", f"{', '.join(card.families)} jobs on {card.gpu}"),
+        ("trained on", f"{rows}: {data.get('description', '')}"),
+        *((name, str(data[name])) for name in ("licence", "credit") if name in data),
+        ("with", "; ".join(options)),
+        ("sha256", bundle.sha256),
+        ("folder", bundle.source),
+    ]

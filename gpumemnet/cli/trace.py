@@ -1,5 +1,5 @@
 """``gpumemnet trace``: computes the memory of one training step, allocation by allocation, without
-a GPU."""
+a GPU, and prints it."""
 
 from __future__ import annotations
 
@@ -7,80 +7,74 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-from gpumemnet.cli.arguments import factory_arguments
-from gpumemnet.cli.model_options import (
-    MACHINE,
-    TRAINING,
+from gpumemnet.allocator.settings import parse_settings
+from gpumemnet.cli.options import (
     AllocatorConf,
-    AttentionKernel,
     BatchSize,
     BestEffort,
-    ChannelsLast,
-    ContextMib,
     Cudnn,
-    CudnnBenchmark,
     Deadline,
     FactoryArguments,
-    Gpu,
-    GradientAccumulation,
     Inputs,
-    Loss,
     Optimizer,
-    OptimizerImplementation,
     Precision,
+    Settings,
     ShowOutput,
-    ZeroGrad,
+    TraceContextMib,
+    TraceGpu,
     check_plot,
-    device_of,
-    of_answer,
-    of_machine,
-    of_model,
-    shown_progress,
+    device_profile,
+    machine_option,
+    model_option,
+    named_values,
+    result_option,
+    training_option,
+    training_settings,
 )
-from gpumemnet.cli.output import check_writable, write_atomically
-from gpumemnet.cli.training_options import training_option, training_values
+from gpumemnet.cli.output import check_writable, print_facts, shown_steps, write_text
 from gpumemnet.cudnn.session import OFF
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.options import DEFAULT_GPU
+from gpumemnet.gpu.verdict import NO, UNSURE, VERDICT_TEXTS, YES
 from gpumemnet.job.layers import describe
 from gpumemnet.tracing.options import (
     DEADLINE_SECONDS,
     DEFAULT_OPTIONS,
     LOSSES,
     PARALLEL,
-    ZERO_GRAD,
     ExtraResults,
     TraceOptions,
 )
+from gpumemnet.tracing.process import trace_file, trace_script
+from gpumemnet.tracing.report.answer import TraceAnswer, answer_to_dict
+from gpumemnet.tracing.report.parts import PART_NAMES, TOP_MODULES, shown_mib
 from gpumemnet.tracing.script.launch import Launch, is_launch, parse_launch
+from gpumemnet.units import GIB, MIB, ceil_mib
 
-if TYPE_CHECKING:
-    from gpumemnet.tracing.report.answer import TraceAnswer
-
-_OF_SCRIPTS: Final = frozenset(
-    {
-        *(
-            "source",
-            "script",
-            "module",
-            "gpu",
-            "context_mib",
-            "allocator_conf",
-            "attention_kernel",
-            "cudnn",
-            "ranks",
-        ),
-        *("best_effort", "largest_batch", "batches", "batch_argument"),
-        *("plot", "as_json", "deadline", "show_output"),
-    }
+_OF_FACTORIES: Final = (
+    *("batch_size", "inputs", "argument", "optimizer", "precision", "loss", "parallel"),
+    *("fits", "out"),
 )
-"""Parameters that apply to scripts too."""
+"""Parameters that do not apply to scripts."""
+
+COLOURS: Final = {YES: "green", UNSURE: "yellow", NO: "red"}
+_WIDE: Final = 110
+"""Terminal width from which the report describes each part."""
+_NUMBERS: Final = frozenset({"MiB", "share", "expected MiB", "safe MiB", "available MiB"})
+"""Columns that are aligned at the right."""
+
+Loss = Annotated[
+    str,
+    training_option(metavar="|".join(LOSSES), help="The loss, unless the factory returns one."),
+]
 
 
 def trace(
@@ -90,21 +84,15 @@ def trace(
         typer.Argument(
             metavar="FILE.py:FACTORY",
             help="A function that returns a torch.nn.Module, (model, inputs) or (model, inputs, loss). "
-            "With --script or --module instead: -- and the script's own arguments. "
-            "Or -- and the line that starts the training: torchrun --nproc-per-node 4 train.py, python, accelerate launch.",
+            "Or -- and the line that starts the training: torchrun --nproc-per-node 4 train.py, python -m, accelerate launch. "
+            "With --script: -- and the script's own arguments.",
         ),
     ] = None,
     script: Annotated[
         Path | None,
-        of_model(
+        model_option(
             metavar="FILE.py",
             help="Run this training script, unmodified, on a simulated GPU, up to its second step.",
-        ),
-    ] = None,
-    module: Annotated[
-        str | None,
-        of_model(
-            metavar="PACKAGE.MODULE", help="The same for a module, as python -m runs it here."
         ),
     ] = None,
     batch_size: BatchSize = None,
@@ -114,58 +102,52 @@ def trace(
     optimizer: Optimizer = DEFAULT_OPTIONS.optimizer,
     precision: Precision = DEFAULT_OPTIONS.precision,
     loss: Loss = LOSSES[0],
-    optimizer_implementation: OptimizerImplementation = DEFAULT_OPTIONS.optimizer_implementation,
-    gradient_accumulation: GradientAccumulation = DEFAULT_OPTIONS.gradient_accumulation,
-    zero_grad: ZeroGrad = ZERO_GRAD[0],
-    checkpointing: Annotated[
-        str, training_option("checkpointing", TRAINING)
-    ] = DEFAULT_OPTIONS.checkpointing,
-    attention_kernel: AttentionKernel = DEFAULT_OPTIONS.attention_kernel,
-    channels_last: ChannelsLast = DEFAULT_OPTIONS.channels_last,
-    cudnn_benchmark: CudnnBenchmark = DEFAULT_OPTIONS.cudnn_benchmark,
+    settings: Settings = None,
     parallel: Annotated[
-        str, of_machine(metavar="|".join(PARALLEL), help="How several GPUs are used; see --ranks.")
+        str,
+        machine_option(metavar="|".join(PARALLEL), help="How several GPUs are used; see --ranks."),
     ] = PARALLEL[0],
     ranks: Annotated[
         int,
-        training_option(
-            "ranks", MACHINE, "GPUs; the answer and the batch size are for one of them."
+        machine_option(
+            metavar="N", help="GPUs; the result and the batch size are for one of them."
         ),
     ] = DEFAULT_OPTIONS.ranks,
-    gpu: Gpu = DEFAULT_GPU,
-    context_mib: ContextMib = None,
+    gpu: TraceGpu = DEFAULT_GPU,
+    context_mib: TraceContextMib = None,
     allocator_conf: AllocatorConf = "",
     cudnn: Cudnn = OFF,
     largest_batch: Annotated[
-        bool, of_answer("--largest-batch", help="The largest batch size that fits the GPU.")
+        bool, result_option("--largest-batch", help="The largest batch size that fits the GPU.")
     ] = False,
     batches: Annotated[
-        str | None, of_answer(metavar="N,N,…", help="The memory at these batch sizes too.")
+        str | None, result_option(metavar="N,N,…", help="The memory at these batch sizes too.")
     ] = None,
     batch_argument: Annotated[
         str | None,
-        of_answer(
+        result_option(
             metavar="OPTION",
             help="The script's argument that sets its batch size, such as --batch-size, where it is not found.",
         ),
     ] = None,
     fits: Annotated[
-        bool, of_answer("--fits", help="On which GPUs of the catalogue it fits.")
+        bool, result_option("--fits", help="On which GPUs of the catalogue it fits.")
     ] = False,
     plot: Annotated[
         Path | None,
-        of_answer(
+        result_option(
             metavar="FILE.png|FILE.html", help="Draw the memory over a step, stacked by class."
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        of_answer(
+        result_option(
             metavar="FILE.json", help="Write the job with its traced peak, for gpumemnet predict."
         ),
     ] = None,
     as_json: Annotated[
-        bool, of_answer("--json", help="For programs: print the whole answer as JSON, no tables.")
+        bool,
+        result_option("--json", help="For programs: print the whole trace as JSON, no tables."),
     ] = False,
     deadline: Deadline = DEADLINE_SECONDS,
     show_output: ShowOutput = False,
@@ -174,24 +156,11 @@ def trace(
 
     The step runs without a GPU and allocates nothing.
     """
-    from gpumemnet.allocator.settings import parse_settings
-    from gpumemnet.cli.trace_report import show_trace
-    from gpumemnet.tracing.process import trace_file, trace_script
-
     check_plot(plot)
     if out is not None:
         check_writable(out)
-    words = source or []
-    launch = _launch(words, script, module, ranks, call)
-    what = words[0] if launch is None else launch.script
-    device, allocator = device_of(gpu, context_mib), parse_settings(allocator_conf)
-    options = TraceOptions(
-        **training_values(call.params),
-        loss=loss,
-        zero_grad=zero_grad,
-        parallel=parallel,
-        best_effort=best_effort,
-    )
+    launch = _launch(source or [], script, ranks, call)
+    device, allocator = device_profile(gpu, context_mib), parse_settings(allocator_conf)
     extras = ExtraResults(
         batches=_batches(batches),
         max_batch=largest_batch,
@@ -199,7 +168,9 @@ def trace(
         curve=plot is not None,
         job=out is not None,
     )
-    with shown_progress(what, not show_output) as progress:
+    spread: tuple[str, ...] = ()
+    what = launch.script if launch is not None else (source or [""])[0]
+    with shown_steps(what, not show_output) as progress:
         if launch is not None:
             answer = trace_script(
                 launch.script,
@@ -209,7 +180,7 @@ def trace(
                 gpu=device,
                 allocator=allocator,
                 cudnn=cudnn,
-                attention_kernel=attention_kernel,
+                attention_kernel=_attention_kernel(settings or ()),
                 ranks=launch.ranks,
                 best_effort=best_effort,
                 extras=extras,
@@ -219,11 +190,20 @@ def trace(
                 progress=progress,
             )
         else:
+            spread = (optimizer, precision, *(() if parallel == PARALLEL[0] else (parallel,)))
             answer = trace_file(
                 what,
-                options,
+                TraceOptions(
+                    optimizer=optimizer,
+                    precision=precision,
+                    loss=loss,
+                    parallel=parallel,
+                    ranks=ranks,
+                    best_effort=best_effort,
+                    **training_settings(settings or (), ("zero_grad",)),
+                ),
                 inputs=inputs or (),
-                arguments=factory_arguments(argument or ()),
+                arguments=named_values(argument or (), "arg"),
                 batch_size=batch_size,
                 gpu=device,
                 allocator=allocator,
@@ -235,19 +215,16 @@ def trace(
             )
     _write(answer, plot, out)
     if as_json:
-        from gpumemnet.tracing.report.answer import answer_to_dict
-
         typer.echo(json.dumps(answer_to_dict(answer)))
         return
     console = Console()
-    spread = () if parallel == PARALLEL[0] else (parallel,)
-    show_trace(answer, () if launch is not None else (optimizer, precision, *spread), console)
+    show_trace(answer, spread, console)
     if launch is None and not answer.fits and not largest_batch:
         console.print(Text("use --largest-batch to find the batch size that fits"), style="dim")
 
 
 def _launch(
-    words: Sequence[str], script: Path | None, module: str | None, ranks: int, call: typer.Context
+    words: Sequence[str], script: Path | None, ranks: int, call: typer.Context
 ) -> Launch | None:
     """Returns the script or module to trace; ``None`` for a factory.
 
@@ -255,26 +232,22 @@ def _launch(
         InvalidRequestError: when nothing or too much was named, or options say what the script says
             itself.
     """
-    if script is None and module is None and not is_launch(words):
+    if script is None and not is_launch(words):
         if len(words) != 1:
             raise InvalidRequestError(
                 "name one factory, such as train.py:build, or give --script train.py", "source"
             )
         return None
-    if script is not None and module is not None:
-        raise InvalidRequestError("give a script or a module, not both", "module")
     if script is not None and is_launch(str(script).split()) and not script.exists():
         raise InvalidRequestError(
             f"is a file; for a whole line write: gpumemnet trace -- {script}", "script"
         )
-    for name in call.params:
-        if name not in _OF_SCRIPTS and _is_given(call, name):
+    for name in _OF_FACTORIES:
+        if _is_given(call, name):
             raise InvalidRequestError(
                 "does not go with a script, which trains as it is written", name
             )
     given = ranks if _is_given(call, "ranks") else None
-    if module is not None:
-        return Launch(module, True, tuple(words), given)
     if script is not None:
         return Launch(str(script), arguments=tuple(words), ranks=given)
     launch = parse_launch(words)
@@ -288,6 +261,18 @@ def _launch(
 def _is_given(call: typer.Context, name: str) -> bool:
     source = call.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
+
+
+def _attention_kernel(texts: Sequence[str]) -> str | None:
+    """Returns the only training option that a script may be given: what PyTorch chooses itself."""
+    values = training_settings(texts)
+    kernel: str | None = values.pop("attention_kernel", None)
+    if values:
+        name = next(iter(values))
+        raise InvalidRequestError(
+            f"{name} does not go with a script, which trains as it is written", "set"
+        )
+    return kernel
 
 
 def _batches(text: str | None) -> tuple[int, ...]:
@@ -305,8 +290,168 @@ def _write(answer: TraceAnswer, plot: Path | None, out: Path | None) -> None:
     if out is not None:
         from gpumemnet.job.json_codec import job_from_dict, job_to_json
 
-        write_atomically(out, job_to_json(job_from_dict(answer.job)))
+        write_text(out, job_to_json(job_from_dict(answer.job)))
     if plot is not None:
         from gpumemnet.tracing.report.plot import plot as draw
 
         draw(answer, plot)
+
+
+def show_trace(answer: TraceAnswer, training: Sequence[str], console: Console) -> None:
+    """Prints a trace: the verdict, the parts of the memory, the peak and the assumptions.
+
+    Args:
+        answer: the trace.
+        training: how the model is trained, in words.
+        console: where to print it.
+    """
+
+    console.print(_verdict(answer))
+    workspaces = answer.convolution_workspaces
+    source = (f"convolution workspaces: {workspaces}",) if workspaces else ()
+    job = (
+        answer.model,
+        f"batch size {answer.batch_size:,}",
+        *training,
+        f"loss: {answer.loss}",
+        *source,
+    )
+    console.print(Text(", ".join(job), style="dim"))
+    _show_parts(answer, console)
+    _show_peak(answer, console)
+    if answer.batches or answer.max_batch_size is not None:
+        _show_batches(answer, console)
+    if answer.gpus:
+        _show_gpus(answer, console)
+    for note in answer.notes:
+        console.print(Text.assemble(("note: ", "bold"), note))
+    if answer.not_included:
+        console.print(Text("Not included:", style="dim"))
+        bullets = Table.grid(padding=(0, 1))
+        for item in answer.not_included:
+            bullets.add_row(Text(" ·", style="dim"), Text(item, style="dim"))
+        console.print(bullets)
+
+
+def _verdict(answer: TraceAnswer) -> Text:
+    text = VERDICT_TEXTS[answer.verdict]
+    headline = (f"{text[0].upper()}{text[1:]} {answer.gpu}", f"bold {COLOURS[answer.verdict]}")
+    amounts = (
+        f"{amount_text(answer.expected_bytes)} expected, {amount_text(answer.safe_bytes)} safe"
+    )
+    available = "" if answer.fits else f", {amount_text(answer.available_bytes)} available"
+    each = "" if answer.ranks == 1 else f" on each of {answer.ranks:,} GPUs"
+    return Text.assemble(headline, f": {amounts}{available}{each}")
+
+
+def amount_text(amount_bytes: int) -> str:
+    """Returns an amount in GiB and in whole MiB."""
+    return f"{amount_bytes / GIB:,.2f} GiB ({ceil_mib(amount_bytes):,} MiB)"
+
+
+def _show_parts(answer: TraceAnswer, console: Console) -> None:
+    wide = console.width >= _WIDE
+    table = _table("memory at the peak", "MiB", "share", "")
+    if wide:
+        table.add_column("", style="dim")
+    amounts = shown_mib(list(answer.parts.values()))
+    for (part, size), mib in zip(answer.parts.items(), amounts, strict=True):
+        if not size:
+            continue
+        name, meaning = PART_NAMES.get(part, (part, ""))
+        table.add_row(
+            name, f"{mib:,}", *_share(size, answer.expected_bytes), *([meaning] if wide else [])
+        )
+    table.add_section()
+    table.add_row(
+        Text("expected", style="bold"), Text(f"{sum(amounts):,}", style="bold"), "100.0 %"
+    )
+    console.print(table)
+
+
+def _show_peak(answer: TraceAnswer, console: Console) -> None:
+    peak = answer.peak
+    where = f"{peak.phase}, step {peak.step}" if peak.step else peak.phase
+    module = f" in {peak.module}" if peak.module else ""
+    facts = [
+        ("peak", f"{where}: {peak.operator}{module}"),
+        *(
+            [("start-up", _startup(answer))]
+            if answer.startup_peak_bytes > answer.expected_bytes
+            else []
+        ),
+        (
+            "least",
+            f"{amount_text(answer.smallest_bytes)}: with less it runs out of memory, even if all that is cached is released",
+        ),
+        ("context", answer.context_source),
+        ("safe", answer.safe_basis),
+    ]
+    print_facts(console, "", facts)
+    table = _table("modules that hold most at the peak", "MiB", "share", "")
+    top = peak.modules[:TOP_MODULES]
+    for name, size in top:
+        table.add_row(
+            name or "(the model itself, loss)",
+            f"{size / MIB:,.1f}",
+            *_share(size, answer.expected_bytes),
+        )
+    rest = peak.modules[TOP_MODULES:]
+    if rest:
+        size = sum(amount for _, amount in rest)
+        table.add_row(
+            Text(f"{len(rest):,} others", style="dim"),
+            f"{size / MIB:,.1f}",
+            *_share(size, answer.expected_bytes),
+        )
+    console.print(table)
+
+
+def _startup(answer: TraceAnswer) -> str:
+    return f"takes up to {amount_text(answer.startup_peak_bytes)} and gives it back; cuDNN's search takes less where less is free"
+
+
+def _show_batches(answer: TraceAnswer, console: Console) -> None:
+    if answer.batches:
+        table = _table("batch size", "expected MiB", "safe MiB", answer.gpu)
+        for point in answer.batches:
+            expected, safe = ceil_mib(point.expected_bytes), ceil_mib(point.safe_bytes)
+            table.add_row(
+                f"{point.batch_size:,}", f"{expected:,}", f"{safe:,}", verdict_text(point.verdict)
+            )
+        console.print(table)
+    if answer.max_batch_size is not None:
+        largest = (
+            "no batch size fits"
+            if answer.max_batch_size == 0
+            else f"largest batch size that fits: {answer.max_batch_size:,}"
+        )
+        console.print(Text(f" {answer.gpu}: {largest}", style="bold"))
+
+
+def _show_gpus(answer: TraceAnswer, console: Console) -> None:
+    table = _table("GPU", "expected MiB", "safe MiB", "available MiB", "")
+    for fit in answer.gpus:
+        amounts = (fit.expected_bytes, fit.safe_bytes, fit.available_bytes)
+        table.add_row(
+            fit.gpu, *(f"{ceil_mib(amount):,}" for amount in amounts), verdict_text(fit.verdict)
+        )
+    console.print(table)
+
+
+def verdict_text(verdict: str) -> Text:
+    """Returns the words for a verdict, in its colour."""
+    return Text(VERDICT_TEXTS[verdict], style=COLOURS[verdict])
+
+
+def _share(amount: int, whole: int) -> tuple[str, str]:
+    share = amount / whole
+    return f"{share:.1%}".replace("%", " %"), "█" * round(20 * share)
+
+
+def _table(first: str, *columns: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table.add_column(first, overflow="fold")
+    for name in columns:
+        table.add_column(name, justify="right" if name in _NUMBERS else "left", no_wrap=True)
+    return table

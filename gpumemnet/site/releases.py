@@ -518,7 +518,7 @@ def existing_registry(folder: str | Path) -> Registry:
     registry = Registry(folder)
     if not any((registry.folder / name).exists() for name in (ALIASES_FILE, "releases", "bundles")):
         raise RegistryError(
-            f"there is no registry in {folder}: check the path; 'gpumemnet registry add' makes one"
+            f"there is no registry in {folder}: check the path; 'gpumemnet releases add' makes one"
         )
     return registry
 

@@ -12,8 +12,10 @@ from collections.abc import Sequence
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command line, by default ``sys.argv``; returns the exit code: 0, 2 for a user's
     mistake, 130 for Ctrl-C."""
-    from gpumemnet.cli.running import command_of, run
+    import typer
+
+    from gpumemnet.cli.commands import run
 
     from .commands import app
 
-    return run(command_of(app), arguments, f"python -m {__name__.removesuffix('.cli')}")
+    return run(typer.main.get_command(app), arguments, f"python -m {__name__.removesuffix('.cli')}")

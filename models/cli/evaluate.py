@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from gpumemnet.cli.arguments import AsJson
+from gpumemnet.cli.options import AsJson
+from gpumemnet.cli.output import progress_bar
 
 from .datasets import load, split_errors
 from .options import DEFAULT_DATASET, Dataset, Family, Folds, Seed
-from .progress import progress_bar
 
 
 def evaluate(

@@ -7,10 +7,10 @@ from typing import Annotated, Final
 
 import typer
 
+from gpumemnet.cli.output import progress_bar
 from gpumemnet.errors import InvalidRequestError
 
 from .options import DATASETS, RealRuns, Seed, default_real_runs
-from .progress import progress_bar
 
 _REAL_FAMILIES: Final = ("cnn", "transformer")
 """Families whose sampled jobs have real networks beside them."""

@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 
-from gpumemnet.cli.arguments import AsJson
-from gpumemnet.cli.output import print_result
+from gpumemnet.cli.options import AsJson
+from gpumemnet.cli.output import print_result, progress_bar
 from gpumemnet.errors import InvalidRequestError
 
 from .datasets import split_errors
 from .options import DATASETS, Seed
-from .progress import progress_bar
 
 
 def report(

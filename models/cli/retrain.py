@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpumemnet.cli.arguments import AsJson
+from gpumemnet.cli.options import AsJson
+from gpumemnet.cli.output import progress_bar
 from gpumemnet.errors import DatasetError, GpumemnetError, InvalidRequestError
 
 from .options import COMMITTED_DATASETS, Seed
 from .plans import found_plans
-from .progress import progress_bar
 
 if TYPE_CHECKING:
     from ..retrain.request import Outcome, Request

@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from gpumemnet.cli.output import print_result
+from gpumemnet.cli.output import print_result, progress_bar
 
 from .options import COMMITTED_DATASETS
-from .progress import progress_bar
 
 
 def scoreboard(

@@ -8,12 +8,11 @@ from typing import Annotated
 
 import typer
 
-from gpumemnet.cli.arguments import AsJson
-from gpumemnet.cli.output import check_writable, print_result, write_atomically
+from gpumemnet.cli.options import AsJson
+from gpumemnet.cli.output import check_writable, print_result, progress_bar, write_text
 from gpumemnet.errors import DatasetError, InvalidRequestError
 
 from .options import DEFAULT_DATASET, Dataset, Family, Folds, Seed
-from .progress import progress_bar
 
 
 def search(
@@ -77,7 +76,7 @@ def search(
             task, trials, storage, lambda: open_engine(engine, task, workers), epochs, progress
         )
     document = document_of(family, encoder, result.plan, search_report(task, result, epochs))
-    write_atomically(out, json.dumps(document, indent=2) + "\n")
+    write_text(out, json.dumps(document, indent=2) + "\n")
     counts = ", ".join(f"{count} {state}" for state, count in result.trials.items() if count)
     print_result(
         {"plan": out, "trials": result.trials},

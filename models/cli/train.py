@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpumemnet.cli.arguments import AsJson
-from gpumemnet.cli.output import print_result
+from gpumemnet.cli.options import AsJson
+from gpumemnet.cli.output import print_result, progress_bar
 from gpumemnet.errors import BundleError, DatasetError, InvalidRequestError
 from gpumemnet.features.vector import FEATURE_SCHEMA
 from gpumemnet.job.training_job import FAMILIES
@@ -20,7 +20,6 @@ from gpumemnet.predict.bundle_card import ALL_FAMILIES, COMMON, ENCODERS
 from .datasets import load, load_all, load_by_family, split_errors
 from .options import DEFAULT_DATASET, Seed
 from .plans import found_plan
-from .progress import progress_bar
 
 if TYPE_CHECKING:
     from ..training.data import LabelledJobs

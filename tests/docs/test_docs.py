@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import gpumemnet
-from gpumemnet.cli.commands import application
+from gpumemnet.cli.commands import application, load
 from tests.docs.documents import PAGES, ROOT, Marked, marked, shell_commands, text_of, without_frame
 from tests.nightly import nightly
 
@@ -194,7 +194,7 @@ def options_of_commands() -> dict[tuple[str, ...], set[str]]:
     found: dict[tuple[str, ...], set[str]] = {}
 
     def walk(path: tuple[str, ...], command: Any) -> None:
-        command = command.loaded() if hasattr(command, "loaded") else command
+        command = load(path[0]) if len(path) == 1 else command
         found[path] = {
             name
             for each in command.params

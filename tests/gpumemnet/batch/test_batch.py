@@ -309,8 +309,8 @@ def test_the_options_are_those_of_one_job(
     options = [
         "--gpu",
         "L4",
-        "--bins",
-        "published-8000mib",
+        "--bin-width",
+        "8000",
         "--coverage",
         "0.9",
         "--encoder",

@@ -1,36 +1,61 @@
-"""What all commands have in common: help, usage errors, suggestions, standard input."""
+"""What all commands have in common: their options, help, mistakes, standard input and exit codes."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from gpumemnet.cli import main
-from gpumemnet.cli.commands import ENTRIES, Entry, LazyCommand
+from gpumemnet.cli.commands import ENTRIES, load
+from gpumemnet.job.json_codec import job_to_dict
+from tests.interface_counts import all_commands
+from tests.jobs import small_job
 
 ROOT = Path(__file__).parents[3]
 JOB = ROOT / "examples" / "mlp_job.json"
+MODEL = f"{Path(__file__).parents[1]}/extract/examples/small.py:sized"
+PROGRAM = [sys.executable, "-m", "gpumemnet"]
+SNAPSHOT = Path(__file__).with_name("options.txt")
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-def test_help_has_no_markup_and_no_names_of_types(
-    entry: Entry, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert main([entry.name, "--help"]) == 0
-    shown = capfd.readouterr().out
-    for name in getattr(LazyCommand(entry).loaded(), "commands", ()):
-        assert main([entry.name, name, "--help"]) == 0
-        shown += capfd.readouterr().out
-    assert re.findall(r"<[a-z]+[^>]*>", shown) == []  # such as <bool> and <int range>
-    assert "``" not in shown
-    assert "--install-completion" not in shown  # gpumemnet itself has it
-    assert f"gpumemnet {entry.name}" in shown
+def options() -> str:
+    """All commands with their arguments and options, as the snapshot lists them."""
+    lines = []
+    for words, command in all_commands().items():
+        lines.append(f"gpumemnet {' '.join(words)}")
+        for each in command.params:
+            names = ", ".join((*each.opts, *each.secondary_opts))
+            kind = "" if getattr(each, "is_flag", False) else f" {each.metavar or ''}"
+            lines.append(f"    {names}{kind}".rstrip() + " (required)" * bool(each.required))
+    return "\n".join(lines) + "\n"
 
 
-def test_help_loads_no_command() -> None:
+def test_no_option_is_renamed_by_accident() -> None:
+    assert options() == SNAPSHOT.read_text("utf-8"), f"if meant: python {__file__} > {SNAPSHOT}"
+
+
+def test_every_command_explains_itself_and_has_a_form_for_programs() -> None:
+    for name, entry in ENTRIES.items():
+        assert " ".join((load(name).help or "").split()).startswith(entry.summary)
+    without_json = []
+    for words, command in all_commands().items():
+        given = [each for each in command.params if each.param_type_name == "option"]
+        assert [each.name for each in given if not each.help] == [], words
+        if not any("--json" in each.opts for each in given):
+            without_json.append(words)
+    assert without_json == [("serve",)]
+
+
+def test_help_is_printed_and_loads_no_command(capfd: pytest.CaptureFixture[str]) -> None:
+    for name in ENTRIES:
+        assert main([name, "--help"]) == 0
+        assert f"gpumemnet {name}" in capfd.readouterr().out
     code = (
         "import sys\nfrom gpumemnet.cli import main\nassert main(['--help']) == 0\n"
         "assert not {'numpy', 'torch', 'pandas', 'onnxruntime', 'models', 'service', 'dataset_builder'} & set(sys.modules)"
@@ -39,38 +64,94 @@ def test_help_loads_no_command() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (
-            ["predct"],
-            "error: no such command 'predct': did you mean 'predict'? (see gpumemnet --help)",
-        ),
-        (
-            ["predict", "--covrage", "1", "x"],
-            "no such option --covrage: did you mean --coverage? (see gpumemnet predict --help)",
-        ),
-        (
-            ["build", "campain"],
-            "error: no such command 'campain': did you mean 'campaign'? (see gpumemnet build --help)",
-        ),
-        (
-            ["predict", str(JOB), "--gpu", "H2000"],
-            "error: --gpu: no profile of 'H2000': did you mean 'H200'?",
-        ),
-        (
-            ["predict", str(JOB), "--bin-width", "3"],
-            "error: --bin-width: gives 65537 bins: choose a width that needs between 1 and 4096",
-        ),
-        (["train"], "error: missing option '--out' (see gpumemnet train --help)"),
-    ],
+    "arguments",
+    [["predct"], ["predict", "--covrage", "1", "x"], ["extract"], ["train"], ["build", "campain"]],
 )
-def test_a_mistake_is_one_sentence_and_exit_code_2(
-    arguments: list[str], sentence: str, capfd: pytest.CaptureFixture[str]
+def test_a_wrong_command_line_has_exit_code_2(
+    arguments: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 2
     shown = capfd.readouterr()
     assert shown.out == ""
-    assert shown.err.endswith(f"{sentence}\n")
+    assert "--help" in shown.err
+
+
+TRACE = ["trace", MODEL, "--batch-size", "2", "--input", "8"]
+EXTRACT = ["extract", *TRACE[1:]]
+PLAN = ["plan", *TRACE[1:], "--gpu", "RTX-4090"]
+GOOD = json.dumps(job_to_dict(small_job()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["predict", JOB, "--coverage", "1.5"], "--coverage: must be between 0.5 and 0.999"),
+        (["predict", JOB, "--bin-width", "-5"], "--bin-width: must be at least 1 MiB"),
+        (["predict", JOB, "--bin-width", "3"], "--bin-width: gives 65537 bins"),
+        (["predict", JOB, "--gpu", "H2000"], "--gpu: no profile of 'H2000': did you mean 'H200'?"),
+        (["predict", JOB, "--encoder", "oracle"], "--encoder: must be one of mlp"),
+        (["predict", JOB, "--bundle", "/none"], "/none: no such bundle folder"),
+        (["predict", JOB, "--largest-batch", "Z80"], "no profile of 'Z80'"),
+        (["predict", JOB, "--largest-batch", "A100/9g.1gb"], "no MIG profile '9g.1gb'"),
+        (["predict", JOB, "--workers", "2"], "--out: --engine, --workers and --id-column need"),
+        (["predict", "none.json"], "none.json does not exist"),
+        (["predict", "job.yaml"], "must end in .json"),
+        (["predict", "{"], "no valid JSON at line 1, column 1"),
+        (["predict", "[1]"], "[0]: a job must be a JSON object, not 1"),
+        (["predict", '{"family": "mlp"}'], "batch_size: is missing"),
+        (["predict", GOOD.replace("adam", "adman")], "optimizer: must be one of"),
+        (["predict", GOOD.replace('"batch_size": 64', '"batch_size": 1e99')], "not 1e+99"),
+        ([*EXTRACT, "--optimizer", "lion"], "--optimizer: must be one of sgd, "),
+        ([*EXTRACT, "--batch-size", "0"], "--batch-size: must be between 1 and "),
+        ([*EXTRACT, "--input", "3,4"], "--input: must look like 3x224x224"),
+        ([*EXTRACT, "--arg", "width"], "--arg: must look like depth=12"),
+        ([*EXTRACT, "--arg", "width=1", "--arg", "width=2"], "--arg: 'width' is given twice"),
+        ([*EXTRACT, "--set", "colour=red"], "--set: knows attention_kernel, "),
+        ([*EXTRACT, "--set", "channels_last=1"], "channels_last: must be true or false, not 1"),
+        ([*EXTRACT, "--out", "/none/job.json"], "--out: the folder /none does not exist"),
+        ([*EXTRACT, "--deadline", "-1"], "--deadline: must be above 0"),
+        ([*EXTRACT, "--family", "gan"], "--family: must be one of "),
+        ([*TRACE, "--loss", "hinge"], "--loss: must be one of auto, "),
+        ([*TRACE, "--set", "zero_grad=never"], "zero_grad: must be one of "),
+        ([*TRACE, "--gpu", "/none.json"], "--gpu: /none.json cannot be read"),
+        ([*TRACE, "--allocator-conf", "max=1"], "allocator settings: 'max=1' is not of the form"),
+        ([*TRACE, "--batches", "1,two"], "--batches: must be batch sizes such as 1,2,4,8"),
+        ([*TRACE, "--plot", "memory.gif"], "--plot: must end in .png or .html, not 'memory.gif'"),
+        ([*TRACE, "two:factories"], "source: name one factory"),
+        (["trace"], "source: name one factory, such as train.py:build, or give --script train.py"),
+        (["trace", "--script", "t.py", "--optimizer", "sgd"], "--optimizer: does not go with a sc"),
+        (["trace", "--script", "t.py", "--fits"], "--fits: does not go with a script"),
+        (["trace", "--script", "t.py", "--set", "checkpointing=none"], "--set: checkpointing does"),
+        (["trace", "--script", "/none/t.py", "--", "-x"], "there is no file /none/t.py"),
+        (["trace", "--ranks", "8", "--", "torchrun", "--nproc-per-node", "4", "t.py"], "--ranks: "),
+        (["trace", "--", "python", "-m", "absent"], "absent: there is no module absent to run in"),
+        ([*PLAN, "--budget", "20"], "--budget: must be an amount of memory such as 20GiB"),
+        ([*PLAN, "--budget", "30GiB"], "--budget: must be from 1 MiB to 24,207 MiB"),
+        ([*PLAN, "--host-memory", "much"], "--host-memory: must be an amount of memory"),
+        ([*PLAN, "--planner", "genetic"], "--planner: must be one of greedy, exact"),
+        ([*PLAN, "--set", "checkpointing=none"], "--set: checkpointing is what a plan decides"),
+    ],
+    ids=lambda value: None if isinstance(value, list) else value[:40],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(
+    arguments: list[str | Path],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """An argument that begins like JSON stands for a file with that content."""
+    monkeypatch.chdir(tmp_path)
+    words = list(map(str, arguments))
+    for place, word in enumerate(words):
+        if word[0] in "{[":
+            Path("job.json").write_text(word)
+            words[place] = "job.json"
+    assert main(words) == 2
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("error: ")
+    assert sentence in shown.err
     assert shown.err.count("\n") == 1
 
 
@@ -92,35 +173,49 @@ def test_a_dash_is_standard_input() -> None:
     job = JOB.read_text()
     lines = f"{json.dumps(json.loads(job))}\n" * 2
     for content, count in ((job, 1), (f"[{job}]", 1), (lines, 2)):
-        command = [sys.executable, "-m", "gpumemnet", "predict", "-", "--json"]
+        command = [*PROGRAM, "predict", "-", "--json"]
         done = subprocess.run(
             command, input=content, capture_output=True, text=True, timeout=300, check=True
         )
         assert len(done.stdout.splitlines()) == count
 
 
-def test_shells_complete_commands_and_options() -> None:
-    command = [sys.executable, "-m", "gpumemnet"]
+def test_shells_complete_options() -> None:
     environment = {
         "_GPUMEMNET_COMPLETE": "complete_zsh",
         "_TYPER_COMPLETE_ARGS": "gpumemnet predict --cov",
     }
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False, env=environment
+        PROGRAM, capture_output=True, text=True, timeout=300, check=False, env=environment
     )
     assert "--coverage" in done.stdout
 
 
-@pytest.mark.parametrize("package", ["models", "dataset_builder", "service"])
-def test_the_packages_run_as_modules_in_a_checkout(package: str) -> None:
-    command = [sys.executable, "-m", package, "--help"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=True, cwd=ROOT
+def test_the_version_is_that_of_the_package() -> None:
+    shown = subprocess.run([*PROGRAM, "--version"], check=True, capture_output=True, text=True)
+    assert re.fullmatch(r"gpumemnet \d+\.\d+\.\d+, compiled modules: (yes|no)\n", shown.stdout)
+
+
+def test_ctrl_c_ends_the_child_too_and_exits_with_130(tmp_path: Path) -> None:
+    mark = tmp_path / "child.pid"
+    (tmp_path / "slow.py").write_text(
+        f"import os, time\nopen({str(mark)!r} + '.part', 'w').write(str(os.getpid()))\n"
+        f"os.rename({str(mark)!r} + '.part', {str(mark)!r})\nwhile True: time.sleep(1)\n"
     )
-    assert re.search(rf"python -m {package}\b", done.stdout)
+    command = [*PROGRAM, "extract", f"{tmp_path}/slow.py:build", "--batch-size", "1"]
+    with subprocess.Popen(
+        [*command, "--input", "8"], stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        while not mark.exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 130
+        assert process.stderr is not None
+        assert b"Traceback" not in process.stderr.read()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(mark.read_text()), 0)
 
 
-def test_every_command_is_imported_only_where_it_lies() -> None:
-    """The target of each entry exists."""
-    for entry in ENTRIES:
-        assert LazyCommand(entry).loaded() is not None
+if __name__ == "__main__":
+    sys.stdout.write(options())

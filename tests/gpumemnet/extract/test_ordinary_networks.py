@@ -68,8 +68,8 @@ def test_a_job_without_a_limit_is_a_warning_with_the_reason(
                 f"{examples / 'ordinary.py'}:mixer",
                 "--optimizer",
                 "adam",
-                "--gradient-accumulation",
-                "64",
+                "--set",
+                "gradient_accumulation=64",
             ]
         )
         == 0

@@ -551,7 +551,7 @@ def test_the_command_makes_a_release_that_does_not_answer_yet(tmp_path: Path) ->
     assert release.lineage["calibration"]["files"] == document["files"]
     assert len(release.bundles) == len(shipped_bundles())
     assert store.verify() == ()
-    assert gpumemnet("registry", "champion", "site", "--registry", store.folder).returncode == 0
+    assert gpumemnet("releases", "promote", "site", "--registry", store.folder).returncode == 0
     again = gpumemnet("calibrate", rows, "--registry", store.folder, "--release", "site")
     assert again.returncode == 2
     assert "there is a release 'site' already" in again.stderr

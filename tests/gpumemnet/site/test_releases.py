@@ -276,7 +276,7 @@ def test_the_command_prunes(
 ) -> None:
     for name in ("r1", "r2", "r3"):
         add_release(registry, tmp_path, name)
-    command = ["registry", "prune", "--registry", str(registry.folder)]
+    command = ["releases", "prune", "--registry", str(registry.folder)]
     assert main(command) == 0
     assert capsys.readouterr().out == "nothing to delete\n"
     assert main([*command, "--keep", "1", "--json"]) == 0

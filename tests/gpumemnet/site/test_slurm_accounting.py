@@ -253,7 +253,12 @@ def test_the_command_writes_observations_and_a_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, report = tmp_path / "observations.jsonl", tmp_path / "report.jsonl"
-    assert main(["import-sacct", str(TEXT), "--out", str(out), "--report", str(report)]) == 0
+    assert (
+        main(
+            ["observations", "import-sacct", str(TEXT), "--out", str(out), "--report", str(report)]
+        )
+        == 0
+    )
     written = [observation_from_dict(json.loads(line)) for line in out.read_text().splitlines()]
     skipped = [json.loads(line) for line in report.read_text().splitlines()]
     assert (len(written), len(skipped)) == (6, 12)
@@ -288,7 +293,10 @@ def test_the_command_sends_and_is_patient(tmp_path: Path, monkeypatch: pytest.Mo
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/"
-        assert main(["import-sacct", str(JSON), "--url", url, "--report", str(report)]) == 0
+        assert (
+            main(["observations", "import-sacct", str(JSON), "--url", url, "--report", str(report)])
+            == 0
+        )
         server.shutdown()
     assert asked == [("/v1/observations", "Bearer secret", 3)] * 2
     assert "there is no prediction" in report.read_text()
@@ -300,7 +308,12 @@ def test_the_command_sends_and_is_patient(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_command_says_what_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
-    assert main(["import-sacct", str(TEXT), "--report", str(tmp_path / "r"), *arguments]) == 2
+    assert (
+        main(
+            ["observations", "import-sacct", str(TEXT), "--report", str(tmp_path / "r"), *arguments]
+        )
+        == 2
+    )
     assert capsys.readouterr().err.startswith("error: ")
 
 
@@ -308,6 +321,7 @@ def test_the_command_says_that_the_service_is_away(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [
+        "observations",
         "import-sacct",
         str(JSON),
         "--report",

@@ -22,7 +22,7 @@ from torch import nn
 
 import gpumemnet
 from gpumemnet.allocator import AllocatorSettings
-from gpumemnet.cli.trace_report import show_trace
+from gpumemnet.cli.trace import show_trace
 from gpumemnet.errors import InvalidJobError, InvalidRequestError
 from gpumemnet.extract import ExtractOptions, extract_job
 from gpumemnet.gpu.catalogue import device_profile

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from gpumemnet.cli import main
-from gpumemnet.cli.trace_report import show_trace
+from gpumemnet.cli.trace import show_trace
 from gpumemnet.job.json_codec import job_from_json
 from gpumemnet.tracing.report.answer import BatchPoint, GpuFit, Peak, TraceAnswer, answer_from_dict
 from gpumemnet.tracing.report.parts import shown_mib
@@ -128,52 +128,6 @@ def test_the_allocators_settings_are_the_jobs_and_not_the_shells(
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (["--optimizer", "lion"], "error: --optimizer: must be one of sgd, "),
-        (["--loss", "hinge"], "error: --loss: must be one of auto, "),
-        (["--zero-grad", "never"], "error: --zero-grad: must be one of "),
-        (["--gpu", "Voodoo 2"], "error: --gpu: no profile of 'Voodoo 2'"),
-        (["--gpu", "/none.json"], "error: --gpu: /none.json cannot be read"),
-        (
-            ["--allocator-conf", "max_split_size_mb=1"],
-            "error: allocator settings: 'max_split_size_mb=1' is not of the form",
-        ),
-        (
-            ["--batches", "1,two"],
-            "error: --batches: must be batch sizes such as 1,2,4,8, not '1,two'",
-        ),
-        (["--batches", "0"], "error: --batches: must be at least 1, not 0"),
-        (["--plot", "memory.gif"], "error: --plot: must end in .png or .html, not 'memory.gif'"),
-        (
-            ["--plot", "/no/such/folder/memory.png"],
-            "error: --plot: the folder /no/such/folder does not exist",
-        ),
-        (
-            ["--out", "/no/such/folder/job.json"],
-            "error: --out: the folder /no/such/folder does not exist",
-        ),
-        (["--deadline", "0"], "error: --deadline: must be above 0"),
-        (["--arg", "width"], "error: --arg: must look like depth=12"),
-        (["two:factories"], "error: source: name one factory"),
-    ],
-)
-def test_wrong_options_are_one_sentence_and_exit_code_2(
-    options: list[str], sentence: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert (
-        main(
-            ["trace", f"{MODELS}/small.py:ModuleMLP", "--batch-size", "2", "--input", "8", *options]
-        )
-        == 2
-    )
-    shown = capfd.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith(sentence)
-    assert shown.err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
     ("factory", "how", "sentence"),
     [
         ("values.py:reads", "item", r"values\.py line \d+, in item: Tensor\.item needs the values"),
@@ -223,31 +177,6 @@ def test_a_script_gets_its_own_arguments(capfd: pytest.CaptureFixture[str]) -> N
     answer = answer_from_dict(json.loads(shown.out))
     assert (answer.batch_size, answer.gpu) == (16, "Tesla T4")
     assert answer.parts["optimizer_state"] == 2 * answer.parts["parameter"] > 0
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (
-            ["--script", "train.py", "--optimizer", "sgd"],
-            "error: --optimizer: does not go with a script",
-        ),
-        (["--script", "train.py", "--input", "8"], "error: --input: does not go with a script"),
-        (["--script", "train.py", "--fits"], "error: --fits: does not go with a script"),
-        (
-            ["--script", "/no/such/train.py", "--", "--epochs", "3"],
-            "error: there is no file /no/such/train.py",
-        ),
-        ([], "error: source: name one factory, such as train.py:build, or give --script train.py"),
-    ],
-)
-def test_what_does_not_go_with_a_script_is_refused(
-    options: list[str], sentence: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["trace", *options]) == 2
-    shown = capfd.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith(sentence)
 
 
 def test_somebody_at_a_terminal_sees_what_is_being_done() -> None:
@@ -414,20 +343,6 @@ def test_a_line_that_starts_a_module_on_several_gpus(
     assert (answer["ranks"], answer["batch_size"]) == (4, 16)
     assert answer["model"] == "pkg.train (Linear)"
     assert answer["parts"]["parameter"] == 4 * (256 * 256 + 256)
-    for options, sentence in (
-        (["--module", "pkg.absent"], "error: pkg.absent: there is no module pkg.absent to run in"),
-        (["--module", "pkg.train", "--script", "train.py"], "error: --module: "),
-        (
-            ["--script", "torchrun train.py"],
-            "error: --script: is a file; for a whole line write: gpumemnet trace -- torchrun",
-        ),
-        (
-            ["--ranks", "2", "--", "torchrun", "--nproc-per-node", "4", "train.py"],
-            "error: --ranks: 2 GPUs, and the line starts 4",
-        ),
-    ):
-        assert main(["trace", *options]) == 2
-        assert capfd.readouterr().err.startswith(sentence)
 
 
 _ALONE = """

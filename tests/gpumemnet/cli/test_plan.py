@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 from gpumemnet.cli import main
-from gpumemnet.cli.plan_report import show_plan
+from gpumemnet.cli.plan import show_plan
 from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.planner import applied, load_plan
 from gpumemnet.planner.answer import PlanAnswer, plan_answer_from_dict
@@ -89,7 +89,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
             blocks.build(), inputs_from_example(torch.empty(64, 64, 256), None), request
         )
 
-    monkeypatch.setattr("gpumemnet.planner.process.plan_file", plan_file)
+    monkeypatch.setattr("gpumemnet.cli.plan.plan_file", plan_file)
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -120,27 +120,3 @@ def test_where_no_plan_fits_the_reason_is_shown(capfd: pytest.CaptureFixture[str
     assert shown.err == ""
     assert "No plan fits: for safe bytes of 700 MiB, " in shown.out
     assert "instead of a plan" not in shown.out
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            ["--budget", "20"],
-            "--budget: must be an amount of memory such as 20GiB or 20480MiB, not '20'",
-        ),
-        (["--budget", "0GiB"], "--budget: must be an amount of memory"),
-        (
-            ["--budget", "30GiB"],
-            "--budget: must be from 1 MiB to 24,207 MiB, what a process can use on NVIDIA GeForce RTX 4090",
-        ),
-        (["--host-memory", "much"], "--host-memory: must be an amount of memory"),
-        (["--planner", "genetic"], "--planner: must be one of greedy, exact, swarm"),
-        (["--plot", "plan.txt"], "--plot: must end in .png or .html"),
-    ],
-)
-def test_a_wrong_option_is_named(
-    capfd: pytest.CaptureFixture[str], options: list[str], message: str
-) -> None:
-    assert main(["plan", *BLOCKS, *options]) == 2
-    assert message in capfd.readouterr().err

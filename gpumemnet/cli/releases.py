@@ -1,0 +1,208 @@
+"""``gpumemnet releases``: keeps bundles in a registry and selects the champion and the
+challenger."""
+
+from __future__ import annotations
+
+import getpass
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+
+from gpumemnet.cli.commands import App
+from gpumemnet.cli.options import AsJson, input_file
+from gpumemnet.cli.output import print_facts, print_result, print_table
+from gpumemnet.errors import RegistryError
+from gpumemnet.predict.bundle import load_bundles
+from gpumemnet.site.releases import SHIPPED, Aliases, Registry, existing_registry
+
+app: Final = App(add_completion=False)
+
+Folder = Annotated[
+    Path,
+    typer.Option(
+        "--registry",
+        envvar="GPUMEMNET_REGISTRY",
+        metavar="FOLDER",
+        help="The registry's folder.",
+        show_default=False,
+    ),
+]
+Reason = Annotated[
+    str, typer.Option("--reason", metavar="TEXT", help="Why; kept in the registry's history.")
+]
+_HISTORY_SHOWN: Final = 10
+
+
+@app.callback()
+def _releases() -> None:
+    """Keep releases of bundles, and choose the one that predicts. Services that share the folder
+    follow within a second."""
+
+
+@app.command("list")
+def list_releases(
+    registry: Folder,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Check the checksums of all bundles; exit code 2 when something is wrong.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List releases, champion, challenger, and the champions so far."""
+    store = existing_registry(registry)
+    problems = store.verify() if verify else []
+    aliases, releases = store.aliases(), store.releases()
+    if as_json:
+        document: dict[str, Any] = {
+            "aliases": asdict(aliases),
+            "releases": [asdict(release) for release in releases],
+        }
+        print_result(document | ({"problems": problems} if verify else {}), "", as_json=True)
+    else:
+        _show(registry, aliases, releases)
+        for problem in problems:
+            typer.echo(problem)
+    if problems:
+        things = "thing is" if len(problems) == 1 else "things are"
+        raise RegistryError(f"{len(problems)} {things} wrong in {registry}")
+
+
+def _show(registry: Path, aliases: Aliases, releases: Any) -> None:
+    console = Console()
+    roles = {aliases.challenger: "challenger", aliases.champion: "champion"}
+    columns = ("release", "is", "bundles", "made", "from", "note")
+    rows = [
+        (
+            release.name,
+            roles.get(release.name, ""),
+            len(release.bundles),
+            (release.created or "")[:16].replace("T", " "),
+            release.parent or "",
+            release.note,
+        )
+        for release in releases
+    ]
+    print_table(console, f"Registry {registry}", columns, rows)
+    changes = [
+        (change.since, f"{change.champion}, by {change.by or 'nobody'}: {change.reason}")
+        for change in aliases.history
+    ]
+    if changes:
+        print_facts(console, "Champions", changes[-_HISTORY_SHOWN:])
+
+
+@app.command("add")
+def add(
+    release: Annotated[str, typer.Argument(metavar="RELEASE", help="Name of the release.")],
+    bundle: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Bundle folders.")],
+    registry: Folder,
+    parent: Annotated[
+        str,
+        typer.Option(
+            metavar="RELEASE",
+            help="The release whose bundles the given ones join, or replace where they predict the same jobs.",
+        ),
+    ] = SHIPPED,
+    lineage: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json", help="What made the bundles: a JSON object of data, code, seeds."
+        ),
+    ] = None,
+    note: Annotated[str, typer.Option(metavar="TEXT", help="A sentence for readers.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Copy bundles into the registry and make a release of them; it predicts once it is promoted."""
+    made_by = {} if lineage is None else _lineage(input_file(lineage))
+    # All bundles are read before the first is written.
+    found = [one for folder in bundle for one in load_bundles(folder)]
+    store = Registry(registry)
+    hashes = [store.add_bundle(one.source).sha256 for one in found]
+    made = store.create_release(release, hashes, parent=parent, lineage=made_by, note=note)
+    print_result(asdict(made), f"release {made.name}: {len(made.bundles)} bundles", as_json=as_json)
+
+
+@app.command("promote")
+def promote(
+    registry: Folder,
+    release: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RELEASE", help="Name of the release; without it, --challenger removes it."
+        ),
+    ] = None,
+    challenger: Annotated[
+        bool,
+        typer.Option(
+            "--challenger",
+            help="Make it challenger: it predicts beside the champion, and its predictions are only compared.",
+        ),
+    ] = False,
+    reason: Reason = "",
+    as_json: AsJson = False,
+) -> None:
+    """Make a release champion: it predicts from now on."""
+    store = existing_registry(registry)
+    if challenger:
+        aliases = store.set_challenger(release)
+    elif release is None:
+        raise RegistryError("name a release")
+    else:
+        aliases = store.set_champion(release, by=_user(), reason=reason)
+    _print_aliases(aliases, as_json)
+
+
+@app.command("rollback")
+def rollback(registry: Folder, reason: Reason = "", as_json: AsJson = False) -> None:
+    """Make the previous champion champion again."""
+    _print_aliases(existing_registry(registry).rollback(by=_user(), reason=reason), as_json)
+
+
+@app.command("prune")
+def prune(
+    registry: Folder,
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Delete all but the newest N releases too; champion, challenger and the previous champion stay.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete bundles that no release holds, and what interrupted commands left behind."""
+    deleted = existing_registry(registry).prune(keep_releases=keep)
+    text = "\n".join(f"deleted {name}" for name in deleted) or "nothing to delete"
+    print_result({"deleted": deleted}, text, as_json=as_json)
+
+
+def _print_aliases(aliases: Aliases, as_json: bool) -> None:
+    text = f"champion {aliases.champion}, challenger {aliases.challenger or 'none'}"
+    print_result(asdict(aliases), text, as_json=as_json)
+
+
+def _lineage(path: Path) -> dict[str, object]:
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise RegistryError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise RegistryError(f"{path}: must hold a JSON object that says what made the bundles")
+    return document
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return ""
