@@ -231,7 +231,7 @@ def import_sacct(
     if out is not None:
         check_writable(out)
     skipped: list[Skipped] = []
-    found = _observations(
+    found = _without_skipped(
         read_sacct(
             input_file(file),
             None if jobs is None else read_known_jobs(jobs),
@@ -260,7 +260,7 @@ def import_sacct(
         typer.echo(f"{message}; {len(skipped)} left out, see {skipped_file}")
 
 
-def _observations(
+def _without_skipped(
     found: Iterator[Observation | Skipped], skipped: list[Skipped]
 ) -> Iterator[Observation]:
     for one in found:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn
 
 import typer
@@ -248,13 +249,11 @@ def _sibling(package: str) -> str:
     general name lands in ``site-packages``.  The root of a checkout becomes the first entry of the
     import path, because the current folder may hold another ``models``.
     """
-    from gpumemnet.sandbox.user_code import checkout_folder
-
-    checkout = checkout_folder()
-    if checkout is None:
+    installed = Path(__file__).resolve().parents[1]
+    if (installed / package).is_dir():
         return f"gpumemnet.{package}"
-    if sys.path[0] != str(checkout):
-        sys.path.insert(0, str(checkout))
+    if sys.path[0] != str(installed.parent):
+        sys.path.insert(0, str(installed.parent))
     return package
 
 
