@@ -81,7 +81,10 @@ BestEffort = Annotated[
         help="Continue with a guess, and a note, where the values of tensors are needed.",
     ),
 ]
-Optimizer = Annotated[str, training_option(metavar="|".join(TRAINING_OPTIONS["optimizer"].choices))]
+Optimizer = Annotated[
+    str,
+    training_option(metavar="|".join(TRAINING_OPTIONS["optimizer"].choices), help="The optimizer."),
+]
 Precision = Annotated[
     str,
     training_option(
