@@ -36,7 +36,7 @@ def test_a_plain_script_takes_what_its_model_takes(platform: Platform) -> None:
     assert answer["requested_bytes"] == peak_of(timeline, timeline.sizes)[0]
     assert answer["batch_size"] == 128
     assert answer["model"] == "plain.py (Sequential)"
-    assert any("plain.py line 30" in note and "taken to be 0" in note for note in answer["notes"])
+    assert any("plain.py line 32" in note and "taken to be 0" in note for note in answer["notes"])
 
 
 def test_autocast_scaler_accumulation_workers_and_clipping() -> None:
