@@ -26,10 +26,10 @@ import numpy as np  # noqa: E402 - after the process is pinned
 import orjson  # noqa: E402
 
 from gpumemnet import Layer, Prediction, Predictor, TrainingJob, job_to_json  # noqa: E402
-from gpumemnet.features.vector import FEATURE_NAMES, feature_matrix  # noqa: E402
 from gpumemnet.job.job_table import JobTable  # noqa: E402
 from gpumemnet.job.json_codec import job_from_json  # noqa: E402
 from gpumemnet.physics.closed_form import IS_COMPILED  # noqa: E402
+from gpumemnet.predict.features import FEATURE_NAMES, feature_matrix  # noqa: E402
 from service.api.examples import EXAMPLE_JOBS  # noqa: E402
 from service.api.predictions import PredictionApi  # noqa: E402
 

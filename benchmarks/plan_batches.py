@@ -28,8 +28,8 @@ from benchmarks.ordinary_networks import Network
 from benchmarks.planner_networks import PLANNER_NETWORKS
 from gpumemnet.errors import PlanError
 from gpumemnet.extract.inputs import ModelInputs, inputs_from_example
+from gpumemnet.gpu.available import available_mib, with_available
 from gpumemnet.gpu.catalogue import find_profile
-from gpumemnet.gpu.mig import available_mib, with_available
 from gpumemnet.planner.choose import choose_plan
 from gpumemnet.planner.costs import StepCosts
 from gpumemnet.planner.decisions import Plan

@@ -40,7 +40,7 @@ from gpumemnet.extract.inputs import ModelInputs, inputs_from_example  # noqa: E
 from gpumemnet.gpu.catalogue import device_profile  # noqa: E402
 from gpumemnet.job.dataset import read_dataset  # noqa: E402
 from gpumemnet.job.measurement import Measurement  # noqa: E402
-from gpumemnet.job.training_options import TrainingOptions  # noqa: E402
+from gpumemnet.job.training_job import TrainingOptions  # noqa: E402
 from gpumemnet.physics.element_types import (  # noqa: E402
     AUTOCAST_TYPES,
     IMAGE_DIMENSIONS,

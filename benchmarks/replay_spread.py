@@ -34,7 +34,7 @@ from dataset_builder.split import fold_of  # noqa: E402
 from dataset_builder.traced.kept_runs import KeptRuns, run_from_dict  # noqa: E402
 from dataset_builder.traced.prefetching_loader import with_prefetching  # noqa: E402
 from gpumemnet.allocator import EMPTY_CACHE, AllocatorSettings, OutOfMemory, replay  # noqa: E402
-from gpumemnet.gpu.mig import available_mib  # noqa: E402
+from gpumemnet.gpu.available import available_mib  # noqa: E402
 from gpumemnet.job.dataset import read_dataset  # noqa: E402
 from gpumemnet.job.measurement import Measurement  # noqa: E402
 from gpumemnet.tracing.memory import non_allocator_memory  # noqa: E402

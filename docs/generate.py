@@ -346,7 +346,7 @@ def settings() -> str:
 
 def feature_columns() -> str:
     """Reference of the feature vector, from its table of columns."""
-    from gpumemnet.features.vector import FEATURE_COLUMNS, FEATURE_SCHEMA, TOTAL_COLUMNS
+    from gpumemnet.predict.features import FEATURE_COLUMNS, FEATURE_SCHEMA, TOTAL_COLUMNS
 
     head = ("#", "column", "meaning")
     rows = [
@@ -356,7 +356,7 @@ def feature_columns() -> str:
     return "\n".join(
         (
             "# Feature columns\n",
-            f"This page is generated from `gpumemnet/features/vector.py`. The feature vector has {len(rows)} columns, under the "
+            f"This page is generated from `gpumemnet/predict/features.py`. The feature vector has {len(rows)} columns, under the "
             f"feature schema `{FEATURE_SCHEMA}`. A bundle states its schema, and is refused under another.\n",
             "## Known from totals\n",
             _table(head, rows[: len(TOTAL_COLUMNS)]),

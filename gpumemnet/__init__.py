@@ -21,19 +21,22 @@ if TYPE_CHECKING:
     from gpumemnet.client.client import AsyncClient, Client
     from gpumemnet.errors import GpumemnetError
     from gpumemnet.extract.placement import large_tensors_on_meta
-    from gpumemnet.features.sequence import SEQUENCE_COLUMNS, layer_sequence
-    from gpumemnet.features.vector import FEATURE_COLUMNS, feature_matrix
     from gpumemnet.gpu.catalogue import DeviceProfile, device_profile, device_profiles
     from gpumemnet.job.job_table import JobTable
     from gpumemnet.job.json_codec import job_from_dict, job_from_json, job_to_dict, job_to_json
     from gpumemnet.job.layers import Layer
-    from gpumemnet.job.training_job import TrainingJob
-    from gpumemnet.job.training_options import TrainingOptions
+    from gpumemnet.job.training_job import TrainingJob, TrainingOptions
     from gpumemnet.packing.ray_shares import RayResources, ray_resources
     from gpumemnet.planner.api import plan
     from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
     from gpumemnet.predict.bundle_card import BundleCard
     from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
+    from gpumemnet.predict.features import (
+        FEATURE_COLUMNS,
+        SEQUENCE_COLUMNS,
+        feature_matrix,
+        layer_sequence,
+    )
     from gpumemnet.predict.prediction import (
         Estimator,
         Prediction,
@@ -55,12 +58,14 @@ _MODULE_OF = {
         ("DeviceProfile", "device_profile", "device_profiles"), "gpumemnet.gpu.catalogue"
     ),
     **dict.fromkeys(("Prediction", "PredictionOptions"), "gpumemnet.predict.prediction"),
-    **dict.fromkeys(("FEATURE_COLUMNS", "feature_matrix"), "gpumemnet.features.vector"),
+    **dict.fromkeys(
+        ("FEATURE_COLUMNS", "SEQUENCE_COLUMNS", "feature_matrix", "layer_sequence"),
+        "gpumemnet.predict.features",
+    ),
     **dict.fromkeys(
         ("job_from_dict", "job_from_json", "job_to_dict", "job_to_json"), "gpumemnet.job.json_codec"
     ),
     **dict.fromkeys(("RayResources", "ray_resources"), "gpumemnet.packing.ray_shares"),
-    **dict.fromkeys(("SEQUENCE_COLUMNS", "layer_sequence"), "gpumemnet.features.sequence"),
     "BundleCard": "gpumemnet.predict.bundle_card",
     "Estimator": "gpumemnet.predict.prediction",
     "GpumemnetError": "gpumemnet.errors",
@@ -71,7 +76,7 @@ _MODULE_OF = {
     "large_tensors_on_meta": "gpumemnet.extract.placement",
     "TraceAnswer": "gpumemnet.tracing.report.answer",
     "TrainingJob": "gpumemnet.job.training_job",
-    "TrainingOptions": "gpumemnet.job.training_options",
+    "TrainingOptions": "gpumemnet.job.training_job",
     "load_ipython_extension": "gpumemnet.cli.notebook",
     "plan": "gpumemnet.planner.api",
     "trace": "gpumemnet.tracing.api",

@@ -8,13 +8,15 @@ from typing import Any
 from hypothesis import strategies as st
 
 from gpumemnet.job.layers import KINDS, Layer
-from gpumemnet.job.training_job import ACTIVATION_FUNCTIONS, FAMILIES, TrainingJob
-from gpumemnet.job.training_options import (
+from gpumemnet.job.training_job import (
+    ACTIVATION_FUNCTIONS,
     ATTENTION_KERNELS,
     CHECKPOINTING,
+    FAMILIES,
     OPTIMIZER_IMPLEMENTATIONS,
     OPTIMIZERS,
     PRECISIONS,
+    TrainingJob,
 )
 
 SMALL_LAYERS = (

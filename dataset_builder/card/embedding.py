@@ -13,9 +13,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.features.vector import feature_matrix
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.predict.features import feature_matrix
 from gpumemnet.units import MIB
 
 Matrix = NDArray[np.float64]

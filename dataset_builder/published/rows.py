@@ -11,8 +11,7 @@ from typing import Any, Final, Protocol
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import describe
 from gpumemnet.job.measurement import PUBLISHED_GPU, Measurement
-from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.job.training_options import TrainingOptions
+from gpumemnet.job.training_job import TrainingJob, TrainingOptions
 from gpumemnet.units import MIB
 
 Row = Mapping[str, str | None]

@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from gpumemnet.errors import DatasetError, InvalidJobError
 from gpumemnet.job.layers import Layer, check_count, describe
-from gpumemnet.job.training_job import MAX_BATCH_SIZE
-from gpumemnet.job.training_options import TRAINING_OPTIONS, Option, TrainingOptions
+from gpumemnet.job.training_job import MAX_BATCH_SIZE, TRAINING_OPTIONS, Option, TrainingOptions
 from gpumemnet.physics.optimizers import OPTIMIZER_RULES
 
 from ..families import Feature
@@ -47,7 +46,7 @@ class Options(TrainingOptions):
 
     Attributes:
         batch_size: samples per forward pass.
-        optimizer: as in :class:`~gpumemnet.job.training_options.TrainingOptions`, with the default
+        optimizer: as in :class:`~gpumemnet.job.training_job.TrainingOptions`, with the default
             of the published datasets.
         frozen_share: share of the layers with parameters, counted from the input, that receive no
             gradient.

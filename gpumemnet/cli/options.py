@@ -17,7 +17,7 @@ import typer
 from gpumemnet.cli.output import check_writable
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
-from gpumemnet.job.training_options import TRAINING_OPTIONS
+from gpumemnet.job.training_job import TRAINING_OPTIONS
 from gpumemnet.units import GIB, MIB
 
 if TYPE_CHECKING:

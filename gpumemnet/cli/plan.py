@@ -41,7 +41,7 @@ from gpumemnet.cli.trace import COLOURS, Loss, amount_text, verdict_text
 from gpumemnet.cudnn.session import OFF
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.options import DEFAULT_GPU
-from gpumemnet.gpu.verdict import YES
+from gpumemnet.gpu.available import YES
 from gpumemnet.planner.answer import (
     DECISION_TEXTS,
     FITS,

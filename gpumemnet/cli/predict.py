@@ -18,7 +18,7 @@ from rich.text import Text
 from gpumemnet.cli.options import ContextMib, Gpu, input_file
 from gpumemnet.cli.output import print_facts, print_json, print_table
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.gpu.verdict import VERDICT_TEXTS
+from gpumemnet.gpu.available import VERDICT_TEXTS
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.units import MIB, ceil_mib, format_bytes

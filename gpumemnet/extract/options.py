@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.layers import check_count
-from gpumemnet.job.training_job import FAMILIES, MAX_BATCH_SIZE, TrainingJob
-from gpumemnet.job.training_options import TrainingOptions
+from gpumemnet.job.training_job import FAMILIES, MAX_BATCH_SIZE, TrainingJob, TrainingOptions
 
 DEFAULT_GPU: Final = "A100"
 

@@ -25,6 +25,7 @@ from gpumemnet.job.training_job import (
     JOB_FIELDS,
     NUMBER_FIELDS,
     OPTION_FIELDS,
+    OPTION_SWITCHES,
     REQUIRED_FIELDS,
     SCHEMA_VERSION,
     TrainingJob,
@@ -32,7 +33,6 @@ from gpumemnet.job.training_job import (
     check_schema_version,
     settle_columns,
 )
-from gpumemnet.job.training_options import OPTION_SWITCHES
 
 _JOB_FIELDS: Final = frozenset(JOB_FIELDS)
 _REQUIRED_FIELDS: Final = frozenset(REQUIRED_FIELDS)

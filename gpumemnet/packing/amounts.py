@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidRequestError, UnsupportedJobError
-from gpumemnet.features.vector import FEATURE_NAMES, feature_matrix
 from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profile
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import describe
@@ -23,6 +22,7 @@ from gpumemnet.job.training_job import JOB_FIELDS, TrainingJob
 from gpumemnet.packing.inventory import Inventory
 from gpumemnet.packing.reading import TraceRow
 from gpumemnet.physics.published_formulas import horus, naive
+from gpumemnet.predict.features import FEATURE_NAMES, feature_matrix
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.units import MIB, ceil_mib
 

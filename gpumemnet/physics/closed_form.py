@@ -91,7 +91,7 @@ EXCITATION_REACH: Final = 12
 layers (arXiv 1709.01507)."""
 COLUMNS: Final = 2 + 2 * len(GROUP_NAMES) + 3 * len(SIZE_CLASSES) + 16
 """How many columns :func:`fill_columns` writes: those of
-:data:`gpumemnet.features.vector.LAYER_COLUMNS`, in their order."""
+:data:`gpumemnet.predict.features.LAYER_COLUMNS`, in their order."""
 
 # The same numbers once more where the compiled form reads them all the time: closed_form.pxd makes
 # C variables of them.
@@ -129,7 +129,7 @@ def fill_columns(
     parameters: Numbers,
     blas_workspace_bytes: float,
 ) -> None:
-    """Writes the columns :data:`gpumemnet.features.vector.LAYER_COLUMNS` of ``B`` jobs with ``N``
+    """Writes the columns :data:`gpumemnet.predict.features.LAYER_COLUMNS` of ``B`` jobs with ``N``
     layers in all.
 
     Args:
@@ -634,7 +634,7 @@ def _write_columns(
     memory: StepMemory,
     blas_workspace_bytes: float,
 ) -> None:
-    """Writes the columns :data:`gpumemnet.features.vector.LAYER_COLUMNS` of one job, in their
+    """Writes the columns :data:`gpumemnet.predict.features.LAYER_COLUMNS` of one job, in their
     order, from ``begin`` on."""
     weights, kept, peak = _NO_SIZE[:], _NO_SIZE[:], _NO_SIZE[:]
     resident = step = 0.0

@@ -84,7 +84,7 @@ OPTIMIZER_RULES: Final[dict[str, OptimizerRule]] = {
     ),
 }
 """Name of the optimizer → its rule, in the order of
-:data:`gpumemnet.job.training_options.OPTIMIZERS`."""
+:data:`gpumemnet.job.training_job.OPTIMIZERS`."""
 
 IMPLEMENTATION_SWITCHES: Final[dict[str, dict[str, bool]]] = {
     "default": {},
@@ -130,7 +130,7 @@ LOOP_COPIES: Final[dict[str, float]] = {
     name: rule.loop_copies for name, rule in OPTIMIZER_RULES.items()
 }
 # The version of the features is a hash over these two, as they are printed:
-# gpumemnet.features.vector.FEATURE_SCHEMA.
+# gpumemnet.predict.features.FEATURE_SCHEMA.
 
 
 @cache

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from gpumemnet.errors import ExtractError, InvalidRequestError
 from gpumemnet.extract.inputs import ModelInputs
-from gpumemnet.gpu.verdict import YES
+from gpumemnet.gpu.available import YES
 from gpumemnet.physics.element_types import AUTOCAST_TYPES
 from gpumemnet.physics.optimizers import LEARNING_RATE, OPTIMIZER_RULES, torch_call
 from gpumemnet.planner.answer import Alternative
@@ -57,7 +57,7 @@ def alternatives(
         model: the model, on any device.
         inputs: what it is called with.
         request: how it is trained, and the GPU with the memory that is available, see
-            :func:`~gpumemnet.gpu.mig.with_available`.
+            :func:`~gpumemnet.gpu.available.with_available`.
 
     Returns:
         the alternatives, those that change least of the training first: settings that change no

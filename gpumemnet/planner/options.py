@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.gpu.mig import available_mib, with_available
+from gpumemnet.gpu.available import available_mib, with_available
 from gpumemnet.job.layers import describe
 from gpumemnet.tracing.options import TraceRequest, request_from_dict
 from gpumemnet.units import MIB

@@ -2,10 +2,10 @@
 
 A bundle is a folder with three files::
 
-    model.onnx    input  features   float32 [B, F]   the columns of gpumemnet.features.vector, in
+    model.onnx    input  features   float32 [B, F]   the columns of gpumemnet.predict.features, in
     natural units
                          sequences  float32 [B, L, S]   transformer only: the columns of
-                         gpumemnet.features.sequence mask       float32 [B, L]   transformer only: 1
+                         gpumemnet.predict.features mask       float32 [B, L]   transformer only: 1
                          for a token, 0 for padding
                   output weights    float32 [B, K]   mixture weights
                          locations  float32 [B, K]   component means in log-bytes

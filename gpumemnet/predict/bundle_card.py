@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.errors import BundleError
-from gpumemnet.features.vector import FEATURE_NAMES, FEATURE_SCHEMA
 from gpumemnet.job.training_job import FAMILIES, NUMBER_FIELDS, OPTION_FIELDS
 from gpumemnet.predict.closed_form import GROUPS, TERMS, GroupCalibration
+from gpumemnet.predict.features import FEATURE_NAMES, FEATURE_SCHEMA
 from gpumemnet.units import MIB
 
 FORMAT_VERSION: Final = 2

@@ -26,8 +26,8 @@ from typing import Final
 
 import numpy as np
 
-from gpumemnet.features.vector import FEATURE_NAMES, feature_matrix
 from gpumemnet.job.job_table import Array, Indices, JobTable
+from gpumemnet.predict.features import FEATURE_NAMES, feature_matrix
 from gpumemnet.units import MIB
 
 TERMS: Final = (

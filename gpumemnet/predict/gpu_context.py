@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpumemnet.errors import InvalidRequestError
+from gpumemnet.gpu.available import available_mib
 from gpumemnet.gpu.catalogue import (
     CONTEXT_GROWTH_BYTES,
     MAX_CONTEXT_MIB,
@@ -21,7 +22,6 @@ from gpumemnet.gpu.catalogue import (
     context,
     device_profile,
 )
-from gpumemnet.gpu.mig import available_mib
 from gpumemnet.job.layers import describe
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.bundle_card import BundleCard

@@ -16,8 +16,6 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from gpumemnet.errors import BundleError, InvalidRequestError
-from gpumemnet.features.sequence import SEQUENCE_COLUMNS, layer_sequence
-from gpumemnet.features.vector import FEATURE_NAMES, feature_matrix
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.physics.replicas import added_by_replicas
@@ -36,6 +34,12 @@ from gpumemnet.predict.distribution import (
     BinScheme,
     MemoryDistribution,
     bins_of_width,
+)
+from gpumemnet.predict.features import (
+    FEATURE_NAMES,
+    SEQUENCE_COLUMNS,
+    feature_matrix,
+    layer_sequence,
 )
 from gpumemnet.predict.gpu_context import PredictionGpu, label_gpu
 from gpumemnet.predict.prediction import ModelDistributions, PredictingModel, PredictionTable

@@ -22,13 +22,13 @@ from gpumemnet.errors import (
     InvalidRequestError,
     UnsupportedJobError,
 )
-from gpumemnet.features.vector import feature_matrix
 from gpumemnet.gpu.catalogue import GENERIC_BLAS_WORKSPACE_BYTES
 from gpumemnet.job.job_table import Array, Indices, JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import FAMILIES, TrainingJob
 from gpumemnet.predict.bundle import Bundle, load_bundles, shipped_bundles
 from gpumemnet.predict.bundle_card import ALL_FAMILIES, ENCODERS
+from gpumemnet.predict.features import feature_matrix
 from gpumemnet.predict.gpu_context import GpuResolver, PredictionGpu
 from gpumemnet.predict.model import CERTAIN_COLUMNS, BundleModel, ModelGpu, load_session
 from gpumemnet.predict.prediction import Prediction, PredictionOptions, PredictionTable

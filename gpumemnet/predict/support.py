@@ -21,12 +21,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.job.job_table import Array, Indices, JobTable, OptionSet
 from gpumemnet.job.layers import KINDS, OTHER_CODE, describe
 from gpumemnet.job.training_job import OPTION_FIELDS, UNSTATED_AS_ZERO
 from gpumemnet.physics.saved_tensors import ALIASES, alike
 from gpumemnet.predict.bundle_card import BundleCard
+from gpumemnet.predict.features import FEATURE_NAMES
 from gpumemnet.units import format_bytes
 
 Flags = NDArray[np.bool_]

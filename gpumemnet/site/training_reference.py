@@ -15,10 +15,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.features.vector import FEATURE_NAMES, feature_matrix
 from gpumemnet.gpu.catalogue import GENERIC_BLAS_WORKSPACE_BYTES
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.predict.features import FEATURE_NAMES, feature_matrix
 
 AMOUNTS: Final = (
     *(

@@ -66,20 +66,20 @@ def trace(
             of small tensors of whole numbers, such as masks.
         loss: a name of :data:`~gpumemnet.tracing.options.LOSSES`, a loss of ``torch.nn``, or a
             function from the model's output to a scalar tensor.
-        optimizer: a name of :data:`~gpumemnet.job.training_options.OPTIMIZERS`, an optimizer over
+        optimizer: a name of :data:`~gpumemnet.job.training_job.OPTIMIZERS`, an optimizer over
             the model's parameters, or a function from parameters to an optimizer.
-        precision: one of :data:`~gpumemnet.job.training_options.PRECISIONS`.
+        precision: one of :data:`~gpumemnet.job.training_job.PRECISIONS`.
         batch_size: samples per step; the batch size of ``inputs`` by default.
         gpu: name or alias of a GPU in the catalogue, path of a profile's ``.json`` file, or a
             profile.
         optimizer_implementation: one of
-            :data:`~gpumemnet.job.training_options.OPTIMIZER_IMPLEMENTATIONS`.
+            :data:`~gpumemnet.job.training_job.OPTIMIZER_IMPLEMENTATIONS`.
         checkpointing: ``none``, or ``every_block`` to recompute each block in the backward pass.
         channels_last: whether model and images use the NHWC memory format.
         gradient_accumulation: forward and backward passes per optimizer step.
         zero_grad: where the training loop drops its gradients, one of
             :data:`~gpumemnet.tracing.options.ZERO_GRAD`.
-        attention_kernel: one of :data:`~gpumemnet.job.training_options.ATTENTION_KERNELS`; the
+        attention_kernel: one of :data:`~gpumemnet.job.training_job.ATTENTION_KERNELS`; the
             kernel that PyTorch would choose by default.
         cudnn_benchmark: whether ``torch.backends.cudnn.benchmark`` is on.
         parallel: how several GPUs are used, one of :data:`~gpumemnet.tracing.options.PARALLEL`; the

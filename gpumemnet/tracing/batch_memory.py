@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpumemnet.allocator import AllocatorSettings
+from gpumemnet.gpu.available import YES, available_mib, verdict
 from gpumemnet.gpu.catalogue import DeviceProfile
-from gpumemnet.gpu.mig import available_mib
-from gpumemnet.gpu.verdict import YES, verdict
 from gpumemnet.tracing.batch_sizes import BatchTraces, largest_batch
 from gpumemnet.tracing.memory import Memory, memory_of
 from gpumemnet.tracing.report.answer import BatchPoint
@@ -60,7 +59,7 @@ class BatchMemory:
 
 
 def verdict_of(memory: Memory, device: DeviceProfile) -> str:
-    """Return whether the memory fits ``device``, one of :data:`~gpumemnet.gpu.verdict.VERDICTS`."""
+    """Return whether the memory fits ``device``, one of :data:`~gpumemnet.gpu.available.VERDICTS`."""
     return verdict(
         ceil_mib(memory.expected_bytes), ceil_mib(memory.safe_bytes), available_mib(device)
     )

@@ -21,8 +21,8 @@ from functools import partial
 from typing import Final
 
 from gpumemnet.allocator import EMPTY_CACHE, AllocatorSettings, OutOfMemory, replay, smallest_limit
+from gpumemnet.gpu.available import available_mib
 from gpumemnet.gpu.catalogue import ContextEstimate, DeviceProfile, context
-from gpumemnet.gpu.mig import available_mib
 from gpumemnet.physics.replicas import NCCL_SOURCE, communicator_bound_bytes, communicator_bytes
 from gpumemnet.tracing.report.answer import Curve, Peak
 from gpumemnet.tracing.timeline import CONVOLUTION, MEMORY_CLASSES, LongRun, Timeline, repeated

@@ -18,8 +18,8 @@ from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.extract.extraction import extract_from
 from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.extract.options import ExtractOptions
+from gpumemnet.gpu.available import available_mib
 from gpumemnet.gpu.catalogue import context, device_profiles
-from gpumemnet.gpu.mig import available_mib
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.physics.replicas import communicator_bytes

@@ -28,11 +28,11 @@ def named_optimizer(
     name: str, implementation: str = "default", settings: Mapping[str, Any] = MappingProxyType({})
 ) -> OptimizerFactory:
     """Return a factory of the optimizer called ``name``, one of
-    :data:`gpumemnet.job.training_options.OPTIMIZERS`.
+    :data:`gpumemnet.job.training_job.OPTIMIZERS`.
 
     Args:
         name: the name.
-        implementation: one of :data:`~gpumemnet.job.training_options.OPTIMIZER_IMPLEMENTATIONS`.
+        implementation: one of :data:`~gpumemnet.job.training_job.OPTIMIZER_IMPLEMENTATIONS`.
         settings: arguments besides the usual ones.
 
     Raises:

@@ -16,7 +16,7 @@ from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.options import DEFAULT_GPU, check_batch_size
 from gpumemnet.gpu.catalogue import ContextReading, DeviceProfile, find_profile
 from gpumemnet.job.layers import describe
-from gpumemnet.job.training_options import MAX_RANKS, TrainingOptions
+from gpumemnet.job.training_job import MAX_RANKS, TrainingOptions
 from gpumemnet.physics.element_types import SCALED_PRECISIONS
 
 LOSSES: Final = ("auto", "cross_entropy", "mse", "bce", "mean")

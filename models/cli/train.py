@@ -12,10 +12,10 @@ import typer
 from gpumemnet.cli.options import AsJson
 from gpumemnet.cli.output import print_result, progress_bar
 from gpumemnet.errors import BundleError, DatasetError, InvalidRequestError
-from gpumemnet.features.vector import FEATURE_SCHEMA
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.predict.bundle import check_replaceable
 from gpumemnet.predict.bundle_card import ALL_FAMILIES, COMMON, ENCODERS
+from gpumemnet.predict.features import FEATURE_SCHEMA
 
 from .datasets import load, load_all, load_by_family, split_errors
 from .options import DEFAULT_DATASET, Seed

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
 from sklearn.neural_network import MLPClassifier
 
-from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.physics.published_formulas import horus, naive
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme, bins_of_width
+from gpumemnet.predict.features import FEATURE_NAMES
 from gpumemnet.predict.model import BundleModel, ModelGpu
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import GIB, MIB

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from gpumemnet.features.vector import FEATURE_SCHEMA
+from gpumemnet.predict.features import FEATURE_SCHEMA
 
 from .folds import CLASSIFIER, SCHEMES, Evaluation
 from .metrics import confusion

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from gpumemnet.features.vector import FEATURE_NAMES
+from gpumemnet.predict.features import FEATURE_NAMES
 
 from ..networks.mlp import float_tensor
 from ..training.data import LabelledJobs

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.predict.bundle import GRAPH_OUTPUTS
+from gpumemnet.predict.features import FEATURE_NAMES
 from gpumemnet.units import GIB, MIB
 
 from ..networks.mlp import float_tensor

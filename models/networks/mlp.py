@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gpumemnet.allocator.settings import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES
-from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.job.layers import GROUP_NAMES
 from gpumemnet.physics.closed_form import SIZE_CLASSES
+from gpumemnet.predict.features import FEATURE_NAMES
 from gpumemnet.units import MIB
 
 from .physics_line import MODEL_STATE_COLUMNS, PhysicsLine

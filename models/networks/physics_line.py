@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.linear_model import LinearRegression, QuantileRegressor
 
-from gpumemnet.features.vector import FEATURE_NAMES
+from gpumemnet.predict.features import FEATURE_NAMES
 from gpumemnet.units import MIB
 
 MODEL_STATE_COLUMNS: Final = (

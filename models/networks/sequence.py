@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from gpumemnet.features.sequence import SEQUENCE_COLUMNS
+from gpumemnet.predict.features import SEQUENCE_COLUMNS
 
 from .mlp import FeatureTransform, MemberMLPs, Mixture
 
@@ -65,7 +65,7 @@ class LayerEncoder(nn.Module):
         """Return the vectors, shape ``[B, 2 · W]``.
 
         Args:
-            sequences_BLF: the columns :data:`gpumemnet.features.sequence.SEQUENCE_COLUMNS`.
+            sequences_BLF: the columns :data:`gpumemnet.predict.features.SEQUENCE_COLUMNS`.
             mask_BL: 1 for a layer, 0 for padding.
             reference_B1: the closed form in log-bytes; amounts are relative to it.
         """

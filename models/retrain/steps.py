@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import BundleError
-from gpumemnet.features.vector import FEATURE_SCHEMA
 from gpumemnet.predict.bundle import Bundle, load_bundle
+from gpumemnet.predict.features import FEATURE_SCHEMA
 
 _MODELS: Final = __name__.removesuffix(".retrain.steps")
 """``models`` in a checkout, ``gpumemnet.models`` where it is installed."""

@@ -125,8 +125,8 @@ def _answers(
         some = test.take(np.arange(first, min(first + 256, len(test))))
         inputs: tuple[torch.Tensor, ...] = (float_tensor(some.features),)
         if isinstance(trained.network, SequenceClassifier):
-            from gpumemnet.features.sequence import layer_sequence
             from gpumemnet.job.job_table import JobTable
+            from gpumemnet.predict.features import layer_sequence
 
             inputs += batch_of(
                 [layer_sequence(JobTable.from_jobs([job]))[0][0] for job in some.jobs]

@@ -11,10 +11,10 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from gpumemnet.features.vector import FEATURE_NAMES, FEATURE_SCHEMA
 from gpumemnet.gpu.catalogue import blas_workspace_bytes
 from gpumemnet.job.measurement import PUBLISHED_GPU, TRACED
 from gpumemnet.predict.bundle_card import ALL_FAMILIES, COMMON, FORMAT_VERSION
+from gpumemnet.predict.features import FEATURE_NAMES, FEATURE_SCHEMA
 from gpumemnet.site.training_reference import reference_document, training_reference
 
 from ..networks.served import SequenceClassifier

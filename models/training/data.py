@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.errors import DatasetError
-from gpumemnet.features.vector import feature_matrix
 from gpumemnet.gpu.catalogue import blas_workspace_bytes
 from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.job.training_job import FAMILIES, TrainingJob, totals_only
 from gpumemnet.predict.bundle_card import ALL_FAMILIES
+from gpumemnet.predict.features import feature_matrix
 from gpumemnet.units import MIB
 
 ZOO: Final = "zoo"

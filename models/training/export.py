@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gpumemnet.features.sequence import SEQUENCE_COLUMNS
 from gpumemnet.predict.bundle import GRAPH_OUTPUTS, Bundle, save_bundle
+from gpumemnet.predict.features import SEQUENCE_COLUMNS
 
 from ..networks.mlp import float_tensor
 from ..networks.served import SequenceClassifier

@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpumemnet.features.sequence import layer_sequence
 from gpumemnet.job.job_table import JobTable
+from gpumemnet.predict.features import layer_sequence
 
 from ..networks.mlp import (
     FeatureTransform,

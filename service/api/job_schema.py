@@ -15,9 +15,9 @@ from gpumemnet.job.training_job import (
     NULLABLE_FIELDS,
     REQUIRED_FIELDS,
     SCHEMA_VERSION,
+    TRAINING_OPTIONS,
     TrainingJob,
 )
-from gpumemnet.job.training_options import TRAINING_OPTIONS
 
 JsonSchema = dict[str, Any]
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, Final
 
+from gpumemnet.gpu.available import available_mib, mig_profiles, reserve
 from gpumemnet.gpu.catalogue import device_profiles
-from gpumemnet.gpu.mig import available_mib, mig_profiles, reserve
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.units import MIB
 

@@ -15,11 +15,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from gpumemnet.errors import FieldError, InvalidRequestError
-from gpumemnet.features.vector import FEATURE_SCHEMA
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import ReadJobs, read_jobs
 from gpumemnet.job.layers import MAX_LAYERS
 from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.predict.features import FEATURE_SCHEMA
 from gpumemnet.predict.fits import Fit, fits_table, target
 from gpumemnet.predict.largest_batch import (
     DEFAULT_MAX_BATCH,

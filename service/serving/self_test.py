@@ -19,11 +19,11 @@ from typing import Any, Final
 import numpy as np
 
 from gpumemnet.errors import BundleError
-from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bundle_card import ENCODERS
+from gpumemnet.predict.features import FEATURE_NAMES
 from gpumemnet.predict.model import BundleModel
 from gpumemnet.predict.prediction import Prediction
 from gpumemnet.predict.predictor import Predictor

@@ -22,14 +22,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpumemnet
-from gpumemnet.features import totals
-from gpumemnet.features.vector import feature_matrix
 from gpumemnet.job import settled_counts
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import KINDS, Layer
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.physics import closed_form, layer_records, layer_roles, step_memory
 from gpumemnet.predict import bin_shares
+from gpumemnet.predict import feature_totals as totals
+from gpumemnet.predict.features import feature_matrix
 from gpumemnet.units import GIB
 from tests.jobs import jobs, small_job
 
@@ -68,11 +68,10 @@ def plain() -> ModuleType:
     """The feature vector with uncompiled modules."""
     modules: dict[str, ModuleType] = {}
     physics = ("step_memory", "layer_records", "layer_roles", "closed_form")
-    for name in (*(f"physics/{each}" for each in physics), "features/totals"):
+    for name in (*(f"physics/{each}" for each in physics), "predict/feature_totals"):
         modules[name] = uncompiled(name, modules)
         assert not modules[name].IS_COMPILED
-    modules["features/option_numbers"] = uncompiled("features/option_numbers", modules)
-    return uncompiled("features/vector", modules)
+    return uncompiled("predict/features", modules)
 
 
 @compiled

@@ -12,9 +12,9 @@ import pytest
 
 from dataset_builder.published.importing import import_published
 from dataset_builder.published.rows import WHERE_TO_GET_IT
-from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.predict.features import FEATURE_NAMES
 from gpumemnet.units import GIB, MIB
 from models.training.data import LabelledJobs, features_on
 from models.training.splits import folds

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.job.dataset import write_dataset
 from gpumemnet.job.measurement import OBSERVED, Measurement
+from gpumemnet.predict.features import FEATURE_NAMES
 from gpumemnet.site.releases import Registry
 from gpumemnet.units import GIB, MIB
 from models.training.data import features_on, load_labelled_jobs

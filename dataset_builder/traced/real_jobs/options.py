@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpumemnet.gpu.catalogue import device_profile
-from gpumemnet.job.training_options import TrainingOptions
+from gpumemnet.job.training_job import TrainingOptions
 from gpumemnet.physics.optimizers import OPTIMIZER_RULES
 
 FROZEN: Final = ("none", "backbone", "half")

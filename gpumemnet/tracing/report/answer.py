@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gpumemnet.gpu.verdict import VERDICT_TEXTS, YES, verdict
+from gpumemnet.gpu.available import VERDICT_TEXTS, YES, verdict
 from gpumemnet.tracing.report.notebook import notebook_html
 from gpumemnet.tracing.report.parts import PART_NAMES, TOP_MODULES, shown_mib
 from gpumemnet.units import GIB, MIB, ceil_mib
@@ -46,7 +46,7 @@ class BatchPoint:
     Attributes:
         batch_size: samples per step.
         expected_bytes, safe_bytes: as in :class:`TraceAnswer`.
-        verdict: whether it fits the GPU, one of :data:`~gpumemnet.gpu.verdict.VERDICTS`.
+        verdict: whether it fits the GPU, one of :data:`~gpumemnet.gpu.available.VERDICTS`.
         traced: whether this batch size was traced; ``False`` if it was interpolated from two
             others.
     """
@@ -66,7 +66,7 @@ class GpuFit:
         gpu: its name.
         available_bytes: memory that a process can use there.
         expected_bytes, safe_bytes: the job's memory with that GPU's context and kernels.
-        verdict: whether the job fits it, one of :data:`~gpumemnet.gpu.verdict.VERDICTS`.
+        verdict: whether the job fits it, one of :data:`~gpumemnet.gpu.available.VERDICTS`.
     """
 
     gpu: str
@@ -165,7 +165,7 @@ class TraceAnswer:
 
     @property
     def verdict(self) -> str:
-        """Whether the job fits the GPU, one of :data:`~gpumemnet.gpu.verdict.VERDICTS`."""
+        """Whether the job fits the GPU, one of :data:`~gpumemnet.gpu.available.VERDICTS`."""
         return verdict(
             ceil_mib(self.expected_bytes), ceil_mib(self.safe_bytes), self.available_bytes // MIB
         )

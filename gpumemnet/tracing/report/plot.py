@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import InvalidRequestError, MissingExtraError
-from gpumemnet.gpu.verdict import VERDICT_TEXTS
+from gpumemnet.gpu.available import VERDICT_TEXTS
 from gpumemnet.job.layers import describe
 from gpumemnet.tracing.report.answer import TraceAnswer
 from gpumemnet.tracing.report.parts import PART_NAMES, shown_mib

@@ -13,7 +13,7 @@ from importlib import resources
 from itertools import groupby
 from typing import Final
 
-from gpumemnet.gpu.verdict import VERDICT_TEXTS
+from gpumemnet.gpu.available import VERDICT_TEXTS
 from gpumemnet.tracing.report.answer import TraceAnswer
 from gpumemnet.tracing.report.parts import PART_NAMES, TOP_MODULES, shown_mib
 from gpumemnet.tracing.report.picture import COLOURS, Picture, peak_lines, title_of

@@ -11,8 +11,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from gpumemnet.gpu.available import available_mib
 from gpumemnet.gpu.catalogue import context
-from gpumemnet.gpu.mig import available_mib
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.names import TorchName
 from gpumemnet.tracing.platform import Platform

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.optimize import linprog
 
-from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.predict.closed_form import (
     GROUPS,
     TERMS,
@@ -30,6 +29,7 @@ from gpumemnet.predict.closed_form import (
     log_errors,
     with_log_errors,
 )
+from gpumemnet.predict.features import FEATURE_NAMES
 
 from ...training.bounds import FEWEST_SCORES, conformal_bounds
 from ...training.splits import folds

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.errors import DatasetError
-from gpumemnet.features.vector import FEATURE_NAMES, feature_matrix
 from gpumemnet.gpu.catalogue import blas_workspace_bytes, device_profile
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_from_dict
@@ -26,6 +25,7 @@ from gpumemnet.job.measurement import PUBLISHED
 from gpumemnet.job.training_job import FAMILIES, TrainingJob
 from gpumemnet.predict.bundle_card import BundleCard
 from gpumemnet.predict.closed_form import growing_features
+from gpumemnet.predict.features import FEATURE_NAMES, feature_matrix
 from gpumemnet.predict.gpu_context import provenance
 
 from ...training.data import READING_BYTES, above_context_bytes, load_labelled_jobs, real_rows

@@ -14,8 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.job.training_job import FAMILIES
-from gpumemnet.job.training_options import CHECKPOINTING, OPTIMIZERS, PRECISIONS
+from gpumemnet.job.training_job import CHECKPOINTING, FAMILIES, OPTIMIZERS, PRECISIONS
 from gpumemnet.units import GIB
 
 from ..section import Section

@@ -21,7 +21,7 @@ import numpy as np
 
 import gpumemnet.predict.closed_form
 import gpumemnet.tracing.memory
-from gpumemnet.features.vector import FEATURE_SCHEMA
+from gpumemnet.predict.features import FEATURE_SCHEMA
 
 from ...networks import mlp as mlp_network
 from ...networks import physics_line

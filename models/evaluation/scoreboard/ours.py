@@ -16,8 +16,8 @@ from typing import Final
 import numpy as np
 
 from gpumemnet.allocator import AllocatorSettings
-from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.gpu.catalogue import context
+from gpumemnet.predict.features import FEATURE_NAMES
 from gpumemnet.tracing.memory import memory_of, non_allocator_memory, smallest_bytes
 from gpumemnet.tracing.step import record
 from gpumemnet.tracing.timeline import repeated

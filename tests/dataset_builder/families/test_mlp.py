@@ -17,7 +17,7 @@ from dataset_builder.recipe.options import Options
 from dataset_builder.recipe.planned_job import PlannedJob, parse_planned, training_job
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import GROUP_OF_KIND, Layer
-from gpumemnet.job.training_options import OPTIMIZERS
+from gpumemnet.job.training_job import OPTIMIZERS
 
 KINDS: dict[type[nn.Module], str] = {
     nn.Linear: "linear",

@@ -33,7 +33,7 @@ from gpumemnet.errors import DatasetError
 from gpumemnet.extract import extract_job
 from gpumemnet.extract.options import ExtractOptions
 from gpumemnet.job.layers import GROUP_OF_KIND, LAYER_GROUPS
-from gpumemnet.job.training_options import PRECISIONS
+from gpumemnet.job.training_job import PRECISIONS
 from gpumemnet.units import GIB
 from tests.nightly import every_pair
 

@@ -13,7 +13,7 @@ from dataset_builder.families.blocks import checkpoint_blocks
 from dataset_builder.measure.training import INITIAL_SCALE, build_network, make_optimizer, train
 from dataset_builder.recipe.options import Options, option_obstacle
 from dataset_builder.recipe.planned_job import PlannedJob
-from gpumemnet.job.training_options import OPTIMIZER_IMPLEMENTATIONS, OPTIMIZERS, PRECISIONS
+from gpumemnet.job.training_job import OPTIMIZER_IMPLEMENTATIONS, OPTIMIZERS, PRECISIONS
 
 CPU = torch.device("cpu")
 ARCHITECTURE = mlp.MlpArchitecture(

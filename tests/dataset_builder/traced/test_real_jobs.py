@@ -29,7 +29,7 @@ from gpumemnet.extract import ExtractOptions, extract_job
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.measurement import TRACED_PARTS, Measurement
-from gpumemnet.job.training_options import TrainingOptions
+from gpumemnet.job.training_job import TrainingOptions
 from gpumemnet.physics.optimizers import OPTIMIZER_RULES
 from gpumemnet.site.validation import validate
 

@@ -20,12 +20,12 @@ import pytest
 from gpumemnet.client.calls import Device, ServedPrediction
 from gpumemnet.client.client import AsyncClient, Client
 from gpumemnet.errors import InvalidRequestError, ServiceError
-from gpumemnet.features.vector import FEATURE_SCHEMA
 from gpumemnet.gpu.catalogue import device_profiles
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import FAMILIES, TrainingJob
 from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme, bins_of_width
+from gpumemnet.predict.features import FEATURE_SCHEMA
 from gpumemnet.predict.fits import fits, target
 from gpumemnet.predict.largest_batch import batch_sizes, smallest_gpu
 from gpumemnet.predict.prediction import Prediction

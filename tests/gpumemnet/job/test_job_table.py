@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpumemnet.errors import InvalidJobError
-from gpumemnet.features.vector import feature_matrix
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict, read_jobs
 from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.predict.features import feature_matrix
 from tests.job_documents import documents, oddities
 from tests.jobs import jobs, small_job
 

@@ -15,9 +15,11 @@ from gpumemnet.job.training_job import (
     FIELD_RANGES,
     NULLABLE_FIELDS,
     REQUIRED_FIELDS,
+    TRAINING_OPTIONS,
+    Option,
     TrainingJob,
+    TrainingOptions,
 )
-from gpumemnet.job.training_options import TRAINING_OPTIONS, Option, TrainingOptions
 
 TOTALS: dict[str, Any] = {
     "family": "mlp",

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from gpumemnet.job.training_options import ATTENTION_KERNELS
+from gpumemnet.job.training_job import ATTENTION_KERNELS
 from gpumemnet.physics.attention_kernels import (
     DEFAULT_ORDER,
     KERNELS,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gpumemnet.job.layers import LAYER_GROUPS
-from gpumemnet.job.training_options import OPTIMIZER_IMPLEMENTATIONS, OPTIMIZERS, PRECISIONS
+from gpumemnet.job.training_job import OPTIMIZER_IMPLEMENTATIONS, OPTIMIZERS, PRECISIONS
 from gpumemnet.physics.element_types import (
     AUTOCAST_TYPES,
     ELEMENT_BYTES,

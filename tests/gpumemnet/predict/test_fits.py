@@ -10,16 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.gpu.catalogue import device_profile, device_profiles
-from gpumemnet.gpu.mig import (
+from gpumemnet.gpu.available import (
     GENERIC_RESERVED_MIB,
     MIG_RESERVED_MIB,
+    NO,
+    UNKNOWN,
+    UNSURE,
+    YES,
     available_mib,
     mig_profile,
     mig_profiles,
     reserve,
 )
-from gpumemnet.gpu.verdict import NO, UNKNOWN, UNSURE, YES
+from gpumemnet.gpu.catalogue import device_profile, device_profiles
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.distribution import BinScheme

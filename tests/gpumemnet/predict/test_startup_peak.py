@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import gpumemnet
+from gpumemnet.gpu.available import available_mib
 from gpumemnet.gpu.catalogue import device_profile
-from gpumemnet.gpu.mig import available_mib
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob, totals_only
 from gpumemnet.units import MIB

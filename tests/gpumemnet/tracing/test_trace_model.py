@@ -25,9 +25,8 @@ from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.cli.trace import show_trace
 from gpumemnet.errors import InvalidJobError, InvalidRequestError
 from gpumemnet.extract import ExtractOptions, extract_job
+from gpumemnet.gpu.available import VERDICT_TEXTS, available_mib, verdict
 from gpumemnet.gpu.catalogue import device_profile
-from gpumemnet.gpu.mig import available_mib
-from gpumemnet.gpu.verdict import VERDICT_TEXTS, verdict
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.predict.fits import catalogue_targets
 from gpumemnet.tracing import ExtraResults, TraceAnswer, trace

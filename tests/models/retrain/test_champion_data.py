@@ -127,7 +127,7 @@ def test_the_hash_of_the_code_includes_imported_modules() -> None:
     assert {
         "models/training/mlp.py",
         "models/training/export.py",
-        "gpumemnet/features/vector.py",
+        "gpumemnet/predict/features.py",
         "gpumemnet/gpu/catalogue.json",
     } <= training
     assert {"models/retrain/gate.py", "gpumemnet/predict/predictor.py"} <= judging

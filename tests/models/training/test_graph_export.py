@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpumemnet.features.sequence import layer_sequence
 from gpumemnet.job.job_table import JobTable
+from gpumemnet.predict.features import layer_sequence
 from models.training import graph_export
 from models.training.data import LabelledJobs
 from models.training.export import export_onnx

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.features.sequence import layer_sequence
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.training_job import totals_only
+from gpumemnet.predict.features import layer_sequence
 from gpumemnet.predict.predictor import Predictor
 from models.networks.mlp import float_tensor
 from models.training.data import LabelledJobs

@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from gpumemnet.errors import InvalidJobError
-from gpumemnet.features.vector import FEATURE_SCHEMA
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.predict.distribution import PUBLISHED_BINS, bins_of_width
+from gpumemnet.predict.features import FEATURE_SCHEMA
 from gpumemnet.predict.fits import Fit, fits, target
 from gpumemnet.predict.largest_batch import BatchPoint, batch_sizes, smallest_gpu
 from gpumemnet.predict.prediction import Prediction

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.job.training_job import OPTION_FIELDS
+from gpumemnet.predict.features import FEATURE_NAMES
 from service.api.examples import EXAMPLE_JOBS
 from service.api.predictions import Document
 from tests.conftest import RunningService, StartService

@@ -12,7 +12,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
-from gpumemnet.gpu.verdict import VERDICT_TEXTS
+from gpumemnet.gpu.available import VERDICT_TEXTS
 from service.api.predictions import Document
 from tests.conftest import RunningService, StartService
 from tests.service.page.browser import MISSING, Browser, chromium

@@ -1,5 +1,7 @@
-"""Computes the memory that a job can use on a GPU or MIG partition: its total minus the memory
-reserved by the driver.
+"""The memory that a job can use on a GPU or MIG partition, and whether the job fits it.
+
+A job can use the total minus what the driver reserves.  A job fits if its safe memory is available.
+It does not fit if even its expected memory is not.  In between it may fit.
 
 The numbers in ``mig.json`` are readings published by others, each with its source.  Where readings
 differ, the file holds the smallest memory and the largest reserve, because a job with too little
@@ -12,6 +14,7 @@ import json
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
+from types import MappingProxyType
 from typing import Any, Final
 
 from gpumemnet.errors import InvalidRequestError
@@ -128,3 +131,34 @@ def _catalogue() -> dict[str, Any]:
             if device_profile(gpu).name != gpu:
                 raise AssertionError(f"mig.json: {gpu} is no product name of catalogue.json")
     return document
+
+
+YES: Final = "yes"
+UNSURE: Final = "unsure"
+NO: Final = "no"
+UNKNOWN: Final = "unknown"
+VERDICTS: Final = (YES, NO, UNSURE, UNKNOWN)
+
+VERDICT_TEXTS: Final = MappingProxyType(
+    {YES: "fits", UNSURE: "may not fit", NO: "does not fit", UNKNOWN: "unknown"}
+)
+"""Verdict → how a person reads it."""
+
+
+def verdict(expected_mib: int, safe_mib: int | None, available_mib: int) -> str:
+    """Compare a job's memory with the available memory.
+
+    Args:
+        expected_mib: expected memory of the job in MiB, rounded up.
+        safe_mib: its upper bound in MiB, rounded up; ``None`` if there is none.
+        available_mib: memory in MiB that the job can use, see
+            :func:`gpumemnet.gpu.available.available_mib`.
+
+    Returns:
+        ``yes``, ``unsure``, ``no``, or ``unknown`` without an upper bound.
+    """
+    if safe_mib is None:
+        return UNKNOWN
+    if safe_mib <= available_mib:
+        return YES
+    return NO if expected_mib > available_mib else UNSURE

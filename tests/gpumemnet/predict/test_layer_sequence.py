@@ -6,10 +6,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gpumemnet.errors import InvalidJobError
-from gpumemnet.features.sequence import SEQUENCE_COLUMNS, layer_sequence
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import GROUP_NAMES
 from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.predict.features import SEQUENCE_COLUMNS, layer_sequence
 from tests.jobs import jobs, small_job
 
 

@@ -19,7 +19,7 @@ IS_COMPILED: Final = not __file__.endswith(".py")
 FLAGS: Final = 13 + len(FAMILIES)
 """Number of columns ``is_…``."""
 TOTALS: Final = 7 + FLAGS + 7
-"""How many columns :func:`fill_totals` writes: :data:`gpumemnet.features.vector.TOTAL_COLUMNS`."""
+"""How many columns :func:`fill_totals` writes: :data:`gpumemnet.predict.features.TOTAL_COLUMNS`."""
 
 _FIELDS: Final = len(NUMBER_FIELDS)
 _TOTALS: Final = TOTALS
@@ -29,7 +29,7 @@ class OptionNumbers:
     """The numbers that depend on a job's options alone.
 
     Attributes:
-        flags: the columns ``is_…`` of :data:`gpumemnet.features.vector.TOTAL_COLUMNS`, in their
+        flags: the columns ``is_…`` of :data:`gpumemnet.predict.features.TOTAL_COLUMNS`, in their
             order.
         input_bytes, weight_bytes, activation_bytes, copy_bytes, uncast_bytes: bytes per element,
         see

@@ -1,10 +1,15 @@
-"""Computes feature vectors, fixed-length summaries of jobs and the input of the MLP-based
-estimator, for many jobs at once.
+"""Computes the inputs of the networks from a table of jobs: the feature vector of the MLP-based
+estimator, and the layer sequence of the transformer-based one.
 
-The columns include GPUMemNet's features (arXiv 2602.17817, section 4: counts of layers, batch size,
-parameters, activations). The other columns hold bytes under the job's precision and optimizer, and
-the closed-form peak by size class of the allocator. Every column is in natural units; the networks'
-graphs take logarithms and standardise.
+The feature vector summarises a job in a fixed number of columns.  They include GPUMemNet's features
+(arXiv 2602.17817, section 4: counts of layers, batch size, parameters, activations).  The others
+hold bytes under the job's precision and optimizer, and the closed-form peak by size class of the
+allocator.  Every column is in natural units; the networks' graphs take logarithms and standardise.
+
+In the layer sequence, as in GPUMemNet, each token holds the type, activations and parameters of a
+layer.  Here activations are multiplied by the batch size, because memory depends on the product.
+In long networks one token covers several layers: the cost of attention grows with the square of the
+length, and long networks mostly repeat the same layers.
 """
 
 from __future__ import annotations
@@ -13,20 +18,28 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.features.option_numbers import option_numbers
-from gpumemnet.features.totals import TOTALS, fill_totals
-from gpumemnet.job.job_table import JobTable
+from gpumemnet.errors import InvalidJobError
+from gpumemnet.job.job_table import JobTable, OptionSet
 from gpumemnet.job.layers import GROUP_NAMES, LAYER_GROUPS
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.physics.closed_form import IS_COMPILED, SIZE_CLASSES, fill_columns
-from gpumemnet.physics.element_types import ELEMENT_BYTES
-from gpumemnet.physics.optimizers import FOREACH_COPIES, LOOP_COPIES
+from gpumemnet.physics.element_types import ELEMENT_BYTES, MODEL_TYPES, SCALED_PRECISIONS
+from gpumemnet.physics.layer_records import LAYER_KINDS
+from gpumemnet.physics.optimizers import (
+    FOREACH_COPIES,
+    LOOP_COPIES,
+    OPTIMIZER_RULES,
+    filter_copies,
+    optimizer_copies,
+)
 from gpumemnet.physics.saved_tensors import KIND_RULES
+from gpumemnet.predict.feature_totals import TOTALS, OptionNumbers, fill_totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,3 +222,137 @@ def _parts(table: JobTable) -> Iterator[tuple[slice, slice]]:
         stop = max(start + 1, bisect_right(ends, ends[start] + _LAYERS_AT_ONCE) - 1)
         yield slice(start, stop), slice(ends[start], ends[stop])
         start = stop
+
+
+# The numbers of a set of options.  Many jobs share a few sets, so they are computed once per set.
+
+_KNOWN_OPTION_SETS: Final = 4096
+
+
+@lru_cache(maxsize=_KNOWN_OPTION_SETS)
+def option_numbers(options: OptionSet) -> OptionNumbers:
+    """Computes the numbers of one option set; they are cached, and must not be written."""
+    (
+        family,
+        optimizer,
+        precision,
+        _,
+        kernel,
+        implementation,
+        checkpointing,
+        channels_last,
+        cudnn_benchmark,
+    ) = options
+    element = ELEMENT_BYTES[precision]
+    copies = optimizer_copies(optimizer, implementation)
+    numbers = OptionNumbers()
+    flags = (
+        *(checkpointing != "none", channels_last, cudnn_benchmark),
+        *(family == each for each in FAMILIES),
+        *(
+            element.is_autocast,
+            precision in SCALED_PRECISIONS,
+            precision in MODEL_TYPES,
+            precision == "tf32",
+        ),
+        *(copies.is_foreach, implementation == "fused", OPTIMIZER_RULES[optimizer].is_factored),
+        *(kernel == "flash", kernel == "memory_efficient", kernel == "math"),
+    )
+    numbers.flags = [float(flag) for flag in flags]
+    numbers.input_bytes = element.inputs
+    numbers.weight_bytes = element.weight
+    numbers.activation_bytes = element.activation
+    numbers.copy_bytes = element.weight_copy
+    numbers.uncast_bytes = element.uncast
+    numbers.state_copies = copies.state
+    numbers.temporary_copies = copies.temporary
+    numbers.loop_copies = copies.loop
+    numbers.filter_copies = filter_copies(optimizer)
+    numbers.is_autocast = element.is_autocast
+    numbers.is_math_attention = kernel == "math"
+    numbers.is_checkpointed = checkpointing != "none"
+    numbers.is_channels_last = channels_last
+    return numbers
+
+
+# The layer sequence.
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+MAX_TOKENS: Final = 128
+"""Most tokens of a job; a longer layer list is divided into runs of equal length, one token per
+run."""
+
+SEQUENCE_COLUMNS: Final[tuple[str, ...]] = (
+    *(f"is_{group}" for group in GROUP_NAMES),
+    "log_activation_bytes",
+    "log_weight_bytes",
+)
+"""Columns of one token: the share of its layers in each group (one-hot for a single layer), log(1 +
+output bytes of the whole batch) and log(1 + weight bytes).  Bytes are summed over the token's
+layers."""
+
+
+_GROUP_OF_CODE: Final = np.array([kind.group for kind in LAYER_KINDS], dtype=np.int64)
+
+
+def layer_sequence(table: JobTable) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Computes layer sequences of ``B`` jobs, padded with zeros to the longest, ``L`` tokens.
+
+    Returns:
+        The sequences, shape ``[B, L, F]`` with the columns :data:`SEQUENCE_COLUMNS`, and the mask
+        of real tokens, ``[B, L]``.
+
+    Raises:
+        InvalidJobError: when a job has no layer list.
+    """
+    counts = table.layer_counts
+    if not counts.all():
+        raise InvalidJobError(
+            "is empty: the transformer-based estimator needs the layer list, not totals alone",
+            "layers",
+        )
+    owners = table.layer_owners
+    options = [option_numbers(options) for options in table.option_sets]
+    activation_bytes = np.array([each.activation_bytes for each in options])[table.option_codes]
+    parameter_bytes = np.array([each.weight_bytes for each in options])[table.option_codes]
+    output_bytes = table.layer_activations * (table.column("batch_size") * activation_bytes)[owners]
+    weight_bytes = table.layer_parameters * parameter_bytes[owners]
+    groups = _GROUP_OF_CODE[table.known_kinds]
+    if counts.max(initial=0) <= MAX_TOKENS:
+        tokens = counts
+        flat = np.zeros((len(owners), len(SEQUENCE_COLUMNS)), dtype=np.float32)
+        flat[np.arange(len(flat)), groups] = 1.0
+        flat[:, -2], flat[:, -1] = np.log1p(output_bytes), np.log1p(weight_bytes)
+    else:
+        tokens, flat = _stretches(counts, owners, groups, output_bytes, weight_bytes)
+    mask = np.arange(int(tokens.max(initial=0))) < tokens[:, None]
+    sequences = np.zeros((*mask.shape, len(SEQUENCE_COLUMNS)), dtype=np.float32)
+    sequences[mask] = flat
+    return sequences, mask
+
+
+def _stretches(
+    counts: Indices,
+    owners: Indices,
+    layer_groups: Indices,
+    output_bytes: Array,
+    weight_bytes: Array,
+) -> tuple[Indices, NDArray[np.float32]]:
+    """Divides layer lists into runs; returns the number of tokens of each job, shape ``[B]``, and
+    all tokens, ``[T, F]``."""
+    stretch = -(-counts // MAX_TOKENS)
+    tokens = -(-counts // np.maximum(stretch, 1))
+    first_layer, first_token = counts.cumsum() - counts, tokens.cumsum() - tokens
+    position = np.arange(len(owners)) - first_layer[owners]
+    token = first_token[owners] + position // stretch[owners]
+    count, groups = int(tokens.sum()), len(GROUP_NAMES)
+    rows = np.empty((count, len(SEQUENCE_COLUMNS)), dtype=np.float32)
+    per_group = np.bincount(token * groups + layer_groups, minlength=count * groups).reshape(
+        count, groups
+    )
+    rows[:, :groups] = per_group / per_group.sum(axis=1, keepdims=True)
+    rows[:, -2] = np.log1p(np.bincount(token, output_bytes, minlength=count))
+    rows[:, -1] = np.log1p(np.bincount(token, weight_bytes, minlength=count))
+    return tokens, rows

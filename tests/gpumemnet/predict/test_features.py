@@ -8,20 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumemnet.allocator.settings import LARGE_SEGMENT_BYTES
-from gpumemnet.features import vector
-from gpumemnet.features.vector import (
-    FEATURE_COLUMNS,
-    FEATURE_NAMES,
-    LAYER_COLUMNS,
-    TOTAL_COLUMNS,
-    feature_matrix,
-)
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob, totals_only
 from gpumemnet.physics import closed_form
 from gpumemnet.physics.closed_form import SIZE_CLASSES
 from gpumemnet.physics.optimizers import FACTORED_FILTERS
+from gpumemnet.predict import features as vector
+from gpumemnet.predict.features import (
+    FEATURE_COLUMNS,
+    FEATURE_NAMES,
+    LAYER_COLUMNS,
+    TOTAL_COLUMNS,
+    feature_matrix,
+)
 from gpumemnet.units import MIB
 from tests.jobs import jobs, small_job
 
