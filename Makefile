@@ -4,7 +4,7 @@ PORT ?= 8000
 VENV := .venv
 TYPES := $(wildcard gpumemnet/*/*.pxd)
 BUILT_FROM := pyproject.toml constraints.txt hatch_build.py $(TYPES) $(TYPES:.pxd=.py)
-PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := $(VENV)/bin/pip install --progress-bar off --disable-pip-version-check -c constraints.txt
 
 .PHONY: serve test check docs lint format nightly benchmark clean
 
@@ -44,12 +44,15 @@ clean:
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: $(PYTHON) is older than Python 3.11; name a newer one:  make PYTHON=python3.12 ..." >&2; exit 2; }
-	$(PYTHON) -m venv $(VENV)
+	@echo "creating a virtual environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed-service: $(VENV)/bin/python $(BUILT_FROM)
+	@echo "installing what the service needs into $(VENV); this is done once"
 	$(PIP) --editable '.[service]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/bin/python $(BUILT_FROM)
+	@echo "installing all extras into $(VENV), torch among them; this is done once and takes minutes"
 	$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.installed-service

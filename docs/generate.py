@@ -54,6 +54,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     }
     pages |= {page: (ROOT / source).read_text("utf-8") for page, source in READMES.items()}
     for page, text in pages.items():
+        if (in_clone := files.get_file_from_path(page)) is not None:
+            files.remove(in_clone)  # a few lines for readers of the repository
         files.append(File.generated(config, page, content=text))
     return files
 

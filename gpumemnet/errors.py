@@ -146,7 +146,7 @@ class MissingExtraError(GpumemnetError):
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         super().__init__(
-            f"{purpose} needs the package '{package}': install it with  pip install 'gpumemnet[{extra}]'"
+            f"{purpose} needs the package '{package}': install the extra, in a clone with  pip install -e '.[{extra}]'"
         )
         self.package = package
         self.extra = extra

@@ -13,7 +13,7 @@ from gpumemnet.site.mlflow import MlflowStore
 
 needs_mlflow = pytest.mark.skipif(
     importlib.util.find_spec("mlflow") is None,
-    reason="MLflow is not installed: pip install 'gpumemnet[mlflow]'",
+    reason="MLflow is not installed: pip install -e '.[mlflow]'",
 )
 
 

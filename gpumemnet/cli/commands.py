@@ -35,7 +35,7 @@ class Entry:
         target: ``module:object``, where the object is a function or an :class:`App`.
         summary: the first sentence of its help.
         panel: heading under which ``gpumemnet --help`` lists it.
-        extra: extra that the command needs, as in ``pip install 'gpumemnet[…]'``.
+        extra: extra that the command needs, as in ``pip install -e '.[…]'``.
     """
 
     name: str

@@ -103,7 +103,7 @@ def make_engine(url: URL, *, busy_seconds: float = BUSY_SECONDS) -> Engine:
         )
     except (NoSuchModuleError, ImportError):
         raise DatabaseError(
-            f"the driver for {shown(url)} is not installed: install it with  pip install 'gpumemnet[postgres]'"
+            f"the driver for {shown(url)} is not installed: install the extra, in a clone with  pip install -e '.[postgres]'"
         ) from None
     if url.get_backend_name() == "sqlite":
         event.listen(engine, "connect", partial(_set_up_sqlite, busy_seconds))

@@ -133,7 +133,7 @@ def test_a_local_ray_puts_so_many_jobs_on_one_gpu_and_no_more(tmp_path: Path) ->
     python = os.environ.get("GPUMEMNET_TEST_RAY_PYTHON", sys.executable)
     if subprocess.run([python, "-c", "import ray"], capture_output=True, timeout=300).returncode:
         pytest.skip(
-            "Ray is not installed: pip install 'gpumemnet[ray]', or name an interpreter in GPUMEMNET_TEST_RAY_PYTHON"
+            "Ray is not installed: pip install -e '.[ray]', or name an interpreter in GPUMEMNET_TEST_RAY_PYTHON"
         )
     # three to a GPU, so that a machine of two cores starts them all in time
     job = {

@@ -27,7 +27,7 @@ JOBS = 8
 
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None,
-    reason="Ray is not installed: pip install 'gpumemnet[ray]'",
+    reason="Ray is not installed: pip install -e '.[ray]'",
 )
 
 
@@ -112,6 +112,6 @@ def test_without_ray_or_gpu_it_is_one_sentence_and_no_folder(tmp_path: Path) -> 
     assert (done.returncode, done.stdout) == (2, "")
     assert (
         done.stderr
-        == "error: --engine ray needs the package 'ray': install it with  pip install 'gpumemnet[ray]'\n"
+        == "error: --engine ray needs the package 'ray': install the extra, in a clone with  pip install -e '.[ray]'\n"
     )
     assert not (tmp_path / "c").exists()

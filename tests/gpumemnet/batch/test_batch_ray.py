@@ -17,7 +17,7 @@ HAS_RAY = importlib.util.find_spec("ray") is not None
 
 
 @pytest.mark.nightly
-@pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed: pip install 'gpumemnet[ray]'")
+@pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed: pip install -e '.[ray]'")
 def test_ray_answers_as_this_machine_does(tmp_path: Path) -> None:
     write(tmp_path / "jobs.parquet", totals(30_000), row_group_size=7000)
     write_lines(tmp_path / "more.jsonl", ["{", "[]"])
@@ -38,6 +38,6 @@ def test_without_ray_it_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
     write(tmp_path / "jobs.parquet", totals(3))
-    assert "pip install 'gpumemnet[ray]'" in refused(
+    assert "pip install -e '.[ray]'" in refused(
         tmp_path / "jobs.parquet", "--out", tmp_path / "out.csv", "--engine", "ray"
     )

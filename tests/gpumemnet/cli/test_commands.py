@@ -165,7 +165,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra() -> None:
     )
     assert done.returncode == 2
     assert done.stderr == (
-        "error: gpumemnet build needs the package 'yaml': install it with  pip install 'gpumemnet[build]'\n"
+        "error: gpumemnet build needs the package 'yaml': install the extra, in a clone with  pip install -e '.[build]'\n"
     )
 
 

@@ -421,4 +421,4 @@ def test_without_httpx_the_extra_is_named() -> None:
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=300
     )
-    assert "pip install 'gpumemnet[client]'" in done.stdout, done.stderr
+    assert "pip install -e '.[client]'" in done.stdout, done.stderr

@@ -274,7 +274,7 @@ def test_without_mlflow_it_says_so_before_any_work(
 ) -> None:
     monkeypatch.setattr("gpumemnet.site.mlflow.find_spec", lambda name: None)
     assert retrain() == 2
-    assert "pip install 'gpumemnet[mlflow]'" in capsys.readouterr().err
+    assert "pip install -e '.[mlflow]'" in capsys.readouterr().err
     assert champion(place) == "first"
 
 

@@ -46,11 +46,11 @@ sys.exit(main(sys.argv[1:]))
 
 needs_optuna = pytest.mark.skipif(
     importlib.util.find_spec("optuna") is None,
-    reason="Optuna is not installed: pip install 'gpumemnet[search]'",
+    reason="Optuna is not installed: pip install -e '.[search]'",
 )
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None,
-    reason="Ray is not installed: pip install 'gpumemnet[ray]'",
+    reason="Ray is not installed: pip install -e '.[ray]'",
 )
 
 
@@ -237,7 +237,7 @@ def test_without_optuna_it_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert main(arguments(base, tmp_path)) == 2
-    assert "pip install 'gpumemnet[search]'" in capsys.readouterr().err
+    assert "pip install -e '.[search]'" in capsys.readouterr().err
 
 
 @pytest.mark.nightly
