@@ -149,13 +149,13 @@ ENTRIES: Final = {
         ),
         Entry(
             "calibrate",
-            "gpumemnet.cli.calibrate:calibrate",
+            "gpumemnet.cli.site:calibrate",
             "Calibrate bundles to a site's own jobs.",
             _SITE,
         ),
         Entry(
             "drift",
-            "gpumemnet.cli.drift:drift",
+            "gpumemnet.cli.site:drift",
             "Test whether recent jobs call for retraining.",
             _SITE,
         ),

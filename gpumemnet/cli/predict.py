@@ -39,7 +39,7 @@ def predict(
     jobs: Annotated[
         list[str],
         typer.Argument(
-            metavar="JOBS...",
+            metavar="JOBS",
             help="A job (.json), or many (.json, .jsonl, .parquet); - reads JSON from standard input. "
             "With --out files, globs or URLs (.parquet, .csv, .jsonl).",
         ),
@@ -339,7 +339,7 @@ def _bin_text(bins: BinScheme, index: int) -> str:
 def models(
     bundle: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="FOLDER...", help="Bundle folders; the shipped ones by default."),
+        typer.Argument(metavar="FOLDER", help="Bundle folders; the shipped ones by default."),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="For programs: the whole cards as a JSON list.")

@@ -101,7 +101,7 @@ def _show(registry: Path, aliases: Aliases, releases: Any) -> None:
 @app.command("add")
 def add(
     release: Annotated[str, typer.Argument(metavar="RELEASE", help="Name of the release.")],
-    bundle: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Bundle folders.")],
+    bundle: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Bundle folders.")],
     registry: Folder,
     parent: Annotated[
         str,

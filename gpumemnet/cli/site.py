@@ -1,0 +1,369 @@
+"""``gpumemnet calibrate`` and ``gpumemnet drift``: what a site's own jobs say about the bundles that
+predict them."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.console import Console
+
+from gpumemnet.cli.options import AsJson, ContextMib, input_file
+from gpumemnet.cli.output import (
+    check_writable,
+    print_facts,
+    print_json,
+    print_table,
+    write_text,
+)
+from gpumemnet.errors import DatasetError, InvalidRequestError
+from gpumemnet.predict.bundle import (
+    Bundle,
+    check_replaceable,
+    load_bundles,
+    save_bundle,
+    shipped_bundles,
+)
+from gpumemnet.predict.coverage import rows_needed
+from gpumemnet.site.observations import read_site_rows
+from gpumemnet.site.releases import Registry
+from gpumemnet.units import MIB
+
+if TYPE_CHECKING:
+    from gpumemnet.site.calibration import Calibration, Figures, ModelCalibration
+    from gpumemnet.site.drift import DriftReport, Finding
+    from gpumemnet.site.training_reference import TrainingReference
+
+DRIFT_EXIT_CODE: Final = 10
+_SHOWN_COVERAGES: Final = (0.9, 0.95, 0.99)
+_SHOWN_FINDINGS: Final = 8
+
+Rows = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="FILE",
+        help="Datasets or exported observations (.parquet), observations a line (.jsonl); - is standard input.",
+    ),
+]
+Bundles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--bundle",
+        metavar="FOLDER",
+        help="Bundle folder, or folder of such, instead of the shipped ones.",
+    ),
+]
+RegistryFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--registry",
+        envvar="GPUMEMNET_REGISTRY",
+        metavar="FOLDER",
+        help="Registry whose champion is used.",
+    ),
+]
+
+
+def _chosen_bundles(folders: Sequence[Path] | None, store: Registry | None) -> Sequence[Bundle]:
+    """Returns the bundles in ``folders``, else the registry's champion, else the shipped ones."""
+    if folders:
+        return [bundle for folder in folders for bundle in load_bundles(folder)]
+    return shipped_bundles() if store is None else store.load(store.aliases().champion)
+
+
+def calibrate(
+    rows: Rows,
+    bundle: Bundles = None,
+    registry: RegistryFolder = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GPU", help="The GPU to calibrate for, where the files hold rows of several."
+        ),
+    ] = None,
+    label_source: Annotated[
+        str | None,
+        typer.Option(
+            "--label-source",
+            metavar="TEXT",
+            help="The way of reading memory, where the files hold rows of several.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Write the calibrated bundles into this folder, each in a folder of its name.",
+        ),
+    ] = None,
+    release: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RELEASE",
+            help="Make them a release of --registry; it predicts once it is promoted.",
+        ),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json", help="Write the GPU's profile with the site's context."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Calibrate bundles to a site's own jobs. Shows their errors there before and after; writes
+    with --out or --release."""
+    from gpumemnet.site.calibration import calibrate as calibrate_bundles  # loads onnxruntime
+    from gpumemnet.site.calibration_cards import (
+        calibrated_cards,
+        calibration_document,
+        profile_document,
+    )
+
+    if release is not None and registry is None:
+        raise InvalidRequestError("is missing: --release names a release of a registry", "registry")
+    if release is not None and bundle:
+        raise InvalidRequestError(
+            "cannot stand beside --release, which calibrates the registry's champion", "bundle"
+        )
+    store = None if registry is None else Registry(registry)
+    bundles = _chosen_bundles(bundle, store)
+    folders = {one.sha256: out / one.card.name for one in bundles} if out is not None else {}
+    for folder in folders.values():
+        check_replaceable(folder)
+    if profile is not None:
+        check_writable(profile, "profile")
+    site_rows = read_site_rows([input_file(path) for path in rows])
+    made = calibrate_bundles(site_rows, bundles, gpu=gpu, label_source=label_source)
+    document, written = calibration_document(made), []
+    cards = list(calibrated_cards(made))
+    if out is not None:
+        written += [
+            _save(folders[source.sha256], source.model, card).source for source, card in cards
+        ]
+    if store is not None and release is not None:
+        _add_release(store, release, cards, document)
+        promote = f"it predicts after: gpumemnet releases promote {release}"
+        written.append(f"release {release} in {store.folder}; {promote}")
+    if profile is not None:
+        write_text(profile, json.dumps(profile_document(made), indent=2) + "\n", "profile")
+        written.append(str(profile))
+    if as_json:
+        print_json({**document, "written": written})
+        return
+    _show_calibration(made, Console())
+    for line in written or ("nothing written: give --out, or --registry and --release",):
+        typer.echo(line)
+
+
+def _save(folder: Path, model: bytes, card: dict[str, Any]) -> Bundle:
+    try:
+        return save_bundle(folder, model, card)
+    except OSError as error:
+        raise InvalidRequestError(f"{folder} cannot be written: {error.strerror}", "out") from None
+
+
+def _add_release(
+    store: Registry,
+    release: str,
+    cards: Sequence[tuple[Bundle, dict[str, Any]]],
+    document: Mapping[str, Any],
+) -> None:
+    parent = store.aliases().champion
+    with tempfile.TemporaryDirectory(prefix="gpumemnet-calibrate-") as folder:
+        hashes = [
+            store.add_bundle(_save(Path(folder) / str(number), source.model, card).source).sha256
+            for number, (source, card) in enumerate(cards)
+        ]
+    names = ("gpu", "label_source", "jobs", "files", "first", "last")
+    store.create_release(
+        release,
+        hashes,
+        parent=parent,
+        lineage={"calibration": {name: document[name] for name in names}},
+        note=f"{parent} calibrated to {document['gpu']} on {document['jobs']} jobs",
+    )
+
+
+def _show_calibration(made: Calibration, console: Console) -> None:
+    context = made.context
+    interval = f"{context.low / MIB:,.0f} to {context.high / MIB:,.0f}"
+    source = "read by probes" if made.is_context_read else "from what jobs took"
+    dates = f", {made.first[:10]} to {made.last[:10]}" if made.first and made.last else ""
+    facts = [
+        ("jobs", f"{made.jobs} different ones, read by {made.label_source}{dates}"),
+        *(("left out", f"{count}: {reason}") for reason, count in made.left_out.items()),
+        (
+            "context",
+            f"{context.value / MIB:,.0f} MiB ({interval} with confidence {context.confidence:.2g}), {source}",
+        ),
+        ("workspaces", "as in the catalogue: what a job took does not tell them from the context"),
+    ]
+    typer.echo("Judged by cross-validation, on architectures that the calibration had not seen.")
+    print_facts(console, f"Calibration to {made.gpu}", facts)
+    notes: dict[str, None] = {}
+    for model in made.models:
+        name = model.bundle.card.name
+        if not model.is_own:
+            notes[f"{name}: calibrated by the context alone, for want of jobs of its own."] = None
+        if model.before is None or model.after is None:
+            continue
+        jobs = f"{model.fit_jobs} + {model.calibration_jobs} jobs"
+        title = f"{name}: {model.site.shift_bytes / MIB:+,.0f} MiB, from {jobs if model.is_own else 'the context alone'}"
+        columns = (f"{model.family} jobs", "before", "after")
+        rows = zip(
+            _figure_names(model),
+            _figure_texts(model.before),
+            _figure_texts(model.after),
+            strict=True,
+        )
+        print_table(console, title, columns, list(rows))
+        if model.is_own and None in model.site.multiples:
+            needed = ", ".join(
+                f"{rows_needed(share)} for {share:.0%}" for share in _SHOWN_COVERAGES
+            )
+            notes[
+                f"* too few jobs for this bound ({needed}): it is the shipped one, or the largest error, without a guarantee."
+            ] = None
+        if model.after.median_error_mib > model.before.median_error_mib:
+            notes[f"{name}: the error did not fall; do not use its calibration."] = None
+    for note in notes:
+        typer.echo(note)
+
+
+def _figure_names(model: ModelCalibration) -> list[str]:
+    assert model.before is not None
+    names = ["judged", "median error", "took more than expected"]
+    for coverage, multiple in zip(model.before.coverages, model.site.multiples, strict=True):
+        if coverage in _SHOWN_COVERAGES:
+            carried = "" if multiple is not None else " *" if model.is_own else " (shipped)"
+            names.append(f"within the {coverage:.0%} bound{carried}")
+    return names
+
+
+def _figure_texts(figures: Figures) -> list[str]:
+    error = f"{figures.median_error_mib:,.1f} MiB, {figures.median_error_percent:.2f} %"
+    texts = [f"{figures.jobs}", error, f"{figures.under_predicted:.0%}"]
+    for coverage, one in figures.coverages.items():
+        if coverage in _SHOWN_COVERAGES:
+            over = "" if one.over_allocation is None else f", {one.over_allocation:+.1%} memory"
+            texts.append(f"{one.covered} of {one.judged}{over}")
+    return texts
+
+
+def drift(
+    rows: Rows,
+    reference: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Dataset of training jobs to compare features with, where the bundle's card has no summary of them.",
+        ),
+    ] = None,
+    bundle: Bundles = None,
+    registry: RegistryFolder = None,
+    context_mib: ContextMib = None,
+    alpha: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE", help="Probability of a false alarm in one run; 0.01 by default."
+        ),
+    ] = None,
+    on: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="error|coverage|support|features",
+            help="What calls for retraining; may be repeated. By default all, features only where nobody knows what jobs took.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    metrics: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.prom",
+            help="Also for Prometheus: a file for node_exporter's textfile collector.",
+        ),
+    ] = None,
+) -> None:
+    """Test whether recent jobs call for retraining. Exit code 10 when they do, 0 when not, 2 when
+    it cannot be said."""
+    from gpumemnet.predict.predictor import Predictor
+    from gpumemnet.site.drift import ALPHA, find_drift, write_drift_metrics  # loads onnxruntime
+
+    if metrics is not None and metrics.suffix != ".prom":
+        raise InvalidRequestError(
+            f"{metrics} must end in .prom: the textfile collector reads no other files", "metrics"
+        )
+    store = None if registry is None else Registry(registry)
+    predictor = Predictor(
+        _chosen_bundles(bundle, store),
+        context_bytes=None if context_mib is None else context_mib * MIB,
+    )
+    found = read_site_rows([input_file(path) for path in rows])
+    left_out = [f"{count} rows left out: {reason}" for reason, count in found.left_out.items()]
+    if not found.rows:
+        raise DatasetError("; ".join([f"{', '.join(found.files)} holds no jobs", *left_out]))
+    report = find_drift(
+        found.rows,
+        predictor,
+        _references(reference or ()),
+        alpha=ALPHA if alpha is None else alpha,
+        kinds=on or None,
+    )
+    if metrics is not None:
+        write_drift_metrics(metrics, report)
+    if as_json:
+        document = {
+            "drift": report.is_drift,
+            "rule": report.rule,
+            "alpha": report.alpha,
+            "tests": len(report.findings),
+            "causes": [asdict(finding) for finding in report.causes],
+            "findings": [asdict(finding) for finding in report.findings],
+            "notes": list(report.notes),
+            "left_out": found.left_out,
+            "files": found.files,
+        }
+        print_json(document)
+    else:
+        _show_drift(report, left_out)
+    if report.is_drift:
+        raise typer.Exit(DRIFT_EXIT_CODE)
+
+
+def _references(paths: Sequence[Path]) -> dict[str, TrainingReference]:
+    from gpumemnet.site.training_reference import training_reference
+
+    jobs = defaultdict(list)
+    for row in read_site_rows(paths).rows:
+        jobs[row.job.family].append(row.job)
+    return {family: training_reference(of) for family, of in jobs.items()}
+
+
+def _show_drift(report: DriftReport, left_out: Sequence[str]) -> None:
+    groups: dict[str, list[Finding]] = defaultdict(list)
+    for finding in report.findings:
+        on_gpu = f" on {finding.gpu}" if finding.gpu else ""
+        groups[f"{finding.family} jobs{on_gpu}"].append(finding)
+    for title, findings in groups.items():
+        facts = [
+            (
+                "drift" if one.is_drift else "no drift",
+                f"{one.kind}: {one.sentence} (p {one.corrected:.2g})",
+            )
+            for one in findings[:_SHOWN_FINDINGS]
+        ]
+        if more := findings[_SHOWN_FINDINGS:]:
+            found = sum(one.is_drift for one in more)
+            facts.append(("", f"and {len(more)} more tests, {found} of drift"))
+        print_facts(Console(), title, facts)
+    for line in (*report.notes, *left_out, report.rule):
+        typer.echo(line)
+    if report.is_drift:
+        typer.echo(f"Drift: a retraining is due (exit code {DRIFT_EXIT_CODE}).")
+    else:
+        typer.echo("No retraining is due." if report.findings else "Nothing could be tested.")
