@@ -42,8 +42,11 @@ from gpumemnet.job.measurement import Measurement  # noqa: E402
 from gpumemnet.sandbox.workers import in_processes  # noqa: E402
 from gpumemnet.tracing.operators import convolution as convolution_scratch  # noqa: E402
 from gpumemnet.tracing.operators.rules import Scratch  # noqa: E402
-from gpumemnet.tracing.options import TraceOptions  # noqa: E402
-from gpumemnet.tracing.platform import Platform, with_cudnn  # noqa: E402
+from gpumemnet.tracing.options import (  # noqa: E402
+    Platform,
+    TraceOptions,
+    with_cudnn,
+)
 
 FAMILIES = ("mlp", "cnn", "transformer", "zoo")
 GPU = "H200"

@@ -52,9 +52,12 @@ from gpumemnet.planner.choose import choose_plan  # noqa: E402
 from gpumemnet.planner.machine import find_machine  # noqa: E402
 from gpumemnet.planner.simulator import simulate  # noqa: E402
 from gpumemnet.planner.units import plan_units  # noqa: E402
-from gpumemnet.tracing.losses import loss_function  # noqa: E402
-from gpumemnet.tracing.options import TraceOptions, checked_request  # noqa: E402
-from gpumemnet.tracing.platform import Platform  # noqa: E402
+from gpumemnet.tracing.losses_and_optimizers import loss_function  # noqa: E402
+from gpumemnet.tracing.options import (  # noqa: E402
+    Platform,
+    TraceOptions,
+    checked_request,
+)
 from gpumemnet.units import GIB  # noqa: E402
 
 GPU = "H200"

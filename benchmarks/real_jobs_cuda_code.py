@@ -48,10 +48,9 @@ from gpumemnet.physics.element_types import (  # noqa: E402
     SCALED_PRECISIONS,
 )
 from gpumemnet.physics.optimizers import torch_call  # noqa: E402
-from gpumemnet.tracing.checkpointing import checkpointed  # noqa: E402
-from gpumemnet.tracing.losses import loss_function  # noqa: E402
-from gpumemnet.tracing.options import TraceOptions  # noqa: E402
-from gpumemnet.tracing.platform import Platform  # noqa: E402
+from gpumemnet.tracing.losses_and_optimizers import loss_function  # noqa: E402
+from gpumemnet.tracing.model_on_gpu import checkpointed  # noqa: E402
+from gpumemnet.tracing.options import Platform, TraceOptions  # noqa: E402
 
 DATASET = ROOT / "dataset_builder" / "datasets" / "real_runs" / "traced_real_jobs.parquet"
 GPU = "H200"

@@ -38,7 +38,7 @@ from gpumemnet.gpu.available import available_mib  # noqa: E402
 from gpumemnet.job.dataset import read_dataset  # noqa: E402
 from gpumemnet.job.measurement import Measurement  # noqa: E402
 from gpumemnet.tracing.memory import non_allocator_memory  # noqa: E402
-from gpumemnet.tracing.platform import Platform  # noqa: E402
+from gpumemnet.tracing.options import Platform  # noqa: E402
 from gpumemnet.tracing.timeline import CONVOLUTION_WORKSPACE, LongRun, Timeline, repeated  # noqa: E402
 from gpumemnet.units import MIB  # noqa: E402
 

@@ -27,10 +27,9 @@ from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.tracing.batch_sizes import affine_sizes
 from gpumemnet.tracing.memory import memory_of
-from gpumemnet.tracing.options import TraceOptions
-from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.step import record
+from gpumemnet.tracing.options import Platform, TraceOptions
 from gpumemnet.tracing.timeline import repeated
+from gpumemnet.tracing.training_loop import record
 
 EXAMPLES = Path(__file__).parents[1] / "tests/gpumemnet/extract/examples"
 RUNS = 3

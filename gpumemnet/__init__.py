@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     )
     from gpumemnet.predict.predictor import Predictor
     from gpumemnet.tracing.api import trace
-    from gpumemnet.tracing.report.answer import TraceAnswer
+    from gpumemnet.tracing.result import TraceAnswer
 
 _MODULE_OF = {
     **dict.fromkeys(
@@ -74,7 +74,7 @@ _MODULE_OF = {
     "PredictionTable": "gpumemnet.predict.prediction",
     "Predictor": "gpumemnet.predict.predictor",
     "large_tensors_on_meta": "gpumemnet.extract.placement",
-    "TraceAnswer": "gpumemnet.tracing.report.answer",
+    "TraceAnswer": "gpumemnet.tracing.result",
     "TrainingJob": "gpumemnet.job.training_job",
     "TrainingOptions": "gpumemnet.job.training_job",
     "load_ipython_extension": "gpumemnet.cli.notebook",

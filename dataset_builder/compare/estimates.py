@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from gpumemnet.gpu.catalogue import DeviceProfile, context
 from gpumemnet.physics.element_types import ELEMENT_BYTES
 from gpumemnet.tracing.memory import steady_memory
-from gpumemnet.tracing.step import record
 from gpumemnet.tracing.timeline import peak_of
+from gpumemnet.tracing.training_loop import record
 
 from ..traced.subjects import Subject
 

@@ -30,9 +30,8 @@ from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.dataset import write_dataset
 from gpumemnet.job.measurement import PUBLISHED_GPU, Measurement
 from gpumemnet.tracing.memory import Memory, steady_memory
-from gpumemnet.tracing.options import TraceOptions
-from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.step import record
+from gpumemnet.tracing.options import Platform, TraceOptions
+from gpumemnet.tracing.training_loop import record
 from gpumemnet.units import MIB
 
 from .rows import PUBLISHED_CAPACITY_BYTES

@@ -10,8 +10,7 @@ from typing import Any
 from torch import nn
 
 from gpumemnet.gpu.catalogue import device_profile
-from gpumemnet.tracing.options import TraceOptions
-from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.options import Platform, TraceOptions
 
 Row = Mapping[str, str]
 """Column → text of one row of a published table."""

@@ -27,9 +27,9 @@ from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.site.validation import training_state_bytes
-from gpumemnet.tracing.batch_scaling import ScalableRun, prime_for
+from gpumemnet.tracing.batch_sizes import ScalableRun, prime_for
 from gpumemnet.tracing.missing_values import GuessedValues
-from gpumemnet.tracing.step import record
+from gpumemnet.tracing.training_loop import record
 
 from ..published import timm_models, xmem_models
 from ..published.real_runs import Reading, RealModel, RealRuns

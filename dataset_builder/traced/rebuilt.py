@@ -16,8 +16,7 @@ from gpumemnet.errors import DatasetError
 from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.gpu.catalogue import DeviceProfile
 from gpumemnet.job.measurement import PUBLISHED, Measurement
-from gpumemnet.tracing.options import TraceOptions
-from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.options import Platform, TraceOptions
 
 from ..published import real_models, timm_models, xmem_models
 from ..published.real_runs import RealModel

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.gpu.catalogue import DeviceProfile
 from gpumemnet.job.measurement import Measurement
-from gpumemnet.tracing.losses import TargetLoss
+from gpumemnet.tracing.losses_and_optimizers import TargetLoss
 from gpumemnet.tracing.memory import Replayed, steady_memory
-from gpumemnet.tracing.options import TraceOptions
-from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.step import record
+from gpumemnet.tracing.options import Platform, TraceOptions
+from gpumemnet.tracing.training_loop import record
 
 from ..families import TensorSpec, family
 from ..measure.training import meta_network

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from gpumemnet.cli import main
 
 if TYPE_CHECKING:
-    from gpumemnet.tracing.report.answer import TraceAnswer
+    from gpumemnet.tracing.result import TraceAnswer
 
 _SCRIPT: Final = """\
 import os, sys
@@ -73,7 +73,7 @@ def memory_of_cell(line: str, cell: str, earlier: Sequence[str]) -> TraceAnswer 
         cell: the code.
         earlier: the code of the notebook's earlier cells by their number, as in ``In``.
     """
-    from gpumemnet.tracing.report.answer import answer_from_dict
+    from gpumemnet.tracing.result import answer_from_dict
 
     with tempfile.TemporaryDirectory() as folder:
         files = []

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpumemnet.gpu.catalogue import DeviceProfile
 
 STANDARD_INPUT: Final = "-"
-_PLOTS: Final = (".png", ".html")
+_PLOTS: Final = (".png", ".svg", ".pdf")
 _UNITS: Final = {"gib": GIB, "mib": MIB}
 _LARGEST_AMOUNT: Final = 2**20
 _OF_THEIR_OWN: Final = ("optimizer", "precision", "ranks")

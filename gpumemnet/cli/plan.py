@@ -62,7 +62,7 @@ from gpumemnet.tracing.options import (
     TraceOptions,
     checked_request,
 )
-from gpumemnet.tracing.report.answer import TraceAnswer
+from gpumemnet.tracing.result import TraceAnswer
 from gpumemnet.units import ceil_mib, format_bytes
 
 _plan_option: Final = partial(typer.Option, rich_help_panel="The plan")
@@ -125,7 +125,7 @@ def plan(
     plot: Annotated[
         Path | None,
         result_option(
-            metavar="FILE.png|FILE.html",
+            metavar="FILE.png|FILE.svg",
             help="Draw the memory before and after, and time against memory for every search.",
         ),
     ] = None,

@@ -45,6 +45,7 @@ from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.options import DEFAULT_GPU
 from gpumemnet.gpu.available import NO, UNSURE, VERDICT_TEXTS, YES
 from gpumemnet.job.layers import describe
+from gpumemnet.tracing.api import trace_file, trace_script
 from gpumemnet.tracing.options import (
     DEADLINE_SECONDS,
     DEFAULT_OPTIONS,
@@ -53,9 +54,7 @@ from gpumemnet.tracing.options import (
     ExtraResults,
     TraceOptions,
 )
-from gpumemnet.tracing.process import trace_file, trace_script
-from gpumemnet.tracing.report.answer import TraceAnswer, answer_to_dict
-from gpumemnet.tracing.report.parts import PART_NAMES, TOP_MODULES, shown_mib
+from gpumemnet.tracing.result import PART_NAMES, TOP_MODULES, TraceAnswer, answer_to_dict, shown_mib
 from gpumemnet.tracing.script.launch import Launch, is_launch, parse_launch
 from gpumemnet.units import GIB, MIB, ceil_mib
 
@@ -136,7 +135,7 @@ def trace(
     plot: Annotated[
         Path | None,
         result_option(
-            metavar="FILE.png|FILE.html", help="Draw the memory over a step, stacked by class."
+            metavar="FILE.png|FILE.svg", help="Draw the memory over a step, stacked by class."
         ),
     ] = None,
     out: Annotated[
@@ -292,7 +291,7 @@ def _write(answer: TraceAnswer, plot: Path | None, out: Path | None) -> None:
 
         write_text(out, job_to_json(job_from_dict(answer.job)))
     if plot is not None:
-        from gpumemnet.tracing.report.plot import plot as draw
+        from gpumemnet.tracing.plot import plot as draw
 
         draw(answer, plot)
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from gpumemnet.planner.decisions import Decision, Plan, plan_from_dict, plan_to_dict
 from gpumemnet.planner.knobs import Knob, knobs_of, script_of
-from gpumemnet.tracing.report.answer import TraceAnswer, answer_from_dict, answer_to_dict
+from gpumemnet.tracing.result import TraceAnswer, answer_from_dict, answer_to_dict
 from gpumemnet.units import GIB
 
 FITS: Final = "fits"
@@ -35,7 +35,7 @@ class Alternative:
         name: its name for programs.
         change: what changes.
         expected_bytes, safe_bytes: the job's memory with it, as in
-            :class:`~gpumemnet.tracing.report.answer.TraceAnswer`.
+            :class:`~gpumemnet.tracing.result.TraceAnswer`.
         verdict: whether that fits, one of :data:`~gpumemnet.gpu.available.VERDICTS`.
         effect: what it does to numbers and time.
         how: how to make the change, in one line.

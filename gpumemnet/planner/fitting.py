@@ -24,10 +24,10 @@ from gpumemnet.planner.machine import Machine, requested_machine
 from gpumemnet.planner.options import PLANNERS, PlanRequest
 from gpumemnet.planner.simulator import choices_of, simulate
 from gpumemnet.planner.units import plan_units
-from gpumemnet.tracing.checkpointing import blocks
 from gpumemnet.tracing.memory import MARGIN
+from gpumemnet.tracing.model_on_gpu import blocks
 from gpumemnet.tracing.model_tracer import ModelTracer
-from gpumemnet.tracing.report.answer import TraceAnswer
+from gpumemnet.tracing.result import TraceAnswer
 from gpumemnet.units import MIB, format_bytes
 
 _LOG: Final = logging.getLogger(__name__)

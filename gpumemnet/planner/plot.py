@@ -1,44 +1,33 @@
 """Draws a plan: the memory over a step before and after, and the modelled time against the memory
 for every search.
 
-The file's suffix selects the format, as for a trace: matplotlib draws PNG, SVG and PDF, and HTML
-needs no further package.
+The file's suffix selects the format, as for a trace: matplotlib draws PNG, SVG and PDF.
 """
 
 from __future__ import annotations
 
-from html import escape
-from itertools import cycle
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Final
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.planner.answer import DECISION_TEXTS, PlanAnswer, SearchPoint, units_by_decision
-from gpumemnet.tracing.report import plot_html
-from gpumemnet.tracing.report.answer import TraceAnswer
-from gpumemnet.tracing.report.parts import PART_NAMES
-from gpumemnet.tracing.report.picture import COLOURS, Picture, picture_of, title_of
-from gpumemnet.tracing.report.plot import (
+from gpumemnet.tracing.plot import (
     AVAILABLE,
+    COLOURS,
     DASHES,
     HEADROOM,
     INK,
     QUIET,
     UNUSED,
+    Picture,
     draw_chart,
+    picture_of,
+    title_of,
     write_picture,
 )
-from gpumemnet.tracing.report.plot import plot as plot_trace
-from gpumemnet.tracing.report.plot_html import (
-    HEIGHT,
-    WIDTH,
-    html_page,
-    html_table,
-    step_chart,
-    svg,
-    svg_line,
-)
+from gpumemnet.tracing.plot import plot as plot_trace
+from gpumemnet.tracing.result import PART_NAMES, TraceAnswer
 from gpumemnet.units import GIB, ceil_mib
 
 if TYPE_CHECKING:
@@ -66,7 +55,6 @@ _HIGHEST: Final = 2.0
 """Plans slower than so many times the slowest of the usual searches are not drawn."""
 _LOWEST_END: Final = 0.02
 """Share of a step that the axis of times shows at least."""
-_MOST_TICKS: Final = 7
 
 
 def plot(answer: PlanAnswer, path: Path) -> None:
@@ -75,7 +63,7 @@ def plot(answer: PlanAnswer, path: Path) -> None:
 
     Args:
         answer: a plan of which the step's memory was requested.
-        path: a file that ends in ``.html``, ``.png``, ``.svg`` or ``.pdf``.
+        path: a file that ends in ``.png``, ``.svg`` or ``.pdf``.
 
     Raises:
         InvalidRequestError: another suffix, an answer without curves, or a file that cannot be
@@ -91,7 +79,6 @@ def plot(answer: PlanAnswer, path: Path) -> None:
     pictures = (picture_of(answer.before), picture_of(after))
     write_picture(
         path,
-        lambda: _page(answer, after, pictures),
         lambda figure: _draw(figure, answer, after, pictures),
         _SIZE_INCHES,
     )
@@ -232,128 +219,6 @@ def _wrapped(text: str, width: int, most: int) -> list[str]:
     """Return ``text`` in lines of ``width`` characters, ``most`` of them at most."""
     lines = wrap(text, width, break_long_words=True)
     return lines if len(lines) <= most else [*lines[: most - 1], f"{lines[most - 1][: width - 1]}…"]
-
-
-def _page(answer: PlanAnswer, after: TraceAnswer, pictures: tuple[Picture, Picture]) -> str:
-    top = plot_html.HEADROOM * max(picture.top_bytes for picture in pictures)
-    charts = [
-        f"<h2>{heading}</h2>{step_chart(trace, picture, top, has_pointer=False)}"
-        for heading, trace, picture in (
-            ("As it is", answer.before, pictures[0]),
-            ("With the plan", after, pictures[1]),
-        )
-    ]
-    shown = {band.part for picture in pictures for band in picture.bands}
-    keys = "".join(
-        f'<i class="key" style="background:var(--{part.replace("_", "-")})"></i>{PART_NAMES[part][0]} &ensp; '
-        for part in reversed(COLOURS)
-        if part in shown
-    )
-    rows = [
-        f"<tr><td>{escape(name)}</td><td>{escape(units)}</td></tr>"
-        for name, units in _decisions(answer)
-    ]
-    sections = [
-        f'<div class="pair"><div>{charts[0]}</div><div>{charts[1]}</div></div>',
-        f'<p class="quiet">{keys}</p>'
-        '<p class="quiet">GiB over the allocations and frees of one training step, in order; both to one scale. '
-        "The upper edge is what nvidia-smi shows.</p>",
-        f'<div class="words">{html_table("The plan", ("decision", "modules"), rows)}</div>',
-        _searches(answer) if answer.searches else "",
-        _alternatives(answer) if answer.alternatives else "",
-    ]
-    style = (
-        "<style>.pair { display: grid; grid-template-columns: 1fr 1fr; gap: 0 1.5rem; } .pair .chart { height: 20rem; }"
-        " .words td, .words th { text-align: left; white-space: normal; }"
-        " @media (max-width: 56rem) { .pair { display: block; } }</style>"
-    )
-    title, line = _title(answer)
-    return html_page(title, f"{line[0].upper()}{line[1:]}.", [style, *filter(None, sections)])
-
-
-def _searches(answer: PlanAnswer) -> str:
-    """Return the chart of time against memory, and its table."""
-    plan = answer.plan
-    assert plan is not None
-    found = _by_search(answer)
-    memories = [point.process_bytes for point in answer.searches] + [
-        answer.budget_bytes,
-        plan.process_bytes,
-    ]
-    slowest = _highest_slowdown(answer)
-    low, high = min(memories), max(memories)
-    room = _MARGIN * (high - low or 1)
-
-    def x(memory: float) -> float:
-        return (memory - low + room) / (high - low + 2 * room)
-
-    def y(slowdown: float) -> float:
-        return 1 - (slowdown / slowest + _MARGIN) / (1 + 2 * _MARGIN)
-
-    shapes, words = [], []
-    for share in _ticks(slowest):
-        shapes.append(svg_line("rule", 0, 1, HEIGHT * y(share), HEIGHT * y(share)))
-        words.append(f'<span class="y" style="top:{y(share):.2%}">{100 * share:g} %</span>')
-    for gib in _ticks(high / GIB, (high - low) / GIB):
-        if low - room <= gib * GIB:
-            words.append(f'<span class="x" style="left:{x(gib * GIB):.2%}">{gib:g}</span>')
-    available = x(answer.budget_bytes)
-    shapes.append(svg_line("available", available, available, 0, HEIGHT))
-    side = (
-        f"left:{available:.2%};padding-left:.3rem"
-        if available < 0.7
-        else f"right:{1 - available:.2%};padding-right:.3rem"
-    )
-    words.append(f'<span style="{side};top:.2rem">available</span>')
-    keys, rows = [], []
-    for (name, points), colour in zip(found.items(), _COLOURS, strict=False):
-        drawn = [point for point in points if point.slowdown <= slowest]
-        corners = " ".join(
-            f"{WIDTH * x(point.process_bytes):.1f},{HEIGHT * y(point.slowdown):.1f}"
-            for point in drawn
-        )
-        shapes.append(f'<polyline class="drawn" style="stroke:{colour}" points="{corners}"/>')
-        for point in drawn:
-            place = (
-                f"left:{x(point.process_bytes):.2%};top:{y(point.slowdown):.2%};background:{colour}"
-            )
-            words.append(f'<span class="dot" style="{place}"></span>')
-        if drawn:
-            keys.append(f'<i class="key" style="background:{colour}"></i>{escape(name)} &ensp; ')
-        cells = " ".join(
-            f"{point.process_bytes / GIB:.1f} GiB {100 * point.slowdown:+.1f} %,"
-            for point in points
-        ).rstrip(",")
-        rows.append(f"<tr><td>{escape(name)}</td><td>{cells}</td></tr>")
-    ring = f"left:{x(plan.process_bytes):.2%};top:{y(plan.slowdown):.2%};width:1.2rem;height:1.2rem;margin:-.6rem;background:none"
-    words.append(f'<span class="dot" style="{ring};border:2px solid var(--ink)"></span>')
-    table = html_table("", ("search", "memory and longer step"), rows)
-    return (
-        '<h2>Every search at several budgets</h2><div class="chart low" role="img" '
-        f'aria-label="Modelled slow-down over memory; the table says the same">{svg(shapes)}{"".join(words)}</div>'
-        f'<p class="quiet">{"".join(keys)}</p>'
-        '<p class="quiet">How much longer a step is, modelled, over the peak memory of the process in GiB. '
-        "The ring is this plan; plans that take much longer are in the table only.</p>"
-        f'<details class="words"><summary>As a table</summary>{table}</details>'
-    )
-
-
-def _ticks(most: float, width: float | None = None) -> list[float]:
-    """Return round numbers from 0 to ``most``, so far apart that a range of ``width`` has at most
-    seven."""
-    distance, factors = 1e-4, cycle((2, 2.5, 2))
-    while (width or most) / distance > _MOST_TICKS:
-        distance *= next(factors)
-    return [round(tick * distance, 6) for tick in range(int(most / distance + 1e-9) + 1)]
-
-
-def _alternatives(answer: PlanAnswer) -> str:
-    rows = [
-        f"<tr><td>{escape(each.change)}</td><td>{escape(each.how)}</td><td>{_mib(each.expected_bytes)}</td>"
-        f"<td>{_mib(each.safe_bytes)}</td><td>{'fits' if each.safe_bytes <= answer.budget_bytes else ''}</td></tr>"
-        for each in answer.alternatives
-    ]
-    return f'<div class="words">{html_table("Instead of a plan", ("change", "how", "expected", "safe", ""), rows)}</div>'
 
 
 def _mib(size: int) -> str:

@@ -33,7 +33,7 @@ def plan_file(
     """Plan how the model that ``source`` builds fits the memory that is available.
 
     Args:
-        source, inputs, arguments, batch_size: as in :func:`gpumemnet.tracing.process.trace_file`.
+        source, inputs, arguments, batch_size: as in :func:`gpumemnet.tracing.api.trace_file`.
         request: how it is trained, on which GPU, and how to plan.
         deadline_seconds: time for everything, including the import of torch.
         show_output: whether to pass the file's own output on to standard error.

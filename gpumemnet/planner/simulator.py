@@ -20,7 +20,7 @@ from gpumemnet.planner.decisions import Decision, pinned_bytes
 from gpumemnet.planner.events import planned_timeline, swapped_storages
 from gpumemnet.planner.machine import Machine
 from gpumemnet.tracing.memory import Replayed, non_allocator_memory, replayed
-from gpumemnet.tracing.report.answer import Peak
+from gpumemnet.tracing.result import Peak
 from gpumemnet.tracing.timeline import Timeline, repeated
 
 

@@ -23,10 +23,10 @@ from gpumemnet.planner.costs import ELEMENT_TYPES, Pass, StepCosts, UnitPass, Wo
 from gpumemnet.planner.decisions import Decision
 from gpumemnet.planner.recording import ModuleCall, OperatorCost, SavedTensor, StepRecorder
 from gpumemnet.planner.refusals import check_plan
-from gpumemnet.tracing.checkpointing import blocks
-from gpumemnet.tracing.platform import Platform, with_cudnn
-from gpumemnet.tracing.step import record
+from gpumemnet.tracing.model_on_gpu import blocks
+from gpumemnet.tracing.options import Platform, with_cudnn
 from gpumemnet.tracing.timeline import Timeline
+from gpumemnet.tracing.training_loop import record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,16 +5,15 @@ Every allocation and release is recorded, and the record is replayed through a s
 PyTorch's caching allocator.
 
 :func:`~gpumemnet.tracing.api.trace` takes a model object,
-:func:`~gpumemnet.tracing.process.trace_file` a file that builds one, and
-:func:`~gpumemnet.tracing.process.trace_script` a whole training script.  Importing this package
+:func:`~gpumemnet.tracing.api.trace_file` a file that builds one, and
+:func:`~gpumemnet.tracing.api.trace_script` a whole training script.  Importing this package
 loads no torch.
 """
 
 from __future__ import annotations
 
-from gpumemnet.tracing.api import trace
+from gpumemnet.tracing.api import trace, trace_file, trace_script
 from gpumemnet.tracing.options import ExtraResults
-from gpumemnet.tracing.process import trace_file, trace_script
-from gpumemnet.tracing.report.answer import TraceAnswer
+from gpumemnet.tracing.result import TraceAnswer
 
 __all__ = ["ExtraResults", "TraceAnswer", "trace", "trace_file", "trace_script"]

@@ -24,7 +24,7 @@ from gpumemnet.allocator import EMPTY_CACHE, AllocatorSettings, OutOfMemory, rep
 from gpumemnet.gpu.available import available_mib
 from gpumemnet.gpu.catalogue import ContextEstimate, DeviceProfile, context
 from gpumemnet.physics.replicas import NCCL_SOURCE, communicator_bound_bytes, communicator_bytes
-from gpumemnet.tracing.report.answer import Curve, Peak
+from gpumemnet.tracing.result import Curve, Peak
 from gpumemnet.tracing.timeline import CONVOLUTION, MEMORY_CLASSES, LongRun, Timeline, repeated
 from gpumemnet.units import MIB
 

@@ -23,8 +23,8 @@ from gpumemnet.gpu.catalogue import context, device_profiles
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.physics.replicas import communicator_bytes
-from gpumemnet.tracing.batch_memory import BatchMemory, verdict_of
-from gpumemnet.tracing.batch_sizes import BatchTraces
+from gpumemnet.tracing.batch_sizes import BatchMemory, BatchTraces, verdict_of
+from gpumemnet.tracing.losses_and_optimizers import stated_optimizer
 from gpumemnet.tracing.memory import (
     curve_of,
     memory_of,
@@ -35,12 +35,10 @@ from gpumemnet.tracing.memory import (
 )
 from gpumemnet.tracing.missing_values import GuessedValues
 from gpumemnet.tracing.operators import CORRECTIONS
-from gpumemnet.tracing.optimizers import stated_optimizer
-from gpumemnet.tracing.options import TraceRequest
-from gpumemnet.tracing.platform import Platform, with_cudnn
-from gpumemnet.tracing.report.answer import GpuFit, TraceAnswer
-from gpumemnet.tracing.step import Recording, record
+from gpumemnet.tracing.options import Platform, TraceRequest, with_cudnn
+from gpumemnet.tracing.result import GpuFit, TraceAnswer
 from gpumemnet.tracing.timeline import LongRun, Timeline, repeated
+from gpumemnet.tracing.training_loop import Recording, record
 from gpumemnet.units import MIB
 
 _LOG: Final = logging.getLogger(__name__)

@@ -35,11 +35,10 @@ from gpumemnet.torch_private.operators import (
     schema,
     without_function_modes,
 )
-from gpumemnet.tracing.calls import OperatorCall
 from gpumemnet.tracing.operators import Scratch, blas_workspace, scratch, takes_scratch
 from gpumemnet.tracing.operators.layouts import LayoutRule, layout_rule
-from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.timeline import Phase, Storage, Timeline
+from gpumemnet.tracing.options import Platform
+from gpumemnet.tracing.timeline import OperatorCall, Phase, Storage, Timeline
 
 _UNKNOWN: Final = "temporary"
 _COMMUNICATION: Final = "communication"

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from gpumemnet.extract.inputs import ModelInputs
-    from gpumemnet.tracing.options import TraceOptions
-    from gpumemnet.tracing.platform import Platform
+    from gpumemnet.tracing.options import Platform, TraceOptions
 
 NEEDS: Final = ("totals", "layers", "module", "cpu run")
 """What an estimator may need, cheapest first: a job's totals, its layers, the model as a module, or

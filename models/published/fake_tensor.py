@@ -18,8 +18,8 @@ from torch import Tensor
 from gpumemnet.extract.nested_tensors import tensors_in
 from gpumemnet.tracing.memory import live_at
 from gpumemnet.tracing.options import TraceOptions
-from gpumemnet.tracing.step import record
 from gpumemnet.tracing.timeline import MEMORY_CLASSES, peak_of
+from gpumemnet.tracing.training_loop import record
 
 from .estimator import PublishedEstimator, Subject, Training
 

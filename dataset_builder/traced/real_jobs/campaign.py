@@ -3,7 +3,7 @@ row as it is made.
 
 Rows of one trace differ in nothing but the batch size, and those of one architecture share its
 layers: they are not independent. A trace is made at a prime batch size
-    (:mod:`gpumemnet.tracing.batch_scaling`); a row at another batch size has what
+    (:mod:`gpumemnet.tracing.batch_sizes`); a row at another batch size has what
 :func:`gpumemnet.trace` finds there.
 """
 
@@ -28,13 +28,12 @@ from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profile
 from gpumemnet.job.measurement import TRACED, Measurement
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.tracing.batch_scaling import ScalableRun, prime_for
-from gpumemnet.tracing.checkpointing import blocks
+from gpumemnet.tracing.batch_sizes import ScalableRun, prime_for
 from gpumemnet.tracing.memory import live_at, steady_run
-from gpumemnet.tracing.options import TraceOptions
-from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.step import record
+from gpumemnet.tracing.model_on_gpu import blocks
+from gpumemnet.tracing.options import Platform, TraceOptions
 from gpumemnet.tracing.timeline import STEADY_STEPS, Timeline
+from gpumemnet.tracing.training_loop import record
 from gpumemnet.units import GIB
 
 from ...measure.journal import Journal

@@ -32,7 +32,7 @@ from gpumemnet.tracing.operators import (
 from gpumemnet.tracing.operators.autocast import autocast_overrides, cuda_autocast
 from gpumemnet.tracing.operators.cublas import blas_workspace
 from gpumemnet.tracing.operators.rules import Call, Override, Rule, Scratch, overriding
-from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.options import Platform
 
 __all__ = [
     "CORRECTIONS",
@@ -208,7 +208,7 @@ CORRECTIONS: Final = (
     Correction(
         name="foreach and fused optimizers",
         on_cuda="are picked by default",
-        corrected_in="gpumemnet.tracing.optimizers",
+        corrected_in="gpumemnet.tracing.losses_and_optimizers",
         source="torch/optim/optimizer.py",
     ),
     Correction(

@@ -52,7 +52,7 @@ from gpumemnet.tracing.operators.rules import (
     round_up,
     tensor_bytes,
 )
-from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.options import Platform
 
 _MASKED: Final = {CUDNN: -65504.0}
 """Kernel → what a masked position adds to its score; minus infinity for the others."""

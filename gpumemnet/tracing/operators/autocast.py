@@ -35,7 +35,7 @@ from gpumemnet.torch_private.modules import is_view
 from gpumemnet.torch_private.names import replaced
 from gpumemnet.torch_private.operators import find_operator, schema, without_function_modes
 from gpumemnet.tracing.operators.rules import Override
-from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.options import Platform
 
 _CASTABLE: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
 

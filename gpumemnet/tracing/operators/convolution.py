@@ -29,7 +29,7 @@ from gpumemnet.tracing.operators.layouts import (
 )
 from gpumemnet.tracing.operators.reductions import accumulator_bytes, reduction_scratch
 from gpumemnet.tracing.operators.rules import Call, Rule, Scratch, exactly, tensor_bytes
-from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.options import Platform
 from gpumemnet.tracing.timeline import CONVOLUTION_SEARCH, CONVOLUTION_WORKSPACE
 
 

@@ -42,7 +42,7 @@ from gpumemnet.cudnn.execution_plans import (
 )
 from gpumemnet.physics.element_types import TF32_SMALLEST_CHANNELS
 from gpumemnet.tracing.operators.rules import ceil_div, round_up
-from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.options import Platform
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ from gpumemnet.torch_private.modules import dense_parts
 from gpumemnet.torch_private.operators import OpOverload, aten
 from gpumemnet.tracing.operators.indexing import INDEX_BYTES, radix_sort_bytes
 from gpumemnet.tracing.operators.rules import Call, Rule, Scratch, exactly, tensor_bytes
-from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.options import Platform
 
 KIB: Final = 1024
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gpumemnet.torch_private.operators import aten
 from gpumemnet.tracing.operators.rules import Call, Rule, Scratch, ceil_div, exactly
-from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.options import Platform
 
 KIND: Final = "reduction"
 

@@ -22,7 +22,7 @@ from typing import Any
 from torch import Tensor
 
 from gpumemnet.torch_private.operators import overriding_kernels
-from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.options import Platform
 
 Operator = Any
 """An ``OpOverload`` such as ``torch.ops.aten.dropout.default``."""

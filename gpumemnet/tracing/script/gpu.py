@@ -5,16 +5,23 @@ Tensors on the host stay real, because data loaders and metrics need their value
 exception: PyTorch's own layers allocate them as meta tensors from the start, so that a model of any
     size can be built.  Small tensors of whole numbers
 on the GPU stay real too, such as masks, labels, lengths and indices, because models read them.  A
-tensor, meta or real, is on the GPU if the watcher knows its storage there, and on the host
+tensor, meta or real, is on the GPU if the observer knows its storage there, and on the host
 otherwise.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from gpumemnet.tracing.script.simulated_cuda import swap_for_meta
+
+if TYPE_CHECKING:
+    from gpumemnet.tracing.script.observer import ScriptObserver
+
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -29,12 +36,11 @@ from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.modules import id_of_storage, own_buffers, own_parameters, storage_id
 from gpumemnet.torch_private.names import replaced
 from gpumemnet.torch_private.operators import without_function_modes
-from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.script.cuda_answers import GPU, cuda_tensor_types, gpu_answers
-from gpumemnet.tracing.script.data_parallel import data_parallel_forward
+from gpumemnet.tracing.options import Platform
+from gpumemnet.tracing.script.processes import data_parallel_forward
 from gpumemnet.tracing.script.read_values import MAX_VALUES, ReadValues
 from gpumemnet.tracing.script.saved_files import SavedFiles
-from gpumemnet.tracing.streams import Streams
+from gpumemnet.tracing.script.simulated_cuda import GPU, cuda_functions, cuda_tensor_types
 
 _BETWEEN: Final = frozenset({__file__, *names.WRAPPER_FILES})
 """Files that stand between the code that calls PyTorch and :class:`GpuRequests`."""
@@ -62,51 +68,15 @@ _SPARSE_CONSTRUCTORS: Final = frozenset(
 _HOST_ARRAYS: Final = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__})
 
 
-class Watcher(Protocol):
-    """Observes what arrives on the simulated GPU."""
-
-    streams: Streams
-
-    def arrived(self, tensor: Tensor, operator: str, *, is_weight: bool = False) -> None:
-        """A tensor has arrived on the GPU: made there, or a copy from the host, which may be one of
-        weights."""
-        ...
-
-    def device_of(self, tensor: Tensor) -> torch.device:
-        """The device of ``tensor`` as the script sees it: GPU, host, or the meta device if the
-        script asked for that."""
-        ...
-
-    def deferred(self, tensor: Tensor) -> None:
-        """A layer's weight was allocated on the meta device, because the script requests it."""
-        ...
-
-    def module_arrived(self, module: nn.Module) -> None:
-        """A module is moved to the GPU; its parameters and buffers follow."""
-        ...
-
-    def module_tensor(self, tensor: Tensor, owner: nn.Module, is_parameter: bool) -> None:
-        """A parameter or a buffer of ``owner`` has arrived."""
-        ...
-
-    def live_bytes(self) -> int:
-        """Bytes that are allocated now."""
-        ...
-
-    def emptied(self) -> None:
-        """The script has called ``torch.cuda.empty_cache()``."""
-        ...
-
-
 class GpuRequests(TorchFunctionMode):
     """Allocates on the simulated GPU what the script requests there, and gives it values where it
     reads them back."""
 
     def __init__(
-        self, watcher: Watcher, values: ReadValues, unknown: Callable[[Tensor], bool]
+        self, observer: ScriptObserver, values: ReadValues, unknown: Callable[[Tensor], bool]
     ) -> None:
         super().__init__()
-        self._watcher = watcher
+        self._observer = observer
         self._values = self.values = values
         self._unknown = unknown
         self._constructors = names.device_constructors()
@@ -139,7 +109,7 @@ class GpuRequests(TorchFunctionMode):
             if func is Tensor.to or func is Tensor.cuda or func is Tensor.cpu:
                 return self._moved(func, given, args[1:], named)
             if func is Tensor.share_memory_ and (
-                given.is_meta or self._watcher.device_of(given) == GPU
+                given.is_meta or self._observer.device_of(given) == GPU
             ):
                 return given  # as for CUDA tensors, which processes share anyway
             if func is Tensor.data_ptr and given.is_meta:
@@ -147,7 +117,7 @@ class GpuRequests(TorchFunctionMode):
             if func is Tensor.type and len(args) + len(named) > 1:
                 return self._typed(given, *args[1:], **named)
             if getattr(func, "__name__", "") == "__get__" and (
-                given.is_meta or self._watcher.device_of(given) == GPU
+                given.is_meta or self._observer.device_of(given) == GPU
             ):
                 return self._attribute(func, args, named)
             if self._unknown(given):
@@ -160,9 +130,9 @@ class GpuRequests(TorchFunctionMode):
                 if func in _HOST_ARRAYS:
                     return func(self._values.on_host(_name_of(func), given), *args[1:], **named)
                 if func is Tensor.__repr__:
-                    return f"tensor(..., device='{self._watcher.device_of(given)}', size={tuple(given.shape)}, dtype={given.dtype})"
+                    return f"tensor(..., device='{self._observer.device_of(given)}', size={tuple(given.shape)}, dtype={given.dtype})"
         if func in _SPARSE_CONSTRUCTORS and any(
-            isinstance(arg, Tensor) and self._watcher.device_of(arg) == GPU for arg in args
+            isinstance(arg, Tensor) and self._observer.device_of(arg) == GPU for arg in args
         ):
             args = tuple(self._meta_on_gpu(arg) if isinstance(arg, Tensor) else arg for arg in args)
         if func is torch.device and args and type(args[0]) is int:
@@ -178,7 +148,7 @@ class GpuRequests(TorchFunctionMode):
             named["device"] = _META  # weights: they arrive on the GPU with their module
             result = func(*args, **named)
             if device is not None:
-                self._watcher.deferred(result)
+                self._observer.deferred(result)
             return result
         if device is not None and _stands_for_gpu(device):
             named["device"] = _META
@@ -187,7 +157,7 @@ class GpuRequests(TorchFunctionMode):
             if isinstance(result, Tensor):
                 if func in _KNOWN and _keeps_values(result):
                     result = func(*args, **{**named, "device": _HOST})
-                self._watcher.arrived(result, _name_of(func))
+                self._observer.arrived(result, _name_of(func))
             return result
         named.pop("pin_memory", None)
         result = func(*args, **named)
@@ -196,7 +166,7 @@ class GpuRequests(TorchFunctionMode):
         return result
 
     def _shown(self, tensor: Tensor) -> str:
-        return f"tensor(..., device='{self._watcher.device_of(tensor)}', size={tuple(tensor.shape)}, dtype={tensor.dtype})"
+        return f"tensor(..., device='{self._observer.device_of(tensor)}', size={tuple(tensor.shape)}, dtype={tensor.dtype})"
 
     def _formatted(self, tensor: Tensor, form: str) -> str:
         """A tensor in an f-string: a number if it has one element and no dimension."""
@@ -223,18 +193,18 @@ class GpuRequests(TorchFunctionMode):
         kinds = {"is_cuda": "cuda", "is_cpu": "cpu", "is_meta": "meta"}
         if name != "device" and name not in kinds:
             return func(*args, **named)
-        device = _META if _called_from(names.TORCH_FOLDER) else self._watcher.device_of(args[0])
+        device = _META if _called_from(names.TORCH_FOLDER) else self._observer.device_of(args[0])
         return device if name == "device" else device.type == kinds[name]
 
     def _moved(
         self, func: Callable[..., Any], given: Tensor, args: tuple[Any, ...], named: dict[str, Any]
     ) -> Tensor:
         """Run ``to``, ``cuda`` or ``cpu``: a new tensor if its device or type changes."""
-        is_on_gpu = self._watcher.device_of(given) == GPU
+        is_on_gpu = self._observer.device_of(given) == GPU
         if func is Tensor.cpu:
             return self._to_host("Tensor.cpu", given) if is_on_gpu else given
         device, dtype, copies = (
-            (GPU, None, False) if func is Tensor.cuda else _parsed(args, named, self._watcher)
+            (GPU, None, False) if func is Tensor.cuda else _parsed(args, named, self._observer)
         )
         converted = given if dtype is None or dtype == given.dtype else given.to(dtype)
         if device is None or (is_on_gpu and _stands_for_gpu(device)):
@@ -269,7 +239,7 @@ class GpuRequests(TorchFunctionMode):
         part = torch.empty_strided(
             tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"
         )
-        self._watcher.arrived(part, "to")
+        self._observer.arrived(part, "to")
         return part
 
     def _to_gpu(self, tensor: Tensor) -> Tensor:
@@ -287,12 +257,15 @@ class GpuRequests(TorchFunctionMode):
             )
         if tensor.requires_grad:
             arrived.requires_grad_()
-        self._watcher.arrived(arrived, "to", is_weight=tensor.is_meta)
+        self._observer.arrived(arrived, "to", is_weight=tensor.is_meta)
         return arrived
 
 
 def move_module(
-    module: nn.Module, dtype: torch.dtype | None, layout: torch.memory_format, watcher: Watcher
+    module: nn.Module,
+    dtype: torch.dtype | None,
+    layout: torch.memory_format,
+    observer: ScriptObserver,
 ) -> None:
     """Move parameters and buffers of ``module`` to the GPU, in the order of ``Module._apply``; each
     keeps its identity.
@@ -301,16 +274,19 @@ def move_module(
         module: the module.
         dtype: floating-point type to convert to, if any.
         layout: memory format of tensors with as many dimensions as images.
-        watcher: is told of each tensor that has arrived.
+        observer: is told of each tensor that has arrived.
     """
     for child in module.children():
-        move_module(child, dtype, layout, watcher)
+        move_module(child, dtype, layout, observer)
     with without_function_modes():  # the script sees a CUDA tensor
-        _move_own(module, dtype, layout, watcher)
+        _move_own(module, dtype, layout, observer)
 
 
 def _move_own(
-    module: nn.Module, dtype: torch.dtype | None, layout: torch.memory_format, watcher: Watcher
+    module: nn.Module,
+    dtype: torch.dtype | None,
+    layout: torch.memory_format,
+    observer: ScriptObserver,
 ) -> None:
     def converted(tensor: Tensor) -> Tensor | None:
         """A new meta tensor in the place of ``tensor``, ``None`` where that may stay."""
@@ -323,7 +299,7 @@ def _move_own(
             tensor.is_meta
             and target_dtype == tensor.dtype
             and in_layout
-            and watcher.device_of(tensor) == GPU
+            and observer.device_of(tensor) == GPU
         ):
             return None
         return torch.empty_like(
@@ -338,25 +314,23 @@ def _move_own(
             parameter.data = fresh
         elif fresh is not None:
             swap_for_meta(parameter, fresh)
-        watcher.module_tensor(parameter, module, True)
+        observer.module_tensor(parameter, module, True)
     buffers = own_buffers(module)
     for name, buffer in buffers.items():
         if buffer is None:
             continue
         fresh = converted(buffer)
         buffers[name] = arrived = buffer if fresh is None else fresh
-        watcher.module_tensor(arrived, module, False)
-
-
-def swap_for_meta(tensor: Tensor, fresh: Tensor) -> None:
-    """Turn ``tensor`` into the meta tensor ``fresh``; references to it stay valid."""
-    put = nn.Parameter(fresh, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fresh
-    torch.utils.swap_tensors(tensor, put)  # type: ignore[no-untyped-call]
+        observer.module_tensor(arrived, module, False)
 
 
 @contextmanager
 def present_gpu(
-    platform: Platform, watcher: Watcher, values: ReadValues, requests: GpuRequests, count: int = 1
+    platform: Platform,
+    observer: ScriptObserver,
+    values: ReadValues,
+    requests: GpuRequests,
+    count: int = 1,
 ) -> Iterator[None]:
     """Context in which PyTorch answers for ``count`` GPUs of the platform, and modules move to the
     first."""
@@ -381,16 +355,16 @@ def present_gpu(
         return map_tensors(loaded, lambda tensor: tensor.to(GPU)) if to_gpu else loaded
 
     def to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-        target, dtype, _ = _parsed(args, kwargs, watcher)
+        target, dtype, _ = _parsed(args, kwargs, observer)
         if target is not None and _stands_for_gpu(target):
-            watcher.module_arrived(module)
+            observer.module_arrived(module)
             move_module(
-                module, dtype, kwargs.get("memory_format") or torch.preserve_format, watcher
+                module, dtype, kwargs.get("memory_format") or torch.preserve_format, observer
             )
             return module
         if target is not None:
             first = next(module.parameters(), None)
-            if first is not None and watcher.device_of(first) == GPU:
+            if first is not None and observer.device_of(first) == GPU:
                 values.note("Module.to moved a module to the host; it was left on the GPU")
             args = tuple(arg for arg in args if not isinstance(arg, str | torch.device))
             kwargs.pop("device", None)
@@ -416,10 +390,10 @@ def present_gpu(
     )
 
     saved = SavedFiles(
-        watcher.device_of, requests.has_values, lambda: watcher.live_bytes() > 0, values.note_once
+        observer.device_of, requests.has_values, lambda: observer.live_bytes() > 0, values.note_once
     )
     replacements = (
-        *gpu_answers(platform, watcher.streams, watcher.live_bytes, watcher.emptied, count),
+        *cuda_functions(platform, observer.streams, observer.live_bytes, observer.emptied, count),
         *cuda_tensor_types(),
         (names.DATA_PARALLEL, data_parallel_forward(values.note_once)),
         (names.GENERATOR, names.cpu_generator(GPU)),
@@ -444,24 +418,15 @@ def present_gpu(
         yield
 
 
-def not_traced(what: str, successor: str) -> Callable[..., NoReturn]:
-    """Return a function that refuses ``what`` and names its successor."""
-
-    def refuse(*args: object, **kwargs: object) -> NoReturn:
-        raise ExtractError(f"{what} is not supported; use its successor, {successor}")
-
-    return refuse
-
-
 def _parsed(
-    args: tuple[Any, ...], named: Mapping[str, Any], watcher: Watcher
+    args: tuple[Any, ...], named: Mapping[str, Any], observer: ScriptObserver
 ) -> tuple[torch.device | None, torch.dtype | None, bool]:
     """Return device, type and copy of a call of ``to``."""
     device: Any = named.get("device")
     dtype: torch.dtype | None = named.get("dtype")
     for value in (*args, named.get("other")):
         if isinstance(value, Tensor):
-            device, dtype = watcher.device_of(value), value.dtype
+            device, dtype = observer.device_of(value), value.dtype
         elif isinstance(value, torch.dtype):
             dtype = value
         elif isinstance(value, str | torch.device) or (type(value) is int):

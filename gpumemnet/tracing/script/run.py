@@ -1,45 +1,173 @@
-"""Runs a training script up to its second optimizer step, and returns the memory of that run."""
+"""Runs a training script up to its second optimizer step, and returns the memory of that run.
+
+A script may choose settings of the caching allocator itself, read where and when PyTorch reads
+them: from the environment when the allocator is first used, so a script may still set it in its
+first lines.
+
+A trace ends before a validation pass whose activations are kept meets those of training.
+``.eval()`` does not stop autograd.  Code that calls it and names nothing that does may keep the
+graph of a validation pass while the next training pass makes its own: such scripts are found by
+their source.
+"""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import os
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import Final
+from unittest.mock import patch
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gpumemnet.allocator import EMPTY_CACHE, AllocatorSettings
-from gpumemnet.errors import CodeEndedError, ExtractError, GpumemnetError
+from gpumemnet.allocator.settings import parse_settings, settings_text
+from gpumemnet.errors import CodeEndedError, ExtractError, GpumemnetError, InvalidRequestError
 from gpumemnet.extract.factory import compile_file
 from gpumemnet.extract.placement import KnownValues
 from gpumemnet.extract.triton_kernels import launches_do_nothing
-from gpumemnet.sandbox.user_code import fault_sentence, user_location
-from gpumemnet.torch_private.names import PARALLEL, SCRIPT, check_torch
+from gpumemnet.sandbox.user_code import fault_sentence, is_user_code, user_location
+from gpumemnet.torch_private.names import PARALLEL, SCRIPT, check_torch, replaced
+from gpumemnet.torch_private.script import ALLOCATOR_SETTINGS, MEMORY_FRACTION
 from gpumemnet.torch_private.training import gpu_optimizers, without_dynamo
 from gpumemnet.tracing.model_tracer import answer_for
 from gpumemnet.tracing.operators import cuda_autocast, cuda_overrides
 from gpumemnet.tracing.operators.rules import overriding
-from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.report.answer import TraceAnswer
-from gpumemnet.tracing.script.allocator_choice import AllocatorChoice
-from gpumemnet.tracing.script.cuda_answers import GPU
+from gpumemnet.tracing.options import Platform
+from gpumemnet.tracing.result import TraceAnswer
 from gpumemnet.tracing.script.gpu import GpuRequests, present_gpu
-from gpumemnet.tracing.script.later_passes import (
-    largest_graph_bytes,
-    unguarded_validation,
-    user_files,
+from gpumemnet.tracing.script.observer import EnoughSteps, ScriptObserver
+from gpumemnet.tracing.script.processes import (
+    as_first_rank,
+    first_process_runs_here,
+    local_ranks,
+    threads_inherit_modes,
 )
-from gpumemnet.tracing.script.ranks import local_ranks, one_of
 from gpumemnet.tracing.script.read_values import ReadValues
-from gpumemnet.tracing.script.threads import first_process_runs_here, threads_inherit_modes
-from gpumemnet.tracing.script.watch import EnoughSteps, Watch
+from gpumemnet.tracing.script.simulated_cuda import GPU
 from gpumemnet.tracing.timeline import Timeline, repeated
 from gpumemnet.units import MIB
+
+_VARIABLES: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""In the order in which PyTorch looks: it reads the second only if the first is not set."""
+
+
+class AllocatorChoice:
+    """The settings of a running script.
+
+    Args:
+        settings: those that the script is started with.
+        note: called with a note on settings that the script chooses.
+    """
+
+    def __init__(self, settings: AllocatorSettings, note: Callable[[str], None]) -> None:
+        self.settings = settings
+        self._given = settings_text(settings)
+        self._note = note
+        self._is_used = False
+
+    @contextmanager
+    def choosing(self) -> Iterator[None]:
+        """Context in which the script may choose; the environment begins with the settings that it
+        is started with."""
+        with patch.dict(os.environ):
+            for variable in _VARIABLES:
+                os.environ.pop(variable, None)
+            if self._given:
+                os.environ[_VARIABLES[0]] = self._given
+            with replaced([(ALLOCATOR_SETTINGS, self._choose), (MEMORY_FRACTION, self._limit)]):
+                yield
+
+    def first_used(self) -> None:
+        """The first memory on the GPU is about to be allocated: read the environment, once."""
+        if self._is_used:
+            return
+        self._is_used = True
+        variable, text = next(
+            ((each, os.environ[each]) for each in _VARIABLES if os.environ.get(each)), ("", "")
+        )
+        if text and text != self._given:
+            self._choose(text, variable)
+
+    def _choose(self, text: str, name: str = "the allocator's settings") -> None:
+        try:
+            self.settings = parse_settings(text)
+        except InvalidRequestError as error:
+            raise ExtractError(f"the script sets {name} to {text!r}: {error}") from None
+        self._is_used = True
+        self._note(f"the script sets {name} to {text}")
+
+    def _limit(self, fraction: float, device: object = None) -> None:
+        """Replace ``torch.cuda.set_per_process_memory_fraction``."""
+        self.settings = replace(self.settings, per_process_memory_fraction=fraction)
+        self._note(f"the script sets the share of the GPU that it may use to {fraction}")
+
+
+_EVALUATES: Final = "eval"
+_STOPS_AUTOGRAD: Final = frozenset(
+    {"no_grad", "inference_mode", "set_grad_enabled", "requires_grad", "requires_grad_", "volatile"}
+)
+_SAVED: Final = "saved_activation"
+
+
+def user_files(script: Path) -> Iterator[Path]:
+    """Yield the script's file and those of its own folder that it has imported."""
+    yield script
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if (
+            file
+            and file.endswith(".py")
+            and is_user_code(file)
+            and Path(file).is_relative_to(script.parent)
+        ):
+            yield Path(file)
+
+
+def unguarded_validation(files: Iterable[Path]) -> str:
+    """Return where the code first calls ``.eval()`` if nothing in it stops autograd; empty
+    otherwise."""
+    found = ""
+    for file in files:
+        try:
+            nodes = list(ast.walk(ast.parse(file.read_bytes())))
+        except (OSError, SyntaxError, ValueError):  # nothing can be said of it
+            return ""
+        names = {
+            getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "arg", None)
+            for node in nodes
+        }
+        if names & _STOPS_AUTOGRAD:
+            return ""
+        lines = [
+            node.lineno
+            for node in nodes
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == _EVALUATES
+        ]
+        found = found or (f"{file.name} line {min(lines)}" if lines else "")
+    return found
+
+
+def largest_graph_bytes(timeline: Timeline) -> int:
+    """Return the most bytes that activations take which are kept for a backward pass."""
+    live = largest = 0
+    for event in timeline.events:
+        if event != EMPTY_CACHE:
+            storage = timeline.storages[event if event >= 0 else ~event]
+            live += (storage.memory_class == _SAVED) * (
+                storage.size_bytes if event >= 0 else -storage.size_bytes
+            )
+            largest = max(largest, live)
+    return largest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,15 +274,15 @@ def run_script(call: ScriptCall) -> ScriptRun:
         other_way=call.other_way, selected_share=call.selected_share, best_effort=call.best_effort
     )
     allocator = AllocatorChoice(call.settings, values.note_once)
-    known = KnownValues(values, limited=lambda tensor: watch.device_of(tensor) == GPU)
-    watch = Watch(call.platform, known.run, allocator.first_used)
-    watch.recorder.begin("build")
+    known = KnownValues(values, limited=lambda tensor: observer.device_of(tensor) == GPU)
+    observer = ScriptObserver(call.platform, known.run, allocator.first_used)
+    observer.recorder.begin("build")
     ended, file = "", call.script
     try:
         with allocator.choosing():
             module = _main_module(call.script, call.is_module)
             file = Path(str(module.__file__))
-            _run(module, call, watch, GpuRequests(watch, values, known.unknown))
+            _run(module, call, observer, GpuRequests(observer, values, known.unknown))
     except EnoughSteps:
         pass
     except GpumemnetError:
@@ -163,15 +291,15 @@ def run_script(call: ScriptCall) -> ScriptRun:
         ended = f"{user_location(error)}: sys.exit({error.code!r})"
     except Exception as error:
         raise ExtractError(f"the script cannot be traced: {fault_sentence(error)}") from error
-    if not watch.has_enough_steps:
-        if not watch.has_stepped:
-            raise CodeEndedError(f"{watch.missing}{ended and f'; it ended at {ended}'}")
-        watch.end_early()
-    for sentence in watch.notes.values():
+    if not observer.has_enough_steps:
+        if not observer.has_stepped:
+            raise CodeEndedError(f"{observer.missing}{ended and f'; it ended at {ended}'}")
+        observer.end_early()
+    for sentence in observer.notes.values():
         values.note_once(sentence)
-    timeline = watch.recorder.timeline()
+    timeline = observer.recorder.timeline()
     growth = grown_bytes(timeline)
-    if growth >= MIB and watch.has_enough_steps:
+    if growth >= MIB and observer.has_enough_steps:
         values.note_once(
             f"the memory on the GPU grows by {growth / MIB:,.1f} MiB with every step: the script keeps tensors of earlier steps"
         )
@@ -182,19 +310,19 @@ def run_script(call: ScriptCall) -> ScriptRun:
             f"{validation}: .eval() does not stop autograd, and nothing here does (torch.no_grad, inference_mode): a later "
             f"validation pass can keep a second graph; the safe bytes hold it ({later_bytes / MIB:,.0f} MiB)"
         )
-    if watch.batch_size is None:
+    if observer.batch_size is None:
         values.note_once(
             "the batch size is not known, because no module with parameters ran; 1 is shown"
         )
-    names = ", ".join(dict.fromkeys(_name(model) for model in watch.models))
+    names = ", ".join(dict.fromkeys(_name(model) for model in observer.models))
     return ScriptRun(
         file=file,
         timeline=timeline,
         settings=allocator.settings,
         model=f"{call.script.name} ({names})" if names else call.script.name,
-        batch_size=watch.batch_size or 1,
+        batch_size=observer.batch_size or 1,
         later_bytes=later_bytes,
-        loss=watch.loss,
+        loss=observer.loss,
         notes=(*torch_notes, *values.notes),
         branches=tuple(values.branches),
         selections=tuple(values.selections),
@@ -248,7 +376,9 @@ def _main_module(script: Path, is_module: bool) -> ModuleType:
     return module
 
 
-def _run(module: ModuleType, call: ScriptCall, watch: Watch, requests: GpuRequests) -> None:
+def _run(
+    module: ModuleType, call: ScriptCall, observer: ScriptObserver, requests: GpuRequests
+) -> None:
     file, platform = str(module.__file__), call.platform
     code = call.compiled(Path(file))
     sys.modules["__main__"] = module
@@ -262,11 +392,11 @@ def _run(module: ModuleType, call: ScriptCall, watch: Watch, requests: GpuReques
         stack.enter_context(gpu_optimizers())
         stack.enter_context(overriding(cuda_overrides(platform)))
         stack.enter_context(
-            present_gpu(platform, watch, values, requests, local_ranks(call.ranks or 1))
+            present_gpu(platform, observer, values, requests, local_ranks(call.ranks or 1))
         )
-        stack.enter_context(watch.watching())
-        stack.enter_context(watch.recorder)
-        stack.enter_context(one_of(call.ranks, watch, values.note_once))
-        stack.enter_context(first_process_runs_here(watch.device_of, values.note_once))
+        stack.enter_context(observer.observing())
+        stack.enter_context(observer.recorder)
+        stack.enter_context(as_first_rank(call.ranks, observer, values.note_once))
+        stack.enter_context(first_process_runs_here(observer.device_of, values.note_once))
         stack.enter_context(threads_inherit_modes())
         exec(code, module.__dict__)  # noqa: S102 - running the user's script is the purpose

@@ -39,7 +39,7 @@ from gpumemnet.torch_private.script import (
     SAVE,
     WITHOUT_MODES,
 )
-from gpumemnet.tracing.script.cuda_answers import GPU
+from gpumemnet.tracing.script.simulated_cuda import GPU
 
 _MAX_BUFFER_BYTES: Final = 2**31
 """Largest file that is written to memory, where zeros take room."""

@@ -19,8 +19,8 @@ from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.gpu.catalogue import context
 from gpumemnet.predict.features import FEATURE_NAMES
 from gpumemnet.tracing.memory import memory_of, non_allocator_memory, smallest_bytes
-from gpumemnet.tracing.step import record
 from gpumemnet.tracing.timeline import repeated
+from gpumemnet.tracing.training_loop import record
 
 from ...published.estimator import NotCoveredError, PublishedEstimator, Subject
 from ...training.data import features_on

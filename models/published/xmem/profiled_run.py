@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from gpumemnet.tracing.losses import loss_function
-from gpumemnet.tracing.optimizers import optimizer_factory
+from gpumemnet.tracing.losses_and_optimizers import loss_function, optimizer_factory
 
 from ..estimator import NotCoveredError, Training
 

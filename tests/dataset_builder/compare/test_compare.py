@@ -25,7 +25,7 @@ from gpumemnet.errors import DatasetError
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.dataset import write_dataset
 from gpumemnet.job.measurement import Measurement
-from gpumemnet.tracing.step import record
+from gpumemnet.tracing.training_loop import record
 from gpumemnet.units import MIB
 
 GPU = "NVIDIA A100-SXM4-40GB"

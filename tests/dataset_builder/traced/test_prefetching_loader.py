@@ -9,10 +9,9 @@ from dataset_builder.traced.prefetching_loader import with_prefetching
 from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.tracing.memory import live_at, steady_run
-from gpumemnet.tracing.options import TraceOptions
-from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.step import record
+from gpumemnet.tracing.options import Platform, TraceOptions
 from gpumemnet.tracing.timeline import Timeline, repeated
+from gpumemnet.tracing.training_loop import record
 from gpumemnet.units import MIB
 
 DEVICE = device_profile("A100")

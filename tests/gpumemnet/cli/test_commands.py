@@ -116,7 +116,10 @@ GOOD = json.dumps(job_to_dict(small_job()))
         ([*TRACE, "--gpu", "/none.json"], "--gpu: /none.json cannot be read"),
         ([*TRACE, "--allocator-conf", "max=1"], "allocator settings: 'max=1' is not of the form"),
         ([*TRACE, "--batches", "1,two"], "--batches: must be batch sizes such as 1,2,4,8"),
-        ([*TRACE, "--plot", "memory.gif"], "--plot: must end in .png or .html, not 'memory.gif'"),
+        (
+            [*TRACE, "--plot", "memory.gif"],
+            "--plot: must end in .png or .svg or .pdf, not 'memory.gif'",
+        ),
         ([*TRACE, "two:factories"], "source: name one factory"),
         (["trace"], "source: name one factory, such as train.py:build, or give --script train.py"),
         (["trace", "--script", "t.py", "--optimizer", "sgd"], "--optimizer: does not go with a sc"),

@@ -100,7 +100,7 @@ def test_a_job_that_fits_needs_no_plan(capfd: pytest.CaptureFixture[str], tmp_pa
                 "plan",
                 *BLOCKS,
                 "--plot",
-                str(tmp_path / "plan.html"),
+                str(tmp_path / "plan.svg"),
                 "--out",
                 str(tmp_path / "plan.json"),
             ]
@@ -110,7 +110,7 @@ def test_a_job_that_fits_needs_no_plan(capfd: pytest.CaptureFixture[str], tmp_pa
     shown = capfd.readouterr()
     assert shown.out.startswith("Fits as it is: ")
     assert shown.err == "there is no plan to write\n"
-    assert "<html" in (tmp_path / "plan.html").read_text()
+    assert "<svg" in (tmp_path / "plan.svg").read_text()
 
 
 @pytest.mark.usefixtures("in_this_process")

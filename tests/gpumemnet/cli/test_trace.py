@@ -17,8 +17,14 @@ from rich.console import Console
 from gpumemnet.cli import main
 from gpumemnet.cli.trace import show_trace
 from gpumemnet.job.json_codec import job_from_json
-from gpumemnet.tracing.report.answer import BatchPoint, GpuFit, Peak, TraceAnswer, answer_from_dict
-from gpumemnet.tracing.report.parts import shown_mib
+from gpumemnet.tracing.result import (
+    BatchPoint,
+    GpuFit,
+    Peak,
+    TraceAnswer,
+    answer_from_dict,
+    shown_mib,
+)
 from gpumemnet.units import GIB, MIB, ceil_mib
 
 EXAMPLES = Path(__file__).parents[1] / "tracing" / "examples"
@@ -97,9 +103,9 @@ def test_other_batch_sizes_and_the_largest(capfd: pytest.CaptureFixture[str]) ->
 
 
 def test_the_picture_is_drawn(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["trace", *SMALL, "--plot", str(tmp_path / "memory.html")]) == 0
+    assert main(["trace", *SMALL, "--plot", str(tmp_path / "memory.svg")]) == 0
     assert capfd.readouterr().err == ""
-    assert "<html" in (tmp_path / "memory.html").read_text()
+    assert "<svg" in (tmp_path / "memory.svg").read_text()
 
 
 def test_programs_get_the_answer_as_it_is(capfd: pytest.CaptureFixture[str]) -> None:

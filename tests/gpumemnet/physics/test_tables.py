@@ -20,7 +20,7 @@ from gpumemnet.physics.element_types import (
     RAISED_INPUT_KINDS,
 )
 from gpumemnet.physics.optimizers import IMPLEMENTATION_SWITCHES, OPTIMIZER_RULES, optimizer_copies
-from gpumemnet.tracing.optimizers import named_optimizer
+from gpumemnet.tracing.losses_and_optimizers import named_optimizer
 
 _OPERATORS = {
     "attention": "scaled_dot_product_attention",

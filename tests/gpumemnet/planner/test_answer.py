@@ -102,25 +102,9 @@ def test_the_answer_survives_json(traced: TraceAnswer) -> None:
     assert document["budget_bytes"] == 500 * MIB
 
 
-@pytest.mark.parametrize("suffix", [".html", ".png"])
-def test_the_picture_shows_the_plan(traced: TraceAnswer, tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"plan{suffix}"
-    plot(planned(traced), path)
-    content = path.read_bytes()
-    if suffix == ".png":
-        assert content.startswith(b"\x89PNG")
-        return
-    text = content.decode()
-    for words in (
-        "As it is",
-        "With the plan",
-        "recompute",
-        "greedy",
-        "exact",
-        "all in &lt;bf16&gt;",
-        "20 %",
-    ):
-        assert words in text
+def test_the_picture_shows_the_plan(traced: TraceAnswer, tmp_path: Path) -> None:
+    plot(planned(traced), tmp_path / "plan.png")
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_plan_of_a_file_is_applied(tmp_path: Path) -> None:

@@ -23,9 +23,8 @@ from gpumemnet.planner.executor import applied
 from gpumemnet.planner.machine import Machine, find_machine, machine_of
 from gpumemnet.planner.simulator import choices_of, peak_memory, simulate
 from gpumemnet.planner.units import plan_units
-from gpumemnet.tracing.options import TraceOptions, checked_request
-from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.step import record
+from gpumemnet.tracing.options import Platform, TraceOptions, checked_request
+from gpumemnet.tracing.training_loop import record
 from gpumemnet.units import GIB, MIB
 from tests.gpumemnet.planner.networks import Attention, Residual, Stack
 

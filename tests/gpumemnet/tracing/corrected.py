@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.tracing.operators import cuda_autocast, cuda_overrides, overriding
-from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.options import Platform
 
 Saved = Counter[str]
 

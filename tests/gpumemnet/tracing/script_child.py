@@ -40,8 +40,8 @@ def _trace(
     answers: Connection, scripts: list[Path], arguments: tuple[str, ...], ranks: int | None
 ) -> None:
     from gpumemnet.errors import ExtractError
-    from gpumemnet.tracing.report.answer import answer_to_dict
-    from gpumemnet.tracing.script.both_ways import larger_way
+    from gpumemnet.tracing.api import larger_way
+    from gpumemnet.tracing.result import answer_to_dict
 
     multiprocessing.set_start_method(
         "fork", force=True
@@ -66,7 +66,7 @@ def _one_way(
 ) -> Any:
     from gpumemnet.allocator import AllocatorSettings
     from gpumemnet.gpu.catalogue import device_profile
-    from gpumemnet.tracing.platform import Platform
+    from gpumemnet.tracing.options import Platform
     from gpumemnet.tracing.script.run import ScriptCall, trace_script
 
     platform = Platform(device=device_profile("A100"))

@@ -13,11 +13,10 @@ from torch import nn
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.gpu.catalogue import device_profile
-from gpumemnet.tracing.batch_scaling import PRIMES, ScalableRun, prime_for
+from gpumemnet.tracing.batch_sizes import PRIMES, ScalableRun, prime_for
 from gpumemnet.tracing.memory import steady_memory
-from gpumemnet.tracing.options import TraceOptions
-from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.step import Recording, record
+from gpumemnet.tracing.options import Platform, TraceOptions
+from gpumemnet.tracing.training_loop import Recording, record
 
 A100 = device_profile("A100")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpumemnet.errors import ExtractError
-from gpumemnet.tracing.script.batch_setting import BatchSetting, find_setting
+from gpumemnet.tracing.script.batch_sizes import BatchSetting, find_setting
 
 ARGPARSE = "parser.add_argument('-b', '--batch-size', type=int, default=64)\nparser.add_argument('--test-batch-size', default=1000)"
 

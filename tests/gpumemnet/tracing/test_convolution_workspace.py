@@ -23,7 +23,7 @@ from gpumemnet.tracing.operators.convolution_workspaces import (
     workspace_by_rules,
 )
 from gpumemnet.tracing.operators.layouts import result_layout
-from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.options import Platform
 from gpumemnet.units import GIB, MIB
 
 OPERATIONS = (FORWARD, BACKWARD_DATA, BACKWARD_FILTER)

@@ -22,11 +22,10 @@ from gpumemnet import trace
 from gpumemnet.errors import ExtractError, InvalidJobError, InvalidRequestError
 from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.tracing import ExtraResults
-from gpumemnet.tracing.checkpointing import blocks
-from gpumemnet.tracing.options import TraceOptions
-from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.step import record
+from gpumemnet.tracing.model_on_gpu import blocks
+from gpumemnet.tracing.options import Platform, TraceOptions
 from gpumemnet.tracing.timeline import Timeline
+from gpumemnet.tracing.training_loop import record
 from gpumemnet.units import MIB
 from tests.gpumemnet.tracing.test_record import bytes_by_class, end_of_step
 

@@ -18,10 +18,9 @@ from gpumemnet.errors import ExtractError, InvalidRequestError
 from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.tracing.batch_sizes import skeleton
 from gpumemnet.tracing.memory import live_at
-from gpumemnet.tracing.options import TraceOptions
-from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.step import record
+from gpumemnet.tracing.options import Platform, TraceOptions
 from gpumemnet.tracing.timeline import Timeline, peak_of, repeated
+from gpumemnet.tracing.training_loop import record
 
 FLOAT = 4
 

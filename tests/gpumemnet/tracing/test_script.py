@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 from gpumemnet.extract.inputs import inputs_from_example
-from gpumemnet.tracing.options import TraceOptions
-from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.step import record
+from gpumemnet.tracing.options import Platform, TraceOptions
 from gpumemnet.tracing.timeline import peak_of
+from gpumemnet.tracing.training_loop import record
 from gpumemnet.units import MIB
 from tests.gpumemnet.tracing import script_child
 

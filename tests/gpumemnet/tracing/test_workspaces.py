@@ -21,7 +21,7 @@ from gpumemnet.tracing.operators.attention import key_splits
 from gpumemnet.tracing.operators.cublas import parse_workspace_setting
 from gpumemnet.tracing.operators.layouts import is_channels_last
 from gpumemnet.tracing.operators.reductions import reduction_scratch
-from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.options import Platform
 from gpumemnet.units import MIB
 
 aten: Any = torch.ops.aten

@@ -12,8 +12,7 @@ from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.tracing.options import TraceOptions
-from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.options import Platform, TraceOptions
 from gpumemnet.units import MIB
 from models.published.dnnmem import (
     DNNMEM,

@@ -31,19 +31,26 @@ from gpumemnet.sandbox.user_code import fault_sentence
 from gpumemnet.torch_private.modules import part_on_rank
 from gpumemnet.torch_private.operators import unscale_gradients, without_function_modes
 from gpumemnet.torch_private.training import gpu_optimizers, without_dynamo
-from gpumemnet.tracing.calls import OperatorCall
-from gpumemnet.tracing.checkpointing import checkpointed
-from gpumemnet.tracing.losses import Loss, TargetLoss, loss_function, loss_name
-from gpumemnet.tracing.meta_tensors import MetaTensors, with_meta_tensors
+from gpumemnet.tracing.losses_and_optimizers import (
+    Loss,
+    TargetLoss,
+    loss_function,
+    loss_name,
+    optimizer_factory,
+)
 from gpumemnet.tracing.missing_values import GuessedValues, RefusedValues
+from gpumemnet.tracing.model_on_gpu import (
+    MetaTensors,
+    checkpointed,
+    gathered_in,
+    on_rank,
+    with_meta_tensors,
+)
 from gpumemnet.tracing.operators import cuda_autocast, cuda_overrides
 from gpumemnet.tracing.operators.rules import overriding
-from gpumemnet.tracing.optimizers import optimizer_factory
-from gpumemnet.tracing.options import TraceOptions
-from gpumemnet.tracing.parallel.rank import gathered_in, on_rank
-from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.options import Platform, TraceOptions
 from gpumemnet.tracing.recorder import Recorder
-from gpumemnet.tracing.timeline import Timeline
+from gpumemnet.tracing.timeline import OperatorCall, Timeline
 
 AUTOCAST: Final[dict[str, torch.dtype]] = {
     name: getattr(torch, type_) for name, type_ in AUTOCAST_TYPES.items()

@@ -2,20 +2,77 @@
 peak.
 
 The parts add up to the expected bytes: parameters, buffers, gradients, optimizer state, saved
-    activations, inputs, temporaries,
-communication, workspaces, fragmentation, context and communicator.
+activations, inputs, temporaries, communication, workspaces, fragmentation, context and
+communicator.  In notebooks, results are compact HTML tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from html import escape
+from typing import Any, Final
 
 from gpumemnet.gpu.available import VERDICT_TEXTS, YES, verdict
-from gpumemnet.tracing.report.notebook import notebook_html
-from gpumemnet.tracing.report.parts import PART_NAMES, TOP_MODULES, shown_mib
 from gpumemnet.units import GIB, MIB, ceil_mib
+
+PART_NAMES: Final[Mapping[str, tuple[str, str]]] = {
+    "parameter": ("parameters", "the weights"),
+    "buffer": ("buffers", "running statistics and tables"),
+    "gradient": ("gradients", "of the trainable parameters"),
+    "optimizer_state": ("optimizer state", "what the optimizer keeps for each parameter"),
+    "saved_activation": ("saved activations", "what the forward pass keeps for the backward pass"),
+    "input": ("inputs", "the batch and its targets"),
+    "temporary": ("temporaries", "what operators need at the peak"),
+    "communication": (
+        "communication",
+        "gathered parameters, and buffers for exchange with other GPUs",
+    ),
+    "workspace": ("workspaces", "scratch memory of cuBLAS, cuDNN and kernels"),
+    "fragmentation": ("fragmentation", "rounding, and cached blocks that no request fits into"),
+    "context": ("CUDA context", "driver, libraries and loaded kernels"),
+    "communicator": ("NCCL", "its own buffers, from published readings"),
+}
+"""Part of :attr:`gpumemnet.tracing.result.TraceAnswer.parts` → its name and its meaning."""
+
+TOP_MODULES: Final = 10
+"""How many of the modules that hold most at the peak a report names."""
+
+
+def shown_mib(amounts: Sequence[int]) -> list[int]:
+    """Round ``amounts`` in bytes to whole MiB that add up to the rounded-up total: the largest
+    remainders are rounded up."""
+    floors = [amount // MIB for amount in amounts]
+    order = sorted(range(len(amounts)), key=lambda index: -(amounts[index] % MIB))
+    for index in order[: ceil_mib(sum(amounts)) - sum(floors)]:
+        floors[index] += 1
+    return floors
+
+
+_LEFT_ALIGNED: Final = "text-align:left"
+
+Rows = Iterable[tuple[str, str]]
+"""Names and values."""
+
+
+def notebook_html(
+    caption: str, facts: Rows, summary: str, details: Rows, notes: Iterable[str]
+) -> str:
+    """Return a table of facts, and below it a table and a list that a click opens; all text is
+    escaped."""
+    listed = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    return (
+        f'<table><caption style="{_LEFT_ALIGNED}">{escape(caption)}</caption><tbody>{_rows(facts)}</tbody></table>'
+        f"<details><summary>{escape(summary)}</summary><table><tbody>{_rows(details)}</tbody></table></details>"
+        + (f"<details><summary>Notes</summary><ul>{listed}</ul></details>" if listed else "")
+    )
+
+
+def _rows(rows: Rows) -> str:
+    return "".join(
+        f'<tr><th style="{_LEFT_ALIGNED}">{escape(name)}</th><td style="{_LEFT_ALIGNED}">{escape(value)}</td></tr>'
+        for name, value in rows
+    )
 
 
 @dataclass(frozen=True, slots=True)

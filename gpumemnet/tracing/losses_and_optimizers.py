@@ -1,26 +1,34 @@
-"""The loss of a trace: a name, a user's function, a loss of ``torch.nn``, or one that fits the
+"""The loss and the optimizer of a trace: by name, a user's own, or, for a loss, one that fits the
 model's output.
 
 A loss is a function of the model's output.  If it needs targets, it makes them as tensors of the
 batch, because a training loop has them on the GPU too.
+
+An optimizer is built as it would run on CUDA: a named one with its usual settings, or a user's own
+over meta parameters.  PyTorch picks the foreach or the fused path only for parameters on a GPU;
+:func:`~gpumemnet.torch_private.training.gpu_optimizers` lets it pick them here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from gpumemnet.errors import ExtractError, InvalidRequestError
 from gpumemnet.extract.nested_tensors import tensors_in
 from gpumemnet.job.layers import describe
+from gpumemnet.physics.optimizers import OPTIMIZER_RULES, torch_call
 from gpumemnet.sandbox.user_code import definition
 from gpumemnet.torch_private.modules import is_torch_loss
-from gpumemnet.tracing.options import LOSSES
+from gpumemnet.tracing.options import LOSSES, TraceOptions
 
 Target = Callable[[torch.Size, torch.dtype], Tensor]
 """Returns the target of this shape and type, which arrived on the GPU with the batch."""
@@ -77,7 +85,7 @@ def loss_function(loss: object) -> Loss:
         raise InvalidRequestError(
             f"must be one of {names}, or a function of the output, not {describe(loss)}", "loss"
         )
-    return lambda output, target: _named(str(loss), output, target)
+    return lambda output, target: _named_loss(str(loss), output, target)
 
 
 def loss_name(loss: object, output: object) -> str:
@@ -132,7 +140,7 @@ def own_loss(output: object) -> Tensor | None:
     return found if isinstance(found, Tensor) and found.numel() == 1 else None
 
 
-def _named(name: str, output: object, target: Target) -> Tensor:
+def _named_loss(name: str, output: object, target: Target) -> Tensor:
     settled = _settled(name, output)
     if settled == "the model's own":
         return scalar(own_loss(output))
@@ -180,4 +188,109 @@ def _main(output: object) -> Tensor:
     return next(
         (tensor for tensor in tensors if tensor.requires_grad and tensor.is_floating_point()),
         tensors[0],
+    )
+
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+
+def named_optimizer(
+    name: str, implementation: str = "default", settings: Mapping[str, Any] = MappingProxyType({})
+) -> OptimizerFactory:
+    """Return a factory of the optimizer called ``name``, one of
+    :data:`gpumemnet.job.training_job.OPTIMIZERS`.
+
+    Args:
+        name: the name.
+        implementation: one of :data:`~gpumemnet.job.training_job.OPTIMIZER_IMPLEMENTATIONS`.
+        settings: arguments besides the usual ones.
+
+    Raises:
+        InvalidRequestError: PyTorch does not have this implementation of it, or one of the
+            settings.
+    """
+    class_name, arguments = torch_call(name, implementation)
+    made: type[Optimizer] = getattr(torch.optim, class_name)
+    accepted = inspect.signature(made).parameters.keys()
+    for setting in settings.keys() - accepted:
+        raise InvalidRequestError(f"PyTorch's {made.__name__} has no {setting}", setting)
+    if settings.get("nesterov") and not arguments.get("momentum"):
+        raise InvalidRequestError("needs momentum: use the optimizer sgd_momentum", "nesterov")
+    missing = arguments.keys() - accepted
+    if missing:
+        raise InvalidRequestError(
+            f"PyTorch's {made.__name__} has no {implementation} implementation",
+            "optimizer_implementation",
+        )
+    return lambda parameters: made(parameters, **arguments, **settings)
+
+
+def same_optimizer(
+    optimizer: Optimizer, meta_parameters: Mapping[int, nn.Parameter]
+) -> OptimizerFactory:
+    """Return a factory of an optimizer like ``optimizer`` whose parameters are replaced by meta
+    parameters.
+
+    Raises:
+        InvalidRequestError: it holds parameters that are not the model's.
+    """
+
+    def build(parameters: Iterable[nn.Parameter]) -> Optimizer:
+        groups = []
+        for group in optimizer.param_groups:
+            foreign = [p for p in group["params"] if id(p) not in meta_parameters]
+            if foreign:
+                raise InvalidRequestError(
+                    f"{type(optimizer).__name__} holds parameters that are not the model's",
+                    "optimizer",
+                )
+            groups.append({**group, "params": [meta_parameters[id(p)] for p in group["params"]]})
+        accepted = inspect.signature(type(optimizer)).parameters
+        defaults = {name: value for name, value in optimizer.defaults.items() if name in accepted}
+        return type(optimizer)(groups, **defaults)
+
+    return build
+
+
+_LOOPS: Final = {True: "foreach", False: "for_loop", None: "default"}
+"""Value of an optimizer's ``foreach`` → name of its implementation."""
+
+
+def stated_optimizer(optimizer: Optimizer) -> dict[str, str]:
+    """Return the fields of a job that name ``optimizer``; none where a job has no name for its
+    class."""
+    made, settings = type(optimizer).__name__, optimizer.defaults
+    names = [
+        name
+        for name, rule in OPTIMIZER_RULES.items()
+        if rule.torch_class == made and all(bool(settings.get(key)) for key in rule.settings)
+    ]
+    implementation = "fused" if settings.get("fused") else _LOOPS[settings.get("foreach")]
+    return {"optimizer": names[-1], "optimizer_implementation": implementation} if names else {}
+
+
+def optimizer_factory(
+    options: TraceOptions, meta_parameters: Mapping[int, nn.Parameter]
+) -> OptimizerFactory:
+    """Return the factory for a name, an optimizer over the model's own parameters, or a factory.
+
+    Raises:
+        InvalidRequestError: it is none of these.
+    """
+    optimizer = options.optimizer if options.own_optimizer is None else options.own_optimizer
+    if isinstance(optimizer, str):
+        if optimizer not in OPTIMIZER_RULES:
+            raise InvalidRequestError(
+                f"must be one of {', '.join(OPTIMIZER_RULES)}, not {describe(optimizer)}",
+                "optimizer",
+            )
+        return named_optimizer(
+            optimizer, options.optimizer_implementation, options.optimizer_settings
+        )
+    if isinstance(optimizer, Optimizer):
+        return same_optimizer(optimizer, meta_parameters)
+    if callable(optimizer):
+        return optimizer
+    raise InvalidRequestError(
+        "must be a name, an optimizer, or a function from parameters to an optimizer", "optimizer"
     )

@@ -1,7 +1,14 @@
-"""Observes a training script: which modules run, when phases begin, and when two steps are done."""
+"""Observes a training script: which modules run, when phases begin, and when two steps are done.
+
+State of paged optimizers of bitsandbytes is in CUDA's managed memory, which the driver moves
+between GPU and host.  The trace counts it as on the GPU, where it is while there is room.
+bitsandbytes takes it from its CUDA library, which is not loaded here (``get_paged`` and ``fill`` in
+``bitsandbytes/functional.py``).
+"""
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -32,10 +39,33 @@ from gpumemnet.torch_private.names import replaced
 from gpumemnet.torch_private.operators import leaves_of
 from gpumemnet.torch_private.script import BACKWARD, GRADIENTS, OPTIMIZER
 from gpumemnet.torch_private.training import fill_history
-from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.options import Platform
 from gpumemnet.tracing.recorder import Recorder
-from gpumemnet.tracing.script.paged_memory import take_from_gpu
-from gpumemnet.tracing.streams import Streams
+from gpumemnet.tracing.script.simulated_cuda import Streams
+
+
+def take_from_gpu(optimizer: Optimizer, note: Callable[[str], object]) -> None:
+    """Let a paged optimizer allocate its state on the simulated GPU; does nothing for others.
+
+    Args:
+        optimizer: about to take a step.
+        note: called with a note for a paged optimizer.
+    """
+    functional: Any = sys.modules.get("bitsandbytes.functional")
+    if functional is None or not getattr(optimizer, "is_paged", False):
+        return
+
+    def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device or "cuda")
+
+    def fill(tensor: Tensor, value: Any, device: Any = None, prefetch: bool = True) -> None:
+        tensor.fill_(value)
+
+    functional.get_paged, functional.fill = get_paged, fill
+    note(
+        "paged optimizer: its state is counted as on the GPU; the driver moves parts of it to the host where memory is short"
+    )
+
 
 _STEPS: Final = 2
 _STEPS_ON_HOST: Final = 10
@@ -88,7 +118,7 @@ class ScriptModules(ModulePath):
         super()._enter(module, args)
 
 
-class Watch:
+class ScriptObserver:
     """The state of a running script.
 
     Args:
@@ -166,7 +196,7 @@ class Watch:
     def _steps_wanted(self) -> int:
         return _STEPS + (len(self._stepped) > 1) if self._has_optimizer else _PASSES
 
-    # Called by the simulated GPU; see ``gpu.Watcher``.
+    # Called by the simulated GPU; see :mod:`gpumemnet.tracing.script.gpu`.
 
     @property
     def models(self) -> list[nn.Module]:
@@ -238,18 +268,18 @@ class Watch:
     # Called by PyTorch.
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def observing(self) -> Iterator[None]:
         """Context in which backward passes and optimizer steps are noticed."""
         backward: Callable[..., None] = BACKWARD.value()
         gradients: Callable[..., tuple[Tensor | None, ...]] = GRADIENTS.value()
         make_optimizer: Callable[..., None] = OPTIMIZER.value()
 
-        def watched(*args: Any, **kwargs: Any) -> None:
+        def observed_backward(*args: Any, **kwargs: Any) -> None:
             with self._backward_pass(tensors_in(args)):
                 backward(*args, **kwargs)
                 self._classify_gradients()
 
-        def watched_gradients(*args: Any, **kwargs: Any) -> tuple[Tensor | None, ...]:
+        def observed_gradients(*args: Any, **kwargs: Any) -> tuple[Tensor | None, ...]:
             if (
                 self._has_optimizer or self._passing
             ):  # a term of the loss, such as a gradient penalty
@@ -271,7 +301,13 @@ class Watch:
         ]
         try:
             with (
-                replaced([(BACKWARD, watched), (GRADIENTS, watched_gradients), (OPTIMIZER, made)]),
+                replaced(
+                    [
+                        (BACKWARD, observed_backward),
+                        (GRADIENTS, observed_gradients),
+                        (OPTIMIZER, made),
+                    ]
+                ),
                 self.modules,
             ):
                 yield

@@ -1,0 +1,345 @@
+"""A training job on several GPUs, traced on one of them: ``DistributedDataParallel`` and
+``fully_shard`` run on meta tensors in a simulated process group.
+
+The process is the first rank, and every collective finishes at once.  The group is PyTorch's own
+fake group (``torch/testing/_internal/distributed/fake_pg.py``), which does not support meta
+tensors.  Therefore collectives are answered before they reach it.
+
+``DistributedDataParallel``: each rank holds all of the model, and gradients are summed in buckets.
+Its reducer is C++ (``torch/csrc/distributed/c10d/reducer.cpp``).  It allocates buckets on the
+parameters' device, so they are meta tensors here (Li et al., arXiv 2006.15704).
+
+``fully_shard``: parameters, gradients and optimizer state are split among the ranks.  Each block of
+the model's stacks is a group whose parameters are gathered and freed together; the other parameters
+are the outermost group.  PyTorch's documentation and trainers do the same
+(``torch/distributed/fsdp/_fully_shard``; Zhao et al., arXiv 2304.11277; the stages are those of
+ZeRO, Rajbhandari et al., arXiv 1910.02054).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from gpumemnet.errors import ExtractError
+from gpumemnet.torch_private import distributed as names
+from gpumemnet.torch_private.distributed import (
+    OBJECT_COLLECTIVES,
+    fake_store,
+    finished_work,
+    is_sharded,
+    resolve_process_group,
+)
+from gpumemnet.torch_private.modules import OWN_DICTS, STORAGE_RESIZE, own_parameters
+from gpumemnet.torch_private.names import replaced
+from gpumemnet.torch_private.operators import DispatchMode, schema
+from gpumemnet.tracing.model_on_gpu import blocks
+from gpumemnet.tracing.recorder import Recorder
+from gpumemnet.tracing.script.simulated_cuda import Streams
+
+_RANK = 0
+_BEGIN, _END = dist.init_process_group, dist.destroy_process_group
+"""PyTorch's own functions: a traced script finds replacements."""
+
+
+Exchanged = Callable[[str, int], None]
+"""Called for each collective with the name of its process group and its number of ranks."""
+
+
+@contextmanager
+def process_group(ranks: int, exchanged: Exchanged) -> Iterator[None]:
+    """Context in which this process is the first of ``ranks``.
+
+    Args:
+        ranks: number of ranks.
+        exchanged: called for each collective.
+
+    Raises:
+        ExtractError: the process is part of a group already.
+    """
+    if dist.is_initialized():
+        raise ExtractError(
+            "this process is in a process group (torch.distributed.init_process_group); trace in another process"
+        )
+    _BEGIN("fake", rank=_RANK, world_size=ranks, store=fake_store())
+    try:
+        replacements = [
+            (name, _OBJECTS[collective])
+            for collective, names in OBJECT_COLLECTIVES.items()
+            for name in names
+        ]
+        with replaced(replacements), _Collectives(exchanged):
+            yield
+    finally:
+        _END()
+
+
+def _all_gather_object(objects: list[Any], given: Any, *args: object, **kwargs: object) -> None:
+    objects[:] = [given] * len(objects)
+
+
+def _gather_object(
+    given: Any, objects: list[Any] | None = None, *args: object, **kwargs: object
+) -> None:
+    if objects is not None:
+        _all_gather_object(objects, given)
+
+
+def _scatter_object_list(
+    received: list[Any], objects: list[Any] | None = None, *args: object, **kwargs: object
+) -> None:
+    received[:1] = (objects or [None])[:1]
+
+
+def _broadcast_object_list(objects: list[Any], *args: object, **kwargs: object) -> None:
+    pass
+
+
+_OBJECTS: Final = {
+    "all_gather_object": _all_gather_object,
+    "gather_object": _gather_object,
+    "scatter_object_list": _scatter_object_list,
+    "broadcast_object_list": _broadcast_object_list,
+}
+"""Collectives for Python objects, which need values of tensors: all ranks have the objects of this
+one."""
+
+
+class _Collectives(DispatchMode):
+    """Answers collectives at once, and lets sharded tensors decompose their operators before other
+    modes see them."""
+
+    def __init__(self, exchanged: Exchanged) -> None:
+        super().__init__()
+        self._exchanged = exchanged
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if "c10d" in func.namespace:
+            group = _group_of(args)
+            if group is not None:
+                self._exchanged(group.group_name, group.size())
+            if func.namespace == "c10d":
+                return _finished(func, args)
+        if any(is_sharded(each) for each in types):
+            return NotImplemented
+        return func(*args, **(kwargs or {}))
+
+
+def _group_of(args: tuple[Any, ...]) -> dist.ProcessGroup | None:
+    """Return the process group among the arguments of a collective; functional collectives have its
+    name there."""
+    for argument in args:
+        if isinstance(argument, torch.ScriptObject | str):
+            with suppress(RuntimeError):  # it is not a process group
+                if isinstance(argument, str):
+                    return cast(dist.ProcessGroup, resolve_process_group(argument))
+                return dist.ProcessGroup.unbox(argument)
+    return None
+
+
+def _finished(func: Any, args: tuple[Any, ...]) -> Any:
+    """Return the result of a collective: the tensors that it writes into, if its schema says so,
+    and finished work."""
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    written = args[0] if args else None
+    future.set_result(written if isinstance(written, list) else [written])
+    work = finished_work(future)
+    return work if len(schema(func).returns) == 1 else (written, work)
+
+
+@contextmanager
+def replicas_on_meta(recorder: Recorder) -> Iterator[None]:
+    """Context in which ``DistributedDataParallel`` works on meta tensors.
+
+    Args:
+        recorder: records what is allocated to communicate: buckets, which are rebuilt before the
+            second forward pass, and buffers for sending parameters at first and module buffers
+            before each pass.
+    """
+    communicating = recorder.communicating()
+    init: Callable[..., None] = names.DDP_INIT.value()
+
+    @communicating
+    def made(
+        self: object,
+        module: object,
+        device_ids: object = None,
+        output_device: object = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        init(self, module, None, None, *args, **kwargs)  # there is only the meta device here
+
+    replacements = (
+        (names.DDP_INIT, made),
+        (names.DDP_PRE_FORWARD, communicating(names.DDP_PRE_FORWARD.value())),
+        # A synchronized batch norm keeps what a batch norm keeps, and statistics of a few numbers
+        # per channel.
+        (names.SYNC_BATCH_NORM, nn.BatchNorm2d.forward),
+        (names.VERIFY_SHAPES, lambda *args, **kwargs: None),
+    )
+    with replaced(replacements):
+        yield
+
+
+_META: Final = torch.device("meta")
+
+Arrived = Callable[[Tensor, bool], None]
+"""Called for each unsharded tensor that arrives on the GPU, and whether it is a parameter."""
+
+
+@contextmanager
+def sharding_on_meta(recorder: Recorder, streams: Streams, arrived: Arrived) -> Iterator[None]:
+    """Context in which ``fully_shard`` and its hooks work on meta tensors.
+
+    Args:
+        recorder: records communication, and parameters that are freed early.
+        streams: streams of the simulated GPU.
+        arrived: called for each unsharded tensor that arrives on the GPU.
+    """
+    communicating = recorder.communicating()
+    resize: Callable[..., torch.UntypedStorage] = STORAGE_RESIZE.value()
+
+    def resized(storage: torch.UntypedStorage, size_bytes: int) -> torch.UntypedStorage:
+        resize(storage, size_bytes)
+        recorder.resized(storage)
+        return storage
+
+    def move(parameters: list[nn.Parameter], buffers: list[Tensor], device: torch.device) -> None:
+        for parameter in parameters:
+            arrived(parameter, True)
+        for buffer in buffers:
+            arrived(buffer, False)
+
+    replacements = (
+        (names.DEVICE_MODULE, streams),
+        (names.ACCELERATOR_STREAM, streams.current_stream),
+        (STORAGE_RESIZE, resized),
+        (names.RNG_SUPPORT, lambda mesh: False),
+        (names.MESH_DEVICE, lambda mesh: _META),
+        (names.MOVE_STATES, move),
+        (names.NO_META_CHECK, lambda self: None),
+        (names.OFFLOAD_CHECK, _nothing_offloaded),
+        *((method, communicating(method.value())) for method in names.COMMUNICATING_METHODS),
+    )
+    with replaced(replacements):
+        yield
+
+
+def _nothing_offloaded(group: Any) -> None:
+    if any(parameter.offload_to_cpu for parameter in group.fsdp_params):
+        raise ExtractError(
+            "offloading parameters to host memory (CPUOffloadPolicy) is not supported; trace without it"
+        )
+
+
+@contextmanager
+def sharded(
+    model: nn.Module, ranks: int, dtype: torch.dtype | None, reshard: bool
+) -> Iterator[int]:
+    """Context in which ``model`` is sharded; it is left as it was.
+
+    Args:
+        model: the model, with meta tensors in place.
+        ranks: number of ranks.
+        dtype: type of gathered parameters and of the forward and backward pass; ``None`` for the
+            parameters' own type.  With a type, gradients are summed in fp32.
+        reshard: whether gathered parameters are freed after the forward pass (ZeRO-3), or kept for
+            the backward pass (ZeRO-2).
+
+    Yields:
+        the number of groups that are gathered as a whole.
+
+    Raises:
+        ExtractError: names a parameter that cannot be sharded.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh = init_device_mesh("cpu", (ranks,))
+    policy = (
+        MixedPrecisionPolicy()
+        if dtype is None
+        else MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    )
+    stack = blocks(model)
+    _check(model, stack)
+    groups = (*stack, model)
+    with _restored(model):
+        for each in groups:
+            whole = [
+                parameter.untyped_storage()
+                for parameter in each.parameters()
+                if not is_sharded(type(parameter))
+            ]
+            fully_shard(
+                each, mesh=mesh, mp_policy=policy, reshard_after_forward=None if reshard else False
+            )
+            for storage in whole:
+                storage.resize_(0)  # only the table of meta tensors still refers to it
+        yield len(groups)
+
+
+def _check(model: nn.Module, stack: list[nn.Module]) -> None:
+    """Check that each parameter can be sharded.
+
+    Raises:
+        ExtractError: names a parameter that cannot be sharded.
+    """
+    owners: dict[int, set[int]] = {}
+    for number, block in enumerate(stack):
+        for parameter in block.parameters():
+            owners.setdefault(id(parameter), set()).add(number)
+    inside = {id(module) for block in stack for module in block.modules()}
+    for module in model.modules():
+        if id(module) not in inside:
+            for own in own_parameters(module).values():
+                owners.setdefault(id(own), set()).add(len(stack))
+    for name, parameter in model.named_parameters():
+        reason = None
+        if len(owners[id(parameter)]) > 1:
+            reason = "is shared by blocks that are gathered one by one"
+        elif parameter.dim() == 0:
+            reason = "is a single number"
+        elif not parameter.is_contiguous():
+            reason = "is not contiguous, as with channels_last"
+        if reason:
+            raise ExtractError(
+                f"the parameter '{name}' {reason}, which fully_shard does not support"
+            )
+
+
+@contextmanager
+def _restored(model: nn.Module) -> Iterator[None]:
+    """Context that restores classes, tensors and hooks of the modules of ``model`` on exit."""
+    before = [
+        (module, type(module), dict(module.__dict__), _tables(module)) for module in model.modules()
+    ]
+    try:
+        yield
+    finally:
+        for module, kind, attributes, tables in before:
+            module.__class__ = kind
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
+            for table, contents in tables:
+                table.clear()
+                table.update(contents)
+            names.forget_sharding(module)
+
+
+def _tables(module: nn.Module) -> list[tuple[dict[Any, Any], dict[Any, Any]]]:
+    """Return the dicts of a module that registering a parameter or a hook changes, with copies of
+    them."""
+    return [(table, dict(table)) for name, table in module.__dict__.items() if name in OWN_DICTS]

@@ -1,1 +1,0 @@
-"""What a trace answers: amounts by part, pictures and pages."""

@@ -1,0 +1,288 @@
+"""Several GPUs, processes and threads of a script: its first rank, the first process, and threads
+that allocate like the main one.
+
+* A script that trains on several GPUs runs as its first rank, as ``torchrun`` would start it.
+* ``nn.DataParallel``: the first GPU holds the model, its share of the batch, and the gathered
+  output.  The other GPUs' replicas are not on it.  What is left out is the sum of their gradients,
+  which passes through it in buckets.
+* A process that is started with a model on the GPU runs in this one: the first of several.  Others,
+  such as workers of data loaders, start as they are, and allocate nothing on the GPU.
+* PyTorch's modes belong to one thread, so a thread that a script starts inherits those of the
+  trace: threads of data loaders and prefetchers move tensors to the GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing.process import BaseProcess
+from threading import Thread
+from typing import Any, Final, NoReturn
+from unittest.mock import patch
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from gpumemnet.errors import ExtractError
+from gpumemnet.extract.nested_tensors import map_tensors, tensors_in
+from gpumemnet.torch_private import distributed as distributed
+from gpumemnet.torch_private import script as script
+from gpumemnet.torch_private.names import replaced
+from gpumemnet.torch_private.operators import without_function_modes
+from gpumemnet.tracing.parallel import process_group
+from gpumemnet.tracing.script.observer import EnoughSteps, ScriptObserver
+from gpumemnet.tracing.script.simulated_cuda import GPU, swap_for_meta
+
+
+def data_parallel_forward(note: Callable[[str], None]) -> Callable[..., Any]:
+    """Return what replaces ``DataParallel.forward``: it runs the first GPU's share, and gathers an
+    output of the whole batch.
+
+    Args:
+        note: called with a note, if there are several GPUs.
+    """
+
+    def forward(parallel: nn.DataParallel[Any], *inputs: Any, **kwargs: Any) -> Any:
+        ranks, dimension = len(parallel.device_ids) or 1, parallel.dim
+        if ranks == 1:
+            return parallel.module(*inputs, **kwargs)
+        note(
+            f"DataParallel: the first of {ranks} GPUs; the sum of the gradients may take as much as they do for a moment"
+        )
+
+        def first_share(tensor: Tensor) -> Tensor:
+            return tensor.chunk(ranks, dimension)[0] if tensor.ndim > dimension else tensor
+
+        def gathered(tensor: Tensor) -> Tensor:
+            gather: Any = Gathered.apply
+            whole: Tensor = gather(
+                tensor if tensor.ndim else tensor[None], ranks, dimension if tensor.ndim else 0
+            )
+            return whole
+
+        return map_tensors(
+            parallel.module(*map_tensors(inputs, first_share), **map_tensors(kwargs, first_share)),
+            gathered,
+        )
+
+    return forward
+
+
+class Gathered(torch.autograd.Function):
+    """The outputs of all GPUs in one tensor; its gradient is the first GPU's share."""
+
+    @staticmethod
+    def forward(ctx: Any, share: Tensor, ranks: int, dimension: int) -> Tensor:
+        """Allocate the gathered tensor beside the share."""
+        ctx.dimension, ctx.length = dimension, share.shape[dimension]
+        shape = list(share.shape)
+        shape[dimension] *= ranks
+        return share.new_empty(shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """Return the share's gradient."""
+        return gradients[0].narrow(ctx.dimension, 0, ctx.length), None, None
+
+
+@contextmanager
+def threads_inherit_modes() -> Iterator[None]:
+    """Context in which threads are started with the modes of the thread that enters it."""
+    modes = script.modes_of_thread()
+    start = script.THREAD_START.value()
+
+    def started(thread: Thread) -> None:
+        run = thread.run
+
+        def run_with_modes() -> None:
+            with suppress(EnoughSteps), script.with_modes(modes):
+                run()
+
+        thread.run = run_with_modes  # type: ignore[method-assign]
+        start(thread)
+
+    with replaced([(script.THREAD_START, started)]):
+        yield
+
+
+@contextmanager
+def first_process_runs_here(
+    device_of: Callable[[Tensor], torch.device], note: Callable[[str], None]
+) -> Iterator[None]:
+    """Context in which the first process that is started with a model or a tensor on the GPU runs
+    in this one, and others not.
+
+    Args:
+        device_of: returns the device of a tensor as the script sees it.
+        note: called with a sentence for the answer.
+    """
+    make, start, join = (
+        name.value() for name in (script.PROCESS_INIT, script.PROCESS_START, script.PROCESS_JOIN)
+    )
+    given: WeakKeyDictionary[BaseProcess, tuple[object, ...]] = WeakKeyDictionary()
+    ended: WeakSet[BaseProcess] = WeakSet()
+
+    def made(
+        process: BaseProcess,
+        group: None = None,
+        target: Any = None,
+        name: str | None = None,
+        args: Iterable[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        args, kwargs = tuple(args), dict(kwargs or {})
+        make(process, group, target, name, args, kwargs, **options)
+        given[process] = (*args, *kwargs.values())
+
+    def started(process: BaseProcess) -> None:
+        values = given.get(process, ())
+        weights = [
+            weight
+            for value in values
+            if isinstance(value, nn.Module)
+            for weight in value.parameters()
+        ]
+        if not any(device_of(tensor) == GPU for tensor in (*tensors_in(values), *weights)):
+            start(process)
+            return
+        ended.add(process)
+        if len(ended) == 1:
+            note(
+                "the script starts processes that share a model on the GPU: this is one of them with the model; "
+                "each of the others takes a CUDA context, and its own gradients, batches and activations"
+            )
+            process.run()
+
+    def joined(process: BaseProcess, timeout: float | None = None) -> None:
+        if process not in ended:
+            join(process, timeout)
+
+    with replaced(
+        [
+            (script.PROCESS_INIT, made),
+            (script.PROCESS_START, started),
+            (script.PROCESS_JOIN, joined),
+        ]
+    ):
+        yield
+
+
+_HOST_GPUS: Final = 8
+
+
+def local_ranks(ranks: int) -> int:
+    """Return how many of ``ranks`` are on one host, if hosts have eight GPUs."""
+    return min(ranks, _HOST_GPUS)
+
+
+def torchrun_environment(ranks: int) -> dict[str, str]:
+    """Return the environment variables that ``torchrun`` sets for the first of ``ranks``."""
+    alone = {
+        "RANK": 0,
+        "LOCAL_RANK": 0,
+        "GROUP_RANK": 0,
+        "WORLD_SIZE": ranks,
+        "LOCAL_WORLD_SIZE": local_ranks(ranks),
+    }
+    return {
+        **{name: str(value) for name, value in alone.items()},
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "29500",
+    }
+
+
+@contextmanager
+def as_first_rank(
+    ranks: int | None, observer: ScriptObserver, note: Callable[[str], None]
+) -> Iterator[None]:
+    """Context in which a script may start a process group, and is its first rank.
+
+    Args:
+        ranks: number of GPUs that the script is started on; ``None`` if it is started alone.
+        observer: observes the script.
+        note: called with a note on the number of ranks.
+    """
+    stack = ExitStack()
+
+    def begin(
+        backend: object = None, *args: object, world_size: int = -1, **kwargs: object
+    ) -> None:
+        rank_count = world_size if world_size > 0 else ranks
+        if rank_count is None:
+            raise ExtractError(
+                "--ranks: the script starts a process group (torch.distributed.init_process_group); give the number of GPUs"
+            )
+        if dist.is_initialized():
+            raise ExtractError(
+                "the script starts a second default process group, which is not supported"
+            )
+        from gpumemnet.tracing.parallel import replicas_on_meta, sharding_on_meta
+
+        stack.enter_context(process_group(rank_count, observer.recorder.exchanged))
+        stack.enter_context(replicas_on_meta(observer.recorder))
+        stack.enter_context(sharding_on_meta(observer.recorder, observer.streams, arrived))
+        name = str(backend or "nccl")
+        sharded = not_traced("FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard")
+        backend_names = [(each, lambda *args, **kwargs: name) for each in distributed.GET_BACKEND]
+        stack.enter_context(replaced([*backend_names, (distributed.FSDP1_INIT, sharded)]))
+        observer.recorder.set_ranks(rank_count)
+        note(f"the first of {rank_count:,} ranks")
+
+    def arrived(tensor: Tensor, is_parameter: bool) -> None:
+        with without_function_modes():  # the script sees a CUDA tensor
+            if not tensor.is_meta:
+                swap_for_meta(
+                    tensor,
+                    torch.empty_strided(
+                        tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"
+                    ),
+                )
+            observer.sharded_tensor(tensor, is_parameter)
+
+    def ended(*args: object, **kwargs: object) -> None:
+        """Do nothing: the group is needed until the script ends."""
+
+    with stack:
+        stack.enter_context(
+            patch.dict(os.environ, {} if ranks is None else torchrun_environment(ranks))
+        )
+        begins = [(name, begin) for name in distributed.INIT_PROCESS_GROUP]
+        ends = [(name, ended) for name in distributed.DESTROY_PROCESS_GROUP]
+        stack.enter_context(replaced([*begins, *ends, (distributed.SPAWN, _first_alone)]))
+        try:
+            yield
+        finally:
+            if (ranks or 1) > 1 and not dist.is_initialized():
+                note("the script has started no process group; this is its memory on one GPU")
+
+
+class _Ended:
+    """Processes that have ended."""
+
+    def join(self, *args: object, **kwargs: object) -> bool:
+        """Return at once."""
+        return True
+
+
+def _first_alone(
+    function: Callable[..., object],
+    args: tuple[object, ...] = (),
+    *others: object,
+    **kwargs: object,
+) -> _Ended:
+    """Replace ``torch.multiprocessing.spawn``: run the first of several processes in this one."""
+    function(0, *args)
+    return _Ended()
+
+
+def not_traced(what: str, successor: str) -> Callable[..., NoReturn]:
+    """Return a function that refuses ``what`` and names its successor."""
+
+    def refuse(*args: object, **kwargs: object) -> NoReturn:
+        raise ExtractError(f"{what} is not supported; use its successor, {successor}")
+
+    return refuse
