@@ -1,17 +1,11 @@
 """The REST service: predicts the GPU memory of training jobs over HTTP.
 
-It loads trained models (bundles) and no training code.  The folders, in the order in which a
-request meets them:
+It loads trained models (bundles) and no training code, and runs on uvicorn (:mod:`.__main__`) with
+a bounded protocol (:mod:`.protocol`).  :mod:`.app` assembles the application:
 
-* :mod:`.middleware`: authenticates, limits, logs and counts every request.
-* :mod:`.api`: the prediction endpoints, their request and response models, and the OpenAPI
-  description.
-* :mod:`.page`: the start page and the API documentation.
+* :mod:`.api`: the gate that every request passes, the endpoints, and the OpenAPI description.
+* :mod:`.served_release` with :mod:`.self_test` and :mod:`.shadow`: the served release, its test,
+  its challenger, and its replacement without a restart.
 * :mod:`.observations`: stores what finished jobs used, and compares it with the predictions.
-* :mod:`.serving`: the served release, its self-test, its challenger, and its replacement without a
-  restart.
-* :mod:`.admin`: the endpoints that change it.
-
-:mod:`.app` assembles the application.  :mod:`.server` runs one worker, and :mod:`.supervisor` runs
-several.  :mod:`.searches` is the process beside each worker that searches over batch sizes.
+* :mod:`.page`: the start page and the API documentation.
 """

@@ -1,65 +1,134 @@
-"""``python -m service``: starts the REST service; with several workers, it starts the
-supervisor."""
+"""``python -m service``: starts the REST service on uvicorn, in this process or in several
+workers."""
 
 from __future__ import annotations
 
 import argparse
 import logging
+import logging.config
 import os
+import signal
+import socket
 import sys
+import tempfile
 from collections.abc import Sequence
-from functools import partial
+from types import FrameType
+from typing import Any, Final, NoReturn
 
 from gpumemnet.compiled import NOT_COMPILED, is_compiled
 from gpumemnet.errors import GpumemnetError
 
-from .listening import address_of, listen
-from .middleware.logs import configure_logs
-from .server import serve
-from .settings import Settings, read_settings, unknown_variables
-from .supervisor import Supervisor
+from .api.logs import log_configuration
+from .settings import PREFIX, Settings, SettingsError, read_settings, unknown_variables
+
+SHUTDOWN_SECONDS: Final = 20
+"""How long accepted requests may take to finish after SIGTERM."""
+IDLE_SECONDS: Final = 75
+"""How long a connection may stay open between two requests; longer than the pools of common
+proxies."""
+ARGUMENTS: Final = (
+    *("host", "port", "workers", "bundles", "gpu", "context_mib", "registry", "database_url"),
+    *("log_level", "log_format"),
+)
+"""The settings that are arguments too."""
 
 logger = logging.getLogger("gpumemnet.service")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the service until SIGTERM or SIGINT; returns the exit code."""
+    signal.signal(signal.SIGTERM, _leave)
     parser = _parser()
+    given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value}
     try:
-        settings = read_settings(**vars(parser.parse_args(arguments)))
-        is_for_a_person = sys.stderr.isatty() and "log_format" not in settings.model_fields_set
-        if is_for_a_person:
-            settings = settings.model_copy(update={"log_format": "text"})
-        writer = configure_logs(settings.log_format, settings.log_level)
-        for sentence in unknown_variables(os.environ):
-            logger.warning("%s", sentence)
-        if not is_compiled():
-            logger.warning("%s", NOT_COMPILED)
-        with listen(settings.host, settings.port) as listener:
-            announce = partial(_announce, address_of(listener), settings.workers, is_for_a_person)
-            if settings.workers > 1:
-                return Supervisor(settings, listener, serve, announce).run()
-            try:
-                return serve(settings, listener, announce)
-            finally:
-                writer.sink.close()
-    except KeyboardInterrupt:  # Ctrl-C before the server installs its signal handler
+        settings = read_settings(**given)
+        if sys.stderr.isatty() and "log_format" not in settings.model_fields_set:
+            given["log_format"] = "text"
+        # Workers read their settings from the environment.
+        os.environ |= {PREFIX + name.upper(): value for name, value in given.items()}
+        return _serve(read_settings())
+    except KeyboardInterrupt:
         return 0
     except GpumemnetError as error:
         parser.exit(2, f"gpumemnet service: {error}\n")
 
 
-def _announce(address: str, workers: int, is_for_a_person: bool) -> None:
-    """Log that the service is ready."""
-    if is_for_a_person:
-        sys.stderr.write(
-            f"gpumemnet answers at {address}: a page to try it in a browser, its API at {address}/docs\n"
-        )
-        sys.stderr.write("Press Ctrl-C to stop.\n")
-    else:
-        logger.info(
-            "listening on %s with %d worker%s", address, workers, "" if workers == 1 else "s"
-        )
+def _serve(settings: Settings) -> int:
+    logging.config.dictConfig(log_configuration(settings.log_format, settings.log_level))
+    for sentence in unknown_variables(os.environ):
+        logger.warning("%s", sentence)
+    if not is_compiled():
+        logger.warning("%s", NOT_COMPILED)
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(
+            variable, "1"
+        )  # before numpy is loaded: more threads slow down such small matrix products
+    with _listen(settings.host, settings.port) as listener:
+        os.environ[f"{PREFIX}PORT"] = str(listener.getsockname()[1])
+        if settings.workers > 1:
+            return _serve_with_workers(settings, listener)
+        import uvicorn
+
+        from .app import create_app
+
+        config = uvicorn.Config(create_app(read_settings()), **_options(settings))
+        uvicorn.Server(config).run([listener])
+    return 0
+
+
+def _serve_with_workers(settings: Settings, listener: socket.socket) -> int:
+    """uvicorn starts the workers, and replaces those that die."""
+    import uvicorn
+    from uvicorn.config import STARTUP_FAILURE
+    from uvicorn.supervisors import Multiprocess
+
+    settings.keys()  # here, so that a mistake is one sentence
+    application = f"{__package__}.app:worker_app"
+    config = uvicorn.Config(
+        application, factory=True, workers=settings.workers, **_options(settings)
+    )
+    with tempfile.TemporaryDirectory(prefix="gpumemnet-metrics-") as folder:
+        os.environ.setdefault("PROMETHEUS_MULTIPROC_DIR", folder)
+        supervisor = Multiprocess(config, [listener])
+        supervisor.run()
+    failed = any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes)
+    return 2 if failed else 0
+
+
+def _options(settings: Settings) -> dict[str, Any]:
+    """uvicorn's options."""
+    return {
+        "loop": "uvloop",
+        "http": f"{__package__}.protocol:BoundedProtocol",
+        "ws": "none",
+        "lifespan": "on",
+        "log_config": log_configuration(settings.log_format, settings.log_level),
+        "access_log": False,
+        "server_header": False,
+        "proxy_headers": False,  # the rate limit must not trust an address from the client
+        "timeout_keep_alive": IDLE_SECONDS,
+        "timeout_graceful_shutdown": SHUTDOWN_SECONDS,
+        "timeout_worker_healthcheck": 60,  # a worker that starts on a busy machine is not hung
+    }
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise SettingsError(
+            f"cannot listen on {host} port {port} ({error.strerror}): choose another with --host and --port"
+        ) from None
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    """End on a SIGTERM before the first request, or after uvicorn has answered the last.
+
+    An exception would be lost, and the signal with it, when the signal arrives while Python frees
+    an object.
+    """
+    os._exit(0)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -68,20 +137,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Serve predictions over HTTP.",
         epilog="Every setting is a variable, listed in the documentation; these are the ones that are arguments too.",
     )
-    fields = Settings.model_fields
-    for name in (
-        "host",
-        "port",
-        "workers",
-        "bundles",
-        "gpu",
-        "context_mib",
-        "registry",
-        "database_url",
-        "log_level",
-        "log_format",
-    ):
-        field = fields[name]
+    for name in ARGUMENTS:
+        field = Settings.model_fields[name]
         default = "" if field.default in (None, (), "") else f"; {field.default}"
         about = f"{field.description} (GPUMEMNET_{name.upper()}{default})"
         parser.add_argument(

@@ -3,45 +3,80 @@ as the service."""
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import signal
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Final
 
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 from starlette.routing import Route
+from uvicorn.config import STARTUP_FAILURE
 
-from gpumemnet.predict.predictor import Predictor
+from gpumemnet.errors import GpumemnetError
 from gpumemnet.site.releases import Registry
 from gpumemnet.units import MIB
 
-from .admin.routes import admin_operations
-from .api.endpoint import DescriptionEndpoint
-from .api.operations import openapi_document, routes
+from .api.access import KeyRing
+from .api.endpoints import Endpoint
+from .api.gate import Gate
+from .api.logs import log_other_failures
+from .api.metrics import CountingRecorder, Vitals
+from .api.openapi import Operation, openapi_document
+from .api.operations import other_operations, prediction_operations
 from .api.predictions import PredictionApi
 from .api.problems import ProblemDocuments
-from .api.routes import other_operations, prediction_operations
-from .middleware.gate import Gate
-from .middleware.keys import KeyRing, parse_keys
-from .middleware.limits import BodyLimit
-from .middleware.metrics import CountingRecorder, metrics_routes
+from .background import Repeated
 from .observations.database import DatabaseAwayError
 from .observations.routes import observation_operations
 from .observations.store import ObservationStore
-from .page.routes import docs_routes, page_routes
-from .searches import SearchProcess
-from .serving.served_release import ServedRelease
-from .serving.shadow import Shadow
-from .serving.watch import Watcher
-from .settings import OFF, PREFIX, Settings, SettingsError
+from .page import docs_routes, page_routes
+from .served_release import FOLLOW_SECONDS, ServedRelease
+from .settings import Settings, SettingsError, read_settings
+from .shadow import Shadow
 
-DATABASE_FILE: Final = "observations.sqlite3"
+KEYS_SECONDS: Final = 1.0
+"""Time between two looks at the file of keys."""
+VITALS_SECONDS: Final = 1.0
+SWITCH_SECONDS: Final = 0.001
+"""How long a prediction waits for Python's lock while a thread computes; Python's own 5 ms add up
+over each of its steps."""
+
+_INFO: Final = {
+    "title": "gpumemnet",
+    "version": version("gpumemnet"),
+    "summary": "How much GPU memory a training job will take, before it starts.",
+    "description": "Memory is that of the process as nvidia-smi shows it, CUDA context included. "
+    "Names end in their unit: `_bytes`, or `_mib` for 2**20 bytes, rounded up. Every error is a "
+    "problem document (RFC 9457).",
+    "license": {"name": "Apache License 2.0", "identifier": "Apache-2.0"},
+}
 
 logger = logging.getLogger("gpumemnet.service")
+
+
+def worker_app() -> FastAPI:
+    """The application of one of several workers; a mistake in the settings ends all of them."""
+    parent = os.getppid()
+
+    def end_with_parent() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end_with_parent, name="gpumemnet-parent", daemon=True).start()
+    try:
+        return create_app(read_settings())
+    except GpumemnetError as error:
+        sys.stderr.write(f"gpumemnet service: {error}\n")
+        sys.exit(STARTUP_FAILURE)
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -53,181 +88,127 @@ def create_app(settings: Settings) -> FastAPI:
             created.
         DatabaseError: when the database cannot be used, now or later.
     """
-    store = _store(settings)
+    keys, store = settings.keys(), None
+    if (database := settings.observations()) is not None:
+        store = ObservationStore(
+            database, prediction_retention_days=settings.prediction_retention_days
+        )
+        try:
+            store.prepare()
+        except DatabaseAwayError as error:
+            logger.warning("observations are refused until the database can be reached: %s", error)
     shadow = Shadow(store, settings.shadow_share)
     recorder = CountingRecorder(shadow)
-
-    def build(predictor: Predictor, release: str) -> PredictionApi:
-        return PredictionApi(predictor, settings.max_jobs, recorder, release, settings.max_layers)
-
-    registry = None if settings.registry is None else Registry(settings.registry)
-    predictor_settings = {
-        "gpu": settings.gpu,
-        "context_bytes": None if settings.context_mib is None else settings.context_mib * MIB,
-    }
     serving = ServedRelease(
-        build,
-        registry=registry,
+        lambda predictor, release: PredictionApi(predictor, settings.max_jobs, recorder, release),
+        registry=None if settings.registry is None else Registry(settings.registry),
         bundles=settings.bundles,
         shadow=shadow,
-        predictor_settings=predictor_settings,
+        predictor_settings={
+            "gpu": settings.gpu,
+            "context_bytes": None if settings.context_mib is None else settings.context_mib * MIB,
+        },
         is_champion_required=settings.require_champion,
     )
-    searches = SearchProcess(serving)
     operations = [
-        *prediction_operations(serving, searches),
+        *prediction_operations(serving),
         *other_operations(serving),
         *observation_operations(store),
-        *admin_operations(serving),
     ]
+    document = openapi_document(
+        _INFO, operations, max_jobs=settings.max_jobs, has_keys=keys is not None
+    )
+    threads = [shadow.thread, Repeated("gpumemnet-vitals", VITALS_SECONDS, Vitals().update)]
+    if serving.registry is not None:
+        threads.append(Repeated("gpumemnet-registry", FOLLOW_SECONDS, serving.follow))
+    if keys is not None and settings.api_keys_file is not None:
+        threads.append(Repeated("gpumemnet-keys", KEYS_SECONDS, KeyFile(settings, keys).follow))
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        sys.setswitchinterval(SWITCH_SECONDS)
+        log_other_failures()
+        if store is not None:
+            store.start()
+        for thread in threads:
+            thread.start()
+        gc.collect()
+        gc.freeze()  # a full collection over permanent objects would pause all responses for some 10 ms
+        logger.info(
+            "listening on %s (a page to try it in a browser; its API at /docs)",
+            _address(settings),
+        )
+        yield
+        for thread in threads:
+            await run_in_threadpool(thread.stop)
+        if store is not None:
+            await run_in_threadpool(store.drain)
+
     app = FastAPI(
-        routes=[
-            *routes(operations),
-            *metrics_routes(),
-            *page_routes(),
-            *docs_routes(),
-            Route(
-                "/openapi.json",
-                DescriptionEndpoint(lambda: app.openapi()),
-                methods=["GET"],
-                name="openapi",
-            ),
-        ],
-        title="gpumemnet",
-        version=version("gpumemnet"),
-        summary="How much GPU memory a training job will take, before it starts.",
-        description=(
-            "Memory is that of the process as nvidia-smi shows it, CUDA context included. Names end in their unit: `_bytes`, "
-            "or `_mib` for 2**20 bytes, rounded up. Every error is a problem document (RFC 9457)."
-        ),
+        routes=[*_routes(operations, document), *page_routes(), *docs_routes()],
         openapi_url=None,  # FastAPI's own route would write the document anew for every request
         docs_url=None,
         redoc_url=None,
-        license_info={"name": "Apache License 2.0", "identifier": "Apache-2.0"},
         redirect_slashes=False,
-        generate_unique_id_function=lambda route: route.name,
         telemetry={
             "tracing": False,
             "metrics": False,
             "logs": False,
             "operation_spans": False,
         },  # checked in every request
-        lifespan=lambda app: _lifespan(store, shadow, Watcher(serving, settings.reload_seconds)),
+        lifespan=lifespan,
     )
-
-    def description() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            info = {
-                "title": app.title,
-                "version": app.version,
-                "summary": app.summary,
-                "description": app.description,
-            }
-            app.openapi_schema = openapi_document(
-                {**info, "license": app.license_info},
-                operations,
-                max_jobs=settings.max_jobs,
-                max_layers=settings.max_layers,
-                has_keys=app.state.keys is not None,
-            )
-        return app.openapi_schema
-
-    app.openapi = description  # type: ignore[method-assign]  # FastAPI documents this as the way to extend the description
-
-    def gated() -> Gate:
-        # The default layers of Starlette and FastAPI (errors, exit stacks of dependencies) cost 30
-        # µs a request, a tenth of a response.  The gate handles the errors instead.
-        limited = ProblemDocuments(
-            BodyLimit(app.router, settings.max_body_bytes, settings.body_seconds)
-        )
-        return Gate(
-            limited,
-            keys=app.state.keys,
-            hosts=settings.hosts(),
-            fallback=lambda: serving.fallback,
-            max_concurrency=settings.max_concurrency,
-            rate_limit_per_second=settings.rate_limit_per_second,
-            rate_burst=settings.rate_burst,
-        )
-
-    app.state.searches = searches
-    app.state.keys = read_keys(
-        settings
-    )  # here: an invalid key must fail the start, not the first request
-    app.build_middleware_stack = gated  # type: ignore[method-assign]
+    app.openapi = lambda: document  # type: ignore[method-assign]  # FastAPI's documented way
+    app.state.settings = settings
+    # The default layers of Starlette and FastAPI (errors, exit stacks of dependencies) cost 30 µs a
+    # request, a tenth of a response.  The gate handles the errors instead.
+    app.build_middleware_stack = lambda: Gate(  # type: ignore[method-assign]
+        ProblemDocuments(app.router),
+        keys=keys,
+        hosts=settings.hosts(),
+        fallback=lambda: serving.fallback,
+        max_concurrency=settings.max_concurrency,
+        rate_limit_per_second=settings.rate_limit_per_second,
+    )
     return app
 
 
-def read_keys(settings: Settings) -> KeyRing | None:
-    """The API keys of the settings; ``None`` when there are none, and no key is required.
+class KeyFile:
+    """Follows the file of keys: a removed key stops working without a signal, as where a Secret is
+    mounted.
 
-    Raises:
-        SettingsError: names the variable and the invalid entry.
+    Args:
+        settings: of the service.
+        keys: the keys in use.
     """
-    texts: dict[str, str] = {}
-    if settings.api_keys:
-        texts[f"{PREFIX}API_KEYS"] = settings.api_keys
-    if settings.api_keys_file is not None:
+
+    def __init__(self, settings: Settings, keys: KeyRing) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._failure = ""
+
+    def follow(self) -> None:
+        """Read the keys again; a file that cannot be used changes nothing."""
         try:
-            texts[f"{PREFIX}API_KEYS_FILE"] = settings.api_keys_file.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise SettingsError(
-                f"{PREFIX}API_KEYS_FILE {settings.api_keys_file} cannot be read: {error}"
-            ) from None
-    for variable, text in texts.items():
-        try:
-            if not parse_keys(text):
-                raise ValueError("holds no key: give one, or do not set it")
-        except ValueError as error:
-            raise SettingsError(f"{variable} {error}") from None
-    return parse_keys("\n".join(texts.values())) if texts else None
+            keys = self._settings.keys()
+        except SettingsError as error:
+            if str(error) != self._failure:
+                logger.error("the keys stay as they were: %s", error)
+            self._failure = str(error)
+            return
+        self._failure = ""
+        if keys is not None and self._keys.replace(keys):
+            logger.info("the keys have changed: %d", len(self._keys))
 
 
-def _store(settings: Settings) -> ObservationStore | None:
-    if settings.database_url.lower() == OFF:
-        return None
-    store = ObservationStore(
-        settings.database_url or _default_database_url(),
-        queue_size=settings.observation_queue,
-        record_predictions=settings.record_predictions,
-        prediction_retention_days=settings.prediction_retention_days,
-        alarm_window=settings.alarm_window,
-    )
-    try:
-        store.prepare()
-    except DatabaseAwayError as error:
-        logger.warning("observations are refused until the database can be reached: %s", error)
-    return store
+def _routes(operations: Sequence[Operation], document: dict[str, Any]) -> list[Route]:
+    described = Endpoint(lambda body: document)
+    return [
+        *(Route(one.path, one.endpoint, methods=[one.method]) for one in operations),
+        Route("/openapi.json", described, methods=["GET"]),
+    ]
 
 
-def _default_database_url() -> str:
-    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    folder = Path(state) / "gpumemnet"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SettingsError(
-            f"{folder} cannot be made to keep observations in ({error.strerror}): "
-            f"set {PREFIX}DATABASE_URL to a database, or to 'off'"
-        ) from None
-    return f"sqlite:///{folder / DATABASE_FILE}"
-
-
-def _lifespan(
-    store: ObservationStore | None, shadow: Shadow, watcher: Watcher
-) -> AbstractAsyncContextManager[None]:
-    @asynccontextmanager
-    async def alive() -> AsyncIterator[None]:
-        if store is not None:
-            store.start()
-        shadow.start()
-        watcher.start()
-        try:
-            yield
-        finally:
-            await run_in_threadpool(watcher.stop)
-            await run_in_threadpool(shadow.stop)
-            if store is not None:
-                await run_in_threadpool(store.drain)
-
-    return alive()
+def _address(settings: Settings) -> str:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"http://{host}:{settings.port}"

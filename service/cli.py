@@ -28,7 +28,7 @@ from gpumemnet.site.sacct import (
     read_sacct,
 )
 
-from .middleware.keys import SCOPES, new_key
+from .api.access import SCOPES, new_key
 
 KEY_VARIABLE: Final = "GPUMEMNET_API_KEY"
 _PER_REQUEST: Final = 200

@@ -18,10 +18,18 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from gpumemnet.errors import GpumemnetError, did_you_mean
 from gpumemnet.gpu.catalogue import MAX_CONTEXT_MIB
-from gpumemnet.job.layers import MAX_LAYERS, describe
+from gpumemnet.job.layers import describe
 from gpumemnet.units import MIB
 
-from .middleware.hosts import ANY, LOOPBACK, AllowedHosts, is_loopback_name, parse_hosts
+from .api.access import (
+    ANY,
+    LOOPBACK,
+    AllowedHosts,
+    KeyRing,
+    is_loopback_name,
+    parse_hosts,
+    parse_keys,
+)
 
 PREFIX: Final = "GPUMEMNET_"
 BUILD_VARIABLE: Final = "GPUMEMNET_COMPILE"
@@ -37,6 +45,9 @@ _OF_KUBERNETES: Final = re.compile(PREFIX + r"(SERVICE_(HOST|PORT)|PORT_\d+_(TCP
 LOG_LEVELS: Final = ("critical", "error", "warning", "info", "debug")
 LOG_FORMATS: Final = ("json", "text")
 OFF: Final = "off"
+DATABASE_FILE: Final = "observations.sqlite3"
+_YES: Final = ("true", "1", "yes", "on")
+_NO: Final = ("false", "0", "no", "off")
 
 
 class SettingsError(GpumemnetError):
@@ -77,21 +88,10 @@ def _choice(choices: tuple[str, ...]) -> BeforeValidator:
 
 
 def _switch(value: Any) -> bool:
-    names = {
-        "true": True,
-        "1": True,
-        "yes": True,
-        "on": True,
-        "false": False,
-        "0": False,
-        "no": False,
-        "off": False,
-    }
-    if isinstance(value, bool):
-        return value
-    if str(value).lower() not in names:
+    text = str(value).lower()
+    if text not in (*_YES, *_NO):
         raise ValueError(f"must be true or false, not {describe(value)}")
-    return names[str(value).lower()]
+    return text in _YES
 
 
 def _folders(value: Any) -> Any:
@@ -116,7 +116,6 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True
     )
-
     host: str = Field(
         default="127.0.0.1",
         description="address to listen on; anything but a loopback address needs API keys",
@@ -148,10 +147,6 @@ class Settings(BaseSettings):
         description="whether the service is ready only while it serves the registry's champion; otherwise it answers from the "
         "release before, or the shipped one, and says so in the header `Gpumemnet-Fallback` of every answer",
     )
-    reload_seconds: Annotated[float, _number(0.05, 3600, whole=False)] = Field(
-        default=1.0,
-        description="how often each worker looks whether the registry has another champion",
-    )
     shadow_share: Annotated[float, _number(0, 1, whole=False)] = Field(
         default=0.1,
         description="share of the predictions that the challenger answers in the background",
@@ -160,37 +155,16 @@ class Settings(BaseSettings):
         default=4 * MIB,
         description="largest request body; the default holds a job of 20,000 layers and a batch of 1,000 ordinary jobs",
     )
-    body_seconds: Annotated[float, _number(0.1, 3600, whole=False)] = Field(
-        default=10.0, description="how long a request's body may take to arrive"
-    )
-    max_head_bytes: Annotated[int, _number(1024, MIB)] = Field(
-        default=32 * 1024,
-        description="largest head of a request: its first line and its header fields",
-    )
-    max_head_fields: Annotated[int, _number(10, 10_000)] = Field(
-        default=100, description="most header fields of a request"
-    )
     head_seconds: Annotated[float, _number(0.1, 3600, whole=False)] = Field(
         default=10.0,
-        description="how long a new connection may stay silent, and how long the head of a request may take to arrive",
-    )
-    idle_seconds: Annotated[float, _number(0.1, 3600, whole=False)] = Field(
-        default=75.0,
-        description="how long a connection may stay open between two requests; longer than the pools of common proxies",
+        description="how long a new connection may stay silent, and how long the head of a request may take",
     )
     max_connections: Annotated[int, _number(1, 100_000)] = Field(
         default=1024,
-        description="most open connections of a worker, within its limit of open files; the longest idle one gives way",
-    )
-    max_connections_per_address: Annotated[int, _number(0, 100_000)] = Field(
-        default=256,
-        description="most open connections of a worker from one address, for IPv6 from one /64; 0 for any number",
+        description="most open connections of a worker; an idle one gives way",
     )
     max_jobs: Annotated[int, _number(1, 100_000)] = Field(
         default=1000, description="most jobs in one batch"
-    )
-    max_layers: Annotated[int, _number(1, MAX_LAYERS)] = Field(
-        default=MAX_LAYERS, description="most layers of one job"
     )
     max_concurrency: Annotated[int, _number(1, 100_000)] = Field(
         default=256,
@@ -198,17 +172,16 @@ class Settings(BaseSettings):
     )
     rate_limit_per_second: Annotated[float, _number(0, 1e6, whole=False)] = Field(
         default=0.0,
-        description="requests a second that one key, or one address without keys, may make in each worker; 0 for any number",
-    )
-    rate_burst: Annotated[int, _number(1, 1_000_000)] = Field(
-        default=100, description="requests that may come at once before the rate is limited"
+        description="requests a second that one key, or one address without keys, may make in each worker, after "
+        "a hundred at once; 0 for any number",
     )
     api_keys: str = Field(
         default="",
-        description="`name:scopes:sha256` of each key, separated by commas; scopes are predict, observe, admin, joined by `+`",
+        description="`name:scopes:sha256` of each key, separated by commas; scopes are predict and observe, joined by `+`",
     )
     api_keys_file: Path | None = Field(
-        default=None, description="a file with one such key a line, `#` begins a comment"
+        default=None,
+        description="a file with one such key a line, `#` begins a comment; a change counts within seconds",
     )
     allowed_hosts: Annotated[frozenset[str] | None, NoDecode, BeforeValidator(_hosts)] = Field(
         default=None,
@@ -220,19 +193,8 @@ class Settings(BaseSettings):
         repr=False,  # may hold a password
         description="where observations are kept: a SQLAlchemy URL, `off`, or when empty a SQLite file in the state folder",
     )
-    observation_queue: Annotated[int, _number(1, 1_000_000)] = Field(
-        default=1000,
-        description="observations that may wait in a worker to be stored; more get 503",
-    )
-    record_predictions: Switch = Field(
-        default=True,
-        description="whether predictions are kept, so that observations can name them by id",
-    )
     prediction_retention_days: Annotated[float, _number(0.01, 36_500, whole=False)] = Field(
         default=30.0, description="how long a prediction is kept that nobody reports on"
-    )
-    alarm_window: Annotated[int, _number(10, 100_000)] = Field(
-        default=200, description="observations of a family that the coverage alarm looks at"
     )
     log_level: Annotated[str, _choice(LOG_LEVELS)] = Field(
         default="info", description="`critical`, `error`, `warning`, `info` or `debug`"
@@ -240,23 +202,59 @@ class Settings(BaseSettings):
     log_format: Annotated[str, _choice(LOG_FORMATS)] = Field(
         default="json", description="`json` for machines, `text` for people"
     )
-    metrics_dir: Path | None = Field(
-        default=None,
-        description="folder where several workers gather their metrics; a temporary one unless given",
-    )
-    shutdown_seconds: Annotated[int, _number(1, 3600)] = Field(
-        default=20, description="how long accepted requests may take to finish after SIGTERM"
-    )
 
     @property
     def has_keys(self) -> bool:
         """Whether requests need an API key."""
         return bool(self.api_keys) or self.api_keys_file is not None
 
+    def keys(self) -> KeyRing | None:
+        """The API keys; ``None`` when there are none, and no key is required.
+
+        Raises:
+            SettingsError: names the variable and the invalid entry.
+        """
+        texts: dict[str, str] = {}
+        if self.api_keys:
+            texts[f"{PREFIX}API_KEYS"] = self.api_keys
+        if self.api_keys_file is not None:
+            try:
+                texts[f"{PREFIX}API_KEYS_FILE"] = self.api_keys_file.read_text("utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise SettingsError(
+                    f"{PREFIX}API_KEYS_FILE {self.api_keys_file} cannot be read: {error}"
+                ) from None
+        for variable, text in texts.items():
+            try:
+                if not parse_keys(text):
+                    raise ValueError("holds no key: give one, or do not set it")
+            except ValueError as error:
+                raise SettingsError(f"{variable} {error}") from None
+        return parse_keys("\n".join(texts.values())) if texts else None
+
     def hosts(self) -> AllowedHosts | None:
         """The hosts that requests may be addressed to; ``None`` for any."""
         allowed = self.allowed_hosts or frozenset({ANY if self.has_keys else LOOPBACK})
         return None if ANY in allowed else AllowedHosts(allowed)
+
+    def observations(self) -> str | None:
+        """The URL of the database of observations; ``None`` when it is off.
+
+        Raises:
+            SettingsError: when the default folder cannot be made.
+        """
+        if self.database_url:
+            return None if self.database_url.lower() == OFF else self.database_url
+        state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+        folder = Path(state) / "gpumemnet"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SettingsError(
+                f"{folder} cannot be made to keep observations in ({error.strerror}): "
+                f"set {PREFIX}DATABASE_URL to a database, or to 'off'"
+            ) from None
+        return f"sqlite:///{folder / DATABASE_FILE}"
 
 
 def read_settings(**arguments: Any) -> Settings:

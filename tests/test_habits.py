@@ -29,7 +29,7 @@ NEEDS_MORE = (
     ("changed", "picked"),
     [
         ("gpumemnet/site/drift.py", "tests/gpumemnet/site"),
-        ("service/api/routes.py", "tests/service/api"),
+        ("service/api/operations.py", "tests/service/api"),
         ("service/settings.py", "tests/service/test_settings.py"),
         ("dataset_builder/families/zoo/networks.py", "tests/dataset_builder/families"),
         ("tests/models/training/test_splits.py", "tests/models/training/test_splits.py"),

@@ -105,7 +105,11 @@ def predict_examples(family: str) -> dict[str, Document]:
 def batch_examples(family: str) -> dict[str, Document]:
     """Bodies for ``POST /v1/predict/batch`` by name; the second job is invalid."""
     job = _totals(EXAMPLE_JOBS[family])
-    return {"batch": {"jobs": [job, {**job, "batch_size": 0}]}}
+    jobs = [job, {**job, "batch_size": 0}]
+    return {
+        "batch": {"jobs": jobs},
+        "chosen": {"jobs": jobs, "fields": ["prediction_id", "safe_bytes"]},
+    }
 
 
 def batch_sizes_examples(family: str) -> dict[str, Document]:
@@ -115,18 +119,3 @@ def batch_sizes_examples(family: str) -> dict[str, Document]:
         "gpu": {"job": job, "gpu": "A100/1g.5gb", "max_batch": 16},
         "free": {"job": job, "gpu": "A100", "free_mib": 3000, "max_batch": 16},
     }
-
-
-def smallest_gpu_examples(family: str) -> dict[str, Document]:
-    """Bodies for ``POST /v1/smallest-gpu`` by name."""
-    job = EXAMPLE_JOBS[family]
-    return {
-        "catalogue": {"job": job},
-        "chosen": {"job": job, "gpus": ["T4", "A100/1g.5gb", "H100"]},
-    }
-
-
-def refused_example(family: str) -> Document:
-    """An invalid body for ``POST /v1/predict``."""
-    first, *rest = EXAMPLE_JOBS[family]["layers"]
-    return {"job": {**EXAMPLE_JOBS[family], "layers": [{**first, "parameters": -1}, *rest]}}

@@ -1,62 +1,138 @@
 """Predicts: reads the jobs into a table, calls the predictor once, and writes the JSON documents of
 the response.
 
-It knows nothing of HTTP.  The same functions serve the endpoints and fill the examples of the
-OpenAPI description.
+It knows nothing of HTTP.  Every prediction gets an id and goes to a :class:`Recorder`, which may
+count it, store it, or let the challenger predict the same job.
 """
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, Final, NamedTuple, Protocol, overload
 
 import numpy as np
 
 from gpumemnet.errors import FieldError, InvalidRequestError
+from gpumemnet.gpu.available import available_mib, mig_profiles, reserve
+from gpumemnet.gpu.catalogue import device_profiles
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import ReadJobs, read_jobs
-from gpumemnet.job.layers import MAX_LAYERS
 from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.features import FEATURE_SCHEMA
 from gpumemnet.predict.fits import Fit, fits_table, target
 from gpumemnet.predict.largest_batch import (
     DEFAULT_MAX_BATCH,
     BatchSizes,
-    SmallestGpu,
     batch_sizes,
     layers_of_batch_sizes,
-    layers_of_smallest_gpu,
-    smallest_gpu,
 )
-from gpumemnet.predict.prediction import DEFAULT_COVERAGE, PredictionTable
+from gpumemnet.predict.prediction import DEFAULT_COVERAGE, Prediction, PredictionTable
 from gpumemnet.predict.predictor import Predictor
+from gpumemnet.units import MIB
 
-from ..middleware.limits import MAX_PROBABILITIES
-from .listings import model_details, model_summary
-from .prediction_id import prediction_id
 from .problems import field_problem, located
-from .records import RecordBatch, Recorder
 from .requests import (
     BatchRequest,
     BatchSizesRequest,
     JobRequest,
     Options,
-    SmallestGpuRequest,
     options_of,
     read_job_request,
     read_request,
-    smallest_gpu_options,
 )
 
 MAX_FITS: Final = 2**15
 """Most fit verdicts in one response (jobs times targets): bounds the memory of a batch with
 ``fits``."""
-
+MAX_PROBABILITIES: Final = 2**18
+"""Most probabilities in one response (jobs times bins): bounds the memory of a batch with narrow
+bins."""
 SHIPPED_RELEASE: Final = "shipped"
 
 Document = dict[str, Any]
+
+
+class PredictionRecord(NamedTuple):
+    """One prediction as it was sent.
+
+    Attributes:
+        prediction_id: its id in the response.
+        made_at_seconds: creation time, in seconds since the epoch.
+        job: the job.
+        estimate: the prediction, for ``estimate.gpu``.
+        model_sha256: hash of the bundle that made it.
+        release: name of the release that the bundle belongs to; empty when unknown.
+    """
+
+    prediction_id: str
+    made_at_seconds: float
+    job: TrainingJob
+    estimate: Prediction
+    model_sha256: str
+    release: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordBatch(Sequence[PredictionRecord]):
+    """Predictions made at once; single records are created on access.
+
+    Attributes:
+        prediction_ids: of each prediction.
+        made_at_seconds, release: of all, as in :class:`PredictionRecord`.
+        model_sha256s: of each prediction.
+        jobs: the jobs; at least one.
+        estimates: the predictions.
+    """
+
+    prediction_ids: Sequence[str]
+    made_at_seconds: float
+    jobs: JobTable
+    estimates: PredictionTable
+    model_sha256s: Sequence[str]
+    release: str
+
+    def __len__(self) -> int:
+        return len(self.prediction_ids)
+
+    @overload
+    def __getitem__(self, index: int) -> PredictionRecord: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[PredictionRecord]: ...
+
+    def __getitem__(self, index: int | slice) -> PredictionRecord | list[PredictionRecord]:
+        """One record, or a list of records for a slice; created on access."""
+        if isinstance(index, slice):
+            return [self[row] for row in range(*index.indices(len(self)))]
+        return self._record(
+            self.prediction_ids[index],
+            self.jobs[index],
+            self.estimates[index],
+            self.model_sha256s[index],
+        )
+
+    def __iter__(self) -> Iterator[PredictionRecord]:
+        return map(self._record, self.prediction_ids, self.jobs, self.estimates, self.model_sha256s)
+
+    def _record(
+        self, identity: str, job: TrainingJob, estimate: Prediction, model_sha256: str
+    ) -> PredictionRecord:
+        return PredictionRecord(
+            identity, self.made_at_seconds, job, estimate, model_sha256, self.release
+        )
+
+
+class Recorder(Protocol):
+    """Receives predictions."""
+
+    def record(self, records: RecordBatch) -> None:
+        """Record predictions; never blocks, never raises, and may drop some under load."""
+        ...
 
 
 class Search(NamedTuple):
@@ -77,7 +153,6 @@ class PredictionApi:
         recorder: receives every prediction; ``None`` records nothing.
         release: name of the release that the predictor's bundles belong to; every prediction names
             it.
-        max_layers: most layers of a job.
     """
 
     def __init__(
@@ -86,13 +161,11 @@ class PredictionApi:
         max_jobs: int,
         recorder: Recorder | None = None,
         release: str = SHIPPED_RELEASE,
-        max_layers: int = MAX_LAYERS,
     ) -> None:
         self._predictor = predictor
         self._max_jobs = max_jobs
         self._recorder = recorder
         self._release = release
-        self._max_layers = max_layers
         self._bundles = {bundle.card.name: bundle for bundle in predictor.bundles}
         self._summaries = {name: model_summary(bundle) for name, bundle in self._bundles.items()}
         self._origin = {"release": release, "feature_schema": FEATURE_SCHEMA}
@@ -111,23 +184,9 @@ class PredictionApi:
         return self._predictor
 
     @property
-    def max_jobs(self) -> int:
-        """Most jobs in one request."""
-        return self._max_jobs
-
-    @property
-    def max_layers(self) -> int:
-        """Most layers of a job."""
-        return self._max_layers
-
-    @property
     def release(self) -> str:
         """Name of the served release."""
         return self._release
-
-    def unrecorded(self) -> PredictionApi:
-        """A copy that makes the same predictions but records none: for examples and self-tests."""
-        return PredictionApi(self._predictor, self._max_jobs, None, self._release, self._max_layers)
 
     def predict(self, body: bytes) -> Document:
         """The response to ``POST /v1/predict``.
@@ -179,7 +238,7 @@ class PredictionApi:
         results = [
             {"problem": field_problem(result)}
             if isinstance(result, FieldError)
-            else {"prediction": result}
+            else {"prediction": _chosen(result, request.fields)}
             for result in _in_order(jobs, self._documents(jobs.table, options))
         ]
         return {"failed": len(jobs.errors), "results": results}
@@ -194,7 +253,7 @@ class PredictionApi:
             encoder: the classifier to use; ``None`` for the predictor's choice.
             path: maps a job's index to its path in the request.
         """
-        table, rows, invalid = read_jobs(documents, self._max_layers)
+        table, rows, invalid = read_jobs(documents)
         refusals = self._predictor.refusals(table, encoder)
         if not invalid and not refusals:
             return ReadJobs(table, rows, {})
@@ -239,14 +298,6 @@ class PredictionApi:
             for document, fits in zip(documents, found, strict=True):
                 document["fits"] = [fit_document(fit) for fit in fits]
         return documents
-
-    def batch_sizes(self, body: bytes) -> Document:
-        """The response to ``POST /v1/batch-sizes``; errors as in :meth:`batch_sizes_search`."""
-        return self.batch_sizes_search(body).answer()
-
-    def smallest_gpu(self, body: bytes) -> Document:
-        """The response to ``POST /v1/smallest-gpu``; errors as in :meth:`smallest_gpu_search`."""
-        return self.smallest_gpu_search(body).answer()
 
     def batch_sizes_search(self, body: bytes) -> Search:
         """The largest batches that fit a GPU, and memory against batch size.
@@ -297,36 +348,6 @@ class PredictionApi:
             **self._origin,
         }
 
-    def smallest_gpu_search(self, body: bytes) -> Search:
-        """The smallest GPU or MIG profile that holds a job.
-
-        Raises:
-            InvalidRequestError, InvalidJobError, UnsupportedJobError: with the field's path from
-            ``body``.
-        """
-        request = read_request(body, SmallestGpuRequest)
-        options = smallest_gpu_options(request)
-        job = self._job(request.job, options.encoder)
-        found_for = partial(
-            smallest_gpu,
-            self._predictor,
-            job,
-            options.targets,
-            coverage=options.coverage,
-            encoder=options.encoder,
-        )
-        layers = layers_of_smallest_gpu(self._predictor, job, options.targets)
-        return Search(layers, lambda: self._smallest_gpu_document(found_for()))
-
-    def _smallest_gpu_document(self, found: SmallestGpu) -> Document:
-        return {
-            "coverage": found.coverage,
-            "safe": None if found.safe is None else fit_document(found.safe),
-            "likely": None if found.likely is None else fit_document(found.likely),
-            "reasons": list(found.reasons),
-            **self._origin,
-        }
-
     def record(self, jobs: JobTable, predictions: PredictionTable) -> list[str]:
         """Record new predictions if there is a recorder; returns their ids."""
         now_nanoseconds = time.time_ns()
@@ -360,6 +381,11 @@ def _in_order(
     return [results[row] for row in range(len(results))]
 
 
+def _chosen(document: Document, fields: Sequence[str] | None) -> Document:
+    """The fields of a prediction that a batch asks for; all without a choice."""
+    return document if fields is None else {name: document.get(name) for name in fields}
+
+
 def fit_document(fit: Fit) -> Document:
     """The JSON document of one fit verdict."""
     return {
@@ -389,3 +415,97 @@ def _check_size(jobs: int, options: Options) -> None:
             "name fewer GPUs or send fewer jobs at a time",
             "fits",
         )
+
+
+TRAINING_DATA_FIELDS: Final = ("description", "provenance", "label_source", "licence")
+"""The members of a card's training data that every prediction repeats; ``GET /v1/models`` has the
+rest."""
+
+
+@cache
+def gpus_document() -> Document:
+    """The response to ``GET /v1/gpus``."""
+    return {
+        "gpus": [
+            {
+                "name": profile.name,
+                "aliases": profile.aliases,
+                "capacity_mib": profile.capacity_bytes // MIB,
+                "reserved_mib": reserve(profile.name).reserved_mib,
+                "reserved_source": reserve(profile.name).source,
+                "available_mib": available_mib(profile),
+                "mig": [
+                    {
+                        "name": mig.name,
+                        "memory_mib": mig.memory_mib,
+                        "available_mib": available_mib(profile, mig),
+                        "source": mig.source,
+                    }
+                    for mig in mig_profiles(profile.name)
+                ],
+            }
+            for profile in device_profiles()
+        ]
+    }
+
+
+def model_summary(bundle: Bundle) -> Document:
+    """The model, as predictions name it."""
+    card = bundle.card
+    training_data = card.document.get("training_data", {})
+    return {
+        "name": card.name,
+        "version": card.version,
+        "sha256": bundle.sha256,
+        "family": card.family,
+        "encoder": card.encoder,
+        "training_data": {field: training_data.get(field) for field in TRAINING_DATA_FIELDS},
+    }
+
+
+def model_details(bundle: Bundle) -> Document:
+    """The model with its card, as ``GET /v1/models`` lists it."""
+    card = bundle.card
+    return {
+        **model_summary(bundle),
+        "gpu": card.gpu,
+        "coverages": card.coverages,
+        "card": card.document,
+    }
+
+
+# Prediction ids: UUIDs of version 7 (RFC 9562, section 5.7), which sort by creation time.  The
+# random part is read from the operating system in blocks, because one system call for each id would
+# dominate its cost.
+
+_BLOCK: Final = 512
+"""Random parts that are read at a time."""
+_RANDOM_BYTES: Final = 10
+_VARIANTS: Final = "89ab"
+
+_random_parts: list[str] = []
+
+
+def prediction_id(now_nanoseconds: int) -> str:
+    """A new id for a prediction made at ``now_nanoseconds`` since the epoch; safe across threads
+    and forks."""
+    while True:
+        try:
+            random_part = _random_parts.pop()
+            break
+        except IndexError:  # another thread took the last one
+            _random_parts.extend(_fetch())
+    stamp = f"{now_nanoseconds // 1_000_000:012x}"
+    return f"{stamp[:8]}-{stamp[8:12]}-{random_part}"
+
+
+def _fetch() -> list[str]:
+    digits = os.urandom(_BLOCK * _RANDOM_BYTES).hex()
+    parts = (digits[at : at + 2 * _RANDOM_BYTES] for at in range(0, len(digits), 2 * _RANDOM_BYTES))
+    return [
+        f"7{part[:3]}-{_VARIANTS[int(part[3], 16) % 4]}{part[4:7]}-{part[7:19]}" for part in parts
+    ]
+
+
+# Otherwise a forked worker would generate the same ids as its siblings.
+os.register_at_fork(after_in_child=_random_parts.clear)

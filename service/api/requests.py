@@ -2,21 +2,25 @@
 it.
 
 A schema checks types, ranges and names of members.  :func:`options_of` looks up the names of GPUs
-and bin schemes. :mod:`gpumemnet.job.json_codec` reads the jobs, and :mod:`service.api.job_schema`
+and bin schemes. :mod:`gpumemnet.job.json_codec` reads the jobs, and :mod:`service.api.openapi`
 describes them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 from pydantic import Field, ValidationError, WithJsonSchema
+from pydantic_core import ErrorDetails
 
-from gpumemnet.errors import InvalidJobError, InvalidRequestError
+from gpumemnet.errors import InvalidJobError, InvalidRequestError, did_you_mean
 from gpumemnet.job.json_codec import parse_json
+from gpumemnet.job.layers import describe
+from gpumemnet.job.training_job import JOB_FIELDS
 from gpumemnet.predict.bundle_card import ENCODERS
 from gpumemnet.predict.distribution import (
     DEFAULT_TOP_BYTES,
@@ -30,10 +34,12 @@ from gpumemnet.predict.largest_batch import DEFAULT_MAX_BATCH
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE, PredictionOptions
 from gpumemnet.units import MIB
 
-from .request_errors import explained
-from .schemas import Job, OneOf, Schema
+from .responses import PREDICTION_FIELDS, Job, OneOf, Schema
 
 S = TypeVar("S", bound=Schema)
+JsonSchema = Mapping[str, Any]
+
+_MAX_NAME: Final = 64
 
 MIN_BIN_WIDTH_MIB: Final = math.ceil(DEFAULT_TOP_BYTES / (MAX_BINS - 1) / MIB)
 MAX_BIN_WIDTH_MIB: Final = DEFAULT_TOP_BYTES // MIB
@@ -126,6 +132,9 @@ class BatchRequest(PredictOptions):
     """Many jobs, and the options of their predictions."""
 
     jobs: list[Job] = Field(description="the jobs; an invalid one does not fail the others")
+    fields: (
+        Annotated[list[Annotated[str, OneOf(PREDICTION_FIELDS)]], Field(min_length=1)] | None
+    ) = Field(None, description="the fields of each prediction to answer; all by default")
 
 
 class BatchSizesRequest(Schema):
@@ -144,21 +153,6 @@ class BatchSizesRequest(Schema):
         None,
         description="the largest batch size to consider",
         json_schema_extra={"default": DEFAULT_MAX_BATCH},
-    )
-
-
-class SmallestGpuRequest(Schema):
-    """A job, and the GPUs to choose from."""
-
-    job: Job
-    coverage: Coverage = None
-    encoder: Encoder = None
-    gpus: GpuNames | None = Field(
-        None,
-        description="names of GPUs to choose from, as in /v1/gpus or such as A100/3g.20gb; by default the whole catalogue",
-    )
-    devices: Devices | None = Field(
-        None, description="devices to choose from, with their free memory"
     )
 
 
@@ -234,20 +228,6 @@ def options_of(request: PredictOptions) -> Options:
     )
 
 
-def smallest_gpu_options(request: SmallestGpuRequest) -> Options:
-    """The options of ``request``, with its candidate GPUs.
-
-    Raises:
-        InvalidRequestError: for an unknown GPU.
-    """
-    targets = None
-    if request.gpus is not None or request.devices is not None:
-        targets = _named_targets(request.gpus or (), "gpus") + _device_targets(
-            request.devices or ()
-        )
-    return Options(coverage=_coverage(request.coverage), encoder=request.encoder, targets=targets)
-
-
 def _coverage(coverage: float | None) -> float:
     return DEFAULT_COVERAGE if coverage is None else coverage
 
@@ -290,3 +270,145 @@ def read_job_request(body: bytes) -> JobRequest:
     """
     request = read_request(body, PredictRequest)
     return JobRequest(request.job, options_of(request))
+
+
+# Why a request does not match its schema: the path of the first invalid member, and what was
+# expected there.
+
+
+def explained(errors: Sequence[ErrorDetails], schema: type[Schema]) -> InvalidRequestError:
+    """The error for the errors that pydantic found in a request.
+
+    Args:
+        errors: the errors.
+        schema: the schema of the request.
+    """
+    errors = sorted(
+        errors, key=lambda error: error["type"] == "missing"
+    )  # an invalid member explains a missing one
+    first = errors[0]["loc"]
+    # A value with alternative forms has an error for each form: report the form that matched the
+    # furthest.
+    error = max(
+        (error for error in reversed(errors) if error["loc"][:1] == first[:1]),
+        key=lambda error: len(error["loc"]),
+    )
+    root = _json_schema(schema)
+    path, found, parent = "", root, root
+    for part in error["loc"]:
+        inner = _inner(found, part, root)
+        if inner is None and error["type"] not in ("extra_forbidden", "missing"):
+            continue  # the name of a form is not part of the path
+        parent, found = found, inner or {}
+        path += (
+            f"[{part}]"
+            if isinstance(part, int)
+            else f".{_printable(part)}"
+            if path
+            else _printable(part)
+        )
+    return InvalidRequestError(_sentence(error, path, found, parent, root), path or "body")
+
+
+def _sentence(
+    error: ErrorDetails, path: str, schema: JsonSchema, parent: JsonSchema, root: JsonSchema
+) -> str:
+    value, kind = error["input"], error["type"]
+    if kind == "missing":
+        return (
+            "is missing"
+            if "." in path
+            else f"is missing: the body must be {_expected(parent, path, root)}"
+        )
+    if kind == "extra_forbidden":
+        return f"is not a field: {_hint(str(error['loc'][-1]), _members(parent, root))}"
+    if kind == "value_error":
+        return str(error["ctx"]["error"])
+    if kind == "too_short" and isinstance(value, list):
+        return f"must hold at least {error['ctx']['min_length']}, not {len(value)}"
+    if kind == "too_long" and isinstance(value, list):
+        return f"must hold at most {error['ctx']['max_length']}, not {len(value)}: send several requests"
+    return f"must be {_expected(schema, path, root)}, not {describe(value)}"
+
+
+def _expected(schema: JsonSchema, path: str, root: JsonSchema) -> str:
+    """A description of the values that ``schema`` accepts."""
+    forms = [form for form in _forms(schema, root) if form.get("type") != "null"]
+    return " or ".join(dict.fromkeys(_form(form, path, root) for form in forms)) or "something else"
+
+
+def _form(form: JsonSchema, path: str, root: JsonSchema) -> str:
+    if "const" in form:
+        return str(form["const"])
+    if "enum" in form:
+        return f"one of {', '.join(form['enum'])}"
+    examples = f" such as {' or '.join(map(str, form['examples']))}" if "examples" in form else ""
+    kind = form.get("type")
+    if kind == "integer":
+        unit = " of MiB" if path.endswith("_mib") else ""
+        within = f" between {form['minimum']} and {form['maximum']}" if "maximum" in form else ""
+        return f"a whole number{unit}{within}"
+    if kind == "number":
+        return "a number"
+    if kind == "boolean":
+        return "true or false"
+    if kind == "array":
+        items = form.get("items", {})
+        several = {"string": "texts", "object": "objects"}
+        named = next(
+            (several[one["type"]] for one in _forms(items, root) if one.get("type") in several),
+            "values",
+        )
+        inner = f" with {', '.join(_members(items, root))}" if _members(items, root) else ""
+        examples = "".join(
+            f" such as {' or '.join(one['examples'])}"
+            for one in _forms(items, root)
+            if "examples" in one
+        )
+        return f"a list of {named}{inner}{examples}"
+    if kind == "object":
+        return f"a JSON object with {', '.join(_members(form, root))}"
+    if "maxLength" in form:
+        return f"a text of {form.get('minLength', 0)} to {form['maxLength']} characters"
+    return f"a text{examples}"
+
+
+def _hint(name: str, members: Sequence[str]) -> str:
+    content = next((member for member in ("job", "jobs") if member in members), None)
+    if content is not None and name in JOB_FIELDS:
+        return f"it belongs to a job, and jobs stand under '{content}'"
+    return did_you_mean(name, members, f"known fields are {', '.join(members)}")
+
+
+@cache
+def _json_schema(schema: type[Schema]) -> JsonSchema:
+    return schema.model_json_schema()
+
+
+def _forms(schema: JsonSchema, root: JsonSchema) -> list[JsonSchema]:
+    """The alternative forms of a value, with references resolved."""
+    if "$ref" in schema:
+        return _forms(root["$defs"][schema["$ref"].rpartition("/")[2]], root)
+    if "anyOf" in schema:
+        return [form for one in schema["anyOf"] for form in _forms(one, root)]
+    return [schema]
+
+
+def _inner(schema: JsonSchema, part: str | int, root: JsonSchema) -> JsonSchema | None:
+    for form in _forms(schema, root):
+        found: JsonSchema | None = (
+            form.get("items") if isinstance(part, int) else form.get("properties", {}).get(part)
+        )
+        if found is not None:
+            return found
+    return None
+
+
+def _members(schema: JsonSchema, root: JsonSchema) -> list[str]:
+    """Names of the members of an object, the content first."""
+    names = [name for form in _forms(schema, root) for name in form.get("properties", {})]
+    return sorted(names, key=lambda name: name not in ("job", "jobs"))
+
+
+def _printable(part: str | int) -> str:
+    return str(part)[:_MAX_NAME]

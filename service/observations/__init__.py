@@ -1,11 +1,9 @@
 """Observations: what finished jobs used, stored in a database and compared with the predictions.
 
 * :mod:`.routes` and :mod:`.schemas` receive observations and return the summary.
-* :mod:`.store` writes observations and predictions in one thread, with the SQL statements of
-  :mod:`.tables`.
-* :mod:`.database_tables` declares the tables; :mod:`.migrate` and ``migrations/`` create and update
-  them; :mod:`.database` connects.
-* :mod:`.summary` compares predictions with observations; :mod:`.alarm` tests the coverage;
-  :mod:`.metrics` publishes both.
+* :mod:`.store` writes observations and predictions in one thread, with the statements of
+  :mod:`.rows`.
+* :mod:`.database` declares the tables and connects; :mod:`.migrate` and ``migrations/`` create them.
+* :mod:`.statistics` compares predictions with observations, and tests the coverage.
 * :mod:`.export` writes the observations as a dataset for training.
 """

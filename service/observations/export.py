@@ -24,6 +24,9 @@ from gpumemnet.job.measurement import OBSERVED, Measurement
 from gpumemnet.site.observations import PROCESS_OBSERVATIONS
 
 from .database import (
+    HEAD,
+    JOBS,
+    OBSERVATIONS,
     DatabaseError,
     check_revision,
     database_url,
@@ -32,7 +35,6 @@ from .database import (
     revision,
     shown,
 )
-from .database_tables import HEAD, JOBS, OBSERVATIONS
 
 RECIPE: Final = "observations"
 PROTOCOL: Final = "observation/1"

@@ -13,7 +13,6 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final
 
 from alembic import command
 from alembic.config import Config
@@ -24,32 +23,41 @@ from sqlalchemy.exc import SQLAlchemyError
 from gpumemnet.atomic_files import locked
 from gpumemnet.errors import GpumemnetError, first_line
 
-from . import migrations
 from .database import (
+    METADATA,
     MIGRATION_LOCK,
     MIGRATION_SECONDS,
+    VERSION_TABLE,
     DatabaseError,
     check_revision,
     database_url,
     make_engine,
     revision,
 )
-from .database_tables import METADATA, VERSION_TABLE
-
-_POLL_SECONDS: Final = 0.2
-"""Time between two checks whether the parent process still exists."""
 
 
 def main() -> int:
     """Migrate the database whose URL is on standard input, or the only argument; returns the exit
     code."""
-    _end_with_parent()  # an unfinished migration is rolled back
+    end_with_parent()  # an unfinished migration is rolled back
     try:
         migrate(database_url(sys.argv[1] if len(sys.argv) == 2 else sys.stdin.read().strip()))
     except GpumemnetError as error:
         sys.stderr.write(f"{error}\n")
         return 2
     return 0
+
+
+def end_with_parent() -> None:
+    """End this process when its parent dies."""
+    parent = os.getppid()
+
+    def poll() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(1)
+
+    threading.Thread(target=poll, name="end-with-parent", daemon=True).start()
 
 
 def migrate(url: URL) -> None:
@@ -60,7 +68,7 @@ def migrate(url: URL) -> None:
     """
     configuration = Config()
     configuration.set_main_option(
-        "script_location", str(Path(migrations.__path__[0])).replace("%", "%%")
+        "script_location", str(Path(__file__).parent / "migrations").replace("%", "%%")
     )
     engine = make_engine(url, busy_seconds=MIGRATION_SECONDS)
     try:
@@ -86,18 +94,6 @@ def migrate(url: URL) -> None:
         raise DatabaseError(first_line(cause)) from None
     finally:
         engine.dispose()
-
-
-def _end_with_parent() -> None:
-    """End this process when its parent dies."""
-    parent = os.getppid()
-
-    def poll() -> None:
-        while os.getppid() == parent:
-            time.sleep(_POLL_SECONDS)
-        os._exit(1)
-
-    threading.Thread(target=poll, name="end-with-parent-process", daemon=True).start()
 
 
 if __name__ == "__main__":

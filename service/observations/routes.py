@@ -1,4 +1,5 @@
-"""The observation endpoints: one stores observations, the other summarises them."""
+"""The endpoints of observations: they store observations, summarise them, and show a prediction with
+its observation."""
 
 from __future__ import annotations
 
@@ -15,15 +16,15 @@ from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.site.observations import MAX_TEXT_LENGTH, Observation, observation_from_dict
 
-from ..api.endpoint import read_json_body, send_response
+from ..api.endpoints import handle_body, read_json_body, send_response
 from ..api.examples import EXAMPLE_JOBS
-from ..api.operations import BODY_REFUSALS, JSON, Answer, Operation
+from ..api.openapi import BODY_REFUSALS, JSON, Answer, Operation
 from ..api.problems import OVERLOADED, UNKNOWN, Refusal, field_problem, located
-from ..middleware.limits import handle_body
+from ..api.responses import StoredPrediction
 from . import schemas
+from .rows import Stored
 from .schemas import MAX_OBSERVATIONS
 from .store import ObservationStore, Reply
-from .tables import Stored
 
 DEFAULT_DAYS: Final = 30
 MAX_DAYS: Final = 3650
@@ -34,13 +35,6 @@ _OFF: Final = "this service stores no observations: GPUMEMNET_DATABASE_URL is 'o
 
 
 _PREDICTION: Final = "01932f6c-5b1e-7c3a-9d2e-3f4a5b6c7d8e"
-_STORED: Final = {
-    "observation_id": "01932f6d-0c2b-7e11-8a4f-5b6c7d8e9f0a",
-    "created": True,
-    "prediction_id": _PREDICTION,
-    "job_sha256": "9" * 64,
-    "gpu": "NVIDIA A100-SXM4-40GB",
-}
 _REPORTS: Final = {
     "by_prediction": {"prediction_id": _PREDICTION, "peak_mib": 6543, "source": "slurm_gpumem"},
     "out_of_memory": {
@@ -69,6 +63,27 @@ def observation_operations(store: ObservationStore | None) -> list[Operation]:
     disabled."""
     return [
         Operation(
+            method="GET",
+            path="/v1/predictions/{prediction_id}",
+            name="prediction",
+            tag="observations",
+            summary="A prediction that was made, and what its job used",
+            endpoint=_Prediction(store),
+            parameters=[
+                {
+                    "name": "prediction_id",
+                    "in": "path",
+                    "required": True,
+                    "schema": {"type": "string", "examples": [_PREDICTION]},
+                }
+            ],
+            answers={200: Answer(shape=StoredPrediction, meaning="The prediction.")},
+            refusals={
+                404: "The prediction is unknown, or no longer kept; or this service stores none.",
+                503: "The service is busy, or the database is unavailable.",
+            },
+        ),
+        Operation(
             method="POST",
             path="/v1/observations",
             name="observe",
@@ -77,17 +92,12 @@ def observation_operations(store: ObservationStore | None) -> list[Operation]:
             description="The response is sent once the observation is on the disk. Sending it again is safe: it is stored once.",
             endpoint=_Observations(store),
             request=(schemas.Observation, schemas.Observations),
-            request_examples=lambda: _REPORTS,
+            examples=_REPORTS,
             answers={
-                201: Answer(
-                    shape=schemas.StoredObservation,
-                    meaning="The observation is stored.",
-                    examples=lambda: {"stored": _STORED},
-                ),
+                201: Answer(shape=schemas.StoredObservation, meaning="The observation is stored."),
                 200: Answer(
                     shape=(schemas.StoredObservation, schemas.ObservationResults),
                     meaning="The observation had been stored before; or the results of several observations.",
-                    examples=lambda: {"stored before": {**_STORED, "created": False}},
                 ),
             },
             refusals={
@@ -126,6 +136,22 @@ def observation_operations(store: ObservationStore | None) -> list[Operation]:
             },
         ),
     ]
+
+
+class _Prediction:
+    """ASGI application of ``GET /v1/predictions/{prediction_id}``."""
+
+    def __init__(self, store: ObservationStore | None) -> None:
+        self._store = store
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._store is None:
+            raise Refusal(UNKNOWN, _OFF)
+        identity: str = scope["path_params"]["prediction_id"][:MAX_TEXT_LENGTH]
+        found = await self._store.prediction(identity)
+        if found is None:
+            raise Refusal(UNKNOWN, f"there is no prediction {identity}, or none any more")
+        await send_response(send, 200, JSON, orjson.dumps(found))
 
 
 class _Observations:

@@ -15,7 +15,7 @@ from gpumemnet.site.observations import (
 )
 from gpumemnet.units import MIB
 
-from ..api.schemas import Job, OneOf, Problem, Schema
+from ..api.responses import Job, OneOf, Problem, Schema
 
 MAX_OBSERVATIONS: Final = 1000
 """Most observations in one request."""

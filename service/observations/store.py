@@ -1,23 +1,29 @@
 """The store: one thread that writes observations and predictions, many in one transaction.
 
 A request with an observation gets its response when the transaction is on the disk.  A prediction
-is only queued; the thread writes the queue every quarter of a second.  When the queue is full,
-predictions are dropped and counted, so that responses are never delayed.  While the database is
-unavailable, observations are rejected at once and predictions continue.  The store reconnects by
-itself.
+is only queued; the thread writes the queue every quarter of a second.  Observations come first: the
+thread looks for them after every few predictions, and writes those that they name before the
+others.  When the queue is full, predictions are dropped and counted, so that responses are never
+delayed.  While the database is unavailable, observations are rejected at once and predictions
+continue.  The store reconnects by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
+import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+from prometheus_client import Counter, Gauge
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
@@ -25,25 +31,10 @@ from gpumemnet.errors import FieldError, first_line
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.site.observations import Observation, content_hash
 
-from ..api.prediction_id import prediction_id
+from ..api.predictions import RecordBatch, prediction_id
 from ..api.problems import CONFLICT, OVERLOADED, UNKNOWN, Refusal
-from ..api.records import RecordBatch
-from ..middleware.load import LOAD
 from .database import DatabaseError, database_url, ensure_schema, make_engine, reading, shown
-from .job_documents import job_documents
-from .metrics import (
-    ALARM,
-    COVERAGE,
-    DATABASE_UP,
-    ERROR,
-    OBSERVED,
-    PREDICTIONS,
-    PROMISED,
-    QUEUE,
-    REFUSED,
-)
-from .summary import SECONDS_PER_DAY, read_alarms, read_summary
-from .tables import (
+from .rows import (
     ChallengeRecord,
     Incoming,
     KnownJobs,
@@ -53,19 +44,27 @@ from .tables import (
     Stored,
     UnknownPrediction,
     challenge_row,
+    job_documents,
     prediction_rows,
     sweep,
     write_observations,
     write_predictions,
 )
+from .statistics import SECONDS_PER_DAY, read_alarms, read_prediction, read_summary
 
 FLUSH_SECONDS: Final = 0.25
 """Longest time that a prediction waits to be written."""
 MAX_GROUP: Final = 500
 """Most observations in one transaction."""
+MAX_WAITING: Final = 1000
+"""Most observations that wait to be stored."""
 MAX_PENDING_PREDICTIONS: Final = 4000
 MAX_PENDING_LAYERS: Final = 200_000
 """Most predictions, and layers of their jobs, in the queue: some 30 MB."""
+ROWS_PER_TRANSACTION: Final = 256
+"""Most predictions in one transaction."""
+ALARM_WINDOW: Final = 200
+"""Observations of a family that the coverage alarm tests."""
 YOUNG_SECONDS: Final = 2.0
 """A younger prediction may still be in another worker's queue, so an observation of it is tried
 again."""
@@ -74,13 +73,65 @@ RETRY_SECONDS: Final = 1.0
 REFRESH_SECONDS: Final = 5.0
 SWEEP_SECONDS: Final = 60.0
 
+_UUID_7: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 _SLICE: Final = 8
 _PAUSE_SECONDS: Final = 0.0005
 """The thread pauses after every :data:`_SLICE` records; otherwise it would hold the interpreter's
 lock for many milliseconds."""
-_PAUSES_WHEN_BUSY: Final = 4
-"""Length of the pause while requests are in progress, as a multiple of the slice's time: responses
-have priority."""
+_PAUSES: Final = 4
+"""Length of the pause as a multiple of the slice's time: responses have priority."""
+_DISK_FULL: Final = (sqlite3.SQLITE_FULL, "53100")
+"""SQLite's error code, and PostgreSQL's SQLSTATE."""
+
+OBSERVED: Final = Counter(
+    "gpumemnet_observations",
+    "Observations stored, by the source of the peak and whether memory ran out",
+    ["source", "oom"],
+)
+REFUSED: Final = Counter(
+    "gpumemnet_observations_refused",
+    "Observations that were not stored because the queue was full or the database unavailable",
+    ["reason"],
+)
+PREDICTIONS: Final = Counter(
+    "gpumemnet_predictions_kept",
+    "Predictions for a later comparison: stored, or dropped because there were too many",
+    ["outcome"],
+)
+QUEUE: Final = Gauge(
+    "gpumemnet_observation_queue",
+    "Observations that wait to be stored",
+    multiprocess_mode="livesum",
+)
+DATABASE_UP: Final = Gauge(
+    "gpumemnet_database_up",
+    "1 when the last write to the database succeeded, else 0",
+    multiprocess_mode="livemin",
+)
+COVERAGE: Final = Gauge(
+    "gpumemnet_observed_coverage_ratio",
+    "Share of the last observations of a family that stayed within the safe bytes",
+    ["family"],
+    multiprocess_mode="livemostrecent",
+)
+PROMISED: Final = Gauge(
+    "gpumemnet_promised_coverage_ratio",
+    "Mean requested coverage of the same jobs",
+    ["family"],
+    multiprocess_mode="livemostrecent",
+)
+ERROR: Final = Gauge(
+    "gpumemnet_observed_error_ratio",
+    "Median of (expected - observed) / observed over the last observations of a family",
+    ["family"],
+    multiprocess_mode="livemostrecent",
+)
+ALARM: Final = Gauge(
+    "gpumemnet_coverage_alarm",
+    "1 when the observed coverage of a family is significantly too low (exact test)",
+    ["family"],
+    multiprocess_mode="livemostrecent",
+)
 
 logger = logging.getLogger("gpumemnet.service")
 
@@ -97,22 +148,110 @@ class _Waiting:
     known_by: float  # monotonic time at which its prediction must be in the database
 
 
-class _Held(NamedTuple):
-    """Queued predictions: the first ``kept`` of ``records``, and the number of layers of each
-    job."""
-
-    records: RecordBatch
-    layer_counts: Sequence[int]
-    kept: int
-
-
 @dataclass(slots=True, eq=False)
 class _Query:
-    """A query of the database, and the future of its request."""
+    """A query of the database, and the future of its request.
+
+    ``prediction_id`` names a prediction that must be written first, where it is still queued.
+    """
 
     read: Callable[[Connection], Any]
     future: asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop
+    prediction_id: str | None = None
+
+
+class _Part(NamedTuple):
+    """Some rows of predictions that were made at once."""
+
+    records: RecordBatch
+    rows: range
+
+    @property
+    def layers(self) -> int:
+        """Number of layers of the rows' jobs."""
+        counts = self.records.jobs.layer_counts
+        return int(counts[self.rows.start : self.rows.stop].sum())
+
+
+class PredictionQueue:
+    """The predictions that wait to be written, and those of the challenger; any thread may use it.
+
+    Attributes:
+        dropped: predictions that were not queued since this was last set to 0.
+    """
+
+    def __init__(self) -> None:
+        self.dropped = 0
+        self._lock = threading.Lock()
+        self._parts: deque[_Part] = deque()
+        self._length = 0
+        self._layers = 0
+        self._challenges: list[ChallengeRecord] = []
+
+    def add(self, records: RecordBatch) -> None:
+        """Queue as many predictions as fit."""
+        counts = records.jobs.layer_counts.tolist()
+        with self._lock:
+            room, kept = min(len(counts), MAX_PENDING_PREDICTIONS - self._length), 0
+            while kept < room and self._layers + counts[kept] <= MAX_PENDING_LAYERS:
+                self._layers += counts[kept]
+                kept += 1
+            self.dropped += len(counts) - max(0, kept)
+            if kept > 0:
+                self._length += kept
+                self._parts.append(_Part(records, range(kept)))
+
+    def add_challenge(self, challenge: ChallengeRecord) -> None:
+        """Queue a prediction of the challenger, if it fits."""
+        with self._lock:
+            if len(self._challenges) < MAX_PENDING_PREDICTIONS:
+                self._challenges.append(challenge)
+
+    def take(self, most: int) -> tuple[list[_Part], list[ChallengeRecord]]:
+        """The oldest predictions, at most ``most``, and the challenger's."""
+        with self._lock:
+            taken: list[_Part] = []
+            while self._parts and most:
+                records, rows = self._parts.popleft()
+                taken.append(_Part(records, rows[:most]))
+                if rows[most:]:
+                    self._parts.appendleft(_Part(records, rows[most:]))
+                most -= len(taken[-1].rows)
+            challenges, self._challenges = self._challenges, []
+            self._count(taken, -1)
+            return taken, challenges
+
+    def take_named(self, identities: Container[str]) -> list[_Part]:
+        """The predictions with these ids."""
+        with self._lock:
+            taken: list[_Part] = []
+            parts, self._parts = self._parts, deque()
+            for records, rows in parts:
+                start = rows.start
+                for row in rows:
+                    if records.prediction_ids[row] in identities:
+                        taken.append(_Part(records, range(row, row + 1)))
+                        self._keep(records, range(start, row))
+                        start = row + 1
+                self._keep(records, range(start, rows.stop))
+            self._count(taken, -1)
+            return taken
+
+    def put_back(self, parts: Sequence[_Part], challenges: Sequence[ChallengeRecord] = ()) -> None:
+        """Queue again what could not be written."""
+        with self._lock:
+            self._parts.extendleft(reversed(parts))
+            self._challenges[:0] = challenges
+            self._count(parts, 1)
+
+    def _keep(self, records: RecordBatch, rows: range) -> None:
+        if rows:
+            self._parts.append(_Part(records, rows))
+
+    def _count(self, parts: Sequence[_Part], sign: int) -> None:
+        self._length += sign * sum(len(part.rows) for part in parts)
+        self._layers += sign * sum(part.layers for part in parts)
 
 
 class ObservationStore:
@@ -124,10 +263,7 @@ class ObservationStore:
     Args:
         address: the database's URL, of SQLite or PostgreSQL.
         queue_size: most observations that wait to be stored.
-        record_predictions: whether predictions are stored; otherwise only observations with a job
-            can be stored.
         prediction_retention_days: how long a prediction without an observation is kept.
-        alarm_window: observations of a family that the alarm tests.
         busy_seconds: how long a write waits for a write of another process.
         answer_seconds: how long a request waits for its observation to be stored.
 
@@ -139,29 +275,21 @@ class ObservationStore:
         self,
         address: str,
         *,
-        queue_size: int = 1000,
-        record_predictions: bool = True,
+        queue_size: int = MAX_WAITING,
         prediction_retention_days: float = 30,
-        alarm_window: int = 200,
         busy_seconds: float = 5.0,
         answer_seconds: float = 15.0,
     ) -> None:
         self._url = database_url(address)
         self._queue_size = queue_size
-        self._record_predictions = record_predictions
         self._retention_seconds = prediction_retention_days * SECONDS_PER_DAY
-        self._window = alarm_window
         self._busy_seconds = busy_seconds
         self._answer_seconds = answer_seconds
         self._known = KnownJobs(min(3600.0, self._retention_seconds / 4))
         self._lock = threading.Lock()
-        self._predictions: list[_Held] = []
-        self._pending = 0
-        self._layers = 0
-        self._challenges: list[ChallengeRecord] = []
+        self._predictions = PredictionQueue()
         self._waiting: list[_Waiting] = []
         self._queries: list[_Query] = []
-        self._dropped = 0
         self._wake = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -171,11 +299,6 @@ class ObservationStore:
         self._retry_at = 0.0
         self._refresh_at = 0.0
         self._sweep_at = 0.0
-
-    @property
-    def queue_size(self) -> int:
-        """Most observations that wait to be stored."""
-        return self._queue_size
 
     def prepare(self) -> None:
         """Create or migrate the tables; call it once, before the service listens.
@@ -209,20 +332,15 @@ class ObservationStore:
 
     def record(self, records: RecordBatch) -> None:
         """Queue predictions; never blocks, never raises, and drops those that exceed the queue."""
-        if self._record_predictions:
-            counts = records.jobs.layer_counts.tolist()
-            with self._lock:
-                self._hold(records, counts, len(records))
+        self._predictions.add(records)
 
     def record_shadow(
         self, prediction_id: str, model_sha256: str, expected_bytes: int, safe_bytes: int | None
     ) -> None:
         """Queue the challenger's prediction; as :meth:`record`."""
-        with self._lock:
-            if self._record_predictions and len(self._challenges) < MAX_PENDING_PREDICTIONS:
-                self._challenges.append(
-                    ChallengeRecord(prediction_id, model_sha256, expected_bytes, safe_bytes)
-                )
+        self._predictions.add_challenge(
+            ChallengeRecord(prediction_id, model_sha256, expected_bytes, safe_bytes)
+        )
 
     async def add(self, observation: Observation, key_name: str = "") -> Stored:
         """Store one observation; returns when it is on the disk.
@@ -262,17 +380,33 @@ class ObservationStore:
         """
         answer: dict[str, Any] = await self._query(
             lambda connection: read_summary(
-                connection, now=time.time(), days=days, window=self._window
+                connection, now=time.time(), days=days, window=ALARM_WINDOW
             )
         )
         return answer
 
-    async def _query(self, read: Callable[[Connection], Any]) -> Any:
+    async def prediction(self, identity: str) -> dict[str, Any] | None:
+        """A stored prediction and what was observed; ``None`` when there is none, or none any more.
+
+        Raises:
+            Refusal: 503 when the database is unavailable.
+        """
+        read = partial(read_prediction, identity=identity)
+        while True:
+            found: dict[str, Any] | None = await self._query(read, identity)
+            is_young = 0 <= time.time() - made_at_seconds(identity) < YOUNG_SECONDS
+            if found is not None or not is_young:
+                return found
+            await asyncio.sleep(FLUSH_SECONDS)  # it may be in another worker's queue
+
+    async def _query(
+        self, read: Callable[[Connection], Any], prediction_id: str | None = None
+    ) -> Any:
         loop = asyncio.get_running_loop()
-        query = _Query(read, loop.create_future(), loop)
+        query = _Query(read, loop.create_future(), loop, prediction_id)
         with self._lock:
             if len(self._queries) >= 16:
-                raise _busy("too many summaries are being made")
+                raise _busy("too many questions wait for the database")
             self._queries.append(query)
         self._wake.set()
         await asyncio.wait([query.future], timeout=self._answer_seconds)
@@ -290,7 +424,7 @@ class ObservationStore:
         key = observation.idempotency_key or digest
         now = time.time_ns()
         incoming = Incoming(prediction_id(now), observation, key_name, key, digest, now / 1e9)
-        age_seconds = now / 1e9 - _made_at_seconds(observation.prediction_id)
+        age_seconds = now / 1e9 - made_at_seconds(observation.prediction_id)
         patience = YOUNG_SECONDS - age_seconds if 0 <= age_seconds < YOUNG_SECONDS else 0.0
         with self._lock:
             if self._thread is None or self._stopping:
@@ -315,19 +449,6 @@ class ObservationStore:
         return _busy(
             "the database was too slow to confirm that the observation is stored; sent again, it is stored once all the same"
         )
-
-    def _hold(self, records: RecordBatch, counts: Sequence[int], count: int) -> None:
-        """Queue as many of the first ``count`` as fit, and count the others as dropped; the caller
-        holds the lock."""
-        kept, room, layers = 0, min(count, MAX_PENDING_PREDICTIONS - self._pending), self._layers
-        while kept < room and layers + counts[kept] <= MAX_PENDING_LAYERS:
-            layers += counts[kept]
-            kept += 1
-        if kept:
-            self._predictions.append(_Held(records, counts, kept))
-        self._pending += kept
-        self._layers = layers
-        self._dropped += count - kept
 
     # The methods below run in the thread.
 
@@ -360,13 +481,13 @@ class ObservationStore:
         try:
             if self._engine is None:
                 self._connect()
-            self._flush_predictions(hurried=stopping)
-            while self._flush_observations(last=stopping):
-                pass
-            self._answer_queries()
-            self._look_after(now, stopping)
+            self._answer_waiting(last=stopping)
+            while self._flush_predictions(hurried=stopping):
+                self._answer_waiting(last=stopping)
+            if not stopping:
+                self._refresh_and_sweep(now)
         except (SQLAlchemyError, DatabaseError) as error:
-            self._lose(error)
+            self._disconnect(error)
             return
         if self._away is not None:
             self._away = None
@@ -378,7 +499,7 @@ class ObservationStore:
         self._known.forget()
         self._engine = make_engine(self._url, busy_seconds=self._busy_seconds)
 
-    def _lose(self, error: Exception) -> None:
+    def _disconnect(self, error: Exception) -> None:
         """Handle a database failure: log it once, reject the waiting observations, and schedule a
         reconnect."""
         cause = getattr(error, "orig", None) or error
@@ -389,7 +510,9 @@ class ObservationStore:
                 shown(self._url),
                 reason,
             )
-        self._away = "observations cannot be stored just now: the database is away"
+        code = getattr(cause, "sqlite_errorcode", getattr(cause, "sqlstate", None))
+        what = "the disk of the database is full" if code in _DISK_FULL else "the database is away"
+        self._away = f"observations cannot be stored just now: {what}"
         self._retry_at = time.monotonic() + RETRY_SECONDS
         DATABASE_UP.set(0)
         if self._engine is not None:
@@ -401,18 +524,34 @@ class ObservationStore:
         assert self._engine is not None
         return self._engine.begin()
 
-    def _flush_predictions(self, *, hurried: bool) -> None:
-        with self._lock:
-            held, self._predictions = self._predictions, []
-            count, self._pending, self._layers = self._pending, 0, 0
-            challenges, self._challenges = self._challenges, []
-            dropped, self._dropped = self._dropped, 0
-        if dropped:
+    def _answer_waiting(self, *, last: bool) -> None:
+        """Write the observations and answer the queries that wait now."""
+        while self._flush_observations(last=last):
+            pass
+        self._answer_queries()
+
+    def _flush_predictions(self, *, hurried: bool) -> bool:
+        """Write the oldest predictions; returns whether there were any."""
+        parts, challenges = self._predictions.take(ROWS_PER_TRANSACTION)
+        if dropped := self._predictions.dropped:
+            self._predictions.dropped -= dropped
             PREDICTIONS.labels("dropped").inc(dropped)
-        if not held and not challenges:
-            return
+        if not parts and not challenges:
+            return False
+        self._write_predictions(parts, challenges, hurried=hurried)
+        return True
+
+    def _write_named_predictions(self, identities: Container[str]) -> None:
+        """Write the queued predictions with these ids before the others."""
+        if parts := self._predictions.take_named(identities):
+            self._write_predictions(parts, (), hurried=True)
+
+    def _write_predictions(
+        self, parts: Sequence[_Part], challenges: Sequence[ChallengeRecord], *, hurried: bool
+    ) -> None:
+        count = sum(len(part.rows) for part in parts)
         try:
-            jobs, rows = self._rows(held, hurried)
+            jobs, rows = self._rows(parts, hurried)
             with self._begin() as connection:
                 write_predictions(
                     connection, jobs, rows, [challenge_row(challenge) for challenge in challenges]
@@ -425,45 +564,31 @@ class ObservationStore:
             self._complained = True
             return
         except SQLAlchemyError:
-            self._put_back(held, challenges)
+            self._predictions.put_back(parts, challenges)
             raise
         self._complained = False
         self._known.note(jobs)
         PREDICTIONS.labels("stored").inc(count)
 
-    def _rows(self, held: Sequence[_Held], hurried: bool) -> tuple[dict[str, Row], list[Row]]:
+    def _rows(self, parts: Sequence[_Part], hurried: bool) -> tuple[dict[str, Row], list[Row]]:
+        """The rows of predictions and of their jobs; pauses between slices unless ``hurried``, and
+        answers what waits."""
         now = time.time()
         jobs: dict[str, Row] = {}
         rows: list[Row] = []
-        for slices in _groups(held):
+        for slices in _slices(parts):
             began = time.thread_time()
-            documents = iter(
-                job_documents(
-                    JobTable.concatenate(
-                        [records.jobs[part.start : part.stop] for records, part in slices]
-                    )
-                )
-            )
+            tables = [records.jobs[part.start : part.stop] for records, part in slices]
+            documents = iter(job_documents(JobTable.concatenate(tables)))
             for records, part in slices:
                 rows += prediction_rows(
                     records, part, list(islice(documents, len(part))), self._known, jobs, now
                 )
             if not hurried:
-                took = time.thread_time() - began
-                time.sleep(
-                    max(_PAUSE_SECONDS, _PAUSES_WHEN_BUSY * took)
-                    if LOAD.in_work
-                    else _PAUSE_SECONDS
-                )
+                self._wake.wait(max(_PAUSE_SECONDS, _PAUSES * (time.thread_time() - began)))
+                if self._waiting or self._queries:
+                    self._answer_waiting(last=False)
         return jobs, rows
-
-    def _put_back(self, held: list[_Held], challenges: list[ChallengeRecord]) -> None:
-        with self._lock:
-            later, self._predictions = self._predictions, []
-            self._pending = self._layers = 0
-            for batch in (*held, *later):
-                self._hold(batch.records, batch.layer_counts, batch.kept)
-            self._challenges = (challenges + self._challenges)[:MAX_PENDING_PREDICTIONS]
 
     def _flush_observations(self, *, last: bool) -> bool:
         """Write one group; returns whether more can be written now."""
@@ -472,6 +597,9 @@ class ObservationStore:
         if not group:
             return False
         QUEUE.set(len(self._waiting))
+        self._write_named_predictions(
+            {entry.incoming.observation.prediction_id or "" for entry in group}
+        )
         replies = self._write_group(group, last)
         with self._lock:
             gone = {id(entry) for entry, _ in replies}
@@ -523,25 +651,24 @@ class ObservationStore:
     def _answer_queries(self) -> None:
         with self._lock:
             queries, self._queries = self._queries, []
+        self._write_named_predictions({query.prediction_id or "" for query in queries})
         for query in queries:
             assert self._engine is not None
             try:
                 with reading(self._engine) as connection:
                     answer: Any = query.read(connection)
             except SQLAlchemyError:
-                _tell(query.loop, [(query.future, _busy("the database is away"))])
+                _set_results(query.loop, [(query.future, _busy("the database is away"))])
                 raise
-            _tell(query.loop, [(query.future, answer)])
+            _set_results(query.loop, [(query.future, answer)])
 
-    def _look_after(self, now: float, stopping: bool) -> None:
-        """Periodic work, every few seconds: update the gauges and delete old rows."""
-        if stopping:
-            return
+    def _refresh_and_sweep(self, now: float) -> None:
+        """Update the gauges and delete old rows, every few seconds."""
         if now >= self._refresh_at:
             self._refresh_at = now + REFRESH_SECONDS
             assert self._engine is not None
             with reading(self._engine) as connection:
-                for alarm, error in read_alarms(connection, self._window):
+                for alarm, error in read_alarms(connection, ALARM_WINDOW):
                     ALARM.labels(alarm.family).set(alarm.on)
                     if alarm.count:
                         COVERAGE.labels(alarm.family).set(alarm.covered / alarm.count)
@@ -562,20 +689,17 @@ class ObservationStore:
         QUEUE.set(0)
         _resolve([(entry, _busy(reason)) for entry in waiting])
         for query in queries:
-            _tell(query.loop, [(query.future, _busy(reason))])
+            _set_results(query.loop, [(query.future, _busy(reason))])
 
 
-def _groups(held: Sequence[_Held]) -> Iterator[list[tuple[RecordBatch, range]]]:
-    """The queued predictions, in order, in groups of at most :data:`_SLICE` rows; a batch may be in
-    several groups."""
-    group: list[tuple[RecordBatch, range]] = []
+def _slices(parts: Sequence[_Part]) -> Iterator[list[_Part]]:
+    """The parts, in order, in groups of at most :data:`_SLICE` rows."""
+    group: list[_Part] = []
     room = _SLICE
-    for batch in held:
-        start = 0
-        while start < batch.kept:
-            part = range(start, min(batch.kept, start + room))
-            group.append((batch.records, part))
-            start, room = part.stop, room - len(part)
+    for records, rows in parts:
+        while rows:
+            group.append(_Part(records, rows[:room]))
+            room, rows = room - len(group[-1].rows), rows[room:]
             if not room:
                 yield group
                 group, room = [], _SLICE
@@ -588,27 +712,27 @@ def _resolve(replies: Sequence[tuple[_Waiting, Reply]]) -> None:
     for entry, answer in replies:
         by_loop.setdefault(entry.loop, []).append((entry.future, answer))
     for loop, pairs in by_loop.items():
-        _tell(loop, pairs)
+        _set_results(loop, pairs)
 
 
-def _tell(
+def _set_results(
     loop: asyncio.AbstractEventLoop, pairs: Sequence[tuple[asyncio.Future[Any], Any]]
 ) -> None:
-    def tell() -> None:
+    def set_results() -> None:
         for future, answer in pairs:
             if not future.done():
                 future.set_result(answer)
 
     if not loop.is_closed():
-        loop.call_soon_threadsafe(tell)
+        loop.call_soon_threadsafe(set_results)
 
 
 def _busy(reason: str) -> Refusal:
     return Refusal(OVERLOADED, f"{reason}: try again later", {"Retry-After": "1"})
 
 
-def _made_at_seconds(identity: str | None) -> float:
+def made_at_seconds(identity: str | None) -> float:
     """Creation time of a prediction, from its id (UUID version 7); 0 for other ids."""
-    if identity is None or identity[14] != "7":
+    if identity is None or _UUID_7.fullmatch(identity) is None:
         return 0.0
     return int(identity[:8] + identity[9:13], 16) / 1000

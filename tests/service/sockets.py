@@ -8,3 +8,11 @@ def connect(url: str) -> socket.socket:
     assert address.hostname is not None
     assert address.port is not None
     return socket.create_connection((address.hostname, address.port), timeout=300)
+
+
+def post_head(length: int, fields: str = "", path: str = "/v1/predict") -> bytes:
+    """The head of a request whose body has ``length`` bytes."""
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {length}\r\n{fields}\r\n"
+    ).encode()

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import event, given
 
 from service.api.examples import EXAMPLE_JOBS, predict_examples
-from service.api.schemas import Problem
+from service.api.responses import Problem
 from tests.conftest import StartService
 from tests.fuzzing import fuzzed, spoilt_json
 

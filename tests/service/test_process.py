@@ -1,8 +1,9 @@
-"""The service as a process: what it loads, how much memory it takes, how it starts, stops and
-refuses to start."""
+"""The service as a process: what it loads, how it starts, stops and refuses to start, in one process
+and with several workers."""
 
 import json
-import re
+import os
+import pty
 import shutil
 import signal
 import socket
@@ -14,33 +15,28 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from gpumemnet.predict.bundle import MODEL_FILE, shipped_bundles
+from service.api.access import new_key
 from service.api.predictions import Document
-from service.middleware.keys import new_key
-from tests.conftest import StartService
+from tests.conftest import RunningService, StartService
+from tests.environments import environment_without_settings
 from tests.nightly import nightly
+from tests.service.api.test_metrics import scrape, value
 from tests.service.run_service import run_service
-from tests.service.sockets import connect
+from tests.service.sockets import connect, post_head
 from tests.waiting import wait_until
 
-MAX_RESIDENT_MIB = 200
+MAX_RESIDENT_MIB = 220
 HEAVY = ("torch", "pandas", "sklearn", "scipy", "matplotlib", "pyarrow", "httpx")
-
-
-def resident_mib(pid: int) -> float:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
 
 
 def test_it_loads_neither_torch_nor_pandas() -> None:
     script = (
-        "import sys\n"
-        "from service.app import create_app\n"
-        "from service.settings import Settings\n"
-        "import uvicorn\n"
-        "create_app(Settings(database_url='off'))\n"
+        "import sys, service.app, service.settings\n"
+        "service.app.create_app(service.settings.Settings(database_url='off'))\n"
         f"print(sorted(set({HEAVY!r}) & set(sys.modules)))\n"
     )
     done = subprocess.run(
@@ -49,17 +45,7 @@ def test_it_loads_neither_torch_nor_pandas() -> None:
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
-def test_importing_it_loads_nothing() -> None:
-    script = "import sys, service, service.settings; print('numpy' in sys.modules, 'fastapi' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300
-    )
-    assert done.stdout.split() == ["False", "False"]
-
-
-@pytest.mark.skipif(
-    not Path("/proc/self/status").exists(), reason="reads /proc, which only Linux has"
-)
+@pytest.mark.skipif(not Path("/proc").exists(), reason="reads /proc, which only Linux has")
 def test_memory_stays_small_under_large_batches(start_service: StartService, job: Document) -> None:
     with start_service() as running, httpx.Client(base_url=running.url, timeout=300) as client:
         for body in [
@@ -67,218 +53,222 @@ def test_memory_stays_small_under_large_batches(start_service: StartService, job
             {"jobs": [job] * 60, "bin_width_mib": 49},
         ] * 5:
             assert client.post("/v1/predict/batch", json=body).status_code == 200
-        assert resident_mib(running.process.pid) < MAX_RESIDENT_MIB
+        lines = Path(f"/proc/{running.process.pid}/status").read_text().splitlines()
+        peak = int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
+        assert peak / 1024 < MAX_RESIDENT_MIB
 
 
-@pytest.fixture(autouse=True)
-def hangups_are_not_ignored() -> Iterator[None]:
-    """Under nohup the service would ignore SIGHUP, as it should."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
+# Its end
 
 
-def wait_until_refused(url: str) -> None:
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        try:
-            connect(url).close()
-        except ConnectionRefusedError:
-            return
-        time.sleep(0.02)
-    raise AssertionError("the service goes on listening")
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 0)])
+@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, *nightly([signal.SIGINT])])
 def test_a_signal_ends_it_after_the_accepted_requests(
-    start_service: StartService, job: Document, number: signal.Signals, code: int
+    start_service: StartService, job: Document, workers: str, number: signal.Signals
 ) -> None:
     body = json.dumps({"job": job}).encode()
-    head = (
-        "POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n"
-    )
-    with start_service() as running:
+    with start_service("--workers", workers) as running:
         with (
             connect(running.url),  # idle: must not hold the end up
             connect(running.url) as connection,
         ):
-            connection.sendall(head.encode())
-            assert connection.recv(65536).startswith(
-                b"HTTP/1.1 100 "
-            )  # the handler is waiting for the body
+            connection.sendall(post_head(len(body), "Expect: 100-continue\r\n"))
+            assert connection.recv(65536).startswith(b"HTTP/1.1 100 ")  # it waits for the body
             running.process.send_signal(number)
-            with pytest.raises(subprocess.TimeoutExpired):
-                running.process.wait(timeout=0.5)
             wait_until_refused(running.url)
             connection.sendall(body)
             answer = b"".join(iter(lambda: connection.recv(65536), b""))
         assert answer.startswith(b"HTTP/1.1 200 ")
-        assert b'"expected_bytes"' in answer
-        assert running.process.wait(timeout=300) == code
+        assert b"connection: close" in answer
+        assert running.process.wait(timeout=300) == 0
         assert "Traceback" not in running.log.read_text()
 
 
-def test_a_client_that_has_just_connected_is_still_answered(
-    start_service: StartService, job: Document
-) -> None:
-    """Its request is late, because its machine is busy."""
-    body = json.dumps({"job": job}).encode()
-    head = f"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    with start_service() as running:
-        with connect(running.url) as connection:
-            running.process.terminate()
-            time.sleep(1)
-            connection.sendall(head.encode() + body)
-            answer = b"".join(iter(lambda: connection.recv(65536), b""))
-        assert answer.startswith(b"HTTP/1.1 200 ")
+def wait_until_refused(url: str) -> None:
+    def is_refused() -> bool:
+        try:
+            connect(url).close()
+        except ConnectionError:
+            return True
+        return False
 
-
-def test_what_is_not_finished_in_time_is_refused_and_not_cut(start_service: StartService) -> None:
-    head = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
-    with start_service(GPUMEMNET_SHUTDOWN_SECONDS="1") as running:
-        with connect(running.url) as connection:
-            connection.sendall(head)
-            while "0.0" in re.findall(
-                r"requests_in_work (\S+)", httpx.get(f"{running.url}/metrics").text
-            ):
-                time.sleep(0.1)
-            running.process.terminate()
-            answer = b"".join(iter(lambda: connection.recv(65536), b""))
-        assert answer.startswith(b"HTTP/1.1 503 ")
-        assert b"retry-after" in answer
-        assert running.process.wait(timeout=300) == 0
+    wait_until(is_refused)
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_clients_see_no_reset_when_it_ends(
-    start_service: StartService, job: Document, number: signal.Signals, workers: str
+def test_clients_on_kept_connections_see_no_reset_when_it_ends(
+    start_service: StartService, job: Document, workers: str
 ) -> None:
-    """Clients that go on asking, over kept and over new connections, are answered until they are
-    told to go elsewhere."""
     answers: list[int] = []
 
-    def ask(is_kept: bool) -> str:
-        with httpx.Client(
-            timeout=300, limits=httpx.Limits(max_keepalive_connections=1 if is_kept else 0)
-        ) as client:
+    def ask() -> str:
+        with httpx.Client(timeout=300) as client:
             while True:
                 try:
                     response = client.post(f"{running.url}/v1/predict", json={"job": job})
-                except httpx.ConnectError as error:
-                    return (
-                        "refused" if "refused" in str(error) else str(error)
-                    )  # nobody listens any more
+                except httpx.ConnectError:
+                    return "nobody listens"
                 except httpx.HTTPError as error:
                     return f"{type(error).__name__}: {error}"
                 answers.append(response.status_code)
+                if "connection" in response.headers:
+                    return "told to go"
 
     with start_service("--workers", workers) as running:
         with ThreadPoolExecutor(8) as pool:
-            clients = [pool.submit(ask, place % 2 == 0) for place in range(8)]
-            while len(answers) < 100:
-                time.sleep(0.01)
-            running.process.send_signal(number)
-            assert [client.result() for client in clients] == ["refused"] * 8
+            clients = [pool.submit(ask) for _ in range(8)]
+            wait_until(lambda: len(answers) > 100)
+            running.process.terminate()
+            assert {client.result() for client in clients} <= {"told to go", "nobody listens"}
         assert set(answers) == {200}
         assert running.process.wait(timeout=300) == 0
-        assert "Traceback" not in running.log.read_text()
-
-
-def test_an_answer_says_that_the_connection_closes(
-    start_service: StartService, job: Document
-) -> None:
-    with start_service() as running, httpx.Client(base_url=running.url, timeout=300) as client:
-        assert "connection" not in client.post("/v1/predict", json={"job": job}).headers
-        running.process.terminate()
-        wait_until_refused(running.url)
-        assert client.post("/v1/predict", json={"job": job}).headers["connection"] == "close"
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_sighup_reads_the_keys_again(
+@pytest.mark.parametrize("seconds", [0.1, 0.6, *nightly([0.3, 0.9, 1.5])])
+def test_a_signal_before_it_is_ready_ends_it_cleanly(
+    tmp_path: Path, workers: str, seconds: float
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "service", "--port", "0", "--workers", workers],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment_without_settings(GPUMEMNET_DATABASE_URL=f"sqlite:///{tmp_path}/db"),
+    )
+    wait_until(lambda: "service" in " ".join(psutil.Process(process.pid).cmdline()))
+    time.sleep(seconds)
+    process.terminate()
+    _, said = process.communicate(timeout=300)
+    # Python itself dies of the signal while it has not begun to run the program.
+    assert process.returncode in ((0, -signal.SIGTERM) if seconds < 0.5 else (0,))
+    assert "Traceback" not in said
+
+
+# Several workers
+
+
+def workers_of(running: RunningService) -> list[psutil.Process]:
+    """The workers: children that answer requests."""
+    children = psutil.Process(running.process.pid).children()
+    return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+
+
+def counts_of(running: RunningService) -> float:
+    return value(scrape(running.url), "gpumemnet_requests_total", path="/v1/predict", status="200")
+
+
+def test_a_killed_worker_is_replaced_and_its_counts_stay(
+    start_service: StartService, job: Document
+) -> None:
+    def workers_in_metrics() -> int:
+        return sum(name == "gpumemnet_worker_resident_bytes" for name, _ in scrape(running.url))
+
+    with start_service("--workers", "2") as running:
+        wait_until(lambda: workers_in_metrics() == 2)
+        for _ in range(20):  # a new connection each time: both workers answer some
+            assert httpx.post(f"{running.url}/v1/predict", json={"job": job}).status_code == 200
+        wait_until(lambda: counts_of(running) == 20)
+        victim, survivor = workers_of(running)
+        victim.kill()
+        wait_until(lambda: len({each.pid for each in workers_of(running)} - {victim.pid}) == 2)
+        wait_until(lambda: workers_in_metrics() == 2)
+        assert survivor.is_running()
+        assert counts_of(running) == 20
+    assert running.process.returncode == 0
+
+
+def test_workers_end_when_the_process_that_watches_them_is_killed(
+    start_service: StartService,
+) -> None:
+    with start_service("--workers", "2") as running:
+        workers = workers_of(running)
+        running.process.kill()
+        gone, alive = psutil.wait_procs(workers, timeout=300)
+        assert (len(gone), alive) == (2, [])
+
+
+def test_what_no_worker_can_start_with_ends_the_service(tmp_path: Path) -> None:
+    done = run_service(
+        *("--port", "0", "--workers", "2", "--database-url", "off"),
+        GPUMEMNET_BUNDLES=str(tmp_path / "none"),
+    )
+    assert done.returncode == 2
+    assert "none: no such bundle folder" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# Its start
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_removed_key_stops_working_by_itself(
     start_service: StartService, tmp_path: Path, workers: str
 ) -> None:
+    """As where a Secret is mounted: a link in the folder is moved, and nobody sends a signal."""
     (old, old_entry), (new, new_entry) = new_key("old", "predict"), new_key("new", "predict")
     file = tmp_path / "keys"
-    file.write_text(old_entry)
+
+    def mount(text: str) -> None:
+        version = tmp_path / f"version-{time.time_ns()}"
+        version.write_text(text)
+        link = tmp_path / "next"
+        link.symlink_to(version)
+        link.rename(file)
 
     def statuses(key: str) -> set[int]:
         """Of several connections, so that every worker answers some."""
         return {
             httpx.get(f"{running.url}/v1/models", headers={"X-API-Key": key}).status_code
-            for _ in range(12)
+            for _ in range(8)
         }
 
-    def change(text: str, said: str) -> None:
-        count = running.log.read_text().count(said)
-        file.write_text(text)
-        running.process.send_signal(signal.SIGHUP)
-        wait_until(
-            lambda: (
-                running.log.read_text().count(said) >= count + int(workers)
-                or running.process.poll() is not None
-            )
-        )
-        assert running.process.poll() is None
-
+    mount(old_entry)
     with start_service("--workers", workers, GPUMEMNET_API_KEYS_FILE=str(file)) as running:
         assert (statuses(old), statuses(new)) == ({200}, {401})
-        change(new_entry, "the keys were read again: 1")
-        assert (statuses(old), statuses(new)) == ({401}, {200})
-        change("nonsense", "the keys stay as they were")
+        mount(new_entry)
+        wait_until(lambda: (statuses(old), statuses(new)) == ({401}, {200}))
+        mount("nonsense")
+        wait_until(lambda: "the keys stay as they were" in running.log.read_text())
         assert (statuses(old), statuses(new)) == ({401}, {200})
         assert running.process.poll() is None
-    assert running.process.returncode == 0
+
+
+def said_once(done: subprocess.CompletedProcess[str]) -> str:
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    return done.stderr
 
 
 def test_a_taken_port_is_said_in_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = run_service("--port", str(port))
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert f"port {port}" in done.stderr
+        assert f"port {port}" in said_once(run_service("--port", str(port)))
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_without_keys_it_does_not_listen_for_others(host: str) -> None:
-    done = run_service("--host", host, "--port", "0")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "GPUMEMNET_API_KEYS" in done.stderr
-
-
-@pytest.mark.parametrize("text", ["# nothing", *nightly([" ", ",", "\n"])])
-def test_keys_that_are_none_do_not_open_the_service(tmp_path: Path, text: str) -> None:
-    done = run_service("--host", "0.0.0.0", "--port", "0", GPUMEMNET_API_KEYS=text)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "GPUMEMNET_API_KEYS holds no key" in done.stderr
-    file = tmp_path / "keys"
-    file.write_text(text)
-    done = run_service("--host", "0.0.0.0", "--port", "0", GPUMEMNET_API_KEYS_FILE=str(file))
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "GPUMEMNET_API_KEYS_FILE holds no key" in done.stderr
-
-
-@pytest.mark.parametrize("host", ["999.1.1.1", "no-such-host.invalid", "203.0.113.1"])
-def test_a_host_that_is_not_ours_is_said_in_one_sentence(host: str) -> None:
-    done = run_service("--host", host, "--port", "0", GPUMEMNET_API_KEYS=f"a:predict:{'0' * 64}")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert f"cannot listen on {host}" in done.stderr
-
-
-def test_a_bad_key_is_said_in_one_sentence_that_does_not_repeat_it() -> None:
-    done = run_service("--port", "0", GPUMEMNET_API_KEYS="my-secret-key")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "GPUMEMNET_API_KEYS has an entry that cannot be used" in done.stderr
-    assert "my-secret-key" not in done.stderr
-
-
-def test_a_missing_bundle_is_said_in_one_sentence(tmp_path: Path) -> None:
-    done = run_service("--port", "0", GPUMEMNET_BUNDLES=str(tmp_path / "none"))
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "none: no such bundle folder" in done.stderr
+@pytest.mark.parametrize(
+    ("arguments", "variables", "said"),
+    [
+        (("--host", "0.0.0.0"), {}, "GPUMEMNET_API_KEYS"),
+        (("--host", "0.0.0.0"), {"API_KEYS": "# nothing"}, "GPUMEMNET_API_KEYS holds no key"),
+        (
+            ("--host", "999.1.1.1"),
+            {"API_KEYS": f"a:predict:{'0' * 64}"},
+            "cannot listen on 999.1.1.1",
+        ),
+        ((), {"API_KEYS": "my-secret-key"}, "GPUMEMNET_API_KEYS has an entry that cannot be used"),
+        ((), {"API_KEYS_FILE": "/no/such/file"}, "GPUMEMNET_API_KEYS_FILE"),
+        ((), {"BUNDLES": "/no/bundle"}, "no such bundle folder"),
+        ((), {"PORT": "eighty"}, "GPUMEMNET_PORT must be a whole number between 0 and 65535"),
+        ((), {"ALLOWED_HOSTS": "http://example.org"}, "has an entry that is no host"),
+    ],
+)
+def test_a_mistake_is_said_in_one_sentence(
+    arguments: tuple[str, ...], variables: dict[str, str], said: str
+) -> None:
+    settings = {f"GPUMEMNET_{name}": text for name, text in variables.items()}
+    port = () if "PORT" in variables else ("--port", "0")
+    error = said_once(run_service(*port, "--database-url", "off", *arguments, **settings))
+    assert said in error
+    assert "my-secret-key" not in error
 
 
 def test_an_altered_bundle_is_said_in_one_sentence(tmp_path: Path) -> None:
@@ -286,9 +276,7 @@ def test_an_altered_bundle_is_said_in_one_sentence(tmp_path: Path) -> None:
     shutil.copytree(shipped_bundles()[0].source, folder)
     with (folder / MODEL_FILE).open("ab") as stream:
         stream.write(b"\0")
-    done = run_service("--port", "0", "--bundles", str(folder))
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "checksum" in done.stderr
+    assert "checksum" in said_once(run_service("--port", "0", "--bundles", str(folder)))
 
 
 def test_bundles_are_a_setting(start_service: StartService, tmp_path: Path) -> None:
@@ -299,17 +287,38 @@ def test_bundles_are_a_setting(start_service: StartService, tmp_path: Path) -> N
     assert [model["sha256"] for model in models] == [source.sha256]
 
 
-def test_a_bad_setting_is_said_in_one_sentence() -> None:
-    done = run_service(GPUMEMNET_PORT="eighty")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert (
-        done.stderr
-        == "gpumemnet service: GPUMEMNET_PORT must be a whole number between 0 and 65535, not 'eighty'\n"
-    )
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    ours, theirs = pty.openpty()
+    yield ours, theirs
+    os.close(ours)
 
 
-def test_help_names_the_variables() -> None:
-    done = run_service("--help")
-    assert done.returncode == 0
-    assert "GPUMEMNET_PORT" in done.stdout
-    assert "GPUMEMNET_WORKERS" in done.stdout
+def test_a_person_is_greeted_and_ends_it_with_ctrl_c(terminal: tuple[int, int]) -> None:
+    ours, theirs = terminal
+    command = [sys.executable, "-m", "gpumemnet", "serve", "--port", "0", "--database-url", "off"]
+    with subprocess.Popen(
+        command,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=_take_terminal,
+        env=environment_without_settings(),
+    ) as process:
+        os.close(theirs)
+        said = b""
+        while b"\n" not in said.partition(b"listening on http://127.0.0.1:")[2]:
+            said += os.read(ours, 4096)
+        assert b"its API at /docs" in said
+        os.write(ours, b"\x03")
+        assert process.wait(timeout=300) == 0
+        assert b"Traceback" not in os.read(ours, 4096)
+
+
+def _take_terminal() -> None:
+    """Ctrl-C is sent to the processes that this terminal controls."""
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)

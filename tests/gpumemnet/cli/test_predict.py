@@ -126,7 +126,7 @@ def test_serve_is_the_service_even_beside_one_of_the_same_name(tmp_path: Path) -
     ) as process:
         try:
             assert process.stderr is not None
-            listening = r"listening on (http://\S+) with 2 workers"
+            listening = r"listening on (http://\S+) "
             address = re.findall(listening, process.stderr.readline())[0]
             with urllib.request.urlopen(f"{address}/healthz", timeout=300) as response:
                 assert response.status == 200

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from gpumemnet.errors import InvalidJobError
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.predict.distribution import PUBLISHED_BINS, bins_of_width
@@ -21,8 +20,7 @@ from gpumemnet.predict.prediction import Prediction
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB, ceil_mib
 from service.api.examples import EXAMPLE_JOBS
-from service.api.predictions import Document, PredictionApi
-from service.api.records import PredictionRecord
+from service.api.predictions import Document, PredictionApi, PredictionRecord
 from tests.conftest import RunningService
 
 
@@ -460,20 +458,6 @@ def test_an_inverse_question_without_sense_is_named(
     assert response.json()["errors"][0]["field"] == field
 
 
-def test_too_many_layers_are_refused_before_they_are_read(
-    predictor: Predictor, job: Document
-) -> None:
-    """The limit is a setting; here the api has one of its own."""
-    api = PredictionApi(predictor, 10, max_layers=4)
-    with pytest.raises(InvalidJobError, match="at most 4 layers, not 5") as raised:
-        api.predict(json.dumps({"job": job}).encode())
-    assert raised.value.field == "job.layers"
-    batch = api.predict_batch(
-        json.dumps({"jobs": [job, {**job, "layers": job["layers"][:4]}]}).encode()
-    )
-    assert [set(result) for result in batch["results"]] == [{"problem"}, {"prediction"}]
-
-
 def test_every_prediction_is_handed_to_the_recorder(predictor: Predictor, job: Document) -> None:
     kept: list[PredictionRecord] = []
     api = PredictionApi(predictor, 10, SimpleNamespace(record=kept.extend), release="r7")
@@ -492,8 +476,7 @@ def test_every_prediction_is_handed_to_the_recorder(predictor: Predictor, job: D
         assert record.model_sha256 == answer["model"]["sha256"]
         assert record.estimate.gpu == answer["gpu"]
         assert abs(record.made_at_seconds - time.time()) < 60
-    api.unrecorded().predict(json.dumps({"job": job}).encode())
-    api.batch_sizes(json.dumps({"job": job}).encode())
+    api.batch_sizes_search(json.dumps({"job": job}).encode()).answer()
     assert len(kept) == 3
 
 

@@ -31,12 +31,13 @@ from gpumemnet.predict.prediction import PredictionTable
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.site.observations import Observation
 from service.api.examples import EXAMPLE_JOBS
-from service.api.prediction_id import prediction_id
+from service.api.predictions import RecordBatch, prediction_id
 from service.api.problems import Refusal
-from service.api.records import RecordBatch
 from service.observations import migrations, store
-from service.observations.alarm import Outcome, alarm, interval, miss_probability
 from service.observations.database import (
+    METADATA,
+    REVISIONS,
+    VERSION_TABLE,
     DatabaseAwayError,
     DatabaseError,
     database_url,
@@ -44,9 +45,9 @@ from service.observations.database import (
     make_engine,
     revision,
 )
-from service.observations.database_tables import METADATA, REVISIONS, VERSION_TABLE
+from service.observations.rows import Stored
+from service.observations.statistics import Outcome, alarm, interval, miss_probability
 from service.observations.store import ObservationStore
-from service.observations.tables import Stored
 from tests.waiting import wait_until
 
 MakeStore = Callable[..., ObservationStore]
@@ -123,7 +124,7 @@ def test_the_server_does_not_load_alembic(address: str) -> None:
     script = f"""
 import sys
 from service.observations.store import ObservationStore
-from service.observations.tables import Stored
+from service.observations.rows import Stored
 from tests.waiting import wait_until
 store = ObservationStore({address!r}); store.prepare(); store.start(); store.drain()
 print(sorted({{"alembic", "mako", "pyarrow", "psycopg"}} & set(sys.modules)))

@@ -9,7 +9,7 @@ import pytest
 from starlette.routing import Route
 
 from gpumemnet.job.json_codec import job_from_dict
-from service.page.routes import docs_routes, page_routes
+from service.page import docs_routes, page_routes
 
 FILES = sorted(route.path for route in [*page_routes(), *docs_routes()] if isinstance(route, Route))
 EXAMPLES = sorted(path for path in FILES if path.startswith("/page/examples/"))

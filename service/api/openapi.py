@@ -1,0 +1,302 @@
+"""Operations and their description (OpenAPI 3.1): one declaration of an operation gives its route
+and its part of the document.
+
+An operation names its request and response models and the ASGI application that handles it.
+FastAPI's own typed routes would validate every body twice and cost as much as a prediction.  The
+schema of a job comes from :class:`~gpumemnet.job.training_job.TrainingJob` and its field rules.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
+
+from gpumemnet.job.layers import MAX_ELEMENTS, MAX_LAYERS, Layer
+from gpumemnet.job.training_job import (
+    FIELD_CHOICES,
+    FIELD_RANGES,
+    NULLABLE_FIELDS,
+    REQUIRED_FIELDS,
+    SCHEMA_VERSION,
+    TRAINING_OPTIONS,
+    TrainingJob,
+)
+
+from .gate import rule_of
+from .problems import MEDIA_TYPE
+from .responses import JOB_SCHEMA, Problem
+
+JSON: Final = "application/json"
+TEXT: Final = "text/plain"
+KEY_REFUSALS: Final = {
+    401: "The API key is missing or unknown.",
+    403: "The API key lacks the scope of this operation.",
+}
+"""The errors of every operation that needs a key, where keys are set."""
+LIMIT_REFUSALS: Final = {
+    421: "The `Host` or `Origin` is not allowed.",
+    429: "The client sends too many requests; `Retry-After` says when to try again.",
+    503: "The service is busy; `Retry-After` says when to try again.",
+}
+"""The errors of every operation but health and metrics."""
+BODY_REFUSALS: Final = {
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    415: "The `Content-Type` is not `application/json`.",
+    422: "The body is not valid JSON, or one of its fields is invalid.",
+}
+"""The further errors of an operation with a body."""
+
+_KEY_SCHEMES: Final = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "`Authorization: Bearer KEY`"},
+    "header": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "X-API-Key",
+        "description": "the same key in a header of its own",
+    },
+}
+"""Both ways to send a key."""
+_REFERENCE: Final = "#/components/schemas/{model}"
+_ELEMENTS: Final = {"type": "integer", "minimum": 0, "maximum": MAX_ELEMENTS}
+
+JsonSchema = dict[str, Any]
+Schemas = type[BaseModel] | tuple[type[BaseModel], ...]
+"""A model, or a tuple of alternative models."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A successful response.
+
+    Attributes:
+        shape: model of the JSON; ``None`` for plain text alone.
+        meaning: description of the response.
+        has_text: whether the response may also be plain text.
+    """
+
+    shape: Schemas | None
+    meaning: str = "The result."
+    has_text: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One method at one path.
+
+    Attributes:
+        method, path: the HTTP method and the path.
+        name: its ``operationId``.
+        tag, summary, description: texts of the documentation.
+        endpoint: the ASGI application.
+        request: model of the JSON body; ``None`` without a body.
+        examples: bodies by name.
+        answers: status → successful response.
+        refusals: status → when this error is sent, beside those of keys and limits.
+        parameters: as OpenAPI has them.
+    """
+
+    method: str
+    path: str
+    name: str
+    tag: str
+    summary: str
+    endpoint: ASGIApp
+    answers: Mapping[int, Answer]
+    request: Schemas | None = None
+    examples: Mapping[str, Any] = field(default_factory=dict)
+    refusals: Mapping[int, str] = field(default_factory=dict)
+    description: str = ""
+    parameters: Sequence[JsonSchema] = ()
+
+    @property
+    def all_refusals(self) -> Mapping[int, str]:
+        """Status → when this error is sent: those of the operation, and those of keys and limits
+        where its path has them."""
+        rule = rule_of(self.path)
+        keys = KEY_REFUSALS if rule.scope is not None else {}
+        limits = LIMIT_REFUSALS if rule.is_limited else {}
+        return dict(sorted({**keys, **limits, **self.refusals}.items()))
+
+    def described(self, *, has_keys: bool = False) -> JsonSchema:
+        """The OpenAPI description of the operation; ``has_keys`` says whether keys are set."""
+        operation: JsonSchema = {
+            "tags": [self.tag],
+            "summary": self.summary,
+            "operationId": self.name,
+        }
+        if has_keys and rule_of(self.path).scope is not None:
+            operation["security"] = [{name: []} for name in _KEY_SCHEMES]
+        if self.description:
+            operation["description"] = self.description
+        if self.parameters:
+            operation["parameters"] = list(self.parameters)
+        if self.request is not None:
+            content: JsonSchema = {"schema": _schema(self.request)}
+            if self.examples:
+                content["examples"] = {
+                    name: {"value": body} for name, body in self.examples.items()
+                }
+            operation["requestBody"] = {"required": True, "content": {JSON: content}}
+        responses = operation["responses"] = {}
+        for status, answer in self.answers.items():
+            types: JsonSchema = {}
+            if answer.shape is not None:
+                types[JSON] = {"schema": _schema(answer.shape)}
+            if answer.has_text or answer.shape is None:
+                types[TEXT] = {"schema": {"type": "string"}}
+            responses[str(status)] = {"description": answer.meaning, "content": types}
+        for status, meaning in self.all_refusals.items():
+            responses[str(status)] = {
+                "description": meaning,
+                "content": {MEDIA_TYPE: {"schema": _schema(Problem)}},
+            }
+        return operation
+
+
+def routes(operations: Iterable[Operation]) -> list[BaseRoute]:
+    """The routes of the operations."""
+    return [
+        Route(one.path, one.endpoint, methods=[one.method], name=one.name) for one in operations
+    ]
+
+
+def openapi_document(
+    info: JsonSchema, operations: Iterable[Operation], *, max_jobs: int, has_keys: bool = False
+) -> JsonSchema:
+    """The OpenAPI document.
+
+    Args:
+        info: OpenAPI's ``info``.
+        operations: all operations.
+        max_jobs: most jobs of a request.
+        has_keys: whether keys are set.
+    """
+    paths: dict[str, JsonSchema] = {}
+    shapes: dict[tuple[type[BaseModel], str], None] = {(Problem, "serialization"): None}
+    for one in operations:
+        paths.setdefault(one.path, {})[one.method.lower()] = one.described(has_keys=has_keys)
+        shapes |= dict.fromkeys((shape, "validation") for shape in _each(one.request))
+        answered = (shape for answer in one.answers.values() for shape in _each(answer.shape))
+        shapes |= dict.fromkeys((shape, "serialization") for shape in answered)
+    _, found = models_json_schema(list(shapes), ref_template=_REFERENCE)  # type: ignore[arg-type]
+    schemas = _with_jobs(found["$defs"]) | {"TrainingJob": job_schema(), "Layer": layer_schema()}
+    schemas["BatchRequest"]["properties"]["jobs"]["maxItems"] = max_jobs
+    components = {"schemas": schemas} | (
+        {"securitySchemes": dict(_KEY_SCHEMES)} if has_keys else {}
+    )
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": components}
+
+
+def _with_jobs(schema: Any) -> Any:
+    """``schema`` with references to the schema of a job, wherever one is meant."""
+    if isinstance(schema, dict):
+        if JOB_SCHEMA.items() <= schema.items():
+            return {"$ref": _REFERENCE.format(model="TrainingJob")}
+        return {name: _with_jobs(part) for name, part in schema.items()}
+    return [_with_jobs(part) for part in schema] if isinstance(schema, list) else schema
+
+
+def _each(shapes: Schemas | None) -> Sequence[type[BaseModel]]:
+    return () if shapes is None else (shapes,) if isinstance(shapes, type) else shapes
+
+
+def _schema(shape: Schemas) -> JsonSchema:
+    if isinstance(shape, tuple):
+        return {"anyOf": [_schema(one) for one in shape]}
+    return {"$ref": _REFERENCE.format(model=shape.__name__)}
+
+
+def job_schema() -> JsonSchema:
+    """The JSON schema of a :class:`~gpumemnet.job.training_job.TrainingJob`, from the dataclass,
+    its docstring and its ranges."""
+    descriptions = _attribute_descriptions(TrainingJob) | {
+        name: option.description for name, option in TRAINING_OPTIONS.items()
+    }
+    ranges = {
+        name: {"type": "integer", "minimum": low, "maximum": high}
+        for name, low, high in FIELD_RANGES
+    }
+    properties: dict[str, JsonSchema] = {}
+    for each in fields(TrainingJob):
+        if each.name == "layers":
+            schema: JsonSchema = {
+                "type": "array",
+                "maxItems": MAX_LAYERS,
+                "items": {"anyOf": [{"$ref": _REFERENCE.format(model="Layer")}, _layer_as_list()]},
+            }
+        elif each.name == "schema_version":
+            schema = {"const": SCHEMA_VERSION}
+        elif each.name in FIELD_CHOICES:
+            schema = {"type": "string", "enum": list(FIELD_CHOICES[each.name])}
+        else:
+            schema = dict(ranges.get(each.name, {"type": "boolean"}))
+        if each.name in NULLABLE_FIELDS or each.name == "layers":
+            schema = {"anyOf": [schema, {"type": "null"}]}
+        elif each.name not in REQUIRED_FIELDS:
+            schema["default"] = each.default
+        if each.name in descriptions:
+            schema["description"] = descriptions[each.name]
+        properties[each.name] = schema
+    return {
+        "type": "object",
+        "description": "One training process on one GPU: its `layers`, or else `total_activations` and "
+        "`total_parameters`, and every option that moves memory.",
+        "properties": properties,
+        "required": list(REQUIRED_FIELDS),
+        "additionalProperties": False,
+    }
+
+
+def layer_schema() -> JsonSchema:
+    """The JSON schema of a :class:`~gpumemnet.job.layers.Layer` as an object."""
+    descriptions = _attribute_descriptions(Layer)
+    properties: dict[str, JsonSchema] = {
+        "kind": {
+            "type": "string",
+            "pattern": "^[a-z][a-z0-9_]{0,63}$",
+            "examples": ["linear", "conv2d", "relu"],
+        },
+        "activations": dict(_ELEMENTS),
+        "parameters": {**_ELEMENTS, "default": 0},
+    }
+    for name, description in descriptions.items():
+        properties[name]["description"] = description
+    return {
+        "type": "object",
+        "description": "One executed layer.",
+        "properties": properties,
+        "required": ["kind", "activations"],
+        "additionalProperties": False,
+    }
+
+
+def _layer_as_list() -> JsonSchema:
+    return {
+        "type": "array",
+        "description": "the same as a list: kind, activations, parameters",
+        "prefixItems": [{"type": "string"}, _ELEMENTS, _ELEMENTS],
+        "minItems": 3,
+        "maxItems": 3,
+    }
+
+
+def _attribute_descriptions(class_: type) -> dict[str, str]:
+    """Field → text, from the ``Attributes:`` section of the docstring."""
+    section = (
+        inspect.cleandoc(class_.__doc__ or "").partition("Attributes:\n")[2].partition("\n\n")[0]
+    )
+    entries = re.findall(r"^    (\w[\w, ]*): (.*(?:\n {8}.*)*)", section, re.MULTILINE)
+    return {
+        name: re.sub(r":\w+:`~?([^`]*)`", r"\1", re.sub(r"\s+", " ", text)).replace("``", "")
+        for names, text in entries
+        for name in names.split(", ")
+    }

@@ -1,0 +1,354 @@
+"""The schemas of the responses, and what the schemas of requests and responses have in common.
+
+They generate the OpenAPI description.  Responses are not validated when they are sent, because that
+costs more than making them; tests check them against these schemas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    WithJsonSchema,
+    create_model,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+from gpumemnet.job.layers import describe
+
+
+class Schema(BaseModel):
+    """A JSON object of the interface; it forbids undeclared members and converts no value to
+    another type."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+JOB_SCHEMA: Final[JsonSchemaValue] = {"type": "object", "title": "TrainingJob"}
+"""Stands for the schema of a job until the OpenAPI document refers to it."""
+Job = Annotated[Any, WithJsonSchema(JOB_SCHEMA)]
+"""The JSON document of a job, which :mod:`gpumemnet.job.json_codec` reads."""
+
+
+class OneOf:
+    """Annotation of a string that must be one of ``names``."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = tuple(names)
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Validate the string."""
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """The schema: an enumeration of the names."""
+        return {"type": "string", "enum": list(self._names)}
+
+    def _check(self, text: str) -> str:
+        if text not in self._names:
+            raise ValueError(f"must be one of {', '.join(self._names)}, not {describe(text)}")
+        return text
+
+
+class Bin(Schema):
+    """The most probable bin."""
+
+    index: int = Field(ge=0, description="number of the bin, from 0")
+    lower_bytes: int = Field(ge=0, description="lower edge in bytes, inclusive")
+    upper_bytes: int | None = Field(
+        description="upper edge in bytes, exclusive; null for the last bin, which is open above"
+    )
+    probability: float = Field(
+        ge=0, le=1, description="probability that the job's memory lies in this bin"
+    )
+
+
+class Bins(Schema):
+    """All bins: number k reaches from k times the width to (k + 1) times the width, and the last is
+    open above."""
+
+    name: str = Field(description="name of the bin scheme")
+    width_bytes: int = Field(gt=0)
+    count: int = Field(gt=0, description="number of bins, the open one included")
+    probabilities: list[float] = Field(
+        description="probability of every bin, in order; they add up to 1"
+    )
+
+
+class TrainingData(Schema):
+    """What a model was trained on; the model's card says more."""
+
+    description: str | None
+    provenance: str | None
+    label_source: str | None
+    licence: str | None
+
+
+class Model(Schema):
+    """The model that made the prediction."""
+
+    name: str
+    version: str
+    sha256: str = Field(
+        pattern="^[0-9a-f]{64}$",
+        description="hash over the model's files: changes with any of them",
+    )
+    family: str = Field(
+        description="the family of jobs that it predicts; all for a model of all families"
+    )
+    encoder: str = Field(
+        description="mlp: feature vector; transformer: layer sequence and feature vector; common: "
+        "feature vector by one model of all families"
+    )
+    training_data: TrainingData
+
+
+class ModelDetails(Model):
+    """A loaded model with its card."""
+
+    gpu: str = Field(description="the GPU model whose memory it predicts")
+    coverages: list[float] = Field(
+        description="the calibrated coverages; a coverage in between uses the next higher"
+    )
+    card: dict[str, Any] = Field(description="the model card")
+
+
+class Models(Schema):
+    """The loaded models by family, most trusted first."""
+
+    release: str = Field(description="the served release (the champion)")
+    challenger: str | None = Field(
+        description="the release whose predictions are compared in the background, if there is one"
+    )
+    models: list[ModelDetails]
+
+
+class Fit(Schema):
+    """Whether the job fits one GPU, MIG profile or device."""
+
+    gpu: str = Field(description="the GPU model")
+    mig: str | None = Field(description="the MIG profile, for a partition")
+    device: str | None = Field(description="the device's id in the request")
+    available_mib: int = Field(
+        ge=0,
+        description="free memory as given in the request, or what a job can use of an empty GPU",
+    )
+    request_mib: int = Field(ge=0, description="expected memory on this GPU, rounded up")
+    limit_mib: int | None = Field(
+        description="safe memory on this GPU, rounded up; null outside the support"
+    )
+    verdict: Literal["yes", "no", "unsure", "unknown"] = Field(
+        description="yes: limit_mib is available; no: not even request_mib is; unsure: between the two; unknown: no limit"
+    )
+    probability: float = Field(
+        ge=0, le=1, description="probability that the job takes no more than what is available"
+    )
+
+
+class BatchPoint(Schema):
+    """Memory at one batch size: the largest predicted for this and any smaller one."""
+
+    batch_size: int = Field(ge=1)
+    request_mib: int = Field(ge=0, description="expected memory, rounded up")
+    limit_mib: int | None = Field(
+        description="safe memory, rounded up; null outside the model's support"
+    )
+
+
+class BatchSizes(Schema):
+    """The largest batches that fit, and memory against batch size."""
+
+    gpu: str = Field(description="the GPU model")
+    mig: str | None = Field(description="the MIG profile, for a partition")
+    available_mib: int = Field(
+        ge=0,
+        description="free memory as given in the request, or what a job can use of an empty GPU",
+    )
+    coverage: float = Field(gt=0, lt=1, description="share of jobs that stay below the limit")
+    max_batch: int = Field(ge=1, description="the largest batch size considered")
+    safe_batch: int | None = Field(
+        description="the largest batch whose safe memory fits; null if none does"
+    )
+    likely_batch: int | None = Field(
+        description="the largest batch whose expected memory fits; null if none does"
+    )
+    reasons: list[str] = Field(description="why no batch size has a limit")
+    curve: list[BatchPoint] = Field(description="memory from batch 1 to max_batch; it never falls")
+    release: str = Field(description="the release of the model")
+    feature_schema: str = Field(description="version of the models' features")
+
+
+class Mig(Schema):
+    """A MIG profile."""
+
+    name: str = Field(description="such as 3g.20gb")
+    memory_mib: int = Field(gt=0, description="memory of an instance")
+    available_mib: int = Field(gt=0, description="what a job can use of an empty one")
+    source: str = Field(description="where this number comes from")
+
+
+class Gpu(Schema):
+    """A GPU of the catalogue."""
+
+    name: str = Field(description="product name, as NVML reports it")
+    aliases: list[str] = Field(description="other names that requests may use")
+    capacity_mib: int = Field(gt=0, description="total memory")
+    reserved_mib: int = Field(ge=0, description="what the driver keeps for itself")
+    reserved_source: str = Field(description="where this number comes from")
+    available_mib: int = Field(gt=0, description="what a job can use of an empty one")
+    mig: list[Mig] = Field(description="its MIG profiles, as far as they are known")
+
+
+class Gpus(Schema):
+    """The GPUs that requests may name; a MIG profile follows a slash, as in A100/3g.20gb."""
+
+    gpus: list[Gpu]
+
+
+class Prediction(Schema):
+    """The memory that one job is expected to take on one GPU, in nvidia-smi's terms (CUDA context
+    included)."""
+
+    prediction_id: str = Field(
+        pattern="^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$",
+        description="id of this prediction (UUID of version 7): observations of the job refer to it",
+    )
+    bin: Bin
+    expected_bytes: int = Field(
+        ge=0,
+        description="for packing jobs: the centre of the prediction; about half of such jobs take more",
+    )
+    startup_peak_bytes: int = Field(
+        ge=0,
+        description="the expected memory at the moment of most memory; above the expected bytes, which are of the steady state, "
+        "where cuDNN searches for algorithms in the first step (cudnn_benchmark) and gives the memory back",
+    )
+    safe_bytes: int | None = Field(
+        description="for a hard limit: the bound on the steady state that holds with the coverage; null outside the model's support"
+    )
+    coverage: float = Field(gt=0, lt=1, description="share of jobs that stay below the safe bytes")
+    in_support: bool = Field(
+        description="whether the job resembles those that the model was trained on"
+    )
+    reasons: list[str] = Field(description="why the job does not resemble them, one sentence each")
+    bins: Bins
+    fits: list[Fit] | None = Field(
+        default=None,
+        description="what the job fits, in the order of the request; only if the request asks for it",
+    )
+    gpu: str = Field(description="the GPU model that the amounts are for")
+    gpu_source: Literal["request", "setting", "default"] = Field(
+        description="why: the request names it, it is the service's setting, or else the GPU of the most trusted labels"
+    )
+    context_bytes: int = Field(
+        ge=0,
+        description="the CUDA context in the expected memory: the same whichever model answers",
+    )
+    context_source: str = Field(description="where that number comes from")
+    label_source: str = Field(
+        description="origin of the labels behind the answer: readings of a GPU; traced, where no GPU ran the jobs; or "
+        "readings_and_traces, where a line over the closed form answers that is calibrated on both"
+    )
+    release: str = Field(description="the release that the model belongs to")
+    feature_schema: str = Field(description="version of the model's features")
+    model: Model
+
+
+PREDICTION_FIELDS: Final = tuple(Prediction.model_fields)
+
+SomeFields = create_model(  # type: ignore[call-overload]
+    "SomeFields",
+    __base__=Schema,
+    __doc__="The fields of a prediction that the request chooses.",
+    **{
+        name: (field.annotation, Field(default=None, description=field.description))
+        for name, field in Prediction.model_fields.items()
+    },
+)
+
+
+class StoredPrediction(Schema):
+    """A prediction as it is kept, and what its job was reported to use."""
+
+    prediction_id: str
+    made_at: str = Field(description="when it was made (ISO 8601)")
+    job: Job
+    gpu: str
+    release: str
+    model: str = Field(description="name of the model that made it")
+    model_sha256: str
+    coverage: float
+    expected_bytes: int
+    safe_bytes: int | None
+    in_support: bool
+    reason_codes: list[str] = Field(description="why it has no safe bytes: short names")
+    observed_bytes: int | None = Field(description="what the job used; null while unknown")
+    oom: bool | None = Field(
+        description="whether the job ran out of GPU memory; null without an observation"
+    )
+
+
+class FieldProblem(Schema):
+    """One invalid field."""
+
+    field: str = Field(
+        description="path in the body, such as job.layers[3].parameters; 'body' for the whole body"
+    )
+    message: str = Field(description="what is wrong and what the field may hold")
+
+
+class Problem(Schema):
+    """An error (RFC 9457)."""
+
+    type: str = Field(description="URI that identifies the type of problem; for programs")
+    title: str = Field(description="short name of the type")
+    status: int = Field(ge=400, le=599, description="HTTP status")
+    detail: str = Field(description="what is wrong, in one sentence")
+    errors: list[FieldProblem] | None = Field(
+        default=None, description="the invalid fields, if the body has any"
+    )
+
+
+class Predicted(Schema):
+    """The result of a valid job of a batch."""
+
+    prediction: Prediction | SomeFields = Field(  # type: ignore[valid-type]
+        description="the whole prediction, or the fields that the request chooses"
+    )
+
+
+class Refused(Schema):
+    """The result of an invalid job of a batch; the other jobs are predicted."""
+
+    problem: Problem
+
+
+class BatchPrediction(Schema):
+    """One result per job, in order."""
+
+    failed: int = Field(ge=0, description="number of invalid jobs")
+    results: list[Predicted | Refused]
+
+
+class Health(Schema):
+    """The process is alive."""
+
+    status: Literal["ok"]
+
+
+class Readiness(Schema):
+    """A tested release is served."""
+
+    status: Literal["ready"]
+    families: list[str] = Field(description="the families of jobs that a model is loaded for")

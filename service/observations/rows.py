@@ -1,0 +1,436 @@
+"""SQL statements of the store: rows from records, and few statements for many rows.
+
+One statement holds many rows, so the database works without the interpreter's lock and the event
+loop continues.  Each job is stored once, by the hash of its content; a hash that was sent within
+the last hour is not sent again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import orjson
+from sqlalchemy import Connection, Table, delete, exists, select, text
+
+from gpumemnet.errors import FieldError
+from gpumemnet.job.job_table import JobTable
+from gpumemnet.job.training_job import (
+    FIELD_DEFAULTS,
+    NUMBER_FIELDS,
+    OPTION_FIELDS,
+    UNSTATED_AS_ZERO,
+    TrainingJob,
+)
+from gpumemnet.predict.support import reason_code
+from gpumemnet.site.observations import Observation, check_capacity
+
+from ..api.predictions import RecordBatch
+from .database import CHALLENGES, JOBS, OBSERVATIONS, PREDICTIONS
+
+ROWS_PER_STATEMENT: Final = (64, 8, 1)
+KNOWN_JOBS: Final = 20_000
+"""Most hashes of stored jobs in the cache: some 3 MB."""
+SEEN_SECONDS: Final = 3600.0
+"""Resolution, in seconds, of the time at which a job was last predicted."""
+SWEEP_ROWS: Final = 1000
+SWEEP_LOCK: Final = 0x6770756D7377
+_LARGEST: Final = 2**63 - 1
+_MAX_CODES: Final = 200
+
+_JOB_COLUMNS: Final = ("hash", "family", "document", "seen_at")
+_PREDICTION_COLUMNS: Final = tuple(column.name for column in PREDICTIONS.columns)
+_CHALLENGE_COLUMNS: Final = tuple(column.name for column in CHALLENGES.columns)
+_OBSERVATION_COLUMNS: Final = tuple(column.name for column in OBSERVATIONS.columns)
+
+_NUMBER_FIELDS: Final = tuple(name for name in FIELD_DEFAULTS if name in NUMBER_FIELDS)
+
+Row = tuple[Any, ...]
+
+
+class ChallengeRecord(NamedTuple):
+    """The challenger's prediction beside a prediction of the champion."""
+
+    prediction_id: str
+    model_sha256: str
+    expected_bytes: int
+    safe_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """An observation to be stored.
+
+    Attributes:
+        observation_id: its new id, unless it is stored already.
+        observation: the observation.
+        key_name: name of the API key that sent it.
+        key: its idempotency key; without one, the hash of its content.
+        content_hash: over its whole content.
+        received_at: seconds since the epoch.
+    """
+
+    observation_id: str
+    observation: Observation
+    key_name: str
+    key: str
+    content_hash: str
+    received_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An observation that is in the database.
+
+    Attributes:
+        observation_id: its id.
+        created: whether this request stored it; false when the same was stored before.
+        prediction_id, job_hash, gpu: its prediction, its job and its GPU.
+    """
+
+    observation_id: str
+    created: bool
+    prediction_id: str | None
+    job_hash: str
+    gpu: str
+
+
+class UnknownPrediction(NamedTuple):
+    """The observation names a prediction that is not in the database, and holds no job."""
+
+    prediction_id: str
+
+
+class OtherContent(NamedTuple):
+    """Another observation was stored under the same idempotency key."""
+
+    key: str
+
+
+Result = Stored | UnknownPrediction | OtherContent | FieldError
+
+
+class KnownJobs:
+    """A cache of the hashes of jobs that this process knows to be in the database."""
+
+    def __init__(self, seen_seconds: float = SEEN_SECONDS) -> None:
+        self._seen: OrderedDict[str, float] = OrderedDict()
+        self._seen_seconds = seen_seconds
+
+    def add_missing(
+        self, rows: dict[str, Row], digest: str, family: str, document: bytes, now: float
+    ) -> None:
+        """Add the job's row to ``rows`` unless the cache says that it was stored recently."""
+        if not self._is_fresh(digest, now):
+            rows[digest] = (digest, family, document.decode(), now)
+
+    def note(self, rows: Mapping[str, Row]) -> None:
+        """Add committed rows to the cache."""
+        for digest, row in rows.items():
+            self._seen[digest] = row[3]
+            self._seen.move_to_end(digest)
+        while len(self._seen) > KNOWN_JOBS:
+            self._seen.popitem(last=False)
+
+    def forget(self) -> None:
+        """Clear the cache: the database may have been replaced."""
+        self._seen.clear()
+
+    def _is_fresh(self, digest: str, now: float) -> bool:
+        return now - self._seen.get(digest, 0.0) <= self._seen_seconds
+
+
+def job_content(job: TrainingJob) -> tuple[str, bytes]:
+    """The hash of a job and its JSON document."""
+    [document] = job_documents(JobTable.from_jobs((job,)))
+    return hashlib.sha256(document).hexdigest(), document
+
+
+def prediction_rows(
+    records: RecordBatch,
+    rows: range,
+    documents: Sequence[bytes],
+    known: KnownJobs,
+    jobs: dict[str, Row],
+    now: float,
+) -> list[Row]:
+    """The rows of some predictions; adds the rows of their jobs to ``jobs`` as
+    :meth:`KnownJobs.add_missing` does.
+
+    Args:
+        records: the predictions.
+        rows: which of them.
+        documents: the JSON document of each one's job.
+        known: the jobs that are in the database.
+        jobs: the rows of the jobs to write, by hash.
+        now: seconds since the epoch.
+    """
+    families, codes = records.jobs.options("family"), records.jobs.option_codes
+    made: list[Row] = []
+    for row, document in zip(rows, documents, strict=True):
+        digest = hashlib.sha256(document).hexdigest()
+        known.add_missing(jobs, digest, families[codes[row]], document, now)
+        estimate = records.estimates[row]
+        made.append(
+            (
+                *(
+                    records.prediction_ids[row],
+                    records.made_at_seconds,
+                    digest,
+                    records.model_sha256s[row],
+                ),
+                *(
+                    estimate.estimator[:200],
+                    records.release[:200],
+                    estimate.gpu[:100],
+                    float(estimate.coverage),
+                ),
+                min(estimate.expected_bytes, _LARGEST),
+                None if estimate.safe_bytes is None else min(estimate.safe_bytes, _LARGEST),
+                estimate.in_support,
+                _reason_codes(estimate.reasons),
+            )
+        )
+    return made
+
+
+def _reason_codes(reasons: Sequence[str]) -> str | None:
+    """Short names of the reasons, as many as the column holds."""
+    codes = sorted({reason_code(reason) for reason in reasons})
+    while len(text_of_all := ",".join(codes)) > _MAX_CODES:
+        codes.pop()
+    return text_of_all or None
+
+
+def challenge_row(record: ChallengeRecord) -> Row:
+    """The row of a challenger's prediction."""
+    safe_bytes = None if record.safe_bytes is None else min(int(record.safe_bytes), _LARGEST)
+    return (
+        record.prediction_id,
+        record.model_sha256,
+        min(int(record.expected_bytes), _LARGEST),
+        safe_bytes,
+    )
+
+
+def write_predictions(
+    connection: Connection,
+    jobs: Mapping[str, Row],
+    predictions: Sequence[Row],
+    challenges: Sequence[Row],
+) -> None:
+    """Write predictions, their jobs, and the challenger's predictions."""
+    _insert_jobs(connection, jobs)
+    _insert(connection, PREDICTIONS, _PREDICTION_COLUMNS, predictions)
+    _insert(connection, CHALLENGES, _CHALLENGE_COLUMNS, challenges)
+
+
+def write_observations(
+    connection: Connection, incoming: Sequence[Incoming], known: KnownJobs
+) -> tuple[list[Result], dict[str, Row]]:
+    """Write observations; returns the result of each, in order, and the jobs that were written."""
+    predicted = _predictions_by_id(
+        connection, {one.observation.prediction_id for one in incoming} - {None}
+    )
+    results: list[Result | None] = [None] * len(incoming)
+    jobs: dict[str, Row] = {}
+    rows: dict[int, Row] = {}
+    for index, one in enumerate(incoming):
+        observation = one.observation
+        found = predicted.get(observation.prediction_id or "")
+        if found is not None:
+            job_hash, family, gpu = found
+            gpu = observation.gpu or gpu
+        elif observation.job is not None and observation.gpu is not None:
+            job_hash, document = job_content(observation.job)
+            family, gpu = observation.job.family, observation.gpu
+            known.add_missing(jobs, job_hash, family, document, one.received_at)
+        else:
+            results[index] = UnknownPrediction(observation.prediction_id or "")
+            continue
+        try:
+            check_capacity(observation, gpu)
+        except FieldError as error:
+            results[index] = error
+            continue
+        prediction_id = None if found is None else observation.prediction_id
+        rows[index] = _observation_row(one, prediction_id, job_hash, family, gpu)
+    _insert_jobs(connection, jobs)
+    # The same order in every process: otherwise two processes that store the same observations
+    # could deadlock.
+    ordered = sorted(rows.values(), key=lambda row: (row[-2], row[-3]))
+    _insert(connection, OBSERVATIONS, _OBSERVATION_COLUMNS, ordered)
+    stored = _observations_by_key(connection, [incoming[index].key for index in rows])
+    for index in rows:
+        one = incoming[index]
+        there = stored[one.key_name, one.key]
+        created = there.id == one.observation_id
+        if there.content_hash != one.content_hash:
+            results[index] = OtherContent(one.key)
+        else:
+            results[index] = Stored(
+                there.id, created, there.prediction_id, there.job_hash, there.gpu
+            )
+    assert all(result is not None for result in results)
+    return [result for result in results if result is not None], jobs
+
+
+def sweep(connection: Connection, before: float) -> bool:
+    """Delete some old predictions without an observation, and jobs without references.
+
+    Returns:
+        Whether there may be more.
+    """
+    if connection.dialect.name == "postgresql":
+        alone = connection.execute(
+            text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": SWEEP_LOCK}
+        ).scalar()
+        if not alone:
+            return False
+    observed = exists().where(OBSERVATIONS.c.prediction_id == PREDICTIONS.c.id)
+    milliseconds = f"{int(before * 1000):012x}"  # an id begins with its time
+    earlier = PREDICTIONS.c.id < f"{milliseconds[:8]}-{milliseconds[8:]}-7000-8000-000000000000"
+    old = select(PREDICTIONS.c.id).where(earlier, ~observed).order_by(PREDICTIONS.c.id)
+    identities = connection.execute(old.limit(SWEEP_ROWS)).scalars().all()
+    if identities:
+        connection.execute(delete(CHALLENGES).where(CHALLENGES.c.prediction_id.in_(identities)))
+        connection.execute(delete(PREDICTIONS).where(PREDICTIONS.c.id.in_(identities)))
+    if len(identities) == SWEEP_ROWS:
+        return True
+    used = exists().where(PREDICTIONS.c.job_hash == JOBS.c.hash)
+    reported = exists().where(OBSERVATIONS.c.job_hash == JOBS.c.hash)
+    unused = select(JOBS.c.hash).where(JOBS.c.seen_at < before, ~used, ~reported).limit(SWEEP_ROWS)
+    hashes = connection.execute(unused).scalars().all()
+    if hashes:
+        connection.execute(delete(JOBS).where(JOBS.c.hash.in_(hashes)))
+    return len(hashes) == SWEEP_ROWS
+
+
+def _insert_jobs(connection: Connection, jobs: Mapping[str, Row]) -> None:
+    ordered = sorted(jobs.values())
+    _insert(
+        connection, JOBS, _JOB_COLUMNS, ordered, "(hash) DO UPDATE SET seen_at = excluded.seen_at"
+    )
+
+
+def _insert(
+    connection: Connection,
+    table: Table,
+    columns: tuple[str, ...],
+    rows: Sequence[Row],
+    conflict: str = "DO NOTHING",
+) -> None:
+    mark = "%s" if connection.dialect.name == "postgresql" else "?"
+    start = 0
+    for count in ROWS_PER_STATEMENT:
+        while len(rows) - start >= count:
+            values = tuple(value for row in rows[start : start + count] for value in row)
+            connection.exec_driver_sql(
+                _statement(table.name, columns, count, mark, conflict), values
+            )
+            start += count
+
+
+@cache
+def _statement(table: str, columns: tuple[str, ...], count: int, mark: str, conflict: str) -> str:
+    row = f"({', '.join([mark] * len(columns))})"
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES {', '.join([row] * count)} ON CONFLICT {conflict}"  # noqa: S608
+
+
+def _observation_row(
+    one: Incoming, prediction_id: str | None, job_hash: str, family: str, gpu: str
+) -> Row:
+    observation = one.observation
+    return (
+        one.observation_id,
+        prediction_id,
+        job_hash,
+        family,
+        gpu,
+        observation.peak_bytes,
+        observation.oom,
+        observation.limit_bytes,
+        observation.source,
+        observation.driver,
+        observation.cuda,
+        observation.torch,
+        None if observation.observed_at is None else observation.observed_at.timestamp(),
+        one.received_at,
+        one.key_name,
+        one.key,
+        one.content_hash,
+    )
+
+
+def _predictions_by_id(
+    connection: Connection, identities: Iterable[str | None]
+) -> dict[str, tuple[str, str, str]]:
+    """Id → hash and family of the job, and GPU."""
+    listed = [identity for identity in identities if identity is not None]
+    if not listed:
+        return {}
+    columns = (PREDICTIONS.c.id, PREDICTIONS.c.job_hash, JOBS.c.family, PREDICTIONS.c.gpu)
+    question = (
+        select(*columns)
+        .join(JOBS, JOBS.c.hash == PREDICTIONS.c.job_hash)
+        .where(PREDICTIONS.c.id.in_(listed))
+    )
+    return {row.id: (row.job_hash, row.family, row.gpu) for row in connection.execute(question)}
+
+
+def _observations_by_key(connection: Connection, keys: Sequence[str]) -> dict[tuple[str, str], Any]:
+    if not keys:
+        return {}
+    columns = OBSERVATIONS.c
+    question = select(
+        columns.id,
+        columns.key_name,
+        columns.idempotency_key,
+        columns.content_hash,
+        columns.prediction_id,
+        columns.job_hash,
+        columns.gpu,
+    ).where(columns.idempotency_key.in_(keys))
+    return {(row.key_name, row.idempotency_key): row for row in connection.execute(question)}
+
+
+def job_documents(jobs: JobTable) -> list[bytes]:
+    """The JSON document of each job."""
+    numbers = [_whole(jobs.column(name), name in UNSTATED_AS_ZERO) for name in _NUMBER_FIELDS]
+    options = [dict(zip(OPTION_FIELDS, values, strict=True)) for values in jobs.option_sets]
+    return [
+        orjson.dumps(
+            FIELD_DEFAULTS
+            | options[code]
+            | dict(zip(_NUMBER_FIELDS, values, strict=True))
+            | {"layers": layers}
+        )
+        for code, layers, *values in zip(
+            jobs.option_codes.tolist(), _layers(jobs), *numbers, strict=True
+        )
+    ]
+
+
+def _layers(jobs: JobTable) -> list[list[Any]]:
+    """The layer list of each job."""
+    names = jobs.kind_names
+    kinds = map(names.__getitem__, jobs.layer_kinds.tolist())
+    amounts = (
+        amounts.astype(np.int64).tolist()
+        for amounts in (jobs.layer_activations, jobs.layer_parameters)
+    )
+    layers = list(zip(kinds, *amounts, strict=True))
+    ends = np.cumsum(jobs.layer_counts).tolist()
+    return [layers[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _whole(
+    numbers: np.ndarray[Any, np.dtype[np.float64]], is_zero_unstated: bool
+) -> list[int | None]:
+    whole: list[int | None] = numbers.astype(np.int64).tolist()
+    return [number or None for number in whole] if is_zero_unstated else whole

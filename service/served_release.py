@@ -1,0 +1,313 @@
+"""The served release: loads its bundles, tests them, and follows the registry without dropping a
+request.
+
+The new release is loaded, tested, and swapped in by one assignment.  A request reads
+:attr:`ServedRelease.api` once and keeps the result, so no request sees two releases, and none waits
+for a swap.  A challenger can predict a share of the jobs in the background (:mod:`.shadow`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+from prometheus_client import Counter, Gauge
+
+from gpumemnet.errors import BundleError, InvalidRequestError, RegistryError
+from gpumemnet.predict.bundle import Bundle, load_bundles, shipped_bundles
+from gpumemnet.predict.predictor import Predictor
+from gpumemnet.site.releases import SHIPPED, Aliases, Registry, release_digest
+
+from .api.predictions import PredictionApi
+from .self_test import check_golden
+from .shadow import Shadow
+
+FOLLOW_SECONDS: Final = 1.0
+"""Time between two looks at the registry."""
+RETRY_LOOKS: Final = 30
+"""After this number of looks a champion that failed is tried again: its files may be back."""
+READ_SECONDS: Final = 10.0
+"""Longest time that the registry's folder may take to answer: one in the network can hang."""
+CONFIGURED: Final = "configured"
+"""The release's name when the settings name bundle folders."""
+
+# With several workers, a gauge is the number of live workers for which it holds.
+MODEL_INFO: Final = Gauge(
+    "gpumemnet_model_info",
+    "Workers that serve the release; sha256 is a shortened hash over its bundles.",
+    ("release", "sha256"),
+    multiprocess_mode="livesum",
+)
+STALE: Final = Gauge(
+    "gpumemnet_champion_stale",
+    "Workers that do not serve the registry's champion: it cannot be read, loaded, or failed its self-test.",
+    multiprocess_mode="livesum",
+)
+SWAPS: Final = Counter("gpumemnet_champion_swaps", "Changes of the release that a worker serves.")
+FAILED_LOADS: Final = Counter(
+    "gpumemnet_release_load_failures",
+    "Releases that could not be loaded or failed their self-test.",
+    ("alias",),
+)
+for _alias in ("champion", "challenger"):
+    FAILED_LOADS.labels(_alias)
+
+logger = logging.getLogger("gpumemnet.service")
+
+T = TypeVar("T")
+Signature = tuple[int, int, int] | None
+
+
+class Loaded(NamedTuple):
+    """A loaded release, ready to serve; ``sha256`` is a hash over its bundles."""
+
+    release: str
+    sha256: str
+    bundles: Sequence[Bundle]
+    api: PredictionApi
+
+
+class ServedRelease:
+    """The release that this process serves, and how it is replaced.
+
+    Args:
+        build: makes an api from a predictor and the name of its release.
+        registry: names the champion; without one, ``bundles`` or else the shipped bundles are
+            served.
+        bundles: folders of bundles to serve instead of a registry.
+        shadow: runs the challenger; without one, challengers are ignored.
+        predictor_settings: keyword arguments of every predictor: default GPU and CUDA context.
+        is_champion_required: whether the service is ready only while it serves the registry's
+            champion.
+        read_seconds: longest time that the registry's folder may take to answer.
+
+    Attributes:
+        api: the current api; read it once for each request.
+        release, sha256: the name of its release, and a hash over its bundles.
+        failure: a sentence that says why the registry's champion is not served; ``None`` when it is
+            served.
+
+    Raises:
+        BundleError: when nothing can be served: the bundles of the settings, or the shipped ones,
+            fail.
+    """
+
+    api: PredictionApi
+    release: str
+    sha256: str
+
+    def __init__(
+        self,
+        build: Callable[[Predictor, str], PredictionApi],
+        *,
+        registry: Registry | None = None,
+        bundles: Sequence[Path] = (),
+        shadow: Shadow | None = None,
+        predictor_settings: Mapping[str, Any] | None = None,
+        is_champion_required: bool = False,
+        read_seconds: float = READ_SECONDS,
+    ) -> None:
+        if registry is not None and bundles:
+            raise BundleError(
+                "both bundles and a registry are set: set only one of GPUMEMNET_BUNDLES and GPUMEMNET_REGISTRY"
+            )
+        self.registry = registry
+        self.failure: str | None = None
+        self._aliases = Aliases()
+        self._is_champion_required = is_champion_required
+        self._looks = 0
+        self._build = build
+        self._predictor_settings = dict(predictor_settings or {})
+        self._shadow = shadow
+        self._tested_sha256s: set[str] = set()
+        self._seen: Signature = None
+        self._read_seconds = read_seconds
+        self._reading: threading.Thread | None = None
+        if registry is not None:
+            self._begin(registry)
+        elif bundles:
+            named = [bundle for folder in bundles for bundle in load_bundles(folder)]
+            self._put(self._ready(CONFIGURED, self._tested(named)))
+        else:
+            self._put(self._ready(SHIPPED, self._tested(shipped_bundles())))
+
+    @property
+    def challenger(self) -> str | None:
+        """The challenger's release in this process."""
+        return None if self._shadow is None else self._shadow.release
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests may be sent here: not while another release answers in place of a
+        champion that is required."""
+        return self.failure is None or not self._is_champion_required
+
+    @property
+    def fallback(self) -> str | None:
+        """The release that answers in place of the registry's champion; ``None`` while the champion
+        answers."""
+        return None if self.failure is None else self.release
+
+    def follow(self) -> None:
+        """Serve the release that the registry's aliases name; checks only the file's date when it
+        has not changed.
+
+        A champion that cannot be loaded or fails its self-test is reported, and the current release
+        stays.  It is tried again when the aliases change, and every :data:`RETRY_LOOKS` calls.
+        """
+        if self.registry is None:
+            return
+        try:
+            seen = self._read(partial(_signature, self.registry.aliases_file))
+            self._looks = self._looks + 1 if self.failure is not None else 0
+            if seen == self._seen and self._looks < RETRY_LOOKS:
+                return
+            self._looks, self._seen = 0, seen
+            if seen is None:
+                raise RegistryError(f"{self.registry.aliases_file}: does not exist any more")
+            self._aliases = self._read(self.registry.aliases)
+            champion = self._aliases.champion
+            loaded = None if champion == self.release else self._load_champion(champion)
+        except BundleError as error:
+            self._report(str(error))
+        else:
+            self._report(None)
+            if loaded is not None:
+                self._swap(loaded)
+        self._follow_challenger()
+
+    def _begin(self, registry: Registry) -> None:
+        """Serve the champion; if it fails, the previous champion; if that fails, the shipped
+        bundles."""
+        candidates = [SHIPPED]
+        try:
+            self._seen = self._read(partial(_signature, registry.aliases_file))
+            if not self._read(registry.folder.is_dir):
+                logger.warning(
+                    "the registry %s does not exist yet: %s is served until it names a champion",
+                    registry.folder,
+                    SHIPPED,
+                )
+            self._aliases = self._read(registry.aliases)
+            candidates = [self._aliases.champion, *filter(None, [self._aliases.previous]), SHIPPED]
+        except RegistryError as error:
+            self.failure = str(error)
+        for release in dict.fromkeys(candidates):
+            try:
+                self._put(
+                    self._ready(SHIPPED, self._tested(shipped_bundles()))
+                    if release == SHIPPED
+                    else self._load_champion(release)
+                )
+                break
+            except BundleError as error:
+                if release == SHIPPED:
+                    raise
+                self.failure = self.failure or str(error)
+        failure, self.failure = self.failure, None
+        self._report(failure)
+        self._follow_challenger()
+
+    def _read(self, read: Callable[[], T]) -> T:
+        """What ``read`` returns of the registry's folder; it runs in a thread of its own, because a
+        folder in the network may hang.
+
+        Raises:
+            RegistryError: when it takes longer than ``read_seconds``, or an earlier one still does.
+        """
+        assert self.registry is not None
+        outcome: list[T | BaseException] = []
+
+        def run() -> None:
+            try:
+                outcome.append(read())
+            except BaseException as error:
+                outcome.append(error)
+
+        if self._reading is None or not self._reading.is_alive():
+            self._reading = threading.Thread(target=run, name="gpumemnet-registry", daemon=True)
+            self._reading.start()
+            self._reading.join(self._read_seconds)
+        if not outcome:
+            self._seen = None  # look again as soon as it answers
+            raise RegistryError(
+                f"the registry {self.registry.folder} has not answered within {self._read_seconds:g} s"
+            )
+        [found] = outcome
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def _swap(self, loaded: Loaded) -> None:
+        before = self.release
+        MODEL_INFO.labels(before, self.sha256[:12]).set(0)
+        self._put(loaded)
+        SWAPS.inc()
+        logger.info("release %s is served now, after %s", loaded.release, before)
+
+    def _put(self, loaded: Loaded) -> None:
+        if self._shadow is not None:
+            self._shadow.champion_is(loaded.bundles)
+        self.api, self.release, self.sha256 = loaded.api, loaded.release, loaded.sha256
+        MODEL_INFO.labels(self.release, self.sha256[:12]).set(1)
+
+    def _follow_challenger(self) -> None:
+        challenger = self._aliases.challenger
+        if self._shadow is None or challenger == self.challenger:
+            return
+        self._shadow.withdraw()
+        try:
+            if challenger is not None:
+                self._shadow.challenge(challenger, self._load(challenger, "challenger"))
+        except BundleError as error:
+            logger.error("the registry's challenger cannot be used: %s", error)
+
+    def _load_champion(self, release: str) -> Loaded:
+        return self._ready(release, self._load(release, "champion"))
+
+    def _load(self, release: str, alias: str) -> Predictor:
+        assert self.registry is not None
+        try:
+            return self._tested(self._read(partial(self.registry.load, release)))
+        except BundleError:
+            FAILED_LOADS.labels(alias).inc()
+            raise
+
+    def _ready(self, release: str, predictor: Predictor) -> Loaded:
+        api = self._build(predictor, release)
+        return Loaded(release, release_digest(predictor.bundles), predictor.bundles, api)
+
+    def _report(self, failure: str | None) -> None:
+        """Note why the champion is not served; logs what is new."""
+        if failure is not None and failure != self.failure:
+            logger.error(
+                "the registry's champion cannot be served, %s is served instead: %s",
+                self.release,
+                failure,
+            )
+        self.failure = failure
+        STALE.set(failure is not None)
+
+    def _tested(self, bundles: Sequence[Bundle]) -> Predictor:
+        try:
+            predictor = Predictor(bundles, **self._predictor_settings)
+        except InvalidRequestError as error:
+            raise BundleError(
+                f"the settings GPUMEMNET_GPU and GPUMEMNET_CONTEXT_MIB do not do: {error}"
+            ) from None
+        check_golden(predictor, self._tested_sha256s)
+        self._tested_sha256s.update(bundle.sha256 for bundle in predictor.bundles)
+        return predictor
+
+
+def _signature(file: Path) -> Signature:
+    """A value that changes whenever the file is replaced."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size

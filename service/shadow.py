@@ -1,0 +1,158 @@
+"""Shadow mode: the challenger predicts a share of the champion's jobs in the background, so that
+the two can be compared.
+
+No request waits for it.  Jobs go into a short queue and are dropped when it is full.  The thread
+sleeps after each job, so that it never takes more than a tenth of the processor time.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import random
+import time
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple, Protocol
+
+from prometheus_client import Counter, Histogram
+
+from gpumemnet.errors import GpumemnetError
+from gpumemnet.predict.bundle import Bundle
+from gpumemnet.predict.predictor import Predictor
+
+from .api.predictions import PredictionRecord, RecordBatch, Recorder
+from .background import Repeated
+
+QUEUE_LENGTH: Final = 256
+MAX_BUSY_SHARE: Final = 0.1
+"""Share of the processor time for background predictions."""
+
+_IDLE_SECONDS: Final = 0.5
+
+SHADOWED: Final = Counter(
+    "gpumemnet_shadow_predictions",
+    "Predictions for the challenger: compared, failed, or dropped because too many were waiting.",
+    ("outcome",),
+)
+SHADOW_DIFFERENCE: Final = Histogram(
+    "gpumemnet_shadow_log_ratio",
+    "Difference between challenger and champion: |ln(expected bytes of the one / of the other)|.",
+    buckets=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0),
+)
+
+logger = logging.getLogger("gpumemnet.service")
+
+
+class ShadowStore(Recorder, Protocol):
+    """Stores predictions and the challenger's predictions of the same jobs."""
+
+    def record_shadow(
+        self, prediction_id: str, model_sha256: str, expected_bytes: int, safe_bytes: int | None
+    ) -> None:
+        """Store the challenger's prediction for a recorded prediction; never blocks and never
+        raises."""
+        ...
+
+
+class Challenger(NamedTuple):
+    """A release that predicts beside the champion for comparison."""
+
+    release: str
+    predictor: Predictor
+    sha256_of: Mapping[str, str]
+    """Name of a model → hash of its bundle."""
+
+
+class Shadow:
+    """A :class:`~service.api.predictions.Recorder` that passes every prediction on, and lets the
+    challenger predict a share of them.
+
+    Args:
+        store: stores the predictions of champion and challenger; ``None`` when nothing is stored.
+        share: from 0 to 1.
+
+    Attributes:
+        thread: in which the challenger predicts; to be started in the process that serves.
+    """
+
+    def __init__(self, store: ShadowStore | None, share: float) -> None:
+        self._store = store
+        self._share = share
+        self._queue: queue.Queue[tuple[Challenger, PredictionRecord]] = queue.Queue(QUEUE_LENGTH)
+        self._challenger: Challenger | None = None
+        self._encoders: Mapping[str, str] = {}
+        self.thread = Repeated("gpumemnet-shadow", 0.0, self._compare_next)
+        self._dropped = SHADOWED.labels("dropped")
+        self._compared = SHADOWED.labels("compared")
+        self._failed = SHADOWED.labels("failed")
+
+    @property
+    def release(self) -> str | None:
+        """The challenger's release; ``None`` without a challenger."""
+        challenger = self._challenger
+        return None if challenger is None else challenger.release
+
+    def challenge(self, release: str, predictor: Predictor) -> None:
+        """Use ``predictor`` as the challenger from now on."""
+        hashes = {bundle.card.name: bundle.sha256 for bundle in predictor.bundles}
+        self._challenger = Challenger(release, predictor, hashes)
+
+    def withdraw(self) -> None:
+        """Remove the challenger."""
+        self._challenger = None
+
+    def champion_is(self, bundles: Iterable[Bundle]) -> None:
+        """Note the champion's encoders: the challenger predicts with the same encoder."""
+        self._encoders = {bundle.sha256: bundle.card.encoder for bundle in bundles}
+
+    def record(self, records: RecordBatch) -> None:
+        """Pass predictions on, and queue a share of them for the challenger."""
+        if self._store is not None:
+            self._store.record(records)
+        challenger = self._challenger
+        if challenger is not None:
+            for row in range(len(records)):
+                if random.random() < self._share:
+                    self._enqueue(challenger, records[row])
+
+    def _enqueue(self, challenger: Challenger, record: PredictionRecord) -> None:
+        try:
+            self._queue.put_nowait((challenger, record))
+        except queue.Full:
+            self._dropped.inc()
+
+    def _compare_next(self) -> None:
+        try:
+            challenger, record = self._queue.get(timeout=_IDLE_SECONDS)
+        except queue.Empty:
+            return
+        began = time.thread_time()
+        if challenger is self._challenger:
+            self._predict(challenger, record)
+        self.thread.stopping.wait((time.thread_time() - began) * (1 / MAX_BUSY_SHARE - 1))
+
+    def _predict(self, challenger: Challenger, record: PredictionRecord) -> None:
+        prediction = record.estimate
+        try:
+            estimate = challenger.predictor.predict(
+                record.job,
+                coverage=prediction.coverage,
+                gpu=prediction.gpu,
+                encoder=self._encoders.get(record.model_sha256),
+            )
+            SHADOW_DIFFERENCE.observe(
+                abs(math.log(estimate.expected_bytes / prediction.expected_bytes))
+            )
+            sha256 = challenger.sha256_of[estimate.estimator]
+            if self._store is not None:
+                self._store.record_shadow(
+                    record.prediction_id, sha256, estimate.expected_bytes, estimate.safe_bytes
+                )
+        except GpumemnetError:  # the challenger lacks the champion's coverage, encoder or family
+            self._failed.inc()
+        except Exception:
+            self._failed.inc()
+            logger.exception("the challenger %s failed", challenger.release)
+        else:
+            self._compared.inc()

@@ -1,0 +1,281 @@
+"""What every request passes: request ids, the rate limit, the bound on what is in work, and failures."""
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.api.access import RateLimit, parse_keys
+from service.api.gate import Gate
+from service.api.predictions import Document
+from tests.conftest import StartService
+from tests.service.sockets import connect, post_head
+
+
+async def receive_nothing() -> Message:
+    return {"type": "http.disconnect"}
+
+
+# Request ids
+
+
+def test_a_request_id_is_echoed_or_made(http: httpx.Client, job: Document) -> None:
+    answer = http.post("/v1/predict", json={"job": job}, headers={"X-Request-ID": "job-17.step_2"})
+    assert answer.headers.get_list("x-request-id") == ["job-17.step_2"]
+    made = [http.get("/healthz").headers["x-request-id"] for _ in range(3)]
+    assert len(set(made)) == 3
+    assert all(re.fullmatch(r"[0-9a-f]{24}", each) for each in made)
+
+
+@pytest.mark.parametrize("given", ["", "a b", "x" * 65, 'a"b', "a\tb", "ü", "{id}", "a\\n"])
+def test_a_request_id_that_could_harm_a_log_is_replaced(http: httpx.Client, given: str) -> None:
+    answer = http.get("/healthz", headers=[(b"X-Request-ID", given.encode())])
+    assert re.fullmatch(r"[0-9a-f]{24}", answer.headers["x-request-id"])
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/nothing"), ("PUT", "/v1/predict"), ("POST", "/v1/predict"), ("GET", "/")],
+)
+def test_errors_and_files_have_one_too(http: httpx.Client, method: str, path: str) -> None:
+    for _ in range(2):  # files answer from memory: the id must not stay in their headers
+        assert (
+            len(
+                http.request(method, path, headers={"X-Request-ID": "me"}).headers.get_list(
+                    "x-request-id"
+                )
+            )
+            == 1
+        )
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/models", "/nothing", "/metrics"])
+def test_every_answer_is_of_the_type_it_says(http: httpx.Client, path: str) -> None:
+    for _ in range(2):
+        assert http.get(path).headers.get_list("x-content-type-options") == ["nosniff"]
+
+
+def test_a_head_says_what_a_get_would_without_its_body(http: httpx.Client) -> None:
+    answer = http.head("/metrics")
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert http.head("/nothing").status_code == 404
+    assert http.get("/healthz").status_code == 200  # on the same connection: nothing was left in it
+
+
+def test_the_application_is_told_who_asks() -> None:
+    states: list[dict[str, Any]] = []
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        states.append(scope["state"])
+
+    ring = parse_keys(f"ci:predict:{sha256(b'secret').hexdigest()}")
+    run_through({"keys": ring}, application, headers=((b"authorization", b"Bearer secret"),))
+    run_through({}, application)
+    assert states == [{"request_id": "the-id", "key_name": "ci"}, {"request_id": "the-id"}]
+
+
+# Rate limit
+
+
+def test_the_rate_limit_is_said_with_the_time_to_wait(
+    start_service: StartService, job: Document
+) -> None:
+    with (
+        start_service(GPUMEMNET_RATE_LIMIT_PER_SECOND="0.001") as running,
+        httpx.Client(base_url=running.url) as client,
+    ):
+        assert [client.get("/v1/gpus").status_code for _ in range(101)] == [200] * 100 + [429]
+        answer = client.post("/v1/predict", json={"job": job})
+        assert (answer.status_code, answer.headers["content-type"]) == (
+            429,
+            "application/problem+json",
+        )
+        assert 1 <= int(answer.headers["retry-after"]) <= 1000
+        assert answer.json()["type"] == "urn:gpumemnet:problem:rate-limited"
+        assert {
+            client.get(path).status_code for path in ("/healthz", "/readyz", "/metrics") * 5
+        } == {200}
+        assert re.search(
+            r'gpumemnet_refusals_total{reason="rate"} 3.0', client.get("/metrics").text
+        )
+
+
+def test_each_key_has_a_rate_of_its_own(start_service: StartService) -> None:
+    keys = ",".join(f"{name}:predict:{sha256(name.encode()).hexdigest()}" for name in ("a", "b"))
+    with (
+        start_service(GPUMEMNET_RATE_LIMIT_PER_SECOND="0.001", GPUMEMNET_API_KEYS=keys) as running,
+        httpx.Client(base_url=running.url) as client,
+    ):
+
+        def statuses(key: str) -> set[int]:
+            headers = {"X-API-Key": key}
+            return {client.get("/v1/gpus", headers=headers).status_code for _ in range(101)}
+
+        assert statuses("a") == {200, 429}
+        assert statuses("wrong") == {401, 429}
+        assert client.get("/v1/gpus", headers={"X-API-Key": "b"}).status_code == 200
+
+
+@given(
+    st.floats(0.1, 1000),
+    st.integers(1, 50),
+    st.lists(st.floats(0, 5), min_size=1, max_size=200),
+)
+@settings(max_examples=100)
+def test_no_more_than_the_burst_and_the_rate_pass(
+    per_second: float, burst: int, pauses: list[float]
+) -> None:
+    limit, now, passed = RateLimit(per_second, burst), 1000.0, 0
+    for pause in pauses:
+        now += pause
+        wait = limit.wait_seconds("client", now)
+        assert wait >= 0
+        passed += wait == 0
+        assert passed <= burst + (now - 1000.0) * per_second + 1e-3
+        if wait:
+            assert wait <= 1 / per_second * (1 + 1e-6)
+
+
+def test_remembered_clients_are_bounded_and_the_busy_ones_stay() -> None:
+    limit = RateLimit(1, 1, max_clients=10)
+    assert limit.wait_seconds("busy", 0.0) == 0
+    for number in range(9):
+        assert limit.wait_seconds(f"other {number}", 0.0) == 0
+    assert limit.wait_seconds("busy", 1.5) == 0
+    for number in range(5):
+        limit.wait_seconds(f"more {number}", 1.6)
+    assert len(limit) == 10
+    assert limit.wait_seconds("busy", 1.7) > 0
+
+
+# What is in work at once
+
+
+def test_more_than_the_bound_is_refused_at_once_and_health_is_not(
+    start_service: StartService, job: Document
+) -> None:
+    with (
+        start_service(GPUMEMNET_MAX_CONCURRENCY="3") as running,
+        httpx.Client(base_url=running.url, timeout=300) as client,
+    ):
+        body = json.dumps({"job": job}).encode()
+        waiting = [connect(running.url) for _ in range(3)]
+        for connection in waiting:
+            connection.sendall(post_head(len(body)) + body[:5])
+        deadline = time.monotonic() + 300
+        while (
+            answer := client.get("/v1/models")
+        ).status_code != 503 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert answer.json()["type"] == "urn:gpumemnet:problem:overloaded"
+        assert {client.get(path).status_code for path in ("/healthz", "/readyz", "/metrics")} == {
+            200
+        }
+        for connection in waiting:
+            connection.sendall(body[5:])
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+            connection.close()
+        assert client.get("/v1/models").status_code == 200
+
+
+def test_a_crowd_is_admitted_up_to_the_bound() -> None:
+    """Sixty requests that arrive together: the first are answered, the others hear so before the
+    work begins."""
+    order: list[object] = []
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        order.append("work")
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def ask(gate: Gate) -> None:
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                order.append(message["status"])
+
+        await gate(
+            {
+                "type": "http",
+                "path": "/v1/predict",
+                "method": "POST",
+                "http_version": "1.0",
+                "headers": [],
+            },
+            receive_nothing,
+            send,
+        )
+
+    async def crowd() -> None:
+        gate = Gate(application, max_concurrency=20)
+        await asyncio.gather(*(ask(gate) for _ in range(60)))
+        await asyncio.gather(*(ask(gate) for _ in range(20)))
+
+    asyncio.run(crowd())
+    assert order[:40] == [503] * 40
+    assert order[40:] == ["work", 200] * 40
+
+
+# Failures
+
+
+def run_through(
+    gate_arguments: dict[str, Any],
+    application: ASGIApp,
+    path: str = "/v1/predict",
+    headers: Sequence[tuple[bytes, bytes]] = (),
+) -> list[Message]:
+    """One request through a gate; returns the messages that were sent."""
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def ask() -> None:
+        scope = {
+            "type": "http",
+            "path": path,
+            "method": "POST",
+            "http_version": "1.0",
+            "headers": [(b"x-request-id", b"the-id"), *headers],
+        }
+        await Gate(application, **gate_arguments)(scope, receive_nothing, send)
+
+    asyncio.run(ask())
+    return sent
+
+
+def test_a_failure_is_a_document_for_the_client_and_a_line_for_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def failing(scope: Scope, receive: Receive, send: Send) -> None:
+        raise RuntimeError("the secret cause")
+
+    start, body = run_through({}, failing)
+    assert start["status"] == 500
+    assert (b"x-request-id", b"the-id") in start["headers"]
+    assert b"secret" not in body["body"]
+    assert b"the-id" in body["body"]
+    assert json.loads(body["body"]).keys() == {"type", "title", "status", "detail"}
+    assert [record.getMessage() for record in caplog.records] == [
+        "a request failed: RuntimeError",
+        "request",
+    ]
+
+
+def test_a_client_that_leaves_is_noted_as_such(caplog: pytest.LogCaptureFixture) -> None:
+    async def silent(scope: Scope, receive: Receive, send: Send) -> None:
+        return
+
+    caplog.set_level("INFO")
+    assert run_through({}, silent) == []
+    assert vars(caplog.records[-1])["gpumemnet_event"]["status"] == 499

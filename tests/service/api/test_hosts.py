@@ -1,0 +1,122 @@
+"""The hosts that requests may be addressed to: a page whose name resolves to this machine reaches
+nothing that matters."""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.api.access import LOOPBACK, AllowedHosts, host_name, new_key
+from service.settings import SettingsError, read_settings
+from tests.conftest import StartService
+
+
+@pytest.fixture(scope="module")
+def client(start_service: StartService) -> Iterator[httpx.Client]:
+    with start_service() as running, httpx.Client(base_url=running.url) as client:
+        yield client
+
+
+@pytest.mark.parametrize("header", ["Host", "Origin"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "evil.example",
+        "evil.example:8000",
+        "localhost.evil.example",
+        "10.0.0.7:8000",
+        "[2001:db8::1]",
+        "null",
+        "",
+    ],
+)
+def test_without_keys_a_request_for_another_host_reaches_nothing(
+    client: httpx.Client, header: str, value: str
+) -> None:
+    value = f"http://{value}" if header == "Origin" and value not in ("null", "") else value
+    for method, path in (
+        ("POST", "/v1/observations"),
+        ("GET", "/v1/models"),
+        ("GET", "/"),
+    ):
+        response = client.request(method, path, headers={header: value})
+        assert response.status_code == 421, (path, response.text)
+    assert (
+        client.get("/v1/models", headers={header: value}).json()["type"]
+        == "urn:gpumemnet:problem:misdirected"
+    )
+    assert (
+        "GPUMEMNET_ALLOWED_HOSTS"
+        in client.get("/v1/models", headers={header: value}).json()["detail"]
+    )
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "localhost",
+        "localhost:9",
+        "LOCALHOST.",
+        "127.0.0.1",
+        "127.8.9.1:80",
+        "[::1]:8000",
+        "a.localhost",
+    ],
+)
+def test_names_of_this_machine_are_answered(client: httpx.Client, value: str) -> None:
+    assert client.get("/v1/models", headers={"Host": value}).status_code == 200
+    assert client.get("/v1/models", headers={"Origin": f"http://{value}"}).status_code == 200
+
+
+def test_health_and_metrics_are_answered_under_any_name(client: httpx.Client) -> None:
+    for path in ("/healthz", "/readyz", "/metrics"):
+        assert client.get(path, headers={"Host": "10.1.2.3:8000"}).status_code == 200
+    refused = 'gpumemnet_refusals_total{reason="host"}'
+    client.get("/v1/models", headers={"Host": "evil.example"})
+    [line] = [line for line in client.get("/metrics").text.splitlines() if line.startswith(refused)]
+    assert float(line.split()[-1]) >= 1
+
+
+def test_hosts_are_a_setting(start_service: StartService) -> None:
+    with start_service(
+        GPUMEMNET_ALLOWED_HOSTS="predict.example.org, 10.0.0.7, [2001:db8::1]"
+    ) as running:
+        for value, status in (
+            *(
+                ("predict.example.org:443", 200),
+                ("PREDICT.example.org", 200),
+                ("10.0.0.7:8000", 200),
+                ("[2001:db8::1]:80", 200),
+            ),
+            *(("localhost", 421), ("example.org", 421)),
+        ):
+            assert (
+                httpx.get(f"{running.url}/v1/models", headers={"Host": value}).status_code == status
+            )
+
+
+def test_with_keys_any_host_is_answered(start_service: StartService) -> None:
+    key, entry = new_key("ci", "predict")
+    with start_service(GPUMEMNET_API_KEYS=entry) as running:
+        headers = {"X-API-Key": key, "Host": "gpumemnet.svc:8000"}
+        assert httpx.get(f"{running.url}/v1/models", headers=headers).status_code == 200
+
+
+def test_an_empty_list_does_not_open_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUMEMNET_ALLOWED_HOSTS", " , ")
+    hosts = read_settings().hosts()
+    assert hosts is not None
+    assert not hosts.allows(b"evil.example")
+    monkeypatch.setenv("GPUMEMNET_ALLOWED_HOSTS", "a b")
+    with pytest.raises(SettingsError, match="no host"):
+        read_settings()
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_judged(value: bytes) -> None:
+    hosts = AllowedHosts({LOOPBACK})
+    assert hosts.allows(value) == hosts.allows(value)
+    if hosts.allows(value):
+        assert "evil" not in host_name(value.decode("latin-1"))

@@ -1,0 +1,91 @@
+"""The log: one line an event, as JSON or as text, without keys, bodies and control characters."""
+
+import json
+import logging
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.api.logs import LineFormatter
+from service.api.predictions import Document
+from tests.conftest import StartService
+from tests.waiting import wait_until
+
+TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+def test_each_request_is_a_line_of_json(start_service: StartService, job: Document) -> None:
+    with start_service() as running, httpx.Client(base_url=running.url) as client:
+        client.post(
+            "/v1/predict",
+            json={"job": job},
+            headers={"X-Request-ID": "one", "traceparent": f"00-{TRACE}-b7ad6b7169203331-01"},
+        )
+        client.get("/page/anything-at-all", headers={"traceparent": "nonsense"})
+        client.get("/some/other/path")
+        wait_until(lambda: "{other}" in running.log.read_text())
+        lines = [json.loads(line) for line in running.log.read_text().splitlines()]
+    assert lines[0]["message"].startswith(f"listening on {running.url} ")
+    assert [line["message"] for line in lines[1:]] == ["request"] * 3
+    assert all(re.fullmatch(TIME, line["time"]) for line in lines)
+    first = lines[1]
+    assert first["seconds"] > 0
+    assert first["bytes"] > 100
+    expected = {
+        "level": "info",
+        "process": running.process.pid,
+        "request_id": "one",
+        "trace_id": TRACE,
+        "method": "POST",
+        "path": "/v1/predict",
+        "status": 200,
+    }
+    assert expected.items() <= first.items()
+    assert [line["path"] for line in lines[2:]] == ["/page/{file}", "{other}"]
+    assert not [line for line in lines[2:] if "trace_id" in line]
+    assert "anything-at-all" not in running.log.read_text()
+
+
+def test_text_and_level_are_settings(start_service: StartService) -> None:
+    with start_service(GPUMEMNET_LOG_FORMAT="text") as running:
+        httpx.get(f"{running.url}/healthz")
+        wait_until(lambda: "path=/healthz" in running.log.read_text())
+        first = running.log.read_text().splitlines()[0]
+    assert re.match(rf"{TIME} info     listening on {running.url} ", first)
+
+
+def record(message: str, **options: Any) -> logging.LogRecord:
+    return logging.LogRecord("any", logging.WARNING, "file", 1, message, (), **options)
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
+@given(message=st.text(max_size=200) | st.just("x" * 10_000) | st.just("\ud800"))
+def test_any_message_is_one_short_line(log_format: str, message: str) -> None:
+    line = LineFormatter(log_format).format(record(message, exc_info=None))
+    assert "\n" not in line
+    assert len(line) < 4096
+    assert not re.search(r"[\x00-\x1f]", line)
+    if log_format == "json":
+        assert json.loads(line)["level"] == "warning"
+
+
+def test_a_failure_says_where_it_happened() -> None:
+    try:
+        int("x")
+    except ValueError:
+        failure = record("a request failed", exc_info=sys.exc_info())
+    event = json.loads(LineFormatter("json").format(failure))
+    assert event["error"].startswith("ValueError: invalid literal")
+    assert Path(__file__).name in event["where"][0]
+
+
+def test_a_message_whose_arguments_do_not_match_is_logged() -> None:
+    odd = logging.LogRecord("any", logging.ERROR, "file", 1, "%d", ("x",), None)
+    assert "%d" in json.loads(LineFormatter("json").format(odd))["message"]

@@ -1,0 +1,255 @@
+"""What a client sends on a connection: bounds on heads, bodies and connections, odd framings, and
+answers in their order."""
+
+import gzip
+import io
+import json
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.api.predictions import Document
+from service.api.responses import Problem
+from service.protocol import MAX_HEAD_BYTES, MAX_HEAD_FIELDS
+from tests.conftest import RunningService, StartService
+from tests.fuzzing import fuzzed
+from tests.service.sockets import connect, post_head
+from tests.waiting import wait_until
+
+GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.fixture(scope="module")
+def strict(start_service: StartService) -> Iterator[RunningService]:
+    """A service that waits half a second for a head, and holds six connections."""
+    with start_service(
+        GPUMEMNET_HEAD_SECONDS="0.5",
+        GPUMEMNET_MAX_CONNECTIONS="6",
+        GPUMEMNET_MAX_BODY_BYTES="100000",
+    ) as running:
+        yield running
+        assert "Traceback" not in running.log.read_text()
+
+
+def exchange(url: str, *parts: bytes, pause_seconds: float = 0.0) -> bytes:
+    """Everything that is answered to ``parts`` until the service closes the connection."""
+    with connect(url) as connection:
+        answer = b""
+        try:
+            for part in parts:
+                connection.sendall(part)
+                time.sleep(pause_seconds)
+            while chunk := connection.recv(65536):
+                answer += chunk
+        except ConnectionError:
+            pass
+        return answer
+
+
+def statuses(answer: bytes) -> list[int]:
+    return [int(found) for found in re.findall(rb"HTTP/1\.1 (\d+) ", answer)]
+
+
+def problem(answer: bytes) -> Problem:
+    assert b"connection: close" in answer
+    return Problem.model_validate_json(answer.rpartition(b"\r\n\r\n")[2])
+
+
+# Heads
+
+
+def test_a_head_that_trickles_in_is_cut_off(strict: RunningService) -> None:
+    answer = exchange(strict.url, GET, *[b"X: 1\r\n"] * 8, pause_seconds=0.1)
+    assert statuses(answer) == [408]
+    assert problem(answer).type == "urn:gpumemnet:problem:request-timeout"
+
+
+def test_a_connection_that_stays_silent_is_closed(strict: RunningService) -> None:
+    assert exchange(strict.url) == b""
+
+
+def test_a_second_head_has_its_time_too(strict: RunningService) -> None:
+    answer = exchange(strict.url, GET + b"\r\n", GET, pause_seconds=0.1)
+    assert statuses(answer) == [200, 408]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        GET + b"X: " + b"a" * 2 * MAX_HEAD_BYTES + b"\r\n\r\n",
+        GET + b"X: 1\r\n" * (MAX_HEAD_FIELDS + 1) + b"\r\n",
+        b"GET /" + b"a" * 2 * MAX_HEAD_BYTES + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        GET + b"X: " + b"a" * 2 * MAX_HEAD_BYTES,
+    ],
+    ids=["value", "fields", "target", "endless"],
+)
+def test_a_head_that_is_too_large_is_refused(strict: RunningService, head: bytes) -> None:
+    answer = exchange(strict.url, head)
+    assert statuses(answer) == [431]
+    assert problem(answer).type == "urn:gpumemnet:problem:head-too-large"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [(b"", 400), (b"Host: localhost\r\nHost: localhost\r\n", 400), (b"Host: localhost\r\n", 200)],
+)
+def test_a_request_names_one_host(strict: RunningService, hosts: bytes, expected: int) -> None:
+    head = b"GET /healthz HTTP/1.1\r\nConnection: close\r\n" + hosts + b"\r\n"
+    assert statuses(exchange(strict.url, head)) == [expected]
+
+
+# Bodies
+
+
+def test_a_body_that_is_too_large_is_said_to_a_client_that_sends_all_of_it_first(
+    strict: RunningService,
+) -> None:
+    request = urllib.request.Request(
+        f"{strict.url}/v1/predict", b" " * 5_000_000, {"Content-Type": "application/json"}
+    )
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request)
+    assert caught.value.code == 413
+    assert json.load(caught.value)["type"] == "urn:gpumemnet:problem:body-too-large"
+
+
+def test_a_body_in_chunks_is_bounded_too(strict: RunningService) -> None:
+    answer = httpx.post(
+        f"{strict.url}/v1/predict",
+        content=iter([b" " * 60_000] * 3),
+        headers={"Content-Type": "application/json"},
+    )
+    assert answer.status_code == 413
+
+
+def test_a_client_that_asks_first_need_not_send_what_is_too_large(strict: RunningService) -> None:
+    answer = exchange(strict.url, post_head(5_000_000, "Expect: 100-continue\r\n"))
+    assert statuses(answer) == [413]
+
+
+def test_a_compressed_body_is_refused(strict: RunningService, job: Document) -> None:
+    answer = httpx.post(
+        f"{strict.url}/v1/predict",
+        content=gzip.compress(json.dumps({"job": job}).encode()),
+        headers={"Content-Type": "application/json", "Content-Encoding": "gzip"},
+    )
+    assert (answer.status_code, answer.json()["type"]) == (
+        415,
+        "urn:gpumemnet:problem:unsupported-media-type",
+    )
+
+
+def test_a_body_may_come_in_two_parts(strict: RunningService, job: Document) -> None:
+    body = json.dumps({"job": job}).encode()
+    with connect(strict.url) as connection:
+        connection.sendall(post_head(len(body)) + body[:9])
+        time.sleep(0.7)  # longer than a head may take
+        connection.sendall(body[9:])
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("upgrade", ["h2c", "websocket"])
+def test_an_offer_to_upgrade_is_ignored(
+    strict: RunningService, job: Document, upgrade: str
+) -> None:
+    body = json.dumps({"job": job}).encode()
+    head = post_head(len(body), f"Upgrade: {upgrade}\r\nConnection: Upgrade\r\n")
+    for parts in ((head + body,), (head, body)):
+        with connect(strict.url) as connection:
+            for part in parts:
+                connection.sendall(part)
+                time.sleep(0.05)
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+# Order and number
+
+
+def test_an_invalid_request_is_answered_after_the_valid_ones(
+    strict: RunningService, job: Document
+) -> None:
+    body = json.dumps({"jobs": [job] * 200}).encode()
+    valid = post_head(len(body), path="/v1/predict/batch") + body
+    answer = exchange(strict.url, valid + GET + b"\r\n" + b"nonsense\r\n\r\n")
+    assert statuses(answer) == [200, 200, 400]
+    assert problem(answer).type == "urn:gpumemnet:problem:invalid-http"
+
+
+def test_an_idle_connection_gives_way_and_a_busy_one_does_not(
+    strict: RunningService, job: Document
+) -> None:
+    body = json.dumps({"job": job}).encode()
+    busy = [connect(strict.url) for _ in range(5)]
+    for connection in busy:
+        connection.sendall(post_head(len(body)) + body[:9])
+    with connect(strict.url) as idle:
+        idle.sendall(GET + b"\r\n")
+        answer = b""
+        while not answer.endswith(b"}"):
+            answer += idle.recv(65536)
+        with connect(strict.url) as last:
+            last.sendall(post_head(len(body)) + body[:9])
+            assert idle.recv(65536) == b""
+            wait_until(lambda: statuses(exchange(strict.url)) == [503])
+            for connection in (*busy, last):
+                connection.sendall(body[9:])
+                assert statuses(connection.recv(65536)) == [200]
+                connection.close()
+
+
+# Anything
+
+
+line = st.binary(max_size=30).map(lambda text: text.replace(b"\r", b"").replace(b"\n", b""))
+names = st.sampled_from(
+    b"Content-Length Transfer-Encoding Content-Type Accept Host Expect Authorization X-API-Key "
+    b"X-Request-ID Traceparent Upgrade Connection".split()
+)
+values = line | st.sampled_from(
+    [
+        *(b"0", b"-1", b"9" * 30, b"chunked", b"gzip, chunked", b"100-continue", b"close", b"h2c"),
+        *(b"application/json; charset=utf-16", b"text/plain;q=nan", b"Bearer ", b"Upgrade", b""),
+    ]
+)
+targets = st.sampled_from(
+    b"/v1/predict /v1/predict/batch /healthz /v1/predictions/%ED%A0%80 /%00 * // /%ff "
+    b"/page/%2e%2e/%2e%2e/etc/passwd http://elsewhere/v1/predict".split()
+) | line.map(lambda text: b"/" + text)
+methods = st.sampled_from(b"POST POST POST GET HEAD OPTIONS CONNECT PRI x".split())
+
+
+@fuzzed
+@given(
+    method=methods,
+    target=targets,
+    fields=st.lists(st.tuples(names, values), max_size=4),
+    body=st.binary(max_size=50),
+)
+def test_any_bytes_are_refused_or_answered(
+    service: RunningService,
+    method: bytes,
+    target: bytes,
+    fields: list[tuple[bytes, bytes]],
+    body: bytes,
+) -> None:
+    head = b"".join(b"%s: %s\r\n" % field for field in fields)
+    with connect(service.url) as connection:
+        connection.sendall(
+            method + b" " + target + b" HTTP/1.1\r\nHost: localhost\r\n" + head + b"\r\n" + body
+        )
+        connection.settimeout(0.05)  # a request that promises more than it sends has no answer
+        answer = io.BytesIO()
+        try:
+            while chunk := connection.recv(65536):
+                answer.write(chunk)
+        except (TimeoutError, ConnectionError):
+            pass
+    assert not [status for status in statuses(answer.getvalue()) if status >= 500]
+    assert httpx.get(f"{service.url}/healthz").status_code == 200

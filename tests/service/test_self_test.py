@@ -1,0 +1,133 @@
+"""The self-test: every shipped model passes, and whatever a bad export does to the answers is
+found."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from gpumemnet.errors import BundleError
+from gpumemnet.job.job_table import JobTable
+from gpumemnet.job.json_codec import job_to_dict
+from gpumemnet.predict.bundle import Bundle
+from gpumemnet.predict.model import BundleModel, GraphOutput
+from gpumemnet.predict.predictor import Predictor
+from service.self_test import check_golden
+from tests.jobs import small_job
+from tests.registries import other_bundle, shipped
+
+Bend = Callable[[GraphOutput], GraphOutput]
+
+
+class Bent(BundleModel):
+    """A model whose graph answers what ``bend`` makes of the answer."""
+
+    def __init__(self, bundle: Bundle, bend: Bend) -> None:
+        super().__init__(bundle)
+        self._bend = bend
+
+    def run(self, jobs: JobTable, features: NDArray[np.float64]) -> GraphOutput:
+        return self._bend(super().run(jobs, features))
+
+
+class Only(Predictor):
+    """A predictor of one model."""
+
+    def __init__(self, model: BundleModel) -> None:
+        super().__init__([model.bundle])
+        self._model = model
+
+    def models_of(self, family: str, encoder: str | None = None) -> list[BundleModel]:
+        return [self._model]
+
+
+def test_the_shipped_models_pass(predictor: Predictor) -> None:
+    check_golden(predictor)
+
+
+def nothing(answer: GraphOutput) -> GraphOutput:
+    return answer
+
+
+def drift() -> Bend:
+    factor = iter(np.linspace(1.0, 1.5, 1000))
+    return lambda answer: answer._replace(expected_bytes=answer.expected_bytes * next(factor))
+
+
+@pytest.mark.parametrize(
+    ("bend", "says"),
+    [
+        (
+            lambda answer: answer._replace(expected_bytes=answer.expected_bytes * np.nan),
+            "not finite",
+        ),
+        (lambda answer: answer._replace(bounds_bytes=answer.bounds_bytes * np.inf), "not finite"),
+        (
+            lambda answer: answer._replace(expected_bytes=answer.expected_bytes * 10),
+            "times of what",
+        ),
+        (
+            lambda answer: answer._replace(expected_bytes=answer.expected_bytes / 2**20),
+            "times of what",
+        ),
+        (
+            lambda answer: answer._replace(expected_bytes=answer.expected_bytes * -1),
+            "expected are .* times of what context",
+        ),
+        (
+            lambda answer: answer._replace(bounds_bytes=(answer.bounds_bytes * 4)[:, ::-1]),
+            "do not rise",
+        ),
+        (
+            lambda answer: answer._replace(bounds_bytes=answer.bounds_bytes[:, :1]),
+            "is not answered",
+        ),
+        (drift(), "asked twice"),
+        (
+            lambda answer: answer._replace(
+                expected_bytes=answer.expected_bytes * (1 + 0.2 * (len(answer[1]) > 1))
+            ),
+            "together",
+        ),
+    ],
+)
+def test_a_senseless_model_is_found(bend: Bend, says: str) -> None:
+    bundle = shipped("mlp-h200-traced")
+    check_golden(Only(Bent(bundle, nothing)))
+    with pytest.raises(BundleError, match=says) as failed:
+        check_golden(Only(Bent(bundle, bend)))
+    assert bundle.card.name in str(failed.value)
+    check_golden(
+        Only(Bent(bundle, bend)), tested={bundle.sha256}
+    )  # what has passed is not tested again
+
+
+def test_a_card_may_bring_golden_answers(tmp_path: Path) -> None:
+    job = small_job()
+    estimate = Predictor([shipped("mlp-h200-traced")], keeps_label_context=True).predict(
+        job, coverage=0.9
+    )
+    amounts = {"expected_bytes": estimate.expected_bytes, "safe_bytes": estimate.safe_bytes}
+    right = {"job": job_to_dict(job), "coverage": 0.9, **amounts}
+
+    def check(name: str, golden: object) -> None:
+        check_golden(
+            Predictor([other_bundle(tmp_path / name, "2", "mlp-h200-traced", golden=golden)])
+        )
+
+    check("right", [right])
+    for name, wrong, says in (
+        (
+            "expected",
+            [right, right | {"expected_bytes": round(estimate.expected_bytes * 1.1)}],
+            "golden job 1 .* should be",
+        ),
+        ("safe", [right | {"safe_bytes": None}], "safe_bytes are"),
+        ("job", [{"job": {}}], "golden job 0 .* is not answered"),
+        ("entry", [7], "is not answered"),
+        ("list", {"job": 1}, "no list"),
+    ):
+        with pytest.raises(BundleError, match=says):
+            check(name, wrong)

@@ -1,0 +1,179 @@
+"""The served release follows the registry: a champion is swapped in without a lost request, one that
+cannot be served is reported, and a folder that hangs hangs nothing else."""
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gpumemnet.errors import BundleError
+from gpumemnet.predict.bundle import MODEL_FILE
+from gpumemnet.site.releases import SHIPPED, Registry
+from service.api.predictions import Document, PredictionApi
+from service.served_release import STALE, ServedRelease
+from tests.conftest import StartService
+from tests.registries import add_release
+from tests.service.api.test_metrics import scrape, value
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    registry = Registry(tmp_path / "registry")
+    for name in ("r1", "r2"):
+        add_release(registry, tmp_path / name, name)
+    return registry
+
+
+def serve(registry: Registry, **options: Any) -> ServedRelease:
+    return ServedRelease(
+        lambda predictor, release: PredictionApi(predictor, 10, None, release),
+        registry=registry,
+        **options,
+    )
+
+
+def promote(registry: Registry, release: str) -> None:
+    registry.set_champion(release, by="", reason="")
+
+
+def break_release(registry: Registry, name: str) -> None:
+    """Spoil a bundle that only this release has."""
+    for digest in registry.release(name).bundles:
+        with (registry.folder / "bundles" / digest / MODEL_FILE).open("ab") as stream:
+            stream.write(b"\0")
+
+
+def is_stale() -> float:
+    [sample] = [one for metric in STALE.collect() for one in metric.samples]
+    return sample.value
+
+
+def test_it_follows_the_champion(registry: Registry) -> None:
+    promote(registry, "r1")
+    serving = serve(registry)
+    assert (serving.api.release, serving.fallback) == ("r1", None)
+    promote(registry, "r2")
+    before = serving.api
+    serving.follow()
+    assert (serving.api.release, before.release) == ("r2", "r1")
+    registry.rollback(by="", reason="")
+    serving.follow()
+    assert serving.release == "r1"
+
+
+def test_a_champion_that_cannot_be_served_is_reported_and_the_release_before_stays(
+    registry: Registry,
+) -> None:
+    promote(registry, "r1")
+    serving = serve(registry, is_champion_required=True)
+    promote(registry, "r2")
+    hidden = registry.folder / "bundles"
+    hidden.rename(registry.folder / "away")
+    serving.follow()
+    assert (serving.api.release, serving.fallback, serving.is_ready) == ("r1", "r1", False)
+    assert is_stale() == 1
+    (registry.folder / "away").rename(hidden)
+    for _ in range(40):  # nothing in the aliases changes: it is tried again all the same
+        serving.follow()
+    assert (serving.release, serving.fallback, serving.is_ready) == ("r2", None, True)
+    assert is_stale() == 0
+
+
+def test_a_damaged_champion_is_not_served_at_the_start(registry: Registry) -> None:
+    promote(registry, "r1")
+    promote(registry, "r2")
+    break_release(registry, "r2")
+    serving = serve(registry)
+    assert serving.release in ("r1", SHIPPED)  # the two releases may share the damaged bundle
+    assert serving.fallback == serving.release
+    assert serving.failure is not None
+    assert "checksum" in serving.failure
+
+
+def test_bundles_and_a_registry_are_one_too_many(registry: Registry) -> None:
+    with pytest.raises(BundleError, match="only one of"):
+        serve(registry, bundles=(registry.folder,))
+
+
+@pytest.fixture
+def pipe(registry: Registry) -> Iterator[Path]:
+    """The registry's aliases, which nobody can read any more: a folder in the network that hangs."""
+    promote(registry, "r1")
+    kept = registry.aliases_file.read_bytes()
+    yield registry.aliases_file
+    if registry.aliases_file.is_fifo():
+        threading.Thread(
+            target=registry.aliases_file.write_bytes, args=(kept,), daemon=True
+        ).start()
+
+
+def hang(file: Path) -> bytes:
+    kept = file.read_bytes()
+    file.unlink()
+    os.mkfifo(file)
+    return kept
+
+
+def test_a_registry_that_hangs_is_reported_and_followed_again(
+    registry: Registry, pipe: Path
+) -> None:
+    serving = serve(registry, read_seconds=0.2)
+    kept = hang(pipe)
+    serving.follow()
+    assert serving.failure is not None
+    assert "has not answered within 0.2 s" in serving.failure
+    assert (serving.release, is_stale()) == ("r1", 1)
+    serving.follow()  # and does not wait for the read that hangs
+    pipe.write_bytes(kept)  # answers it
+    pipe.unlink()
+    pipe.write_bytes(kept)
+
+    def is_followed() -> bool:
+        serving.follow()
+        return serving.failure is None
+
+    wait_until(is_followed)
+    assert is_stale() == 0
+
+
+def test_a_registry_that_hangs_from_the_start_leaves_the_shipped_release(
+    registry: Registry, pipe: Path
+) -> None:
+    hang(pipe)
+    serving = serve(registry, read_seconds=0.2)
+    assert (serving.release, serving.fallback, is_stale()) == (SHIPPED, SHIPPED, 1)
+
+
+def test_a_service_whose_registry_hangs_answers_says_so_and_ends(
+    start_service: StartService, registry: Registry, pipe: Path, job: Document
+) -> None:
+    with start_service(GPUMEMNET_REGISTRY=str(registry.folder)) as running:
+        hang(pipe)
+        wait_until(lambda: value(scrape(running.url), "gpumemnet_champion_stale") == 1)
+        answer = httpx.post(f"{running.url}/v1/predict", json={"job": job}, timeout=300)
+        assert (answer.status_code, answer.headers["gpumemnet-fallback"]) == (200, "r1")
+        running.process.terminate()
+        assert running.process.wait(timeout=60) == 0
+
+
+def test_a_swap_loses_no_request(
+    start_service: StartService, registry: Registry, job: Document
+) -> None:
+    promote(registry, "r1")
+    with (
+        start_service(GPUMEMNET_REGISTRY=str(registry.folder)) as running,
+        httpx.Client(base_url=running.url, timeout=300) as client,
+    ):
+        seen: list[str] = []
+        promote(registry, "r2")
+        while "r2" not in seen:
+            answer = client.post("/v1/predict", json={"job": job})
+            assert answer.status_code == 200
+            seen.append(answer.json()["release"])
+        assert set(seen) <= {"r1", "r2"}
+        assert client.get("/v1/models").json()["release"] == "r2"
