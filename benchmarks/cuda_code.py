@@ -34,7 +34,6 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from dataset_builder.measure.journal import read_journal  # noqa: E402
-from dataset_builder.traced.subjects import subject, traced_run  # noqa: E402
 from gpumemnet.errors import GpumemnetError  # noqa: E402
 from gpumemnet.extract.inputs import ModelInputs  # noqa: E402
 from gpumemnet.gpu.catalogue import device_profile  # noqa: E402
@@ -47,6 +46,7 @@ from gpumemnet.tracing.options import (  # noqa: E402
     TraceOptions,
     with_cudnn,
 )
+from research.traces.subjects import subject, traced_run  # noqa: E402
 
 FAMILIES = ("mlp", "cnn", "transformer", "zoo")
 GPU = "H200"

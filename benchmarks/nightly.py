@@ -89,7 +89,7 @@ STEPS = (
     ),
     Step(
         "report",
-        ("-m", "models", "report", "--out", "nightly/report"),
+        ("-m", "research", "report", "--out", "nightly/report"),
         "every classifier on every dataset (12 minutes)",
     ),
     Step(

@@ -33,9 +33,6 @@ import torch  # noqa: E402
 from cuda_code import PEAKS, Peaks, peaks_of  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from dataset_builder.traced.real_jobs.campaign import freeze  # noqa: E402
-from dataset_builder.traced.real_jobs.networks import build, sample  # noqa: E402
-from dataset_builder.traced.subjects import traced_run  # noqa: E402
 from gpumemnet.extract.inputs import ModelInputs, inputs_from_example  # noqa: E402
 from gpumemnet.gpu.catalogue import device_profile  # noqa: E402
 from gpumemnet.job.dataset import read_dataset  # noqa: E402
@@ -50,7 +47,13 @@ from gpumemnet.physics.element_types import (  # noqa: E402
 from gpumemnet.physics.optimizers import torch_call  # noqa: E402
 from gpumemnet.tracing.losses_and_optimizers import loss_function  # noqa: E402
 from gpumemnet.tracing.model_on_gpu import checkpointed  # noqa: E402
-from gpumemnet.tracing.options import Platform, TraceOptions  # noqa: E402
+from gpumemnet.tracing.options import (  # noqa: E402
+    Platform,
+    TraceOptions,
+)
+from research.traces.real_jobs.campaign import freeze  # noqa: E402
+from research.traces.real_jobs.networks import build, sample  # noqa: E402
+from research.traces.subjects import traced_run  # noqa: E402
 
 DATASET = ROOT / "dataset_builder" / "datasets" / "real_runs" / "traced_real_jobs.parquet"
 GPU = "H200"

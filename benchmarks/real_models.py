@@ -5,7 +5,7 @@ Horus and GPUMemNet.
 
 Needs torchvision and timm in addition to torch; nothing is trained.  What is compared with a
 reading is the trace's steady state with the CUDA context.  The readings, their sources, and the
-construction and trace of each model are in ``dataset_builder/published/real_models.py``.
+construction and trace of each model are in ``research/published_tables/real_models.py``.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import time
 from rich.console import Console
 from rich.table import Table
 
-from dataset_builder.published.real_models import REAL_MODELS, build, traced_memory
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.measurement import PUBLISHED_GPU
 from gpumemnet.units import MIB
+from research.published_tables.real_models import REAL_MODELS, build, traced_memory
 
 
 def main() -> None:

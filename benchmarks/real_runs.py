@@ -17,13 +17,13 @@ from typing import Final
 
 import numpy as np
 
-from dataset_builder.published.xmem_models import PROTOCOL as ABOVE_CONTEXT
 from dataset_builder.split import fold_of
 from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.physics.element_types import FULL_BYTES
 from gpumemnet.tracing.memory import MARGIN, WORKSPACE_MARGIN
 from gpumemnet.units import MIB
+from research.published_tables.xmem_models import PROTOCOL as ABOVE_CONTEXT
 
 DATASETS: Final = Path(__file__).parents[1] / "dataset_builder" / "datasets" / "real_runs"
 FILES: Final = ("published_timm_a100.parquet", "published_xmem_rtx30_40.parquet")

@@ -2,7 +2,7 @@
 replay?
 
 ``python benchmarks/replay_spread.py RUNS [--every 9] [--out FILE.jsonl]`` replays published runs of
-timm models, as ``gpumemnet build import-real-runs`` has kept them in the folder RUNS: every ninth
+timm models, as ``python -m research import-real-runs`` has kept them in the folder RUNS: every ninth
 model at all its batch sizes, eight times with other workspaces (each convolution's none, half,
 once, twice), eight times with one free in twenty one to three events later, and eight times with
 both.  It compares the median with the one replay as an expectation, and margins on the spread with
@@ -28,11 +28,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from real_runs import COVERAGE, DATASETS, FILES, FOLDS, RESERVED_SHARE, WORKSPACE  # noqa: E402
 
-from dataset_builder.published import timm_models  # noqa: E402
-from dataset_builder.published.real_runs import RealModel  # noqa: E402
 from dataset_builder.split import fold_of  # noqa: E402
-from dataset_builder.traced.kept_runs import KeptRuns, run_from_dict  # noqa: E402
-from dataset_builder.traced.prefetching_loader import with_prefetching  # noqa: E402
 from gpumemnet.allocator import EMPTY_CACHE, AllocatorSettings, OutOfMemory, replay  # noqa: E402
 from gpumemnet.gpu.available import available_mib  # noqa: E402
 from gpumemnet.job.dataset import read_dataset  # noqa: E402
@@ -41,6 +37,10 @@ from gpumemnet.tracing.memory import non_allocator_memory  # noqa: E402
 from gpumemnet.tracing.options import Platform  # noqa: E402
 from gpumemnet.tracing.timeline import CONVOLUTION_WORKSPACE, LongRun, Timeline, repeated  # noqa: E402
 from gpumemnet.units import MIB  # noqa: E402
+from research.published_tables import timm_models  # noqa: E402
+from research.published_tables.real_runs import RealModel  # noqa: E402
+from research.traces.kept_runs import KeptRuns, run_from_dict  # noqa: E402
+from research.traces.prefetching_loader import with_prefetching  # noqa: E402
 
 REPLAYS: Final = 8
 FACTORS: Final = (0, 0.5, 1, 1, 2)

@@ -26,7 +26,6 @@ from benchmarks.several_gpus import FAMILIES, MOST_BYTES  # noqa: E402
 from dataset_builder.recipe.planned_job import PlannedJob, training_job  # noqa: E402
 from dataset_builder.recipe.recipe import load_recipe  # noqa: E402
 from dataset_builder.recipe.sampling import sample_jobs  # noqa: E402
-from dataset_builder.traced.subjects import traceable, traced_run  # noqa: E402
 from gpumemnet.errors import GpumemnetError  # noqa: E402
 from gpumemnet.gpu.catalogue import context, device_profile  # noqa: E402
 from gpumemnet.job.dataset import read_dataset  # noqa: E402
@@ -35,6 +34,7 @@ from gpumemnet.job.training_job import TrainingJob  # noqa: E402
 from gpumemnet.physics.replicas import communicator_bound_bytes, communicator_bytes  # noqa: E402
 from gpumemnet.predict.bundle import shipped_bundles  # noqa: E402
 from gpumemnet.predict.predictor import Predictor  # noqa: E402
+from research.traces.subjects import traceable, traced_run  # noqa: E402
 
 RANKS = 8
 DATASETS = ROOT / "dataset_builder" / "datasets"

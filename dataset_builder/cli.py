@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections import Counter
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -36,7 +35,6 @@ FINDINGS_EXIT_CODE: Final = 3
 _MAKE: Final = "Make rows"
 _LOOK: Final = "Look at rows"
 _GPU: Final = "Measure a GPU"
-_PUBLISHED: Final = "Published data"
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -261,118 +259,6 @@ def split(
     )
 
 
-@app.command(rich_help_panel=_LOOK)
-def card(
-    dataset: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet file of a dataset.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder for the card and its pictures.")],
-    as_json: AsJson = False,
-) -> None:
-    """Write the data card of a dataset, in Markdown with pictures, from the file alone."""
-    from .card import write_card
-
-    text, *pictures = write_card(dataset, out)
-    sentence = f"{text} written, with {len(pictures)} pictures"
-    print_result({"card": text, "pictures": list(map(str, pictures))}, sentence, as_json=as_json)
-
-
-@app.command(rich_help_panel=_LOOK)
-def compare(
-    datasets: Annotated[
-        list[Path],
-        typer.Argument(metavar="FILE...", help="Parquet files of datasets, all of one GPU."),
-    ],
-    rows: Annotated[
-        int | None,
-        typer.Option(min=10, help="Rows of each family, drawn at random; all unless given."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for the table and the traced rows.")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the draw.")] = 0,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes; one for each core unless given.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Trace measured jobs, and compare the traces with the measurements and with FakeTensor
-    alone."""
-    from .compare.run import compare as run
-
-    run(datasets, rows, seed, workers, out, as_json=as_json)
-
-
-@app.command("trace-recipe", rich_help_panel=_MAKE)
-def trace_recipe(
-    recipe: Annotated[
-        str,
-        typer.Argument(metavar="RECIPE", help="Path of a YAML file, or name of a shipped recipe."),
-    ],
-    out: Folder,
-    gpu: Annotated[str, typer.Option(help="GPU to trace for.")] = "H200",
-    jobs: Annotated[int, typer.Option(min=1, help="How many jobs to draw.")] = 1_000,
-    seed: Seed = 0,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes; one for each core unless given.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Label the jobs of a recipe by tracing them, without a GPU; the rows are marked as traced."""
-    from .traced.labels import trace_recipe
-
-    trace_recipe(load_recipe(recipe), gpu, jobs, seed, out, workers)
-    _collect(out, out / "dataset.parquet", as_json=as_json)
-
-
-@app.command("trace-real-jobs", rich_help_panel=_MAKE)
-def trace_real_jobs(
-    out: Folder,
-    architectures: Annotated[int, typer.Option(min=1, help="Real architectures to draw.")] = 600,
-    options_each: Annotated[
-        int, typer.Option(min=1, help="Ways in which each is trained: traces of it.")
-    ] = 3,
-    rows_each: Annotated[int, typer.Option(min=1, help="Batch sizes of each trace.")] = 4,
-    time_budget: Budget = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Trace jobs of real architectures (timm 1.0.9, torchvision, transformers); the rows are marked
-    as traced."""
-    from .traced.real_jobs.campaign import trace_real_jobs
-
-    progress = trace_real_jobs(
-        out,
-        architectures,
-        options_each,
-        rows_each,
-        seed,
-        time_budget,
-        lambda line: print(line, file=sys.stderr),
-    )
-    statuses = ", ".join(f"{count:,} {status}" for status, count in progress.rows.most_common())
-    made = f"{progress.traced:,} traces made, {progress.left_out:,} left out (see left_out.jsonl); rows: {statuses or 'none'}"
-    print(made, file=sys.stderr if as_json else sys.stdout)
-    _collect(out, out / "dataset.parquet", as_json=as_json)
-
-
-@app.command("add-traces", rich_help_panel=_MAKE)
-def add_traces(
-    dataset: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet file of a dataset.")],
-    out: Annotated[
-        Path, typer.Option("--out", help="Parquet file to write; it may be the dataset itself.")
-    ],
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes; one for each core unless given.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Add the traced peak to each job of a dataset."""
-    from .traced import peaks
-
-    traced, failed = peaks.add_traces(dataset, out, workers)
-    sentence = f"{traced:,} jobs traced, {failed:,} could not be; written to {out}"
-    print_result({"traced": traced, "failed": failed, "dataset": out}, sentence, as_json=as_json)
-
-
 @app.command("probe-device", rich_help_panel=_GPU)
 def probe_gpu(
     out: Annotated[
@@ -419,106 +305,6 @@ def rates(
     document = machine_to_dict(measure_machine(torch.device("cuda")))
     write_file(out, json.dumps(document, indent=2).encode())
     print_result(document, f"{out} written, for `gpumemnet plan --machine {out}`", as_json=as_json)
-
-
-@app.command("import-published", rich_help_panel=_PUBLISHED)
-def import_published(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE.csv",
-            help="mlp_data_step2.csv, cnn_data_step1.csv or transformer_data.csv of GPUMemNet (CC BY 4.0).",
-        ),
-    ],
-    out: Annotated[Path, typer.Option("--out", help="Parquet file to write.")] = Path(
-        "published.parquet"
-    ),
-    as_json: AsJson = False,
-) -> None:
-    """Turn the published A100 measurements into a dataset."""
-    from .published import importing
-
-    left_out: Counter[str] = Counter()
-    written = importing.import_published(source, out, left_out)
-    reasons = dict(left_out.most_common())
-    lines = [f"{written:,} published measurements written to {out}"]
-    lines += [f"{count:,} rows were left out: {reason}" for reason, count in reasons.items()]
-    print_result(
-        {"rows": written, "left_out": reasons, "dataset": out}, "\n".join(lines), as_json=as_json
-    )
-
-
-@app.command("import-real-models", rich_help_panel=_PUBLISHED)
-def import_real_models(
-    out: Annotated[Path, typer.Option("--out", help="Parquet file to write.")] = Path(
-        "published_real_models.parquet"
-    ),
-    as_json: AsJson = False,
-) -> None:
-    """Turn the published A100 readings of real vision models into a dataset for testing; needs
-    torchvision and timm."""
-    from .published import real_models as published_real_models
-    from .traced.labels import PROTOCOL
-
-    written = published_real_models.import_real_models(out, PROTOCOL)
-    print_result(
-        {"rows": written, "dataset": out},
-        f"{written:,} published readings written to {out}",
-        as_json=as_json,
-    )
-
-
-@app.command("import-real-runs")
-def import_real_runs(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE.csv",
-            help="published_timm_a100.csv (needs timm 1.0.9) or published_xmem_runs.csv.",
-        ),
-    ],
-    out: Annotated[Path, typer.Option("--out", help="Parquet file to write.")],
-    runs: Annotated[
-        Path,
-        typer.Option(
-            "--runs", help="Folder of the traced runs; the command continues in its folder."
-        ),
-    ],
-    time_budget: Annotated[
-        float | None,
-        typer.Option(
-            "--time-budget",
-            min=0,
-            help="Seconds for tracing; models that it does not reach are left out.",
-        ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Turn published runs of real models into a dataset, with layers and traced parts; run it again
-    to continue."""
-    from gpumemnet.job.dataset import write_dataset
-
-    from .traced.real_runs import build_real_runs
-
-    rows, progress = build_real_runs(
-        source, runs, time_budget, lambda line: print(line, file=sys.stderr)
-    )
-    written = write_dataset(out, rows)
-    outcomes = dict(progress.rows.most_common())
-    lines = [f"{written:,} published runs written to {out}; {progress.traced:,} models traced"]
-    lines += [f"{count:,} rows {outcome}" for outcome, count in outcomes.items()]
-    lines += [f"{model}: {error}" for model, error in progress.failed.items()]
-    if progress.left:
-        lines.append(f"{progress.left:,} models are not traced yet: run the command again")
-    document = {
-        "rows": written,
-        "outcomes": outcomes,
-        "models_traced": progress.traced,
-        "models_failed": progress.failed,
-        "models_left": progress.left,
-        "dataset": out,
-    }
-    print_result(document, "\n".join(lines), as_json=as_json)
 
 
 def main() -> None:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from gpumemnet.job.json_codec import job_from_dict, job_from_json, job_to_dict, job_to_json
     from gpumemnet.job.layers import Layer
     from gpumemnet.job.training_job import TrainingJob, TrainingOptions
-    from gpumemnet.packing.ray_shares import RayResources, ray_resources
     from gpumemnet.planner.api import plan
     from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
     from gpumemnet.predict.bundle_card import BundleCard
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
         PredictionTable,
     )
     from gpumemnet.predict.predictor import Predictor
+    from gpumemnet.predict.ray_shares import RayResources, ray_resources
     from gpumemnet.tracing.api import trace
     from gpumemnet.tracing.result import TraceAnswer
 
@@ -65,7 +65,7 @@ _MODULE_OF = {
     **dict.fromkeys(
         ("job_from_dict", "job_from_json", "job_to_dict", "job_to_json"), "gpumemnet.job.json_codec"
     ),
-    **dict.fromkeys(("RayResources", "ray_resources"), "gpumemnet.packing.ray_shares"),
+    **dict.fromkeys(("RayResources", "ray_resources"), "gpumemnet.predict.ray_shares"),
     "BundleCard": "gpumemnet.predict.bundle_card",
     "Estimator": "gpumemnet.predict.prediction",
     "GpumemnetError": "gpumemnet.errors",

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
-PACKAGES: Final = ("gpumemnet", "dataset_builder", "models", "service")
+PACKAGES: Final = ("gpumemnet", "dataset_builder", "models", "service", "research")
 _NAMED_BY_TESTS: Final = ("benchmarks", "deploy", "docs", "examples", "integrations")
 """Folders without a mirror: their tests are those that name the file."""
 _EVERYWHERE: Final = ("__init__.py", "README.md")

@@ -107,26 +107,6 @@ ENTRIES: Final = {
             "train",
         ),
         Entry(
-            "report",
-            "models.cli.report:report",
-            "Evaluate every estimator on every dataset, with tables and pictures.",
-            _TRAIN,
-            "train",
-        ),
-        Entry(
-            "search",
-            "models.cli.search:search",
-            "Search for a training plan with Optuna.",
-            _TRAIN,
-            "train,search",
-        ),
-        Entry(
-            "pack",
-            "gpumemnet.cli.pack:pack",
-            "Simulate a cluster that places jobs by each estimator.",
-            _SITE,
-        ),
-        Entry(
             "retrain",
             "models.cli.retrain:retrain",
             "Train on new data, and promote what is better than the champion.",

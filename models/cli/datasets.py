@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _PUBLISHED_HINT: Final = (
     "for the published A100 measurements, download Datasets/MLP/mlp_data_step2.csv of github.com/itu-rad/GPUMemNet (CC BY 4.0) "
-    "and run  gpumemnet build import-published mlp_data_step2.csv --out"
+    "and run  python -m research import-published mlp_data_step2.csv --out"
 )
 
 

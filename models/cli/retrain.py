@@ -76,7 +76,7 @@ def retrain(
         typer.Option(
             "--plan",
             metavar="FILE",
-            help="Plan file of gpumemnet search; the default plan unless given.",
+            help="Training plan, a JSON file; the default plan unless given.",
         ),
     ] = None,
     dry_run: Annotated[

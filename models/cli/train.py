@@ -64,7 +64,7 @@ def train(
         typer.Option(
             "--plan",
             metavar="FILE",
-            help="Plan file of gpumemnet search; the default plan unless given.",
+            help="Training plan, a JSON file; the default plan unless given.",
         ),
     ] = None,
     traces: Annotated[

@@ -55,7 +55,7 @@ PUBLISHED_FILES: Final = {
 """Family → file of its published readings, below ``Datasets/``."""
 TRACED_CREDIT: Final[Mapping[str, str]] = {
     "description": "training jobs drawn from this project's recipes, labelled by its trace: no GPU has run them",
-    "source": "python -m dataset_builder trace-recipe",
+    "source": "python -m research trace-recipe",
     "licence": "Apache-2.0",
 }
 
@@ -170,7 +170,7 @@ def _real_networks(data: LabelledJobs) -> Mapping[str, Any]:
         "real_networks": {
             "description": "readings of timm models on an A100 (GPUMemNet's repository, FakeTensor), above the CUDA context, and "
             "traced jobs of real architectures",
-            "source": "https://github.com/itu-rad/GPUMemNet (Related_works/FakeTensor); gpumemnet build trace-real-jobs",
+            "source": "https://github.com/itu-rad/GPUMemNet (Related_works/FakeTensor); python -m research trace-real-jobs",
             "licence": "CC BY 4.0; Apache-2.0",
             "rows": int(data.is_real.sum()),
             "architecture_families": list(data.real_families),

@@ -93,10 +93,8 @@ def read_plan(path: Path) -> FoundPlan:
             )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f" ({error})" if type(error) is ValueError else ""
-        raise InvalidRequestError(
-            f"{path} is not a plan as 'gpumemnet search' writes it{reason}", "plan"
-        ) from None
-    raise InvalidRequestError(f"{path} is not a plan as 'gpumemnet search' writes it", "plan")
+        raise InvalidRequestError(f"{path} is not a training plan{reason}", "plan") from None
+    raise InvalidRequestError(f"{path} is not a training plan", "plan")
 
 
 def _check_values(values: Mapping[str, Any], encoder: str) -> None:

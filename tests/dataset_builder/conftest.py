@@ -1,31 +1,15 @@
-"""Measurements and the published table, for the tests of the dataset builder."""
+"""Measurements, for the tests of the dataset builder."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from dataset_builder.published.rows import WHERE_TO_GET_IT
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.measurement import Measurement, Phase
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.units import GIB, MIB
-
-PUBLISHED = Path(
-    os.environ.get("GPUMEMNET_PUBLISHED_CSV")
-    or Path(__file__).parents[3] / "shared/data/published_mlp_a100.csv"
-)
-
-
-@pytest.fixture(scope="session")
-def published_csv() -> Path:
-    """The published table; skips with the place to get it."""
-    if not PUBLISHED.is_file():
-        pytest.skip(f"{PUBLISHED} is absent (set GPUMEMNET_PUBLISHED_CSV): {WHERE_TO_GET_IT}")
-    return PUBLISHED
 
 
 @pytest.fixture

@@ -3,11 +3,6 @@ one sentence."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -221,30 +216,3 @@ def test_the_schema_has_every_label_column_and_no_host() -> None:
     ):
         assert name in names
     assert not [name for name in names if "host" in name or "uuid" in name]
-
-
-def test_kill_nine_while_importing_leaves_no_file_or_a_whole_one(
-    tmp_path: Path, published_csv: Path
-) -> None:
-    path = tmp_path / "p.parquet"
-    command = [
-        sys.executable,
-        "-m",
-        "dataset_builder",
-        "import-published",
-        str(published_csv),
-        "--out",
-        str(path),
-    ]
-    outcomes = set()
-    for delay in (0.5, 1.0, 1.4):
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
-        time.sleep(delay)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        outcomes.add(path.exists())
-        if path.exists():
-            assert pq.ParquetFile(path).metadata.num_rows == 3_000
-    assert False in outcomes or path.exists()
-    subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
-    assert len(read_dataset(path)) == 3_000

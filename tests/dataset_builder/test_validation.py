@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from dataset_builder.published.importing import read_published
+from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.site.validation import training_state_bytes, validate
 from gpumemnet.units import GIB, MIB
 
+PUBLISHED = Path("dataset_builder/datasets/published_mlp_a100.parquet")
 TINY = {"peak_device_bytes": None, "peak_reserved_bytes": 900, "peak_allocated_bytes": 800}
 
 
@@ -144,9 +145,9 @@ def test_a_context_far_from_its_kind_is_found(measurement: Measurement) -> None:
     assert validate([*similar[:10], unusual]) == [], "too few to compare"
 
 
-def test_published_labels_that_missed_their_peak_are_found(published_csv: Path) -> None:
+def test_published_labels_that_missed_their_peak_are_found() -> None:
     """Four of the 3,000 one-second readings lie below what every other job needed before its first
     tensor."""
-    findings = validate(list(read_published(published_csv)))
+    findings = validate(read_dataset(PUBLISHED))
     assert {finding.rule for finding in findings} == {"below-floor"}
     assert [finding.row for finding in findings] == [83, 178, 656, 2372]

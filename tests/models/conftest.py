@@ -1,23 +1,20 @@
-"""Labelled jobs for tests of training: synthetic ones in memory, and the published measurements
-where they are available."""
+"""Labelled jobs for tests of training: synthetic ones in memory, and the published measurements."""
 
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dataset_builder.published.importing import import_published
-from dataset_builder.published.rows import WHERE_TO_GET_IT
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.features import FEATURE_NAMES
 from gpumemnet.units import GIB, MIB
 from models.training.data import LabelledJobs, features_on
 from models.training.splits import folds
+from tests.sites import DATASETS
 
 GPU = "NVIDIA A100-SXM4-40GB"
 
@@ -71,12 +68,6 @@ def halves(synthetic: LabelledJobs) -> tuple[LabelledJobs, LabelledJobs]:
 
 
 @pytest.fixture(scope="session")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def published() -> Path:
     """The dataset of the published measurements."""
-    beside = Path(__file__).parents[2].parent / "shared" / "data" / "published_mlp_a100.csv"
-    source = Path(os.environ.get("GPUMEMNET_PUBLISHED_CSV", beside))
-    if not source.is_file():
-        pytest.skip(f"{source} does not exist; {WHERE_TO_GET_IT}, or set GPUMEMNET_PUBLISHED_CSV")
-    out = tmp_path_factory.mktemp("published") / "published.parquet"
-    import_published(source, out)
-    return out
+    return DATASETS / "published_mlp_a100.parquet"

@@ -2,7 +2,6 @@
 available."""
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -141,32 +140,3 @@ def test_metrics_of_another_dataset_do_not_enter_a_card(
     )
     assert "was measured on another dataset" in refused(*arguments)
     assert not (tmp_path / "mine").exists()
-
-
-@pytest.mark.nightly
-def test_the_report_runs_from_the_committed_data(tmp_path: Path) -> None:
-    done = models("report", "--smoke", "--workers", "1", "--out", tmp_path / "report")
-    assert done.returncode == 0, done.stderr
-    text = (tmp_path / "report" / "report.md").read_text("utf-8")
-    assert "its figures say nothing" in text
-    for section in (
-        "cnn jobs, measured",
-        "cnn jobs, traced labels (labels traced, not measured)",
-        "Real cnn models",
-    ):
-        assert f"## {section}" in text
-    pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text)
-    assert len(pictures) > 10
-    assert all((tmp_path / "report" / name).stat().st_size > 5_000 for name in pictures)
-    document = json.loads((tmp_path / "report" / "report.json").read_text("utf-8"))
-    assert {section["slug"] for section in document["sections"]} == {
-        "measured-cnn",
-        "traced-cnn",
-        "zoo-cnn",
-    }
-
-
-def test_a_report_on_an_empty_folder_is_refused(tmp_path: Path) -> None:
-    assert "holds no dataset" in refused(
-        "report", "--datasets", tmp_path, "--out", tmp_path / "report"
-    )

@@ -22,7 +22,6 @@ from gpumemnet.job.dataset import read_dataset, write_dataset
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.packing.reading import read_trace
 from gpumemnet.physics.replicas import communicator_bound_bytes, communicator_bytes
 from gpumemnet.predict.distribution import BinScheme, MemoryDistribution, bins_of_width
 from gpumemnet.predict.predictor import Predictor
@@ -196,22 +195,6 @@ def test_a_dataset_without_the_column_holds_jobs_that_are_alone(tmp_path: Path) 
         8,
         *[1] * 16,
     ]
-
-
-def test_a_cluster_of_whole_jobs_is_packed_without_them(tmp_path: Path) -> None:
-    job = {
-        "family": "mlp",
-        "batch_size": 8,
-        "input_elements": 64,
-        "optimizer": "sgd",
-        "precision": "fp32",
-    }
-    job |= {"total_activations": 100, "total_parameters": 6500}
-    rows = [{"job": {**job, "ranks": ranks}, "peak_mib": 900} for ranks in (1, 4)]
-    (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    found = read_trace([tmp_path / "trace.jsonl"])
-    assert len(found.rows) == 1
-    assert found.left_out == {"that train on several GPUs at once": 1}
 
 
 def test_alike_rows_are_alone_or_replicas() -> None:

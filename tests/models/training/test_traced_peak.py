@@ -10,13 +10,13 @@ import pytest
 
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import GIB, MIB
-from models.evaluation.candidates import traced_peak_answers
 from models.training.bounds import COVERAGES
 from models.training.data import LabelledJobs
 from models.training.export import save_classifier
 from models.training.mlp import TrainingPlan, train_classifier
 from models.training.splits import folds
 from models.training.traced_peak import fit_traced_peak
+from research.report.candidates import traced_peak_answers
 
 CONTEXT = 700 * MIB
 

@@ -1,0 +1,34 @@
+"""Compares estimators by their effect on a cluster: replays a trace of jobs on an inventory of GPUs
+once for each estimator.
+
+:func:`read_trace` and :func:`workload` give the jobs, :func:`inventory` the cards,
+:func:`estimators` what each estimator says, and :func:`simulate` replays the trace with one of
+them; :func:`figures` sums up.  Only memory is simulated: that neighbours slow each other down is
+left out, unless a factor for it is given.
+"""
+
+from research.packing.amounts import Amounts, estimators
+from research.packing.cards import FITS, Policy
+from research.packing.figures import Figures, figures
+from research.packing.inventory import Inventory, inventory
+from research.packing.reading import Trace, TraceRow, read_trace
+from research.packing.simulation import Run, simulate
+from research.packing.workload import Workload, workload
+
+__all__ = [
+    "Amounts",
+    "FITS",
+    "Figures",
+    "Inventory",
+    "Policy",
+    "Run",
+    "Trace",
+    "TraceRow",
+    "Workload",
+    "estimators",
+    "figures",
+    "inventory",
+    "read_trace",
+    "simulate",
+    "workload",
+]

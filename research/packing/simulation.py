@@ -1,0 +1,234 @@
+"""Replays a workload on GPUs with one estimator: where and when each job runs, and which run out of
+memory.
+
+The scheduler sees amounts only.  A job takes its true peak a little after its start; when the
+card's true memory would then exceed its capacity, this job, which was placed last, dies, and goes
+to the head of the queue to be run on a card of its own, as CARMA does (arXiv 2508.19073).  One that
+dies alone is tried on a larger card next.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from research.packing.amounts import Amounts
+from research.packing.cards import Cards, Policy
+from research.packing.inventory import Inventory
+from research.packing.workload import Workload
+
+_PEAK: Final = 0
+_END: Final = 1
+"""Kinds of events; of those at one moment peaks come first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Run:
+    """What happened to ``J`` jobs; times in seconds from the first arrival.
+
+    Attributes:
+        is_run: jobs that were run; the others need more than any card has, shape ``[J]``.
+        start_seconds, end_seconds: of the attempt that ended well, shape ``[J]``; NaN for jobs that
+            were not run.
+        card: where, shape ``[J]``; -1 likewise.
+        reserved_mib: what was set aside for that attempt, shape ``[J]``.
+        ooms: how often each ran out of memory before, shape ``[J]``.
+        has_shared: whether another job was on its card at any time of any attempt, shape ``[J]``.
+        lost_seconds: how long its failed attempts ran, shape ``[J]``.
+        lost_mib_seconds: memory that was set aside for them, times their length, shape ``[J]``.
+        busy_seconds: how long each card had a job, shape ``[cards]``.
+        most_mib: the most true memory that was ever on each card, shape ``[cards]``.
+    """
+
+    is_run: NDArray[np.bool_]
+    start_seconds: NDArray[np.float64]
+    end_seconds: NDArray[np.float64]
+    card: NDArray[np.int64]
+    reserved_mib: NDArray[np.int64]
+    ooms: NDArray[np.int64]
+    has_shared: NDArray[np.bool_]
+    lost_seconds: NDArray[np.float64]
+    lost_mib_seconds: NDArray[np.float64]
+    busy_seconds: NDArray[np.float64]
+    most_mib: NDArray[np.int64]
+
+
+def simulate(
+    jobs: Workload, amounts: Amounts, inventory: Inventory, policy: Policy | None = None
+) -> Run:
+    """Replay ``jobs`` on ``inventory`` with what one estimator sets aside for them; the same
+    arguments give the same run."""
+    return _Simulation(jobs, amounts, inventory, policy or Policy()).run()
+
+
+class _Simulation:
+    def __init__(
+        self, jobs: Workload, amounts: Amounts, inventory: Inventory, policy: Policy
+    ) -> None:
+        count, cards = len(jobs.row_of), inventory.cards
+        self._policy = policy
+        self._cards = Cards(inventory, policy)
+        self._amounts = amounts.mib[jobs.row_of]
+        self._least_amount: list[int] = self._amounts.min(axis=1).tolist()
+        self._is_alone: list[bool] = amounts.is_alone[jobs.row_of].tolist()
+        self._least_card: list[int] = amounts.least_card_mib[jobs.row_of].tolist()
+        self._peak: list[int] = jobs.peak_mib.tolist()
+        self._arrival: list[float] = jobs.arrival_seconds.tolist()
+        self._left: list[float] = jobs.duration_seconds.tolist()
+        self._duration = tuple(self._left)
+        self._capacity: list[int] = inventory.capacity_mib.tolist()
+        self._is_run = jobs.peak_mib <= inventory.largest_mib
+        # of each job
+        self._start, self._end = np.full((2, count), np.nan).tolist()
+        self._card = [-1] * count
+        self._reserved, self._ooms, self._attempt, self._version = ([0] * count for _ in range(4))
+        self._lost_seconds, self._lost_mib_seconds = ([0.0] * count for _ in range(2))
+        self._has_shared, self._has_peaked = [False] * count, [False] * count
+        # of each card
+        self._on: list[set[int]] = [set() for _ in range(cards)]
+        self._used, self._most = [0] * cards, [0] * cards
+        self._busy_since, self._since, self._busy = [0.0] * cards, [0.0] * cards, [0.0] * cards
+        self._queue: deque[int] = deque()
+        self._is_open = False
+        """Whether a job left a card or came into reach since the queue was last looked at: else
+        nothing new can be placed."""
+        self._events: list[tuple[float, int, int, int]] = []
+        """Time, kind, job, and the attempt (of a peak) or the version (of an end) that it belongs
+        to."""
+
+    def run(self) -> Run:
+        arriving = deque(np.flatnonzero(self._is_run).tolist())
+        events = self._events
+        while arriving or events:
+            now = min(
+                self._arrival[arriving[0]] if arriving else float("inf"),
+                events[0][0] if events else float("inf"),
+            )
+            while events and events[0][0] <= now:
+                _, kind, job, tag = heapq.heappop(events)
+                if kind == _END and tag == self._version[job]:
+                    self._finish(now, job)
+                elif kind == _PEAK and tag == self._attempt[job]:
+                    self._reach_peak(now, job)
+            while arriving and self._arrival[arriving[0]] <= now:
+                self._is_open |= len(self._queue) <= self._policy.backfill
+                self._queue.append(arriving.popleft())
+            if self._is_open:
+                self._schedule(now)
+        assert not self._queue
+        return self._result()
+
+    def _schedule(self, now: float) -> None:
+        self._is_open = False
+        queue = self._queue
+        passed: list[int] = []
+        while queue and len(passed) <= self._policy.backfill:
+            job = queue.popleft()
+            if self._is_alone[job]:
+                card = self._cards.place_alone(self._least_card[job])
+            else:
+                card = self._cards.place(self._amounts[job], self._least_amount[job])
+            if card is None:
+                passed.append(job)
+            else:
+                self._begin(now, job, card)
+        queue.extendleft(reversed(passed))
+
+    def _begin(self, now: float, job: int, card: int) -> None:
+        on = self._on[card]
+        if not on:
+            self._busy_since[card] = self._since[card] = now
+        else:
+            self._has_shared[job] = True
+            for neighbour in on:
+                self._has_shared[neighbour] = True
+        self._progress(now, card)
+        on.add(job)
+        self._attempt[job] += 1
+        self._start[job], self._card[job], self._has_peaked[job] = now, card, False
+        self._left[job] = self._duration[job]
+        self._reserved[job] = self._cards.take(
+            card, None if self._is_alone[job] else self._amounts[job]
+        )
+        peak_seconds = min(self._policy.ramp_seconds, self._duration[job])
+        heapq.heappush(self._events, (now + peak_seconds, _PEAK, job, self._attempt[job]))
+        self._foresee(now, card, job)
+
+    def _reach_peak(self, now: float, job: int) -> None:
+        card = self._card[job]
+        used = self._used[card] + self._peak[job]
+        if used <= self._capacity[card]:
+            self._has_peaked[job] = True
+            self._used[card] = used
+            self._most[card] = max(self._most[card], used)
+            return
+        self._ooms[job] += 1
+        seconds = now - self._start[job]
+        self._lost_seconds[job] += seconds
+        self._lost_mib_seconds[job] += seconds * self._reserved[job]
+        if len(self._on[card]) == 1:
+            self._least_card[job] = max(self._least_card[job], self._capacity[card] + 1)
+        self._is_alone[job] = True
+        self._leave(now, job)
+        self._queue.appendleft(job)
+
+    def _finish(self, now: float, job: int) -> None:
+        self._end[job] = now
+        self._leave(now, job)
+
+    def _leave(self, now: float, job: int) -> None:
+        card = self._card[job]
+        self._progress(now, card)
+        on = self._on[card]
+        on.remove(job)
+        self._is_open = True
+        self._attempt[job] += 1
+        self._version[job] += 1
+        if self._has_peaked[job]:
+            self._used[card] -= self._peak[job]
+        self._cards.give_back(card, self._reserved[job])
+        if not on:
+            self._busy[card] += now - self._busy_since[card]
+        self._foresee(now, card, None)
+
+    def _progress(self, now: float, card: int) -> None:
+        """Take off what the card's jobs have done since their number last changed."""
+        if self._policy.slowdown and self._on[card]:
+            done = (now - self._since[card]) / self._slower(card)
+            for job in self._on[card]:
+                self._left[job] -= done
+            self._since[card] = now
+
+    def _foresee(self, now: float, card: int, new: int | None) -> None:
+        """Set when the card's jobs end; without slowdown only that of the new one is not known
+        yet."""
+        changed = (
+            sorted(self._on[card]) if self._policy.slowdown else [new] if new is not None else []
+        )
+        for job in changed:
+            self._version[job] += 1
+            end = now + max(self._left[job], 0.0) * self._slower(card)
+            heapq.heappush(self._events, (end, _END, job, self._version[job]))
+
+    def _slower(self, card: int) -> float:
+        return 1.0 + self._policy.slowdown * (len(self._on[card]) - 1)
+
+    def _result(self) -> Run:
+        return Run(
+            is_run=self._is_run,
+            start_seconds=np.array(self._start),
+            end_seconds=np.array(self._end),
+            card=np.array(self._card),
+            reserved_mib=np.array(self._reserved),
+            ooms=np.array(self._ooms),
+            has_shared=np.array(self._has_shared),
+            lost_seconds=np.array(self._lost_seconds),
+            lost_mib_seconds=np.array(self._lost_mib_seconds),
+            busy_seconds=np.array(self._busy),
+            most_mib=np.array(self._most),
+        )

@@ -1,0 +1,143 @@
+"""The published table: true rows come through unchanged, and a bad row is named by its line."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataset_builder.families import rebuild
+from gpumemnet.errors import DatasetError
+from gpumemnet.job.dataset import read_dataset
+from gpumemnet.units import MIB
+from research.published_tables.importing import import_published, read_published
+from research.published_tables.mlp import _layers
+
+HEADER = (
+    "Filename,Depth,Activations-Params,Activation Function,Total Activations,Total Parameters,Batch Size,"
+    "Batch Normalization Layers,Dropout Layers,Max GPU Memory (MiB),Avg GPUTL\n"
+)
+NAME = "input:3_output:2_depth:1_arch:uniform_batch:8_act:swish_dropout:0.25_dropout:True_batchnorm:True.out"
+LAYERS = "[('linear', 4, 16), ('batch_normalization', 4, 8), ('SiLU', 4, 0), ('dropout', 4, 0), ('linear', 2, 10), ('Softmax', 2, 0)]"
+GOOD = f'{NAME},2,"{LAYERS}",SiLU,20,34,8,1,1,1500,1.0\n'
+
+
+def table(folder: Path, text: str) -> Path:
+    path = folder / "t.csv"
+    path.write_text(text)
+    return path
+
+
+def test_a_row_becomes_a_measurement(tmp_path: Path) -> None:
+    [row] = read_published(table(tmp_path, HEADER + GOOD))
+    assert [layer.kind for layer in row.job.layers] == [
+        "linear",
+        "batch_norm1d",
+        "silu",
+        "dropout",
+        "linear",
+        "softmax",
+    ]
+    assert (row.job.batch_size, row.job.input_elements, row.job.total_parameters) == (8, 3, 34)
+    assert (row.job.optimizer, row.job.precision, row.job.activation_function) == (
+        "adam",
+        "fp32",
+        "silu",
+    )
+    assert row.label_bytes == row.peak_device_bytes == 1500 * MIB
+    assert (row.provenance, row.label_source, row.gpu) == (
+        "published",
+        "nvidia_smi_device_1s",
+        "NVIDIA A100-SXM4-40GB",
+    )
+    assert (row.peak_process_bytes, row.context_bytes, row.torch, row.driver) == (
+        None,
+        None,
+        None,
+        None,
+    )
+    architecture = json.loads(row.architecture)
+    assert (architecture["shape"], architecture["hidden_widths"], architecture["dropout"]) == (
+        "uniform",
+        [4],
+        0.25,
+    )
+    network = rebuild("mlp", row.architecture)
+    assert sum(each.numel() for each in network.parameters()) == 34
+
+
+def test_a_prelu_has_its_parameter(tmp_path: Path) -> None:
+    text = GOOD.replace("swish", "prelu").replace("'SiLU'", "'PReLU'").replace("SiLU", "PReLU")
+    [row] = read_published(table(tmp_path, HEADER + text))
+    assert row.job.total_parameters == 35
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("('dropout', 4, 0), ", "", "different networks"),
+        ("('SiLU', 4, 0)", "('ReLU', 4, 0)", "different networks"),
+        ("('SiLU', 4, 0)", "('SoLU', 4, 0)", "unknown layer kind 'SoLU'"),
+        ("('linear', 4, 16)", "('linear', 4, 17)", "3 inputs, but the first linear layer has 17"),
+        ("('linear', 4, 16)", "__import__('os')", "not a list of"),
+        ("[('linear'", "[[('linear'", "not a list of"),
+        ("input:3", "input:4", "4 inputs, but"),
+        ("arch:uniform", "arch:round", "shape must be one of"),
+        ("_batch:8", "", "published form"),
+        (",20,34,", ",21,34,", "Total Activations is 21, but the layers add up to 20"),
+        (",34,8,", ",34,8.5,", "Batch Size must be a whole number"),
+        (",34,8,", ",34,0,", "batch_size: must be between 1"),
+        (",1500,", ",-3,", "must be a whole number"),
+        (",1500,", ",nan,", "must be a whole number"),
+        (",1500,1.0", "", "is missing"),
+    ],
+)
+def test_a_bad_row_is_named_by_its_line(tmp_path: Path, old: str, new: str, sentence: str) -> None:
+    assert old in GOOD
+    path = table(tmp_path, HEADER + GOOD + GOOD.replace(old, new, 1))
+    with pytest.raises(DatasetError, match=sentence) as caught:
+        import_published(path, tmp_path / "out.parquet")
+    assert f"{path}, line 3: " in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"a,b\n1,2\n", b"\xff\xfe\x00", b'"never closed', b"\x00"]
+)
+def test_a_foreign_file_says_where_to_get_the_table(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(content)
+    with pytest.raises(DatasetError):
+        list(read_published(path))
+    with pytest.raises(DatasetError, match="itu-rad/GPUMemNet"):
+        list(read_published(tmp_path / "absent.csv"))
+
+
+@settings(max_examples=200)
+@given(st.text(alphabet="[]()', 0123456789abcLinear_", max_size=60))
+def test_layer_text_is_parsed_or_refused(text: str) -> None:
+    try:
+        layers = _layers(text)
+    except DatasetError:
+        return
+    assert layers
+
+
+def test_the_published_table(tmp_path: Path, published_csv: Path) -> None:
+    out = tmp_path / "p.parquet"
+    assert import_published(published_csv, out) == 3_000
+    first = out.read_bytes()
+    assert import_published(published_csv, out) == 3_000
+    assert out.read_bytes() == first, "importing twice gives the same file"
+    rows = read_dataset(out)
+    labels = [(row.label_bytes or 0) / MIB for row in rows]
+    assert (min(labels), statistics.median(labels), max(labels)) == (1_443, 1_576, 4_925)
+    assert len({row.architecture_key for row in rows}) == 3_000
+    shapes = Counter(json.loads(row.architecture)["shape"] for row in rows)
+    assert shapes == {"gradual": 761, "pyramid": 754, "bottleneck": 749, "uniform": 736}

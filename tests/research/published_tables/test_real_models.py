@@ -1,0 +1,133 @@
+"""Published real models: the committed rows are those of the table, stand apart for testing, and a
+missing library is named."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from dataset_builder.split import split_by_architecture
+from gpumemnet.errors import DatasetError
+from gpumemnet.gpu.catalogue import context, device_profile
+from gpumemnet.job.dataset import read_dataset
+from gpumemnet.job.measurement import Measurement
+from gpumemnet.site.validation import validate
+from gpumemnet.units import MIB
+from research import cli
+from research.published_tables.networks import published_family
+from research.published_tables.real_models import (
+    REAL_MODELS,
+    Reading,
+    RealModel,
+    import_real_models,
+    measurement_of_reading,
+)
+from research.traces.labels import PROTOCOL
+
+COMMITTED = (
+    Path(__file__).parents[3] / "dataset_builder/datasets/published_real_models_a100.parquet"
+)
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Measurement]:
+    return list(read_dataset(COMMITTED))
+
+
+@pytest.fixture
+def no_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("torchvision", "torchvision.models"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+def test_the_committed_rows_are_the_table(rows: list[Measurement]) -> None:
+    table = [(model, reading) for model in REAL_MODELS for reading in model.readings]
+    assert len(rows) == len(table) == 30
+    for row, (model, reading) in zip(rows, table, strict=True):
+        assert json.loads(row.architecture) == {"model": model.name, "image_size": model.image_size}
+        assert (row.job.batch_size, row.job.optimizer) == (reading.batch_size, model.optimizer)
+        assert row.job.input_elements == 3 * model.image_size**2
+        assert row.label_bytes == row.peak_device_bytes == reading.measured * MIB
+        options = json.loads(row.options)
+        assert options.pop("last_batch_size") == model.last_batch_size(reading.batch_size)
+        others = {
+            "fake_tensor_mib": reading.fake_tensor,
+            "horus_mib": reading.horus,
+            "gpumemnet_mib": reading.gpumemnet,
+        }
+        assert options == {name: value for name, value in others.items() if value is not None}
+
+
+def test_every_committed_row_can_be_predicted(rows: list[Measurement]) -> None:
+    outside = context(device_profile("A100")).expected_bytes
+    for row in rows:
+        assert (row.status, row.recipe, row.provenance) == ("ok", "zoo", "published")
+        assert (row.label_source, row.gpu) == ("nvidia_smi_device_1s", "NVIDIA A100-SXM4-40GB")
+        assert (row.job.family, row.job.precision) == ("cnn", "fp32")
+        assert row.job.has_layers
+        assert any(layer.kind == "conv2d" for layer in row.job.layers)
+        assert row.traced_version == PROTOCOL, (
+            "make the file again: python -m research import-real-models"
+        )
+        assert row.job.traced_peak_bytes == row.traced["steady_reserved_bytes"]
+        assert row.job.traced_peak_bytes is not None
+        assert row.label_bytes is not None
+        assert 0.88 < (row.job.traced_peak_bytes + outside) / row.label_bytes < 1.05
+
+
+def test_real_models_are_test_only_and_valid(rows: list[Measurement]) -> None:
+    split = split_by_architecture(rows, 5, 0)
+    assert not split.fold_of
+    assert len(split.test_only) == len(REAL_MODELS) == 10
+    assert validate(rows) == []
+
+
+def test_a_comparison_reports_rows_that_it_cannot_rebuild(rows: list[Measurement]) -> None:
+    with pytest.raises(
+        DatasetError, match=r"not rebuilt from its row: benchmarks/real_models\.py or build"
+    ):
+        published_family(rows[0])
+
+
+def test_a_reading_becomes_a_row() -> None:
+    reading = Reading(4, 700, horus=12.5)
+    model = RealModel(
+        name="tiny", home="", factory="", image_size=8, images=10, readings=(reading,)
+    )
+    with torch.device("meta"):
+        network = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(180, 2))
+    row = measurement_of_reading(model, network, reading, PROTOCOL)
+    assert [layer.kind for layer in row.job.layers] == ["conv2d", "relu", "linear"]
+    assert row.job.total_parameters == 5 * 28 + 181 * 2
+    assert (
+        row.job.traced_peak_bytes
+        == row.traced["steady_reserved_bytes"]
+        == row.traced["startup_peak_reserved_bytes"]
+        > 0
+    )
+    assert row.label_bytes == 700 * MIB
+    assert json.loads(row.options) == {"last_batch_size": 2, "horus_mib": 12.5}
+
+
+@pytest.mark.usefixtures("no_torchvision")
+def test_a_missing_library_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(
+        DatasetError, match=r"need torchvision and timm.*pip install torchvision timm"
+    ):
+        import_real_models(tmp_path / "r.parquet", PROTOCOL)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("no_torchvision")
+def test_the_command_exits_with_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["import-real-models", "--out", str(tmp_path / "r.parquet")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: the published real models need torchvision and timm")
+    assert error.count("\n") == 1

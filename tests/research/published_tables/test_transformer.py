@@ -1,0 +1,239 @@
+"""Published transformers: the rebuilt network is what it is said to be, and a row comes through or
+is named by what is wrong."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from gpumemnet.errors import DatasetError
+from gpumemnet.extract import ExtractOptions, extract_job
+from gpumemnet.units import MIB
+from research.published_tables.importing import read_published
+from research.published_tables.transformer import (
+    COLUMNS,
+    PublishedTransformer,
+    build,
+    describe_network,
+    loss,
+    measurement_of_row,
+    parse,
+    parse_filename,
+    published_parameters,
+    tensors,
+)
+
+NAME = (
+    "num_classes:5_embedding_size:16_num_layers:2_num_heads:4_ff_hidden_size:37_dropout_rate:0.25"
+    "_seq_length:7_input_size:60_num_samples:11_batch_size:3.out"
+)
+HEADER = ",".join(COLUMNS)
+GOOD = f"{NAME},3,7,16,2,4,4063,3647,1500,SUCCESSFUL"
+OOM = f"{NAME},3,7,16,2,4,4063,3647,40001,OOM_CRASH"
+EARLY_OOM = f"{NAME},3,7,16,2,4,4063,0,39001,OOM_CRASH"
+TINY = PublishedTransformer(
+    num_classes=5,
+    embedding_size=16,
+    num_layers=2,
+    num_heads=4,
+    ff_hidden_size=37,
+    dropout_rate=0.25,
+    seq_length=7,
+    input_size=60,
+    num_samples=11,
+    batch_size=3,
+)
+
+
+def row(line: str) -> dict[str, str | None]:
+    [read] = csv.DictReader(io.StringIO(f"{HEADER}\n{line}\n"))
+    return read
+
+
+@st.composite
+def architectures(draw: st.DrawFn) -> PublishedTransformer:
+    heads = draw(st.integers(1, 4))
+    counts = {
+        name: draw(st.integers(1, 9))
+        for name in ("num_classes", "ff_hidden_size", "seq_length", "input_size")
+    }
+    return replace(
+        TINY,
+        **counts,
+        num_heads=heads,
+        embedding_size=heads * draw(st.integers(1, 4)),
+        num_layers=draw(st.integers(1, 3)),
+        batch_size=draw(st.integers(1, 4)),
+    )
+
+
+@settings(max_examples=25)
+@given(architectures())
+def test_the_description_is_what_torch_builds_and_runs(architecture: PublishedTransformer) -> None:
+    with torch.device("meta"):
+        network = build(architecture)
+        tokens = torch.empty(architecture.batch_size, architecture.seq_length, dtype=torch.long)
+    described = describe_network(architecture)
+    extracted = extract_job(
+        network, tokens, ExtractOptions(attention_kernel="memory_efficient")
+    ).job
+    assert extracted.layers == described.layers
+    assert (extracted.input_elements, extracted.sequence_length) == (
+        described.input_elements,
+        described.sequence_length,
+    )
+    assert sum(each.numel() for each in network.parameters()) == sum(
+        layer.parameters for layer in described.layers
+    )
+
+
+@settings(max_examples=25)
+@given(architectures())
+def test_the_published_counts_are_those_of_the_modules_that_were_summed(
+    architecture: PublishedTransformer,
+) -> None:
+    with torch.device("meta"):
+        network = build(architecture)
+    sizes: dict[type[nn.Module], int] = dict.fromkeys((nn.Embedding, nn.Linear, nn.LayerNorm), 0)
+    projections = 0
+    for name, module in network.named_modules():
+        for kind in sizes:
+            if isinstance(module, kind):
+                own = sum(each.numel() for each in module.parameters())
+                sizes[kind] += own
+                projections += own if name.endswith("out_proj") else 0
+    accumulated, total = published_parameters(architecture)
+    assert accumulated == sizes[nn.Embedding] + sizes[nn.Linear]
+    assert total == sum(sizes.values()) - projections
+
+
+def test_the_network_trains_a_step() -> None:
+    torch.manual_seed(0)
+    network = build(TINY)
+    [tokens], target = tensors(TINY)
+    assert (tokens.high, target.high) == (60, 5)
+    batch = torch.randint(0, 60, (3, *tokens.shape))
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.001)
+    outputs = network(batch)
+    assert outputs.shape == (3, 5)
+    torch.autograd.backward(loss(outputs, torch.randint(0, 5, (3, *target.shape))))
+    optimizer.step()
+    assert all(each.grad is not None and not each.grad.is_sparse for each in network.parameters())
+
+
+def test_a_row_becomes_a_measurement() -> None:
+    measurement = measurement_of_row(row(GOOD))
+    job = measurement.job
+    assert (job.family, job.batch_size, job.input_elements, job.sequence_length) == (
+        "transformer",
+        3,
+        7,
+        7,
+    )
+    assert (job.optimizer, job.precision, job.activation_function) == ("adam", "fp32", "relu")
+    assert measurement.label_bytes == measurement.peak_device_bytes == 1500 * MIB
+    assert (measurement.status, measurement.reason) == ("ok", None)
+    assert (measurement.provenance, measurement.label_source) == (
+        "published",
+        "nvidia_smi_device_1s",
+    )
+    assert (measurement.gpu, measurement.torch, measurement.driver) == (
+        "NVIDIA A100-SXM4-40GB",
+        None,
+        None,
+    )
+    assert parse(json.loads(measurement.architecture)) == TINY
+    with torch.device("meta"):
+        network = build(TINY)
+    assert job.total_parameters == sum(each.numel() for each in network.parameters())
+
+
+@pytest.mark.parametrize(("line", "stage"), [(OOM, "in training"), (EARLY_OOM, "before training")])
+def test_an_oom_row_is_censored_and_keeps_its_phases(line: str, stage: str) -> None:
+    measurement = measurement_of_row(row(line))
+    assert (measurement.status, measurement.label_bytes) == ("oom", None)
+    assert measurement.reason is not None
+    assert stage in measurement.reason
+
+
+def test_a_row_whose_network_never_ran_has_no_label() -> None:
+    measurement = measurement_of_row(row(GOOD.replace("3647", "0")))
+    assert (measurement.status, measurement.label_bytes) == ("error", None)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("num_heads:4", "num_heads:3", "3 heads do not divide an embedding size of 16"),
+        ("num_layers:2", "num_layers:0", "num_layers must be a positive whole number"),
+        ("dropout_rate:0.25", "dropout_rate:1.5", "dropout_rate must be a number in"),
+        (".out", ".err", "published form"),
+        ("_num_samples:11", "", "published form"),
+        (".out,3,", ".out,4,", "Batch Size is 4, but Filename says 3"),
+        (
+            "4063",
+            "4064",
+            "Accumulated Params is 4064, but the network that Filename describes has 4063",
+        ),
+        ("4063", "0", "Accumulated Params is 0"),
+        ("3647", "3648", "Total Parameters is 3648"),
+        (",1500,", ",-1,", "Max GPU Memory .MiB. must be a whole number"),
+        (",1500,", ",,", "must be a whole number"),
+        ("SUCCESSFUL", "FINE", "Status must be one of SUCCESSFUL, OOM_CRASH"),
+        (",SUCCESSFUL", "", "Status is missing"),
+    ],
+)
+def test_a_bad_row_says_what_is_wrong(old: str, new: str, sentence: str) -> None:
+    assert old in GOOD
+    with pytest.raises(DatasetError, match=sentence) as caught:
+        measurement_of_row(row(GOOD.replace(old, new, 1)))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"depth": 3}, "depth"),
+        ({"num_layers": True}, "num_layers"),
+        ({"dropout_rate": 1}, "dropout_rate"),
+        ({"num_heads": 0}, "num_heads"),
+    ],
+)
+def test_a_foreign_architecture_is_refused(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(DatasetError, match=sentence):
+        parse(TINY.to_dict() | change)
+
+
+@settings(max_examples=200)
+@given(st.text(alphabet="numclasehdbigo_:.0123456789", max_size=80))
+def test_a_name_is_parsed_or_refused(text: str) -> None:
+    with pytest.raises(DatasetError, match="published form"):
+        parse_filename(text)
+
+
+def test_the_last_batch_is_what_the_samples_leave() -> None:
+    assert TINY.last_batch_size == 2
+    assert replace(TINY, batch_size=11).last_batch_size == 11
+    assert replace(TINY, batch_size=12).last_batch_size == 11
+
+
+def test_the_table_is_recognised_by_its_columns(tmp_path: Path) -> None:
+    table = tmp_path / "transformers.csv"
+    table.write_text(f"{HEADER},Depth\n{GOOD},18\n{OOM},18\n")
+    assert list(read_published(table)) == [
+        measurement_of_row(row(GOOD)),
+        measurement_of_row(row(OOM)),
+    ]
+    table.write_text(f"{HEADER}\n{GOOD}\n{GOOD.replace('4063', '1')}\n")
+    with pytest.raises(DatasetError, match="line 3: Accumulated Params is 1"):
+        list(read_published(table))

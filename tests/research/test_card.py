@@ -1,0 +1,281 @@
+"""The data card: numbers that are counted from the file, limits that are judged rightly, and
+pictures that are there.
+
+Rows that were not published are built here, in memory, for files that live as long as the test.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataset_builder.recipe.planned_job import training_job
+from dataset_builder.recipe.recipe import load_recipe
+from dataset_builder.recipe.rough_estimate import rough_bytes
+from dataset_builder.recipe.sampling import sample_jobs
+from gpumemnet.errors import DatasetError
+from gpumemnet.job.dataset import read_dataset, write_dataset
+from gpumemnet.job.measurement import Measurement
+from gpumemnet.units import GIB, MIB
+from research.card import write_card
+from research.card.coverage import (
+    empty_octaves,
+    feature_values,
+    label_octaves,
+    spread,
+    spreads,
+)
+from research.card.embedding import principal_components, standardised_features, tsne
+from research.published_tables.importing import read_published
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Measurement]:
+    """Jobs of the shipped recipe with made-up labels: what a card is made of, never a dataset."""
+    made = []
+    for index, planned in enumerate(sample_jobs(load_recipe("mlp"), 120, 0, 20 * GIB)):
+        job = training_job(planned)
+        label = rough_bytes(job)
+        fits = label < 14 * GIB
+        made.append(
+            Measurement(
+                job=job,
+                status="ok" if fits else "oom",
+                reason=None if fits else "out of memory",
+                label_source="nvml_process",
+                capacity_bytes=16 * GIB,
+                provenance="measured",
+                gpu="NVIDIA Example",
+                recipe="zoo" if index == 0 else "mlp",
+                architecture=planned.architecture_json,
+                options=planned.options_json,
+                peak_process_bytes=label if fits else None,
+                peak_reserved_bytes=label - 500 * MIB if fits else None,
+                context_bytes=(500 + index % 9) * MIB if fits else None,
+                driver="580.1",
+                cuda="12.8",
+                torch="2.11.0",
+                protocol="step-1",
+                seed=0,
+                steps=3,
+                seconds=1.0,
+                neighbours=0,
+            )
+        )
+    return made
+
+
+def cells(text: str, first: str) -> list[str]:
+    """The cells of the table row that begins with ``first``."""
+    [line] = [line for line in text.splitlines() if line.startswith(f"| {first} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_numbers_of_the_card_are_those_of_the_file(
+    tmp_path: Path, rows: list[Measurement]
+) -> None:
+    path = tmp_path / "d.parquet"
+    write_dataset(path, rows)
+    paths = write_card(path, tmp_path / "card")
+    text = paths[0].read_text()
+    read = read_dataset(path)
+    statuses = Counter(row.status for row in read)
+    assert statuses["oom"] > 0
+    expected = [f"{statuses[each]}" for each in ("ok", "oom", "timeout", "error")]
+    assert cells(text, "all")[2:7] == [*expected, "120"]
+    assert hashlib.sha256(path.read_bytes()).hexdigest() in text
+    octaves = re.findall(r"\| (\d+) (MiB|GiB) – \d+ [MG]iB \| ([\d,]+) \|", text)
+    labels = [row.label_bytes for row in read if row.label_bytes]
+    assert len(octaves) == 5
+    for low, unit, count in octaves:
+        edge = int(low) * (GIB if unit == "GiB" else MIB)
+        assert int(count) == sum(edge <= label < 2 * edge for label in labels)
+    assert cells(text, "NVIDIA Example")[1:5] == ["580.1", "12.8", "–", "2.11.0"]
+    assert cells(text, "optimizer")[1] == "119", "the real model is not counted in the coverage"
+    contexts = sorted(row.context_bytes // MIB for row in read if row.context_bytes)
+    assert f"| mlp | NVIDIA Example | {len(contexts)} | 500 MiB |" in text
+    pictures = re.findall(r"\((\w+\.png)\)", text)
+    assert sorted(pictures) == [
+        "context.png",
+        "coverage_mlp.png",
+        "growth.png",
+        "labels.png",
+        "map_mlp.png",
+    ]
+    assert sorted(path.name for path in paths[1:]) == sorted(pictures)
+    for name in pictures:
+        data = (tmp_path / "card" / name).read_bytes()
+        assert data.startswith(b"\x89PNG")
+        assert len(data) > 5_000
+
+
+def test_another_file_is_another_card_and_the_same_file_the_same(
+    tmp_path: Path, rows: list[Measurement]
+) -> None:
+    path = tmp_path / "d.parquet"
+    texts = []
+    for kept in (rows[:60], rows[:60], rows[:50]):
+        write_dataset(path, kept)
+        texts.append(write_card(path, tmp_path / "card")[0].read_text())
+    assert texts[0] == texts[1]
+    assert cells(texts[0], "all")[6] == "60"
+    assert cells(texts[2], "all")[6] == "50"
+
+
+def test_published_rows_are_credited_and_their_gaps_are_stated(
+    tmp_path: Path, published_csv: Path
+) -> None:
+    path = tmp_path / "p.parquet"
+    write_dataset(path, itertools.islice(read_published(published_csv), 300))
+    text = write_card(path, tmp_path / "card")[0].read_text()
+    assert (
+        "300 published rows: GPUMemNet, IT University of Copenhagen (github.com/itu-rad/GPUMemNet"
+        in text
+    )
+    assert "CC BY 4.0" in text
+    assert "No row states its context bytes." in text
+    assert "No job ran out of memory" in text
+    assert "The software stack of some rows is not known." in text
+    assert "mlp: one optimizer only, `adam`." in text
+    assert cells(text, "output_activation")[-1] == "**above**"
+    assert cells(text, "shape")[-1] == ""
+    assert cells(text, "below-floor") == ["below-floor", "2"]
+
+
+def test_a_dataset_without_rows_is_one_sentence(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "d.parquet", [])
+    command = [
+        sys.executable,
+        "-m",
+        "research",
+        "card",
+        str(tmp_path / "d.parquet"),
+        "--out",
+        str(tmp_path / "card"),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "has no rows to describe" in done.stderr
+    assert not (tmp_path / "card").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(
+    tmp_path: Path, rows: list[Measurement]
+) -> None:
+    write_dataset(tmp_path / "d.parquet", rows[1:5])
+    with pytest.raises(DatasetError, match="cannot be written"):
+        write_card(tmp_path / "d.parquet", tmp_path / "d.parquet")
+
+
+def test_rows_without_any_label_still_get_a_card(tmp_path: Path, rows: list[Measurement]) -> None:
+    failed = [
+        replace(row, status="error", reason="crash", peak_process_bytes=None) for row in rows[1:9]
+    ]
+    write_dataset(tmp_path / "d.parquet", failed)
+    text = write_card(tmp_path / "d.parquet", tmp_path / "card")[0].read_text()
+    assert "No row has a label." in text
+    assert "8 jobs timed out or failed" in text
+
+
+def test_features_are_options_and_all_of_the_architecture(rows: list[Measurement]) -> None:
+    values = feature_values(rows[0])
+    assert {
+        "batch_size",
+        "optimizer",
+        "precision",
+        "frozen_share",
+        "shape",
+        "norm",
+        "hidden_widths (count)",
+    } <= set(values)
+    assert {"total_parameters", "output_activation"} & set(values) == {"output_activation"}
+    nested = replace(
+        rows[0],
+        architecture='{"widths": [[8, 16], [32]], "names": ["a"], "block": {"kernel": 3}, "head": null}',
+    )
+    found = feature_values(nested)
+    assert (found["widths (count)"], found["widths (largest)"], found["block.kernel"]) == (3, 32, 3)
+    assert "names (largest)" not in found
+    assert "head" not in found
+
+
+def test_an_even_sample_is_within_its_limits_and_an_uneven_one_is_not() -> None:
+    generator = np.random.default_rng(0)
+    even = [int(each) for each in 2 ** generator.uniform(0, 16, 2_000)]
+    assert spread("batch_size", even).within
+    assert not spread(
+        "batch_size", [int(each) for each in generator.uniform(1, 65_536, 2_000)]
+    ).within
+    few = spread("depth", [int(each) for each in 2 ** generator.uniform(0, 4.4, 2_000)])
+    assert few.is_range, "whole numbers are shared out up to the next"
+    assert few.within
+    assert spread("patch", [8, 16, 32] * 100).within, "a list of choices"
+    crowded = spread("norm", ["batch_norm"] * 76 + ["none"] * 24)
+    assert (crowded.fullest, crowded.within, crowded.limit) == ("batch_norm", False, 0.75)
+    assert spread("flag", [True] * 75 + [False] * 25).within
+    assert not spreads([])
+
+
+@given(
+    st.lists(st.integers(1, 10**6) | st.floats(1e-6, 1e6), min_size=2, max_size=60).filter(
+        lambda values: len(set(values)) > 1
+    )
+)
+def test_the_cells_of_a_spread_add_up_to_all_rows(values: list[float]) -> None:
+    assert sum(spread("x", values).cells) == pytest.approx(1.0)
+
+
+def test_empty_octaves_are_named() -> None:
+    labels = np.array([600 * MIB, 3 * GIB, 20 * GIB])
+    octaves = label_octaves(labels, 40 * GIB)
+    assert sum(each.rows for each in octaves) == 3
+    assert [each.name for each in empty_octaves(octaves, 40 * GIB)] == [
+        "1 GiB – 2 GiB",
+        "4 GiB – 8 GiB",
+        "8 GiB – 16 GiB",
+    ]
+
+
+def test_maps_keep_neighbours_together(rows: list[Measurement]) -> None:
+    generator = np.random.default_rng(0)
+    centres = 20.0 * np.eye(3, 6)
+    points = np.concatenate([centre + generator.normal(size=(40, 6)) for centre in centres])
+    places = tsne(points, seed=0)
+    assert np.array_equal(places, tsne(points, seed=0))
+    groups = np.repeat([0, 1, 2], 40)
+    distances = np.linalg.norm(places[:, None] - places[None], axis=2)
+    np.fill_diagonal(distances, np.inf)
+    assert (groups[distances.argmin(axis=1)] == groups).mean() > 0.95
+    components, shares = principal_components(points - points.mean(axis=0))
+    assert components.std(axis=0)[0] >= components.std(axis=0)[1]
+    assert 0.5 < shares.sum() <= 1.0
+    features = standardised_features([row.job for row in rows])
+    assert np.allclose(features.mean(axis=0), 0.0)
+    assert np.allclose(features.std(axis=0), 1.0)
+
+
+@settings(max_examples=15)
+@given(count=st.integers(1, 12), columns=st.integers(1, 5), equal=st.booleans())
+def test_any_small_number_of_points_can_be_mapped(count: int, columns: int, equal: bool) -> None:
+    points = (
+        np.ones((count, columns))
+        if equal
+        else np.random.default_rng(count).normal(size=(count, columns))
+    )
+    places = tsne(points, seed=0)
+    assert places.shape == (count, 2)
+    assert np.isfinite(places).all()

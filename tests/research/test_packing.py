@@ -1,0 +1,526 @@
+import csv
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpumemnet.errors import GpumemnetError, InvalidRequestError
+from gpumemnet.job.json_codec import job_to_dict
+from gpumemnet.predict.predictor import Predictor
+from research.cli import main
+from research.packing import (
+    FITS,
+    Amounts,
+    Inventory,
+    Policy,
+    Run,
+    Trace,
+    TraceRow,
+    Workload,
+    estimators,
+    figures,
+    inventory,
+    read_trace,
+    simulate,
+    workload,
+)
+from tests.jobs import small_job
+
+DATASETS = Path(__file__).parents[2] / "dataset_builder" / "datasets"
+REAL = DATASETS / "published_real_models_a100.parquet"
+A100_MIB = 40960 - 512
+
+JobNumbers = tuple[float, float, int, int | None]
+"""Arrival and duration in seconds, true MiB, estimated MiB or none."""
+
+
+@pytest.fixture(scope="module")
+def predictor() -> Predictor:
+    return Predictor.default()
+
+
+def a_trace(jobs: Sequence[JobNumbers]) -> Trace:
+    rows = tuple(
+        TraceRow(
+            location=f"row {number}",
+            job=small_job(),
+            peak_mib=peak,
+            arrival_seconds=arrival,
+            duration_seconds=duration,
+            estimates_mib={} if estimate is None else {"guess": estimate},
+        )
+        for number, (arrival, duration, peak, estimate) in enumerate(jobs)
+    )
+    return Trace(rows=rows, left_out={}, ignored_columns=(), sha256_of={})
+
+
+def runs_of(
+    jobs: Sequence[JobNumbers],
+    gpus: str,
+    predictor: Predictor,
+    policy: Policy | None = None,
+    only: Sequence[str] = ("exclusive", "oracle", "given"),
+) -> tuple[Workload, Inventory, dict[str, tuple[Amounts, Run]]]:
+    trace, cards = a_trace(jobs), inventory(gpus)
+    work = workload(trace, cards.cards)
+    found = estimators(trace.rows, cards, predictor, only=only)
+    return work, cards, {one.key: (one, simulate(work, one, cards, policy)) for one in found}
+
+
+a_job = st.tuples(
+    st.integers(0, 50).map(lambda tenths: tenths * 10.0),
+    st.integers(1, 60).map(lambda tenths: tenths * 10.0),
+    st.integers(1, 90_000),
+    st.none() | st.integers(0, 90_000),
+)
+policies = st.builds(
+    Policy,
+    fit=st.sampled_from(FITS),
+    backfill=st.integers(0, 3),
+    most_per_card=st.none() | st.integers(1, 3),
+    slowdown=st.sampled_from([0.0, 0.3]),
+    ramp_seconds=st.sampled_from([0.0, 25.0, 60.0]),
+)
+
+
+@settings(max_examples=150)
+@given(
+    jobs=st.lists(a_job, min_size=1, max_size=14),
+    gpus=st.sampled_from(["A100", "A100:2", "A100:1,A100-80GB:1"]),
+    policy=policies,
+)
+def test_whatever_is_estimated_jobs_are_conserved_and_no_card_holds_more_than_it_has(
+    predictor: Predictor, jobs: Sequence[JobNumbers], gpus: str, policy: Policy
+) -> None:
+    work, cards, runs = runs_of(jobs, gpus, predictor, policy)
+    for key, (amounts, run) in runs.items():
+        ran = run.is_run
+        assert (ran == (work.peak_mib <= cards.largest_mib)).all()
+        assert np.isfinite(run.end_seconds[ran]).all()
+        assert (run.card[ran] >= 0).all()
+        assert np.isnan(run.end_seconds[~ran]).all()
+        assert (run.start_seconds[ran] >= work.arrival_seconds[ran]).all()
+        assert (
+            run.end_seconds[ran] - run.start_seconds[ran] >= work.duration_seconds[ran] - 1e-6
+        ).all()
+        assert (run.most_mib <= cards.capacity_mib).all()
+        assert (work.peak_mib[ran] <= cards.capacity_mib[run.card[ran]]).all()
+        told = figures(run, work, amounts)
+        assert told.jobs + told.not_run == len(jobs)
+        assert 0 <= told.waste_share <= 1
+        assert told.reserved_gib_hours >= told.waste_gib_hours >= 0
+        if key == "oracle":
+            assert told.ooms == 0
+            assert told.waste_gib_hours == 0
+            assert most_at_once(work, run, cards) <= 0
+        if key == "exclusive":
+            assert told.collocated_share == 0
+            assert told.jobs_per_gpu in (0, pytest.approx(1))
+
+
+def most_at_once(work: Workload, run: Run, cards: Inventory) -> int:
+    """By how much the true memory on a card ever exceeds its capacity, from the run's intervals
+    alone."""
+    worst = -(2**31)
+    for card, capacity in enumerate(cards.capacity_mib.tolist()):
+        mine = np.flatnonzero(run.card == card)
+        for moment in run.start_seconds[mine]:
+            at_once = mine[(run.start_seconds[mine] <= moment) & (run.end_seconds[mine] > moment)]
+            worst = max(worst, int(work.peak_mib[at_once].sum()) - capacity)
+    return worst
+
+
+def test_the_job_that_was_placed_last_dies_and_runs_again_alone(predictor: Predictor) -> None:
+    jobs = [(0, 1000, 30_000, 15_000), (10, 1000, 20_000, 15_000), (20, 100, 1000, 1000)]
+    work, _, runs = runs_of(jobs, "A100:1", predictor, Policy(ramp_seconds=60))
+    amounts, run = runs["given"]
+    assert run.ooms.tolist() == [0, 1, 0]
+    assert run.lost_seconds.tolist() == [0, 60, 0]
+    # at 70 s it leaves; the third stays until 120, the first until 1000, and only then is the card
+    # empty
+    assert run.start_seconds.tolist() == [0, 1000, 20]
+    assert run.reserved_mib.tolist() == [15_000, A100_MIB, 1000]
+    told = figures(run, work, amounts)
+    assert (told.ooms, told.oom_jobs) == (1, 1)
+    assert told.wait_hours == pytest.approx((990 + 0 + 0) / 3 / 3600)
+    assert told.waste_gib_hours == pytest.approx(
+        ((A100_MIB - 20_000) * 1000 + 15_000 * 60) / 1024 / 3600
+    )
+
+
+def test_a_job_that_dies_alone_goes_to_a_larger_card(predictor: Predictor) -> None:
+    _, cards, runs = runs_of(
+        [(0, 100, 60_000, None)], "A100:1,A100-80GB:1", predictor, Policy(fit="first")
+    )
+    run = runs["exclusive"][1]
+    assert run.ooms.tolist() == [1]
+    assert cards.capacity_mib[run.card[0]] > 60_000
+
+
+def test_a_neighbour_that_has_ended_before_the_peak_kills_nobody(predictor: Predictor) -> None:
+    _, _, runs = runs_of(
+        [(0, 100, 30_000, 1000), (50, 500, 20_000, 1000)],
+        "A100:1",
+        predictor,
+        Policy(ramp_seconds=60),
+    )
+    assert runs["given"][1].ooms.sum() == 0
+
+
+def test_without_backfill_nobody_overtakes(predictor: Predictor) -> None:
+    jobs = [(0, 100, 30_000, 30_000), (1, 100, 20_000, 20_000), (2, 100, 1000, 1000)]
+    starts = [
+        runs_of(jobs, "A100:1", predictor, Policy(backfill=depth))[2]["oracle"][
+            1
+        ].start_seconds.tolist()
+        for depth in (0, 1)
+    ]
+    assert starts == [[0, 100, 100], [0, 100, 2]]
+
+
+def test_best_fills_spread_empties_first_takes_the_first(predictor: Predictor) -> None:
+    jobs = [(0, 100, 30_000, 30_000), (1, 100, 1000, 1000), (2, 100, 9000, 9000)]
+    cards = {
+        fit: runs_of(jobs, "A100-80GB:1,A100:1", predictor, Policy(fit=fit))[2]["oracle"][
+            1
+        ].card.tolist()
+        for fit in FITS
+    }
+    assert cards == {"best": [1, 1, 1], "first": [0, 0, 0], "spread": [0, 0, 0]}
+    even = {
+        fit: runs_of(jobs, "A100:2", predictor, Policy(fit=fit))[2]["oracle"][1].card.tolist()
+        for fit in FITS
+    }
+    assert even == {"best": [0, 0, 0], "first": [0, 0, 0], "spread": [0, 1, 1]}
+
+
+def test_neighbours_slow_each_other_down_where_asked(predictor: Predictor) -> None:
+    jobs = [(0, 100, 1000, 1000), (50, 100, 1000, 1000)]
+    run = runs_of(jobs, "A100:1", predictor, Policy(slowdown=1.0))[2]["oracle"][1]
+    # alone for 50 s; then both at half the speed until the first has done its other 50 at 150; the
+    # second has 50 left
+    assert run.end_seconds.tolist() == [150, 200]
+    assert runs_of(jobs, "A100:1", predictor)[2]["oracle"][1].end_seconds.tolist() == [100, 150]
+
+
+def test_an_estimate_that_no_card_holds_gets_the_largest_card_alone(predictor: Predictor) -> None:
+    work, cards, runs = runs_of(
+        [(0, 10, 500, 10**6), (0, 10, 500, 100)], "A100:1,A100-80GB:1", predictor
+    )
+    amounts, run = runs["given"]
+    assert amounts.too_large == 1
+    assert run.reserved_mib.tolist() == [cards.largest_mib, 100]
+    assert figures(run, work, amounts).alone == 1
+
+
+def test_where_an_estimator_has_no_answer_a_fixed_guess_may_stand(predictor: Predictor) -> None:
+    trace, cards = a_trace([(0, 10, 500, None), (0, 10, 500, 700)]), inventory("A100:1")
+    for unknown, expected in ((None, [[-1], [800]]), (40_000, [[40_000], [800]])):
+        found = estimators(
+            trace.rows, cards, predictor, only=["given"], unknown_mib=unknown, headroom_mib=100
+        )[0]
+        assert found.mib.tolist() == expected
+        assert found.title == "guess (1 of 2)"
+        assert found.is_alone.tolist() == [unknown is None, False]
+
+
+def test_gpumemnet_answers_for_each_kind_and_traces_are_kept_apart(predictor: Predictor) -> None:
+    trace, cards = read_trace([REAL]), inventory("A100:1,H200:1")
+    found = {one.key: one for one in estimators(trace.rows, cards, predictor)}
+    limit, traced = found["limit"], found["traced-limit"]
+    for row, one in enumerate(trace.rows[:3]):
+        plain = {**job_to_dict(one.job), "traced_peak_bytes": None}
+        assert plain["layers"]
+        for kind, target in enumerate(cards.kinds):
+            estimate = predictor.predict(one.job, gpu=target.gpu)
+            expected = -1 if estimate.safe_bytes is None else -(-estimate.safe_bytes // 2**20)
+            assert traced.mib[row, kind] == expected
+    assert limit.unanswered == traced.unanswered == 0
+    assert dict(limit.answered_by) == {"cnn-h200-traced": 29, "cnn-a100-published": 1}
+    assert {
+        "naive",
+        "horus",
+        "closed-form",
+        "traced-peak",
+        "given",
+        "oracle",
+        "exclusive",
+    } <= found.keys()
+
+
+def test_drawn_times_have_the_load_that_was_asked_for_and_depend_on_the_seed_alone() -> None:
+    trace = read_trace([REAL])
+    work = workload(trace, 64, jobs=20_000, load=3, median_seconds=600, seed=1)
+    rate = len(work.row_of) / work.arrival_seconds[-1]
+    assert rate * work.duration_seconds.mean() / 64 == pytest.approx(3, rel=0.05)
+    assert np.median(work.duration_seconds) == pytest.approx(600, rel=0.05)
+    counts = np.bincount(work.row_of)
+    assert counts.max() - counts.min() <= 1
+    assert len(work.synthetic) == 3
+    again, other = (
+        workload(trace, 64, jobs=20_000, load=3, median_seconds=600, seed=seed) for seed in (1, 2)
+    )
+    assert (again.arrival_seconds == work.arrival_seconds).all()
+    assert (again.row_of == work.row_of).all()
+    assert (other.arrival_seconds != work.arrival_seconds).any()
+
+
+def test_ten_thousand_jobs_on_64_gpus_take_seconds(predictor: Predictor) -> None:
+    trace, cards = read_trace([REAL]), inventory("A100:64")
+    work = workload(trace, cards.cards, jobs=10_000, load=3)
+    found = estimators(trace.rows, cards, predictor, only=["exclusive", "request"])
+    start = time.process_time()
+    for one in found:
+        simulate(work, one, cards)
+    assert time.process_time() - start < 10  # 0.5 s on a core of its own
+
+
+def documents() -> list[dict[str, Any]]:
+    job = job_to_dict(small_job())
+    plain = {name: value for name, value in job.items() if value is not None}
+    return [
+        {
+            "job": plain,
+            "peak_mib": 900,
+            "arrival_seconds": 5,
+            "duration_seconds": 60,
+            "gpu": "A100",
+            "estimate_user_mib": 4000,
+        },
+        {
+            "job": plain,
+            "peak_bytes": 900 * 2**20 - 5,
+            "arrival_seconds": 0,
+            "duration_seconds": 30.5,
+            "gpu": "A100",
+        },
+        {"job": plain, "oom": True, "arrival_seconds": 0, "duration_seconds": 1, "gpu": "A100"},
+    ]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet", "columns"])
+def test_a_trace_comes_as_json_lines_as_csv_or_as_parquet(tmp_path: Path, form: str) -> None:
+    rows = documents()
+    path = tmp_path / f"trace.{'parquet' if form == 'columns' else form}"
+    columns = (
+        "job",
+        "peak_mib",
+        "peak_bytes",
+        "arrival_seconds",
+        "duration_seconds",
+        "gpu",
+        "oom",
+        "estimate_user_mib",
+        "who",
+    )
+    if form == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows) + "\n")
+    elif form == "csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            for row in rows:
+                writer.writerow({**row, "job": json.dumps(row["job"]), "who": "me"})
+    elif form == "parquet":
+        table = [
+            {name: json.dumps(row["job"]) if name == "job" else row.get(name) for name in columns}
+            for row in rows
+        ]
+        pq.write_table(pa.Table.from_pylist(table), path)
+    else:
+        flat = [
+            {**row["job"], **{name: value for name, value in row.items() if name != "job"}}
+            for row in rows
+        ]
+        names = dict.fromkeys(name for row in flat for name in row)
+        pq.write_table(
+            pa.Table.from_pylist([{name: row.get(name) for name in names} for row in flat]), path
+        )
+    trace = read_trace([path])
+    assert [(row.peak_mib, row.arrival_seconds, row.duration_seconds) for row in trace.rows] == [
+        (900, 5, 60),
+        (900, 0, 30.5),
+    ]
+    assert {row.gpu for row in trace.rows} == {"NVIDIA A100-SXM4-40GB"}
+    assert all(row.job == small_job() for row in trace.rows)
+    assert [dict(row.estimates_mib) for row in trace.rows] == [{"user": 4000}, {}]
+    assert list(trace.left_out.values()) == [1]
+    assert trace.ignored_columns == (("who",) if form in ("csv", "parquet") else ())
+    assert trace.sha256_of == {str(path): hashlib.sha256(path.read_bytes()).hexdigest()}
+    assert workload(trace, 1).synthetic == ()
+
+
+def test_a_csv_of_totals_needs_no_json(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(
+        "family,batch_size,input_elements,optimizer,precision,total_activations,total_parameters,channels_last,peak_mib\n"
+        "mlp,64,100,adam,fp32,5000,80000,false,1500\n"
+    )
+    (row,) = read_trace([path]).rows
+    assert (row.job.batch_size, row.job.channels_last, row.peak_mib) == (64, False, 1500)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"peak_mib": None}, "line 1, peak_mib: is missing"),
+        ({"peak_mib": -4}, "line 1, peak_mib: must be a number from 1"),
+        ({"peak_mib": "12"}, "line 1, peak_mib: must be a number"),
+        ({"peak_bytes": 5}, "cannot stand beside peak_bytes"),
+        ({"duration_seconds": 0}, "line 1, duration_seconds: must be a number from 0.001"),
+        ({"arrival_seconds": True}, "line 1, arrival_seconds: must be a number"),
+        ({"estimate_user_mib": 1e30}, "line 1, estimate_user_mib: must be a number"),
+        ({"job": {"family": "mlp"}}, "line 1, job.batch_size: is missing"),
+        ({"job": 4}, "line 1, job: a job must be a JSON object"),
+        ({"family": "mlp"}, "line 1, family: stands beside a job"),
+    ],
+)
+def test_a_row_that_is_none_is_named(
+    tmp_path: Path, change: dict[str, object], sentence: str
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(json.dumps({**documents()[0], **change}) + "\n")
+    with pytest.raises(GpumemnetError, match=sentence):
+        read_trace([path])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("trace.jsonl", "{", "line 1: no valid JSON"),
+        ("trace.jsonl", "[1]", "line 1: must be a JSON object"),
+        ("trace.jsonl", "", "no rows"),
+        ("trace.jsonl", json.dumps({"oom": True}), "1 that ran out of memory"),
+        ("trace.csv", "peak_mib,family\n1\n", "row 1: has more or fewer cells"),
+        ("trace.csv", "peak_mib,family\nx,mlp\n", "row 1"),
+        ("trace.csv", b"\xff\xfe\x00", "no CSV file in UTF-8"),
+        ("trace.parquet", "PAR1", "no whole Parquet file"),
+        ("trace.txt", "", "must end in"),
+        ("missing.csv", None, "cannot be read"),
+    ],
+)
+def test_a_file_that_is_none_is_named(
+    tmp_path: Path, name: str, content: str | bytes | None, sentence: str
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(GpumemnetError, match=sentence):
+        read_trace([path])
+
+
+def test_times_in_some_rows_only_are_refused(tmp_path: Path) -> None:
+    first, second, _ = documents()
+    del second["arrival_seconds"]
+    path = tmp_path / "trace.jsonl"
+    path.write_text(json.dumps(first) + "\n" + json.dumps(second) + "\n")
+    with pytest.raises(InvalidRequestError, match="line 2, arrival_seconds: is missing here"):
+        workload(read_trace([path]), 1)
+
+
+@given(
+    text=st.text(max_size=30)
+    | st.from_regex(r"(A100|H200|A100/3g\.20gb)(:\d{1,7})?(,H100:\d)?", fullmatch=True)
+)
+def test_an_inventory_is_read_or_refused(text: str) -> None:
+    try:
+        cards = inventory(text)
+    except InvalidRequestError as error:
+        field = error.field
+    else:
+        field = "gpus"
+        assert cards.cards == len(cards.capacity_mib) > 0
+    assert field == "gpus"
+
+
+def test_an_inventory_counts_what_the_driver_keeps_and_knows_mig() -> None:
+    cards = inventory("A100:2, A100/3g.20gb, A100:1")
+    assert cards.counts == (3, 1)
+    assert cards.capacity_mib.tolist()[:3] == [A100_MIB] * 3
+    assert 15_000 < cards.capacity_mib[3] < 20_480
+
+
+def test_the_command_line_prints_the_same_table_twice_and_writes_json_and_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "packing.json"
+    arguments = ["pack", str(REAL), "--gpus", "A100:4", "--jobs", "60", "--seed", "3"]
+    assert main([*arguments, "--out", str(out), "--plot", str(tmp_path / "packing.svg")]) == 0
+    said = capsys.readouterr().out
+    assert "60 jobs on 4 × NVIDIA A100-SXM4-40GB" in said
+    assert "do not slow each other down" in said
+    assert "synthetic" in said
+    svg = (tmp_path / "packing.svg").read_text()
+    assert svg.startswith("<?xml")
+    assert main([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(out.read_text())
+    document = json.loads(out.read_text())
+    lines = {line["key"]: line for line in document["estimators"] if line["key"] != "given"}
+    assert lines["oracle"]["ooms"] == lines["exclusive"]["collocated_share"] == 0
+    assert lines["oracle"]["waste_gib_hours"] == 0
+    assert all(line["jobs"] == 60 for line in document["estimators"])
+    assert document["seen_by"] == {}
+    assert main([*arguments, "--plot", str(tmp_path / "again.svg")]) == 0
+    assert capsys.readouterr().out == said
+    assert (tmp_path / "again.svg").read_text() == svg
+
+
+def test_what_a_model_has_seen_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = str(DATASETS / "published_mlp_a100.parquet")
+    assert (
+        main(
+            [
+                "pack",
+                rows,
+                "--gpus",
+                "A100:8",
+                "--jobs",
+                "20",
+                "--estimator",
+                "oracle",
+                "--estimator",
+                "limit",
+                "--json",
+            ]
+        )
+        == 0
+    )
+    document = json.loads(capsys.readouterr().out)
+    assert document["seen_by"][rows][0] == "mlp-a100-published"
+    assert any("learned from" in note for note in document["notes"])
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--gpus", "A100:0"], "gpus: needs a number of cards"),
+        (["--gpus", "Z9000:2"], "gpus: no profile of"),
+        (["--gpus", ","], "gpus: must look like"),
+        (["--gpus", "A100", "--fit", "worst"], "fit: must be one of best, first, spread"),
+        (["--gpus", "A100", "--backfill", "-1"], "backfill: must be from 0"),
+        (["--gpus", "A100", "--load", "nan"], "load: must be from"),
+        (["--gpus", "A100", "--jobs", "0"], "jobs: must be from 1"),
+        (["--gpus", "A100", "--seed", "-1"], "seed: must be"),
+        (["--gpus", "A100", "--estimator", "tarot"], "estimator: must be among"),
+        (["--gpus", "A100", "--unknown-mib", "-5"], "--unknown-mib: must be from 0"),
+        (["--gpus", "A100", "--coverage", "2"], "coverage: must be between"),
+        (["--gpus", "A100", "--plot", "x.gif"], "plot: must end in"),
+        (["--gpus", "A100", "--out", "/nowhere/x.json"], "out: the folder /nowhere does not exist"),
+    ],
+)
+def test_the_command_line_refuses_in_a_sentence(
+    capsys: pytest.CaptureFixture[str], options: list[str], sentence: str
+) -> None:
+    assert main(["pack", str(REAL), *options]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1

@@ -1,0 +1,298 @@
+"""Jobs of real architectures: the same seed draws the same, a row is what a user's trace says, and
+a campaign continues."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpumemnet
+from dataset_builder.split import split_by_architecture
+from gpumemnet.extract import ExtractOptions, extract_job
+from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.job.dataset import read_dataset
+from gpumemnet.job.measurement import TRACED_PARTS, Measurement
+from gpumemnet.job.training_job import TrainingOptions
+from gpumemnet.physics.optimizers import OPTIMIZER_RULES
+from gpumemnet.site.validation import validate
+from research.cli import main
+from research.traces.real_jobs import campaign
+from research.traces.real_jobs.architectures import timm_names
+from research.traces.real_jobs.campaign import (
+    SAMPLES,
+    Plan,
+    Subject,
+    freeze,
+    planned,
+    trace_plan,
+)
+from research.traces.real_jobs.networks import build, family_of, sample
+from research.traces.real_jobs.options import RealOptions
+
+DATASET = (
+    Path(campaign.__file__).parents[3]
+    / "dataset_builder"
+    / "datasets"
+    / "real_runs"
+    / "traced_real_jobs.parquet"
+)
+DRAWS = 300
+
+BERT = {
+    "library": "transformers",
+    "model": "BertForMaskedLM",
+    "configuration": "BertConfig",
+    "settings": {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 256,
+        "vocab_size": 1024,
+    },
+    "length": 64,
+}
+LSTM = {
+    "library": "own",
+    "model": "text_classifier",
+    "settings": {
+        "cell": "lstm",
+        "vocabulary": 640,
+        "embedding": 32,
+        "width": 64,
+        "depth": 2,
+        "dropout": 0.2,
+        "bidirectional": True,
+        "classes": 5,
+    },
+    "length": 32,
+}
+RECOMMENDER = {
+    "library": "own",
+    "model": "recommender",
+    "settings": {"dense": 8, "tables": 6, "rows": 1000, "width": 16, "bottom": [256], "top": [256]},
+}
+SQUEEZENET = {"library": "torchvision", "model": "squeezenet1_1", "image_size": 96, "classes": 10}
+
+
+def plan(key: str = "0.0.0", frozen: str = "none", gpu: str = "A100", **options: Any) -> Plan:
+    return Plan(key, RealOptions(TrainingOptions(**options), frozen, gpu), (0.0, 0.5))
+
+
+def run(folder: Path, architectures: int = 2) -> list[Measurement]:
+    command = [
+        "trace-real-jobs",
+        "--out",
+        str(folder),
+        "--options-each",
+        "2",
+        "--rows-each",
+        "3",
+    ]
+    assert main([*command, "--architectures", str(architectures)]) == 0
+    return list(read_dataset(folder / "dataset.parquet"))
+
+
+def test_the_same_seed_draws_the_same_jobs() -> None:
+    assert [planned(3, number, 2, 4) for number in range(20)] == [
+        planned(3, number, 2, 4) for number in range(20)
+    ]
+    assert [planned(4, number, 2, 4)[0] for number in range(20)] != [
+        planned(3, number, 2, 4)[0] for number in range(20)
+    ]
+    assert planned(3, 7, 1, 4)[0] == planned(3, 7, 3, 4)[0]
+
+
+def test_drawn_options_go_together() -> None:
+    names = {name for name, _, _ in timm_names()}
+    seen: set[str] = set()
+    for number in range(DRAWS):
+        document, plans = planned(0, number, 2, 4)
+        seen.add(document["library"])
+        assert document["library"] != "timm" or document["model"] in names
+        for each in plans:
+            training, capability = (
+                each.options.training,
+                device_profile(each.options.gpu).compute_capability,
+            )
+            assert (
+                training.optimizer_implementation != "fused"
+                or OPTIMIZER_RULES[training.optimizer].has_fused
+            )
+            assert capability >= (8, 0) or training.precision in ("fp32", "amp_fp16")
+            assert "image_size" in document or not training.channels_last
+            assert training.checkpointing == "none" or not document.get("settings", {}).get(
+                "use_cache"
+            )
+            assert list(each.shares) == sorted(each.shares)
+    assert seen == {"timm", "torchvision", "transformers", "own"}
+
+
+@pytest.mark.parametrize(
+    ("document", "each"),
+    [
+        (BERT, plan(precision="amp_bf16", checkpointing="every_block", gpu="RTX 4090")),
+        (BERT, plan(optimizer="sgd", precision="amp_fp16", frozen="half", gpu="T4")),
+        (LSTM, plan(optimizer="adagrad", optimizer_implementation="for_loop")),
+        (
+            RECOMMENDER,
+            plan(optimizer="adam", optimizer_implementation="fused", gradient_accumulation=2),
+        ),
+        (
+            SQUEEZENET,
+            plan(
+                optimizer="sgd_momentum", cudnn_benchmark=True, channels_last=True, gpu="RTX 3060"
+            ),
+        ),
+        (SQUEEZENET, plan(optimizer="adamw", precision="bf16", frozen="backbone")),
+    ],
+    ids=["bert", "bert_half", "lstm", "recommender", "squeezenet", "squeezenet_backbone"],
+)
+def test_a_row_is_what_trace_and_extract_say(document: dict[str, Any], each: Plan) -> None:
+    subject = Subject(document, build(document))
+    rows = list(trace_plan(subject, each))
+    assert len(rows) == 2
+    network = build(document)
+    freeze(network, each.options.frozen)
+    stated = ExtractOptions(gpu=each.options.gpu, **each.options.training.job_fields())
+    extracted = extract_job(network, sample(document, SAMPLES), stated).job  # without a traced peak
+    for row in rows:
+        inputs, options = sample(document, row.job.batch_size), each.options.training.job_fields()
+        options.pop("ranks")
+        answer = gpumemnet.trace(network, inputs, gpu=each.options.gpu, **options)
+        assert (
+            row.traced["steady_reserved_bytes"] == row.peak_reserved_bytes == answer.reserved_bytes
+        )
+        assert row.label_bytes == answer.expected_bytes
+        assert (
+            row.traced["startup_peak_reserved_bytes"] + (row.context_bytes or 0)
+            == answer.startup_peak_bytes
+        )
+        assert replace(row.job, batch_size=SAMPLES) == extracted
+    assert (row.status, row.label_state, row.provenance, tuple(row.traced)) == (
+        "ok",
+        "steady",
+        "traced",
+        TRACED_PARTS,
+    )
+    assert validate(rows) == []
+
+
+def test_what_is_frozen_has_no_gradient() -> None:
+    network = build(SQUEEZENET)
+    sizes = [parameter.numel() for parameter in network.parameters()]
+
+    def trained() -> int:
+        return sum(p.numel() for p in network.parameters() if p.requires_grad)
+
+    freeze(network, "backbone")
+    assert trained() == sum(sizes[-2:])
+    freeze(network, "half")
+    assert trained() == sum(sizes[len(sizes) // 2 :])
+    freeze(network, "none")
+    assert trained() == sum(sizes)
+
+
+def test_a_stopped_campaign_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = {"library": "torchvision", "model": "squeezenet1_1", "image_size": 8, "classes": 10}
+    documents = iter([BERT, broken, LSTM] * 4)
+    monkeypatch.setattr(campaign, "draw_architecture", lambda draw: next(documents))
+    first = run(tmp_path, 3)
+    assert "4 traces made, 2 left out" in capsys.readouterr().out
+    left_out = [json.loads(line) for line in (tmp_path / "left_out.jsonl").read_text().splitlines()]
+    assert {(each["trace"], each["architecture"]["image_size"]) for each in left_out} == {
+        ("0.1.0", 8),
+        ("0.1.1", 8),
+    }
+    assert all("the model does not run" in each["reason"] for each in left_out)
+    journal = tmp_path / "journal.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text(
+        "".join(lines[:-2]) + lines[-2][:40]
+    )  # stopped while the last trace's last rows were written
+    assert run(tmp_path, 3) == first
+    assert "1 traces made, 0 left out" in capsys.readouterr().out
+    assert run(tmp_path, 3) == first
+    assert "0 traces made" in capsys.readouterr().out
+
+
+def test_a_large_network_is_traced_in_one_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(campaign, "draw_architecture", lambda draw: BERT)
+    monkeypatch.setattr(campaign, "_LARGE_MODULES", 10)
+    rows = run(tmp_path, 1)
+    assert {json.loads(row.options)["trace"] for row in rows} == {"0.0.0"}
+    assert "traced in one way only" in (tmp_path / "left_out.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("family", "models"),
+    [
+        (
+            "resnet",
+            [("timm", "resnet50"), ("torchvision", "wide_resnet50_2"), ("torchvision", "resnet18")],
+        ),
+        (
+            "vit",
+            [
+                ("timm", "vit_base_patch16_224"),
+                ("transformers", "DeiTForImageClassification"),
+                ("torchvision", "vit_b_16"),
+            ],
+        ),
+        (
+            "swin",
+            [
+                ("timm", "swin_tiny_patch4_window7_224"),
+                ("transformers", "SwinForImageClassification"),
+            ],
+        ),
+        (
+            "bert",
+            [
+                ("transformers", f"{name}ForMaskedLM")
+                for name in ("Bert", "Roberta", "DistilBert", "Albert", "Electra")
+            ],
+        ),
+        (
+            "gpt",
+            [
+                ("transformers", name)
+                for name in ("GPT2LMHeadModel", "GPTNeoXForCausalLM", "OPTForCausalLM")
+            ],
+        ),
+        (
+            "llama",
+            [("transformers", f"{name}ForCausalLM") for name in ("Llama", "Mistral", "Qwen2")],
+        ),
+        ("recurrent", [("own", "text_classifier"), ("own", "language_model")]),
+    ],
+)
+def test_one_family_for_all_libraries(family: str, models: list[tuple[str, str]]) -> None:
+    assert {family_of({"library": library, "model": model}) for library, model in models} == {
+        family
+    }
+
+
+def test_the_dataset_keeps_families_whole() -> None:
+    rows = read_dataset(DATASET)
+    assert {finding.rule for finding in validate(rows)} <= {
+        "not-monotone"
+    }  # cuDNN may choose a smaller workspace
+    split = split_by_architecture(rows, 5, 0)
+    folds: dict[str, set[int]] = {}
+    for row in rows:
+        document = json.loads(row.architecture)
+        assert row.architecture_family == family_of(document)
+        assert row.traced["steady_reserved_bytes"] <= row.traced["startup_peak_reserved_bytes"]
+        assert document["library"] != "timm" or document["model"] in {
+            name for name, _, _ in timm_names()
+        }
+        folds.setdefault(row.architecture_family, set()).add(split.fold_of[row.split_group])
+    assert all(len(numbers) == 1 for numbers in folds.values())
