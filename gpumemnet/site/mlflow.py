@@ -6,9 +6,8 @@ which is champion.
     release/release.json            name, bundles, lineage: what the registry's own file says
     release/bundles/<sha256>/       model.onnx, card.json, SHA256SUMS
 
-The registry in the folder is the truth, and :func:`push` lets MLflow follow it.  Elsewhere
-:func:`pull` lets the folder that a service reads follow an alias in MLflow; it acts only when the
-alias was moved, so that a rollback on the spot stays one.
+The registry in the folder is the truth, and :func:`push` lets MLflow follow it.  Nothing reads
+MLflow.
 """
 
 from __future__ import annotations
@@ -22,13 +21,12 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import (
     BundleError,
     GpumemnetError,
@@ -36,16 +34,12 @@ from gpumemnet.errors import (
     MissingExtraError,
     RegistryError,
     TrackingError,
-    UnknownReleaseError,
     first_line,
 )
-from gpumemnet.predict.bundle import BUNDLE_FILES, MAX_FILE_BYTES, Bundle, load_bundle
+from gpumemnet.predict.bundle import BUNDLE_FILES, Bundle, load_bundle
 from gpumemnet.site.releases import (
-    SHIPPED,
     Registry,
     Release,
-    is_bundle_hash,
-    is_release_name,
     release_digest,
 )
 
@@ -55,21 +49,7 @@ RELEASE_FOLDER: Final = "release"
 RELEASE_FILE: Final = "release.json"
 RELEASE_TAG: Final = "gpumemnet.release"
 DIGEST_TAG: Final = "gpumemnet.digest"
-PULLED_FILE: Final = "pulled.json"
-"""In the registry's folder: where each alias of MLflow pointed when it was last pulled."""
-MOST_BUNDLES: Final = 64
 _FORMAT: Final = 1
-_BY: Final = "gpumemnet registry pull"
-
-
-@dataclass(frozen=True, slots=True)
-class Pulled:
-    """Result of a pull: the alias's version, the release in the registry, and a sentence."""
-
-    version: str
-    release: str | None
-    has_changed: bool
-    sentence: str
 
 
 def push(
@@ -113,89 +93,6 @@ def push(
     return moved
 
 
-def pull(registry: Registry, store: MlflowStore, alias: str, role: str = CHAMPION) -> Pulled:
-    """Let ``role`` in ``registry`` be the release that ``alias`` points to in ``store``, if that
-    has moved since the last pull.
-
-    Every bundle is checked before the registry changes.
-
-    Args:
-        registry: whose folder a service reads.
-        store: where the release comes from.
-        alias: of the registered model.
-        role: ``champion`` or ``challenger``.
-
-    Raises:
-        TrackingError: when MLflow cannot be reached, or has no such alias.
-        BundleError: when what is there is no release, or a bundle of it is altered or from another
-            version.
-        RegistryError: when the registry cannot be written to.
-    """
-    version, found = _pointed_to(store, alias)
-    if version is None:
-        if role == CHALLENGER:
-            return _without_challenger(registry, store, alias)
-        raise TrackingError(
-            f"the model {store.model} of {store.shown} has no alias {alias}: gpumemnet retrain --tracking mlflow or "
-            "gpumemnet registry push give it one"
-        )
-    aliases = registry.aliases()
-    current = aliases.champion if role == CHAMPION else aliases.challenger
-    last = _last_pulls(registry).get(role)
-    is_new = last is None or (last["model"], last["alias"], last["version"]) != (
-        store.model,
-        alias,
-        version,
-    )
-    if last is not None and not is_new:
-        release = str(last["release"])
-        if current == release:
-            return Pulled(
-                version,
-                release,
-                False,
-                f"{release} is {role}: version {version} of {store.model}, as before",
-            )
-        sentence = (
-            f"{release} was pulled before (version {version} of {store.model}), and {current or 'no release'} has become {role} "
-            f"since: it stays, until {alias} points to another version"
-        )
-        return Pulled(version, release, False, sentence)
-    release = _fetched(registry, store, alias, version, found.source)
-    if role == CHALLENGER and release == aliases.champion:
-        _note_pull(registry, role, store, alias, version, release)
-        return Pulled(
-            version, release, False, f"{release} is champion here: it is not made challenger"
-        )
-    if current != release:
-        if role == CHAMPION:
-            registry.set_champion(
-                release, by=_BY, reason=f"version {version} of {store.model} is {alias}"
-            )
-        else:
-            registry.set_challenger(release)
-    _note_pull(registry, role, store, alias, version, release)
-    sentence = f"{release} is {role}: version {version} of {store.model}"
-    return Pulled(version, release, current != release, sentence)
-
-
-def _without_challenger(registry: Registry, store: MlflowStore, alias: str) -> Pulled:
-    """Remove a pulled challenger that MLflow no longer has."""
-    last = _last_pulls(registry).get(CHALLENGER)
-    challenger = registry.aliases().challenger
-    if last is None or challenger is None or last["release"] != challenger:
-        return Pulled(
-            "none", None, False, f"the model {store.model} has no alias {alias}: nothing was pulled"
-        )
-    registry.set_challenger(None)
-    return Pulled(
-        "none",
-        None,
-        True,
-        f"{challenger} is challenger no longer: the model {store.model} has no alias {alias}",
-    )
-
-
 # what stands in MLflow
 
 
@@ -213,19 +110,6 @@ def _aliases(store: MlflowStore) -> dict[str, str]:
             alias: str(version)
             for alias, version in store.client.get_registered_model(store.model).aliases.items()
         }
-
-
-def _pointed_to(store: MlflowStore, alias: str) -> tuple[str | None, Any]:
-    """The version that ``alias`` points to, and what MLflow says of it; ``None`` where it points
-    nowhere."""
-    with store.calls(f"does not say what {alias} is"):
-        if not store.client.search_registered_models(f"name = '{store.model}'", max_results=1):
-            return None, None
-        aliases = store.client.get_registered_model(store.model).aliases
-        if alias not in aliases:
-            return None, None
-        version = str(aliases[alias])
-        return version, store.client.get_model_version(store.model, version)
 
 
 def _version_of(store: MlflowStore, registry: Registry, name: str, run: str | None) -> str:
@@ -278,129 +162,10 @@ def _laid_out(folder: Path, release: Release, bundles: Sequence[Bundle]) -> Path
     return folder
 
 
-def _fetched(registry: Registry, store: MlflowStore, alias: str, version: str, source: str) -> str:
-    """The registry's release with the bundles of a version, made where there is none."""
-    where = f"version {version} of {store.model} in {store.shown}"
-    name, hashes, document = _read_release(store.fetch(source, RELEASE_FILE), where)
-    with tempfile.TemporaryDirectory(prefix="gpumemnet-") as scratch:
-        folders = [Path(scratch) / sha256 for sha256 in hashes]
-        for folder in folders:
-            folder.mkdir()
-            for file in BUNDLE_FILES:
-                (folder / file).write_bytes(store.fetch(source, f"bundles/{folder.name}/{file}"))
-        bundles = []
-        for folder in folders:
-            try:
-                bundles.append(load_bundle(folder))
-            except BundleError as error:
-                raise BundleError(f"{where}, {str(error).replace(scratch, 'bundles')}") from None
-            if bundles[-1].sha256 != folder.name:
-                raise BundleError(
-                    f"{where}: bundles/{folder.name} holds the bundle {bundles[-1].sha256}: it was altered"
-                )
-        digest = release_digest(bundles)
-        if document.get("digest") != digest:
-            raise BundleError(
-                f"{where}: {RELEASE_FILE} and the bundles are not of one release: it was altered"
-            )
-        if set(registry.release(SHIPPED).bundles) == set(hashes):
-            return SHIPPED
-        name = _free_name(registry, name, hashes, digest)
-        try:
-            registry.release(name)
-            return name
-        except UnknownReleaseError:
-            pass
-        for folder in folders:
-            registry.add_bundle(folder)
-    pulled = {
-        "from": store.shown,
-        "model": store.model,
-        "version": version,
-        "alias": alias,
-        "parent": document.get("parent"),
-    }
-    lineage = {**document["lineage"], "pulled": pulled}
-    registry.create_release(name, hashes, parent=None, lineage=lineage, note=str(document["note"]))
-    return name
-
-
-def _read_release(content: bytes, where: str) -> tuple[str, tuple[str, ...], dict[str, Any]]:
-    try:
-        document = json.loads(content) if len(content) <= MAX_FILE_BYTES else None
-        if isinstance(document, dict) and document.get("format") == _FORMAT:
-            name, hashes = document["name"], tuple(document["bundles"])
-            is_whole = (
-                isinstance(document["note"], str)
-                and isinstance(document["lineage"], dict)
-                and is_release_name(name)
-            )
-            are_few = 0 < len(set(hashes)) == len(hashes) <= MOST_BUNDLES
-            if is_whole and are_few and all(map(is_bundle_hash, hashes)):
-                return name, hashes, document
-    except (ValueError, KeyError, TypeError, RecursionError):
-        pass
-    raise BundleError(
-        f"{where}: its {RELEASE_FILE} is none of this format: upgrade gpumemnet, or push the release again"
-    )
-
-
-def _free_name(registry: Registry, name: str, hashes: Sequence[str], digest: str) -> str:
-    """``name``, unless another release has it here: no release ever changes."""
-    try:
-        if set(registry.release(name).bundles) == set(hashes):
-            return name
-    except UnknownReleaseError:
-        return name
-    return f"{name[:50]}-{digest[:12]}"
-
-
-# what was pulled before
-
-
-def _last_pulls(registry: Registry) -> dict[str, dict[str, str]]:
-    path = registry.folder / PULLED_FILE
-    try:
-        document = json.loads(path.read_bytes())
-        fields = ("model", "alias", "version", "release")
-        return {
-            role: {field: str(document[role][field]) for field in fields}
-            for role in (CHAMPION, CHALLENGER)
-            if role in document
-        }
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise RegistryError(
-            f"{path}: damaged: delete it, and the next pull takes what the alias points to"
-        ) from None
-
-
-def _note_pull(
-    registry: Registry, role: str, store: MlflowStore, alias: str, version: str, release: str
-) -> None:
-    pulled = {
-        "from": store.shown,
-        "model": store.model,
-        "alias": alias,
-        "version": version,
-        "release": release,
-    }
-    document = {**_last_pulls(registry), role: pulled}
-    try:
-        registry.folder.mkdir(parents=True, exist_ok=True)
-        replace_file(registry.folder / PULLED_FILE, json.dumps(document, indent=2).encode() + b"\n")
-    except OSError as error:
-        raise RegistryError(
-            f"the registry {registry.folder} cannot be written to: {error.strerror}"
-        ) from None
-
-
 DEFAULT_MODEL: Final = "gpumemnet"
 """Name of the registered model, and of the experiment that its runs stand in."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_ALIAS: Final = re.compile(r"[A-Za-z_-][A-Za-z0-9_-]{0,99}")
 _ENVIRONMENT: Final = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
@@ -444,19 +209,6 @@ def check_name(name: str, field: str) -> str:
     return name
 
 
-def check_alias(alias: str, field: str) -> str:
-    """The name of an alias.
-
-    Raises:
-        InvalidRequestError: when it is none.
-    """
-    if not _ALIAS.fullmatch(alias) or alias == "latest":
-        raise InvalidRequestError(
-            "use up to 100 letters, digits, dashes and underscores, and not 'latest'", field
-        )
-    return alias
-
-
 def shown(uri: str) -> str:
     """The address without the user's name and password."""
     try:
@@ -474,21 +226,16 @@ class MlflowStore:
     Args:
         uri: as :func:`check_store` takes it.
         model: name of the registered model and of the experiment.
-        must_exist: whether an SQLite file that is not there is an error; else it is made.
 
     Raises:
         TrackingError: when it cannot be opened.
     """
 
-    def __init__(self, uri: str, model: str = DEFAULT_MODEL, *, must_exist: bool = False) -> None:
+    def __init__(self, uri: str, model: str = DEFAULT_MODEL) -> None:
         check_store(uri)
         self.uri = uri
         self.model = check_name(model, "tracking_model")
         self._file = Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:") else None
-        if must_exist and self._file is not None and not self._file.is_file():
-            raise TrackingError(
-                f"there is no MLflow store {self._file}: the command that fills it is  gpumemnet registry push"
-            )
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         with self.calls("cannot be opened"):
@@ -568,19 +315,6 @@ class MlflowStore:
         """Copy ``file`` into ``artifact_path`` among the files of ``run``."""
         with self.calls(f"does not take {file.name}"):
             self.client.log_artifact(run, str(file), artifact_path)
-
-    def fetch(self, source: str, name: str) -> bytes:
-        """The file ``name`` beneath ``source``, an address as MLflow gives it."""
-        from mlflow.artifacts import download_artifacts
-
-        with (
-            tempfile.TemporaryDirectory(prefix="gpumemnet-") as folder,
-            self.calls(f"does not give {name}"),
-        ):
-            uri = f"{source.rstrip('/')}/{name}"
-            return Path(
-                download_artifacts(artifact_uri=uri, dst_path=folder, tracking_uri=self.uri)
-            ).read_bytes()
 
     def _artifacts(self) -> str | None:
         if self._file is None:

@@ -32,7 +32,7 @@ RETRAIN = (
     + 'exec "${PYTHON:-python3}" -m gpumemnet retrain --observations site.parquet --work . ${RETRAIN_OPTIONS:-}'
 )
 NOTHING_BETTER = 10
-TELL = 'exec "${PYTHON:-python3}" -m gpumemnet registry list'
+TELL = 'exec "${PYTHON:-python3}" -m gpumemnet releases list'
 
 with DAG(
     dag_id="gpumemnet_retrain",

@@ -3,7 +3,7 @@ Asks the gpumemnet service how much GPU memory a job will take, before sbatch, s
 
 The user names a job description (JSON) by  --comment=gpumemnet:job.json  or in the variable GPUMEMNET_JOB.  The filter asks
 the service with curl, sets  --gres=shard:N  unless the user has asked for GPUs otherwise, and leaves  gpumemnet:<prediction id>
-in the comment, by which `gpumemnet import-sacct` joins what the job really used.  It fails open: whatever goes wrong, the job
+in the comment, by which `gpumemnet observations import-sacct` joins what the job really used.  It fails open: whatever goes wrong, the job
 goes on as it was written.  README.md beside this file tells how to install it.
 --]]
 

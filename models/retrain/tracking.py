@@ -3,7 +3,7 @@ aliases.
 
 The registry in the folder is authoritative, and the verdict is final before this is called: nothing
 here promotes anything.  What could not be logged waits in the work folder for the next run.  That
-run, or ``gpumemnet registry push``, also moves the aliases.
+run, also moves the aliases.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ echo "$*" >> "$CALLS"
 case "$2 $3" in
   "gpumemnet observations") echo "${EXPORTED:-30} observations in site.parquet; 0 left out"; exit "${EXPORT:-0}" ;;
   "gpumemnet drift") echo "drift has spoken"; exit "${DRIFT:-10}" ;;
-  "gpumemnet registry") echo "champion retrain-abc" ;;
+  "gpumemnet releases") echo "champion retrain-abc" ;;
   "gpumemnet retrain") echo "  0% reading" >&2; echo "the models have spoken"; echo "report: $PWD/runs/abc/report.md"
     while [ -e "${HOLD:-/nowhere}" ]; do sleep 0.05; done
     exit "${RETRAIN:-0}" ;;

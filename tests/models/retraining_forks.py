@@ -21,8 +21,8 @@ from typing import Any, Final
 
 import torch
 
+from gpumemnet.cli import main
 from gpumemnet.site.releases import SHIPPED, Aliases, Registry
-from models.cli import main
 from tests.models.retraining import champion_of, dataset, measured
 
 FULL_DISK: Final = "full disk"

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpumemnet.cli import main
 from gpumemnet.errors import TrackingError
 from gpumemnet.predict.bundle import load_bundle
 from gpumemnet.site.mlflow import MlflowStore
 from gpumemnet.site.releases import Registry
 from gpumemnet.units import MIB
-from models.cli import main
 from models.retrain.holdout import HELD_OUT_RULE
 from models.training.mlp import TrainingPlan
 from models.training.plan_file import document_of
@@ -91,7 +91,7 @@ def retrain(site: Path, place: Path) -> Retrain:
 
 
 def store_of(place: Path) -> MlflowStore:
-    return MlflowStore(f"sqlite:///{place}/mlflow.db", must_exist=True)
+    return MlflowStore(f"sqlite:///{place}/mlflow.db")
 
 
 def champion(place: Path) -> str:
