@@ -3,7 +3,7 @@
     python benchmarks/closed_form_rows.py --limits WORK --out real_networks.jsonl.gz
 
 ``WORK`` is the folder of a finished ``benchmarks/limits.py --trace``.  Published readings join the
-rows when the closed form is calibrated (``python -m models calibrate-closed-form --real-runs``).
+rows when the closed form is calibrated (``python -m research calibrate-closed-form --real-runs``).
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ from gpumemnet.cli.commands import run
 from gpumemnet.cli.options import AsJson
 from gpumemnet.cli.output import print_result, progress_bar
 from gpumemnet.errors import InvalidRequestError
-from models.cli.options import DATASETS, RealRuns, Seed, default_real_runs
+from models.cli import DATASETS, Seed
+from research.closed_form import RealRuns, calibrate_closed_form, default_real_runs
 from research.packing.command import pack
 from research.report.command import report
 from research.scoreboard.command import scoreboard
@@ -30,6 +31,7 @@ _REAL_FAMILIES: Final = ("cnn", "transformer")
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 for command in (scoreboard, report, pack):
     app.command(rich_help_panel=_COMPARE)(command)
+app.command("calibrate-closed-form", rich_help_panel=_COMPARE)(calibrate_closed_form)
 
 Folder = Annotated[
     Path, typer.Option("--out", help="Folder of the campaign; a campaign continues in its folder.")

@@ -2,7 +2,7 @@
 
 Five commands start here, each with its own path through the folder::
 
-    python -m models evaluate   folds.py        every candidate on the folds of one dataset
+    gpumemnet evaluate          folds.py        every candidate on the folds of one dataset
                                 folds_report.py their table, as Markdown and JSON
     python -m research report     full_report.py  every candidate on every dataset
                                 study.py        runs the folds in processes, and gathers sections
@@ -12,7 +12,7 @@ Five commands start here, each with its own path through the folder::
     python -m research real-networks
                                 real_networks.py estimators on real networks, their families held
                                 out
-    python -m models calibrate-closed-form
+    python -m research calibrate-closed-form
                                 closed_form/    the line over the closed form, written into bundles'
                                 cards
     python -m research scoreboard scoreboard/     published estimators and ours on the same published

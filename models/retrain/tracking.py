@@ -33,12 +33,7 @@ _MOST_TEXT: Final = 5000
 _PER_CALL: Final = {"params": 100, "metrics": 1000, "tags": 100}
 
 
-def default_store(work: Path) -> str:
-    """The address of the store in a work folder."""
-    return f"sqlite:///{work.absolute() / 'mlflow.db'}"
-
-
-def track(request: Request, outcome: Outcome, uri: str, model: str) -> str:
+def track(request: Request, outcome: Outcome, uri: str) -> str:
     """Log the retraining's run, and those that could not be logged before, and let the aliases
     follow the registry.
 
@@ -46,7 +41,6 @@ def track(request: Request, outcome: Outcome, uri: str, model: str) -> str:
         request: the retraining's request.
         outcome: its result.
         uri: address of the store.
-        model: name of the registered model.
 
     Returns:
         A sentence.
@@ -65,7 +59,7 @@ def track(request: Request, outcome: Outcome, uri: str, model: str) -> str:
     )
     try:
         with locked(request.work / ".tracking.lock", _LOCK_SECONDS):
-            store = MlflowStore(uri, model)
+            store = MlflowStore(uri)
             run, runs, failure = "", {}, None
             for path in sorted(waiting.glob("*.json"), key=lambda path: path.stat().st_mtime):
                 try:

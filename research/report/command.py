@@ -10,8 +10,7 @@ import typer
 from gpumemnet.cli.options import AsJson
 from gpumemnet.cli.output import print_result, progress_bar
 from gpumemnet.errors import InvalidRequestError
-from models.cli.datasets import split_errors
-from models.cli.options import DATASETS, Seed
+from models.cli import DATASETS, Seed, split_errors
 
 
 def report(

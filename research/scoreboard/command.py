@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gpumemnet.cli.output import print_result, progress_bar
-from models.cli.options import COMMITTED_DATASETS
+from models.cli import COMMITTED_DATASETS
 
 
 def scoreboard(

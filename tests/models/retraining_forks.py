@@ -1,4 +1,4 @@
-"""Runs of ``python -m models`` forked from one process that has loaded everything, on request with
+"""Runs of ``gpumemnet`` forked from one process that has loaded everything, on request with
 a fault at their first step.
 
 A step ends when a file or a folder gets its final name, which has no dot in front.  Reads requests

@@ -1,4 +1,4 @@
-"""``python -m models`` as a person runs it, on the published measurements where they are
+"""``gpumemnet train`` and ``evaluate`` as a person runs it, on the published measurements where they are
 available."""
 
 import json
@@ -14,7 +14,7 @@ from tests.jobs import small_job
 
 def models(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "models", *map(str, arguments)],
+        [sys.executable, "-m", "gpumemnet", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=1800,

@@ -1,4 +1,4 @@
-"""``python -m models retrain`` as cron runs it: child processes, real files."""
+"""``gpumemnet retrain`` as cron runs it: child processes, real files."""
 
 from __future__ import annotations
 

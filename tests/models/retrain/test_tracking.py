@@ -1,4 +1,4 @@
-"""``python -m models retrain --tracking mlflow`` against a real store in an SQLite file; each test
+"""``python -m models retrain --mlflow`` against a real store in an SQLite file; each test
 has its own."""
 
 from __future__ import annotations
@@ -85,9 +85,7 @@ def place(site: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.fixture
 def retrain(site: Path, place: Path) -> Retrain:
     """Retrains there with tracking."""
-    return lambda *more: retraining(
-        site, place, "--tracking", "mlflow", "--tracking-uri", f"sqlite:///{place}/mlflow.db", *more
-    )
+    return lambda *more: retraining(site, place, "--mlflow", f"sqlite:///{place}/mlflow.db", *more)
 
 
 def store_of(place: Path) -> MlflowStore:
@@ -225,12 +223,7 @@ def test_a_store_that_cannot_be_reached_is_a_warning_after_the_promotion(
     site: Path, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    assert (
-        retraining(
-            site, place, "--tracking", "mlflow", "--tracking-uri", "http://me:secret@127.0.0.1:9"
-        )
-        == 0
-    )
+    assert retraining(site, place, "--mlflow", "http://me:secret@127.0.0.1:9") == 0
     told = capsys.readouterr()
     assert champion(place) in told.out
     assert "warning: not tracked: the MLflow store http://127.0.0.1:9" in told.err
@@ -249,9 +242,8 @@ def test_a_deleted_report_does_not_stop_the_next_run(place: Path, retrain: Retra
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        (("--tracking", "wandb"), "--tracking: must be mlflow, not 'wandb'"),
-        (("--tracking-uri", "./mlruns"), "--tracking-uri: must be an SQLite file"),
-        (("--tracking-model", "a b"), "--tracking-model: use up to 100 letters"),
+        (("--mlflow", "./mlruns"), "--mlflow: must be an SQLite file"),
+        (("--mlflow", "ftp://mlflow"), "--mlflow: must be an SQLite file"),
     ],
 )
 def test_impossible_tracking_is_refused_before_any_work(

@@ -1,4 +1,5 @@
-"""``python -m models calibrate-closed-form``."""
+"""``python -m research calibrate-closed-form``: the calibration of the closed form in the cards of
+bundles."""
 
 from __future__ import annotations
 
@@ -9,7 +10,20 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from .options import DATASETS, RealRuns, default_real_runs
+from models.cli import DATASETS
+
+RealRuns = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--real-runs", metavar="FILE", help="Runs of real networks; the committed by default."
+    ),
+]
+
+
+def default_real_runs() -> list[Path]:
+    """Returns the datasets that ``--real-runs`` stands for where it is not given."""
+    return sorted((DATASETS / "real_runs").glob("*_*.parquet"))
+
 
 _ORDINARY_NETWORKS: Final = DATASETS / "real_networks.jsonl.gz"
 _SHIPPED_BUNDLES: Final = Path("gpumemnet/bundles")
@@ -36,9 +50,8 @@ def calibrate_closed_form(
     """Calibrate the closed form on real networks, in the cards of bundles, without training
     anything."""
     from gpumemnet.predict.bundle import load_bundle
-
-    from ..evaluation.closed_form.card import calibration, extend_bundle
-    from ..evaluation.closed_form.rows import (
+    from models.evaluation.closed_form.card import calibration, extend_bundle
+    from models.evaluation.closed_form.rows import (
         joined_networks,
         networks_of_runs,
         ordinary_networks,
