@@ -16,7 +16,7 @@ from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.predict.fits import Fit
-from gpumemnet.predict.largest_batch import BatchPoint, BatchSizes, SmallestGpu
+from gpumemnet.predict.largest_batch import BatchPoint, BatchSizes
 from gpumemnet.predict.prediction import Prediction, PredictionOptions
 from gpumemnet.units import MIB
 
@@ -30,9 +30,6 @@ class ServedPrediction(Prediction):
     Attributes:
         prediction_id: its id; give it back with what the job really took
             (:meth:`gpumemnet.client.client.Client.observe`).
-        request_mib: what to pack by: the expected memory in MiB, rounded up.
-        limit_mib: what to cap at: the safe memory in MiB, rounded up; ``None`` outside the model's
-            support.
         release: the release that answered.
         model_sha256: hash over the files of the model that answered.
         feature_schema: version of the features that it looks at.
@@ -40,8 +37,6 @@ class ServedPrediction(Prediction):
     """
 
     prediction_id: str
-    request_mib: int
-    limit_mib: int | None
     release: str
     model_sha256: str
     feature_schema: str
@@ -188,40 +183,6 @@ def batch_sizes_call(job: TrainingJob, **options: Any) -> Call[BatchSizes]:
     )
 
 
-def smallest_gpu_call(
-    job: TrainingJob,
-    coverage: float,
-    gpus: Sequence[str] | None,
-    devices: Sequence[Device] | None,
-    encoder: str | None,
-) -> Call[SmallestGpu]:
-    """See :meth:`gpumemnet.client.client.Client.smallest_gpu`."""
-
-    def read(document: Any) -> SmallestGpu:
-        safe, likely = (
-            None if document[name] is None else Fit(**document[name]) for name in ("safe", "likely")
-        )
-        return SmallestGpu(
-            coverage=document["coverage"],
-            safe=safe,
-            likely=likely,
-            reasons=tuple(document["reasons"]),
-        )
-
-    options = {
-        "coverage": coverage,
-        "gpus": _listed(gpus),
-        "devices": _listed(devices),
-        "encoder": encoder,
-    }
-    return Call(
-        "POST",
-        "/v1/smallest-gpu",
-        read,
-        json.dumps({"job": job_to_dict(job), **_given(options)}).encode(),
-    )
-
-
 def observe_call(observed: Observed) -> Call[dict[str, Any]]:
     """See :meth:`gpumemnet.client.client.Client.observe`."""
     members: dict[str, Any] = {**observed}
@@ -295,8 +256,6 @@ def _prediction(document: Any) -> ServedPrediction:
         version=document["model"]["version"],
         label_source=document["label_source"],
         prediction_id=document["prediction_id"],
-        request_mib=document["request_mib"],
-        limit_mib=document["limit_mib"],
         release=document["release"],
         model_sha256=document["model"]["sha256"],
         feature_schema=document["feature_schema"],

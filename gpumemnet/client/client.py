@@ -18,7 +18,6 @@ from gpumemnet.client.calls import (
     HEALTH,
     MODELS,
     Call,
-    Device,
     Observed,
     RequestOptions,
     ServedPrediction,
@@ -27,11 +26,10 @@ from gpumemnet.client.calls import (
     predict_call,
     predict_many_call,
     result_of,
-    smallest_gpu_call,
 )
 from gpumemnet.errors import InvalidRequestError, MissingExtraError, ServiceError
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.predict.largest_batch import DEFAULT_MAX_BATCH, BatchSizes, SmallestGpu
+from gpumemnet.predict.largest_batch import DEFAULT_MAX_BATCH, BatchSizes
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 
 if TYPE_CHECKING:
@@ -158,30 +156,6 @@ class Client(_ClientCore):
         options = {"gpu": gpu, "mig": mig, "free_mib": free_mib, "encoder": encoder}
         return self._send(batch_sizes_call(job, coverage=coverage, max_batch=max_batch, **options))
 
-    def smallest_gpu(
-        self,
-        job: TrainingJob,
-        *,
-        gpus: Sequence[str] | None = None,
-        devices: Sequence[Device] | None = None,
-        coverage: float = DEFAULT_COVERAGE,
-        encoder: str | None = None,
-    ) -> SmallestGpu:
-        """The smallest GPU or MIG profile that holds a job.
-
-        Args:
-            job: the job.
-            gpus: names to choose from, such as ``A100`` and ``A100/3g.20gb``; the whole catalogue
-                unless given.
-            devices: devices to choose from, with their live free memory.
-            coverage: share of jobs that stay below the limit.
-            encoder: ``mlp``, ``transformer`` or ``common``.
-
-        Raises:
-            ServiceError: as :meth:`predict`.
-        """
-        return self._send(smallest_gpu_call(job, coverage, gpus, devices, encoder))
-
     def observe(self, **observed: Unpack[Observed]) -> dict[str, Any]:
         """Tell the service what a job really took; returns its answer once that is stored.
 
@@ -280,18 +254,6 @@ class AsyncClient(_ClientCore):
         return await self._send(
             batch_sizes_call(job, coverage=coverage, max_batch=max_batch, **options)
         )
-
-    async def smallest_gpu(
-        self,
-        job: TrainingJob,
-        *,
-        gpus: Sequence[str] | None = None,
-        devices: Sequence[Device] | None = None,
-        coverage: float = DEFAULT_COVERAGE,
-        encoder: str | None = None,
-    ) -> SmallestGpu:
-        """See :meth:`Client.smallest_gpu`."""
-        return await self._send(smallest_gpu_call(job, coverage, gpus, devices, encoder))
 
     async def observe(self, **observed: Unpack[Observed]) -> dict[str, Any]:
         """See :meth:`Client.observe`."""

@@ -18,7 +18,6 @@ from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.predict.distribution import BinScheme, MemoryDistribution
 from gpumemnet.predict.gpu_context import PredictionGpu
-from gpumemnet.units import ceil_mib
 
 DEFAULT_COVERAGE: Final = 0.99
 
@@ -292,8 +291,7 @@ class PredictionTable(Sequence[Prediction]):
         """The predictions as JSON objects, with the fields that HTTP and ``--json`` have in common;
         HTTP adds its own.
 
-        ``request_mib`` and ``limit_mib`` are for schedulers: the expected and the safe bytes in
-        MiB, rounded up.  Objects share their parts, so they must not be changed.
+        Objects share their parts, so they must not be changed.
         """
         documents: list[dict[str, Any]] = [{}] * len(self)
         expected_bytes, safe_bytes = self.expected_bytes.tolist(), self._safe_bytes.tolist()
@@ -313,8 +311,6 @@ class PredictionTable(Sequence[Prediction]):
                 safe = None if reasons else safe_bytes[row]
                 lower_bytes, upper_bytes = bounds_bytes[index]
                 documents[row] = {
-                    "request_mib": ceil_mib(expected),
-                    "limit_mib": None if safe is None else ceil_mib(safe),
                     "expected_bytes": expected,
                     "startup_peak_bytes": startup_peak_bytes[row],
                     "safe_bytes": safe,

@@ -128,7 +128,7 @@ async def ask(client: httpx.AsyncClient, settings: Settings, job: str, gpu: str)
             raise TypeError
         return {
             name: answer[name]
-            for name in ("prediction_id", "label_source", "request_mib", "limit_mib", "reasons")
+            for name in ("prediction_id", "label_source", "expected_bytes", "safe_bytes", "reasons")
         }
     except TimeoutError:
         raise Skip(f"the service did not answer within {settings.timeout_seconds:g} s") from None
@@ -139,18 +139,18 @@ async def ask(client: httpx.AsyncClient, settings: Settings, job: str, gpu: str)
 
 
 def amounts(answer: Document) -> tuple[int, int]:
-    """Request and limit, in MiB.
+    """Request and limit, in MiB, rounded up.
 
     Raises:
         Skip: when there is no limit, with the service's reason.
     """
-    request, limit = answer["request_mib"], answer["limit_mib"]
+    request, limit = answer["expected_bytes"], answer["safe_bytes"]
     if type(request) is not int or type(limit) is not int or not 0 < request <= limit:
         reasons = answer["reasons"]
         raise Skip(
             f"no safe amount is known for this job: {reasons[0] if reasons else 'no reason given'}"
         )
-    return request, limit
+    return -(-request // 2**20), -(-limit // 2**20)
 
 
 def place_of(settings: Settings, pod: Document) -> int | None:

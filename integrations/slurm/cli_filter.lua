@@ -215,6 +215,11 @@ local function is_whole(number)
   return type(number) == "number" and number > 0 and number == math.floor(number) and number < 2 ^ 53
 end
 
+-- Bytes as MiB, rounded up; nil for what is no amount.
+local function mib(bytes)
+  return is_whole(bytes) and math.ceil(bytes / 2 ^ 20) or nil
+end
+
 -- How many replicas the job is one of.  The service has accepted the text, so nothing else in it can be called that.
 local function ranks_of(job)
   return tonumber(string.match(job, '"ranks"%s*:%s*(%d+)') or 1)
@@ -229,12 +234,12 @@ local function shards(answer, options, ranks)
   if ranks > 1 then
     return nil, string.format("the job is one of %d replicas: ask for as many GPUs, shards are parts of one", ranks)
   end
-  local amount_mib = answer.limit_mib
+  local amount_mib, expected_mib = mib(answer.safe_bytes), mib(answer.expected_bytes)
   if not is_whole(amount_mib) then
     local reasons = type(answer.reasons) == "table" and answer.reasons or {}
     return nil, "no safe amount is known for this job: " .. tostring(reasons[1] or "no reason given")
   end
-  if setting("amount", "GPUMEMNET_SHARD_AMOUNT") == "request" then amount_mib = answer.request_mib end
+  if setting("amount", "GPUMEMNET_SHARD_AMOUNT") == "request" then amount_mib = expected_mib end
   local mib_per_shard = setting("mib_per_shard", "GPUMEMNET_MIB_PER_SHARD")
   if not is_whole(amount_mib) or not is_whole(mib_per_shard) then
     return nil, "GPUMEMNET_MIB_PER_SHARD or the answer is no whole number above 0"
@@ -244,7 +249,7 @@ local function shards(answer, options, ranks)
   if most > 0 and count > most then
     return nil, string.format("the job needs %d MiB, more than one GPU's %d shards: ask for a whole GPU", amount_mib, most)
   end
-  return string.format("shard:%d", count), string.format("%d MiB expected, %s MiB set aside as shard:%d", answer.request_mib or 0,
+  return string.format("shard:%d", count), string.format("%d MiB expected, %s MiB set aside as shard:%d", expected_mib or 0,
     string.format("%d", amount_mib), count)
 end
 

@@ -272,7 +272,10 @@ SomeFields = create_model(  # type: ignore[call-overload]
     __base__=Schema,
     __doc__="The fields of a prediction that the request chooses.",
     **{
-        name: (field.annotation, Field(default=None, description=field.description))
+        name: (
+            field.annotation | None,  # type: ignore[operator]
+            Field(default=None, description=field.description),
+        )
         for name, field in Prediction.model_fields.items()
     },
 )

@@ -40,7 +40,8 @@ def test_compose_accepts_it(compose: dict[str, Any]) -> None:
 
 
 def test_the_parts_are_these(compose: dict[str, Any]) -> None:
-    assert compose["services"].keys() == {"gpumemnet", "postgres", "prometheus", "grafana"}
+    parts = {"gpumemnet", "proxy", "postgres", "prometheus", "grafana"}
+    assert compose["services"].keys() == parts
     assert compose["services"]["postgres"]["profiles"] == ["postgres"]
     assert all(
         "profiles" not in part for name, part in compose["services"].items() if name != "postgres"
@@ -64,6 +65,7 @@ def test_folders_and_volumes_are_there(compose: dict[str, Any]) -> None:
 def test_nothing_is_open_to_other_machines(compose: dict[str, Any]) -> None:
     ports = [port for part in compose["services"].values() for port in part.get("ports", [])]
     assert len(ports) == 3
+    assert "ports" not in compose["services"]["gpumemnet"]  # the proxy is the way in
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 

@@ -81,12 +81,11 @@ def test_pods_are_locked_down(targets: dict[str, list[Manifest]]) -> None:
             assert not container["image"].endswith(":latest")
             assert ":" in container["image"]
             assert {"readinessProbe", "livenessProbe"} <= container.keys()
-            mounted = {mount["name"] for mount in container["volumeMounts"]}
-            claims = {
-                claim["metadata"]["name"]
-                for claim in workload["spec"].get("volumeClaimTemplates", [])
-            }
-            assert mounted == {volume["name"] for volume in pod["volumes"]} | claims
+        mounted = {mount["name"] for one in pod["containers"] for mount in one["volumeMounts"]}
+        claims = {
+            claim["metadata"]["name"] for claim in workload["spec"].get("volumeClaimTemplates", [])
+        }
+        assert mounted == {volume["name"] for volume in pod["volumes"]} | claims
 
 
 def test_selectors_choose_the_pods_that_are_meant(targets: dict[str, list[Manifest]]) -> None:
@@ -114,8 +113,8 @@ def test_selectors_choose_the_pods_that_are_meant(targets: dict[str, list[Manife
 
 def service_container(manifests: list[Manifest]) -> Manifest:
     [deployment] = of_kind(manifests, "Deployment")
-    container: Manifest = deployment["spec"]["template"]["spec"]["containers"][0]
-    return container
+    containers: list[Manifest] = deployment["spec"]["template"]["spec"]["containers"]
+    return next((one for one in containers if one["name"] == "gpumemnet"), containers[0])
 
 
 def test_the_image_is_of_this_version(targets: dict[str, list[Manifest]]) -> None:
@@ -123,6 +122,21 @@ def test_the_image_is_of_this_version(targets: dict[str, list[Manifest]]) -> Non
     assert version is not None
     for manifests in targets.values():
         assert service_container(manifests)["image"] == f"gpumemnet:{version[1]}"
+
+
+def test_nobody_reaches_the_service_but_through_the_proxy(
+    targets: dict[str, list[Manifest]],
+) -> None:
+    for name in TARGETS:
+        container = service_container(targets[name])
+        assert "ports" not in container
+        assert container["args"][:4] == ["gpumemnet", "serve", "--host", "127.0.0.1"]
+        configurations = [
+            one["data"]["nginx.conf"]
+            for one in of_kind(targets[name], "ConfigMap")
+            if "nginx.conf" in one["data"]
+        ]
+        assert configurations == [(ROOT / "deploy/nginx/nginx.conf").read_text()]
 
 
 def test_observations_go_where_the_overlay_says(targets: dict[str, list[Manifest]]) -> None:
@@ -169,10 +183,16 @@ def test_probes_ask_paths_that_are_open_to_all(
 
     for name in TARGETS:
         container = service_container(targets[name])
-        [port] = container["ports"]
+        [deployment] = of_kind(targets[name], "Deployment")
+        [proxy] = [
+            one
+            for one in deployment["spec"]["template"]["spec"]["containers"]
+            if one["name"] == "proxy"
+        ]
+        [port] = proxy["ports"]
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             asked = container[probe]["httpGet"]
-            assert asked["port"] == port["name"]
+            assert asked["port"] == port["containerPort"]
             assert httpx.get(service.url + asked["path"], timeout=300).status_code == 200
 
 

@@ -20,10 +20,8 @@ PROMETHEUS = ROOT / "deploy/prometheus"
 GRAFANA = ROOT / "deploy/grafana"
 NAME = re.compile(r"\bgpumemnet_[a-z0-9_]+\b")
 ALL_NAMES = """
-import pathlib, importlib
+import service.app
 from prometheus_client import REGISTRY
-for file in pathlib.Path("service").glob("*/metrics.py"):
-    importlib.import_module(f"service.{file.parent.name}.metrics")
 for metric in REGISTRY.collect():
     suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(metric.type, [""])
     print(*(metric.name + suffix for suffix in suffixes), sep="\\n")

@@ -99,14 +99,6 @@ def write_answers() -> None:
                     {"max_batch": 64, "gpu": "A100/1g.5gb", "coverage": 0.9},
                 )
             ],
-            "/v1/smallest-gpu": [
-                _turned_round(http, jobs, name, "/v1/smallest-gpu", question)
-                for name in TURNED_ROUND
-                for question in (
-                    {},
-                    {"gpus": ["T4", "L4", "A100/1g.5gb", "H100"], "coverage": 0.95},
-                )
-            ],
             "problems": [_problem(http, job) for job in bad_jobs.values()],
             "refused_questions": [_refused(http, jobs["mlp"], question) for question in REFUSED],
         }
@@ -158,8 +150,7 @@ def _answer(http: httpx.Client, job: dict[str, Any], question: dict[str, Any]) -
 def _turned_round(
     http: httpx.Client, jobs: dict[str, Any], name: str, path: str, question: dict[str, Any]
 ) -> dict[str, Any]:
-    table = ways.BATCH_SIZES if path == "/v1/batch-sizes" else ways.SMALLEST_GPU
-    answer = ways.read(table, ways.post(http, path, {"job": jobs[name], **question}))
+    answer = ways.read(ways.BATCH_SIZES, ways.post(http, path, {"job": jobs[name], **question}))
     return {"job": name, "question": question, "answer": answer}
 
 

@@ -55,7 +55,7 @@ PYTHON: Table = {
     "model": "estimator",
 }
 HTTP: Table = {
-    **same("expected_bytes", "startup_peak_bytes", "safe_bytes", "request_mib", "limit_mib"),
+    **same("expected_bytes", "startup_peak_bytes", "safe_bytes"),
     **same("in_support", "reasons", "coverage", "gpu", "label_source"),
     "bin_index": "bin.index",
     "bin_lower_bytes": "bin.lower_bytes",
@@ -88,11 +88,6 @@ BATCH_SIZES: Table = {
     "curve": lambda answer: [
         [point["batch_size"], point["request_mib"], point["limit_mib"]] for point in answer["curve"]
     ],
-}
-SMALLEST_GPU: Table = {
-    **same("coverage", "reasons"),
-    "safe": lambda answer: answer["safe"] and read(FIT, answer["safe"]),
-    "likely": lambda answer: answer["likely"] and read(FIT, answer["likely"]),
 }
 PROBLEM = same("type", "title", "status", "detail", "errors")
 REJECTED = {"field": "field", "message": "reason"}
@@ -278,16 +273,12 @@ def test_text(http: httpx.Client, answers: Answers) -> None:
             )
 
 
-@pytest.mark.parametrize(
-    ("path", "table"), [("/v1/batch-sizes", BATCH_SIZES), ("/v1/smallest-gpu", SMALLEST_GPU)]
-)
-def test_largest_batch_and_smallest_gpu(http: httpx.Client, path: str, table: Table) -> None:
+def test_largest_batch(http: httpx.Client) -> None:
+    path = "/v1/batch-sizes"
     for asked in GOLDEN[path]:
-        found = read(table, post(http, path, {"job": JOBS[asked["job"]], **asked["question"]}))
-        for name in ("safe", "likely"):
-            if found.get(name):
-                likely = asked["answer"][name]["probability"]
-                asked["answer"][name]["probability"] = pytest.approx(likely, rel=0, abs=FROZEN)
+        found = read(
+            BATCH_SIZES, post(http, path, {"job": JOBS[asked["job"]], **asked["question"]})
+        )
         assert found == asked["answer"]
 
 

@@ -16,7 +16,7 @@ BODIES = {
     "other": b'{"hello": [1, 2, {"prediction_id": "x"}]}',
     "deep": b"[" * 5000,
     "list": b"[]",
-    "number": b'{"prediction_id": "%s", "label_source": "traced", "reasons": [], "limit_mib": 1e999, "request_mib": -1}'
+    "number": b'{"prediction_id": "%s", "label_source": "traced", "reasons": [], "safe_bytes": 1e999, "expected_bytes": -1}'
     % PREDICTION_ID,
 }
 

@@ -20,6 +20,7 @@ import httpx
 import kubernetes_validate
 import pytest
 
+from gpumemnet.units import ceil_mib
 from service.api.examples import EXAMPLE_JOBS
 from tests.conftest import RunningService
 
@@ -168,7 +169,9 @@ def test_hami_gets_the_limit_of_the_container_that_asks_for_a_gpu(
     document = review("deployment")
     pod = patched(document["request"]["object"], hami(document))
     shipper, train = pod["spec"]["containers"]
-    assert train["resources"]["limits"]["nvidia.com/gpumem"] == str(prediction["limit_mib"])
+    assert train["resources"]["limits"]["nvidia.com/gpumem"] == str(
+        ceil_mib(prediction["safe_bytes"])
+    )
     assert train["resources"]["limits"]["nvidia.com/gpu"] == "1"
     assert shipper["resources"] == {}
     assert re.fullmatch(UUID, pod["metadata"]["annotations"][ID])
@@ -183,14 +186,16 @@ def test_volcano_gets_the_limit_in_its_plugins_units(volcano: Admit, prediction:
     ]["limits"]
     assert limits == {
         "volcano.sh/vgpu-number": "1",
-        "volcano.sh/vgpu-memory": str(-(-prediction["limit_mib"] // 10)),
+        "volcano.sh/vgpu-memory": str(-(-ceil_mib(prediction["safe_bytes"]) // 10)),
     }
 
 
 def test_kai_gets_the_request_of_the_pod(kai: Admit, prediction: Document) -> None:
     document = review("pod")
     pod = patched(document["request"]["object"], kai(document))
-    assert pod["metadata"]["annotations"]["gpu-memory"] == str(prediction["request_mib"])
+    assert pod["metadata"]["annotations"]["gpu-memory"] == str(
+        ceil_mib(prediction["expected_bytes"])
+    )
     assert pod["spec"] == document["request"]["object"]["spec"]
 
 
@@ -205,7 +210,7 @@ def test_the_gpu_that_the_pod_names_is_asked_for(hami: Admit, prediction: Docume
     limits = patched(document["request"]["object"], hami(document))["spec"]["containers"][1][
         "resources"
     ]["limits"]
-    assert limits["nvidia.com/gpumem"] != str(prediction["limit_mib"])
+    assert limits["nvidia.com/gpumem"] != str(ceil_mib(prediction["safe_bytes"]))
 
 
 def test_a_container_that_asks_in_requests_alone_gets_limits(hami: Admit) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gpumemnet.units import ceil_mib
 from service.api.examples import EXAMPLE_JOBS
 from tests.conftest import RunningService, StartService
 
@@ -130,7 +131,7 @@ def limit_mib(service: RunningService) -> int:
     answer = httpx.post(
         f"{service.url}/v1/predict", json={"job": EXAMPLE_JOBS["mlp"]}, timeout=300
     ).json()
-    return int(answer["limit_mib"])
+    return ceil_mib(answer["safe_bytes"])
 
 
 @needs_curl

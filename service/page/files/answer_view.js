@@ -36,7 +36,8 @@ export function showAnswer(shown) {
   byId("bins-table").replaceChildren(binsTable(answer));
   byId("fits-lead").textContent = fitsLead(shown.rows, answer.coverage);
   fits.show(shown.rows);
-  byId("raw").textContent = JSON.stringify(answer, null, 2).replace(/\[[\d.,eE\s+-]+\]/g, (list) => list.replace(/\s+/g, " "));
+  const { request_mib: _request, limit_mib: _limit, ...sent } = answer; // without what the page adds
+  byId("raw").textContent = JSON.stringify(sent, null, 2).replace(/\[[\d.,eE\s+-]+\]/g, (list) => list.replace(/\s+/g, " "));
 }
 
 export const showKind = (kind) => fits.only(kind);

@@ -7,7 +7,7 @@ import { BrokenJson, readJob, writeJob } from "./job.js";
 import { fromFragment, toFragment } from "./permalink.js";
 import { copy } from "./recipes.js";
 import { curveOf, rowsOf, usableMib } from "./shapes.js";
-import { coverageWords, gib, shortGpu } from "./words.js";
+import { coverageWords, gib, shortGpu, withMib } from "./words.js";
 
 const JOB_FIELDS = ["batch_size", "optimizer", "precision"]; // these stand in the job …
 const OPTION_FIELDS = ["gpu", "coverage", "bin_width_mib"]; // … and these beside it
@@ -107,7 +107,7 @@ async function predict() {
   try {
     const question = readQuestion();
     byId("status").textContent = "Asking …";
-    const answer = await ask("v1/predict", { ...question, fits: true }, signal);
+    const answer = withMib(await ask("v1/predict", { ...question, fits: true }, signal));
     shown = { answer, question, usableMib: usableMib(answer), rows: rowsOf(answer) };
     clearTimeout(slow);
     nameOwnGpu(answer);

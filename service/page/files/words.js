@@ -5,6 +5,13 @@ const whole = new Intl.NumberFormat("en-GB", { maximumFractionDigits: 0 });
 export const count = (number) => whole.format(number);
 export const mib = (amount) => `${count(amount)} MiB`;
 
+// An answer with its amounts in MiB, rounded up, as the page shows them.
+export const withMib = (answer) => ({
+  ...answer,
+  request_mib: Math.ceil(answer.expected_bytes / 2 ** 20),
+  limit_mib: answer.safe_bytes === null ? null : Math.ceil(answer.safe_bytes / 2 ** 20),
+});
+
 export function gib(amountMib) {
   const gibs = amountMib / 1024;
   const digits = gibs >= 100 || Number.isInteger(gibs) ? 0 : gibs >= 10 ? 1 : 2;

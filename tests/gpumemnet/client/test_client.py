@@ -27,10 +27,10 @@ from gpumemnet.job.training_job import FAMILIES, TrainingJob
 from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.predict.features import FEATURE_SCHEMA
 from gpumemnet.predict.fits import fits, target
-from gpumemnet.predict.largest_batch import batch_sizes, smallest_gpu
+from gpumemnet.predict.largest_batch import batch_sizes
 from gpumemnet.predict.prediction import Prediction
 from gpumemnet.predict.predictor import Predictor
-from gpumemnet.units import GIB, MIB, ceil_mib
+from gpumemnet.units import GIB, MIB
 from tests.conftest import RunningService, StartService
 
 PATIENT_SECONDS = 300.0
@@ -122,9 +122,7 @@ def test_a_prediction_says_what_a_scheduler_needs(
     prediction = client.predict(job, coverage=0.95)
     estimate = predictor.predict(job, coverage=0.95)
     assert isinstance(prediction, Prediction)
-    assert prediction.request_mib == ceil_mib(estimate.expected_bytes)
-    assert estimate.safe_bytes is not None
-    assert prediction.limit_mib == ceil_mib(estimate.safe_bytes)
+    assert prediction.safe_bytes == estimate.safe_bytes
     assert prediction.model_sha256 == predictor.bundles[0].sha256
     assert (prediction.release, prediction.feature_schema, prediction.fits) == (
         "configured",
@@ -157,9 +155,6 @@ def test_the_inverse_questions(client: Client, predictor: Predictor, job: Traini
     )
     free = client.batch_sizes(job, gpu="A100", free_mib=2000)
     assert free == batch_sizes(predictor, job, target("A100", free_mib=2000))
-    assert client.smallest_gpu(job) == smallest_gpu(predictor, job)
-    chosen = client.smallest_gpu(job, gpus=["T4"], devices=DEVICES, coverage=0.9, encoder="mlp")
-    assert chosen.safe == smallest_gpu(predictor, job, [target("T4")], coverage=0.9).safe
     assert [gpu["name"] for gpu in client.gpus()] == [profile.name for profile in device_profiles()]
 
 
@@ -188,7 +183,6 @@ def test_the_asynchronous_client_answers_the_same(
             assert await client.batch_sizes(job, gpu="T4") == batch_sizes(
                 predictor, job, target("T4")
             )
-            assert await client.smallest_gpu(job) == smallest_gpu(predictor, job)
             assert len(await client.gpus()) == len(device_profiles())
             for estimate in (*estimates, *await client.predict_many([job])):
                 assert_same(estimate, predictor.predict(job))
@@ -401,7 +395,6 @@ def test_a_server_that_is_no_service(job: TrainingJob, status: int, content: byt
             lambda: client.predict(job),
             lambda: client.predict_many([job]),
             lambda: client.batch_sizes(job),
-            lambda: client.smallest_gpu(job),
         ]
         for ask in questions:
             with pytest.raises(ServiceError) as raised:

@@ -22,7 +22,7 @@ PHASES = ("examples", "coverage", "fuzzing", "stateful")
 
 
 def test_the_service_keeps_to_its_description(start_service: StartService, tmp_path: Path) -> None:
-    keys = f"all:predict+observe+admin:{sha256(KEY.encode()).hexdigest()}"
+    keys = f"all:predict+observe:{sha256(KEY.encode()).hexdigest()}"
     report = tmp_path / "report.json"
     with start_service(
         GPUMEMNET_API_KEYS=keys, GPUMEMNET_REGISTRY=str(tmp_path / "registry")

@@ -271,7 +271,7 @@ def test_the_summary_says_why_there_was_no_limit(http: httpx.Client) -> None:
         (30_000_000, "adafactor"),
     ):
         prediction = predict(http, "transformer", batch_size=batch_size, optimizer=optimizer)
-        assert prediction["limit_mib"] is None
+        assert prediction["safe_bytes"] is None
         expected.update({reason.split()[0] for reason in prediction["reasons"]})
         answer = observe(http, prediction_id=prediction["prediction_id"], peak_mib=30_000)
         assert answer.status_code == 201, answer.text

@@ -113,7 +113,7 @@ def test_example_jobs_are_answered(http: httpx.Client, path: str) -> None:
     job_from_dict(job)
     answer = http.post("/v1/predict", json={"job": job}).raise_for_status().json()
     assert answer["in_support"]
-    assert answer["limit_mib"] >= answer["request_mib"]
+    assert answer["safe_bytes"] >= answer["expected_bytes"]
 
 
 def test_the_page_offers_every_example(http: httpx.Client) -> None:

@@ -13,6 +13,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
 from gpumemnet.gpu.available import VERDICT_TEXTS
+from gpumemnet.units import ceil_mib
 from service.api.predictions import Document
 from tests.conftest import RunningService, StartService
 from tests.service.page.browser import MISSING, Browser, chromium
@@ -98,8 +99,8 @@ def words(amount_mib: int) -> str:
 
 def has_answer(page: Browser, answer: Document) -> None:
     page.wait(
-        lambda: page.text("#expected") == words(answer["request_mib"]),
-        f"{answer['request_mib']} MiB",
+        lambda: page.text("#expected") == words(ceil_mib(answer["expected_bytes"])),
+        f"{ceil_mib(answer['expected_bytes'])} MiB",
     )
 
 
@@ -122,8 +123,8 @@ def test_an_example_is_answered_with_all_its_numbers(
     answer = asked(job=job, fits=True)
     pick(page, "resnet50", answer)
     assert page.text("#answer-gpu") == answer["gpu"]
-    assert page.text("#request") == words(answer["request_mib"])
-    assert page.text("#limit") == words(answer["limit_mib"])
+    assert page.text("#request") == words(ceil_mib(answer["expected_bytes"]))
+    assert page.text("#limit") == words(ceil_mib(answer["safe_bytes"]))
     assert "99 % of jobs" in page.text("#limit-meaning")
     assert answer["model"]["name"] in page.text("#origin")
     assert page.find("#traced").is_displayed() == (answer["label_source"] == "traced")
@@ -131,7 +132,7 @@ def test_an_example_is_answered_with_all_its_numbers(
     lower, upper = answer["bin"]["lower_bytes"] // 2**20, answer["bin"]["upper_bytes"] // 2**20
     assert f"{lower:,} to {upper:,} MiB" in page.text("#bins-lead")
     assert len(page.driver.find_elements(By.CSS_SELECTOR, "#bins-chart .bar.most")) == 1
-    assert f"limit {answer['limit_mib']:,}" in page.text("#bins-chart")
+    assert f"limit {ceil_mib(answer['safe_bytes']):,}" in page.text("#bins-chart")
 
     sizes = http.post("/v1/batch-sizes", json={"job": job}).json()
     assert f"{sizes['safe_batch']:,}" in page.text("#batch-lead")
@@ -143,8 +144,8 @@ def test_an_example_is_answered_with_all_its_numbers(
     ]
     assert [row.get_attribute("data-verdict") for row in rows] == expected
     assert (
-        json.loads(page.run("return document.querySelector('#raw').textContent"))["request_mib"]
-        == answer["request_mib"]
+        json.loads(page.run("return document.querySelector('#raw').textContent"))["expected_bytes"]
+        == answer["expected_bytes"]
     )
 
 
@@ -177,7 +178,7 @@ def test_the_form_changes_the_job_and_the_answer(
     )
     has_answer(page, changed)
     assert page.text("#answer-gpu") == "NVIDIA H200"
-    assert page.text("#limit") == words(changed["limit_mib"])
+    assert page.text("#limit") == words(ceil_mib(changed["safe_bytes"]))
 
 
 def test_a_pasted_request_body_sets_the_form(page: Browser, example: Example, asked: Asked) -> None:
@@ -246,7 +247,7 @@ def test_outside_the_support_no_number_is_offered(
     assert page.driver.find_elements(By.CSS_SELECTOR, "#bins-chart .limit-line") == []
     for name in ("hami", "volcano", "kai", "sbatch"):
         assert "no limit" in box(page, name).text
-        assert str(answer["request_mib"]) not in box(page, name).text
+        assert str(ceil_mib(answer["expected_bytes"])) not in box(page, name).text
         assert box(page, name).find_elements(By.CSS_SELECTOR, "button, pre") == []
     verdicts = {
         row.get_attribute("data-verdict")
@@ -314,14 +315,14 @@ def test_where_the_limit_lies_beyond_the_bars_the_page_says_why(
     answer = asked(job=job, bin_width_mib=128)
     page.run("document.getElementById('bin_width_mib').value = '128'")
     pick(page, "gpt2_small", answer)
-    below, coverage_edge = 0.0, None
+    below, coverage_edge = 0.0, 0
     for index, probability in enumerate(answer["bins"]["probabilities"]):
         below += probability
         if below >= answer["coverage"]:
             coverage_edge = (index + 1) * 128
             break
     says_why = "The limit is higher" in page.text("#bins-lead")
-    assert says_why == (coverage_edge < answer["limit_mib"])
+    assert says_why == (coverage_edge < ceil_mib(answer["safe_bytes"]))
 
 
 def test_a_card_that_is_too_small_is_said_to_be(
@@ -329,7 +330,7 @@ def test_a_card_that_is_too_small_is_said_to_be(
 ) -> None:
     question = {"job": {**example("gpt2_small"), "batch_size": 16}, "gpu": "Tesla T4"}
     answer = asked(**question)
-    assert answer["request_mib"] > 16 * 1024
+    assert ceil_mib(answer["expected_bytes"]) > 16 * 1024
     page.run(
         "const text = document.getElementById('job'); text.value = arguments[0]; text.dispatchEvent(new Event('input'));",
         json.dumps(question),
@@ -349,7 +350,7 @@ def test_copy_boxes_hold_the_limit_and_for_kai_the_request(
     job = example("gpt2_small")
     answer = asked(job=job)
     pick(page, "gpt2_small", answer)
-    request, limit = answer["request_mib"], answer["limit_mib"]
+    request, limit = ceil_mib(answer["expected_bytes"]), ceil_mib(answer["safe_bytes"])
     assert f"nvidia.com/gpumem: {limit}\n" in box(page, "hami").text
     assert f"volcano.sh/vgpu-memory: {limit}\n" in box(page, "volcano").text
     assert f'gpu-memory: "{request}"' in box(page, "kai").text
@@ -366,7 +367,7 @@ def test_copy_boxes_hold_the_limit_and_for_kai_the_request(
     command = page.run("return document.querySelector('[data-recipe=curl] code').textContent")
     assert command.startswith(f"curl -s '{page.url}/v1/predict'")
     body = json.loads(command[command.index("-d '") + 4 : -1])
-    assert asked(**body)["request_mib"] == request
+    assert ceil_mib(asked(**body)["expected_bytes"]) == request
 
 
 def test_the_link_holds_the_whole_question(page: Browser, example: Example, asked: Asked) -> None:
@@ -444,7 +445,7 @@ def test_a_screen_reader_hears_the_answer_and_every_control_has_a_name(
     pick(page, "mlp", answer)
     status = page.find("#status")
     assert (status.get_attribute("role"), status.get_attribute("aria-live")) == ("status", "polite")
-    assert words(answer["limit_mib"]) in status.text
+    assert words(ceil_mib(answer["safe_bytes"])) in status.text
     nodes = page.devtools("Accessibility.getFullAXTree")["nodes"]
     roles = {"button", "textbox", "combobox", "spinbutton", "link", "image"}
     controls = [node for node in nodes if node.get("role", {}).get("value") in roles]
