@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _HOMES: Final[Mapping[str, str]] = {
-    "mlp": "..families.mlp",
+    "mlp": "dataset_builder.families.mlp",
     "cnn": ".cnn",
     "transformer": ".transformer",
 }
@@ -52,6 +52,6 @@ def published_family(measurement: Measurement) -> Rebuilds:
         raise DatasetError(f"the row is {measurement.provenance}, not published")
     if measurement.recipe in ("zoo", "timm", "xmem"):
         raise DatasetError(
-            "a published real model is not rebuilt from its row: benchmarks/real_models.py or build import-real-runs traces it"
+            "a published real model is not rebuilt from its row: benchmarks/real_models.py or python -m research import-real-runs traces it"
         )
     return cast(Rebuilds, import_module(_HOMES[measurement.job.family], __package__))

@@ -1,8 +1,8 @@
 """The kept answers of the scoreboard: one compact file, by set, estimator and row, so that a run
 continues where one stopped.
 
-Beside the answers of an estimator stands their basis (:mod:`.basis`): what determines them beside
-the rows.
+Answers belong to the dataset whose checksum stands beside them.  Whoever changes an estimator asks
+it again (``--renew``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpumemnet.atomic_files import replace_file
-from gpumemnet.errors import DatasetError, GpumemnetError
+from gpumemnet.errors import DatasetError, GpumemnetError, InvalidRequestError
 from research.estimators.estimator import NotCoveredError, PublishedEstimator, Subject
 
 VERSION: Final = 2
@@ -66,7 +66,10 @@ class KeptAnswers:
             except (OSError, ValueError, EOFError) as error:
                 raise DatasetError(f"{path} holds no kept answers ({error}): delete it") from None
             if document.get("version") == VERSION:
-                self._sets = document["sets"]
+                self._sets = {
+                    name: {"sha256": kept["sha256"], "estimators": kept["estimators"]}
+                    for name, kept in document["sets"].items()
+                }
 
     def of(self, name: str, sha256: str, estimator: str) -> dict[int, Answer]:
         """Row → answer of ``estimator`` on the set ``name``; none if the dataset has changed
@@ -84,24 +87,26 @@ class KeptAnswers:
             for row, (size, seconds, bound, reason) in kept["estimators"].get(estimator, {}).items()
         }
 
-    def fresh(self, name: str, sha256: str, estimator: str, basis: str) -> dict[int, Answer]:
-        """The same, none if they rest on another basis."""
-        return (
-            self.of(name, sha256, estimator)
-            if self._sets.get(name, {}).get("basis", {}).get(estimator) == basis
-            else {}
-        )
+    def forget(self, estimator: str) -> None:
+        """Drop the answers of ``estimator`` on all sets, so that it is asked again.
 
-    def keep(
-        self, name: str, sha256: str, estimator: str, basis: str, answers: Mapping[int, Answer]
-    ) -> None:
-        """Add answers; those of a dataset or of a basis that has changed are dropped first."""
+        Raises:
+            InvalidRequestError: no answer of such an estimator is kept.
+        """
+        sets = [kept["estimators"] for kept in self._sets.values()]
+        if not any(estimator in kept for kept in sets):
+            names = sorted({name for kept in sets for name in kept})
+            raise InvalidRequestError(
+                f"no answers of '{estimator}' are kept, only of {', '.join(names)}", "renew"
+            )
+        for kept in sets:
+            kept.pop(estimator, None)
+
+    def keep(self, name: str, sha256: str, estimator: str, answers: Mapping[int, Answer]) -> None:
+        """Add answers; those of a dataset that has changed are dropped first."""
         if self._sets.get(name, {}).get("sha256") != sha256:
-            self._sets[name] = {"sha256": sha256, "basis": {}, "estimators": {}}
-        of_set = self._sets[name]
-        if of_set["basis"].get(estimator) != basis:
-            of_set["basis"][estimator], of_set["estimators"][estimator] = basis, {}
-        kept = of_set["estimators"][estimator]
+            self._sets[name] = {"sha256": sha256, "estimators": {}}
+        kept = self._sets[name]["estimators"].setdefault(estimator, {})
         for row, answer in answers.items():
             kept[str(row)] = (
                 None if answer.total_bytes is None else round(answer.total_bytes / _UNIT),

@@ -22,6 +22,8 @@ from .sets import PublishedTool, RowSet
 
 Array = NDArray[np.float64]
 SAMPLE_TITLE: Final = "the sample, without the run on the CPU"
+_SORTED_DIGITS: Final = 9
+"""Errors that differ by less are equal but for the processor's rounding: names decide."""
 FEWEST_ROWS: Final = 8
 """Fewer rows make no table: a median of less says nothing."""
 
@@ -237,7 +239,12 @@ def _table(
         if common
         else []
     )
-    lines.sort(key=lambda each: min(each.raw.median_error, each.with_line.median_error))
+    lines.sort(
+        key=lambda each: (
+            round(min(each.raw.median_error, each.with_line.median_error), _SORTED_DIGITS),
+            each.name,
+        )
+    )
     ran_out = int(np.isnan(rows.labels[common]).sum())
     return Table(title, len(numbers), len(common), ran_out, tuple(lines), left_out)
 

@@ -22,7 +22,6 @@ from research.estimators.transformer_math import ELEUTHER, KORTHIKANTI
 from research.estimators.xmem import XMEM
 
 from .answers import Answer, KeptAnswers, asked
-from .basis import model_basis, trace_basis
 from .ours import CLOSED_FORM, TRACE, traced_run
 from .sets import RowSet
 
@@ -54,10 +53,10 @@ def formula_answers(
     each time.
     """
     found = {number: asked(estimator, _subject(rows, number, None)) for number in range(len(rows))}
-    kept_as, basis = f"{estimator.name}, seconds", model_basis(estimator)
-    if not answers.fresh(rows.recipe.name, rows.sha256, kept_as, basis):
+    kept_as = f"{estimator.name}, seconds"
+    if not answers.of(rows.recipe.name, rows.sha256, kept_as):
         typical = float(np.median([answer.seconds for answer in found.values()]))
-        answers.keep(rows.recipe.name, rows.sha256, kept_as, basis, {0: Answer(None, typical)})
+        answers.keep(rows.recipe.name, rows.sha256, kept_as, {0: Answer(None, typical)})
     seconds = answers.of(rows.recipe.name, rows.sha256, kept_as)[0].seconds
     return {number: replace(answer, seconds=seconds) for number, answer in found.items()}
 
@@ -87,12 +86,8 @@ def answer_sample(
         DatasetError: a library of the models is missing or of another version.
     """
     name = rows.recipe.name
-    bases = {each.name: model_basis(each) for each in estimators}
-    kept = {
-        each.name: answers.fresh(name, rows.sha256, each.name, bases[each.name])
-        for each in estimators
-    }
-    traced = answers.fresh(name, rows.sha256, TRACED_AGAIN, trace_basis())
+    kept = {each.name: answers.of(name, rows.sha256, each.name) for each in estimators}
+    traced = answers.of(name, rows.sha256, TRACED_AGAIN)
     last = time.monotonic()
     for done, number in enumerate(numbers):
         if end is not None and time.monotonic() >= end:
@@ -100,16 +95,10 @@ def answer_sample(
         subject = _subject(rows, number, build)
         for estimator in estimators:
             if number not in kept[estimator.name]:
-                answers.keep(
-                    name,
-                    rows.sha256,
-                    estimator.name,
-                    bases[estimator.name],
-                    {number: asked(estimator, subject)},
-                )
+                answers.keep(name, rows.sha256, estimator.name, {number: asked(estimator, subject)})
         if number not in traced:
             for kept_as, answer in _traced(subject).items():
-                answers.keep(name, rows.sha256, kept_as, trace_basis(), {number: answer})
+                answers.keep(name, rows.sha256, kept_as, {number: answer})
         progress(f"{rows.recipe.title}: estimators that need the model", (done + 1) / len(numbers))
         if time.monotonic() - last > KEPT_EVERY_SECONDS:
             answers.write()
@@ -126,20 +115,15 @@ def answer_cpu_runs(
     Jobs above :data:`CPU_RUN_BYTES` are left out: a run on the CPU needs the memory of the job, and
     minutes.
     """
-    name, basis = rows.recipe.name, model_basis(XMEM)
-    kept = answers.fresh(name, rows.sha256, XMEM.name, basis)
+    name = rows.recipe.name
+    kept = answers.of(name, rows.sha256, XMEM.name)
     wanted = [row for row in rows.order[: rows.recipe.sample] if _is_small(rows.rows[row])]
     for done, number in enumerate(wanted):
         if time.monotonic() >= end:
             break
         if number not in kept:
-            answers.keep(
-                name,
-                rows.sha256,
-                XMEM.name,
-                basis,
-                {number: asked(XMEM, _subject(rows, number, build))},
-            )
+            found = {number: asked(XMEM, _subject(rows, number, build))}
+            answers.keep(name, rows.sha256, XMEM.name, found)
             answers.write()
         progress(f"{rows.recipe.title}: runs on the CPU", (done + 1) / len(wanted))
 

@@ -40,6 +40,10 @@ def scoreboard(
             help="Time for real runs on the CPU, which xMem needs.",
         ),
     ] = 600,
+    renew: Annotated[
+        list[str] | None,
+        typer.Option("--renew", metavar="NAME", help="Ask this estimator again, once for each."),
+    ] = None,
     smoke: Annotated[
         bool,
         typer.Option(
@@ -61,6 +65,7 @@ def scoreboard(
             networks,
             seconds=seconds,
             cpu_seconds=cpu_seconds,
+            renew=renew or (),
             smoke=smoke,
             command=f"python -m research scoreboard --out {out}",
             progress=progress,

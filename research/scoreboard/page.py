@@ -55,54 +55,12 @@ _HEADER: Final = (
     "as a bound: failures | saved | under | over | both: failures | seconds |",
     "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
 )
-_CONTEXT: Final = (
-    "On the A100 all errors *as it comes* are large for one reason, but for the real vision models. The readings contain a",
-    "CUDA context of 1.4 to 1.9 GiB, of an old driver; the profile of today says 0.5. No estimate made beforehand can know",
-    "that. The line takes it up. SchedTune has it *as it comes*, because it learns from readings of the same set.",
-)
-_WORDS: Final = """\
-* **error**, **90th**: relative error of the estimate, median and 90th percentile, over rows with a reading.
-* **failures**: probability of estimation failure. The estimate says that the run fits and it did not, or the other way
-  round, or the run needs more than the estimate as its limit. No GPU was at hand to run it again: the least limit is
-  the reading less what the simulated allocator could spare. For tools *as published* it is what their authors saw when
-  they ran the job again on the GPU.
-* **saved**: share of the GPU that the estimate leaves to others, in the mean; a failed run saves nothing.
-* **under**: share of readings above the estimate. **over**: mean share by which estimates lie above the reading.
-* **bin**: share of readings in the estimate's bin (1,000 MiB, or 8,000 MiB for CNNs, transformers and timm).
-* **with a line**: slope · estimate + offset, fitted by least absolute relative error on the other folds. Folds hold
-  whole architecture families (architectures, for sampled networks). **as a bound**: the estimator's own bound at 99 %
-  (the trace's safe bytes among them) on the same line; else the line times the ratio that covers 99 % of the other
-  folds. **both**: the line says whether a run fits, and the bound, at most the GPU's memory, is its limit.
-* **seconds**: median of one estimate on one core of a shared machine, building the model included, training not.
-
-What a table does not show was not computed yet: the nightly run adds what takes long, such as real runs on the CPU. The
-sample is the beginning of one random order of the rows (seed 0), and runs on the CPU are of its jobs up to 2 GiB.
-
-On the GeForce cards MemTracker's line fails less than that of the trace, though its error is larger. Readings lie a few
-MiB above the trace, and language models have nothing to spare. An estimate without a margin that is right within 1 %
-is then too low for every other run. MemTracker errs upwards on these models, by 5 to 8 %, and downwards on CNNs, whose
-workspaces can shrink. A limit needs a margin, which is what the bound is for: see the column **both**.
-
-Our DNNMem errs less on the GeForce cards than the published one, by 14 points in the median. The granularity of its
-graph explains 8 of them, as *DNNMem, graph of modules* shows. That graph gives the published answer for VGG, and is as
-far too low for GPT-2. It does not explain ConvNeXt and T5, half of the rows. On ConvNeXt the published one is 29 % too
-low, where both of ours are 8 % too high. On T5 it is 14 % too high, where ours are 6 and 21 % too low. If GELU ran in
-place, as ReLU does, ours would be 19 % too low on ConvNeXt. On MobileNet and RegNet the published one is nearer, as it
-holds the framework's memory of the very run. Our xMem takes no reading of the run that it predicts.
-
-DNNPerf learns on real networks from jobs over all training options, such as kernels of attention and recomputation. Its
-graph tells nothing of these; that is where its large errors on language models come from.
-
-Runs that ran out of memory are censored: they count for failures and savings only. Readings known to have caught the
-search of `cudnn.benchmark` are left out. Tables are sorted by the better of the two median errors.
-"""
 
 
 def write_page(
     out: Path,
     sets: Mapping[str, tuple[RowSet, Sequence[Table]]],
     agreements: Mapping[str, Mapping[str, tuple[int, float]]],
-    stale: Mapping[str, Sequence[str]],
     command: str,
 ) -> Path:
     """Write ``index.md``, ``results.json`` and two pictures into ``out``; returns the page's path.
@@ -112,7 +70,6 @@ def write_page(
         sets: title of a set → its rows and its tables.
         agreements: title of a set → tool → how the simulated test of a limit agrees with repeated
             runs.
-        stale: title of a set → estimators whose kept answers rest on earlier code or data.
         command: that makes the page.
     """
     out.mkdir(parents=True, exist_ok=True)
@@ -122,11 +79,10 @@ def write_page(
         "",
         *_claims(shown),
         "",
-        *_CONTEXT,
-        "",
         *_firsts(shown),
         "",
-        *_preface(command),
+        f"`{command}` makes this page; [how to read it](reading.md) explains its columns, and how to add",
+        "an estimator.",
         "",
     ]
     for name, draw, words in (
@@ -148,7 +104,6 @@ def write_page(
             f"*{words}. One panel a set, on the rows of its sample.*",
             "",
         ]
-    lines += ["## How to read the tables", "", _WORDS]
     document: dict[str, Any] = {"command": command, "sets": {}}
     for title, (rows, made) in sets.items():
         lines += [f"## {title}", ""]
@@ -159,15 +114,6 @@ def write_page(
         }
         for table in made:
             lines += _table(table)
-        if stale[title]:
-            names = ", ".join(stale[title])
-            lines += [
-                *textwrap.wrap(
-                    f"*Answered by earlier code or from earlier data, and to be renewed: {names}.*",
-                    118,
-                ),
-                "",
-            ]
         if agreed := agreements.get(title):
             words = "; ".join(
                 f"{name}: {share:.0%} of {count}" for name, (count, share) in agreed.items()
@@ -187,26 +133,12 @@ def write_page(
     lines += [
         f"| {' | '.join(row)} |" for row in (*_described((*FORMULAS, *OF_MODELS, XMEM)), *_LEARNT)
     ]
-    lines += ["", *_HOW_TO_ADD]
     replace_file(
         out / "results.json", (json.dumps(_without_nan(document), indent=1) + "\n").encode()
     )
     path = out / "index.md"
     replace_file(path, ("\n".join(lines) + "\n").encode())
     return path
-
-
-def _preface(command: str) -> list[str]:
-    return [
-        f"`{command}` makes this page; answers that take time are kept beside",
-        "it and asked for only once. `--time-budget 0 --cpu-budget 0` makes it from the kept ones in half a minute, `--smoke`",
-        "does a small part of it from nothing in a minute. Models need timm 1.0.9, torchvision and transformers 4.51.3.",
-        "",
-        "Every estimator answers for the same rows by one protocol, that of xMem (arXiv 2510.21048). Re-implementations",
-        "follow the papers; what a paper leaves open is said in the docstring of its module in `research/estimators/`. On",
-        "the runs of the GeForce cards, the tools' own published estimates stand beside them. There xMem and DNNMem had",
-        "what no estimate made beforehand can know: the framework's memory, read from the very run that is predicted.",
-    ]
 
 
 def _main_table(made: Sequence[Table]) -> Table:
@@ -416,32 +348,3 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, Figures):
         return _without_nan(asdict(value))
     return value
-
-
-_HOW_TO_ADD: Final = (
-    "## Add an estimator in twenty lines",
-    "",
-    "An estimator is a function from a subject to the parts of its memory in bytes. Put it into `research/estimators/`, name",
-    "it in `FORMULAS` (it needs the job only) or `OF_MODELS` (it needs the model) of",
-    "`research/scoreboard/collect.py`, and run the command again: it asks the new estimator and keeps the others'",
-    "answers.",
-    "",
-    "```python",
-    '"""Twice the activations and four copies of the weights."""',
-    "",
-    "from research.estimators.estimator import NotCoveredError, PublishedEstimator, Subject",
-    "",
-    "",
-    "def parts(subject: Subject) -> dict[str, int]:",
-    '    """The parts of a job\'s memory, in bytes."""',
-    "    job = subject.job  # layers, totals, batch size, optimizer, precision; subject.training() builds the model",
-    '    if job.precision != "fp32":',
-    '        raise NotCoveredError("fp32 only")',
-    "    activations = 4 * job.batch_size * (job.total_activations or 0)",
-    "    copies = 16 * (job.total_parameters or 0)",
-    '    return {"activations": 2 * activations, "copies": copies, "context": subject.context_bytes}',
-    "",
-    "",
-    'MINE = PublishedEstimator(name="mine", needs="totals", leaves_out="allocator, workspaces", source="this page", parts=parts)',
-    "```",
-)

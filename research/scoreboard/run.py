@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from gpumemnet.errors import DatasetError, InvalidRequestError
-from research.estimators.xmem import XMEM
 
 from .answers import KeptAnswers
-from .basis import learned_basis, model_basis, trace_basis
 from .board import Table, agreement, columns, tables
-from .collect import OF_MODELS, TRACED_AGAIN, Build, Progress, answer_cpu_runs, answer_sample
+from .collect import OF_MODELS, Build, Progress, answer_cpu_runs, answer_sample
 from .fitted import LEARNED, SCHEDTUNE, Found, real_answers, sampled_answers, schedtune_answers
 from .page import write_page
 from .sets import SETS, RowSet, load_set
@@ -33,7 +31,8 @@ def make_scoreboard(
     *,
     seconds: float | None,
     cpu_seconds: float,
-    smoke: bool,
+    renew: Sequence[str] = (),
+    smoke: bool = False,
     command: str,
     progress: Progress,
     warn: Callable[[str], None],
@@ -47,6 +46,7 @@ def make_scoreboard(
         seconds: time for estimators that need the model; ``None`` for no limit, 0 to ask and to
             train none.
         cpu_seconds: time for runs on the CPU, in equal parts for the sets.
+        renew: estimators whose kept answers are dropped and asked for again.
         smoke: whether to do a small part only: two sets of sampled networks, a few rows, nothing
             that trains for long.
         command: that makes the page, for the page.
@@ -59,6 +59,8 @@ def make_scoreboard(
     """
     build = _function(networks)
     answers = KeptAnswers(out / ANSWERS)
+    for estimator in renew:
+        answers.forget(estimator)
     recipes = (
         [replace(each, sample=SMOKE_SAMPLE) for each in SETS if each.name in SMOKE_SETS]
         if smoke
@@ -79,73 +81,50 @@ def make_scoreboard(
             warn(f"{rows.recipe.title}: {error}; the kept answers are used")
     if seconds != 0:
         for rows in sets:
-            if _missing(answers, rows, SCHEDTUNE, datasets):
-                _keep(answers, rows, schedtune_answers(rows), datasets)
+            if _missing(answers, rows, SCHEDTUNE):
+                _keep(answers, rows, schedtune_answers(rows))
         if not smoke:
             _answer_learned(sets, datasets, answers, progress)
     made: dict[str, tuple[RowSet, Sequence[Table]]] = {}
-    agreements, stale = {}, {}
+    agreements = {}
     for rows in sets:
         progress(f"{rows.recipe.title}: figures", 1.0)
         every = columns(rows, answers)
         made[rows.recipe.title] = (rows, tables(rows, every, answers))
         agreements[rows.recipe.title] = agreement(rows, every, answers)
-        stale[rows.recipe.title] = _stale(answers, rows, datasets)
     answers.write()
-    return write_page(out, made, agreements, stale, command)
+    return write_page(out, made, agreements, command)
 
 
 def _answer_learned(
     sets: Sequence[RowSet], datasets: Path, answers: KeptAnswers, progress: Progress
 ) -> None:
-    """Train estimators on the folds of every set for which an answer is not kept, or rests on
-    another basis."""
-    missing = [
-        rows for rows in sets if any(_missing(answers, rows, name, datasets) for name in LEARNED)
-    ]
+    """Train estimators on the folds of every set for which an answer is not kept."""
+    missing = [rows for rows in sets if any(_missing(answers, rows, name) for name in LEARNED)]
     real = [rows for rows in missing if rows.recipe.is_real]
     if real:
         for name, found in real_answers(real, datasets, progress).items():
-            _keep(answers, next(rows for rows in real if rows.recipe.name == name), found, datasets)
+            _keep(answers, next(rows for rows in real if rows.recipe.name == name), found)
         answers.write()
     for rows in missing:
         if not rows.recipe.is_real:
-            _keep(answers, rows, sampled_answers(rows, progress), datasets)
+            _keep(answers, rows, sampled_answers(rows, progress))
             answers.write()
 
 
-def _missing(answers: KeptAnswers, rows: RowSet, name: str, datasets: Path) -> bool:
-    return not answers.fresh(
-        rows.recipe.name, rows.sha256, name, learned_basis(name, rows, datasets)
-    )
+def _missing(answers: KeptAnswers, rows: RowSet, name: str) -> bool:
+    return not answers.of(rows.recipe.name, rows.sha256, name)
 
 
-def _keep(answers: KeptAnswers, rows: RowSet, found: Found, datasets: Path) -> None:
+def _keep(answers: KeptAnswers, rows: RowSet, found: Found) -> None:
     for name, given in found.items():
-        answers.keep(
-            rows.recipe.name, rows.sha256, name, learned_basis(name, rows, datasets), given
-        )
-
-
-def _stale(answers: KeptAnswers, rows: RowSet, datasets: Path) -> list[str]:
-    """Estimators whose kept answers rest on another basis than that of today."""
-    bases = {each.name: model_basis(each) for each in (*OF_MODELS, XMEM)} | {
-        TRACED_AGAIN: trace_basis()
-    }
-    bases |= {name: learned_basis(name, rows, datasets) for name in (SCHEDTUNE, *LEARNED)}
-    name, sha256 = rows.recipe.name, rows.sha256
-    return [
-        each
-        for each, basis in bases.items()
-        if answers.of(name, sha256, each) and not answers.fresh(name, sha256, each, basis)
-    ]
+        answers.keep(rows.recipe.name, rows.sha256, name, given)
 
 
 def _function(path: str) -> Build:
     """The function that ``module:function`` names.
 
-    It is named and not imported, because models and dataset_builder do not know each other: whoever
-    has other rows names another.
+    Whoever has other rows names another one.
     """
     module, _, name = path.partition(":")
     try:

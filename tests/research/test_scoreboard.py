@@ -8,15 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpumemnet.errors import DatasetError
+from gpumemnet.errors import DatasetError, InvalidRequestError
 from gpumemnet.predict.distribution import PUBLISHED_BINS
 from gpumemnet.units import GIB, MIB
 from research.cli import main
 from research.scoreboard.answers import Answer, KeptAnswers
-from research.scoreboard.basis import learned_basis
 from research.scoreboard.board import Column, agreement, tables
 from research.scoreboard.collect import SPARE
-from research.scoreboard.fitted import LINE, SCHEDTUNE, schedtune_answers
+from research.scoreboard.fitted import schedtune_answers
 from research.scoreboard.page import write_page
 from research.scoreboard.protocol import calibrated, failures, figures, fitted_line
 from research.scoreboard.run import ANSWERS
@@ -82,30 +81,6 @@ def test_a_line_is_not_moved_by_one_wrong_reading_and_never_sees_its_own_family(
     assert (before.bound_bytes >= before.expected_bytes).all()
 
 
-def test_answers_are_kept_until_their_dataset_or_their_basis_changes(tmp_path: Path) -> None:
-    path = tmp_path / "kept.json.gz"
-    answers = KeptAnswers(path)
-    given = {3: Answer(5 * MIB, 0.25, 7 * MIB), 8: Answer(None, 1.0, reason="no transformer")}
-    answers.keep("mlp", "one", "xMem", "code of today", given)
-    answers.write()
-    written = path.read_bytes()
-    again = KeptAnswers(path)
-    assert again.of("mlp", "one", "xMem") == given
-    assert again.fresh("mlp", "one", "xMem", "code of today") == given
-    assert (
-        again.of("mlp", "another", "xMem")
-        == again.fresh("mlp", "one", "xMem", "code of tomorrow")
-        == {}
-    )
-    again.write()
-    assert path.read_bytes() == written
-    again.keep("mlp", "one", "xMem", "code of tomorrow", {5: Answer(MIB, 0.0)})
-    assert sorted(again.of("mlp", "one", "xMem")) == [5]  # those of today's code went
-    path.write_bytes(b"no archive")
-    with pytest.raises(DatasetError, match="delete it"):
-        KeptAnswers(path)
-
-
 def test_a_table_compares_all_estimators_on_equal_rows(tmp_path: Path) -> None:
     rows = load_set(SETS[0], DATASETS, 40)
 
@@ -137,7 +112,7 @@ def test_the_simulated_test_of_a_limit_is_compared_with_runs_that_were_repeated(
     rows = load_set(SETS[0], DATASETS, 4)
     answers = KeptAnswers(tmp_path / "none")
     answers.keep(
-        rows.recipe.name, rows.sha256, SPARE, "", {row: Answer(10 * MIB, 0.0) for row in range(3)}
+        rows.recipe.name, rows.sha256, SPARE, {row: Answer(10 * MIB, 0.0) for row in range(3)}
     )
     near = [
         rows.labels[0] - 5 * MIB,
@@ -163,22 +138,22 @@ def test_schedtune_learns_from_other_families_only_and_adds_its_largest_error() 
     assert np.median(errors) < 0.2
 
 
-def test_answers_that_are_learned_rest_on_the_data_they_are_learned_from(tmp_path: Path) -> None:
-    rows = load_set(SETS[-1], DATASETS, 3)
-    for name in (
-        "real_runs/published.parquet",
-        "traced_cnn_h200.parquet",
-        "traced_transformer_h200.parquet",
-    ):
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(b"rows")
-    before = {name: learned_basis(name, rows, tmp_path) for name in (LINE, SCHEDTUNE)}
-    (tmp_path / "real_runs/published.parquet").write_bytes(b"other rows")
-    assert learned_basis(LINE, rows, tmp_path) != before[LINE]
-    assert (
-        learned_basis(SCHEDTUNE, rows, tmp_path) == before[SCHEDTUNE]
-    )  # it learns from readings of the set itself
+def test_answers_are_kept_until_their_dataset_changes_or_they_are_renewed(tmp_path: Path) -> None:
+    path = tmp_path / "answers.json.gz"
+    given = {3: Answer(5 * MIB, 0.25, 6 * MIB), 4: Answer(None, 0.5, reason="fp16")}
+    answers = KeptAnswers(path)
+    answers.keep("mlp", "one", "xMem", given)
+    answers.write()
+    again = KeptAnswers(path)
+    assert again.of("mlp", "one", "xMem") == given
+    assert again.of("mlp", "other", "xMem") == again.of("mlp", "one", "Horus") == {}
+    with pytest.raises(InvalidRequestError, match="only of xMem"):
+        again.forget("Horus")
+    again.forget("xMem")
+    assert again.of("mlp", "one", "xMem") == {}
+    path.write_bytes(b"no gzip")
+    with pytest.raises(DatasetError, match="delete it"):
+        KeptAnswers(path)
 
 
 def test_a_small_part_from_the_command_line(
@@ -247,9 +222,7 @@ def test_the_page_says_first_who_is_first_and_where_others_are(tmp_path: Path) -
         [column(name, spread) for name, spread in names.items()],
         KeptAnswers(tmp_path / "none"),
     )
-    page = write_page(
-        tmp_path, {"MLPs": (rows, made)}, {}, {"MLPs": ["naive"]}, "make it"
-    ).read_text()
+    page = write_page(tmp_path, {"MLPs": (rows, made)}, {}, "make it").read_text()
     claims = " ".join(page[: page.index("| first in |")].split())
     assert "our trace has the lowest median error on 1 of 1 sets" in claims
     assert (
@@ -257,4 +230,3 @@ def test_the_page_says_first_who_is_first_and_where_others_are(tmp_path: Path) -
         in claims
     )
     assert "error with a line, no model needed: MLPs, Horus" in claims
-    assert "earlier data, and to be renewed: naive." in page
