@@ -16,14 +16,14 @@ from gpumemnet.tracing.plot import (
     AVAILABLE,
     COLOURS,
     DASHES,
-    HEADROOM,
     INK,
     QUIET,
     UNUSED,
-    Picture,
-    draw_chart,
-    picture_of,
+    StepChart,
+    draw_step,
+    step_chart,
     title_of,
+    top_bytes,
     write_picture,
 )
 from gpumemnet.tracing.plot import plot as plot_trace
@@ -76,10 +76,10 @@ def plot(answer: PlanAnswer, path: Path) -> None:
         return
     if answer.before.curve is None or after.curve is None:
         raise InvalidRequestError("the answer has no curves; plan with with_searches", "plot")
-    pictures = (picture_of(answer.before), picture_of(after))
+    charts = (step_chart(answer.before), step_chart(after))
     write_picture(
         path,
-        lambda figure: _draw(figure, answer, after, pictures),
+        lambda figure: _draw(figure, answer, after, charts),
         _SIZE_INCHES,
     )
 
@@ -125,23 +125,22 @@ def _highest_slowdown(answer: PlanAnswer) -> float:
 
 
 def _draw(
-    figure: Figure, answer: PlanAnswer, after: TraceAnswer, pictures: tuple[Picture, Picture]
+    figure: Figure, answer: PlanAnswer, after: TraceAnswer, charts: tuple[StepChart, StepChart]
 ) -> None:
-    top = HEADROOM * max(picture.top_bytes for picture in pictures)
+    highest = max(top_bytes(answer.before), top_bytes(after))
     title, line = _title(answer)
     figure.text(0.05, 0.962, title, fontsize=13, fontweight="bold", parse_math=False)
     figure.text(0.05, 0.932, line, fontsize=10.5, color=QUIET, parse_math=False)
-    for left, heading, trace, picture in (
-        (0.05, "as it is", answer.before, pictures[0]),
-        (0.53, "with the plan", after, pictures[1]),
+    for left, heading, trace, chart in (
+        (0.05, "as it is", answer.before, charts[0]),
+        (0.53, "with the plan", after, charts[1]),
     ):
         axes = figure.add_axes((left, 0.50, 0.42, 0.35))
-        draw_chart(axes, trace, picture, top)
+        draw_step(axes, trace, chart, highest)
         axes.set_title(heading, loc="left", fontsize=10.5, fontweight="bold", pad=18)
         axes.set_xlabel("allocations and frees of one training step, in order", color=QUIET)
-        axes.set_ylabel("GiB")
     _draw_searches(figure.add_axes((0.05, 0.065, 0.42, 0.335)), answer)
-    _draw_legend(figure.add_axes((0.53, 0.03, 0.45, 0.40)), answer, pictures)
+    _draw_legend(figure.add_axes((0.53, 0.03, 0.45, 0.40)), answer, charts)
 
 
 def _draw_searches(axes: Axes, answer: PlanAnswer) -> None:
@@ -185,11 +184,11 @@ def _draw_searches(axes: Axes, answer: PlanAnswer) -> None:
     axes.set_ylim(-100 * _MARGIN * slowest, 105 * slowest)
 
 
-def _draw_legend(axes: Axes, answer: PlanAnswer, pictures: tuple[Picture, Picture]) -> None:
+def _draw_legend(axes: Axes, answer: PlanAnswer, charts: tuple[StepChart, StepChart]) -> None:
     axes.set_axis_off()
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
-    shown = {band.part for picture in pictures for band in picture.bands}
+    shown = {part for chart in charts for part in chart.bands}
     entries = [
         (PART_NAMES["fragmentation"][0], UNUSED),
         *((PART_NAMES[part][0], COLOURS[part]) for part in reversed(COLOURS) if part in shown),

@@ -9,7 +9,7 @@ maximum of its interval, so no maximum is lost.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import pairwise
@@ -17,19 +17,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import InvalidRequestError, MissingExtraError
 from gpumemnet.gpu.available import VERDICT_TEXTS
 from gpumemnet.job.layers import describe
-from gpumemnet.tracing.result import PART_NAMES, Curve, TraceAnswer, shown_mib
+from gpumemnet.tracing.result import PART_NAMES, TraceAnswer, shown_mib
 from gpumemnet.units import GIB, ceil_mib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+PICTURES: Final = (".png", ".svg", ".pdf")
 COLOURS: Final = {
     "context": "#999999",
     "communicator": "#BBBBBB",
@@ -45,93 +46,55 @@ COLOURS: Final = {
 }
 """Bands from the bottom up, the constant ones first, in the colours of Okabe and Ito for
 colour-blind readers."""
-MAX_MOMENTS: Final = 1_200
+MAX_POINTS: Final = 1_200
+HEADROOM: Final = 1.2
+"""Height of the axis over the highest line; the room above that line holds the text on the peak."""
+INK, QUIET, UNUSED, AVAILABLE = "#000000", "#555555", "#eeeeee", "#D55E00"
+DASHES: Final = (0, (4, 2.5))
+_STYLE: Final = {
+    "font.size": 9.5,
+    "svg.hashsalt": "gpumemnet",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+_SIZE_INCHES: Final = (10.0, 5.2)
+_DOTS_PER_INCH: Final = 130
 _LEAST_WIDTH: Final = 0.07
 _START: Final = "start"
 """The part before the first phase: gradients are freed and the batch is loaded."""
 
 
-@dataclass(frozen=True, slots=True)
-class Band:
-    """One band of the stacked chart.
+@dataclass(frozen=True, slots=True, eq=False)
+class StepChart:
+    """What is drawn of a step; its points are selected events of the curve.
 
     Attributes:
-        part: memory class, or ``context``.
-        name: its label.
-        colour: as ``#rrggbb``.
-        moments_bytes: its bytes at each point of the chart.
-    """
-
-    part: str
-    name: str
-    colour: str
-    moments_bytes: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A phase, from ``start`` to ``end`` on a horizontal axis from 0 to 1."""
-
-    name: str
-    start: float
-    end: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
-    """The chart of a step; its points are selected events of the curve.
-
-    Attributes:
-        bands: from the bottom up, the CUDA context first; classes without bytes in the step are
-            left out.
+        bands: part → its bytes at each point, from the bottom up, the CUDA context first; classes
+            without bytes in the step are left out.
         reserved_bytes: reserved bytes and context at each point, as ``nvidia-smi`` shows them.
         positions: start of each point's interval on the axis from 0 to 1, followed by 1.
-        events: index of each point's event in the curve.
-        phases: in order, adjacent to each other, from 0 to 1.
-        phase_of: index of the phase of each point.
+        phases: names with start and end on the axis.
         peak: index of the marked point.
-        is_run_peak: whether the marked point is the peak of the run, to which the answer's parts
-            refer.
-        available_bytes: memory that a process can use on the GPU; ``None`` if it is too far above
-            the curve to draw.
-        top_bytes: bytes of the highest line.
+        is_run_peak: whether that is the peak of the run, to which the answer's parts refer.  It may
+            lie outside the step in steady state, for example in the first step; then the maximum of
+            the step is marked.
     """
 
-    bands: tuple[Band, ...]
-    reserved_bytes: tuple[int, ...]
-    positions: tuple[float, ...]
-    events: tuple[int, ...]
-    phases: tuple[Span, ...]
-    phase_of: tuple[int, ...]
+    bands: dict[str, NDArray[np.int64]]
+    reserved_bytes: NDArray[np.int64]
+    positions: NDArray[np.float64]
+    phases: tuple[tuple[str, float, float], ...]
     peak: int
     is_run_peak: bool
-    available_bytes: int | None
-    top_bytes: int
 
     @property
-    def edges_bytes(self) -> list[list[int]]:
-        """The upper edge of each band, from the bottom up."""
-        edges: list[list[int]] = np.cumsum(
-            [band.moments_bytes for band in self.bands], axis=0
-        ).tolist()
-        return edges
-
-    @property
-    def unused_bytes(self) -> list[int]:
-        """Reserved bytes that no tensor holds, at each point."""
-        return [
-            reserved - used
-            for reserved, used in zip(self.reserved_bytes, self.edges_bytes[-1], strict=True)
-        ]
-
-    @property
-    def peak_position(self) -> float:
-        """Position of the marked point, in the middle of its interval."""
-        return (self.positions[self.peak] + self.positions[self.peak + 1]) / 2
+    def used_bytes(self) -> NDArray[np.int64]:
+        """The bytes of all bands at each point."""
+        return np.sum(list(self.bands.values()), axis=0)
 
 
-def picture_of(answer: TraceAnswer) -> Picture:
-    """Return the chart of an answer.
+def step_chart(answer: TraceAnswer) -> StepChart:
+    """Return what is drawn of an answer.
 
     Raises:
         InvalidRequestError: the answer has no curve.
@@ -143,127 +106,68 @@ def picture_of(answer: TraceAnswer) -> Picture:
         )
     amounts = np.array(curve.bytes_by_class, dtype=np.int64).reshape(len(curve.classes), -1)
     totals = amounts.sum(axis=0)
-    marked, is_run_peak = _marked(answer, curve, amounts, totals)
-    names, bounds, edges = _phases(curve)
-    events, positions, phase_of = _moments(bounds, edges, totals, marked)
-    kept = amounts[:, events]
-    other = {part: answer.parts[part] for part in ("context", "communicator") if answer.parts[part]}
-    rows = {part: [size] * len(events) for part, size in other.items()}
-    rows |= {
-        name: kept[row].tolist() for row, name in enumerate(curve.classes) if amounts[row].any()
-    }
-    reserved = tuple(curve.reserved_bytes[event] + sum(other.values()) for event in events)
-    highest = max(*reserved, answer.expected_bytes, answer.safe_bytes)
-    available_bytes = answer.available_bytes if answer.available_bytes < 2 * highest else None
-    return Picture(
-        bands=tuple(
-            Band(part, PART_NAMES[part][0], colour, tuple(rows[part]))
-            for part, colour in COLOURS.items()
-            if part in rows
-        ),
-        reserved_bytes=reserved,
-        positions=tuple(positions),
-        events=tuple(events),
-        phases=tuple(
-            Span(name, start, end)
-            for name, (start, end) in zip(names, pairwise(edges), strict=True)
-        ),
-        phase_of=tuple(phase_of),
-        peak=events.index(marked),
-        is_run_peak=is_run_peak,
-        available_bytes=available_bytes,
-        top_bytes=max(highest, available_bytes or 0),
+    parts = np.array([answer.parts.get(name, 0) for name in curve.classes], dtype=np.int64)
+    alike = np.flatnonzero((amounts == parts[:, np.newaxis]).all(axis=0))
+    marked = int(alike[0]) if alike.size else int(totals.argmax())
+    names, bounds, edges = _phases((*curve.phases,), len(totals))
+    cuts = np.unique(
+        np.concatenate((np.linspace(0, len(totals), MAX_POINTS - len(names), dtype=int), bounds))
     )
+    events = np.array(
+        [
+            marked if start <= marked < end else start + totals[start:end].argmax()
+            for start, end in pairwise(cuts.tolist())
+        ]
+    )
+    outside = [answer.parts[part] for part in ("context", "communicator")]
+    rows = {
+        **{part: np.full(len(events), answer.parts[part]) for part in ("context", "communicator")},
+        **dict(zip(curve.classes, amounts[:, events], strict=True)),
+    }
+    return StepChart(
+        bands={part: rows[part] for part in COLOURS if part in rows and rows[part].any()},
+        reserved_bytes=np.array(curve.reserved_bytes)[events] + sum(outside),
+        positions=np.interp(cuts, bounds, edges),
+        phases=tuple(
+            (name, start, end) for name, (start, end) in zip(names, pairwise(edges), strict=True)
+        ),
+        peak=int(np.flatnonzero(events == marked)[0]),
+        is_run_peak=bool(alike.size),
+    )
+
+
+def _phases(
+    phases: tuple[tuple[str, int], ...], events: int
+) -> tuple[list[str], list[int], list[float]]:
+    """Return names of the phases that have events, the events at their bounds, and the positions of
+    their bounds."""
+    ends = [*(start for _, start in phases), events]
+    filled = [
+        (name, start)
+        for (name, start), end in zip(((_START, 0), *phases), ends, strict=True)
+        if end > start
+    ]
+    bounds = [*(start for _, start in filled), events]
+    widths = np.maximum(np.diff(bounds) / events, min(_LEAST_WIDTH, 0.5 / len(filled)))
+    edges = np.concatenate(([0.0], np.cumsum(widths / widths.sum()))).tolist()
+    return [name for name, _ in filled], bounds, [*edges[:-1], 1.0]
+
+
+def top_bytes(answer: TraceAnswer) -> int:
+    """Return the bytes of the highest line that is drawn."""
+    highest = max(answer.expected_bytes, answer.safe_bytes)
+    return max(highest, answer.available_bytes if _draws_available(answer) else 0)
+
+
+def _draws_available(answer: TraceAnswer) -> bool:
+    """Whether the GPU's memory is not too far above the curve to draw."""
+    return answer.available_bytes < 2 * max(answer.expected_bytes, answer.safe_bytes)
 
 
 def title_of(answer: TraceAnswer) -> str:
     """Return one line on what was traced."""
     gpu = answer.gpu if answer.ranks == 1 else f"one of {answer.ranks:,} x {answer.gpu}"
     return f"{answer.model}, batch size {answer.batch_size:,}, on {gpu}"
-
-
-def peak_lines(answer: TraceAnswer, picture: Picture) -> tuple[str, str]:
-    """Return two lines on the marked point: its phase and bytes, and the operator that
-    allocated."""
-    used = picture.edges_bytes[-1][picture.peak] / GIB
-    phase = picture.phases[picture.phase_of[picture.peak]].name
-    peak = answer.peak
-    if picture.is_run_peak:
-        module = f" in {peak.module}" if peak.module else ""
-        return f"peak: {used:,.2f} GiB in use, {phase}", f"{peak.operator}{module}"
-    step = f", step {peak.step}" if peak.step else ""
-    return (
-        f"most of this step: {used:,.2f} GiB in use, {phase}",
-        f"the run's peak is elsewhere: {peak.phase}{step}",
-    )
-
-
-def _marked(
-    answer: TraceAnswer, curve: Curve, amounts: npt.NDArray[np.int64], totals: npt.NDArray[np.int64]
-) -> tuple[int, bool]:
-    """Return the event to mark, and whether it is the peak of the run.
-
-    The peak of the run may lie outside the step in steady state, for example in the first step.
-    Then the maximum of the step is marked.
-    """
-    parts = np.array([answer.parts.get(name, 0) for name in curve.classes], dtype=np.int64)
-    alike = np.flatnonzero((amounts == parts[:, np.newaxis]).all(axis=0))
-    return (int(alike[0]), True) if alike.size else (int(totals.argmax()), False)
-
-
-def _phases(curve: Curve) -> tuple[list[str], list[int], list[float]]:
-    """Return names of the phases that have events, the events at their bounds, and the positions of
-    their bounds."""
-    n_events = len(curve.reserved_bytes)
-    phases = [(_START, 0), *curve.phases]
-    ends = [*(start for _, start in curve.phases), n_events]
-    filled = [(name, start) for (name, start), end in zip(phases, ends, strict=True) if end > start]
-    names, bounds = [name for name, _ in filled], [*(start for _, start in filled), n_events]
-    widths = np.maximum(np.diff(bounds) / n_events, min(_LEAST_WIDTH, 0.5 / len(names)))
-    edges = [0.0, *np.cumsum(widths / widths.sum()).tolist()]
-    return names, bounds, [*edges[:-1], 1.0]
-
-
-def _moments(
-    bounds: Sequence[int], edges: Sequence[float], totals: npt.NDArray[np.int64], marked: int
-) -> tuple[list[int], list[float], list[int]]:
-    """Return the selected events, the start of each one's interval, and its phase."""
-    events: list[int] = []
-    positions: list[float] = []
-    phase_of: list[int] = []
-    for phase, ((first, end), (left, right)) in enumerate(
-        zip(pairwise(bounds), pairwise(edges), strict=True)
-    ):
-        stretches = max(1, min(end - first, int(MAX_MOMENTS * (right - left))))
-        cuts = [first + (end - first) * stretch // stretches for stretch in range(stretches + 1)]
-        for start, stop in pairwise(cuts):
-            events.append(
-                marked if start <= marked < stop else start + int(totals[start:stop].argmax())
-            )
-            positions.append(left + (right - left) * (start - first) / (end - first))
-            phase_of.append(phase)
-    return events, [*positions, 1.0], phase_of
-
-
-PICTURES: Final = (".png", ".svg", ".pdf")
-_STYLE: Final = {
-    "font.size": 9.5,
-    "svg.hashsalt": "gpumemnet",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
-_SIZE_INCHES: Final = (10.0, 5.2)
-_DOTS_PER_INCH: Final = 130
-_LEFT, _BOTTOM, _WIDTH, _HEIGHT = 0.06, 0.075, 0.68, 0.755
-HEADROOM: Final = 1.2
-"""Height of the axis over the highest line; the room above that line holds the text on the peak."""
-INK, QUIET, UNUSED, AVAILABLE = "#000000", "#555555", "#eeeeee", "#D55E00"
-_ON_WHITE: Final = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
-DASHES: Final = (0, (4, 2.5))
-_CHARACTER_WIDTH: Final = 0.0105
-"""Width of one character of a phase's name, as a share of the axis, with the space around the
-name."""
-_MAX_CHARACTERS: Final = 60
 
 
 def plot(answer: TraceAnswer, path: Path) -> None:
@@ -276,21 +180,34 @@ def plot(answer: TraceAnswer, path: Path) -> None:
     Raises:
         InvalidRequestError: another suffix, an answer without a curve, or a file that cannot be
             written.
-        MissingExtraError: matplotlib is needed and not installed.
+        MissingExtraError: matplotlib is not installed.
     """
-    picture = picture_of(answer)
+    chart = step_chart(answer)
+    amounts = f"{_mib(answer.expected_bytes)} expected, {_mib(answer.safe_bytes)} safe"
+    line = f"{amounts}: {VERDICT_TEXTS[answer.verdict]} in {_mib(answer.available_bytes)}"
 
     def draw(figure: Figure) -> None:
-        _draw_step(figure, answer, picture)
-        _draw_legend(figure, answer, picture)
+        axes = figure.add_axes((0.06, 0.075, 0.68, 0.755))
+        draw_step(axes, answer, chart, top_bytes(answer))
+        axes.set_xlabel(
+            "allocations and frees of one training step, in order; each phase to its own scale",
+            color=QUIET,
+        )
+        axes.legend(
+            loc="upper left",
+            bbox_to_anchor=(1.02, 1),
+            frameon=False,
+            title="MiB at the peak",
+            reverse=True,
+        )
+        figure.text(0.06, 0.945, _short(title_of(answer), 90), fontsize=13, parse_math=False)
+        figure.text(0.06, 0.897, line, fontsize=10.5, color=QUIET)
 
     write_picture(path, draw, _SIZE_INCHES)
 
 
 def write_picture(
-    path: Path,
-    draw: Callable[[Figure], None],
-    size_inches: tuple[float, float],
+    path: Path, draw: Callable[[Figure], None], size_inches: tuple[float, float]
 ) -> None:
     """Write a picture to ``path`` atomically, in the format of its suffix.
 
@@ -301,21 +218,13 @@ def write_picture(
 
     Raises:
         InvalidRequestError: another suffix, or a file that cannot be written.
-        MissingExtraError: matplotlib is needed and not installed.
+        MissingExtraError: matplotlib is not installed.
     """
-    suffix = path.suffix.lower()
-    if suffix not in PICTURES:
+    form = path.suffix.lower().removeprefix(".")
+    if f".{form}" not in PICTURES:
         raise InvalidRequestError(
             f"must end in {', '.join(PICTURES)}, not {describe(path.name)}", "plot"
         )
-    content = _drawn(draw, size_inches, suffix.removeprefix("."))
-    try:
-        replace_file(path, content)
-    except OSError as error:
-        raise InvalidRequestError(f"{path} cannot be written: {error.strerror}", "plot") from None
-
-
-def _drawn(draw: Callable[[Figure], None], size_inches: tuple[float, float], form: str) -> bytes:
     try:
         from matplotlib import style
         from matplotlib.figure import Figure
@@ -331,127 +240,83 @@ def _drawn(draw: Callable[[Figure], None], size_inches: tuple[float, float], for
         draw(figure)
         undated = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
         figure.savefig(content, format=form, dpi=_DOTS_PER_INCH, metadata=undated[form])
-    return content.getvalue()
+    try:
+        replace_file(path, content.getvalue())
+    except OSError as error:
+        raise InvalidRequestError(f"{path} cannot be written: {error.strerror}", "plot") from None
 
 
-def _draw_step(figure: Figure, answer: TraceAnswer, picture: Picture) -> None:
-    axes = figure.add_axes((_LEFT, _BOTTOM, _WIDTH, _HEIGHT))
-    draw_chart(axes, answer, picture, HEADROOM * picture.top_bytes)
-    axes.set_xlabel(
-        "allocations and frees of one training step, in order; each phase to its own scale",
-        color=QUIET,
-    )
-    axes.set_ylabel("GiB")
-    figure.text(
-        _LEFT, 0.945, _short(title_of(answer), 90), fontsize=13, fontweight="bold", parse_math=False
-    )
-    amounts = f"{_amount(answer.expected_bytes)} expected, {_amount(answer.safe_bytes)} safe"
-    line = f"{amounts}: {VERDICT_TEXTS[answer.verdict]} in {_amount(answer.available_bytes)}"
-    figure.text(_LEFT, 0.897, line, fontsize=10.5, color=QUIET)
-
-
-def draw_chart(axes: Axes, answer: TraceAnswer, picture: Picture, top_bytes: float) -> None:
-    """Draw the memory over a step, its phases and its peak; the axis ends at ``top_bytes``."""
+def draw_step(axes: Axes, answer: TraceAnswer, chart: StepChart, highest_bytes: int) -> None:
+    """Draw the memory over a step, its phases and its peak, up to ``highest_bytes``; each line and
+    band has a label for a legend."""
+    top, peak = HEADROOM * highest_bytes / GIB, chart.peak
     axes.set_xlim(0, 1)
-    axes.set_ylim(0, top_bytes / GIB)
-    # from the top band down, each filled to zero: this needs half the points of a band with a lower
-    # edge
-    reserved = _gib(picture.reserved_bytes)
-    axes.stairs(reserved, picture.positions, fill=True, color=UNUSED)
-    for band, edge in zip(picture.bands[::-1], picture.edges_bytes[::-1], strict=True):
-        axes.stairs(_gib(edge), picture.positions, fill=True, color=band.colour)
-    axes.stairs(reserved, picture.positions, baseline=None, color=INK, linewidth=1.4)
-    axes.axhline(answer.safe_bytes / GIB, color=INK, linewidth=1.2, linestyle=DASHES)
-    if picture.available_bytes is not None:
-        axes.axhline(picture.available_bytes / GIB, color=AVAILABLE, linewidth=1.6)
+    axes.set_ylim(0, top)
+    axes.set_ylabel("GiB")
     axes.set_xticks([])
-    _draw_phases(axes, picture)
-    _draw_peak(axes, answer, picture, top_bytes / GIB)
-
-
-def _draw_phases(axes: Axes, picture: Picture) -> None:
-    """Draw lines between the phases, and their names where these do not overlap; wide phases come
-    first."""
-    for phase in picture.phases[1:]:
-        axes.axvline(phase.start, color="#ffffff", linewidth=1.4)
-        axes.axvline(phase.start, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
-    named: list[tuple[float, float]] = []
-    for phase in sorted(picture.phases, key=lambda phase: phase.start - phase.end):
-        middle, half = (phase.start + phase.end) / 2, _CHARACTER_WIDTH * len(phase.name) / 2
-        if all(middle + half < left or middle - half > right for left, right in named):
-            named.append((middle - half, middle + half))
+    unused = int(chart.reserved_bytes[peak] - chart.used_bytes[peak])
+    mib = shown_mib([*(int(band[peak]) for band in chart.bands.values()), unused])
+    # the bands behind come last: each is filled from zero up to its upper edge
+    edge, order = np.zeros(len(chart.reserved_bytes)), 2.0
+    for (part, band), amount in zip(chart.bands.items(), mib, strict=False):
+        edge, order = edge + band / GIB, order - 0.05
+        label = f"{amount:,} {PART_NAMES[part][0]}"
+        axes.stairs(
+            edge, chart.positions, fill=True, color=COLOURS[part], label=label, zorder=order
+        )
+    reserved = chart.reserved_bytes / GIB
+    label = f"{mib[-1]:,} {PART_NAMES['fragmentation'][0]}"
+    axes.stairs(reserved, chart.positions, fill=True, color=UNUSED, label=label, zorder=1)
+    label = f"{ceil_mib(int(chart.reserved_bytes[peak])):,} nvidia-smi shows"
+    axes.stairs(
+        reserved, chart.positions, baseline=None, color=INK, linewidth=1.4, label=label, zorder=3
+    )
+    lines = [(answer.safe_bytes, INK, DASHES, "safe")]
+    if _draws_available(answer):
+        lines.append((answer.available_bytes, AVAILABLE, "solid", "available"))
+    for amount, colour, dashes, name in lines:
+        label = f"{ceil_mib(amount):,} {name}"
+        axes.axhline(amount / GIB, color=colour, linewidth=1.4, linestyle=dashes, label=label)
+    for name, start, end in chart.phases:
+        axes.axvline(start, color=INK, linewidth=0.8, linestyle=(0, (1, 2)), zorder=3)
+        if end - start >= 0.7 * _LEAST_WIDTH:
             axes.text(
-                middle,
+                (start + end) / 2,
                 1.015,
-                phase.name,
+                name,
                 transform=axes.get_xaxis_transform(),
                 ha="center",
                 color=QUIET,
             )
-
-
-def _draw_peak(axes: Axes, answer: TraceAnswer, picture: Picture, top: float) -> None:
-    x, y = picture.peak_position, picture.edges_bytes[-1][picture.peak] / GIB
-    axes.plot([x, x], [y, 0.98 * top], color=INK, linewidth=0.8)
-    axes.plot([x], [y], marker="o", markersize=6, color=INK, markeredgecolor="#ffffff")
-    text = "\n".join(_short(line, _MAX_CHARACTERS) for line in peak_lines(answer, picture))
-    side, shift = ("left", 0.008) if x < 0.5 else ("right", -0.008)
+    x = (chart.positions[peak] + chart.positions[peak + 1]) / 2
+    axes.plot([x], [edge[peak]], marker="o", markersize=6, color=INK, markeredgecolor="#ffffff")
     axes.text(
-        x + shift,
+        x,
         0.985 * top,
-        text,
-        ha=side,
+        "\n".join(_short(line, 60) for line in _peak_lines(answer, chart)),
+        ha="left" if x < 0.5 else "right",
         va="top",
         fontsize=9,
-        linespacing=1.3,
         parse_math=False,
-        bbox=_ON_WHITE,
     )
 
 
-def _draw_legend(figure: Figure, answer: TraceAnswer, picture: Picture) -> None:
-    """Draw two columns beside the chart: lines and bands from the top down, and their MiB at the
-    marked point."""
-    axes = figure.add_axes(
-        (_LEFT + _WIDTH + 0.025, _BOTTOM, 0.98 - (_LEFT + _WIDTH + 0.025), _HEIGHT)
+def _peak_lines(answer: TraceAnswer, chart: StepChart) -> tuple[str, str]:
+    """Return two lines on the marked point: its phase and bytes, and the operator that
+    allocated."""
+    used, peak = chart.used_bytes[chart.peak] / GIB, answer.peak
+    phase = [name for name, start, _ in chart.phases if start <= chart.positions[chart.peak]][-1]
+    if chart.is_run_peak:
+        module = f" in {peak.module}" if peak.module else ""
+        return f"peak: {used:,.2f} GiB in use, {phase}", f"{peak.operator}{module}"
+    step = f", step {peak.step}" if peak.step else ""
+    return (
+        f"most of this step: {used:,.2f} GiB in use, {phase}",
+        f"the run's peak is elsewhere: {peak.phase}{step}",
     )
-    axes.set_axis_off()
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1)
-    peak, bands = picture.peak, picture.bands[::-1]
-    lines = [
-        ("safe", answer.safe_bytes, INK, DASHES),
-        ("nvidia-smi shows", picture.reserved_bytes[peak], INK, "solid"),
-    ]
-    if picture.available_bytes is not None:
-        lines.insert(0, ("available", picture.available_bytes, AVAILABLE, "solid"))
-    names = [PART_NAMES["fragmentation"][0], *(band.name for band in bands)]
-    colours = [UNUSED, *(band.colour for band in bands)]
-    amounts = shown_mib([picture.unused_bytes[peak], *(band.moments_bytes[peak] for band in bands)])
-
-    y, row = 0.935, 0.062
-    axes.text(1, 1, "MiB at the peak", ha="right", va="center", color=QUIET)
-    for name, amount, colour, dashes in lines:
-        axes.plot([0, 0.085], [y, y], color=colour, linewidth=1.6, linestyle=dashes)
-        _legend_row(axes, y, name, ceil_mib(amount))
-        y -= row
-    y -= 0.3 * row
-    for name, mib, colour in zip(names, amounts, colours, strict=True):
-        axes.fill_between([0, 0.085], y - 0.3 * row, y + 0.3 * row, color=colour, linewidth=0)
-        _legend_row(axes, y, name, mib)
-        y -= row
 
 
-def _legend_row(axes: Axes, y: float, name: str, mib: int) -> None:
-    axes.text(0.13, y, name, va="center")
-    axes.text(1, y, f"{mib:,}", ha="right", va="center")
-
-
-def _gib(amounts: Sequence[int]) -> list[float]:
-    return [amount / GIB for amount in amounts]
-
-
-def _amount(amount_bytes: int) -> str:
+def _mib(amount_bytes: int) -> str:
     return f"{ceil_mib(amount_bytes):,} MiB"
 
 

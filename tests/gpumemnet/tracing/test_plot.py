@@ -13,7 +13,7 @@ from torch import nn
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.tracing import ExtraResults, TraceAnswer, trace
-from gpumemnet.tracing.plot import MAX_MOMENTS, picture_of, plot
+from gpumemnet.tracing.plot import MAX_POINTS, plot, step_chart
 from gpumemnet.tracing.result import Curve
 
 
@@ -31,14 +31,14 @@ def answer() -> TraceAnswer:
 
 
 def test_the_bands_at_the_peak_are_the_answers_parts(answer: TraceAnswer) -> None:
-    shown = picture_of(answer)
-    assert shown.is_run_peak
-    at_peak = {band.part: band.moments_bytes[shown.peak] for band in shown.bands}
+    chart = step_chart(answer)
+    assert chart.is_run_peak
+    at_peak = {part: int(band[chart.peak]) for part, band in chart.bands.items()}
     assert at_peak == {name: size for name, size in answer.parts.items() if name in at_peak}
     assert sum(at_peak.values()) == sum(answer.parts.values()) - answer.parts["fragmentation"]
-    assert max(shown.reserved_bytes) == answer.expected_bytes
-    assert [phase.name for phase in shown.phases][-3:] == ["forward", "backward", "optimizer"]
-    assert all(unused >= 0 for unused in shown.unused_bytes)
+    assert chart.reserved_bytes.max() == answer.expected_bytes
+    assert [name for name, _, _ in chart.phases][-3:] == ["forward", "backward", "optimizer"]
+    assert (chart.reserved_bytes >= chart.used_bytes).all()
 
 
 def test_a_png_is_a_picture(answer: TraceAnswer, tmp_path: Path) -> None:
@@ -65,13 +65,10 @@ def test_long_steps_stay_small(answer: TraceAnswer) -> None:
         reserved_bytes=answer.curve.reserved_bytes * times,
         phases=answer.curve.phases,
     )
-    lengthened = replace(answer, curve=long)
-    shown = picture_of(lengthened)
-    assert len(shown.events) <= MAX_MOMENTS
-    assert (
-        shown.edges_bytes[-1][shown.peak]
-        == sum(answer.parts.values()) - answer.parts["fragmentation"]
-    )
+    chart = step_chart(replace(answer, curve=long))
+    assert len(chart.reserved_bytes) <= MAX_POINTS
+    in_use = sum(answer.parts.values()) - answer.parts["fragmentation"]
+    assert chart.used_bytes[chart.peak] == in_use
 
 
 def test_other_files_and_answers_without_a_curve(answer: TraceAnswer, tmp_path: Path) -> None:
