@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,7 +90,7 @@ class StepChart:
     @property
     def used_bytes(self) -> NDArray[np.int64]:
         """The bytes of all bands at each point."""
-        return np.sum(list(self.bands.values()), axis=0)
+        return np.array(list(self.bands.values())).sum(axis=0, dtype=np.int64)
 
 
 def step_chart(answer: TraceAnswer) -> StepChart:
@@ -271,7 +271,7 @@ def draw_step(axes: Axes, answer: TraceAnswer, chart: StepChart, highest_bytes: 
     axes.stairs(
         reserved, chart.positions, baseline=None, color=INK, linewidth=1.4, label=label, zorder=3
     )
-    lines = [(answer.safe_bytes, INK, DASHES, "safe")]
+    lines: list[tuple[int, str, Any, str]] = [(answer.safe_bytes, INK, DASHES, "safe")]
     if _draws_available(answer):
         lines.append((answer.available_bytes, AVAILABLE, "solid", "available"))
     for amount, colour, dashes, name in lines:
