@@ -90,7 +90,8 @@ class StepChart:
     @property
     def used_bytes(self) -> NDArray[np.int64]:
         """The bytes of all bands at each point."""
-        return np.array(list(self.bands.values())).sum(axis=0, dtype=np.int64)
+        used: NDArray[np.int64] = np.sum(list(self.bands.values()), axis=0)
+        return used
 
 
 def step_chart(answer: TraceAnswer) -> StepChart:
