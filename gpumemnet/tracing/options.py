@@ -6,7 +6,7 @@ This module loads no torch, so the command line and the parent of a child proces
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -269,8 +269,9 @@ class Platform:
             (``torch.backends.cudnn.benchmark``).
         tf32: whether fp32 convolutions may run on TF32 tensor cores
             (``torch.backends.cudnn.allow_tf32``, on by default).
-        tries_transforms: whether that search includes FFT and Winograd transforms, as versions of
-            cuDNN before 9.8 did.
+        further_search_bytes: returns what that search tries beyond the workspaces of plans, for a
+            convolution, an operation and the bytes of the GPU, such as the transforms of earlier
+            versions of cuDNN; ``None`` for nothing.
         cudnn: the cuDNN that lists its plans for convolutions; ``None`` to compute workspaces by
             rules.
     """
@@ -279,7 +280,7 @@ class Platform:
     attention_kernel: str | None = None
     cudnn_benchmark: bool = False
     tf32: bool = True
-    tries_transforms: bool = False
+    further_search_bytes: Callable[[Any, str, int], int] | None = None
     cudnn: CudnnSession | None = None
 
     @classmethod

@@ -15,7 +15,6 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from threading import RLock
 from typing import Any, Final, NamedTuple
 
@@ -38,7 +37,7 @@ from gpumemnet.torch_private.operators import (
 from gpumemnet.tracing.operators import Scratch, blas_workspace, scratch, takes_scratch
 from gpumemnet.tracing.operators.layouts import LayoutRule, layout_rule
 from gpumemnet.tracing.options import Platform
-from gpumemnet.tracing.timeline import OperatorCall, Phase, Storage, Timeline
+from gpumemnet.tracing.timeline import Phase, Storage, Timeline
 
 _UNKNOWN: Final = "temporary"
 _COMMUNICATION: Final = "communication"
@@ -84,8 +83,6 @@ class Recorder(DispatchMode):
     Args:
         modules: tells which module is running.
         platform: the GPU that the job will run on.
-        keeps_calls: whether to keep the calls of operators that take scratch memory, see
-            :attr:`calls`.
         run: runs an operator with its arguments; it goes on to the mode below by default.
     """
 
@@ -94,13 +91,10 @@ class Recorder(DispatchMode):
         modules: ModulePath,
         platform: Platform,
         *,
-        keeps_calls: bool = False,
         run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None = None,
     ) -> None:
         super().__init__()
         self._run = run or (lambda func, args, kwargs: func(*args, **kwargs))
-        self.calls: list[OperatorCall] = []
-        self._keeps_calls = keeps_calls
         self._modules = modules
         self._platform = platform
         self._kinds: dict[Any, bool] = {}
@@ -344,16 +338,21 @@ class Recorder(DispatchMode):
         if not goes_to_host and (
             made_there or self._any_live(args) or self._any_live(kwargs.values())
         ):
-            start = len(self._events)
-            with without_function_modes():
-                self.called(func, fresh, scratch(func, args, kwargs, outputs, self._platform))
-            if self._keeps_calls and (
-                takes_scratch(func) or blas_workspace(func, self._platform) is not None
-            ):
-                self.calls.append(
-                    OperatorCall.of(start, len(self._events), func, args, kwargs, outputs)
-                )
+            self.ran(func, args, kwargs, outputs, fresh)
         return result
+
+    def ran(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        outputs: Sequence[Tensor],
+        fresh: Sequence[Tensor],
+    ) -> None:
+        """Record that ``func`` ran on the GPU; ``fresh`` are those of its ``outputs`` that are
+        new."""
+        with without_function_modes():
+            self.called(func, fresh, scratch(func, args, kwargs, outputs, self._platform))
 
     def called(self, func: Any, fresh: Sequence[Tensor], pieces: Sequence[Scratch]) -> None:
         """Record what a call of ``func`` allocates: its new outputs, the scratch memory in between,
@@ -398,10 +397,6 @@ class Recorder(DispatchMode):
             self._events.append(index)
         else:
             self._events.insert(at, index)
-            self.calls = [
-                replace(c, start=c.start + 1, end=c.end + 1) if c.start >= at else c
-                for c in self.calls
-            ]
         reference = _StorageRef(storage, self._released)
         reference.index, reference.key = index, id_of_storage(storage)
         self._references[index] = reference

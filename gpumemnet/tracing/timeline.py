@@ -1,23 +1,16 @@
-"""The record of a traced run: every storage on the GPU, its allocation and its release, in order, and
-the calls of operators that take scratch memory.
+"""The record of a traced run: every storage on the GPU, its allocation and its release, in order.
 
 Events are integers, which makes a replay fast: ``e >= 0`` allocates storage ``e``, ``e < 0`` frees
 storage ``~e``, and :data:`~gpumemnet.allocator.EMPTY_CACHE` empties the cache.
 The memory classes are those of PyTorch's memory profiler (``torch/profiler/_memory_profiler.py``,
 ``Category``), with workspaces as a class of their own.
-
-Of calls only the layouts of tensors are kept: what a rule for scratch memory reads of its
-arguments, so that scratch can be computed again for another batch size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
-
-import torch
-from torch import Tensor
+from typing import Final
 
 from gpumemnet.allocator import EMPTY_CACHE
 from gpumemnet.allocator.replay import Loop, find_loops
@@ -256,66 +249,3 @@ def peak_of(timeline: Timeline, sizes: Sequence[int]) -> tuple[int, int]:
         elif event != EMPTY_CACHE:
             live -= sizes[~event]
     return peak, at
-
-
-class TensorLayout(NamedTuple):
-    """Shape, strides (both in elements) and element type of a tensor."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> TensorLayout:
-        """Return the layout of ``tensor``."""
-        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype)
-
-    def tensor(self) -> Tensor:
-        """Return a meta tensor with this layout."""
-        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class OperatorCall:
-    """One call of an operator that takes scratch memory.
-
-    Attributes:
-        start, end: its events are ``events[start:end]`` of the timeline; the range is empty if it
-            allocated nothing.
-        operator: name of the operator with its overload, such as ``aten.mm.default``.
-        args, kwargs: its arguments, a :class:`TensorLayout` in place of every tensor.
-        outputs: the layouts of its outputs.
-    """
-
-    start: int
-    end: int
-    operator: str
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    outputs: tuple[TensorLayout, ...]
-
-    @classmethod
-    def of(
-        cls,
-        start: int,
-        end: int,
-        operator: Any,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        outputs: Sequence[Tensor],
-    ) -> OperatorCall:
-        """Return the record of a call."""
-        return cls(
-            start,
-            end,
-            str(operator),
-            tuple(map(_layouts, args)),
-            {name: _layouts(value) for name, value in kwargs.items()},
-            tuple(map(TensorLayout.of, outputs)),
-        )
-
-
-def _layouts(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return TensorLayout.of(value)
-    return [_layouts(entry) for entry in value] if isinstance(value, list | tuple) else value

@@ -50,7 +50,7 @@ from gpumemnet.tracing.operators import cuda_autocast, cuda_overrides
 from gpumemnet.tracing.operators.rules import overriding
 from gpumemnet.tracing.options import Platform, TraceOptions
 from gpumemnet.tracing.recorder import Recorder
-from gpumemnet.tracing.timeline import OperatorCall, Timeline
+from gpumemnet.tracing.timeline import Timeline
 
 AUTOCAST: Final[dict[str, torch.dtype]] = {
     name: getattr(torch, type_) for name, type_ in AUTOCAST_TYPES.items()
@@ -66,13 +66,11 @@ class Recording:
         timeline: allocations and releases.
         loss: name of the loss that was used.
         notes: one sentence for each assumption.
-        calls: the calls of operators that take scratch memory, where they were kept.
     """
 
     timeline: Timeline
     loss: str
     notes: tuple[str, ...]
-    calls: tuple[OperatorCall, ...] = ()
 
 
 def record(
@@ -83,7 +81,6 @@ def record(
     *,
     steps: int = 2,
     corrected: bool = True,
-    keeps_calls: bool = False,
     new_recorder: Callable[..., Recorder] = Recorder,
 ) -> Recording:
     """Run ``steps`` optimizer steps of ``model`` on meta tensors and record every storage.
@@ -98,8 +95,6 @@ def record(
         steps: at least 2, so that optimizer state and the gradients of the previous step exist.
         corrected: whether to correct the differences between CUDA and meta tensors; ``False`` for a
             baseline.
-        keeps_calls: whether to keep the calls of operators that take scratch memory, for other
-            batch sizes.
         new_recorder: makes the recorder, which may record more than storages.
 
     Raises:
@@ -109,7 +104,7 @@ def record(
     """
     modes = {module: module.training for module in model.modules()}
     missing_values = GuessedValues() if options.best_effort else RefusedValues()
-    run = _TrainingRun(model, inputs, options, platform, missing_values, keeps_calls, new_recorder)
+    run = _TrainingRun(model, inputs, options, platform, missing_values, new_recorder)
     try:
         with torch.enable_grad(), ExitStack() as stack:
             stack.enter_context(
@@ -147,7 +142,7 @@ def record(
         for module, training in modes.items():
             module.training = training
     notes = (*run.notes, *missing_values.notes)
-    return Recording(run.recorder.timeline(), run.loss_text, notes, tuple(run.recorder.calls))
+    return Recording(run.recorder.timeline(), run.loss_text, notes)
 
 
 class _TrainingRun:
@@ -160,7 +155,6 @@ class _TrainingRun:
         options: TraceOptions,
         platform: Platform,
         missing_values: RefusedValues,
-        keeps_calls: bool,
         new_recorder: Callable[..., Recorder],
     ) -> None:
         self._model = self._model_on_rank = model
@@ -178,7 +172,7 @@ class _TrainingRun:
         self._gathered_type = gathered_in(model, options.parallel, AUTOCAST.get(options.precision))
         modules = ModulePath(model, self._entered, self._left)
         self._modules = modules
-        self.recorder = new_recorder(modules, platform, keeps_calls=keeps_calls)
+        self.recorder = new_recorder(modules, platform)
         self.phase = "the model's construction"
         self.loss_text = ""
         self.notes: list[str] = []

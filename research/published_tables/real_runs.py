@@ -9,8 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.gpu.catalogue import DeviceProfile, device_profile
 from gpumemnet.tracing.options import Platform, TraceOptions
+
+from .transforms import largest_transform_bytes
 
 Row = Mapping[str, str]
 """Column → text of one row of a published table."""
@@ -41,9 +43,12 @@ class RealModel:
 
     def platform(self, gpu: str) -> Platform:
         """The platform on which it ran on ``gpu``."""
-        return replace(
-            Platform.of(device_profile(gpu), self.options), tries_transforms=self.tries_transforms
-        )
+        return self.platform_on(device_profile(gpu))
+
+    def platform_on(self, device: DeviceProfile) -> Platform:
+        """The platform on which it ran on a GPU with this profile."""
+        search = largest_transform_bytes if self.tries_transforms else None
+        return replace(Platform.of(device, self.options), further_search_bytes=search)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

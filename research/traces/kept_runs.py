@@ -1,7 +1,7 @@
 """Traced runs on disk, so that a change of the trace's rules needs no new trace: one compressed
 JSON file for each job.
 
-A run is traced once, at a prime batch size (:mod:`gpumemnet.tracing.batch_sizes`).  The file
+A run is traced once, at a prime batch size (:mod:`research.traces.batch_scaling`).  The file
 holds its events, its storages and the layouts of its operators' arguments; scratch memory is
 computed from them again whenever the run is replayed.
 """
@@ -18,8 +18,9 @@ import torch
 
 from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import DatasetError
-from gpumemnet.tracing.batch_sizes import ScalableRun
-from gpumemnet.tracing.timeline import OperatorCall, Phase, Storage, TensorLayout, Timeline
+from gpumemnet.tracing.timeline import Phase, Storage, Timeline
+
+from .batch_scaling import OperatorCall, ScalableRun, TensorLayout
 
 FORMAT: Final = 2
 """Version of the files; files of another version are traced again."""

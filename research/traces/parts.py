@@ -18,7 +18,7 @@ def traced_parts(
     Args:
         timeline: the run at one batch size.
         largest: the largest piece of scratch memory of each kind, as
-            :meth:`~gpumemnet.tracing.batch_sizes.ScalableRun.at` returns it.
+            :meth:`~research.traces.batch_scaling.ScalableRun.at` returns it.
         device: the GPU.
     """
     memory = steady_run(timeline, device)

@@ -27,12 +27,11 @@ from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.site.validation import training_state_bytes
-from gpumemnet.tracing.batch_sizes import ScalableRun, prime_for
 from gpumemnet.tracing.missing_values import GuessedValues
-from gpumemnet.tracing.training_loop import record
 from research.published_tables import timm_models, xmem_models
 from research.published_tables.real_runs import Reading, RealModel, RealRuns
 
+from .batch_scaling import ScalableRun, prime_for, scalable_run
 from .kept_runs import KeptRuns, run_from_dict, run_to_dict
 from .labels import PROTOCOL
 from .parts import traced_parts
@@ -141,8 +140,7 @@ def _document(model: RealModel) -> dict[str, Any]:
         prime = prime_for(dimension for tensor in tensors for dimension in tensor.shape)
         platform = model.platform(model.gpu)
         inputs = inputs_from_example(model.sample(network, prime), None)
-        recording = record(network, inputs, model.options, platform, keeps_calls=True)
-        document["run"] = run_to_dict(ScalableRun(recording.timeline, recording.calls, prime))
+        document["run"] = run_to_dict(scalable_run(network, inputs, model.options, platform))
     except DatasetError:
         raise
     except Exception as error:  # a model that the installed libraries cannot build or run

@@ -7,7 +7,6 @@ others have run.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -43,7 +42,7 @@ def rebuilt(row: Measurement, device: DeviceProfile) -> Subject:
 def _of_real_run(row: Measurement, model: RealModel, device: DeviceProfile) -> Subject:
     network = model.build()
     example = model.sample(network, row.job.batch_size)
-    platform = replace(Platform.of(device, model.options), tries_transforms=model.tries_transforms)
+    platform = model.platform_on(device)
     return Subject(row, network, inputs_from_example(example, None), model.options, platform)
 
 

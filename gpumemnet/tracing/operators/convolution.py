@@ -18,7 +18,6 @@ from gpumemnet.cudnn.execution_plans import BACKWARD_DATA, BACKWARD_FILTER, FORW
 from gpumemnet.torch_private.operators import aten
 from gpumemnet.tracing.operators.convolution_workspaces import (
     Convolution,
-    largest_transform_bytes,
     workspace_by_plans,
     workspace_by_rules,
 )
@@ -132,11 +131,11 @@ def cudnn_workspace(
     if not platform.cudnn_benchmark:
         return chosen
     search_bytes = found.search_bytes
-    if platform.tries_transforms:
-        search_bytes = max(
-            search_bytes,
-            largest_transform_bytes(convolution, operation, platform.device.capacity_bytes),
+    if platform.further_search_bytes is not None:
+        further = platform.further_search_bytes(
+            convolution, operation, platform.device.capacity_bytes
         )
+        search_bytes = max(search_bytes, further)
     search = Scratch(
         search_bytes, search_bytes, CONVOLUTION_SEARCH, after=after, once=(operation, convolution)
     )

@@ -29,14 +29,13 @@ from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profile
 from gpumemnet.job.measurement import TRACED, Measurement
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.tracing.batch_sizes import ScalableRun, prime_for
 from gpumemnet.tracing.memory import live_at, steady_run
 from gpumemnet.tracing.model_on_gpu import blocks
 from gpumemnet.tracing.options import Platform, TraceOptions
 from gpumemnet.tracing.timeline import STEADY_STEPS, Timeline
-from gpumemnet.tracing.training_loop import record
 from gpumemnet.units import GIB
 
+from ..batch_scaling import ScalableRun, prime_for, scalable_run
 from ..labels import PROTOCOL
 from ..parts import traced_parts
 from .architectures import draw_architecture
@@ -266,8 +265,7 @@ def _recorded(
     tensors = [*network.parameters(), *network.buffers(), *one.tensors]
     prime = prime_for(dimension for tensor in tensors for dimension in tensor.shape)
     inputs = inputs_from_example(sample(document, prime), None)
-    recording = record(network, inputs, options, platform, keeps_calls=True)
-    return ScalableRun(recording.timeline, recording.calls, prime)
+    return scalable_run(network, inputs, options, platform)
 
 
 def _batch_sizes(

@@ -3,20 +3,17 @@ at each of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import ModuleType
-
 import pytest
 import torch
 from torch import nn
 
 from gpumemnet.errors import ExtractError
-from gpumemnet.extract.inputs import inputs_from_example
+from gpumemnet.extract.inputs import ModelInputs, inputs_from_example
 from gpumemnet.gpu.catalogue import device_profile
-from gpumemnet.tracing.batch_sizes import PRIMES, ScalableRun, prime_for
 from gpumemnet.tracing.memory import steady_memory
 from gpumemnet.tracing.options import Platform, TraceOptions
-from gpumemnet.tracing.training_loop import Recording, record
+from gpumemnet.tracing.training_loop import record
+from research.traces.batch_scaling import PRIMES, prime_for, scalable_run
 
 A100 = device_profile("A100")
 
@@ -38,24 +35,17 @@ class Small(nn.Sequential):
         )
 
 
-@pytest.mark.parametrize("name", ["small", "gpt2"])
-def test_another_batch_size_is_as_traced(name: str, example: Callable[[str], ModuleType]) -> None:
-    model = Small() if name == "small" else example(name).build(vocabulary=512, width=64, heads=2)
+def test_another_batch_size_is_as_traced() -> None:
     options = TraceOptions(optimizer="adamw", cudnn_benchmark=True)
     platform = Platform.of(A100, options)
 
-    def recording(batch_size: int) -> Recording:
-        sample = (
-            torch.empty(batch_size, 3, 32, 32)
-            if name == "small"
-            else torch.zeros(batch_size, 64, dtype=torch.long)
-        )
-        return record(model, inputs_from_example(sample, None), options, platform, keeps_calls=True)
+    def inputs(batch_size: int) -> ModelInputs:
+        return inputs_from_example(torch.empty(batch_size, 3, 32, 32), None)
 
-    traced = recording(PRIMES[0])
-    run = ScalableRun(traced.timeline, traced.calls, PRIMES[0])
+    run = scalable_run(Small(), inputs(PRIMES[0]), options, platform)
     for batch_size in (2, 16, PRIMES[0]):
-        expected, (found, _) = recording(batch_size).timeline, run.at(batch_size, platform)
+        expected = record(Small(), inputs(batch_size), options, platform).timeline
+        found, _ = run.at(batch_size, platform)
         assert sorted((s.memory_class, s.size_bytes) for s in found.storages) == sorted(
             (s.memory_class, s.size_bytes) for s in expected.storages
         )
@@ -72,8 +62,7 @@ def test_the_largest_workspaces_are_those_of_the_batch_size() -> None:
     options = TraceOptions(cudnn_benchmark=True)
     platform = Platform.of(A100, options)
     inputs = inputs_from_example(torch.empty(PRIMES[0], 3, 32, 32), None)
-    traced = record(Small(), inputs, options, platform, keeps_calls=True)
-    run = ScalableRun(traced.timeline, traced.calls, PRIMES[0])
+    run = scalable_run(Small(), inputs, options, platform)
     small, large = (run.at(batch, platform)[1] for batch in (2, 64))
     assert 0 < small["convolution"] < large["convolution"]
     assert small["convolution"] <= small["convolution_benchmark"] < large["convolution_benchmark"]
