@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -38,18 +38,15 @@ from models.evaluation.baselines import (
 )
 from models.networks.mlp import float_tensor
 from models.training.bounds import COVERAGES
-from models.training.data import LabelledJobs, features_on, joined, with_context
+from models.training.data import LabelledJobs, features_on, joined
 from models.training.export import save_classifier
 from models.training.mlp import (
     TrainingPlan,
     fitted_transforms,
     train_classifier,
-    train_common_classifiers,
 )
-from models.training.plans import Plan
 from models.training.sequence import (
     SequencePlan,
-    train_common_sequence_classifiers,
     train_sequence_classifier,
 )
 from models.training.traced_peak import fit_traced_peak
@@ -72,7 +69,6 @@ PAPER_MLP: Final = "GPUMemNet's MLP-based (softmax)"
 TWO_MEMBERS: Final = f"{MLP_BASED}, two members"
 SOFTMAX_HEAD: Final = "softmax head on the same inputs"
 ALL_FAMILIES_NAME: Final = "one model for all families"
-ALL_SOURCES_NAME: Final = "one model for all families and label sources"
 COMMON: Final = f"{MLP_BASED}, {ALL_FAMILIES_NAME}"
 COMMON_TRANSFERRED: Final = f"{COMMON}, learned from traces on another GPU"
 TRANSFERRED: Final = f"{MLP_BASED}, learned from traces on another GPU"
@@ -167,47 +163,40 @@ class CommonNetwork:
 
     Attributes:
         name: the candidate's name.
-        plan: its training plan, which determines the encoder.
-        sources: the datasets of each label source, one for each family.
+        plan: its training plan.
+        datasets: one for each family.
     """
 
     name: str
-    plan: Plan
-    sources: tuple[tuple[LabelledJobs, ...], ...]
+    plan: TrainingPlan
+    datasets: tuple[LabelledJobs, ...]
 
 
 def common_answers(
-    plan: Plan, sources: Sequence[Sequence[LabelledJobs]], tests: Sequence[tuple[int, LabelledJobs]]
-) -> list[tuple[Answers, ...]]:
-    """Train one network; return its answers for each of ``tests``, with layers and, where it can,
-    with totals only.
-
-    Several label sources are brought to one CUDA context for training; the answers hold that of the
-    test's source.
+    plan: TrainingPlan, training: Sequence[LabelledJobs], tests: Sequence[LabelledJobs]
+) -> list[tuple[Answers, Answers]]:
+    """Train one network; return its answers for each of ``tests``, with layers and with totals
+    only.
 
     Args:
         plan: the training plan.
-        sources: the datasets of each label source, one for each family.
-        tests: the number of a source, and jobs of one of its families.
+        training: a dataset of each family.
+        tests: jobs of one family each.
     """
-    together = [joined(families) for families in sources]
-    contexts = [data.context_bytes for data in together]
-    if len(together) > 1:
-        together = [with_context(data, contexts[0] or 0) for data in together]
-    if isinstance(plan, SequencePlan):
-        trained = train_common_sequence_classifiers(together, plan)
-    else:
-        trained = train_common_classifiers(together, plan)
+    together = joined(training)
+    trained = train_classifier(together, plan)
     answers = []
     with tempfile.TemporaryDirectory() as folder:
-        for number, (source, test) in enumerate(tests):
-            own = together[source].take(together[source].rows_of(test.family))
+        for number, test in enumerate(tests):
+            own = together.take(together.rows_of(test.family))
             path = Path(folder) / str(number)
-            bundle = save_classifier(path, trained[source], own, plan, name="fold", version="0")
-            asked = [test] if isinstance(plan, SequencePlan) else [test, test.without_layers()]
+            bundle = save_classifier(path, trained, own, plan, name="fold", version="0")
             answers.append(
-                tuple(
-                    served_answers(bundle, jobs, context_bytes=contexts[source]) for jobs in asked
+                (
+                    served_answers(bundle, test, context_bytes=together.context_bytes),
+                    served_answers(
+                        bundle, test.without_layers(), context_bytes=together.context_bytes
+                    ),
                 )
             )
     return answers
@@ -294,11 +283,6 @@ MEASURED_CANDIDATES: Final[tuple[Candidate, ...]] = (
         _traced_peak,
     ),
 )
-OWN_CANDIDATES: Final[Mapping[str, tuple[str, Candidate]]] = {
-    "mlp": (MLP_BASED, _mlp_based),
-    "transformer": (TRANSFORMER_BASED, _transformer_based),
-}
-"""Encoder → name and candidate of a family's own network."""
 TRACED_CANDIDATES: Final[tuple[Candidate, ...]] = (
     _commonest,
     _formulas,

@@ -22,7 +22,6 @@ from .candidate_figures import CandidateFigures, candidate_figures
 from .canvas import baselines, png, write_whole
 from .confusion_picture import confusion_picture
 from .groups import groupings
-from .map_picture import MAX_MAP_ROWS, map_picture
 from .published import published_beside
 from .tables import LEGEND, TRACED, bin_table, byte_table, group_table, model_table
 from .zoo import estimates
@@ -42,7 +41,6 @@ def write_report(
     *,
     notes: Sequence[str] = (),
     appendix: Sequence[str] = (),
-    map_rows: int = MAX_MAP_ROWS,
 ) -> list[Path]:
     """Write the report of ``sections`` into ``folder``, which is created if necessary.
 
@@ -52,7 +50,6 @@ def write_report(
         folder: the report's folder.
         notes: sentences for the top of the report.
         appendix: Markdown for the end of the report.
-        map_rows: largest number of jobs on the maps.
 
     Returns:
         The paths of all files: ``report.md``, ``report.json``, and the pictures.
@@ -79,23 +76,14 @@ def write_report(
         text += section_text
         documents.append(document)
         pictures += drawn
-    map_link, map_paths = _draw_file(
-        folder,
-        "map.png",
-        "PCA and t-SNE of all jobs' features",
-        lambda: map_picture(sections, map_rows),
-    )
-    if map_paths:
-        text += ["## All jobs\n", "Features in logarithms, every column scaled alike.\n", *map_link]
     text += [f"{part}\n" for part in appendix]
     content = {
         "format": FORMAT,
         "notes": list(notes),
         "sections": documents,
-        "pictures": [path.name for path in map_paths],
     }
     figures = json.dumps(_without_nan(content), indent=2, allow_nan=False) + "\n"
-    written = [*pictures, *map_paths, write_whole(folder / "report.json", figures.encode())]
+    written = [*pictures, write_whole(folder / "report.json", figures.encode())]
     return [write_whole(folder / "report.md", "\n".join(text).encode()), *reversed(written)]
 
 

@@ -32,21 +32,16 @@ from models.training.mlp import train_classifier
 from models.training.plans import common_plan, mlp_plan, transformer_plan
 from models.training.sequence import train_sequence_classifier
 from research.report import write_report
-from research.report.map_picture import MAX_MAP_ROWS
 
 from .candidates import (
-    ALL_FAMILIES_NAME,
-    ALL_SOURCES_NAME,
     COMMON,
     COMMON_TRANSFERRED,
     MLP_BASED,
     ONE_GIB,
-    OWN_CANDIDATES,
     PAPER_MLP,
     SCHEMES,
     SOFTMAX_HEAD,
     TOTALS_ONLY,
-    TOTALS_SUFFIX,
     TRACED_PEAK,
     TRANSFERRED,
     TRANSFORMER_BASED,
@@ -57,12 +52,8 @@ from .candidates import (
     served_answers,
     traced_peak_answers,
 )
-from .comparison import comparison_parts
-from .learning_curves import Learning, learn
 from .section import Section
 from .study import (
-    MEASURED_FOLDS,
-    TRACED_FOLDS,
     Progress,
     Study,
     measured_study,
@@ -72,9 +63,6 @@ from .study import (
 
 SMOKE_ROWS: Final = 200
 SMOKE_EPOCHS: Final = 2
-SMOKE_MAP_ROWS: Final = 150
-LEARNING_ROWS: Final = 1_000
-"""Fewest jobs of a dataset for a learning curve."""
 SMALL_JOBS: Final = 40 * GIB
 """Accuracies are of jobs up to this size, as the project's targets are."""
 PUBLISHED_VALUES: Final = {
@@ -136,9 +124,7 @@ def write_full_report(
             )
         studies.sort(key=lambda study: (study.data.provenance == TRACED, study.slug))
         networks = (
-            [CommonNetwork(COMMON, common_plan(seed, epochs), (tuple(all_traced),))]
-            if several
-            else []
+            [CommonNetwork(COMMON, common_plan(seed, epochs), tuple(all_traced))] if several else []
         )
         sections = run_studies(studies, progress, workers, networks)
         zoo = [
@@ -146,11 +132,6 @@ def write_full_report(
             for family, rows in sources.zoo.items()
             if family in bundles
         ]
-    learning = [
-        learn(study.slug, study.data, study.plans.mlp, MEASURED_FOLDS)
-        for study in studies
-        if len(study.data) >= LEARNING_ROWS
-    ]
     minutes = (time.monotonic() - start) / 60
     notes = [
         f"Training and judging took {minutes:.1f} minutes with {workers or os.cpu_count()} processes, seed {seed}."
@@ -161,88 +142,8 @@ def write_full_report(
         [*sections, *zoo],
         out,
         notes=notes,
-        appendix=[*_ablation_parts(sections), *_learning_parts(learning)],
-        map_rows=SMOKE_MAP_ROWS if is_smoke else MAX_MAP_ROWS,
+        appendix=_ablation_parts(sections),
     )
-
-
-def write_common_report(
-    datasets: Path,
-    out: Path,
-    *,
-    seed: int,
-    workers: int | None,
-    encoders: Sequence[str] = tuple(OWN_CANDIDATES),
-    progress: Progress = lambda what, share: None,
-) -> list[Path]:
-    """Write the report on networks that families and label sources have in common, beside each
-    family's own, to ``out``.
-
-    Args:
-        datasets: folder of datasets.
-        out: the report's folder.
-        seed: seed of folds, initialisation and order.
-        workers: processes; one for each core unless given.
-        encoders: of the networks.
-        progress: called with the finished step and the finished share.
-
-    Raises:
-        DatasetError: when the folder does not hold readings and traces of the same families, of
-            several ones.
-        ValueError: when a dataset has too few architectures to split.
-    """
-    start = time.monotonic()
-    sources = _sources(datasets, is_smoke=False)
-    if len(sources.traced) < 2 or sources.traced.keys() != sources.measured.keys():
-        raise DatasetError(
-            f"{datasets} does not hold readings and traces of the same families: the networks learn from both"
-        )
-    own = [OWN_CANDIDATES[encoder] for encoder in encoders]
-    studies = [
-        replace(
-            study,
-            candidates=tuple(candidate for _, candidate in own),
-            fold_count=TRACED_FOLDS,
-            candidate=own[0][0],
-        )
-        for study in (
-            *(
-                measured_study(data, _plans(data, seed, None), {})
-                for data in sources.measured.values()
-            ),
-            *(traced_study(data, _plans(data, seed, None)) for data in sources.traced.values()),
-        )
-    ]
-    measured, traced = tuple(sources.measured.values()), tuple(sources.traced.values())
-    names = {encoder: OWN_CANDIDATES[encoder][0] for encoder in encoders}
-    networks = [
-        CommonNetwork(
-            f"{name}, {suffix}",
-            transformer_plan(seed) if encoder == "transformer" else common_plan(seed),
-            parts,
-        )
-        for encoder, name in names.items()
-        for suffix, parts in (
-            (ALL_FAMILIES_NAME, (measured,)),
-            (ALL_FAMILIES_NAME, (traced,)),
-            (ALL_SOURCES_NAME, (traced, measured)),
-        )
-    ]
-    sections = run_studies(studies, progress, workers, networks)
-    compared = [
-        (
-            f"{name}{mode}",
-            {suffix: f"{name}, {suffix}{mode}" for suffix in (ALL_FAMILIES_NAME, ALL_SOURCES_NAME)},
-        )
-        for name in names.values()
-        for mode in ("", TOTALS_SUFFIX)
-        if f"{name}{mode}" in sections[0].answers
-    ]
-    minutes = (time.monotonic() - start) / 60
-    notes = [
-        f"Training and judging took {minutes:.1f} minutes with {workers or os.cpu_count()} processes, seed {seed}."
-    ]
-    return write_report(sections, out, notes=notes, appendix=comparison_parts(sections, compared))
 
 
 def _sources(folder: Path, is_smoke: bool) -> _Sources:
@@ -425,39 +326,5 @@ def _ablation_parts(sections: Sequence[Section]) -> list[str]:
                 f"{(errors <= 0.1).mean():.1%}",
             )
             lines.append(f"| {description} | {' | '.join(cells)} |")
-        parts.append("\n".join(lines))
-    return parts
-
-
-def _learning_parts(learning: Sequence[Learning]) -> list[str]:
-    """The curves and importances as Markdown."""
-    parts = []
-    for study in learning:
-        lines = [
-            f"### What more rows give: {study.slug}",
-            "",
-            "| rows | median error | within 10 % |",
-            "| ---: | ---: | ---: |",
-        ]
-        lines += [
-            f"| {point.rows:,} | {point.median_error:.2%} | {point.within_10_percent:.1%} |"
-            for point in study.curve
-        ]
-        lines += [
-            "",
-            f"### What each kind of feature is worth: {study.slug}",
-            "",
-            "Growth of the median error when its columns are",
-        ]
-        lines += [
-            "permuted among the held-out jobs.",
-            "",
-            "| columns | error added |",
-            "| --- | ---: |",
-        ]
-        lines += [
-            f"| {importance.group} | {importance.added_error:+.2%} |"
-            for importance in study.importances
-        ]
         parts.append("\n".join(lines))
     return parts

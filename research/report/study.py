@@ -131,7 +131,7 @@ def run_studies(
     for study in studies:
         folds(study.data.groups, study.fold_count, study.plans.mlp.seed)
     concerned = [
-        [study for study in studies if _source_of(study, network) is not None]
+        [study for study in studies if any(study.data is data for data in network.datasets)]
         for network in networks
     ]
     common_tasks = [
@@ -163,18 +163,6 @@ def _merged(finished: Sequence[_Fold], study: Study, fold: int) -> _Fold:
         parts[0],
         answers=answers,
         seconds={name: took for part in parts for name, took in part.seconds.items()},
-    )
-
-
-def _source_of(study: Study, network: CommonNetwork) -> int | None:
-    """Return the number of the label source whose datasets the study's is among."""
-    return next(
-        (
-            n
-            for n, families in enumerate(network.sources)
-            if any(study.data is data for data in families)
-        ),
-        None,
     )
 
 
@@ -216,15 +204,9 @@ def _run_common(network: CommonNetwork, studies: Sequence[Study], fold: int) -> 
     """
     start = time.monotonic()
     count, seed = studies[0].fold_count, studies[0].plans.mlp.seed
-    training = [
-        [data.take(folds(data.groups, count, seed)[fold][0]) for data in families]
-        for families in network.sources
-    ]
+    training = [data.take(folds(data.groups, count, seed)[fold][0]) for data in network.datasets]
     rows = [_fold_rows(study, fold)[1] for study in studies]
-    tests = [
-        (_source_of(study, network) or 0, study.data.take(own))
-        for study, own in zip(studies, rows, strict=True)
-    ]
+    tests = [study.data.take(own) for study, own in zip(studies, rows, strict=True)]
     found = common_answers(network.plan, training, tests)
     seconds = (time.monotonic() - start) / sum(map(len, found))
     names = (network.name, f"{network.name}{TOTALS_SUFFIX}")

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,19 @@ from numpy.typing import NDArray
 from gpumemnet.predict.distribution import PUBLISHED_BINS
 from gpumemnet.units import GIB, MIB
 from models.answers import Answers
+from models.training.data import LabelledJobs
+from models.training.mlp import TrainingPlan
+from models.training.sequence import SequencePlan
 from research.report import canvas, write_report
 from research.report.calibration import coverages, reliability
 from research.report.candidate_figures import GIB_BINS, candidate_figures, predicted_bins
+from research.report.candidates import COMMON, CommonNetwork, Plans
 from research.report.canvas import baselines, shown_bins
 from research.report.groups import OCTAVE_WORD, groupings, octave_groups, octave_name
 from research.report.interval import independent_rows, share_interval, wilson
 from research.report.published import published_beside
 from research.report.section import Section
+from research.report.study import run_studies, traced_study
 from research.report.tables import TRACED, bin_table
 from research.report.zoo_picture import zoo_picture
 from tests.jobs import SMALL_LAYERS, small_job
@@ -291,7 +297,6 @@ def test_files(tmp_path: Path) -> None:
     pictures = [path.name for path in paths if path.suffix == ".png"]
     assert sorted(links(report)) == sorted(pictures)
     assert pictures == [
-        "map.png",
         *(
             f"some-{word}.png"
             for word in ("coverage", "reliability", "octaves", "scatter", "confusion")
@@ -325,7 +330,6 @@ def test_one_row_and_no_safe_bytes(tmp_path: Path) -> None:
     assert "### ours by" not in report
     assert all((tmp_path / link).is_file() for link in links(report))
     assert not (tmp_path / "some-coverage.png").exists()
-    assert not (tmp_path / "map.png").exists()
     assert "| net | 64 | 1,536 | 1,638 | 100 |" in report
     (model,) = json.loads(paths[1].read_text())["sections"][0]["models"]
     assert model["bytes"]["Horus"] == 100 * MIB
@@ -353,6 +357,24 @@ def research(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         timeout=1800,
         check=False,
     )
+
+
+@pytest.mark.nightly
+def test_a_network_of_all_families_is_a_candidate_in_each_study(synthetic: LabelledJobs) -> None:
+    mlp = replace(synthetic.take(np.arange(260)), provenance="traced", label_source="traced")
+    cnn = replace(mlp, jobs=tuple(replace(job, family="cnn") for job in mlp.jobs), sha256="1" * 64)
+    small = TrainingPlan(epochs=1, hidden=8, members=2)
+    study = replace(
+        traced_study(mlp, Plans(small, SequencePlan(epochs=1))),
+        candidates=(),
+        fold_count=2,
+        candidate=COMMON,
+    )
+    network = CommonNetwork(COMMON, small, (mlp, cnn))
+    (made,) = run_studies([study], lambda what, share: None, 2, [network])
+    assert list(made.answers) == [COMMON, f"{COMMON}, totals only"]
+    assert len(made.jobs) == int((~np.isnan(mlp.label_bytes)).sum())
+    assert {job.family for job in made.jobs} == {"mlp"}
 
 
 @pytest.mark.nightly

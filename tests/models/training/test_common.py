@@ -19,19 +19,11 @@ from gpumemnet.errors import BundleError, DatasetError, InvalidRequestError
 from gpumemnet.predict.bundle import CARD_FILE, load_bundle, save_bundle
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import GIB, MIB
-from models.answers import Answers
 from models.networks.mlp import MemberMLPs, float_tensor, group_names, with_constant_inputs
 from models.training.data import LabelledJobs, features_on, joined
 from models.training.export import save_classifier
 from models.training.mlp import TrainedClassifier, TrainingPlan, train_classifier
-from models.training.plans import Plan
-from models.training.sequence import SequencePlan
 from models.training.splits import folds
-from research.report.candidate_figures import GIB_BINS
-from research.report.candidates import COMMON, CommonNetwork, Plans, common_answers
-from research.report.comparison import comparison_parts
-from research.report.section import Section
-from research.report.study import run_studies, traced_study
 
 PLAN = TrainingPlan(epochs=15, hidden=16, members=3)
 OFFSET = 2 * GIB
@@ -193,42 +185,6 @@ def test_an_invalid_card_is_refused(
     assert not (tmp_path / "changed").exists()
 
 
-@pytest.mark.parametrize(
-    ("plan", "modes"),
-    [
-        (PLAN, 2),
-        pytest.param(
-            SequencePlan(epochs=4, width=8, depth=1, hidden=16), 1, marks=pytest.mark.nightly
-        ),
-    ],
-)
-def test_a_network_answers_each_label_source_with_its_own_context(
-    plan: Plan, modes: int, parts: tuple[LabelledJobs, LabelledJobs]
-) -> None:
-    """The second source reads the same jobs higher: by a larger context, and by half of what lies
-    above it."""
-    context, other_context = GIB, 3 * GIB
-    source = replace(parts[0], context_bytes=context)
-    above = source.label_bytes - context
-    higher = other_context + 1.5 * above
-    other = replace(
-        source,
-        label_bytes=higher,
-        lower_bytes=np.where(np.isnan(above), source.lower_bytes + other_context, higher - MIB),
-        upper_bytes=np.where(np.isnan(above), np.inf, higher + MIB),
-        context_bytes=other_context,
-        provenance="published",
-    )
-    training, testing = folds(source.groups, 3, seed=1)[0]
-    testing = testing[~np.isnan(source.label_bytes[testing])]
-    tests = [(0, source.take(testing)), (1, other.take(testing))]
-    found = common_answers(plan, [[source.take(training)], [other.take(training)]], tests)
-    for (_, test), answers in zip(tests, found, strict=True):
-        assert len(answers) == modes
-        assert np.median(np.abs(answers[0].expected_bytes - test.label_bytes)) < 40 * MIB
-        assert np.mean(test.label_bytes <= answers[0].safe_bytes) > 0.9
-
-
 def test_inputs_held_at_constants_change_no_answer() -> None:
     members = MemberMLPs(inputs=5, members=3, hidden=4, components=2, seed=0)
     inputs, constants = (
@@ -240,62 +196,6 @@ def test_inputs_held_at_constants_change_no_answer() -> None:
         held = with_constant_inputs(members, constants)(inputs.unsqueeze(0))
     for one, other in zip(whole, held, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-
-
-def test_a_comparison_names_what_is_worse(synthetic: LabelledJobs) -> None:
-    generator = np.random.default_rng(0)
-    jobs = synthetic.jobs[:80]
-    labels = generator.uniform(2, 6, len(jobs)) * GIB
-    expected = labels * np.exp(generator.normal(0, 0.01, len(jobs)))
-    bins = {GIB_BINS.name: GIB_BINS.index(expected)}
-    own = Answers(expected, 1.1 * labels, bins)
-    section = Section(
-        slug="measured-mlp",
-        title="mlp jobs",
-        about="",
-        is_measured=True,
-        jobs=jobs,
-        features=np.zeros((len(jobs), 1)),
-        label_bytes=labels,
-        folds=np.zeros(len(jobs), dtype=np.int64),
-        answers={
-            "own": own,
-            "the same": own,
-            "low": replace(own, expected_bytes=0.9 * labels, safe_bytes=0.95 * labels),
-        },
-        candidate="own",
-    )
-    (table,) = comparison_parts(
-        [section], [("own", {"same": "the same", "low": "low", "absent": "absent"})]
-    )
-    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| mlp jobs")]
-    assert [(row[2], row[-1].strip("| ")) for row in rows] == [
-        ("the family's own", ""),
-        ("same", "nothing"),
-        ("low", "median error, 90th percentile, below the 99% bound"),
-    ]
-    assert rows[2][4].startswith("10.00% (+9.")
-
-
-@pytest.mark.nightly
-def test_common_models_are_candidates_in_the_studies(
-    parts: tuple[LabelledJobs, LabelledJobs],
-) -> None:
-    few = [
-        replace(part.take(np.arange(260)), provenance="traced", label_source="traced")
-        for part in parts
-    ]
-    small = TrainingPlan(epochs=1, hidden=8, members=2)
-    plans = Plans(small, SequencePlan(epochs=1))
-    network = CommonNetwork(COMMON, small, (tuple(few),))
-    studies = [
-        replace(traced_study(data, plans), candidates=(), fold_count=2, candidate=COMMON)
-        for data in few[:1]
-    ]
-    (section,) = run_studies(studies, lambda what, share: None, 2, [network])
-    assert list(section.answers) == [COMMON, f"{COMMON}, totals only"]
-    assert len(section.jobs) == int((~np.isnan(few[0].label_bytes)).sum())
-    assert {job.family for job in section.jobs} == {"mlp"}
 
 
 def test_the_common_model_answers_only_when_requested_or_alone(
