@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from gpumemnet.batch.ray_loading import connect, load_ray, package_folders
+from gpumemnet.batch.ray_engine import connect, load_ray, package_folders
 from gpumemnet.errors import DatasetError, GpumemnetError, MeasurementError
 from gpumemnet.job.measurement import Measurement, measurement_from_dict, measurement_to_dict
 

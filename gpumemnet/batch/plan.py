@@ -17,8 +17,14 @@ import numpy as np
 
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.arrow_codec import check_columns
-from gpumemnet.job.job_files import JobFile, csv_header, dataset_version, open_bytes, open_parquet
-from gpumemnet.job.reader import CHUNK_ROWS
+from gpumemnet.job.job_files import (
+    JobFile,
+    csv_header,
+    dataset_version,
+    open_bytes,
+    open_parquet,
+)
+from gpumemnet.job.reader import CHUNK_ROWS, Span
 
 PART_ROWS: Final = 64 * CHUNK_ROWS
 """Largest number of rows in a part."""
@@ -29,45 +35,70 @@ count as such."""
 _LEAST_PARTS: Final = 16
 """Smallest number of parts, if there are enough chunks, so that all processes have work until the
 end."""
-MAX_LINE_BYTES: Final = 64 * 2**20
+_MAX_LINE_BYTES: Final = 64 * 2**20
 _BLOCK_BYTES: Final = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Consecutive rows of a file, beginning at the start of a chunk.
+    """Consecutive rows of a file.
 
     Attributes:
-        file: position of the file among the inputs.
-        first_row: number of rows (or lines, without the header of a CSV file) before the part.
-        row_count: number of rows or lines.
-        start, stop: byte offsets of the part in a file of lines; both 0 for Parquet.
-        run: number shared by the parts of a file that lie in the same row group; one process should
-            read them.
+        number: position of the file among the inputs.
+        file: the file.
+        first_row, row_count, start: see :class:`~gpumemnet.job.reader.Span`.
+        group: number of the row group that the part begins in; in a file of lines, of the part.
     """
 
-    file: int
+    number: int
+    file: JobFile
     first_row: int
     row_count: int
-    start: int = 0
-    stop: int = 0
-    run: int = 0
+    start: int
+    group: int
+
+    @property
+    def span(self) -> Span:
+        """The rows of the part."""
+        return Span(self.first_row, self.row_count, self.start)
 
     @property
     def name(self) -> str:
         """File name stem of the finished part."""
-        return f"{self.file:05d}-{self.first_row:014d}"
+        return f"{self.number:05d}-{self.first_row:014d}"
 
 
-def check_input(file: JobFile) -> list[int] | None:
-    """Checks a file before the batch starts; returns the row count of each row group for Parquet,
-    else ``None``.
+def plan(files: Sequence[JobFile]) -> list[Part]:
+    """Checks the files, and divides them into parts in order.
 
     Raises:
-        DatasetError: when the file is damaged, has another dataset version, or its columns are not
-            those of jobs.
+        DatasetError: when a file is damaged, has another dataset version, its columns are not those
+            of jobs, or a line is longer than 64 MiB.
         MissingExtraError: when pyarrow is not installed.
     """
+    groups = [_row_groups(file) for file in files]  # a bad header is found before long scans
+    parts = []
+    for number, (file, ends) in enumerate(zip(files, groups, strict=True)):
+        if ends is None:
+            start = len(csv_header(file.location)[0]) if file.format == "csv" else 0
+            first = 0
+            for count, stop in _line_runs(file, start, _WIDE_PART_ROWS):
+                parts.append(Part(number, file, first, count, start, first))
+                first, start = first + count, stop
+            continue
+        rows = ends[-1] if ends else 0
+        most = _WIDE_PART_ROWS if file.size_bytes > rows * _WIDE_ROW_BYTES else PART_ROWS
+        size = min(most, -(-rows // (_LEAST_PARTS * CHUNK_ROWS)) * CHUNK_ROWS)
+        parts += [
+            Part(number, file, first, min(size, rows - first), 0, bisect_right(ends, first))
+            for first in range(0, rows, size or 1)
+        ]
+    return parts
+
+
+def _row_groups(file: JobFile) -> list[int] | None:
+    """Checks the header of a file; returns the number of rows up to the end of each row group for
+    Parquet, else ``None``."""
     if file.format == "csv":
         csv_header(file.location)
     if file.format != "parquet":
@@ -75,36 +106,10 @@ def check_input(file: JobFile) -> list[int] | None:
     with open_parquet(file.location) as parquet:
         dataset_version(parquet.schema_arrow, file.location)
         check_columns(parquet.schema_arrow, file.location)
-        return [
-            parquet.metadata.row_group(group).num_rows
-            for group in range(parquet.metadata.num_row_groups)
-        ]
-
-
-def plan(number: int, file: JobFile, groups: Sequence[int] | None) -> Iterator[Part]:
-    """Yields the parts of a file in order, as they are found.
-
-    Args:
-        number: position of the file among the inputs.
-        file: the file.
-        groups: the result of :func:`check_input` for the file.
-
-    Raises:
-        DatasetError: when the file cannot be read, or a line is longer than :data:`MAX_LINE_BYTES`.
-    """
-    if groups is not None:
-        ends = list(accumulate(groups))
-        rows = sum(groups)
-        most = _WIDE_PART_ROWS if file.size_bytes > rows * _WIDE_ROW_BYTES else PART_ROWS
-        part_rows = min(most, -(-rows // (_LEAST_PARTS * CHUNK_ROWS)) * CHUNK_ROWS)
-        for first in range(0, rows, part_rows or 1):
-            yield Part(number, first, min(part_rows, rows - first), run=bisect_right(ends, first))
-        return
-    start = len(csv_header(file.location)[0]) if file.format == "csv" else 0
-    first = 0
-    for count, stop in _line_runs(file, start, _WIDE_PART_ROWS):
-        yield Part(number, first, count, start, stop, run=start)
-        first, start = first + count, stop
+        metadata = parquet.metadata
+        return list(
+            accumulate(metadata.row_group(each).num_rows for each in range(metadata.num_row_groups))
+        )
 
 
 def _line_runs(file: JobFile, start: int, run_lines: int) -> Iterator[tuple[int, int]]:
@@ -123,9 +128,9 @@ def _line_runs(file: JobFile, start: int, run_lines: int) -> Iterator[tuple[int,
             lines += len(ends) - taken
             line_start = offset + int(ends[-1]) + 1 if len(ends) else line_start
             offset += len(block)
-            if offset - line_start > MAX_LINE_BYTES:
+            if offset - line_start > _MAX_LINE_BYTES:
                 raise DatasetError(
-                    f"{file.location} holds a line of more than {MAX_LINE_BYTES} bytes: write one job a line"
+                    f"{file.location} holds a line of more than {_MAX_LINE_BYTES} bytes: write one job a line"
                 )
     if offset > line_start:
         lines += 1

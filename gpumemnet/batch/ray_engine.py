@@ -1,5 +1,4 @@
-"""Processes parts on a Ray cluster with Ray Data: the parts are the rows of a dataset, and actors
-hold the models.
+"""Predicts parts on a Ray cluster with Ray Data; actors hold the models.
 
 Each actor reads its parts itself, so every node needs access to the inputs: URLs, or a shared
 folder.  Answers return to this process, which writes the output.  They equal those of the local
@@ -10,39 +9,34 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
-from typing import Any, Final
+import sys
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from gpumemnet.batch.answers import Rejected, answer_schema
-from gpumemnet.batch.job_part import Work, answer_part, keep_batches
+import gpumemnet
+from gpumemnet.batch.answers import Answers, BatchOptions, PartPredictor, encode
+from gpumemnet.batch.part_files import PartFiles, Tally
 from gpumemnet.batch.plan import Part
-from gpumemnet.batch.ray_loading import connect, last_line, load_ray, package_folders
-from gpumemnet.batch.scratch import Scratch, Tally
-from gpumemnet.errors import DatasetError, GpumemnetError
-from gpumemnet.job.reader import Reader
-
-_PART_FIELDS: Final = ("file", "first_row", "row_count", "start", "stop", "run")
+from gpumemnet.errors import DatasetError, GpumemnetError, MissingExtraError
 
 
-def answer_on_ray(
-    work: Work,
-    scratch: Scratch,
+def predict_on_ray(
+    kept: PartFiles,
+    options: BatchOptions,
+    hash_of_model: Mapping[str, str],
+    parts: Sequence[Part],
     workers: int | None,
-    parts: Iterator[Part],
-    on_rows: Callable[[int], None],
-    done: Callable[[Part, Tally], None],
-) -> None:
-    """Processes the parts on the Ray cluster in ``RAY_ADDRESS``, else on one that runs here, else
-    on a new local one.
+) -> Generator[tuple[Part, Tally]]:
+    """Predicts the parts on the Ray cluster in ``RAY_ADDRESS``, else on one that runs here, else on
+    a new local one; yields each as it is finished.
 
     Args:
-        work: settings that all parts share.
-        scratch: the folder of finished parts.
+        kept: the folder of finished parts.
+        options: the options of the batch.
+        hash_of_model: the bundles that every node must have.
+        parts: the parts to predict.
         workers: number of actors; by default the number of the cluster's cores.
-        parts: the parts to process.
-        on_rows: called with the number of processed rows.
-        done: called for each finished part.
 
     Raises:
         MissingExtraError: when Ray is not installed.
@@ -50,8 +44,7 @@ def answer_on_ray(
             answers cannot be written.
     """
     ray = load_ray()
-    left = list(parts)
-    if not left:
+    if not parts:
         return
     is_ours = not ray.is_initialized()
     if is_ours:
@@ -60,118 +53,131 @@ def answer_on_ray(
             environment["py_modules"] = package_folders(__name__)
         connect(ray, environment, DatasetError)
     try:
-        _answer(ray, work, scratch, workers, left, on_rows, done)
+        yield from _predict(ray, kept, options, hash_of_model, parts, workers)
+    except ray.exceptions.RayError as error:
+        raise DatasetError(
+            f"the Ray cluster lost a part ({_last_line(error)}); finished parts are kept: the same command, run again, goes on"
+        ) from None
     finally:
         if is_ours:
             ray.shutdown()
 
 
-def _answer(
+def _predict(
     ray: Any,
-    work: Work,
-    scratch: Scratch,
+    kept: PartFiles,
+    options: BatchOptions,
+    hash_of_model: Mapping[str, str],
+    parts: Sequence[Part],
     workers: int | None,
-    parts: list[Part],
-    on_rows: Callable[[int], None],
-    done: Callable[[Part, Tally], None],
-) -> None:
+) -> Generator[tuple[Part, Tally]]:
+    import pyarrow as pa
     import ray.data as ray_data
 
     context = ray_data.DataContext.get_current()
-    context.enable_progress_bars = False  # gpumemnet.batch.progress reports the progress
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+    context.enable_progress_bars = False  # gpumemnet.batch.run reports the progress
     context.print_on_execution_start = False
     context.max_errored_blocks = 0
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     count = min(workers or max(1, int(ray.cluster_resources().get("CPU", 1))), len(parts))
-    rows = ray_data.from_items([asdict(part) for part in parts], override_num_blocks=len(parts))
-    answers = rows.map_batches(
-        _Answerer,
-        fn_constructor_args=(work,),
+    predicted = ray_data.range(len(parts), override_num_blocks=len(parts)).map_batches(
+        _Actor,
+        fn_constructor_args=(options, hash_of_model, parts),
         batch_size=1,
         batch_format="pyarrow",
         zero_copy_batch=True,
         compute=ray_data.ActorPoolStrategy(size=count),
         num_cpus=1,
     )
-    try:
-        for block in answers.iter_batches(
-            batch_size=None, batch_format="pyarrow", prefetch_batches=1
-        ):
-            for row in range(len(block)):
-                part, tally = _keep(work, scratch, block.slice(row, 1))
-                on_rows(part.row_count)
-                done(part, tally)
-    except ray.exceptions.RayError as error:
-        raise DatasetError(
-            f"the Ray cluster lost a part ({last_line(error)}); finished parts are kept: the same command, run again, goes on"
-        ) from None
+    for block in predicted.iter_batches(batch_size=None, batch_format="pyarrow"):
+        for row in range(len(block)):
+            index, error, content, rejected = (column[row] for column in block.columns)
+            if error.is_valid:
+                raise DatasetError(error.as_py())
+            part = parts[index.as_py()]
+            batches = list(pa.ipc.open_stream(content.as_buffer()))
+            yield part, kept.keep(part, Answers(batches, rejected.as_py()))
 
 
-def _keep(work: Work, scratch: Scratch, row: Any) -> tuple[Part, Tally]:
-    import pyarrow as pa
+class _Actor:
+    """Holds the loaded models, and turns the position of a part into a row with its answers."""
 
-    document = {name: row.column(name)[0].as_py() for name in (*_PART_FIELDS, "error", "rejected")}
-    if document["error"]:
-        raise DatasetError(document["error"])
-    part = Part(**{name: document[name] for name in _PART_FIELDS})
-    reader = pa.ipc.open_stream(row.column("answers")[0].as_buffer())
-    rejected = [Rejected(**each) for each in document["rejected"]]
-    return part, keep_batches(work, scratch, part, list(reader), rejected)
-
-
-class _Answerer:
-    """Actor that holds the loaded models and turns rows with parts into rows with their answers."""
-
-    def __init__(self, work: Work) -> None:
+    def __init__(
+        self, options: BatchOptions, hash_of_model: Mapping[str, str], parts: Sequence[Part]
+    ) -> None:
         import pyarrow as pa
 
         pa.set_cpu_count(1)
         pa.set_io_thread_count(1)
-        self._work = work
-        self._reader = Reader(work.options.id_column)
-        self._predictor = work.options.predictor()
-        hashes = {bundle.card.name: bundle.sha256 for bundle in self._predictor.bundles}
-        self._trouble = ""
-        if hashes != dict(zip(work.names.models, work.names.hashes, strict=True)):
-            self._trouble = "a node of the Ray cluster has other models: install the same gpumemnet and bundles everywhere"
+        self._parts = parts
+        self._predictor = PartPredictor(options)
+        self._has_models = self._predictor.hash_of_model == hash_of_model
 
-    def __call__(self, table: Any) -> Any:
+    def __call__(self, batch: Any) -> Any:
         import pyarrow as pa
 
-        answers, rejected, errors = [], [], []
-        for document in table.select(_PART_FIELDS).to_pylist():
-            error, batches, refused = self._trouble, [], []
-            if not error:
-                try:
-                    answered = answer_part(
-                        self._work, self._predictor, self._reader, Part(**document), lambda _: None
-                    )
-                    batches = [each.batch for each in answered]
-                    refused = [row._asdict() for each in answered for row in each.rejected]
-                except GpumemnetError as trouble:
-                    error = str(trouble)
-            answers.append(_bytes(batches))
-            rejected.append(refused)
-            errors.append(error)
-        refusal = pa.struct([("row", pa.int64()), ("field", pa.string()), ("reason", pa.string())])
-        columns = [table.column(name) for name in _PART_FIELDS]
+        [index] = batch.column("id").to_pylist()
+        answers, problem = Answers([], []), None
+        if not self._has_models:
+            problem = "a node of the Ray cluster has other models: install the same gpumemnet and bundles everywhere"
+        else:
+            try:
+                answers = self._predictor.predict(self._parts[index])
+            except GpumemnetError as error:
+                problem = str(error)
+        texts = (pa.string(), pa.int64(), pa.string(), pa.string())
+        rejected = pa.struct(list(zip(("input", "row", "field", "reason"), texts, strict=True)))
         return pa.table(
             [
-                *columns,
-                pa.array(errors, pa.string()),
-                pa.array(rejected, pa.list_(refusal)),
-                pa.array(answers, pa.large_binary()),
+                pa.array([index]),
+                pa.array([problem], pa.string()),
+                pa.array([encode(answers.batches, "parquet")], pa.large_binary()),
+                pa.array([answers.rejected], pa.list_(rejected)),
             ],
-            names=[*_PART_FIELDS, "error", "rejected", "answers"],
+            names=["index", "error", "answers", "rejected"],
         )
 
 
-def _bytes(batches: list[Any]) -> bytes:
-    import pyarrow as pa
+def load_ray() -> Any:
+    """Imports Ray with its usage statistics disabled, unless the user enables them.
 
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, answer_schema()) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    content: bytes = sink.getvalue().to_pybytes()
-    return content
+    Raises:
+        MissingExtraError: when Ray is not installed.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtraError("ray", "ray", "--engine ray") from None
+    return ray
+
+
+def package_folders(module: str) -> list[str]:
+    """Folders that a Ray cluster needs to import ``module``: those of its top-level package and of
+    ``gpumemnet``."""
+    packages = {sys.modules[module.partition(".")[0]], gpumemnet}
+    return sorted(str(Path(str(package.__file__)).parent) for package in packages)
+
+
+def connect(ray: Any, runtime_env: Mapping[str, Any], error_type: type[GpumemnetError]) -> None:
+    """Connects to the cluster that ``RAY_ADDRESS`` names, to one that runs on this machine, or
+    starts one here.
+
+    Args:
+        ray: the module.
+        runtime_env: Ray's description of the workers' environment.
+        error_type: class of the error when that fails.
+    """
+    try:
+        ray.init(runtime_env=dict(runtime_env), log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:  # Ray raises a plain Exception when a node does not start in time
+        raise error_type(
+            f"the Ray cluster cannot be reached ({_last_line(error)}): RAY_ADDRESS names it, and a cluster with token "
+            "authentication needs its token on this machine too"
+        ) from None
+
+
+def _last_line(error: BaseException) -> str:
+    """The last line of the message, which names the cause of the errors that Ray wraps around
+    it."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]

@@ -3,34 +3,52 @@ parts into the output."""
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Iterator, Sequence
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import groupby
+from multiprocessing import get_context
 from typing import Final
 
-from gpumemnet.batch.job_part import Work
-from gpumemnet.batch.local_engine import answer_here, answer_in_processes
-from gpumemnet.batch.options import BatchOptions, checked_names
-from gpumemnet.batch.outputs import Output, check_writable, rejected_location
-from gpumemnet.batch.plan import Part, check_input, plan
-from gpumemnet.batch.progress import Meter
-from gpumemnet.batch.scratch import Scratch, Tally, batch_key, scratch_of
-from gpumemnet.errors import DatasetError, InvalidRequestError
-from gpumemnet.job.job_files import (
-    JobFile,
-    find_files,
-    format_of,
-    import_pyarrow,
-    is_url,
-    local_path,
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from gpumemnet.batch.answers import BatchOptions, PartPredictor
+from gpumemnet.batch.part_files import (
+    Output,
+    PartFiles,
+    Tally,
+    batch_key,
+    check_writable,
+    part_files,
+    rejected_location,
 )
+from gpumemnet.batch.plan import Part, plan
+from gpumemnet.errors import DatasetError, InvalidRequestError
+from gpumemnet.job.job_files import find_files, format_of, import_pyarrow, is_url, local_path
+from gpumemnet.sandbox.workers import end_with_parent
 
 ENGINES: Final = ("local", "ray")
 _FEW_ROWS: Final = 20_000
-_FEW_BYTES: Final = 4 * 2**20
 """Batches up to this size run in this process, because starting others would take longer."""
+_RUNS_PER_WORKER: Final = 4
+_LOG_SECONDS: Final = 10.0
+_WORKER_ENVIRONMENT: Final = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    # Every chunk allocates and frees arrays of a few MiB: with these limits the C library keeps
+    # that memory for reuse.
+    "MALLOC_MMAP_THRESHOLD_": str(64 * 2**20),
+    "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,130 +98,172 @@ def predict_files(
         raise InvalidRequestError(f"must be at least 1, not {workers}", "workers")
     output_format = format_of(out, "out")
     out = out if is_url(out) else str(local_path(out))
-    inputs = find_files(patterns)
-    check_writable(out, [file.location for file in inputs])
-    groups = [check_input(file) for file in inputs]
-    rows = [None if each is None else sum(each) for each in groups]
-    predictor = options.predictor()
-    work = Work(options, checked_names(predictor, options), tuple(inputs), output_format)
-    key = batch_key(inputs, work.names, options, output_format)
-    folder, name = _scratch_location(out)
-    with scratch_of(folder, name, key, output_format) as scratch, Meter(_total(rows)) as meter:
-        batch = _Batch(work, scratch, groups, meter, Output(out, output_format, scratch))
-        try:
-            if engine == "ray":
-                from gpumemnet.batch.ray_engine import answer_on_ray
+    files = find_files(patterns)
+    check_writable(out, files)
+    parts = plan(files)
+    predictor = PartPredictor(options)
+    predictor.check_options()
+    key = batch_key(files, predictor.hash_of_model, predictor.gpu, options, output_format)
+    with part_files(out, key, output_format) as kept:
+        tallies = kept.finished()
+        missing = [part for part in parts if part.name not in tallies]
+        results: Generator[tuple[Part, Tally]]
+        if engine == "ray":
+            from gpumemnet.batch.ray_engine import predict_on_ray
 
-                answer_on_ray(work, scratch, workers, batch.unfinished(), meter.advance, batch.done)
-            elif workers == 1 or _is_small(inputs, rows) or any(map(_is_in_memory, inputs)):
-                answer_here(work, scratch, predictor, batch.unfinished(), meter.advance, batch.done)
-            else:
-                del predictor
-                count = workers or len(os.sched_getaffinity(0))
-                answer_in_processes(
-                    work, scratch, count, batch.unfinished(), meter.advance, batch.done
-                )
-            tally = batch.finish()
-        finally:
-            batch.output.close()
-        scratch.remove()
-    rejected = rejected_location(out) if tally.rejected else None
-    if rejected and not tally.answered:
+            results = predict_on_ray(kept, options, predictor.hash_of_model, missing, workers)
+        elif workers == 1 or _is_small(missing):
+            results = ((part, kept.keep(part, predictor.predict(part))) for part in missing)
+        else:
+            del predictor  # its memory is needed in the workers
+            count = workers or len(os.sched_getaffinity(0))
+            results = _predict_in_processes(kept, options, missing, count)
+        rows, missing_rows = (sum(part.row_count for part in some) for some in (parts, missing))
+        waiting = deque(parts)
+        with (
+            closing(results),
+            Meter(rows, rows - missing_rows) as meter,
+            Output(out, kept) as output,
+        ):
+            for part, tally in results:
+                tallies[part.name] = tally
+                meter.advance(tally.rows)
+                while waiting and waiting[0].name in tallies:
+                    output.add(waiting.popleft())
+            for part in waiting:  # what only earlier runs finished
+                output.add(part)
+            total = Tally.total(tallies[part.name] for part in parts)
+            output.publish(total)
+    rejected = rejected_location(out) if total.rejected else None
+    if rejected and not total.answered:
         raise DatasetError(
-            f"none of the {tally.rejected:,} rows is a job that can be answered: {rejected} says why"
+            f"none of the {total.rejected:,} rows is a job that can be answered: {rejected} says why"
         )
-    return Outcome(tally, meter.seconds, meter.rate, rejected)
+    return Outcome(total, meter.seconds, meter.rate, rejected)
 
 
-class _Batch:
-    """Tracks the parts of a batch from plan to output."""
+def _is_small(parts: Sequence[Part]) -> bool:
+    """Whether this process does it alone: starting others would take longer, or could not read
+    files that exist only in the memory of this one."""
+    is_in_memory = any(part.file.location.startswith("memory://") for part in parts)
+    return is_in_memory or sum(part.row_count for part in parts) <= _FEW_ROWS
 
-    def __init__(
-        self,
-        work: Work,
-        scratch: Scratch,
-        groups: Sequence[list[int] | None],
-        meter: Meter,
-        output: Output,
-    ) -> None:
-        self._work = work
-        self._scratch = scratch
-        self._groups = groups
-        self._meter = meter
-        self.output = output
-        self._planned: list[Part] = []
-        self._finished: dict[Part, Tally] = {}
-        self._joined = 0
-        self._tally = Tally()
 
-    def unfinished(self) -> Iterator[Part]:
-        """Yields the parts that are not finished; adds those of an earlier run to the output."""
-        for number, (file, groups) in enumerate(zip(self._work.inputs, self._groups, strict=True)):
-            for part in plan(number, file, groups):
-                self._planned.append(part)
-                self._expect()
-                tally = self._scratch.tally(part)
-                if tally is None:
-                    yield part
-                else:
-                    self._meter.skip(part.row_count)
-                    self.done(part, tally)
+# Workers.
 
-    def done(self, part: Part, tally: Tally) -> None:
-        """Records a finished part, and joins all parts that are next in order."""
-        self._finished[part] = tally
-        while self._joined < len(self._planned) and self._planned[self._joined] in self._finished:
-            following = self._planned[self._joined]
-            self.output.add(following)
-            self._tally += self._finished.pop(following)
-            self._joined += 1
 
-    def finish(self) -> Tally:
-        """Publishes the output and returns the counts."""
-        is_empty = not self._tally.answered and self._tally.rejected > 0
-        self.output.publish(is_empty, self._tally.rejected > 0)
-        return self._tally
+def _predict_in_processes(
+    kept: PartFiles, options: BatchOptions, parts: Sequence[Part], count: int
+) -> Generator[tuple[Part, Tally]]:
+    """Predicts the parts in ``count`` processes; yields each as it is finished."""
+    # Rows of a row group can only be reached by reading the ones before them, so one process reads
+    # the whole group where there are enough groups.
+    runs = [list(run) for _, run in groupby(parts, key=lambda part: (part.number, part.group))]
+    if len(runs) < _RUNS_PER_WORKER * count:
+        runs = [[part] for part in parts]
+    with (
+        _environment(_WORKER_ENVIRONMENT),
+        ProcessPoolExecutor(
+            count, get_context("spawn"), initializer=_start_worker, initargs=(kept, options)
+        ) as pool,
+    ):
+        try:
+            # Ctrl-C reaches all processes: the workers inherit the block, and this one stops them.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                futures = {pool.submit(_predict_run, run): run for run in runs}
+            finally:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            for future in as_completed(futures):
+                yield from zip(futures[future], future.result(), strict=True)
+        except BrokenProcessPool:
+            raise DatasetError(
+                "a worker process ended before its time: where memory ran out try fewer --workers; "
+                "finished parts are kept: the same command, run again, goes on"
+            ) from None
+        finally:
+            pool.shutdown(cancel_futures=True)
 
-    def _expect(self) -> None:
-        """Updates the estimated total of rows; uncounted lines are assumed to be as long as the
-        counted ones."""
-        if None not in self._groups:
-            return
-        lines = [part for part in self._planned if part.stop]
-        size_bytes = sum(part.stop - part.start for part in lines)
-        counted = sum(part.row_count for part in lines)
-        all_bytes = sum(
-            file.size_bytes
-            for file, groups in zip(self._work.inputs, self._groups, strict=True)
-            if groups is None
+
+_worker: tuple[PartFiles, PartPredictor] | None = None
+"""The settings and models of a worker process."""
+
+
+def _start_worker(kept: PartFiles, options: BatchOptions) -> None:
+    import pyarrow as pa
+
+    global _worker
+    end_with_parent()
+    pa.set_cpu_count(1)  # every core has its own worker
+    pa.set_io_thread_count(1)
+    _worker = kept, PartPredictor(options)
+
+
+def _predict_run(parts: Sequence[Part]) -> list[Tally]:
+    assert _worker is not None
+    kept, predictor = _worker
+    return [kept.keep(part, predictor.predict(part)) for part in parts]
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables for the processes that start within the ``with`` statement."""
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+class Meter:
+    """Counts rows and reports progress on standard error inside its ``with`` statement: as a bar on
+    a terminal, else as log lines.
+
+    Args:
+        total: number of rows.
+        finished: how many of them an earlier run has finished; they do not count in the rate.
+    """
+
+    def __init__(self, total: int, finished: int) -> None:
+        self._total, self._finished, self._rows = total, finished, 0
+        self._since = self._logged = time.monotonic()
+        columns = BarColumn(), TextColumn("{task.description}")
+        self._bar = Progress(
+            *columns, console=Console(stderr=True), disable=not sys.stderr.isatty()
         )
-        if size_bytes:
-            known = sum(sum(groups) for groups in self._groups if groups is not None)
-            self._meter.expect(known + max(counted, round(all_bytes * counted / size_bytes)))
+        self._task = self._bar.add_task(self._line(), total=total, completed=finished)
 
+    def __enter__(self) -> Meter:
+        self._bar.start()
+        return self
 
-def _total(rows: Sequence[int | None]) -> int | None:
-    known = [count for count in rows if count is not None]
-    return sum(known) if len(known) == len(rows) else None
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
 
+    def advance(self, rows: int) -> None:
+        """Counts rows that have been processed."""
+        self._rows += rows
+        if not self._bar.disable:
+            self._bar.update(self._task, advance=rows, description=self._line())
+        elif time.monotonic() - self._logged >= _LOG_SECONDS:
+            self._logged = time.monotonic()
+            sys.stderr.write(self._line() + "\n")
+            sys.stderr.flush()
 
-def _is_small(inputs: Sequence[JobFile], rows: Sequence[int | None]) -> bool:
-    size_bytes = sum(
-        file.size_bytes for file, count in zip(inputs, rows, strict=True) if count is None
-    )
-    return sum(count or 0 for count in rows) <= _FEW_ROWS and size_bytes <= _FEW_BYTES
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._since
 
+    @property
+    def rate(self) -> float:
+        """Rows per second, without those of earlier runs."""
+        return self._rows / max(self.seconds, 1e-9)
 
-def _is_in_memory(file: JobFile) -> bool:
-    """Whether the file exists only in the memory of this process."""
-    return file.location.startswith("memory://")
-
-
-def _scratch_location(out: str) -> tuple[Path, str]:
-    """Parent folder and name of the scratch folder: next to a local output, or in the user's cache
-    for an output in a store."""
-    if not is_url(out):
-        path = local_path(out)
-        return path.parent, path.name
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "gpumemnet" / "batch", hashlib.sha256(out.encode()).hexdigest()[:16]
+    def _line(self) -> str:
+        done = self._finished + self._rows
+        minutes, seconds = divmod(round((self._total - done) / max(self.rate, 1e-9)), 60)
+        left = f", {minutes}:{seconds:02d} left" if self._rows else ""
+        return f"{done:,} of {self._total:,} rows, {self.rate:,.0f} a second{left}"

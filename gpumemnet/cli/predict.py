@@ -172,7 +172,7 @@ def _predict_into_file(
     jobs: Sequence[str], out: str, engine: str, workers: int | None, **options: Any
 ) -> None:
     """Predicts files of jobs into a file, and prints a summary on standard error."""
-    from gpumemnet.batch.options import BatchOptions
+    from gpumemnet.batch.answers import BatchOptions
     from gpumemnet.batch.run import predict_files
 
     outcome = predict_files(jobs, out, BatchOptions(**options), engine=engine, workers=workers)

@@ -13,7 +13,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from gpumemnet.batch.options import BatchOptions
+from gpumemnet.batch.answers import BatchOptions
 from gpumemnet.batch.run import predict_files
 from gpumemnet.cli import main
 from gpumemnet.errors import DatasetError, InvalidRequestError
@@ -49,7 +49,7 @@ def test_a_file_is_answered_as_the_predictor_answers(tmp_path: Path) -> None:
     done = run(tmp_path / "jobs.parquet", "--out", tmp_path / "out.parquet")
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
-    assert "5 jobs answered" in done.stderr
+    assert "5 jobs predicted" in done.stderr
     hashes = {bundle.card.name: bundle.sha256 for bundle in PREDICTOR.bundles}
     for number, (row, estimate) in enumerate(
         zip(answers(tmp_path / "out.parquet"), PREDICTOR.predict_many(JOBS), strict=True), start=1
@@ -152,7 +152,7 @@ def test_bad_rows_go_to_a_file_of_their_own(tmp_path: Path) -> None:
     write_lines(tmp_path / "jobs.jsonl", lines)
     done = run(tmp_path / "jobs.jsonl", "--out", tmp_path / "answers.parquet")
     assert done.returncode == 0, done.stderr
-    assert "2 jobs answered" in done.stderr
+    assert "2 jobs predicted" in done.stderr
     assert "5 rows were rejected" in done.stderr
     assert [(row["row"], row["job_id"]) for row in answers(tmp_path / "answers.parquet")] == [
         (1, "7"),

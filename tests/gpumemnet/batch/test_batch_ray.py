@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumemnet.batch.options import BatchOptions
+from gpumemnet.batch.answers import BatchOptions
 from gpumemnet.batch.run import predict_files
 from tests.gpumemnet.batch.batch_files import refused, rejected, run, totals, write, write_lines
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpumemnet.batch.ray_loading import connect
+from gpumemnet.batch.ray_engine import connect
 from gpumemnet.errors import DatasetError
 
 

@@ -1,0 +1,340 @@
+"""Keeps the finished parts of a batch, and joins them, in order, into the output file.
+
+Until all parts are complete they lie in a hidden folder, so that a killed run can resume.  The
+folder's name contains a hash of everything that the answers depend on: the state of the inputs, the
+models and the options.  Its manifest lists the finished parts, a line each.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from gpumemnet.atomic_files import STAGING_PREFIX, locked, replace_file, sync_folder
+from gpumemnet.batch.answers import Answers, BatchOptions, answer_schema, encode
+from gpumemnet.batch.plan import PART_ROWS, Part
+from gpumemnet.errors import DatasetError, InvalidRequestError, first_line
+from gpumemnet.job.job_files import JobFile, is_url, local_path, store
+from gpumemnet.job.reader import CHUNK_ROWS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_VERSION: Final = 2
+"""Version of the form of parts; increase it when the form changes."""
+_OBJECT_STORES: Final = frozenset(
+    {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "memory", "hf"}
+)
+"""Schemes of stores that publish an object only when it is complete; elsewhere it is written under
+another name first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Counts of a part, or of a batch.
+
+    Attributes:
+        rows: processed rows or lines.
+        answered: jobs with an answer.
+        outside: answered jobs outside the models' support.
+        rejected: rows without an answer.
+    """
+
+    rows: int = 0
+    answered: int = 0
+    outside: int = 0
+    rejected: int = 0
+
+    @staticmethod
+    def total(tallies: Iterable[Tally]) -> Tally:
+        """The sums of all counts."""
+        counts = ((each.rows, each.answered, each.outside, each.rejected) for each in tallies)
+        return Tally(*map(sum, zip(*counts, strict=True)))
+
+
+class PartFiles:
+    """The folder of a batch's finished parts.
+
+    Raises (all methods):
+        DatasetError: when a file cannot be written.
+    """
+
+    def __init__(self, folder: Path, output_format: str) -> None:
+        self.folder = folder
+        self.output_format = output_format
+        self._manifest = folder / "manifest.jsonl"
+
+    def finished(self) -> dict[str, Tally]:
+        """Name → counts of each finished part."""
+        tallies = {}
+        with suppress(FileNotFoundError):
+            for line in self._manifest.read_text().splitlines():
+                with suppress(ValueError, TypeError):  # a power cut may leave half a line
+                    entry = json.loads(line)
+                    name = entry.pop("part")
+                    tallies[name] = Tally(**entry)
+        return tallies
+
+    def keep(self, part: Part, answers: Answers) -> Tally:
+        """Stores the answers and the rejected rows of a part; then its line in the manifest."""
+        tally = Tally(
+            part.row_count,
+            sum(map(len, answers.batches)),
+            sum(len(each) - each.column("in_support").true_count for each in answers.batches),
+            len(answers.rejected),
+        )
+        entry = json.dumps({"part": part.name, **asdict(tally)}) + "\n"
+        with no_room(self.folder):
+            replace_file(self.answers(part), encode(answers.batches, self.output_format))
+            if answers.rejected:
+                lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in answers.rejected]
+                replace_file(self.rejected(part), "".join(lines).encode())
+            # Several processes append; one short write to the end of a file is never divided.
+            descriptor = os.open(self._manifest, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                os.write(descriptor, entry.encode())
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        return tally
+
+    def answers(self, part: Part) -> Path:
+        """File of a part's answers, as :func:`~gpumemnet.batch.answers.encode` gives them."""
+        return self.folder / f"{part.name}.{self.output_format}"
+
+    def rejected(self, part: Part) -> Path:
+        """File of a part's rejected rows; it exists only if there are any."""
+        return self.folder / f"{part.name}.rejected.jsonl"
+
+
+@contextmanager
+def part_files(out: str, key: str, output_format: str) -> Iterator[PartFiles]:
+    """Opens and locks the folder of the batch ``key`` with the output ``out``; removes those of
+    other batches with that output, and at the end its own.
+
+    The folder is next to a local output, or in the user's cache for an output in a store.
+
+    Raises:
+        InvalidRequestError: when another run writes the same output.
+        DatasetError: when the folder cannot be created.
+    """
+    place, name = local_path(out).parent, local_path(out).name
+    if is_url(out):
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        place, name = cache / "gpumemnet" / "batch", hashlib.sha256(out.encode()).hexdigest()[:16]
+    lock = place / f".{name}.lock"
+    own = place / f".{name}.parts-{key}"
+    with ExitStack() as stack:
+        try:
+            with no_room(place):
+                place.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(locked(lock, 0.0))
+                for other in place.glob(f".{glob.escape(name)}.parts-*"):
+                    if other != own:
+                        shutil.rmtree(other, ignore_errors=True)
+                own.mkdir(exist_ok=True)
+                for staging in own.glob(f"{STAGING_PREFIX}*"):
+                    staging.unlink()
+        except TimeoutError:
+            raise InvalidRequestError(
+                f"another run is writing {name} in {place}: wait for it, or choose another file",
+                "out",
+            ) from None
+        yield PartFiles(own, output_format)
+        shutil.rmtree(own, ignore_errors=True)
+        with suppress(OSError):
+            lock.unlink()
+
+
+def batch_key(
+    files: Iterable[JobFile],
+    hash_of_model: Mapping[str, str],
+    gpu: str,
+    options: BatchOptions,
+    output_format: str,
+) -> str:
+    """Hash of everything that the answers of a batch depend on; an input counts with its location,
+    format, size and stamp."""
+    facts = {
+        "form": (_VERSION, CHUNK_ROWS, PART_ROWS, output_format),
+        "versions": [version(name) for name in ("gpumemnet", "numpy", "onnxruntime", "pyarrow")],
+        "inputs": [asdict(file) for file in files],
+        "models": list(hash_of_model.values()),
+        "gpu": gpu,
+        "options": asdict(options) | {"bundles": None},
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class Output:
+    """The output of a running batch: :meth:`add` takes parts in order, and :meth:`publish` makes
+    the file visible.
+
+    Raises (all methods):
+        DatasetError: when the output cannot be written; finished parts are kept.
+    """
+
+    def __init__(self, location: str, parts: PartFiles) -> None:
+        self._location = location
+        self._parts = parts
+        self._path = parts.folder / f"{STAGING_PREFIX}joined"
+        self._rejected_path = parts.folder / f"{STAGING_PREFIX}rejected"
+        self._held: list[pa.Table] = []
+        with no_room(parts.folder):
+            self._stream = self._path.open("wb")
+            self._rejected = self._rejected_path.open("wb")
+            if parts.output_format == "csv":
+                self._stream.write(",".join(answer_schema().names).encode() + b"\n")
+        self._writer = _parquet_writer(self._stream) if parts.output_format == "parquet" else None
+
+    def __enter__(self) -> Output:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):  # after a failure, what is left to write may fail again
+            self._close()
+
+    def add(self, part: Part) -> None:
+        """Adds the next part."""
+        import pyarrow as pa
+
+        with no_room(self._location):
+            if self._writer is None:
+                _append(self._parts.answers(part), self._stream)
+            else:
+                content = self._parts.answers(part).read_bytes()
+                self._held.append(pa.ipc.open_stream(content).read_all())
+                if sum(map(len, self._held)) >= PART_ROWS:
+                    self._flush()
+            if self._parts.rejected(part).exists():
+                _append(self._parts.rejected(part), self._rejected)
+
+    def publish(self, total: Tally) -> None:
+        """Publishes the rejected rows and, unless all were rejected, the output; both replace older
+        files."""
+        with no_room(self._location):
+            self._flush()
+            self._close()
+            _publish(
+                self._rejected_path if total.rejected else None, rejected_location(self._location)
+            )
+            if total.answered or not total.rejected:
+                _publish(self._path, self._location)
+
+    def _close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        for stream in (self._stream, self._rejected):
+            if not stream.closed:
+                stream.flush()
+                os.fsync(stream.fileno())
+                stream.close()
+
+    def _flush(self) -> None:
+        """Writes the parts on hold as row groups; parts of few rows share one."""
+        import pyarrow as pa
+
+        if self._held and self._writer is not None:
+            table = pa.concat_tables(self._held).unify_dictionaries()
+            self._writer.write_table(table, row_group_size=PART_ROWS)
+        self._held = []
+
+
+def rejected_location(location: str) -> str:
+    """The file of the rejected rows of the output at ``location``: ``predictions.parquet`` →
+    ``predictions.rejected.jsonl``."""
+    return os.path.splitext(location)[0] + ".rejected.jsonl"  # noqa: PTH122 - a URL is no path
+
+
+def check_writable(location: str, files: Iterable[JobFile]) -> None:
+    """Checks that the output is not one of the inputs, and that its folder exists.
+
+    Raises:
+        DatasetError: says which condition fails.
+    """
+    if is_url(location):
+        store(location)
+        is_input = location in {file.location for file in files}
+    else:
+        paths = (local_path(file.location) for file in files if not is_url(file.location))
+        is_input = local_path(location).resolve() in {path.resolve() for path in paths}
+    if is_input:
+        raise DatasetError(f"{location} is one of the inputs: choose another file for the answers")
+    if is_url(location):
+        return
+    path = local_path(location)
+    if not path.parent.is_dir():
+        raise DatasetError(f"{path} cannot be written: there is no folder {path.parent}")
+    if path.is_dir():
+        raise DatasetError(f"{path} is a folder: name a file")
+
+
+@contextmanager
+def no_room(where: Path | str) -> Iterator[None]:
+    """Words the error for a location that cannot be written."""
+    try:
+        yield
+    except TimeoutError:  # of a lock
+        raise
+    except OSError as error:
+        reason = error.strerror or first_line(error)
+        raise DatasetError(
+            f"{where} cannot be written ({reason}); finished parts are kept: the same command, run again, goes on"
+        ) from None
+
+
+def _parquet_writer(stream: Any) -> Any:
+    import pyarrow.parquet as pq
+
+    schema = answer_schema()
+    plain = ("row", "request_mib", "limit_mib", "job_id")
+    return pq.ParquetWriter(
+        stream,
+        schema,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=[name for name in schema.names if name not in plain],
+        column_encoding={"row": "DELTA_BINARY_PACKED"},
+    )
+
+
+def _append(path: Path, stream: Any) -> None:
+    with path.open("rb") as source:
+        shutil.copyfileobj(source, stream, 2**20)
+
+
+def _publish(path: Path | None, location: str) -> None:
+    """Moves the file at ``path`` to ``location``; without ``path``, removes the file at
+    ``location``."""
+    if not is_url(location):
+        target = local_path(location)
+        if path is None:
+            target.unlink(missing_ok=True)
+            return
+        path.replace(target)
+        sync_folder(target.parent)
+        return
+    system, name = store(location)
+    protocols = (system.protocol,) if isinstance(system.protocol, str) else system.protocol
+    try:
+        if path is None:
+            if system.exists(name):
+                system.rm_file(name)
+        elif not _OBJECT_STORES.isdisjoint(protocols):
+            system.put_file(str(path), name)
+        else:
+            system.put_file(str(path), f"{name}.partial")
+            system.mv(f"{name}.partial", name)
+    except OSError:
+        raise
+    except Exception as error:  # the packages for stores have their own exception classes
+        raise OSError(f"{type(error).__name__}: {error}") from None
