@@ -80,7 +80,9 @@ def _predict(
     context.max_errored_blocks = 0
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     count = min(workers or max(1, int(ray.cluster_resources().get("CPU", 1))), len(parts))
-    predicted = ray_data.range(len(parts), override_num_blocks=len(parts)).map_batches(
+    # Items, not a range: tasks that read a range would wait for cores, which the actors hold.
+    rows = [{"id": index} for index in range(len(parts))]
+    predicted = ray_data.from_items(rows, override_num_blocks=len(rows)).map_batches(
         _Actor,
         fn_constructor_args=(options, hash_of_model, parts),
         batch_size=1,
