@@ -27,10 +27,15 @@ from models.evaluation.closed_form.fit import fit
 from models.evaluation.closed_form.rows import RealNetworks, networks_of_runs
 from models.networks.mlp import float_tensor
 from models.networks.physics_line import LAYER_TERMS, fit_line
-from models.training.data import LabelledJobs, load_labelled_jobs, real_rows, with_real_networks
+from models.training.data import (
+    LabelledJobs,
+    folds,
+    load_labelled_jobs,
+    real_rows,
+    with_real_networks,
+)
 from models.training.mlp import train_classifier
 from models.training.plans import mlp_plan
-from models.training.splits import folds
 
 FOLDS: Final = 5
 COVERAGE: Final = 0.99

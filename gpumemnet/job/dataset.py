@@ -72,6 +72,32 @@ class Dataset(Sequence[Measurement]):
     columns: pa.Table
     keys: NDArray[np.object_]
 
+    @staticmethod
+    def from_measurements(measurements: Sequence[Measurement]) -> Dataset:
+        """The columns of ``measurements``; a dataset stays as it is."""
+        if isinstance(measurements, Dataset):
+            return measurements
+        pa = import_pyarrow("tables of measurements")
+        schema = _schema(MEASUREMENT_FIELDS)
+        return Dataset(
+            JobTable.from_jobs([measurement.job for measurement in measurements]),
+            pa.Table.from_pylist([_row(one) for one in measurements], schema),
+            np.array([one.architecture_key for one in measurements], dtype=object),
+        )
+
+    @staticmethod
+    def concatenate(parts: Sequence[Dataset]) -> Dataset:
+        """Joins the rows of all ``parts`` in order."""
+        import pyarrow as pa
+
+        if not parts:
+            return Dataset.from_measurements(())
+        return Dataset(
+            JobTable.concatenate([part.jobs for part in parts]),
+            pa.concat_tables([part.columns for part in parts]),
+            np.concatenate([part.keys for part in parts]),
+        )
+
     def __len__(self) -> int:
         return len(self.jobs)
 

@@ -56,7 +56,9 @@ class JobTable(Sequence[TrainingJob]):
 
     @classmethod
     def from_jobs(cls, jobs: Sequence[TrainingJob]) -> JobTable:
-        """Builds the table whose rows are ``jobs``."""
+        """Builds the table whose rows are ``jobs``; a table stays as it is."""
+        if isinstance(jobs, JobTable):
+            return jobs
         layers = [*chain.from_iterable([job.layers for job in jobs])]
         numbers = (
             np.array(list(map(_NUMBERS_OF, jobs)), dtype=np.float64)
@@ -230,6 +232,24 @@ class JobTable(Sequence[TrainingJob]):
             self.layer_activations,
             self.layer_parameters,
             self.unknown_kinds,
+        )
+
+    def option_column(self, name: str) -> NDArray[Any]:
+        """Each job's value of the field ``name``, one of
+        :data:`~gpumemnet.job.training_job.OPTION_FIELDS`, shape ``[B]``."""
+        return np.array(self.options(name), dtype=object)[self.option_codes]
+
+    def without_layers(self) -> JobTable:
+        """The same jobs with their totals only."""
+        none = np.empty(0)
+        return JobTable(
+            self.numbers,
+            self.option_sets,
+            self.option_codes,
+            np.zeros(len(self), dtype=np.int64),
+            none.astype(np.int64),
+            none,
+            none,
         )
 
     def _stretch(self, start: int, stop: int) -> JobTable:

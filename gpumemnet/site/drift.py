@@ -40,6 +40,8 @@ from gpumemnet.site.training_reference import (
     OPTIONS,
     TrainingReference,
     job_amounts,
+    kind_counts,
+    option_counts,
     reference_from_card,
 )
 
@@ -347,7 +349,7 @@ def _support(estimates: Sequence[Prediction]) -> Finding:
 def _features(rows: Sequence[SiteRow], reference: TrainingReference) -> Iterator[Finding]:
     """Kolmogorov-Smirnov test of each amount, and Fisher's exact test of the share of each option
     and layer kind."""
-    jobs = [row.job for row in rows]
+    jobs = JobTable.from_jobs([row.job for row in rows])
     for name, values in job_amounts(jobs).items():
         quantiles = np.array(reference.quantiles[name])
         distance = ks_distance(values, quantiles)
@@ -357,13 +359,16 @@ def _features(rows: Sequence[SiteRow], reference: TrainingReference) -> Iterator
             "features", name, len(jobs), distance, DISTANCE_MATTERS, probability, sentence
         )
     for field in OPTIONS:
-        counts = Counter(str(getattr(job, field)) for job in jobs)
+        counts = option_counts(jobs, field)
         yield from _shares(field, counts, len(jobs), reference.options[field], reference.rows)
-    layered = [job for job in jobs if job.layers]
-    if len(layered) >= MIN_JOBS and reference.rows_with_layers:
-        counts = Counter(kind for job in layered for kind in {layer.kind for layer in job.layers})
+    layered = int((jobs.layer_counts > 0).sum())
+    if layered >= MIN_JOBS and reference.rows_with_layers:
         yield from _shares(
-            "layers of kind", counts, len(layered), reference.kinds, reference.rows_with_layers
+            "layers of kind",
+            kind_counts(jobs),
+            layered,
+            reference.kinds,
+            reference.rows_with_layers,
         )
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gpumemnet.gpu.catalogue import GENERIC_BLAS_WORKSPACE_BYTES
 from gpumemnet.job.job_table import JobTable
-from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.job.training_job import OPTION_FIELDS, TrainingJob
 from gpumemnet.predict.features import FEATURE_NAMES, feature_matrix
 
 AMOUNTS: Final = (
@@ -59,33 +59,38 @@ class TrainingReference:
 
 def training_reference(jobs: Sequence[TrainingJob]) -> TrainingReference:
     """The summary of ``jobs``, at least one."""
-    columns = job_amounts(jobs)
+    table = JobTable.from_jobs(jobs)
     steps = np.linspace(0.0, 1.0, QUANTILES)
     quantiles = {
-        name: np.quantile(values, steps, method="inverted_cdf") for name, values in columns.items()
+        name: np.quantile(values, steps, method="inverted_cdf")
+        for name, values in job_amounts(table).items()
     }
     return TrainingReference(
-        rows=len(jobs),
-        rows_with_layers=sum(bool(job.layers) for job in jobs),
+        rows=len(table),
+        rows_with_layers=int((table.layer_counts > 0).sum()),
         quantiles={name: tuple(values.tolist()) for name, values in quantiles.items()},
-        options={
-            field: dict(sorted(Counter(str(getattr(job, field)) for job in jobs).items()))
-            for field in OPTIONS
-        },
-        kinds=dict(
-            sorted(
-                Counter(
-                    kind for job in jobs for kind in {layer.kind for layer in job.layers}
-                ).items()
-            )
-        ),
+        options={field: option_counts(table, field) for field in OPTIONS},
+        kinds=kind_counts(table),
     )
 
 
-def job_amounts(jobs: Sequence[TrainingJob]) -> dict[str, NDArray[np.float64]]:
+def job_amounts(table: JobTable) -> dict[str, NDArray[np.float64]]:
     """The columns :data:`AMOUNTS` of ``B`` jobs, shape ``[B]`` each."""
-    features = feature_matrix(JobTable.from_jobs(jobs), GENERIC_BLAS_WORKSPACE_BYTES)
+    features = feature_matrix(table, GENERIC_BLAS_WORKSPACE_BYTES)
     return {name: features[:, FEATURE_NAMES.index(name)] for name in AMOUNTS}
+
+
+def option_counts(table: JobTable, field: str) -> dict[str, int]:
+    """Value of the field, as text → number of jobs with it."""
+    is_option = field in OPTION_FIELDS
+    values = table.option_column(field) if is_option else table.column(field).astype(np.int64)
+    return dict(sorted(Counter(map(str, values)).items()))
+
+
+def kind_counts(table: JobTable) -> dict[str, int]:
+    """Layer kind → number of jobs with a layer of it."""
+    pairs = np.unique(np.stack((table.layer_owners, table.layer_kinds)), axis=1)
+    return dict(sorted(Counter(table.kind_names[kind] for kind in pairs[1].tolist()).items()))
 
 
 def reference_document(reference: TrainingReference) -> dict[str, Any]:

@@ -18,8 +18,7 @@ from gpumemnet.predict.distribution import BinScheme
 
 from ..answers import COVERAGE, Answers
 from ..networks.physics_line import LAYER_TERMS, TOTALS_TERMS, fit_line
-from ..training.data import LabelledJobs
-from ..training.splits import folds
+from ..training.data import LabelledJobs, folds
 
 Array = NDArray[np.float64]
 Fit = Callable[[LabelledJobs], Callable[[LabelledJobs], Array]]
@@ -88,7 +87,7 @@ def calibrated_physics(training: LabelledJobs) -> Callable[[LabelledJobs], Array
 def calibrated_closed_form(training: LabelledJobs) -> Callable[[LabelledJobs], Array]:
     """Median regression on the closed form, with and without fragmentation, where layers are known,
     else on the totals."""
-    terms = LAYER_TERMS if training.jobs[0].has_layers else TOTALS_TERMS
+    terms = LAYER_TERMS if training.jobs.layer_counts[0] else TOTALS_TERMS
     line = fit_line(training.features, training.label_bytes, terms)
     return lambda jobs: line.predict_bytes(jobs.features)
 

@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from gpumemnet.job.job_table import JobTable
 from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme
 from gpumemnet.predict.predictor import Predictor
 
 from ..answers import COVERAGE, Answers, concatenated
-from ..training.data import LabelledJobs
+from ..training.data import LabelledJobs, folds
 from ..training.export import save_classifier
 from ..training.mlp import TrainingPlan, train_classifier
-from ..training.splits import folds
 from .baselines import REGRESSIONS, commonest_bin, regression_answers
 from .metrics import AmountFigures, BinFigures, amount_figures, bin_figures
 
@@ -140,7 +138,7 @@ def _served(
 
 def _classifier_answers(predictor: Predictor, test: LabelledJobs) -> Answers:
     # without traced peaks, so that the classifier itself answers
-    table = JobTable.from_jobs([replace(job, traced_peak_bytes=None) for job in test.jobs])
+    table = test.jobs.with_numbers("traced_peak_bytes", np.zeros(len(test)))
     predictions = {
         scheme.name: predictor.predict_table(table, bins=scheme, coverage=COVERAGE)
         for scheme in SCHEMES

@@ -113,7 +113,7 @@ def grouped_multiples(
 
     Both are equal if either group has fewer than :data:`FEWEST_SCORES` scores.
     """
-    benchmark = np.array([job.cudnn_benchmark for job in data.jobs], dtype=bool)
+    benchmark = data.jobs.option_column("cudnn_benchmark").astype(bool)
     parts = [scores[~benchmark], scores[benchmark]]
     if min(map(len, parts)) < FEWEST_SCORES:
         parts = [scores, scores]

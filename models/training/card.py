@@ -13,6 +13,7 @@ import torch
 
 from gpumemnet.gpu.catalogue import blas_workspace_bytes
 from gpumemnet.job.measurement import PUBLISHED_GPU, TRACED
+from gpumemnet.job.training_job import OPTION_FIELDS, UNSTATED_AS_ZERO
 from gpumemnet.predict.bundle_card import ALL_FAMILIES, COMMON, FORMAT_VERSION
 from gpumemnet.predict.features import FEATURE_NAMES, FEATURE_SCHEMA
 from gpumemnet.site.training_reference import reference_document, training_reference
@@ -208,7 +209,9 @@ def _family_parts(
     parts: dict[str, Any] = {
         "support": {
             "options": options,
-            "kinds": sorted({layer.kind for job in data.jobs for layer in job.layers}),
+            "kinds": sorted(
+                {data.jobs.kind_names[kind] for kind in np.unique(data.jobs.layer_kinds)}
+            ),
             "ranges": {
                 column: [float(values.min()), float(values.max())]
                 for column, values in columns.items()
@@ -232,6 +235,10 @@ def _family_parts(
 
 
 def _seen(data: LabelledJobs, field: str) -> list[Any]:
-    return sorted(
-        {getattr(job, field) for job in data.jobs}, key=lambda value: (value is None, str(value))
-    )
+    if field in OPTION_FIELDS:
+        values = set(data.jobs.option_column(field).tolist())
+    else:
+        values = {int(value) for value in data.jobs.column(field)}
+        if field in UNSTATED_AS_ZERO and 0 in values:
+            values = values - {0} | {None}
+    return sorted(values, key=lambda value: (value is None, str(value)))

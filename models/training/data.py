@@ -10,7 +10,7 @@ memory has a censored label: it needed more than the card has.  Such jobs do not
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from gpumemnet.errors import DatasetError
 from gpumemnet.gpu.catalogue import blas_workspace_bytes
-from gpumemnet.job.dataset import read_dataset
+from gpumemnet.job.dataset import Dataset, read_dataset
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.measurement import Measurement
-from gpumemnet.job.training_job import FAMILIES, TrainingJob, totals_only
+from gpumemnet.job.training_job import FAMILIES, TrainingJob
 from gpumemnet.predict.bundle_card import ALL_FAMILIES
 from gpumemnet.predict.features import feature_matrix
 from gpumemnet.units import MIB
@@ -32,6 +32,8 @@ ZOO: Final = "zoo"
 """Recipe of real models, which are only used for testing."""
 STEADY_PART: Final = "steady_reserved_bytes"
 """Part of a traced run: reserved bytes of the steady state."""
+Rows = NDArray[np.int64]
+
 READING_BYTES: Final = MIB
 """Granularity of the driver's readings: a label's interval extends this far to both sides, in
 bytes."""
@@ -62,7 +64,7 @@ class LabelledJobs:
             sampled.
     """
 
-    jobs: tuple[TrainingJob, ...]
+    jobs: JobTable
     features: NDArray[np.float64]
     label_bytes: NDArray[np.float64]
     lower_bytes: NDArray[np.float64]
@@ -84,7 +86,7 @@ class LabelledJobs:
         """Return the jobs in ``rows``, shape ``[R]``."""
         return replace(
             self,
-            jobs=tuple(self.jobs[row] for row in rows.tolist()),
+            jobs=self.jobs.take(rows),
             features=self.features[rows],
             label_bytes=self.label_bytes[rows],
             lower_bytes=self.lower_bytes[rows],
@@ -96,7 +98,7 @@ class LabelledJobs:
     @property
     def families(self) -> tuple[str, ...]:
         """The families that occur, in the order of :data:`gpumemnet.job.training_job.FAMILIES`."""
-        found = {job.family for job in self.jobs}
+        found = set(self.jobs.option_column("family").tolist())
         return tuple(family for family in FAMILIES if family in found)
 
     @property
@@ -116,7 +118,7 @@ class LabelledJobs:
 
     def rows_of(self, family: str) -> NDArray[np.int64]:
         """Return the rows of one family."""
-        return np.flatnonzero([job.family == family for job in self.jobs])
+        return np.flatnonzero(self.jobs.option_column("family") == family)
 
     def rows_by_family(self) -> dict[str, NDArray[np.int64]]:
         """Return the rows of each family; where there is a single one, all rows under the empty
@@ -127,7 +129,7 @@ class LabelledJobs:
 
     def without_layers(self) -> LabelledJobs:
         """Return the same jobs with totals only."""
-        jobs = tuple(totals_only(job) for job in self.jobs)
+        jobs = self.jobs.without_layers()
         return replace(self, jobs=jobs, features=features_on(self.gpu, jobs))
 
 
@@ -136,7 +138,7 @@ def features_on(gpu: str, jobs: Sequence[TrainingJob]) -> NDArray[np.float64]:
     return feature_matrix(JobTable.from_jobs(jobs), blas_workspace_bytes(gpu))
 
 
-def load_training_rows(path: str | Path) -> list[Measurement]:
+def load_training_rows(path: str | Path) -> Dataset:
     """Return the ``ok`` and ``oom`` rows of the dataset at ``path``, real models included.
 
     Jobs that are one of several replicas are excluded, for the reason given at
@@ -145,9 +147,9 @@ def load_training_rows(path: str | Path) -> list[Measurement]:
     Raises:
         DatasetError: when the dataset cannot be read.
     """
-    return [
-        row for row in read_dataset(path) if row.status in ("ok", "oom") and not row.job.is_replica
-    ]
+    rows = read_dataset(path)
+    is_used = np.isin(rows.words("status"), ("ok", "oom")) & (rows.jobs.column("ranks") <= 1)
+    return rows.take(np.flatnonzero(is_used))
 
 
 def labelled_families(path: str | Path) -> list[str]:
@@ -156,8 +158,9 @@ def labelled_families(path: str | Path) -> list[str]:
     Raises:
         DatasetError: when the dataset cannot be read.
     """
-    families = {row.job.family for row in load_training_rows(path) if row.recipe != ZOO}
-    return [family for family in FAMILIES if family in families]
+    rows = load_training_rows(path)
+    found = set(rows.jobs.option_column("family")[rows.words("recipe") != ZOO].tolist())
+    return [family for family in FAMILIES if family in found]
 
 
 def load_labelled_jobs(path: str | Path, family: str) -> LabelledJobs:
@@ -169,12 +172,12 @@ def load_labelled_jobs(path: str | Path, family: str) -> LabelledJobs:
         DatasetError: when the dataset cannot be read, has no such rows, or mixes GPU models or ways
             of reading memory.
     """
-    rows = [
-        row for row in load_training_rows(path) if row.job.family == family and row.recipe != ZOO
-    ]
-    if not rows:
+    rows = load_training_rows(path)
+    is_own = (rows.jobs.option_column("family") == family) & (rows.words("recipe") != ZOO)
+    if not is_own.any():
         raise DatasetError(f"{path} has no measured {family} job: choose another family or dataset")
-    return labelled_jobs(rows, str(path), hashlib.sha256(Path(path).read_bytes()).hexdigest())
+    sha256 = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return labelled_jobs(rows.take(np.flatnonzero(is_own)), str(path), sha256)
 
 
 def labelled_jobs(rows: Sequence[Measurement], source: str, sha256: str) -> LabelledJobs:
@@ -188,31 +191,27 @@ def labelled_jobs(rows: Sequence[Measurement], source: str, sha256: str) -> Labe
     Raises:
         DatasetError: when they mix GPU models or ways of reading memory.
     """
+    rows, origin = Dataset.from_measurements(rows), {}
     for name in ("gpu", "label_source", "provenance"):
-        values = sorted({getattr(row, name) for row in rows})
+        values = sorted(set(rows.words(name)))
         if len(values) > 1:
             raise DatasetError(
                 f"{source} mixes rows of different {name} ({', '.join(values)}): train on one at a time"
             )
-    labels = np.array(
-        [np.nan if row.label_bytes is None else row.label_bytes for row in rows], dtype=np.float64
-    )
-    capacities = np.array([row.capacity_bytes for row in rows], dtype=np.float64)
-    jobs = tuple(row.job for row in rows)
-    _, groups = np.unique([row.split_group for row in rows], return_inverse=True)
+        origin[name] = values[0]
+    labels, capacities = rows.label_bytes, rows.numbers("capacity_bytes")
+    _, groups = np.unique(rows.split_groups.astype(str), return_inverse=True)
     return LabelledJobs(
-        jobs=jobs,
-        features=features_on(rows[0].gpu, jobs),
+        jobs=rows.jobs,
+        features=features_on(origin["gpu"], rows.jobs),
         label_bytes=labels,
         lower_bytes=np.where(np.isnan(labels), capacities, labels - READING_BYTES),
         upper_bytes=np.where(np.isnan(labels), np.inf, labels + READING_BYTES),
         groups=groups.astype(np.int64),
-        gpu=rows[0].gpu,
-        capacity_bytes=max(row.capacity_bytes for row in rows),
-        provenance=rows[0].provenance,
-        label_source=rows[0].label_source,
+        capacity_bytes=int(capacities.max()),
         sha256=sha256,
         context_bytes=_context_bytes(rows),
+        **origin,
     )
 
 
@@ -236,19 +235,17 @@ def with_real_networks(data: LabelledJobs, paths: Sequence[str | Path]) -> Label
         raise DatasetError(
             "the training labels state no CUDA context, so labels of other GPUs cannot be compared with them"
         )
-    rows = real_rows(paths, data.family)
-    if not rows:
+    runs = real_rows(paths, data.family)
+    if not len(runs):
         return data
-    above = above_context_bytes(rows)
+    above = above_context_bytes(runs)
     labels = np.concatenate((data.label_bytes, above + data.context_bytes))
-    names, groups = np.unique([row.split_group for row in rows], return_inverse=True)
+    names, groups = np.unique(runs.split_groups.astype(str), return_inverse=True)
     hashes = [data.sha256, *(hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths)]
     return replace(
         data,
-        jobs=(*data.jobs, *(row.job for row in rows)),
-        features=np.concatenate(
-            (data.features, *(features_on(row.gpu, [row.job]) for row in rows))
-        ),
+        jobs=JobTable.concatenate((data.jobs, runs.jobs)),
+        features=np.concatenate((data.features, features_of_runs(runs))),
         label_bytes=labels,
         lower_bytes=np.concatenate((data.lower_bytes, labels[len(data) :] - READING_BYTES)),
         upper_bytes=np.concatenate((data.upper_bytes, labels[len(data) :] + READING_BYTES)),
@@ -259,32 +256,44 @@ def with_real_networks(data: LabelledJobs, paths: Sequence[str | Path]) -> Label
     )
 
 
-def real_rows(paths: Sequence[str | Path], family: str) -> list[Measurement]:
-    """Return the runs of real networks of one family that ended well, with layers and a label of
-    the steady state.
+def real_rows(paths: Sequence[str | Path], family: str | None = None) -> Dataset:
+    """Return the runs of real networks of one family, or of all family after family, that ended
+    well, with layers and a label of the steady state.
 
     Raises:
         DatasetError: when a dataset cannot be read.
     """
-    return [
-        row
-        for path in paths
-        for row in load_training_rows(path)
-        if row.status == "ok"
-        and row.label_state == "steady"
-        and row.job.family == family
-        and row.job.layers
-    ]
+    rows = Dataset.concatenate([load_training_rows(path) for path in paths])
+    families = rows.jobs.option_column("family")
+    is_used = (
+        (rows.words("status") == "ok")
+        & (rows.words("label_state") == "steady")
+        & (rows.jobs.layer_counts > 0)
+    )
+    chosen = FAMILIES if family is None else (family,)
+    return rows.take(
+        np.concatenate([np.flatnonzero(is_used & (families == one)) for one in chosen])
+    )
 
 
-def above_context_bytes(rows: Sequence[Measurement]) -> NDArray[np.float64]:
+def features_of_runs(
+    runs: Dataset, features: Callable[[str, JobTable], NDArray[np.float64]] = features_on
+) -> NDArray[np.float64]:
+    """Return the features of each run on the GPU that it ran on, shape ``[B, F]``."""
+    gpus = runs.words("gpu")
+    places = [np.flatnonzero(gpus == gpu) for gpu in dict.fromkeys(gpus)]
+    parts = [features(gpus[rows[0]], runs.jobs.take(rows)) for rows in places]
+    return np.concatenate(parts)[np.argsort(np.concatenate(places))]
+
+
+def above_context_bytes(runs: Sequence[Measurement]) -> NDArray[np.float64]:
     """Return the labels of ``ok`` rows with traced parts, less the constant of their GPU and
     source, shape ``[B]``."""
-    labels = np.array([row.label_bytes for row in rows], dtype=np.float64)
-    traced = np.array([row.traced.get(STEADY_PART, np.nan) for row in rows])
-    above = np.empty(len(rows))
-    sources = np.array([f"{row.gpu}, {row.provenance}" for row in rows])
-    for source in np.unique(sources):
+    runs = Dataset.from_measurements(runs)
+    labels, traced = runs.label_bytes, runs.traced(STEADY_PART)
+    above = np.empty(len(runs))
+    sources = runs.words("gpu") + ", " + runs.words("provenance")
+    for source in dict.fromkeys(sources):
         own = sources == source
         above[own] = labels[own] - np.nanmedian(labels[own] - traced[own])
     return np.maximum(above, READING_BYTES)
@@ -334,7 +343,7 @@ def joined(parts: Sequence[LabelledJobs]) -> LabelledJobs:
     ]
     return replace(
         parts[0],
-        jobs=tuple(job for part in parts for job in part.jobs),
+        jobs=JobTable.concatenate([part.jobs for part in parts]),
         features=np.concatenate([part.features for part in parts]),
         label_bytes=np.concatenate([part.label_bytes for part in parts]),
         lower_bytes=np.concatenate([part.lower_bytes for part in parts]),
@@ -348,11 +357,38 @@ def joined(parts: Sequence[LabelledJobs]) -> LabelledJobs:
     )
 
 
-def _context_bytes(rows: Sequence[Measurement]) -> int | None:
-    contexts = [row.context_bytes for row in rows if row.context_bytes is not None]
-    if not contexts:
-        pairs = ((row.label_bytes, row.job.traced_peak_bytes) for row in rows)
-        contexts = [
-            label - traced for label, traced in pairs if label is not None and traced is not None
-        ]
-    return max(0, int(np.median(contexts))) if contexts else None
+def _context_bytes(rows: Dataset) -> int | None:
+    contexts = rows.numbers("context_bytes")
+    if np.isnan(contexts).all():
+        traced = rows.jobs.column("traced_peak_bytes")
+        contexts = np.where(traced > 0, rows.label_bytes - traced, np.nan)
+    contexts = contexts[~np.isnan(contexts)]
+    return max(0, int(np.median(contexts))) if len(contexts) else None
+
+
+def pieces(groups: NDArray[np.int64], count: int, seed: int) -> NDArray[np.int64]:
+    """Assign each row to one of ``count`` pieces of nearly equal numbers of groups, shuffled; shape
+    ``[B]``.
+
+    Raises:
+        ValueError: when there are fewer groups than pieces.
+    """
+    names, members = np.unique(groups, return_inverse=True)
+    if len(names) < count:
+        raise ValueError(f"{len(names)} architectures cannot be split into {count}: measure more")
+    piece_of_group = np.random.default_rng(seed).permutation(len(names)) % count
+    assigned: NDArray[np.int64] = piece_of_group[members]
+    return assigned
+
+
+def folds(groups: NDArray[np.int64], count: int, seed: int) -> list[tuple[Rows, Rows]]:
+    """``count`` pairs of training and test rows; every row is tested once.
+
+    Raises:
+        ValueError: when there are fewer groups than folds.
+    """
+    assigned = pieces(groups, count, seed)
+    return [
+        (np.flatnonzero(assigned != fold), np.flatnonzero(assigned == fold))
+        for fold in range(count)
+    ]

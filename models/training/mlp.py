@@ -41,8 +41,7 @@ from .bounds import (
     multiples_by_family,
     spread_floor,
 )
-from .data import LabelledJobs
-from .splits import pieces
+from .data import LabelledJobs, pieces
 
 SHORTEST_SCHEDULE: Final = 20
 """Fewest steps of a one-cycle schedule; with fewer, its warm-up, the first tenth, would be

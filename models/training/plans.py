@@ -22,8 +22,9 @@ def mlp_plan(data: LabelledJobs, seed: int, epochs: int | None = None) -> Traini
     value if given."""
     if len(data.families) > 1:
         return common_plan(seed, epochs)
-    options = {(job.optimizer, job.precision, job.checkpointing) for job in data.jobs}
-    plan = MANY_OPTIONS if len(options) > 1 else TrainingPlan()
+    names = ("optimizer", "precision", "checkpointing")
+    has_many = any(len(set(data.jobs.option_column(name))) > 1 for name in names)
+    plan = MANY_OPTIONS if has_many else TrainingPlan()
     return replace(plan, seed=seed, epochs=epochs or plan.epochs)
 
 

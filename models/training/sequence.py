@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpumemnet.job.job_table import JobTable
 from gpumemnet.predict.features import layer_sequence
 
 from ..networks.mlp import (
@@ -42,7 +41,7 @@ from .bounds import (
     multiples_by_family,
     spread_floor,
 )
-from .data import LabelledJobs
+from .data import LabelledJobs, pieces
 from .mlp import (
     SHORTEST_SCHEDULE,
     TrainedClassifier,
@@ -51,7 +50,6 @@ from .mlp import (
     label_interval,
     source_flags,
 )
-from .splits import pieces
 
 HELD_OUT: Final = 6
 """One in this many architectures is held out, to choose the epoch and to calibrate."""
@@ -215,7 +213,7 @@ def _joined(parts: Sequence[_Rows]) -> _Rows:
 
 def _sequences(data: LabelledJobs) -> list[NDArray[np.float32]]:
     """Return the sequences one by one, so that a long network does not pad all others."""
-    return [layer_sequence(JobTable.from_jobs([job]))[0][0] for job in data.jobs]
+    return [layer_sequence(data.jobs[row : row + 1])[0][0] for row in range(len(data))]
 
 
 def batch_of(sequences: Sequence[NDArray[np.float32]]) -> tuple[Tensor, Tensor]:

@@ -51,7 +51,7 @@ def fit_traced_peak(data: LabelledJobs, coverages: Sequence[float]) -> TracedPea
     Returns:
         The fit; ``None`` if there is no such row, or the CUDA context of the labels is not known.
     """
-    traced = np.array([job.traced_peak_bytes or 0 for job in data.jobs], dtype=np.float64)
+    traced = data.jobs.column("traced_peak_bytes")
     known = (traced > 0) & ~np.isnan(data.label_bytes)
     if data.context_bytes is None or not known.any():
         return None

@@ -5,7 +5,7 @@ Tables and pictures are made from sections only, so they do not depend on traini
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -40,7 +40,7 @@ class Section:
     title: str
     about: str
     is_measured: bool
-    jobs: tuple[TrainingJob, ...]
+    jobs: Sequence[TrainingJob]
     features: NDArray[np.float64]
     label_bytes: NDArray[np.float64]
     folds: NDArray[np.int64]

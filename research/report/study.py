@@ -15,8 +15,7 @@ import numpy as np
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.sandbox.workers import worker_pool
 from models.answers import Answers, concatenated
-from models.training.data import LabelledJobs
-from models.training.splits import Rows, folds
+from models.training.data import LabelledJobs, Rows, folds
 
 from .candidates import (
     MEASURED_CANDIDATES,

@@ -28,13 +28,13 @@ from models.networks.mlp import float_tensor
 from models.training.data import (
     LabelledJobs,
     features_on,
+    folds,
     labelled_jobs,
     load_labelled_jobs,
     with_real_networks,
 )
 from models.training.mlp import TrainedClassifier, train_classifier
 from models.training.plans import mlp_plan
-from models.training.splits import folds
 from research.estimators import dnnperf
 from research.estimators.estimator import PublishedEstimator, subject_of
 from research.estimators.schedtune import fit_schedtune

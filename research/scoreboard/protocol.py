@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from gpumemnet.predict.distribution import BinScheme
 from gpumemnet.units import MIB
-from models.training.splits import folds
+from models.training.data import folds
 
 Array = NDArray[np.float64]
 FOLDS: Final = 5

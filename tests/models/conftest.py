@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.features import FEATURE_NAMES
 from gpumemnet.units import GIB, MIB
-from models.training.data import LabelledJobs, features_on
-from models.training.splits import folds
+from models.training.data import LabelledJobs, features_on, folds
 from tests.sites import DATASETS
 
 GPU = "NVIDIA A100-SXM4-40GB"
@@ -46,7 +46,7 @@ def synthetic() -> LabelledJobs:
     labels = 1.1 * features[:, FEATURE_NAMES.index("segment_bytes")] + 1.3 * GIB + noise
     oom = np.arange(len(jobs)) % 50 == 7
     return LabelledJobs(
-        jobs=jobs,
+        jobs=JobTable.from_jobs(jobs),
         features=features,
         label_bytes=np.where(oom, np.nan, labels),
         lower_bytes=np.where(oom, 1 * GIB, labels - MIB),

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.predict.distribution import PUBLISHED_BINS
 from gpumemnet.units import GIB, MIB
 from models.answers import Answers
@@ -87,9 +88,11 @@ def many(count: int = 48, **changes: Any) -> Section:
         "calibrated physics (3 numbers)": answers(1.2 * labels * GIB),
         OURS: full,
     }
-    jobs = tuple(
-        small_job(batch_size=1 + index, optimizer=("adam", "sgd")[index % 2])
-        for index in range(count)
+    jobs = JobTable.from_jobs(
+        [
+            small_job(batch_size=1 + index, optimizer=("adam", "sgd")[index % 2])
+            for index in range(count)
+        ]
     )
     return section(labels.tolist(), **{"candidates": candidates, "jobs": jobs, **changes})
 
@@ -362,7 +365,8 @@ def research(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.nightly
 def test_a_network_of_all_families_is_a_candidate_in_each_study(synthetic: LabelledJobs) -> None:
     mlp = replace(synthetic.take(np.arange(260)), provenance="traced", label_source="traced")
-    cnn = replace(mlp, jobs=tuple(replace(job, family="cnn") for job in mlp.jobs), sha256="1" * 64)
+    jobs = JobTable.from_jobs([replace(job, family="cnn") for job in mlp.jobs])
+    cnn = replace(mlp, jobs=jobs, sha256="1" * 64)
     small = TrainingPlan(epochs=1, hidden=8, members=2)
     study = replace(
         traced_study(mlp, Plans(small, SequencePlan(epochs=1))),

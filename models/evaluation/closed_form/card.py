@@ -8,9 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import GROUP_OF_KIND
 from gpumemnet.job.measurement import PUBLISHED
-from gpumemnet.job.training_job import OPTION_FIELDS, TrainingJob
+from gpumemnet.job.training_job import OPTION_FIELDS
 from gpumemnet.predict.bundle import Bundle, load_bundle, save_bundle
 from gpumemnet.predict.closed_form import GROUPS, TERMS, group_codes
 from gpumemnet.predict.gpu_context import provenance
@@ -61,18 +64,19 @@ def calibration(networks: RealNetworks, coverages: Sequence[float]) -> dict[str,
         "slopes": dict(zip(TERMS, found.centre.slopes.tolist(), strict=True)),
         "groups": groups,
         "held_out_method": f"{FOLDS} folds over architecture families",
-        "other_share": max(map(_other_share, networks.jobs)),
+        "other_share": _largest_other_share(networks.jobs),
     }
 
 
-def _other_share(job: TrainingJob) -> float:
-    """Returns the share of a job's activations that layers of no known group put out."""
-    other = sum(
-        layer.activations
-        for layer in job.layers
-        if GROUP_OF_KIND.get(layer.kind, "other") == "other"
+def _largest_other_share(jobs: JobTable) -> float:
+    """Returns the largest share of a job's activations that layers of no known group put out."""
+    is_other = np.array([GROUP_OF_KIND.get(kind, "other") == "other" for kind in jobs.kind_names])
+    other = np.bincount(
+        jobs.layer_owners,
+        jobs.layer_activations * is_other[jobs.layer_kinds],
+        minlength=len(jobs),
     )
-    return other / max(1, job.total_activations or 0)
+    return float((other / np.maximum(1.0, jobs.column("total_activations"))).max())
 
 
 def extend_bundle(folder: Path, calibrated: Mapping[str, Any], union: Mapping[str, Any]) -> Bundle:

@@ -32,7 +32,7 @@ from gpumemnet.predict.closed_form import (
 from gpumemnet.predict.features import FEATURE_NAMES
 
 from ...training.bounds import FEWEST_SCORES, conformal_bounds
-from ...training.splits import folds
+from ...training.data import folds
 from .rows import RealNetworks
 
 FOLDS: Final = 5

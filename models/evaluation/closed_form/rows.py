@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -20,15 +20,21 @@ from numpy.typing import NDArray
 from gpumemnet.errors import DatasetError
 from gpumemnet.gpu.catalogue import blas_workspace_bytes, device_profile
 from gpumemnet.job.job_table import JobTable
-from gpumemnet.job.json_codec import job_from_dict
+from gpumemnet.job.json_codec import read_jobs
 from gpumemnet.job.measurement import PUBLISHED
-from gpumemnet.job.training_job import FAMILIES, TrainingJob
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bundle_card import BundleCard
 from gpumemnet.predict.closed_form import growing_features
 from gpumemnet.predict.features import FEATURE_NAMES, feature_matrix
 from gpumemnet.predict.gpu_context import provenance
 
-from ...training.data import READING_BYTES, above_context_bytes, load_labelled_jobs, real_rows
+from ...training.data import (
+    READING_BYTES,
+    above_context_bytes,
+    features_of_runs,
+    load_labelled_jobs,
+    real_rows,
+)
 
 GPU: Final = "A100-40GB"
 """The GPU of the traced ordinary networks: its cuBLAS workspace is part of the closed form."""
@@ -49,7 +55,7 @@ class RealNetworks:
     """
 
     families: NDArray[np.str_]
-    jobs: tuple[TrainingJob, ...]
+    jobs: JobTable
     features: Array
     above_context_bytes: Array
 
@@ -58,7 +64,7 @@ class RealNetworks:
 
     def take(self, rows: NDArray[np.int64]) -> RealNetworks:
         """Returns the jobs in ``rows``, shape ``[R]``."""
-        jobs = tuple(self.jobs[row] for row in rows.tolist())
+        jobs = self.jobs.take(rows)
         return RealNetworks(
             self.families[rows], jobs, self.features[rows], self.above_context_bytes[rows]
         )
@@ -88,8 +94,8 @@ def ordinary_networks(path: Path) -> RealNetworks:
     readings = [
         (document, size, above) for document in documents for size, above in document["readings"]
     ]
-    jobs = tuple(
-        replace(job_from_dict(document["job"]), batch_size=size) for document, size, _ in readings
+    jobs = read_jobs([document["job"] for document, _, _ in readings]).table.with_numbers(
+        "batch_size", np.array([size for _, size, _ in readings], dtype=np.float64)
     )
     return RealNetworks(
         np.array([document["kind"] for document, _, _ in readings]),
@@ -105,13 +111,13 @@ def networks_of_runs(paths: Sequence[Path]) -> RealNetworks:
     Raises:
         DatasetError: when a dataset cannot be read, or there is no such run.
     """
-    runs = [row for family in FAMILIES for row in real_rows(paths, family)]
-    if not runs:
+    runs = real_rows(paths)
+    if not len(runs):
         raise DatasetError(f"{', '.join(map(str, paths))}: no run of a real network ended well")
     return RealNetworks(
-        np.array([run.split_group for run in runs]),
-        tuple(run.job for run in runs),
-        np.concatenate([line_features(run.gpu, [run.job]) for run in runs]),
+        runs.split_groups.astype(str),
+        runs.jobs,
+        features_of_runs(runs, line_features),
         above_context_bytes(runs),
     )
 
@@ -141,7 +147,7 @@ def joined_networks(parts: Sequence[RealNetworks]) -> RealNetworks:
     """Joins the networks of several sources."""
     return RealNetworks(
         np.concatenate([part.families for part in parts]),
-        tuple(job for part in parts for job in part.jobs),
+        JobTable.concatenate([part.jobs for part in parts]),
         np.concatenate([part.features for part in parts]),
         np.concatenate([part.above_context_bytes for part in parts]),
     )

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from gpumemnet.predict.distribution import BinScheme
 from models.answers import Answers
-from models.training.data import LabelledJobs
-from models.training.splits import pieces
+from models.training.data import LabelledJobs, pieces
 
 from .features import paper_features, paper_sequences
 from .networks import PaperMLP, PaperTransformer

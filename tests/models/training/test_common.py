@@ -16,14 +16,14 @@ import pytest
 import torch
 
 from gpumemnet.errors import BundleError, DatasetError, InvalidRequestError
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.predict.bundle import CARD_FILE, load_bundle, save_bundle
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import GIB, MIB
 from models.networks.mlp import MemberMLPs, float_tensor, group_names, with_constant_inputs
-from models.training.data import LabelledJobs, features_on, joined
+from models.training.data import LabelledJobs, features_on, folds, joined
 from models.training.export import save_classifier
 from models.training.mlp import TrainedClassifier, TrainingPlan, train_classifier
-from models.training.splits import folds
 
 PLAN = TrainingPlan(epochs=15, hidden=16, members=3)
 OFFSET = 2 * GIB
@@ -34,9 +34,11 @@ def parts(synthetic: LabelledJobs) -> tuple[LabelledJobs, LabelledJobs]:
     """MLP jobs, and CNN jobs of the same layers that take much more and are less certain; only
     these were run channels-last."""
     noise = np.random.default_rng(8).normal(0, 80 * MIB, len(synthetic))
-    jobs = tuple(
-        replace(job, family="cnn", channels_last=bool(row % 2), batch_size=2 * job.batch_size)
-        for row, job in enumerate(synthetic.jobs)
+    jobs = JobTable.from_jobs(
+        [
+            replace(job, family="cnn", channels_last=bool(row % 2), batch_size=2 * job.batch_size)
+            for row, job in enumerate(synthetic.jobs)
+        ]
     )
     cnn = replace(
         synthetic,

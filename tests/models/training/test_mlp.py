@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB
 from models.evaluation.baselines import REGRESSIONS, commonest_bin, regression_answers
@@ -158,9 +159,11 @@ def test_jobs_that_ran_out_of_memory_are_trained_on(synthetic: LabelledJobs) -> 
 def test_benchmark_jobs_have_separate_bounds(synthetic: LabelledJobs) -> None:
     generator = np.random.default_rng(4)
     benchmark = np.arange(len(synthetic)) % 3 == 0
-    jobs = tuple(
-        replace(job, cudnn_benchmark=bool(one))
-        for job, one in zip(synthetic.jobs, benchmark, strict=True)
+    jobs = JobTable.from_jobs(
+        [
+            replace(job, cudnn_benchmark=bool(one))
+            for job, one in zip(synthetic.jobs, benchmark, strict=True)
+        ]
     )
     data = replace(synthetic, jobs=jobs, features=features_on(synthetic.gpu, jobs))
     scores = np.where(

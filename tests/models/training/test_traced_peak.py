@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import GIB, MIB
 from models.training.bounds import COVERAGES
-from models.training.data import LabelledJobs
+from models.training.data import LabelledJobs, folds
 from models.training.export import save_classifier
 from models.training.mlp import TrainingPlan, train_classifier
-from models.training.splits import folds
 from models.training.traced_peak import fit_traced_peak
 from research.report.candidates import traced_peak_answers
 
@@ -28,9 +28,11 @@ def traced(synthetic: LabelledJobs) -> LabelledJobs:
     noise = np.random.default_rng(3).normal(0.99, 0.005, len(synthetic))
     known = np.where(np.isnan(synthetic.label_bytes), 1.5 * GIB, synthetic.label_bytes)
     peaks = ((known - CONTEXT) * noise).astype(int).tolist()
-    jobs = tuple(
-        replace(job, traced_peak_bytes=peak)
-        for job, peak in zip(synthetic.jobs, peaks, strict=True)
+    jobs = JobTable.from_jobs(
+        [
+            replace(job, traced_peak_bytes=peak)
+            for job, peak in zip(synthetic.jobs, peaks, strict=True)
+        ]
     )
     return replace(synthetic, jobs=jobs, context_bytes=CONTEXT)
 

@@ -17,8 +17,7 @@ from gpumemnet.predict.distribution import PUBLISHED_BINS
 from gpumemnet.units import MIB
 from models.answers import Answers
 from models.evaluation.baselines import commonest_bin
-from models.training.data import LabelledJobs
-from models.training.splits import folds
+from models.training.data import LabelledJobs, folds
 from research.estimators.gpumemnet_paper.features import (
     ACTIVATION_ORDER,
     paper_features,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.training.splits import folds, pieces
+from models.training.data import folds, pieces
 
 
 @given(
