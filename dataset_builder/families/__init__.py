@@ -8,19 +8,25 @@ of network.
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import Layer, describe
+from gpumemnet.job.training_job import TrainingJob
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-FAMILY_NAMES = ("mlp", "cnn", "transformer", "zoo")
+FAMILY_NAMES: Final = ("mlp", "cnn", "transformer", "zoo")
+_SAMPLES: Final = 2
+"""Batch size of an extraction: batch norm does not accept a single sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,28 +58,6 @@ class TensorSpec:
     high: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Network:
-    """Layers and sizes of a network, without building it.
-
-    Attributes:
-        layers: the leaf layers in the order in which they run.
-        input_elements: elements of the input per sample.
-        activation_function: the main activation function, if there is one.
-        multiply_adds: multiply-add operations of one forward pass, per sample.
-        sequence_length, attention_kernel: for models of sequences.
-        family: the family of the job, for networks of the zoo.
-    """
-
-    layers: tuple[Layer, ...]
-    input_elements: int
-    activation_function: str | None
-    multiply_adds: int
-    sequence_length: int | None = None
-    attention_kernel: str | None = None
-    family: str | None = None
-
-
 class Architecture(Protocol):
     """A frozen dataclass with every parameter of a network of one family."""
 
@@ -94,10 +78,6 @@ class Family(Protocol):
 
     def parse(self, document: Mapping[str, Any]) -> Architecture:
         """The architecture from its JSON object; ``DatasetError`` on anything else."""
-        ...
-
-    def describe_network(self, architecture: Any) -> Network:
-        """Layers and sizes, equal to what :meth:`build` makes and runs."""
         ...
 
     def obstacle(self, architecture: Any, batch_size: int) -> str | None:
@@ -126,6 +106,90 @@ def family(name: str) -> Family:
     if name not in FAMILY_NAMES:
         raise DatasetError(f"family must be one of {', '.join(FAMILY_NAMES)}, not {describe(name)}")
     return cast(Family, importlib.import_module(f"{__name__}.{name}"))
+
+
+@lru_cache(maxsize=8)
+def extracted_job(family_name: str, architecture: Any) -> TrainingJob:
+    """The job that trains a network, with its layers in the order in which they run, and default
+    options.
+
+    The layers are what :mod:`gpumemnet.extract` reads off the family's modules: no network is
+    described a second time.
+
+    Raises:
+        DatasetError: when the network's library is not installed.
+        ExtractError: when the network does not run.
+    """
+    from gpumemnet.extract import ExtractOptions, extract_job
+
+    kernel = getattr(architecture, "attention_kernel", None)
+    with _outline(family_name, architecture) as (network, inputs, repeats):
+        extraction = extract_job(network, inputs, ExtractOptions(attention_kernel=kernel))
+    layers: list[Layer] = []
+    for path, group in itertools.groupby(
+        zip(extraction.job.layers, extraction.layer_names, strict=True),
+        lambda each: next((path for path in repeats if f"{each[1]}.".startswith(f"{path}.")), ""),
+    ):
+        layers += [layer for layer, _ in group] * repeats.get(path, 1)
+    derived = ("total_activations", "total_parameters", "trainable_parameters")
+    return replace(
+        extraction.job,
+        family=extraction.job.family if family_name == "zoo" else family_name,
+        layers=tuple(layers),
+        attention_kernel=kernel,
+        **dict.fromkeys(derived),
+    )
+
+
+def multiply_adds(family_name: str, architecture: Any) -> int:
+    """Multiply-add operations of one forward pass for each sample, as torch counts them: the masked
+    half of causal attention included, biases not."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with _outline(family_name, architecture) as (network, inputs, repeats):
+        with FlopCounterMode(display=False) as counter:
+            network(*inputs)
+        counts = {
+            module: sum(operators.values())
+            for module, operators in counter.get_flop_counts().items()
+        }
+        root = type(network).__name__
+        flops = counts["Global"] + sum(
+            (times - 1) * counts.get(f"{root}.{path}", 0) for path, times in repeats.items()
+        )
+    return flops // (2 * _SAMPLES)
+
+
+@contextmanager
+def _outline(
+    family_name: str, architecture: Any
+) -> Iterator[tuple[nn.Module, tuple[Tensor, ...], dict[str, int]]]:
+    """A network with one of each run of equal blocks, its inputs, and path → number of equal
+    blocks; on meta tensors, where building and running take no memory."""
+    import torch
+
+    from gpumemnet import large_tensors_on_meta
+
+    from .blocks import one_of_equal_blocks
+
+    members = family(family_name)
+    inputs = tuple(
+        torch.empty(
+            (_SAMPLES, *spec.shape),
+            dtype=torch.float32 if spec.high is None else torch.int64,
+            device="meta",
+        )
+        for spec in members.tensors(architecture)[0]
+    )
+    with large_tensors_on_meta():
+        with one_of_equal_blocks():
+            network = members.build(architecture)
+        repeats = {
+            path: int(module.repeats)
+            for path, module in network.named_modules()
+            if hasattr(module, "repeats")
+        }
+        yield network, inputs, repeats
 
 
 def rebuild(family_name: str, architecture: str) -> nn.Module:

@@ -6,8 +6,38 @@ It is an option of the run, not a property of the network.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final
+
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+_ONE_OF_EQUAL: Final = ContextVar("one_of_equal_blocks", default=False)
+
+
+def repeated(make: Callable[[], nn.Module], count: int) -> list[nn.Module]:
+    """``count`` equal blocks, each of which keeps the shape of its input.
+
+    Within :func:`one_of_equal_blocks` it is a single block whose ``repeats`` are the count.
+    """
+    if not _ONE_OF_EQUAL.get() or not count:
+        return [make() for _ in range(count)]
+    block = make()
+    block.repeats = count
+    return [block]
+
+
+@contextmanager
+def one_of_equal_blocks() -> Iterator[None]:
+    """Context in which a network is built with one of each run of equal blocks: a network of a
+    hundred blocks is then described as fast as one of two."""
+    token = _ONE_OF_EQUAL.set(True)
+    try:
+        yield
+    finally:
+        _ONE_OF_EQUAL.reset(token)
 
 
 class Blocks(nn.Sequential):

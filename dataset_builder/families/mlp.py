@@ -8,14 +8,16 @@ ResNet of Gorishniy et al. (arXiv 2106.11959).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.errors import DatasetError
-from gpumemnet.job.layers import Layer, describe
+from gpumemnet.job.layers import describe
 
-from . import Feature, Network, TensorSpec
+from . import Feature, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -151,41 +153,6 @@ def parse(document: Mapping[str, Any]) -> MlpArchitecture:
         raise DatasetError(f"the architecture is not that of an MLP: {error}") from None
 
 
-def describe_network(architecture: MlpArchitecture) -> Network:
-    """Layers in execution order, the same as in :func:`build`; an identity stores nothing and does
-    not count as a layer."""
-    layers: list[Layer] = []
-    width = architecture.input_width
-    residual = architecture.shape == "residual"
-    if residual:
-        width = architecture.hidden_widths[0]
-        layers.append(_linear(architecture.input_width, width))
-    for each in architecture.hidden_widths:
-        if residual:
-            layers += [
-                *_norm(architecture, each),
-                _linear(each, each),
-                *_activation(architecture, each),
-                _linear(each, each),
-            ]
-            layers += [*_dropout(architecture, each), Layer("add", each)]
-        else:
-            layers += [_linear(width, each), *_norm(architecture, each)]
-            layers += [*_activation(architecture, each), *_dropout(architecture, each)]
-        width = each
-    layers.append(_linear(width, architecture.output_width))
-    if architecture.output_activation != "none":
-        layers.append(Layer(architecture.output_activation, architecture.output_width))
-    return Network(
-        layers=tuple(layer for layer in layers if layer.kind != "identity"),
-        input_elements=architecture.input_width,
-        activation_function=None
-        if architecture.activation == "identity"
-        else architecture.activation,
-        multiply_adds=sum(layer.parameters for layer in layers if layer.kind == "linear"),
-    )
-
-
 def obstacle(architecture: MlpArchitecture, batch_size: int) -> str | None:
     """Why the network cannot train: batch norm needs more than one sample, and the loss needs at
     least two classes."""
@@ -201,45 +168,34 @@ def build(architecture: MlpArchitecture) -> nn.Module:
     ``[batch, input_width]``."""
     from torch import nn
 
-    from .blocks import Blocks, Residual
+    from .blocks import Blocks, Residual, repeated
 
-    blocks: list[nn.Module] = []
-    width = architecture.input_width
-    residual = architecture.shape == "residual"
+    a = architecture
+
+    def block(inputs: int, width: int) -> nn.Module:
+        norm = _norm(a.norm, width)
+        activation = _activation(a.activation)
+        dropout = [nn.Dropout(a.dropout)] if a.dropout else []
+        if a.shape == "residual":
+            first, second = nn.Linear(width, width), nn.Linear(width, width)
+            return Residual(nn.Sequential(*norm, first, activation, second, *dropout))
+        return nn.Sequential(nn.Linear(inputs, width), *norm, activation, *dropout)
+
+    widths = [a.input_width, *a.hidden_widths]
     stem: list[nn.Module] = []
-    if residual:
-        width = architecture.hidden_widths[0]
-        stem = [nn.Linear(architecture.input_width, width)]
-    for each in architecture.hidden_widths:
-        dropout = [nn.Dropout(architecture.dropout)] if architecture.dropout else []
-        activation = _activation_module(architecture.activation)
-        if residual:
-            branch = [
-                *_norm_module(architecture, each),
-                nn.Linear(each, each),
-                activation,
-                nn.Linear(each, each),
-                *dropout,
-            ]
-            blocks.append(Residual(nn.Sequential(*branch)))
-        else:
-            blocks.append(
-                nn.Sequential(
-                    nn.Linear(width, each), *_norm_module(architecture, each), activation, *dropout
-                )
-            )
-        width = each
-    outputs: dict[str, Callable[[], nn.Module]] = {
-        "softmax": lambda: nn.Softmax(dim=1),
-        "sigmoid": nn.Sigmoid,
-        "identity": nn.Identity,
+    if a.shape == "residual":
+        stem, widths[0] = [nn.Linear(a.input_width, widths[1])], widths[1]
+    blocks: list[nn.Module] = []
+    for (inputs, width), equal in itertools.groupby(itertools.pairwise(widths)):
+        blocks += repeated(partial(block, inputs, width), len(list(equal)))
+    outputs: dict[str, list[nn.Module]] = {
+        "none": [],
+        "softmax": [nn.Softmax(dim=1)],
+        "sigmoid": [nn.Sigmoid()],
+        "identity": [nn.Identity()],
     }
-    last = (
-        []
-        if architecture.output_activation == "none"
-        else [outputs[architecture.output_activation]()]
-    )
-    return nn.Sequential(*stem, Blocks(*blocks), nn.Linear(width, architecture.output_width), *last)
+    last = outputs[a.output_activation]
+    return nn.Sequential(*stem, Blocks(*blocks), nn.Linear(widths[-1], a.output_width), *last)
 
 
 def tensors(architecture: MlpArchitecture) -> tuple[tuple[TensorSpec, ...], TensorSpec]:
@@ -254,32 +210,15 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(outputs, targets)
 
 
-def _linear(inputs: int, outputs: int) -> Layer:
-    return Layer("linear", outputs, (inputs + 1) * outputs)
-
-
-def _norm(architecture: MlpArchitecture, width: int) -> list[Layer]:
-    kinds = {"none": [], "batch_norm": ["batch_norm1d"], "layer_norm": ["layer_norm"]}
-    return [Layer(kind, width, 2 * width) for kind in kinds[architecture.norm]]
-
-
-def _activation(architecture: MlpArchitecture, width: int) -> list[Layer]:
-    return [Layer(architecture.activation, width, 1 if architecture.activation == "prelu" else 0)]
-
-
-def _dropout(architecture: MlpArchitecture, width: int) -> list[Layer]:
-    return [Layer("dropout", width)] if architecture.dropout else []
-
-
-def _norm_module(architecture: MlpArchitecture, width: int) -> list[nn.Module]:
+def _norm(name: str, width: int) -> list[nn.Module]:
     from torch import nn
 
-    if architecture.norm == "none":
+    if name == "none":
         return []
-    return [nn.BatchNorm1d(width) if architecture.norm == "batch_norm" else nn.LayerNorm(width)]
+    return [nn.BatchNorm1d(width) if name == "batch_norm" else nn.LayerNorm(width)]
 
 
-def _activation_module(name: str) -> nn.Module:
+def _activation(name: str) -> nn.Module:
     from torch import nn
 
     modules: dict[str, type[nn.Module]] = {

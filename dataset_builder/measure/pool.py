@@ -22,8 +22,7 @@ from gpumemnet.job.measurement import Measurement, Phase
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.units import MIB
 
-from ..recipe.planned_job import PROTOCOL, PlannedJob, training_job
-from ..recipe.rough_estimate import rough_bytes
+from ..recipe.planned_job import PROTOCOL, PlannedJob, rough_bytes, training_job
 from . import channel
 from .fork_server import ForkServer
 from .nvml import Meter

@@ -36,8 +36,7 @@ from gpumemnet.physics.optimizers import torch_call
 
 from ..families import Family, TensorSpec, family
 from ..families.blocks import checkpoint_blocks
-from ..recipe.options import Options, frozen_layers
-from ..recipe.planned_job import PlannedJob
+from ..recipe.planned_job import Options, PlannedJob, frozen_layers
 
 MIN_STEPS: Final = 3
 MAX_STEPS: Final = 10

@@ -1,7 +1,8 @@
 """A planned job: one network with the options of its run, before anything has been measured.
 
 It holds everything that a measuring process needs.  A resumed campaign recognises finished jobs by
-their keys.
+their keys.  :func:`rough_bytes` estimates its memory closely enough to spread samples and to admit
+jobs side by side.
 """
 
 from __future__ import annotations
@@ -9,14 +10,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from gpumemnet.errors import DatasetError
-from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.job.training_options import TRAINING_OPTIONS, Option, TrainingOptions
 
-from ..families import Architecture, Network, family
-from .options import Options, parse_options, trainable_parameters
+from gpumemnet.errors import DatasetError, InvalidJobError
+from gpumemnet.job.layers import LAYER_GROUPS, Layer, check_count, describe
+from gpumemnet.job.training_job import MAX_BATCH_SIZE, TrainingJob
+from gpumemnet.physics.element_types import ELEMENT_BYTES
+from gpumemnet.physics.optimizers import OPTIMIZER_RULES, optimizer_copies
+from gpumemnet.physics.saved_tensors import LOSS_TENSORS
+from gpumemnet.units import MIB
+
+from ..families import Architecture, Feature, extracted_job, family
 
 PROTOCOL: Final = "step-2"
 """Version of the training conventions of :mod:`dataset_builder.measure.training` and of the reading
@@ -24,6 +31,111 @@ protocol; stored in every row.
 
 ``step-2`` since fp32 leaves convolutions the TF32 that PyTorch lets them use.
 """
+
+
+HALF_PRECISION_KERNELS: Final = ("flash", "cudnn")
+"""Attention kernels that take no fp32 tensors."""
+MAX_FROZEN_SHARE: Final = 0.99
+
+
+def _feature(option: Option) -> Feature:
+    if option.is_count:
+        return Feature(int, option.minimum, option.maximum)
+    return Feature(bool) if option.is_switch else Feature(str, choices=option.choices)
+
+
+_OF_NETWORK_OR_SITE: Final = ("attention_kernel", "ranks")
+"""Training options that a recipe does not vary: the architecture has the first, and one process is
+measured at a time."""
+FEATURES: Final[Mapping[str, Feature]] = {
+    "batch_size": Feature(int, 1, MAX_BATCH_SIZE),
+    **{
+        name: _feature(option)
+        for name, option in TRAINING_OPTIONS.items()
+        if name not in _OF_NETWORK_OR_SITE
+    },
+    "frozen_share": Feature(float, 0.0, MAX_FROZEN_SHARE),
+}
+"""Options that a recipe may declare; the others keep the default of :class:`Options`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(TrainingOptions):
+    """How a planned job is trained.
+
+    Attributes:
+        batch_size: samples per forward pass.
+        optimizer: as in :class:`~gpumemnet.job.training_options.TrainingOptions`, with the default
+            of the published datasets.
+        frozen_share: share of the layers with parameters, counted from the input, that receive no
+            gradient.
+
+    Raises:
+        DatasetError: on a value that :data:`FEATURES` does not allow.
+    """
+
+    batch_size: int
+    optimizer: str = "adam"
+    frozen_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        try:
+            TrainingOptions.__post_init__(self)
+            check_count(self.batch_size, "batch_size", 1, MAX_BATCH_SIZE)
+        except InvalidJobError as error:
+            raise DatasetError(f"option {error.field} {error.reason}") from None
+        if (
+            type(self.frozen_share) not in (int, float)
+            or not 0.0 <= self.frozen_share <= MAX_FROZEN_SHARE
+        ):
+            raise DatasetError(
+                f"option frozen_share must be a number from 0 to {MAX_FROZEN_SHARE}, not {describe(self.frozen_share)}"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; :func:`parse_options` is the inverse."""
+        return {name: getattr(self, name) for name in FEATURES}
+
+
+def parse_options(document: Mapping[str, Any]) -> Options:
+    """Options from :meth:`Options.to_dict`.
+
+    Raises:
+        DatasetError: on unknown, missing or impossible values.
+    """
+    try:
+        return Options(**document)
+    except TypeError as error:
+        raise DatasetError(f"these are not the options of a job: {error}") from None
+
+
+def option_obstacle(options: Options) -> str | None:
+    """Why torch cannot run these options together, if so."""
+    if (
+        options.optimizer_implementation == "fused"
+        and not OPTIMIZER_RULES[options.optimizer].has_fused
+    ):
+        return f"{options.optimizer} has no fused implementation"
+    return None
+
+
+def kernel_obstacle(attention_kernel: str | None, precision: str) -> str | None:
+    """Why a scaled-dot-product kernel cannot run in a precision, if so
+    (``ATen/native/transformers/cuda/sdp_utils.cpp``)."""
+    if attention_kernel in HALF_PRECISION_KERNELS and precision in ("fp32", "tf32"):
+        return f"the {attention_kernel} attention kernel runs in fp16 and bf16 only, not in {precision}"
+    return None
+
+
+def frozen_layers(share: float, owners: int) -> int:
+    """How many of ``owners`` layers with parameters are frozen; the last is always trained."""
+    return min(int(share * owners), owners - 1) if owners else 0
+
+
+def trainable_parameters(layers: tuple[Layer, ...], share: float) -> int:
+    """Parameters that receive gradients when ``share`` of the layers with parameters is frozen."""
+    owned = [layer.parameters for layer in layers if layer.parameters]
+    return sum(owned[frozen_layers(share, len(owned)) :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,23 +188,79 @@ def parse_planned(document: Mapping[str, Any]) -> PlannedJob:
     return PlannedJob(name, family(name).parse(architecture), parse_options(options))
 
 
-def training_job(planned: PlannedJob, network: Network | None = None) -> TrainingJob:
+def training_job(planned: PlannedJob) -> TrainingJob:
     """The job as a scheduler knows it, with every layer.
 
-    Args:
-        planned: the job.
-        network: the network's description, if the caller has it already.
+    Raises:
+        ExtractError: when the network does not run.
     """
-    network = network or family(planned.family).describe_network(planned.architecture)
-    shared = planned.options.to_dict()
-    share = shared.pop("frozen_share")
-    return TrainingJob(
-        family=network.family or planned.family,
-        input_elements=network.input_elements,
-        layers=network.layers,
-        trainable_parameters=trainable_parameters(network.layers, share),
-        activation_function=network.activation_function,
-        sequence_length=network.sequence_length,
-        attention_kernel=network.attention_kernel,
-        **shared,
-    )
+    job = extracted_job(planned.family, planned.architecture)
+    options = planned.options.to_dict()
+    trainable = trainable_parameters(job.layers, options.pop("frozen_share"))
+    return replace(job, trainable_parameters=trainable, **options)
+
+
+CONTEXT_ALLOWANCE_BYTES: Final = 600 * MIB
+WORKSPACE_ALLOWANCE_BYTES: Final = 64 * MIB
+"""Two cuBLAS workspaces of a Hopper GPU, because forward and backward run on different host
+threads."""
+
+_CHECKPOINTED_SHARE: Final = 0.35
+"""Share of the activations that remains when only the blocks' inputs are kept; a block has about
+three layers."""
+_ATTENTION_KINDS: Final = frozenset({"softmax", *LAYER_GROUPS["attention"]})
+_NORMS: Final = frozenset(LAYER_GROUPS["norm"])
+
+
+def rough_bytes(job: TrainingJob) -> int:
+    """Memory of the process that runs ``job``, CUDA context included, within about a factor of
+    two."""
+    element = ELEMENT_BYTES[job.precision]
+    assert job.total_parameters is not None
+    assert job.trainable_parameters is not None
+    weights = job.total_parameters * (element.weight + element.weight_copy)
+    gradients = job.trainable_parameters * element.weight
+    copies = optimizer_copies(job.optimizer, job.optimizer_implementation)
+    state, step_scratch = gradients * copies.state, gradients * copies.temporary
+    saved, largest = _activations(job)
+    kept = _kept_with_checkpointing(job, saved) if job.checkpointing == "every_block" else saved
+    logits = job.layers[-1].activations if job.layers else 0
+    transient = max(2 * largest * element.activation, LOSS_TENSORS * logits * element.uncast)
+    activations = job.batch_size * (element.activation * kept + transient + 4 * job.input_elements)
+    tensors = weights + state + gradients + max(activations, step_scratch)
+    return int(tensors) + CONTEXT_ALLOWANCE_BYTES + WORKSPACE_ALLOWANCE_BYTES
+
+
+def _activations(job: TrainingJob) -> tuple[int, int]:
+    """Outputs per sample that the backward pass needs, and the largest single one; frozen layers at
+    the input keep none."""
+    assert job.total_parameters is not None
+    assert job.trainable_parameters is not None
+    frozen = job.total_parameters - job.trainable_parameters
+    outputs = [layer.activations for layer in job.layers]
+    unsaved = 0
+    while frozen > 0 and unsaved < len(outputs):
+        frozen -= job.layers[unsaved].parameters
+        unsaved += 1
+    return sum(outputs[unsaved:]), max(outputs, default=0)
+
+
+def _kept_with_checkpointing(job: TrainingJob, saved: int) -> float:
+    """The part of ``saved`` that is kept when blocks are recomputed: their inputs, the logits, and
+    one block at a time.
+
+    A block with attention has two norms as wide as its input, and about one attention layer.
+    """
+    attentions = sum(layer.kind in _ATTENTION_KINDS for layer in job.layers)
+    if not attentions:
+        return saved * _CHECKPOINTED_SHARE
+    inputs = sum(layer.activations for layer in job.layers if layer.kind in _NORMS) / 2
+    logits = job.layers[-1].activations
+    return min(saved, inputs + logits + (saved - logits) / attentions)
+
+
+def operations_per_step(multiply_adds: int, options: Options) -> int:
+    """Floating-point operations of one optimizer step: forward two, backward four per multiply-add
+    (Kaplan et al., 2020)."""
+    recomputed = 2 if options.checkpointing == "every_block" else 0
+    return (6 + recomputed) * multiply_adds * options.batch_size * options.gradient_accumulation

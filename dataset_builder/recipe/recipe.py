@@ -19,7 +19,7 @@ from gpumemnet.job.layers import describe
 from gpumemnet.units import GIB, MIB
 
 from ..families import FAMILY_NAMES, Feature, family
-from .options import FEATURES as OPTIONS
+from .planned_job import FEATURES as OPTIONS
 
 RECIPES: Final = Path(__file__).with_name("recipes")
 TENTHS: Final = 10

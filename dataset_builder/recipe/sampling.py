@@ -7,7 +7,9 @@ memory get their share, and systematic sampling draws from them.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,18 +17,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidRequestError
+from gpumemnet.sandbox.workers import in_processes
 
-from ..families import Family, family
-from .options import Options, kernel_obstacle, option_obstacle
-from .planned_job import PlannedJob, training_job
+from ..families import family, multiply_adds
+from .planned_job import (
+    Options,
+    PlannedJob,
+    kernel_obstacle,
+    operations_per_step,
+    option_obstacle,
+    rough_bytes,
+    training_job,
+)
 from .recipe import Range, Recipe
-from .rough_estimate import operations_per_step, rough_bytes
 
 MEMORY_SLICES: Final = 24
 _POOL_FACTOR: Final = 8
 _MIN_POOL_EXPONENT: Final = 12
 _MAX_POOL_EXPONENT: Final = 19
 _RAKING_ROUNDS: Final = 60
+_WORTH_PROCESSES: Final = 256
+"""Architectures above which processes of their own, which first import torch, save time."""
 _TILTS: Final = (1.0, 2.0, 4.0, 8.0)
 """Exponents of the four quarters of the pool: one uniform, three biased towards large values.
 
@@ -58,11 +69,19 @@ def sample_jobs(recipe: Recipe, count: int, seed: int, capacity_bytes: int) -> l
     """
     if count < 1:
         raise InvalidRequestError("must be at least 1", "jobs")
+    low = math.log2(recipe.memory_from.resolve(capacity_bytes))
+    high = math.log2(recipe.memory_to.resolve(capacity_bytes))
+    if high <= low:
+        raise InvalidRequestError(
+            f"recipe '{recipe.name}' spans no memory on this card: memory.to lies below memory.from",
+            "memory",
+        )
+    estimates = _Estimates(low, high, recipe.max_operations)
     exponent = max(_MIN_POOL_EXPONENT, math.ceil(math.log2(count * _POOL_FACTOR)))
-    pool = _pool(recipe, exponent, seed, capacity_bytes)
+    pool = _pool(recipe, exponent, seed, estimates)
     while len(pool.jobs) < 2 * count and exponent < _MAX_POOL_EXPONENT:
         exponent += 1
-        smaller, pool = pool, _pool(recipe, exponent, seed, capacity_bytes)
+        smaller, pool = pool, _pool(recipe, exponent, seed, estimates)
         if len(pool.jobs) < 1.2 * len(smaller.jobs):
             break  # the space is exhausted
     if len(pool.jobs) < count:
@@ -75,10 +94,62 @@ def sample_jobs(recipe: Recipe, count: int, seed: int, capacity_bytes: int) -> l
     return [pool.jobs[index] for index in generator.permutation(chosen)]
 
 
-def _pool(recipe: Recipe, exponent: int, seed: int, capacity_bytes: int) -> _Pool:
+class _Estimates:
+    """Estimated memory of candidates, in log2 of bytes.
+
+    Extracting the layers of a network takes some hundredths of a second, so it is done in several
+    processes, once for each architecture.
+    """
+
+    def __init__(self, low: float, high: float, max_operations: float) -> None:
+        self.low, self.high = low, high
+        self._limits = (low, high, max_operations)
+        self._known: dict[PlannedJob, float | None] = {}
+
+    def of(self, jobs: Iterable[PlannedJob]) -> dict[PlannedJob, float]:
+        """The estimates of the jobs that can train between the memory limits, in their order."""
+        jobs = list(jobs)
+        variants: dict[object, list[PlannedJob]] = {}
+        for job in jobs:
+            if job not in self._known:
+                variants.setdefault(job.architecture, []).append(job)
+        tasks = [(each, *self._limits) for each in variants.values()]
+        found = (
+            itertools.starmap(_estimates, tasks)
+            if len(tasks) < _WORTH_PROCESSES
+            else in_processes(_estimates, tasks, None)
+        )
+        for each, estimates in zip(variants.values(), found, strict=True):
+            self._known.update(zip(each, estimates, strict=True))
+        return {job: known for job in jobs if (known := self._known[job]) is not None}
+
+
+def _estimates(
+    variants: Sequence[PlannedJob], low: float, high: float, max_operations: float
+) -> list[float | None]:
+    """Estimates of jobs of one architecture, ``None`` for those that cannot train, lie outside of
+    the memory limits, or take too long."""
+    found: list[float | None] = []
+    for planned in variants:
+        members = family(planned.family)
+        if members.obstacle(planned.architecture, planned.options.batch_size):
+            found.append(None)
+            continue
+        estimate = math.log2(rough_bytes(training_job(planned)))
+        fits = low <= estimate < high and (
+            max_operations == math.inf
+            or operations_per_step(
+                multiply_adds(planned.family, planned.architecture), planned.options
+            )
+            <= max_operations
+        )
+        found.append(estimate if fits else None)
+    return found
+
+
+def _pool(recipe: Recipe, exponent: int, seed: int, estimates: _Estimates) -> _Pool:
     from scipy.stats import qmc
 
-    members = family(recipe.family)
     names = [*recipe.features, *recipe.options]
     dimensions = [*recipe.features.values(), *recipe.options.values()]
     ranges = np.array([isinstance(dimension, Range) for dimension in dimensions])
@@ -89,58 +160,43 @@ def _pool(recipe: Recipe, exponent: int, seed: int, capacity_bytes: int) -> _Poo
         )
         quarters.append(sobol.random_base2(exponent - 2) ** np.where(ranges, 1 / tilt, 1.0))
     points = np.minimum(np.concatenate(quarters), np.nextafter(1.0, 0.0))
-    low = math.log2(recipe.memory_from.resolve(capacity_bytes))
-    high = math.log2(recipe.memory_to.resolve(capacity_bytes))
-    if high <= low:
-        raise InvalidRequestError(
-            f"recipe '{recipe.name}' spans no memory on this card: memory.to lies below memory.from",
-            "memory",
-        )
-    jobs: list[PlannedJob] = []
-    estimates: list[float] = []
-    cells: list[list[int]] = []
-    seen: set[PlannedJob] = set()
+    point_of: dict[PlannedJob, list[float]] = {}
     for point in points.tolist():
         values = {
             name: dimension.value(position)
             for name, dimension, position in zip(names, dimensions, point, strict=True)
         }
-        planned = _compose(recipe, members, values)
-        if planned is None or planned in seen:
-            continue
-        network = members.describe_network(planned.architecture)
-        if kernel_obstacle(network.attention_kernel, planned.options.precision):
-            continue
-        if operations_per_step(network.multiply_adds, planned.options) > recipe.max_operations:
-            continue
-        estimate = math.log2(rough_bytes(training_job(planned, network)))
-        if not low <= estimate < high:
-            continue
-        seen.add(planned)
-        jobs.append(planned)
-        estimates.append(estimate)
-        memory_slice = int((estimate - low) / (high - low) * MEMORY_SLICES)
-        cells.append(
-            [
-                *(
-                    dimension.cell(position)
-                    for dimension, position in zip(dimensions, point, strict=True)
-                ),
-                memory_slice,
-            ]
-        )
+        planned = _compose(recipe, values)
+        if planned is not None:
+            point_of.setdefault(planned, point)
+    found = estimates.of(point_of)
+    low, high = estimates.low, estimates.high
+    cells = [
+        [
+            *(
+                dimension.cell(position)
+                for dimension, position in zip(dimensions, point_of[planned], strict=True)
+            ),
+            int((estimate - low) / (high - low) * MEMORY_SLICES),
+        ]
+        for planned, estimate in found.items()
+    ]
     shares = [dimension.shares for dimension in dimensions] + [(1 / MEMORY_SLICES,) * MEMORY_SLICES]
-    shape = (len(jobs), len(shares))
-    return _Pool(jobs, np.array(estimates), np.array(cells, dtype=np.int64).reshape(shape), shares)
+    shape = (len(found), len(shares))
+    return _Pool(
+        list(found),
+        np.array(list(found.values())),
+        np.array(cells, dtype=np.int64).reshape(shape),
+        shares,
+    )
 
 
-def _compose(recipe: Recipe, members: Family, values: dict[str, Any]) -> PlannedJob | None:
-    """The job of one point, or ``None`` when it cannot train."""
+def _compose(recipe: Recipe, values: dict[str, Any]) -> PlannedJob | None:
+    """The job of one point, or ``None`` when torch refuses its options."""
     options = Options(**{name: values[name] for name in recipe.options})
-    if option_obstacle(options):
-        return None
-    architecture = members.compose({name: values[name] for name in recipe.features})
-    if members.obstacle(architecture, options.batch_size):
+    architecture = family(recipe.family).compose({name: values[name] for name in recipe.features})
+    kernel = getattr(architecture, "attention_kernel", None)
+    if option_obstacle(options) or kernel_obstacle(kernel, options.precision):
         return None
     return PlannedJob(recipe.family, architecture, options)
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from dataset_builder.families import TensorSpec, family
 from dataset_builder.measure.training import meta_network
-from dataset_builder.recipe.options import parse_options
-from dataset_builder.recipe.planned_job import PlannedJob
+from dataset_builder.recipe.planned_job import PlannedJob, parse_options
 from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.gpu.catalogue import DeviceProfile
 from gpumemnet.job.measurement import Measurement

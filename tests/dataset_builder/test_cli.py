@@ -133,7 +133,7 @@ assert len(os.listdir("/proc/self/task")) == 1, "a process with threads must not
 before = set(sys.modules)
 import torch
 from dataset_builder.families import mlp
-from dataset_builder.recipe.options import Options
+from dataset_builder.recipe.planned_job import Options
 from dataset_builder.recipe.planned_job import PlannedJob
 from dataset_builder.measure.training import train
 architecture = mlp.MlpArchitecture(shape="uniform", input_width=3, output_width=2, hidden_widths=(4,), activation="relu")

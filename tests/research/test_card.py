@@ -20,9 +20,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset_builder.recipe.planned_job import training_job
+from dataset_builder.recipe.planned_job import rough_bytes, training_job
 from dataset_builder.recipe.recipe import load_recipe
-from dataset_builder.recipe.rough_estimate import rough_bytes
 from dataset_builder.recipe.sampling import sample_jobs
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.dataset import read_dataset, write_dataset

@@ -19,14 +19,20 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from dataset_builder.families import cnn, family, rebuild
-from dataset_builder.families.cnn import architecture as space
-from dataset_builder.families.cnn.architecture import CnnArchitecture
+from dataset_builder.families import cnn as space
+from dataset_builder.families.cnn import CnnArchitecture
 from dataset_builder.measure import training
 from dataset_builder.measure.training import build_network, train
-from dataset_builder.recipe.options import Options, option_obstacle
-from dataset_builder.recipe.planned_job import PlannedJob, parse_planned, training_job
+from dataset_builder.recipe.planned_job import (
+    Options,
+    PlannedJob,
+    operations_per_step,
+    option_obstacle,
+    parse_planned,
+    rough_bytes,
+    training_job,
+)
 from dataset_builder.recipe.recipe import Choices, Range, load_recipe
-from dataset_builder.recipe.rough_estimate import operations_per_step, rough_bytes
 from dataset_builder.recipe.sampling import sample_jobs
 from gpumemnet.errors import DatasetError
 from gpumemnet.extract import extract_job

@@ -13,8 +13,7 @@ from torch import nn
 
 from dataset_builder.families import family, mlp, rebuild
 from dataset_builder.measure.training import build_network
-from dataset_builder.recipe.options import Options
-from dataset_builder.recipe.planned_job import PlannedJob, parse_planned, training_job
+from dataset_builder.recipe.planned_job import Options, PlannedJob, parse_planned, training_job
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import GROUP_OF_KIND, Layer
 from gpumemnet.job.training_job import OPTIMIZERS

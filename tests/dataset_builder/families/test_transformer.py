@@ -20,14 +20,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from dataset_builder.families import TensorSpec, rebuild, transformer
-from dataset_builder.families.transformer import architecture as space
-from dataset_builder.families.transformer.architecture import TransformerArchitecture
-from dataset_builder.families.transformer.modules import rotate, rotation_table
+from dataset_builder.families import transformer as space
+from dataset_builder.families.transformer import TransformerArchitecture
+from dataset_builder.families.transformer_modules import rotate, rotation_table
 from dataset_builder.measure.training import build_network, train
-from dataset_builder.recipe.options import Options, kernel_obstacle, option_obstacle
-from dataset_builder.recipe.planned_job import PlannedJob, parse_planned, training_job
+from dataset_builder.recipe.planned_job import (
+    Options,
+    PlannedJob,
+    kernel_obstacle,
+    operations_per_step,
+    option_obstacle,
+    parse_planned,
+    rough_bytes,
+    training_job,
+)
 from dataset_builder.recipe.recipe import Choices, load_recipe
-from dataset_builder.recipe.rough_estimate import operations_per_step, rough_bytes
 from dataset_builder.recipe.sampling import sample_jobs
 from gpumemnet.errors import DatasetError
 from gpumemnet.extract import extract_job

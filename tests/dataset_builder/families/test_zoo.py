@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from dataset_builder.families import cnn, rebuild, zoo
-from dataset_builder.families.zoo.catalogue import CATALOGUE
+from dataset_builder.families.zoo_catalogue import CATALOGUE
 from dataset_builder.measure.training import build_network, train
-from dataset_builder.recipe.options import Options
-from dataset_builder.recipe.planned_job import PlannedJob, parse_planned, training_job
+from dataset_builder.recipe.planned_job import Options, PlannedJob, parse_planned, training_job
 from dataset_builder.recipe.recipe import Choices, load_recipe
 from dataset_builder.recipe.sampling import sample_jobs
 from gpumemnet.errors import DatasetError
@@ -140,6 +139,6 @@ def test_single_images_are_an_obstacle() -> None:
 
 
 def cnn_unet() -> dict[str, Any]:
-    from dataset_builder.families.zoo.networks import unet
+    from dataset_builder.families.zoo import unet
 
     return unet(32).to_dict()

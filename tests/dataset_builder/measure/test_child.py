@@ -16,8 +16,7 @@ from dataset_builder.families import mlp
 from dataset_builder.measure import channel
 from dataset_builder.measure.child import measure, note_statistics, process_ids, software_stack
 from dataset_builder.measure.fork_server import ForkServer
-from dataset_builder.recipe.options import Options
-from dataset_builder.recipe.planned_job import PlannedJob
+from dataset_builder.recipe.planned_job import Options, PlannedJob
 from gpumemnet.errors import MeasurementError
 
 

@@ -11,8 +11,7 @@ import torch
 from dataset_builder.families import mlp
 from dataset_builder.families.blocks import checkpoint_blocks
 from dataset_builder.measure.training import INITIAL_SCALE, build_network, make_optimizer, train
-from dataset_builder.recipe.options import Options, option_obstacle
-from dataset_builder.recipe.planned_job import PlannedJob
+from dataset_builder.recipe.planned_job import Options, PlannedJob, option_obstacle
 from gpumemnet.job.training_job import OPTIMIZER_IMPLEMENTATIONS, OPTIMIZERS, PRECISIONS
 
 CPU = torch.device("cpu")

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from dataset_builder.families import family
-from dataset_builder.recipe.options import option_obstacle
-from dataset_builder.recipe.planned_job import PlannedJob, training_job
+from dataset_builder.recipe.planned_job import (
+    PlannedJob,
+    option_obstacle,
+    rough_bytes,
+    training_job,
+)
 from dataset_builder.recipe.recipe import Choices, load_recipe
-from dataset_builder.recipe.rough_estimate import rough_bytes
 from dataset_builder.recipe.sampling import sample_jobs
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.units import GIB

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from dataset_builder.families import mlp
-from dataset_builder.recipe.options import Options
-from dataset_builder.recipe.planned_job import PlannedJob
+from dataset_builder.recipe.planned_job import Options, PlannedJob
 from gpumemnet.errors import DatasetError
 from gpumemnet.gpu.catalogue import context, device_profile
 from gpumemnet.job.dataset import read_dataset, write_dataset

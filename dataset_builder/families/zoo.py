@@ -1,9 +1,7 @@
 """Real networks from torchvision, timm and transformers, to test how estimators generalise; never a
 source of training data.
 
-Their layers and the family of the job come from :mod:`gpumemnet.extract`, once for each
-architecture.  The libraries are
-optional: networks of a library that is not installed are left out, with a reason.
+The libraries are optional: networks of a library that is not installed are left out, with a reason.
 """
 
 from __future__ import annotations
@@ -18,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import describe
 
-from .. import Feature, Network, TensorSpec
-from .catalogue import CATALOGUE, IMAGE_CLASSES, PIXEL_CLASSES, Entry
+from . import Feature, TensorSpec, cnn
+from .zoo_catalogue import CATALOGUE, IMAGE_CLASSES, PIXEL_CLASSES, Entry
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -30,8 +28,6 @@ FEATURES: Final[Mapping[str, Feature]] = {
     "sequence_length": Feature(int, 8, 1024),
 }
 IMAGE_GRANULE: Final = 32
-_SAMPLES: Final = 2
-"""Batch size of the extraction; batch norm does not accept a single sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +35,7 @@ class ZooArchitecture:
     """One network of the zoo.
 
     Attributes:
-        model: name in :data:`~dataset_builder.families.zoo.catalogue.CATALOGUE`.
+        model: name in :data:`~dataset_builder.families.zoo_catalogue.CATALOGUE`.
         image_size: side of the square images in pixels, a multiple of 32; 0 for text models.
         sequence_length: tokens per sample; 0 for image models.
 
@@ -108,46 +104,12 @@ def parse(document: Mapping[str, Any]) -> ZooArchitecture:
         raise DatasetError(f"the architecture is not that of a zoo model: {error}") from None
 
 
-@cache
-def describe_network(architecture: ZooArchitecture) -> Network:
-    """Layers as :mod:`gpumemnet.extract` reads them off the network; multiply-adds as torch counts
-    them.
-
-    Raises:
-        DatasetError: when the library is not installed.
-    """
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-
-    from gpumemnet.extract import extract_job
-    from gpumemnet.extract.placement import placement
-
-    dtypes = {True: torch.float32, False: torch.int64}
-    inputs = tuple(
-        torch.empty((_SAMPLES, *spec.shape), dtype=dtypes[spec.high is None], device="meta")
-        for spec in tensors(architecture)[0]
-    )
-    with placement():
-        network = build(architecture)
-        with FlopCounterMode(display=False) as counter:
-            network(*inputs)
-    job = extract_job(network, inputs).job
-    return Network(
-        layers=job.layers,
-        input_elements=job.input_elements,
-        activation_function=job.activation_function,
-        multiply_adds=counter.get_total_flops() // (2 * _SAMPLES),
-        sequence_length=job.sequence_length,
-        family=job.family,
-    )
-
-
 def obstacle(architecture: ZooArchitecture, batch_size: int) -> str | None:
     """Why the network cannot train: its library is not installed, or the batch has one sample,
     which batch norms refuse."""
     if missing := _missing(architecture):
         return missing
-    if batch_size < _SAMPLES and not architecture.reads_text:
+    if batch_size < 2 and not architecture.reads_text:
         return "batch norm cannot train on batches of one sample"
     return None
 
@@ -158,11 +120,85 @@ def build(architecture: ZooArchitecture) -> nn.Module:
     Raises:
         DatasetError: when the library is not installed.
     """
-    from .networks import make
-
     if missing := _missing(architecture):
         raise DatasetError(missing)
-    return make(architecture.entry, architecture.image_size)
+    entry, size = architecture.entry, architecture.image_size
+    sized: dict[str, Any] = {entry.size_argument: size} if entry.size_argument else {}
+    if entry.library == "torchvision":
+        import torchvision
+
+        classes = PIXEL_CLASSES if entry.task == "pixels" else IMAGE_CLASSES
+        made: nn.Module = torchvision.models.get_model(
+            entry.name, weights=None, num_classes=classes, **entry.settings, **sized
+        )
+        return _logits(made, "out") if entry.task == "pixels" else made
+    if entry.library == "timm":
+        import timm
+
+        created: nn.Module = timm.create_model(
+            entry.name, pretrained=False, num_classes=IMAGE_CLASSES, **entry.settings, **sized
+        )
+        return created
+    if entry.library == "transformers":
+        return _language_model(entry)
+    return cnn.build(unet(size))
+
+
+def _language_model(entry: Entry) -> nn.Module:
+    import transformers
+
+    config = transformers.AutoConfig.for_model(entry.name, use_cache=False, **entry.settings)
+    makers = {
+        "causal": transformers.AutoModelForCausalLM,
+        "masked": transformers.AutoModelForMaskedLM,
+        "translation": transformers.AutoModelForSeq2SeqLM,
+    }
+    inputs = ("input_ids", "decoder_input_ids") if entry.task == "translation" else ("input_ids",)
+    return _logits(makers[entry.task].from_config(config), "logits", inputs)
+
+
+def _logits(network: nn.Module, output: str, inputs: tuple[str, ...] = ()) -> nn.Module:
+    """``network`` with its logits as the only output; its inputs are passed by name where it needs
+    names."""
+    from torch import nn
+
+    class Logits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network
+
+        def forward(self, *tensors: Tensor) -> Tensor:
+            named = dict(zip(inputs, tensors, strict=True)) if inputs else {}
+            outputs = self.network(**named) if named else self.network(*tensors)
+            logits: Tensor = outputs[output]
+            return logits
+
+    return Logits()
+
+
+def unet(image_size: int) -> cnn.CnnArchitecture:
+    """The original U-Net (arXiv 1505.04597), with padding and batch norm as it is used today."""
+    return cnn.CnnArchitecture(
+        style="unet",
+        image_size=image_size,
+        input_channels=3,
+        classes=PIXEL_CLASSES,
+        widths=(64, 128, 256, 512, 1024),
+        depths=(1, 1, 1, 1, 1),
+        kernel=3,
+        groups=1,
+        expansion=1,
+        stem="conv",
+        downsampling="max_pool",
+        upsampling="conv_transpose",
+        norm="batch_norm",
+        activation="relu",
+        in_place=True,
+        squeeze_excitation=False,
+        block_dropout=0.0,
+        head="per_pixel",
+        head_dropout=0.0,
+    )
 
 
 def tensors(architecture: ZooArchitecture) -> tuple[tuple[TensorSpec, ...], TensorSpec]:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..blocks import Blocks
-from .architecture import IMAGE_CHANNELS, TransformerArchitecture
+from .blocks import Blocks, repeated
+from .transformer import IMAGE_CHANNELS, TransformerArchitecture
 
 _BACKENDS: Final = {
     "math": SDPBackend.MATH,
@@ -208,7 +208,7 @@ class Stack(nn.Module):
         self.rotary_size = a.head_size if a.positions == "rotary" else 0
         learned = [LearnedPositions(length, a.width)] if a.positions == "learned" else []
         self.entry = nn.Sequential(*learned, dropout(a))
-        self.blocks = Blocks(*(Block(a, causal=causal, crosses=crosses) for _ in range(depth)))
+        self.blocks = Blocks(*repeated(lambda: Block(a, causal=causal, crosses=crosses), depth))
         self.norm = norm(a) if a.norm_position == "pre" else nn.Identity()
 
     def forward(self, features: Tensor, memory: Tensor | None = None) -> Tensor:

@@ -1,6 +1,7 @@
-"""Every parameter of a transformer, and how the features of a search space become one.
+"""Transformers: encoder, decoder, encoder–decoder and vision transformer, with a chosen attention
+kernel.
 
-The space contains networks that people train: GPT-2, BERT (arXiv 1810.04805), T5 (arXiv
+GPUMemNet's transformers (arXiv 2602.17817, section 4) were PyTorch's stock blocks.  This space contains networks that people train: GPT-2, BERT (arXiv 1810.04805), T5 (arXiv
 1910.10683), Llama (arXiv 2302.13971) and ViT (arXiv 2010.11929) up to details that do not change
 memory.
 """
@@ -11,12 +12,15 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import describe
 
-from .. import Feature
+from . import Feature, TensorSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 STYLES: Final = ("encoder", "decoder", "encoder_decoder", "vision")
 ACTIVATIONS: Final = ("relu", "gelu", "silu")
@@ -285,3 +289,55 @@ def parse(document: Mapping[str, Any]) -> TransformerArchitecture:
         return TransformerArchitecture(**document)
     except TypeError as error:
         raise DatasetError(f"the architecture is not that of a transformer: {error}") from None
+
+
+def obstacle(architecture: TransformerArchitecture, batch_size: int) -> str | None:
+    """Why the network cannot train: the loss needs at least two classes or tokens; every batch size
+    is possible."""
+    if max(architecture.classes, architecture.vocabulary) < 2:
+        return "cross-entropy needs at least two classes"
+    return None
+
+
+def build(architecture: TransformerArchitecture) -> nn.Module:
+    """The network on torch's current default device.
+
+    It maps tokens ``[batch, sequence_length]`` (and, in an ``encoder_decoder``, target tokens
+    ``[batch, target_length]``), or images ``[batch, 3, image_size, image_size]``, to logits:
+    ``[batch, classes]``, or over the vocabulary at every position ``[batch, sequence_length or
+    target_length, vocabulary]``.
+    """
+    from .transformer_modules import Transformer
+
+    return Transformer(architecture)
+
+
+def tensors(architecture: TransformerArchitecture) -> tuple[tuple[TensorSpec, ...], TensorSpec]:
+    """Tokens or one image; one class, or one token for every position.
+
+    The targets of a language model are the next tokens.  The data loader has shifted them, so no
+    logits are cut off or copied.
+    """
+    a = architecture
+    inputs = [TensorSpec((a.sequence_length,), a.vocabulary)]
+    if a.style == "vision":
+        inputs = [TensorSpec((IMAGE_CHANNELS, a.image_size, a.image_size))]
+    elif a.style == "encoder_decoder":
+        inputs.append(TensorSpec((a.target_length,), a.vocabulary))
+    target = (
+        TensorSpec((), a.classes)
+        if a.head == "classes"
+        else TensorSpec((a.predicted_length,), a.vocabulary)
+    )
+    return tuple(inputs), target
+
+
+def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of the logits ``[batch, classes]`` or ``[batch, length, vocabulary]``, every
+    position alike.
+
+    The logits are not cast first: autocast computes the loss in fp32, pure bf16 in bf16.
+    """
+    from torch.nn import functional
+
+    return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())

@@ -1,8 +1,10 @@
-"""Every parameter of a convolutional network, and how the features of a search space become one.
+"""Convolutional networks: plain, residual, dense, inverted residual, separable, ConvNeXt-like,
+U-Net and hourglass.
 
-The ranges are those of networks that people train: RegNet's design space (Radosavovic et al., arXiv
-2003.13678) for widths and depths, and the papers named in
-:mod:`~dataset_builder.families.cnn.styles` for the blocks.
+GPUMemNet's convolutional networks (arXiv 2602.17817, section 4) had neither residuals nor pooling;
+these are the designs that people train.  Widths and depths are those of RegNet's design space
+(Radosavovic et al., arXiv 2003.13678); :mod:`~dataset_builder.families.cnn_modules` builds the
+networks and names the papers of their blocks.
 """
 
 from __future__ import annotations
@@ -11,12 +13,15 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from gpumemnet.errors import DatasetError
+from gpumemnet.errors import DatasetError, ExtractError
 from gpumemnet.job.layers import describe
 
-from .. import Feature
+from . import Feature, TensorSpec, extracted_job
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 DENSE_PREDICTION: Final = ("unet", "hourglass")
 """Styles that predict a class for every pixel."""
@@ -193,6 +198,15 @@ def rounded(width: float, granule: int) -> int:
     return max(granule, int(width / granule + 0.5) * granule)
 
 
+def norm_groups(channels: int) -> int:
+    """Groups of a group norm: 32, the default of its authors (Wu & He, arXiv 1803.08494), or as
+    many as divide the channels."""
+    groups = 32
+    while channels % groups:
+        groups //= 2
+    return groups
+
+
 def spread(blocks: int, stages: int, profile: str) -> tuple[int, ...]:
     """Blocks of each stage, at least one: ``even``, ``middle`` (most in the last but one, as in
     ResNet) or ``late`` (growing)."""
@@ -252,3 +266,50 @@ def parse(document: Mapping[str, Any]) -> CnnArchitecture:
         return CnnArchitecture(**{**document, **sizes})
     except (TypeError, KeyError) as error:
         raise DatasetError(f"the architecture is not that of a CNN: {error}") from None
+
+
+def obstacle(architecture: CnnArchitecture, batch_size: int) -> str | None:
+    """Why the network cannot train: a map that is too small or does not fit its partner, or a norm
+    over a single value."""
+    if architecture.image_size // architecture.reduction < 1:
+        return f"{architecture.image_size} pixels cannot be shrunk by {architecture.reduction}"
+    if architecture.classes < 2:
+        return "cross-entropy needs at least two classes"
+    try:
+        layers = extracted_job("cnn", architecture).layers
+    except ExtractError as error:
+        return str(error)
+    for layer in layers:
+        channels = layer.parameters // 2  # a norm has a scale and a shift for each
+        if layer.kind == "batch_norm2d" and batch_size == 1 and layer.activations == channels:
+            return "batch norm cannot train on one value per channel"
+        if layer.kind == "group_norm" and layer.activations == norm_groups(channels):
+            return "group norm makes zeros of groups of one value"
+    return None
+
+
+def build(architecture: CnnArchitecture) -> nn.Module:
+    """The network on torch's current default device.
+
+    It maps ``[batch, input_channels, image_size, image_size]`` to logits ``[batch, classes]``, or
+    ``[batch, classes, image_size, image_size]`` in dense prediction.
+    """
+    from .cnn_modules import network
+
+    return network(architecture)
+
+
+def tensors(architecture: CnnArchitecture) -> tuple[tuple[TensorSpec, ...], TensorSpec]:
+    """One image; one class, or one for every pixel."""
+    size = architecture.image_size
+    per_pixel = (size, size) if architecture.style in DENSE_PREDICTION else ()
+    return (TensorSpec((architecture.input_channels, size, size)),), TensorSpec(
+        per_pixel, architecture.classes
+    )
+
+
+def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of the logits, ``[batch, classes]`` or ``[batch, classes, height, width]``."""
+    from torch.nn import functional
+
+    return functional.cross_entropy(outputs, targets)

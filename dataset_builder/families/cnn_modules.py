@@ -1,0 +1,447 @@
+"""The torch modules of a convolutional network, registered in the order in which they run.
+
+Blocks: VGG (arXiv 1409.1556), ResNet (1512.03385) and ResNeXt (1611.05431), DenseNet (1608.06993),
+MobileNet (1704.04861), MobileNetV2 (1801.04381) and V3 (1905.02244), ShuffleNet's grouped pointwise
+convolutions (1707.01083), ConvNeXt (2201.03545), U-Net (1505.04597).  Stems and heads are those of
+VGG, ResNet, ResNet-D (1812.01187), MobileNetV3 and ConvNeXt; the two styles of dense prediction
+bring the map of classes back to the image's size, the stem's part of it by interpolating the logits
+(DeepLab).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from .blocks import Blocks, Residual, repeated
+from .cnn import (
+    DENSE_PREDICTION,
+    STEM_REDUCTION,
+    CnnArchitecture,
+    granule_of,
+    norm_groups,
+    rounded,
+)
+
+FLATTENED_SIDE: Final = 7
+MAX_HIDDEN: Final = 4096
+
+_ACTIVATIONS: Final[Mapping[str, Callable[..., nn.Module]]] = {
+    "relu": nn.ReLU,
+    "relu6": nn.ReLU6,
+    "leaky_relu": nn.LeakyReLU,
+    "silu": nn.SiLU,
+    "hardswish": nn.Hardswish,
+    "elu": nn.ELU,
+    "mish": nn.Mish,
+}
+
+
+class ChannelNorm(nn.LayerNorm):
+    """Layer norm over the channels of each pixel of ``[batch, channels, height, width]``."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The normalised map, in the shape of ``features``."""
+        return super().forward(features.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class Scale(nn.Module):
+    """One learned factor per channel, the layer scale of ConvNeXt."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.full((channels, 1, 1), 1e-6))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """``features`` times the factors."""
+        return features * self.factor
+
+
+class SqueezeExcitation(nn.Module):
+    """Channels times a gate in [0, 1] that is computed from their means (arXiv 1709.01507)."""
+
+    def __init__(self, channels: int, activation: nn.Module) -> None:
+        super().__init__()
+        squeezed = channels // 4
+        squeeze, excite = nn.Conv2d(channels, squeezed, 1), nn.Conv2d(squeezed, channels, 1)
+        self.gate = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1), squeeze, activation, excite, nn.Sigmoid()
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The gated map."""
+        gated: Tensor = features * self.gate(features)
+        return gated
+
+
+class PixelMlp(nn.Module):
+    """Layer norm, linear, activation, linear on the channels of each pixel, in NHWC as ConvNeXt has
+    them."""
+
+    def __init__(self, channels: int, hidden: int, activation: nn.Module) -> None:
+        super().__init__()
+        first, second = nn.Linear(channels, hidden), nn.Linear(hidden, channels)
+        self.layers = nn.Sequential(nn.LayerNorm(channels), first, activation, second)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """``[batch, channels, height, width]`` to the same."""
+        mixed: Tensor = self.layers(features.permute(0, 2, 3, 1))
+        return mixed.permute(0, 3, 1, 2)
+
+
+class Projected(nn.Module):
+    """``branch(features) + shortcut(features)``."""
+
+    def __init__(self, branch: nn.Module, shortcut: nn.Module) -> None:
+        super().__init__()
+        self.branch = branch
+        self.shortcut = shortcut
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The sum of both."""
+        summed: Tensor = self.branch(features) + self.shortcut(features)
+        return summed
+
+
+class Concatenated(nn.Module):
+    """``features`` with the channels of ``branch(features)`` after them (DenseNet)."""
+
+    def __init__(self, branch: nn.Module) -> None:
+        super().__init__()
+        self.branch = branch
+
+    def forward(self, features: Tensor) -> Tensor:
+        """All the channels."""
+        return torch.cat((features, self.branch(features)), dim=1)
+
+
+class Level(nn.Module):
+    """One level of an encoder and decoder: the decoder takes the encoder's output joined with the
+    output of the deeper levels.
+
+    Args:
+        encoder: runs first.
+        below: goes down, through the deeper levels, and up again to the same map.
+        lateral: what the encoder's output passes through before it is added (hourglass; Newell et
+            al., arXiv 1603.06937); without it, the two are concatenated (U-Net).
+        decoder: runs last.
+    """
+
+    def __init__(
+        self, encoder: nn.Module, below: nn.Module, lateral: nn.Module | None, decoder: nn.Module
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.below = below
+        self.lateral = lateral
+        self.decoder = decoder
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The decoder's output, as large as the encoder's.
+
+        Raises:
+            ValueError: when the deeper levels return a map of another size.
+        """
+        skipped = self.encoder(features)
+        returned = self.below(skipped)
+        if returned.shape[-1] != skipped.shape[-1]:
+            before, after = skipped.shape[-1], returned.shape[-1]
+            raise ValueError(
+                f"a map of {before} × {before} pixels comes back from below as {after} × {after}"
+            )
+        if self.lateral is not None:
+            joined = self.lateral(skipped) + returned
+        else:
+            joined = torch.cat((skipped, returned), dim=1)
+        decoded: Tensor = self.decoder(joined)
+        return decoded
+
+
+Modules = list[nn.Module]
+"""Modules that run one after the other."""
+
+
+def network(cnn: CnnArchitecture) -> nn.Module:
+    """The whole network; see :func:`dataset_builder.families.cnn.build`."""
+    parts = _dense_prediction(cnn) if cnn.style in DENSE_PREDICTION else _classifier(cnn)
+    return nn.Sequential(*parts)
+
+
+def _classifier(cnn: CnnArchitecture) -> Modules:
+    channels = 2 * cnn.widths[0] if cnn.style == "dense" else cnn.widths[0]
+    parts = _stem(cnn, channels)
+    for index, (width, depth) in enumerate(zip(cnn.widths, cnn.depths, strict=True)):
+        stride = 1
+        if index:
+            halving, channels, stride = _halving(cnn, channels, width)
+            parts += halving
+        stage, channels = _stage(cnn, channels, width, depth, stride)
+        parts.append(stage)
+    if cnn.style == "dense":
+        parts += _leading_norm_act(cnn, channels)
+    return parts + _head(cnn, channels)
+
+
+def _dense_prediction(cnn: CnnArchitecture) -> Modules:
+    width, reduction = cnn.widths[0], STEM_REDUCTION[cnn.stem]
+    parts = [*_stem(cnn, width), _level(cnn, 0, width, 1), *_dropout(cnn.head_dropout)]
+    parts.append(_biased_conv(width, cnn.classes))
+    if reduction > 1:
+        parts.append(nn.Upsample(scale_factor=reduction, mode="bilinear"))
+    return parts
+
+
+def _stem(cnn: CnnArchitecture, width: int) -> Modules:
+    images = cnn.input_channels
+    if cnn.stem == "patch":
+        return [_conv(cnn, images, width, 4, 4), *_norm(cnn, width)]
+    if cnn.stem == "conv":
+        return [_conv(cnn, images, width, 3), *_norm_act(cnn, width)]
+    pool = nn.MaxPool2d(3, stride=2, padding=1)
+    if cnn.stem == "pooled":
+        return [_conv(cnn, images, width, 7, 2), *_norm_act(cnn, width), pool]
+    half = rounded(width / 2, 8)
+    return [
+        *(_conv(cnn, images, half, 3, 2), *_norm_act(cnn, half)),
+        *(_conv(cnn, half, half, 3), *_norm_act(cnn, half)),
+        *(_conv(cnn, half, width, 3), *_norm_act(cnn, width), pool),
+    ]
+
+
+def _halving(cnn: CnnArchitecture, channels: int, width: int) -> tuple[Modules, int, int]:
+    """The transition between two stages: its modules, the channels after it, and the stride of the
+    next block."""
+    pools: dict[str, Modules] = {"max_pool": [nn.MaxPool2d(2)], "avg_pool": [nn.AvgPool2d(2)]}
+    pool = pools.get(cnn.downsampling, [])
+    kernel_and_stride = (1, 1) if pool else (2, 2)
+    if cnn.style == "dense":  # DenseNet halves the channels here
+        kept = rounded(channels / 2, 8)
+        squeeze = _conv(cnn, channels, kept, *kernel_and_stride)
+        return [*_leading_norm_act(cnn, channels), squeeze, *pool], kept, 1
+    if cnn.style == "convnext":
+        widen = _biased_conv(channels, width, *kernel_and_stride)
+        return [*_norm(cnn, channels), *pool, widen], width, 1
+    return pool, channels, 1 if pool else 2
+
+
+def _stage(
+    cnn: CnnArchitecture, channels: int, width: int, depth: int, stride: int = 1
+) -> tuple[Blocks, int]:
+    """The blocks of a stage, and its output channels."""
+    make = _BLOCKS[cnn.style]
+    if cnn.style == "dense":
+        dense = (make(cnn, channels + index * width, width, 1) for index in range(depth))
+        return Blocks(*dense), channels + depth * width
+    first = make(cnn, channels, width, stride)
+    return Blocks(first, *repeated(lambda: make(cnn, width, width, 1), depth - 1)), width
+
+
+def _head(cnn: CnnArchitecture, channels: int) -> Modules:
+    side = 1
+    widths = [channels]
+    if cnn.head == "hidden":
+        widths.append(min(MAX_HIDDEN, 2 * channels))
+    elif cnn.head == "flattened":
+        side = min(FLATTENED_SIDE, max(1, cnn.image_size // cnn.reduction))
+        widths = [side * side * channels, *[min(MAX_HIDDEN, 8 * channels)] * 2]
+    parts: Modules = [nn.Sequential(nn.AdaptiveAvgPool2d(side), nn.Flatten())]
+    for inputs, hidden in zip(widths, widths[1:], strict=False):
+        parts += [nn.Linear(inputs, hidden), _activation(cnn), *_dropout(cnn.head_dropout)]
+    if cnn.head == "linear":
+        parts += _dropout(cnn.head_dropout)
+    return [*parts, nn.Linear(widths[-1], cnn.classes)]
+
+
+def _level(cnn: CnnArchitecture, index: int, channels: int, stride: int) -> nn.Module:
+    """The levels from ``index`` down, from ``channels`` to the width of stage ``index``."""
+    width, depth = cnn.widths[index], cnn.depths[index]
+    encoder, _ = _stage(cnn, channels, width, depth, stride)
+    if index + 1 == len(cnn.widths):
+        return encoder
+    deeper = cnn.widths[index + 1]
+    down, _, below_stride = _halving(cnn, width, deeper)
+    below = nn.Sequential(
+        *down, _level(cnn, index + 1, width, below_stride), *_doubling(cnn, deeper, width)
+    )
+    if cnn.style == "unet":
+        return Level(encoder, below, None, _stage(cnn, 2 * width, width, 1)[0])
+    return Level(encoder, below, _stage(cnn, width, width, 1)[0], _stage(cnn, width, width, 1)[0])
+
+
+def _doubling(cnn: CnnArchitecture, inputs: int, outputs: int) -> Modules:
+    if cnn.upsampling == "conv_transpose":
+        return [nn.ConvTranspose2d(inputs, outputs, 2, stride=2)]
+    parts: Modules = [nn.Upsample(scale_factor=2, mode=cnn.upsampling)]
+    if inputs != outputs:
+        parts += [_conv(cnn, inputs, outputs), *_norm(cnn, outputs)]
+    return parts
+
+
+def _plain(cnn: CnnArchitecture, inputs: int, width: int, stride: int) -> nn.Module:
+    conv = _conv(cnn, inputs, width, cnn.kernel, stride, cnn.groups)
+    return nn.Sequential(conv, *_norm_act(cnn, width), *_ending(cnn, width))
+
+
+def _basic(cnn: CnnArchitecture, inputs: int, width: int, stride: int) -> nn.Module:
+    branch = nn.Sequential(
+        *(_conv(cnn, inputs, width, cnn.kernel, stride, cnn.groups), *_norm_act(cnn, width)),
+        *(_conv(cnn, width, width, cnn.kernel, 1, cnn.groups), *_norm(cnn, width)),
+        *_ending(cnn, width),
+    )
+    return _summed(cnn, branch, inputs, width, stride)
+
+
+def _bottleneck(cnn: CnnArchitecture, inputs: int, width: int, stride: int) -> nn.Module:
+    inner = rounded(width / cnn.expansion, granule_of(cnn.groups))
+    branch = nn.Sequential(
+        *(_conv(cnn, inputs, inner), *_norm_act(cnn, inner)),
+        *(_conv(cnn, inner, inner, cnn.kernel, stride, cnn.groups), *_norm_act(cnn, inner)),
+        *(_conv(cnn, inner, width), *_norm(cnn, width)),
+        *_ending(cnn, width),
+    )
+    return _summed(cnn, branch, inputs, width, stride)
+
+
+def _summed(
+    cnn: CnnArchitecture, branch: nn.Module, inputs: int, width: int, stride: int
+) -> nn.Module:
+    """The branch added to its input, which is projected where the map changes, and activated."""
+    residual: nn.Module = Residual(branch)
+    if inputs != width or stride != 1:
+        shortcut = nn.Sequential(_conv(cnn, inputs, width, 1, stride), *_norm(cnn, width))
+        residual = Projected(branch, shortcut)
+    return nn.Sequential(residual, _activation(cnn))
+
+
+def _dense(cnn: CnnArchitecture, inputs: int, width: int, stride: int) -> nn.Module:
+    inner = width * cnn.expansion
+    branch = nn.Sequential(
+        *(*_leading_norm_act(cnn, inputs), _conv(cnn, inputs, inner)),
+        *(*_norm_act(cnn, inner), _conv(cnn, inner, width, cnn.kernel, stride, cnn.groups)),
+        *_ending(cnn, width),
+    )
+    return Concatenated(branch)
+
+
+def _inverted_residual(cnn: CnnArchitecture, inputs: int, width: int, stride: int) -> nn.Module:
+    hidden = inputs * cnn.expansion
+    expanded: Modules = []
+    if cnn.expansion > 1:
+        expanded = [_conv(cnn, inputs, hidden, 1, 1, cnn.groups), *_norm_act(cnn, hidden)]
+    branch = nn.Sequential(
+        *expanded,
+        *(_conv(cnn, hidden, hidden, cnn.kernel, stride, hidden), *_norm_act(cnn, hidden)),
+        *_gate(cnn, hidden),
+        *(_conv(cnn, hidden, width, 1, 1, cnn.groups), *_norm(cnn, width)),
+        *_dropout(cnn.block_dropout),
+    )
+    return Residual(branch) if inputs == width and stride == 1 else branch
+
+
+def _separable(cnn: CnnArchitecture, inputs: int, width: int, stride: int) -> nn.Module:
+    depthwise = _conv(cnn, inputs, inputs, cnn.kernel, stride, inputs)
+    pointwise = _conv(cnn, inputs, width, 1, 1, cnn.groups)
+    return nn.Sequential(
+        *(depthwise, *_norm_act(cnn, inputs)),
+        *(pointwise, *_norm_act(cnn, width), *_ending(cnn, width)),
+    )
+
+
+def _convnext(cnn: CnnArchitecture, inputs: int, width: int, stride: int) -> nn.Module:
+    hidden = width * cnn.expansion
+    if cnn.norm == "layer_norm":
+        mlp: Modules = [PixelMlp(width, hidden, _activation(cnn))]
+    else:
+        widen, narrow = _biased_conv(width, hidden), _biased_conv(hidden, width)
+        mlp = [*_norm(cnn, width), widen, _activation(cnn), narrow]
+    depthwise = nn.Conv2d(width, width, cnn.kernel, 1, cnn.kernel // 2, groups=width)
+    branch = [depthwise, *mlp, *_gate(cnn, width), Scale(width), *_dropout(cnn.block_dropout)]
+    return Residual(nn.Sequential(*branch))
+
+
+def _double(cnn: CnnArchitecture, inputs: int, width: int, stride: int) -> nn.Module:
+    return nn.Sequential(
+        *(_conv(cnn, inputs, width, cnn.kernel, stride, cnn.groups), *_norm_act(cnn, width)),
+        *(_conv(cnn, width, width, cnn.kernel, 1, cnn.groups), *_norm_act(cnn, width)),
+        *_ending(cnn, width),
+    )
+
+
+_BLOCKS: Final[Mapping[str, Callable[[CnnArchitecture, int, int, int], nn.Module]]] = {
+    "plain": _plain,
+    "basic": _basic,
+    "bottleneck": _bottleneck,
+    "dense": _dense,
+    "inverted_residual": _inverted_residual,
+    "separable": _separable,
+    "convnext": _convnext,
+    "unet": _double,
+    "hourglass": _bottleneck,
+}
+"""Style → its block, from the architecture, input channels, the stage's width and the stride."""
+
+
+def _conv(
+    cnn: CnnArchitecture,
+    inputs: int,
+    outputs: int,
+    kernel: int = 1,
+    stride: int = 1,
+    groups: int = 1,
+) -> nn.Conv2d:
+    """A convolution; it has a bias unless a norm follows, which would cancel it.
+
+    A patch (kernel = stride) is not padded; everything else keeps the map's side over the stride.
+    """
+    padding = 0 if kernel == stride else kernel // 2
+    return nn.Conv2d(
+        inputs, outputs, kernel, stride, padding, groups=groups, bias=cnn.norm == "none"
+    )
+
+
+def _biased_conv(inputs: int, outputs: int, kernel: int = 1, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, kernel, stride)
+
+
+def _norm(cnn: CnnArchitecture, channels: int) -> Modules:
+    """The network's norm, if it has one."""
+    if cnn.norm == "batch_norm":
+        return [nn.BatchNorm2d(channels)]
+    if cnn.norm == "group_norm":
+        return [nn.GroupNorm(norm_groups(channels), channels)]
+    return [ChannelNorm(channels)] if cnn.norm == "layer_norm" else []
+
+
+def _activation(cnn: CnnArchitecture, in_place: bool = True) -> nn.Module:
+    """The network's activation, which overwrites its input where the network and the place allow
+    it."""
+    if cnn.activation == "gelu":
+        return nn.GELU()
+    return _ACTIVATIONS[cnn.activation](inplace=cnn.in_place and in_place)
+
+
+def _norm_act(cnn: CnnArchitecture, channels: int) -> Modules:
+    """Norm and activation after a convolution, whose output has no other use."""
+    return [*_norm(cnn, channels), _activation(cnn)]
+
+
+def _leading_norm_act(cnn: CnnArchitecture, channels: int) -> Modules:
+    """Norm and activation before a convolution; without a norm the activation is not in place,
+    because others read the input."""
+    return [*_norm(cnn, channels), _activation(cnn, in_place=cnn.norm != "none")]
+
+
+def _ending(cnn: CnnArchitecture, channels: int) -> Modules:
+    """The end of a block's branch: gate and dropout."""
+    return [*_gate(cnn, channels), *_dropout(cnn.block_dropout)]
+
+
+def _gate(cnn: CnnArchitecture, channels: int) -> Modules:
+    return [SqueezeExcitation(channels, _activation(cnn))] if cnn.squeeze_excitation else []
+
+
+def _dropout(probability: float) -> Modules:
+    return [nn.Dropout(probability)] if probability else []
