@@ -11,7 +11,7 @@ import importlib
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -58,7 +58,7 @@ class TensorSpec:
     high: int | None = None
 
 
-class Architecture(Protocol):
+class Architecture(Hashable, Protocol):
     """A frozen dataclass with every parameter of a network of one family."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -131,16 +131,18 @@ def extracted_job(family_name: str, architecture: Any) -> TrainingJob:
         lambda each: next((path for path in repeats if f"{each[1]}.".startswith(f"{path}.")), ""),
     ):
         layers += [layer for layer, _ in group] * repeats.get(path, 1)
-    derived = ("total_activations", "total_parameters", "trainable_parameters")
     return replace(
         extraction.job,
         family=extraction.job.family if family_name == "zoo" else family_name,
         layers=tuple(layers),
         attention_kernel=kernel,
-        **dict.fromkeys(derived),
+        total_activations=None,
+        total_parameters=None,
+        trainable_parameters=None,
     )
 
 
+@lru_cache(maxsize=8)
 def multiply_adds(family_name: str, architecture: Any) -> int:
     """Multiply-add operations of one forward pass for each sample, as torch counts them: the masked
     half of causal attention included, biases not."""
@@ -154,7 +156,7 @@ def multiply_adds(family_name: str, architecture: Any) -> int:
             for module, operators in counter.get_flop_counts().items()
         }
         root = type(network).__name__
-        flops = counts["Global"] + sum(
+        flops: int = counts["Global"] + sum(
             (times - 1) * counts.get(f"{root}.{path}", 0) for path, times in repeats.items()
         )
     return flops // (2 * _SAMPLES)

@@ -25,7 +25,7 @@ def repeated(make: Callable[[], nn.Module], count: int) -> list[nn.Module]:
     if not _ONE_OF_EQUAL.get() or not count:
         return [make() for _ in range(count)]
     block = make()
-    block.repeats = count
+    block.repeats = count  # type: ignore[assignment]
     return [block]
 
 

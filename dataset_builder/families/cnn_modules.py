@@ -10,6 +10,7 @@ bring the map of classes back to the image's size, the stem's part of it by inte
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -152,11 +153,11 @@ class Level(nn.Module):
             raise ValueError(
                 f"a map of {before} × {before} pixels comes back from below as {after} × {after}"
             )
-        if self.lateral is not None:
-            joined = self.lateral(skipped) + returned
-        else:
-            joined = torch.cat((skipped, returned), dim=1)
-        decoded: Tensor = self.decoder(joined)
+        decoded: Tensor = self.decoder(
+            torch.cat((skipped, returned), dim=1)
+            if self.lateral is None
+            else self.lateral(skipped) + returned
+        )
         return decoded
 
 
@@ -248,7 +249,7 @@ def _head(cnn: CnnArchitecture, channels: int) -> Modules:
         side = min(FLATTENED_SIDE, max(1, cnn.image_size // cnn.reduction))
         widths = [side * side * channels, *[min(MAX_HIDDEN, 8 * channels)] * 2]
     parts: Modules = [nn.Sequential(nn.AdaptiveAvgPool2d(side), nn.Flatten())]
-    for inputs, hidden in zip(widths, widths[1:], strict=False):
+    for inputs, hidden in itertools.pairwise(widths):
         parts += [nn.Linear(inputs, hidden), _activation(cnn), *_dropout(cnn.head_dropout)]
     if cnn.head == "linear":
         parts += _dropout(cnn.head_dropout)

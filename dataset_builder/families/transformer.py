@@ -1,9 +1,9 @@
 """Transformers: encoder, decoder, encoder–decoder and vision transformer, with a chosen attention
 kernel.
 
-GPUMemNet's transformers (arXiv 2602.17817, section 4) were PyTorch's stock blocks.  This space contains networks that people train: GPT-2, BERT (arXiv 1810.04805), T5 (arXiv
-1910.10683), Llama (arXiv 2302.13971) and ViT (arXiv 2010.11929) up to details that do not change
-memory.
+GPUMemNet's transformers (arXiv 2602.17817, section 4) were PyTorch's stock blocks.  This space
+contains networks that people train: GPT-2, BERT (arXiv 1810.04805), T5 (arXiv 1910.10683), Llama
+(arXiv 2302.13971) and ViT (arXiv 2010.11929) up to details that do not change memory.
 """
 
 from __future__ import annotations

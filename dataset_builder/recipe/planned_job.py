@@ -13,11 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from gpumemnet.job.training_options import TRAINING_OPTIONS, Option, TrainingOptions
-
 from gpumemnet.errors import DatasetError, InvalidJobError
 from gpumemnet.job.layers import LAYER_GROUPS, Layer, check_count, describe
-from gpumemnet.job.training_job import MAX_BATCH_SIZE, TrainingJob
+from gpumemnet.job.training_job import (
+    MAX_BATCH_SIZE,
+    TRAINING_OPTIONS,
+    Option,
+    TrainingJob,
+    TrainingOptions,
+)
 from gpumemnet.physics.element_types import ELEMENT_BYTES
 from gpumemnet.physics.optimizers import OPTIMIZER_RULES, optimizer_copies
 from gpumemnet.physics.saved_tensors import LOSS_TENSORS
@@ -65,7 +69,7 @@ class Options(TrainingOptions):
 
     Attributes:
         batch_size: samples per forward pass.
-        optimizer: as in :class:`~gpumemnet.job.training_options.TrainingOptions`, with the default
+        optimizer: as in :class:`~gpumemnet.job.training_job.TrainingOptions`, with the default
             of the published datasets.
         frozen_share: share of the layers with parameters, counted from the input, that receive no
             gradient.

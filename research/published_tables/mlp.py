@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from dataset_builder.families import mlp
+from dataset_builder.families import extracted_job, mlp
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import Layer, describe
 from gpumemnet.job.measurement import Measurement
@@ -58,7 +58,7 @@ def measurement_of_row(row: Row) -> Measurement:
     """
     layers = _layers(text_in(row, "Activations-Params"))
     architecture = _architecture(text_in(row, "Filename"), layers)
-    network = mlp.describe_network(architecture)
+    network = extracted_job("mlp", architecture)
     if [_as_published(layer) for layer in network.layers] != [
         layer for layer in layers if layer.kind != "identity"
     ]:
@@ -74,7 +74,9 @@ def measurement_of_row(row: Row) -> Measurement:
         batch_size=count_in(row, "Batch Size"),
         input_elements=network.input_elements,
         layers=network.layers,
-        activation_function=network.activation_function,
+        activation_function=None
+        if architecture.activation == "identity"
+        else architecture.activation,
         **PUBLISHED_OPTIONS.job_fields(),
     )
     return published_measurement(job, architecture, row)

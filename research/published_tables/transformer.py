@@ -39,9 +39,9 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from dataset_builder.families import Network, TensorSpec
+from dataset_builder.families import TensorSpec
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import Layer, describe
 from gpumemnet.job.measurement import Measurement
@@ -171,6 +171,16 @@ def parse_filename(filename: str) -> PublishedTransformer:
     )
 
 
+class Network(NamedTuple):
+    """The facts of a network that a job states."""
+
+    layers: tuple[Layer, ...]
+    input_elements: int
+    activation_function: str
+    sequence_length: int
+    attention_kernel: str
+
+
 def describe_network(architecture: PublishedTransformer) -> Network:
     """Layers in execution order, as :func:`build` makes them; the positions are averaged by a layer
     of kind ``other``."""
@@ -193,9 +203,6 @@ def describe_network(architecture: PublishedTransformer) -> Network:
         Layer("add", wide),
         norm,
     )
-    per_position = (
-        4 * square + 2 * a.embedding_size * a.ff_hidden_size + 2 * a.seq_length * a.embedding_size
-    )
     return Network(
         layers=(
             Layer("embedding", wide, a.input_size * a.embedding_size),
@@ -206,7 +213,6 @@ def describe_network(architecture: PublishedTransformer) -> Network:
         ),
         input_elements=a.seq_length,
         activation_function="relu",
-        multiply_adds=a.num_layers * a.seq_length * per_position + a.embedding_size * a.num_classes,
         sequence_length=a.seq_length,
         attention_kernel=ATTENTION_KERNEL,
     )

@@ -4,13 +4,9 @@ spread as they should."""
 from __future__ import annotations
 
 import json
-import math
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from dataset_builder.families import cnn, family, rebuild
+from dataset_builder.families import cnn, multiply_adds, rebuild
 from dataset_builder.families import cnn as space
 from dataset_builder.families.cnn import CnnArchitecture
 from dataset_builder.measure import training
@@ -26,14 +22,9 @@ from dataset_builder.measure.training import build_network, train
 from dataset_builder.recipe.planned_job import (
     Options,
     PlannedJob,
-    operations_per_step,
-    option_obstacle,
     parse_planned,
-    rough_bytes,
     training_job,
 )
-from dataset_builder.recipe.recipe import Choices, Range, load_recipe
-from dataset_builder.recipe.sampling import sample_jobs
 from gpumemnet.errors import DatasetError
 from gpumemnet.extract import extract_job
 from gpumemnet.extract.options import ExtractOptions
@@ -137,9 +128,7 @@ def check_job(planned: PlannedJob) -> None:
     assert {layer.kind for layer in job.layers} <= set(GROUP_OF_KIND)
     target = cnn.tensors(architecture)[1]
     assert network(inputs).shape == (samples, target.high, *target.shape)
-    assert cnn.describe_network(architecture).multiply_adds == executed_multiply_adds(
-        network, inputs
-    )
+    assert multiply_adds("cnn", architecture) == executed_multiply_adds(network, inputs)
 
 
 def executed_multiply_adds(network: nn.Module, inputs: torch.Tensor) -> int:
@@ -162,108 +151,6 @@ def test_the_job_is_what_the_network_runs(style: str) -> None:
         check_job(PlannedJob("cnn", architecture, options))
 
     check()
-
-
-@pytest.fixture(scope="module")
-def jobs() -> list[PlannedJob]:
-    return sample_jobs(load_recipe("cnn"), JOBS, 7, CAPACITY_BYTES)
-
-
-def architectures_of(jobs: Iterable[PlannedJob]) -> list[CnnArchitecture]:
-    return [job.architecture for job in jobs]  # type: ignore[misc]
-
-
-def test_sampled_jobs_are_distinct_can_train_and_take_about_a_second(
-    jobs: list[PlannedJob],
-) -> None:
-    assert len({job.key for job in jobs}) == len(set(jobs)) == JOBS
-    recipe = load_recipe("cnn")
-    operations = []
-    for job in jobs:
-        assert cnn.obstacle(job.architecture, job.options.batch_size) is None  # type: ignore[arg-type]
-        assert option_obstacle(job.options) is None
-        network = family("cnn").describe_network(job.architecture)
-        assert training_job(job, network).trainable_parameters
-        operations.append(operations_per_step(network.multiply_adds, job.options))
-    assert max(operations) <= recipe.max_operations
-    assert (
-        np.mean(operations) < 0.01e15
-    )  # a quarter of a second at 40 Tflop/s, and a job takes four steps
-
-
-def test_sampled_networks_match_their_description(jobs: list[PlannedJob]) -> None:
-    short = [job for job in jobs if len(training_job(job).layers) < 100]
-    for job in short[:4]:
-        check_job(replace(job, options=replace(job.options, batch_size=2)))
-
-
-def test_memory_has_no_empty_octave_up_to_three_quarters_of_the_card(
-    jobs: list[PlannedJob],
-) -> None:
-    estimates = [rough_bytes(training_job(job)) for job in jobs]
-    octaves = Counter(int(math.log2(each / GIB * 2)) for each in estimates)
-    assert set(octaves) >= set(range(8)), octaves
-    assert min(octaves[octave] for octave in range(8)) > 0.03 * JOBS
-    assert sum(each > 0.75 * CAPACITY_BYTES for each in estimates) > 0.01 * JOBS
-    assert max(octaves.values()) < 0.4 * JOBS
-
-
-def test_no_tenth_of_a_number_is_overcrowded(jobs: list[PlannedJob]) -> None:
-    recipe = load_recipe("cnn")
-    networks = architectures_of(jobs)
-    numbers = {
-        "image_size": [each.image_size for each in networks],
-        "input_channels": [each.input_channels for each in networks],
-        "classes": [each.classes for each in networks],
-        "width": [each.widths[0] for each in networks],
-        "blocks": [sum(each.depths) for each in networks],
-        "batch_size": [job.options.batch_size for job in jobs],
-    }
-    for name, values in numbers.items():
-        tenths, _ = np.histogram(np.log(values), bins=10)
-        assert tenths.max() <= 0.2 * JOBS, (name, tenths)
-        assert tenths.min() >= 0.03 * JOBS or name == "input_channels", (name, tenths)
-    for name, low in (("image_size", 32), ("width", 8), ("blocks", 4), ("batch_size", 1)):
-        feature = (recipe.features | recipe.options)[name]  # type: ignore[operator]
-        assert isinstance(feature, Range)
-        assert min(numbers[name]) == low
-        assert max(numbers[name]) > 0.9 * feature.high
-
-
-def test_no_choice_is_overcrowded(jobs: list[PlannedJob]) -> None:
-    recipe = load_recipe("cnn")
-    networks = architectures_of(jobs)
-    sampled: dict[str, list[object]] = {
-        name: [getattr(network, name) for network in networks]
-        for name, feature in recipe.features.items()
-        if isinstance(feature, Choices) and name not in ("stages", "profile", "input_channels")
-    }
-    sampled["stages"] = [len(network.widths) for network in networks]
-    # Features that some styles do not have are even among those that do.
-    sampled["head"] = [network.head for network in networks if network.head != "per_pixel"]
-    sampled["upsampling"] = [
-        network.upsampling for network in networks if network.upsampling != "none"
-    ]
-    sampled["expansion"] = [
-        network.expansion for network in networks if network.style in space.EXPANDING
-    ]
-    for name, feature in recipe.options.items():
-        if isinstance(feature, Choices):
-            sampled[name] = [getattr(job.options, name) for job in jobs]
-    assert {
-        "style",
-        "norm",
-        "activation",
-        "groups",
-        "channels_last",
-        "cudnn_benchmark",
-        "optimizer",
-    } <= sampled.keys()
-    for name, values in sampled.items():
-        counts = Counter(values)
-        choices = len((dict(recipe.features) | dict(recipe.options))[name].values)  # type: ignore[union-attr]
-        assert len(counts) == choices, name
-        assert counts.most_common(1)[0][1] <= 1.5 * len(values) / choices, (name, counts)
 
 
 # No strided 1 × 1 convolution in bf16 and channels_last: on some CPUs oneDNN's backward writes past

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dataset_builder.families import family, mlp, rebuild
+from dataset_builder.families import mlp, multiply_adds, rebuild
 from dataset_builder.measure.training import build_network
 from dataset_builder.recipe.planned_job import Options, PlannedJob, parse_planned, training_job
 from gpumemnet.errors import DatasetError
@@ -89,8 +89,8 @@ def test_the_job_is_what_the_network_runs(
         each.numel() for each in network.parameters() if each.requires_grad
     )
     assert {layer.kind for layer in job.layers} <= set(GROUP_OF_KIND)
-    assert family("mlp").describe_network(architecture).multiply_adds == sum(
-        module.in_features * module.out_features + module.out_features
+    assert multiply_adds("mlp", architecture) == sum(
+        module.in_features * module.out_features
         for module in network.modules()
         if isinstance(module, nn.Linear)
     )

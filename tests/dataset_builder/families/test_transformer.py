@@ -4,13 +4,11 @@ samples cover the space."""
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -19,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from dataset_builder.families import TensorSpec, rebuild, transformer
+from dataset_builder.families import TensorSpec, extracted_job, multiply_adds, rebuild, transformer
 from dataset_builder.families import transformer as space
 from dataset_builder.families.transformer import TransformerArchitecture
 from dataset_builder.families.transformer_modules import rotate, rotation_table
@@ -28,14 +26,10 @@ from dataset_builder.recipe.planned_job import (
     Options,
     PlannedJob,
     kernel_obstacle,
-    operations_per_step,
-    option_obstacle,
     parse_planned,
     rough_bytes,
     training_job,
 )
-from dataset_builder.recipe.recipe import Choices, load_recipe
-from dataset_builder.recipe.sampling import sample_jobs
 from gpumemnet.errors import DatasetError
 from gpumemnet.extract import extract_job
 from gpumemnet.extract.options import ExtractOptions
@@ -141,10 +135,7 @@ def test_the_job_is_what_the_network_runs(
     with FlopCounterMode(display=False) as counter:
         logits = network(*batch)
     assert logits.shape == (2, *target.shape, target.high)
-    assert (
-        transformer.describe_network(architecture).multiply_adds
-        == counter.get_total_flops() // 2 // 2
-    )
+    assert multiply_adds("transformer", architecture) == counter.get_total_flops() // 2 // 2
 
 
 @settings(max_examples=25)
@@ -372,90 +363,6 @@ def test_a_tied_head_is_the_embedding() -> None:
     assert names == []
 
 
-@pytest.fixture(scope="module")
-def jobs() -> list[PlannedJob]:
-    return sample_jobs(load_recipe("transformer"), JOBS, 7, CAPACITY_BYTES)
-
-
-def test_sampled_jobs_are_distinct_can_train_and_take_about_a_second(
-    jobs: list[PlannedJob],
-) -> None:
-    assert len({job.key for job in jobs}) == len(set(jobs)) == JOBS
-    operations = []
-    for job in jobs:
-        network = transformer.describe_network(job.architecture)  # type: ignore[arg-type]
-        assert option_obstacle(job.options) is None
-        assert kernel_obstacle(network.attention_kernel, job.options.precision) is None
-        assert training_job(job, network).trainable_parameters
-        operations.append(operations_per_step(network.multiply_adds, job.options))
-    assert max(operations) <= load_recipe("transformer").max_operations
-    assert np.mean(operations) < 0.015e15  # a third of a second of fp32 at 40 Tflop/s
-
-
-def test_memory_has_no_empty_octave_up_to_three_quarters_of_the_card(
-    jobs: list[PlannedJob],
-) -> None:
-    estimates = [rough_bytes(training_job(job)) for job in jobs]
-    octaves = Counter(int(math.log2(each / GIB * 2)) for each in estimates)
-    assert min(octaves[octave] for octave in range(8)) > 0.03 * JOBS, octaves
-    assert max(octaves.values()) < 0.25 * JOBS
-    assert sum(each > 0.75 * CAPACITY_BYTES for each in estimates) > 0.005 * JOBS
-
-
-def test_no_tenth_of_a_number_is_overcrowded(jobs: list[PlannedJob]) -> None:
-    networks: list[TransformerArchitecture] = [job.architecture for job in jobs]  # type: ignore[misc]
-    numbers: dict[str, tuple[float, float, list[float]]] = {
-        "depth": (1, 48, [each.encoder_depth + each.decoder_depth for each in networks]),
-        "width": (64, 8192, [each.width for each in networks]),
-        "heads": (1, 256, [each.heads for each in networks]),
-        "head_size": (16, 256, [each.head_size for each in networks]),
-        "feed_forward_ratio": (1, 8, [each.feed_forward_width / each.width for each in networks]),
-        "sequence_length": (32, 4096, [each.sequence_length for each in networks]),
-        "vocabulary": (1000, 262_144, [each.vocabulary for each in networks if each.vocabulary]),
-        "patch_size": (4, 32, [each.patch_size for each in networks if each.patch_size]),
-        "classes": (2, 20_000, [each.classes for each in networks if each.classes]),
-        "batch_size": (1, 1024, [job.options.batch_size for job in jobs]),
-    }
-    for name, (low, high, values) in numbers.items():
-        edges = np.linspace(math.log(low), math.log(high), 11)
-        tenths, _ = np.histogram(np.clip(np.log(values), edges[0], edges[-1]), bins=edges)
-        assert tenths.max() <= 0.2 * len(values), (name, tenths)
-        assert len(values) > 0.2 * JOBS, name
-        assert tenths[[0, -1]].min() > 0, (name, tenths)
-
-
-def grouping(architecture: TransformerArchitecture) -> str:
-    if architecture.key_value_heads == architecture.heads:
-        return "multi-head"
-    return "multi-query" if architecture.key_value_heads == 1 else "grouped"
-
-
-def test_no_choice_is_overcrowded(jobs: list[PlannedJob]) -> None:
-    recipe = load_recipe("transformer")
-    for part, features in (("options", recipe.options), ("architecture", recipe.features)):
-        for name, feature in features.items():
-            values = [getattr(getattr(job, part), name, 0) for job in jobs]
-            values = (
-                [value for value in values if value != 0 or 0 in feature.values]
-                if isinstance(feature, Choices)
-                else []
-            )
-            if values:
-                assert isinstance(feature, Choices)
-                assert Counter(values).most_common(1)[0][1] <= 1.5 * len(values) / len(
-                    feature.values
-                ), name
-    groupings = Counter(grouping(job.architecture) for job in jobs)  # type: ignore[arg-type]
-    assert len(groupings) == 3
-    assert groupings.most_common(1)[0][1] <= 1.5 * JOBS / 3, groupings
-    shares = Counter(
-        round(job.architecture.target_length / job.architecture.sequence_length, 1)  # type: ignore[attr-defined]
-        for job in jobs
-        if job.architecture.style == "encoder_decoder"  # type: ignore[attr-defined]
-    )
-    assert shares.most_common(1)[0][1] <= 1.5 * shares.total() / 3, shares
-
-
 def test_recomputation_and_kernels_move_the_estimate_as_they_move_memory() -> None:
     values = {**GPT2, "attention_kernel": "flash", "dropout": 0.1, "attention_dropout": 0.1}
     options = Options(batch_size=16, precision="bf16")
@@ -518,9 +425,8 @@ def test_flash_runs_in_half_precision_only(precision: str) -> None:
 
 def test_the_math_kernel_leaves_matrices_and_the_others_do_not() -> None:
     for kernel in space.KERNELS:
-        layers = transformer.describe_network(
-            tiny(style="encoder_decoder", attention_kernel=kernel)
-        ).layers
+        architecture = tiny(style="encoder_decoder", attention_kernel=kernel)
+        layers = extracted_job("transformer", architecture).layers
         matrices = [layer.activations for layer in layers if layer.kind == "softmax"]
         fused = [layer.kind for layer in layers if layer.kind in LAYER_GROUPS["attention"]]
         assert matrices == ([4 * 10 * 10, 4 * 5 * 5, 4 * 5 * 10] if kernel == "math" else [])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from dataset_builder.families import cnn, rebuild, zoo
+from dataset_builder.families import extracted_job, rebuild, zoo
 from dataset_builder.families.zoo_catalogue import CATALOGUE
 from dataset_builder.measure.training import build_network, train
 from dataset_builder.recipe.planned_job import Options, PlannedJob, parse_planned, training_job
@@ -35,7 +35,7 @@ def test_the_recipe_holds_the_whole_catalogue() -> None:
     assert models.values == tuple(CATALOGUE)
 
 
-def test_the_unet_of_the_zoo_is_described_correctly() -> None:
+def test_the_unet_of_the_zoo_is_extracted_correctly() -> None:
     planned = PlannedJob("zoo", zoo_model("unet"), Options(batch_size=2))
     job = training_job(planned)
     network = build_network(planned, torch.device("meta"))
@@ -57,7 +57,7 @@ def test_a_library_that_is_not_installed_is_named(
     )  # which remembers its answers
     model = next(zoo_model(name) for name, entry in CATALOGUE.items() if entry.library == library)
     assert f"needs {library}, which is not installed" in str(zoo.obstacle(model, 2))
-    for use in (zoo.build, zoo.describe_network.__wrapped__):
+    for use in (zoo.build, lambda model: extracted_job("zoo", model)):
         with pytest.raises(DatasetError, match=f"pip install {library}"):
             use(model)
 
@@ -77,7 +77,7 @@ def test_a_library_that_is_not_installed_is_named(
         ),
     ],
 )
-def test_a_real_network_trains_as_it_is_described(name: str, family: str) -> None:
+def test_a_real_network_trains_as_it_is_extracted(name: str, family: str) -> None:
     library = CATALOGUE[name].library
     if not importlib.util.find_spec(library):
         pytest.skip(f"{library} is not installed")
@@ -132,13 +132,3 @@ def test_a_foreign_model_is_refused(document: dict[str, Any], sentence: str) -> 
 def test_single_images_are_an_obstacle() -> None:
     assert "batch norm" in str(zoo.obstacle(zoo_model("unet"), 1))
     assert zoo.obstacle(zoo_model("unet"), 2) is None
-    assert (
-        cnn.describe_network(cnn.parse(cnn_unet())).layers
-        == zoo.describe_network(zoo_model("unet")).layers
-    )
-
-
-def cnn_unet() -> dict[str, Any]:
-    from dataset_builder.families.zoo import unet
-
-    return unet(32).to_dict()
