@@ -82,6 +82,14 @@ def _serve_with_workers(settings: Settings, listener: socket.socket) -> int:
     from uvicorn.config import STARTUP_FAILURE
     from uvicorn.supervisors import Multiprocess
 
+    class Workers(Multiprocess):
+        """Stops listening before the workers end: a client that is not accepted would wait in
+        vain."""
+
+        def terminate_all(self) -> None:
+            listener.close()
+            super().terminate_all()
+
     settings.keys()  # here, so that a mistake is one sentence
     application = f"{__package__}.app:worker_app"
     config = uvicorn.Config(
@@ -89,7 +97,7 @@ def _serve_with_workers(settings: Settings, listener: socket.socket) -> int:
     )
     with tempfile.TemporaryDirectory(prefix="gpumemnet-metrics-") as folder:
         os.environ.setdefault("PROMETHEUS_MULTIPROC_DIR", folder)
-        supervisor = Multiprocess(config, [listener])
+        supervisor = Workers(config, [listener])
         supervisor.run()
     failed = any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes)
     return 2 if failed else 0

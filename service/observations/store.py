@@ -584,8 +584,9 @@ class ObservationStore:
                 rows += prediction_rows(
                     records, part, list(islice(documents, len(part))), self._known, jobs, now
                 )
-            if not hurried:
+            if not hurried and not self._stopping:
                 self._wake.wait(max(_PAUSE_SECONDS, _PAUSES * (time.thread_time() - began)))
+                self._wake.clear()
                 if self._waiting or self._queries:
                     self._answer_waiting(last=False)
         return jobs, rows

@@ -105,7 +105,7 @@ def test_the_rate_limit_is_said_with_the_time_to_wait(
             client.get(path).status_code for path in ("/healthz", "/readyz", "/metrics") * 5
         } == {200}
         assert re.search(
-            r'gpumemnet_refusals_total{reason="rate"} 3.0', client.get("/metrics").text
+            r'gpumemnet_refusals_total{reason="rate"} 2.0', client.get("/metrics").text
         )
 
 

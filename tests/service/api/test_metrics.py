@@ -1,13 +1,10 @@
 """What ``GET /metrics`` says: everything that is documented, nothing that is not, and the truth."""
 
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import httpx
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpumemnet.job.training_job import OPTION_FIELDS
@@ -72,8 +69,9 @@ def test_requests_are_counted_by_path_and_status(
 
 def test_the_process_is_described(service: RunningService) -> None:
     samples = scrape(service.url)
-    assert 50e6 < value(samples, "gpumemnet_worker_resident_bytes", worker="0") < 1e9
-    assert value(samples, "gpumemnet_worker_cpu_seconds_total", worker="0") > 0
+    worker = str(service.process.pid)
+    assert 50e6 < value(samples, "gpumemnet_worker_resident_bytes", worker=worker) < 1e9
+    assert value(samples, "gpumemnet_worker_cpu_seconds_total", worker=worker) > 0
     (labels,) = (dict(labels) for name, labels in samples if name == "gpumemnet_build_info")
     assert labels.keys() == {"version", "python", "onnxruntime"}
 
@@ -82,33 +80,6 @@ def test_refusals_are_counted_by_reason(start_service: StartService) -> None:
     with start_service(GPUMEMNET_MAX_BODY_BYTES="1024") as running:
         assert httpx.post(f"{running.url}/v1/predict", json={"job": "x" * 2000}).status_code == 413
         assert value(scrape(running.url), "gpumemnet_refusals_total", reason="large_body") == 1
-
-
-@pytest.mark.parametrize("wanted", [None, "here"])
-def test_a_folder_for_workers_is_cleaned_of_what_was_there(
-    tmp_path: Path, wanted: str | None
-) -> None:
-    script = (
-        "import sys\nfrom pathlib import Path\n"
-        "from service.middleware.worker_metrics import make_metrics_folder, remove_metrics_folder\n"
-        "folder = make_metrics_folder(Path(sys.argv[1]) if sys.argv[1] else None)\n"
-        "print(sorted(file.name for file in folder.iterdir()))\n"
-        "remove_metrics_folder(folder)\nprint(folder.exists(), 'prometheus_client' in sys.modules)\n"
-    )
-    folder = tmp_path / wanted if wanted else None
-    if folder:
-        folder.mkdir()
-        (folder / "counter_0.db").write_bytes(b"old")
-        (folder / "notes.txt").write_text("not ours")
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(folder or "")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.splitlines() == (
-        ["['notes.txt']", "True False"] if folder else ["[]", "False False"]
-    )
 
 
 def test_why_there_is_no_limit_is_counted(start_service: StartService) -> None:

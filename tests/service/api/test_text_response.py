@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gpumemnet.units import ceil_mib
 from service.api.predictions import Document
 from tests.conftest import RunningService
 
@@ -39,7 +40,8 @@ def test_the_answer_is_the_limit(http: httpx.Client, job: Document, accept: str)
     response = ask(http, job, accept)
     assert response.status_code == 200
     assert response.headers["content-type"] == "text/plain; charset=utf-8"
-    assert response.text == f"{ask(http, job, 'application/json').json()['limit_mib']}\n"
+    safe_bytes = ask(http, job, "application/json").json()["safe_bytes"]
+    assert response.text == f"{ceil_mib(safe_bytes)}\n"
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,8 @@ def test_a_client_that_accepts_nothing_in_particular_gets_json(
 def test_the_fields_that_are_asked_for(http: httpx.Client, job: Document, query: str) -> None:
     answer = ask(http, job, "*/*").json()
     words = ask(http, job, "text/plain", f"/v1/predict?{query}").text.split()
-    assert words == [str(answer[name]) for name in ("request_mib", "limit_mib", "expected_bytes")]
+    amounts = ceil_mib(answer["expected_bytes"]), ceil_mib(answer["safe_bytes"])
+    assert words == [str(amount) for amount in (*amounts, answer["expected_bytes"])]
 
 
 def test_the_id_for_an_observation(http: httpx.Client, job: Document) -> None:

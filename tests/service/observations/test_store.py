@@ -23,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 from sqlalchemy import URL
+from sqlalchemy.exc import OperationalError
 
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_from_dict
@@ -33,7 +34,7 @@ from gpumemnet.site.observations import Observation
 from service.api.examples import EXAMPLE_JOBS
 from service.api.predictions import RecordBatch, prediction_id
 from service.api.problems import Refusal
-from service.observations import migrations, store
+from service.observations import store
 from service.observations.database import (
     METADATA,
     REVISIONS,
@@ -124,8 +125,6 @@ def test_the_server_does_not_load_alembic(address: str) -> None:
     script = f"""
 import sys
 from service.observations.store import ObservationStore
-from service.observations.rows import Stored
-from tests.waiting import wait_until
 store = ObservationStore({address!r}); store.prepare(); store.start(); store.drain()
 print(sorted({{"alembic", "mako", "pyarrow", "psycopg"}} & set(sys.modules)))
 """
@@ -148,7 +147,9 @@ def test_migrations_make_the_tables_of_the_code(address: str) -> None:
 
 def test_the_code_knows_all_revisions() -> None:
     configuration = Config()
-    configuration.set_main_option("script_location", migrations.__path__[0])
+    configuration.set_main_option(
+        "script_location", str(Path(store.__file__).parent / "migrations")
+    )
     scripts = ScriptDirectory.from_config(configuration)
     assert tuple(reversed([script.revision for script in scripts.walk_revisions()])) == REVISIONS
 
@@ -288,14 +289,46 @@ def dropped() -> float:
     )
 
 
-def test_predictions_are_kept_only_if_asked(
-    make_store: MakeStore, estimate: PredictionTable, file: Path
+def test_observations_go_before_the_predictions_that_wait(
+    make_store: MakeStore, estimate: PredictionTable, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = make_store(record_predictions=False)
-    one.record(record(estimate))
-    one.record_shadow("x", "b" * 64, 1, None)
+    monkeypatch.setattr(store, "_PAUSE_SECONDS", 300.0)  # the predictions would take an hour
+    one = make_store()
+    made = [record(estimate) for _ in range(200)]
+    for each in made:
+        one.record(each)
+    time.sleep(0.5)  # the thread has begun to write them
+
+    async def run() -> tuple[Stored, Any, Any]:
+        observation = observed(made[-1].prediction_ids[0], 1800 * MIB)
+        stored = await one.add(observation)
+        found = await one.prediction(made[-2].prediction_ids[0])
+        return stored, found, await one.prediction("nobody's")
+
+    stored, found, nothing = asyncio.run(run())
+    assert (stored.created, stored.prediction_id) == (True, made[-1].prediction_ids[0])
+    assert (found["prediction_id"], found["observed_bytes"]) == (made[-2].prediction_ids[0], None)
+    assert nothing is None
+    [(written,)] = rows(file, "SELECT count(*) FROM predictions")
+    assert written < len(made)
     one.drain()
-    assert rows(file, "SELECT count(*) FROM predictions") == [(0,)]
+    assert rows(file, "SELECT count(*) FROM predictions") == [(len(made),)]
+
+
+def test_a_full_disk_is_called_that(
+    make_store: MakeStore, estimate: PredictionTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cause = sqlite3.OperationalError("database or disk is full")
+    cause.sqlite_errorcode = sqlite3.SQLITE_FULL
+
+    def fail(*arguments: object) -> None:
+        raise OperationalError("", {}, cause)
+
+    one = make_store()
+    monkeypatch.setattr(store, "write_observations", fail)
+    with pytest.raises(Refusal, match="the disk of the database is full") as refused:
+        asyncio.run(one.add(observed(record(estimate).prediction_ids[0], 1800 * MIB)))
+    assert refused.value.kind.status == 503
 
 
 def test_old_predictions_that_nobody_reports_on_go(
@@ -382,7 +415,7 @@ def test_a_stopped_store_refuses(make_store: MakeStore, estimate: PredictionTabl
 def test_the_alarm_goes_on_and_the_gauges_say_it(
     make_store: MakeStore, estimate: PredictionTable
 ) -> None:
-    one = make_store(alarm_window=50)
+    one = make_store()
     made = [record(estimate) for _ in range(60)]
     for entry in made:
         one.record(entry)
@@ -407,7 +440,7 @@ def test_the_alarm_goes_on_and_the_gauges_say_it(
     beside = group["challenger"]
     assert (beside["champion"]["coverage"], beside["challenger"]["coverage"]) == (0.0, 1.0)
     assert beside["challenger"]["waste_share"] > 0.3
-    second = make_store(alarm_window=50)  # its first round refreshes the gauges, from the database
+    second = make_store()  # its first round refreshes the gauges, from the database
     wait_until(
         lambda: REGISTRY.get_sample_value("gpumemnet_coverage_alarm", {"family": "mlp"}) == 1
     )
