@@ -47,6 +47,8 @@ ROOT: Final = Path(__file__).parents[1]
 CASES: Final = ROOT / "tests" / "real_scripts" / "cases.toml"
 OWN: Final = "own"
 MARKER: Final = "<!-- written by benchmarks/real_scripts.py -->"
+LIBRARIES: Final = Path(__file__).parent / "real_scripts_libraries"
+"""Scripts of our own that need packages which the tests do without."""
 STARTUP: Final = Path(__file__).parent / "real_scripts_startup"
 MIB: Final = 2**20
 REQUIRED_SHARE: Final = 0.95
@@ -59,8 +61,8 @@ class Case:
 
     Attributes:
         name: unique, for people.
-        repository: ``owner/name``, or ``own`` for ``tests/real_scripts`` and its folder
-            ``libraries``.
+        repository: ``owner/name``, or ``own`` for ``tests/real_scripts`` and
+            ``benchmarks/real_scripts_libraries``.
         path: the script in its repository.
         commit: the commit that it was tried with.
         arguments: the script's own.
@@ -348,7 +350,7 @@ def missing_packages(python: str, needs: Iterable[str]) -> list[str]:
 def check_out(case: Case, checkouts: Path | None, tree: Path) -> bool:
     """Write the case's repository to ``tree``; return whether it is at hand."""
     if case.repository == OWN:
-        shutil.copytree(CASES.parent / "libraries", tree)
+        shutil.copytree(LIBRARIES, tree)
         for script in CASES.parent.glob("*.py"):
             shutil.copy(script, tree)
         return True

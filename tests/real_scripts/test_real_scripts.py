@@ -14,6 +14,7 @@ import pytest
 from tests.gpumemnet.tracing import script_child
 
 HERE = Path(__file__).parent
+LIBRARIES = HERE.parents[1] / "benchmarks" / "real_scripts_libraries"
 
 
 def linear(*widths: int) -> int:
@@ -230,8 +231,8 @@ def test_the_list_names_scripts_that_exist() -> None:
     assert len({case["name"] for case in cases}) == len(cases)
     for case in cases:
         assert case["repository"] in commits or any(
-            (folder / case["path"]).exists() for folder in (HERE, HERE / "libraries")
+            (folder / case["path"]).exists() for folder in (HERE, LIBRARIES)
         ), case["name"]
-    assert {path.name for path in (HERE / "libraries").iterdir()} <= {
-        case["path"] for case in cases
-    } | {"__pycache__"}
+    assert {path.name for path in LIBRARIES.iterdir()} <= {case["path"] for case in cases} | {
+        "__pycache__"
+    }

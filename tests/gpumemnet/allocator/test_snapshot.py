@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpumemnet.allocator import AllocatorSettings, parse_settings, replay
+from gpumemnet.allocator import AllocatorSettings, parse_settings
 from gpumemnet.errors import DatasetError
 from tests.gpumemnet.allocator.reference import (
     FREE,
@@ -26,7 +26,6 @@ from tests.gpumemnet.allocator.reference import (
 from tests.gpumemnet.allocator.snapshot import (
     HistoryEvent,
     compare,
-    event_stream,
     read_history,
     snapshot_history,
 )
@@ -152,36 +151,6 @@ def test_the_simulator_follows_a_recorded_job_address_by_address(
     )
 
 
-def test_other_settings_than_the_recorded_ones_are_noticed() -> None:
-    history = recorded_job(parse_settings(""))
-    found = compare(history, parse_settings("large_segment_size_mb:64"))
-    assert found.first_difference is not None
-    assert history[found.first_difference].action == "alloc"
-    assert found.peak_reserved_bytes != found.recorded_peak_reserved_bytes
-
-
-def test_frees_of_older_memory_are_counted() -> None:
-    history = [HistoryEvent("free_completed", 512, 512, 0), HistoryEvent("alloc", 1024, 512, 0)]
-    assert compare(history).unknown_frees == 1
-    assert event_stream(history) == ([0], [512])
-
-
-def test_a_recorded_job_is_replayed_under_other_conditions() -> None:
-    history = recorded_job(parse_settings(""), streams=1)
-    events, sizes = event_stream(history)
-    assert (
-        sum(event >= 0 for event in events)
-        == len(sizes)
-        == sum(event.action == "alloc" for event in history)
-    )
-    assert (
-        replay(events, sizes).peak_requested_bytes
-        == replay(events, sizes, parse_settings("expandable_segments:True")).peak_requested_bytes
-    )
-    with pytest.raises(DatasetError, match="2 CUDA streams"):
-        event_stream(recorded_job(parse_settings("")))
-
-
 def write(path: Path, document: object) -> Path:
     with gzip.open(path, "wt") as file:
         json.dump(document, file)
@@ -222,38 +191,6 @@ def test_a_snapshot() -> None:
     for wrong in wrong_snapshots:
         with pytest.raises(DatasetError, match="no history of device 1"):
             snapshot_history(wrong, device=1)
-
-
-@pytest.mark.parametrize(
-    ("document", "sentence"),
-    [
-        ([], "no allocator history of version 1"),
-        ({"version": 2, "events": []}, "no allocator history of version 1"),
-        ({"version": 1}, "its events are not all"),
-        ({"version": 1, "events": [["alloc", 1, 2]]}, "its events are not all"),
-        ({"version": 1, "events": [["alloc", "1", 2, 0]]}, "its events are not all"),
-        ({"version": 1, "events": 3}, "its events are not all"),
-    ],
-)
-def test_a_foreign_file_is_refused(tmp_path: Path, document: Any, sentence: str) -> None:
-    with pytest.raises(DatasetError, match=sentence):
-        read_history(write(tmp_path / "history.json.gz", document))
-
-
-def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "history.json.gz",
-        {"version": 1, "events": [["alloc", number, 512, 0] for number in range(1000)]},
-    )
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DatasetError, match="is damaged"):
-        read_history(path)
-    path.write_bytes(b"{}")
-    with pytest.raises(DatasetError, match=r"history\.json\.gz"):
-        read_history(path)
-    with pytest.raises(DatasetError, match="cannot be read: No such file"):
-        read_history(tmp_path / "absent")
 
 
 TRAINING = """

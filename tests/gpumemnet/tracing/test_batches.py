@@ -37,24 +37,14 @@ class Traces:
         ).timeline
 
 
-@pytest.mark.parametrize("name", ["resnet50", "gpt2"])
 def test_every_size_is_affine_in_the_batch(
-    name: str, example: Callable[[str], ModuleType], platform: Platform
+    example: Callable[[str], ModuleType], platform: Platform
 ) -> None:
-    model = (
-        example(name).build()
-        if name == "resnet50"
-        else example(name).build(vocabulary=512, width=64, heads=2)
-    )
-    sample = (
-        torch.empty(2, 3, 64, 64, device="meta")
-        if name == "resnet50"
-        else torch.empty(2, 128, dtype=torch.long)
-    )
-    trace = Traces(model, sample, platform)
+    model = example("gpt2").build(vocabulary=512, width=64, heads=2, depth=2)
+    trace = Traces(model, torch.empty(2, 128, dtype=torch.long), platform)
     lines = affine_sizes((4, trace(4)), (7, trace(7)))
     assert lines is not None
-    for batch_size in (2, 5, 16, 100):
+    for batch_size in (2, 16):
         assert lines.agrees_with(batch_size, trace(batch_size))
 
 

@@ -263,11 +263,6 @@ def test_nothing_warns_and_nothing_stays() -> None:
     torch.autocast_decrement_nesting()
 
 
-def test_the_old_name_acts_too() -> None:
-    with corrected(), pytest.warns(FutureWarning), torch.cuda.amp.autocast():
-        assert (meta(2, 3) @ meta(3, 4)).dtype == HALF
-
-
 @pytest.mark.parametrize(("gpu", "native"), [("A100", True), ("V100", False)])
 def test_bfloat16_support_is_that_of_the_gpu(gpu: str, native: bool) -> None:
     with corrected(gpu):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from math import ceil
@@ -255,34 +253,6 @@ def test_an_answer_adds_up_and_says_what_it_is_of(example: Callable[[str], Modul
     assert any("the first of 8 ranks" in note for note in eight.notes)
 
 
-def test_the_command_line_answers_for_one_gpu_of_many() -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "gpumemnet",
-        "trace",
-        f"{MODELS}/small.py:sized",
-        "--input",
-        "8",
-        "--batch-size",
-        "4",
-    ]
-    command += ["--arg", "width=64", "--arg", "activation=Tanh"]
-    done = subprocess.run(
-        [*command, "--parallel", "fsdp", "--ranks", "8", "--json"], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["parts"]["communicator"] == 688 * MIB
-    shown = subprocess.run(
-        [*command, "--parallel", "ddp", "--ranks", "2"], capture_output=True, text=True
-    )
-    assert "on each of 2 GPUs" in " ".join(shown.stdout.split())
-    assert "each of 2 GPUs holds all of the model" in shown.stdout
-    wrong = subprocess.run([*command, "--ranks", "2"], capture_output=True, text=True)
-    assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert "2 GPUs need a value of parallel" in wrong.stderr
-
-
 @pytest.mark.skipif(
     not torch.__version__.startswith("2.13."), reason="the peaks are those of torch 2.13"
 )
@@ -307,14 +277,6 @@ class Frozen(dict[str, int]):
         raise TypeError("read-only")
 
     clear = update
-
-
-def test_tables_of_a_models_own_are_not_touched(platform: Platform) -> None:
-    model = Tower()
-    model._internal_dict = Frozen(width=WIDTH)  # type: ignore[assignment]  # as diffusers' models have one
-    recorded(model, platform, "fsdp", 2)
-    assert model._internal_dict == {"width": WIDTH}
-    assert type(model.blocks[0]) is nn.Sequential
 
 
 class Pairs(nn.Module):

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from torch.nn.modules import module as module_hooks
 
 from gpumemnet.errors import ExtractError, InvalidRequestError
 from gpumemnet.extract.inputs import inputs_from_example
-from gpumemnet.tracing.batch_sizes import skeleton
 from gpumemnet.tracing.memory import live_at
 from gpumemnet.tracing.options import Platform, TraceOptions
 from gpumemnet.tracing.timeline import Timeline, peak_of, repeated
@@ -78,40 +76,6 @@ def test_what_the_forward_pass_keeps(platform: Platform) -> None:
     )  # the targets are int64
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "copies"),
-    [("sgd", 0), ("sgd_momentum", 1), ("adam", 2), ("rmsprop", 1), ("adagrad", 1)],
-)
-def test_optimizer_state(optimizer: str, copies: int, platform: Platform) -> None:
-    timeline = traced(perceptron(), torch.zeros(2, 8), platform, optimizer=optimizer)
-    assert (
-        bytes_by_class(timeline, end_of_step(timeline, 2))["optimizer_state"]
-        == copies * FLOAT * PARAMETERS
-    )
-
-
-def test_foreach_holds_more_than_the_loop_and_fused_least(platform: Platform) -> None:
-    model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(8)])
-
-    def peak(implementation: str) -> int:
-        timeline = traced(
-            model,
-            torch.zeros(1, 256),
-            platform,
-            optimizer="adamw",
-            optimizer_implementation=implementation,
-        )
-        tensors = [0 if s.memory_class == "workspace" else s.size_bytes for s in timeline.storages]
-        return peak_of(timeline, tensors)[0]
-
-    weights = FLOAT * sum(p.numel() for p in model.parameters())
-    assert peak("default") == peak("foreach")
-    assert 4 * weights < peak("fused") <= peak("for_loop") < peak("foreach")
-    assert (
-        peak("foreach") >= 5 * weights
-    )  # parameters, gradients, two moments, and the square roots of all
-
-
 def test_gradients_accumulate_and_belong_to_their_modules(platform: Platform) -> None:
     timeline = traced(
         perceptron(), torch.zeros(2, 8), platform, optimizer="sgd", gradient_accumulation=3
@@ -168,43 +132,6 @@ def test_tied_weights_are_there_once(platform: Platform) -> None:
     timeline = traced(Tied(), torch.zeros(2, 4, dtype=torch.long), platform, optimizer="sgd")
     held = bytes_by_class(timeline, end_of_step(timeline, 2))
     assert held["parameter"] == held["gradient"] == FLOAT * 64 * 8
-
-
-@pytest.mark.parametrize("model", ["resnet50", "gpt2"])
-def test_checkpointing_trades_saved_activations(
-    model: str, example: Callable[[str], ModuleType], platform: Platform
-) -> None:
-    built = (
-        example(model).build()
-        if model == "resnet50"
-        else example(model).build(vocabulary=512, width=64, heads=2)
-    )
-    inputs = (
-        torch.empty(2, 3, 64, 64, device="meta")
-        if model == "resnet50"
-        else torch.empty(2, 256, dtype=torch.long)
-    )
-
-    def saved(checkpointing: str) -> int:
-        timeline = traced(built, inputs, platform, optimizer="sgd", checkpointing=checkpointing)
-        return bytes_by_class(timeline, peak_of(timeline, timeline.sizes)[1])["saved_activation"]
-
-    assert saved("every_block") < 0.6 * saved("none")
-    assert not any("forward" in vars(module) for module in built.modules())
-
-
-def test_bf16_halves_everything_but_whole_numbers(platform: Platform) -> None:
-    model = nn.Sequential(nn.BatchNorm1d(8), perceptron())
-    full = traced(model, torch.zeros(2, 8), platform, optimizer="adamw")
-    half = traced(model, torch.zeros(2, 8), platform, optimizer="adamw", precision="bf16")
-    for held in ("parameter", "gradient", "optimizer_state"):
-        assert (
-            2 * bytes_by_class(half, end_of_step(half, 2))[held]
-            == bytes_by_class(full, end_of_step(full, 2))[held]
-        )
-    assert (
-        bytes_by_class(half, end_of_step(half, 2))["buffer"] == 2 * 8 * 2 + 8
-    )  # the count of batches is an int64
 
 
 @pytest.mark.parametrize("length", [20_000, 2_000_000])
@@ -407,33 +334,6 @@ def test_targets_of_language_models_and_segmentation(platform: Platform) -> None
     assert sorted(inputs) == sorted(2 * [FLOAT * 2 * 3 * 8 * 8, 8 * 2 * 8 * 8])
 
 
-def test_platform_changes_only_the_kernels(platform: Platform) -> None:
-    model = perceptron()
-    on_a100 = traced(model, torch.zeros(2, 8), platform, optimizer="sgd")
-    benchmarked = traced(
-        model, torch.zeros(2, 8), replace(platform, cudnn_benchmark=True), optimizer="sgd"
-    )
-    assert skeleton(on_a100) == skeleton(benchmarked)
-
-
-@pytest.mark.parametrize("implementation", ["default", "foreach", "for_loop"])
-def test_adafactor_reads_norms_whose_values_move_no_memory(
-    implementation: str, platform: Platform
-) -> None:
-    timeline = traced(
-        perceptron(),
-        torch.zeros(2, 8),
-        platform,
-        optimizer="adafactor",
-        optimizer_implementation=implementation,
-        loss="mean",
-    )
-    held = bytes_by_class(timeline, end_of_step(timeline, 1))
-    # a step count of each tensor, on the CPU in a run; a row and a column of each matrix; the whole
-    # of each bias
-    assert held["optimizer_state"] == FLOAT * ((8 + 16) + 16 + (16 + 4) + 4)
-
-
 def test_an_optimizer_of_ones_own_is_not_trusted_with_values(platform: Platform) -> None:
     class Own(torch.optim.SGD):
         def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -530,20 +430,6 @@ def test_the_math_kernel_makes_its_causal_mask_on_the_gpu(platform: Platform) ->
         == 32 * 32
     )
     assert allocations(timeline, "aten.where")[0] == 32 * 32 * FLOAT
-
-
-def test_gradients_of_a_channels_last_convolution_are_channels_last(platform: Platform) -> None:
-    model = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
-    squares: Callable[[Tensor], Tensor] = lambda output: output.square().sum()  # noqa: E731
-    timeline = traced(model, torch.zeros(2, 4, 16, 16), platform, loss=squares, channels_last=True)
-    scratch = {
-        storage.size_bytes
-        for storage in timeline.storages
-        if storage.is_scratch and "backward" in storage.operator
-    }
-    assert (
-        2 * 8 * 16 * 16 * FLOAT not in scratch
-    )  # neither of the two backward calls copies a gradient
 
 
 def test_positions_of_a_large_batch_can_be_looked_into(platform: Platform) -> None:

@@ -8,10 +8,8 @@ import re
 import subprocess
 import sys
 import types
-from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,10 +18,8 @@ from rich.console import Console
 from torch import nn
 
 import gpumemnet
-from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.cli.trace import show_trace
 from gpumemnet.errors import InvalidJobError, InvalidRequestError
-from gpumemnet.extract import ExtractOptions, extract_job
 from gpumemnet.gpu.available import VERDICT_TEXTS, available_mib, verdict
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.json_codec import job_from_dict
@@ -164,15 +160,6 @@ def test_every_gpu_has_its_line(answer: TraceAnswer) -> None:
         )
 
 
-def test_the_curve_has_the_peak(answer: TraceAnswer) -> None:
-    curve = answer.curve
-    assert curve is not None
-    totals = [sum(column) for column in zip(*curve.bytes_by_class, strict=True)]
-    assert max(totals) == answer.reserved_bytes - answer.parts["fragmentation"]
-    assert max(curve.reserved_bytes) == answer.reserved_bytes
-    assert [name for name, _ in curve.phases] == ["forward", "backward", "optimizer"]
-
-
 def test_the_job_carries_its_traced_peak(answer: TraceAnswer) -> None:
     assert answer.job is not None
     job = job_from_dict(answer.job)
@@ -182,39 +169,6 @@ def test_the_job_carries_its_traced_peak(answer: TraceAnswer) -> None:
 
 def test_the_answer_survives_json(answer: TraceAnswer) -> None:
     assert answer_from_dict(json.loads(json.dumps(answer_to_dict(answer)))) == answer
-
-
-def test_precision_and_optimizer_move_the_answer() -> None:
-    def requested(optimizer: str = "adamw", precision: str = "fp32") -> int:
-        return trace(network(), IMAGES, optimizer=optimizer, precision=precision).requested_bytes
-
-    assert requested(optimizer="sgd") < requested(optimizer="adam")
-    assert (
-        requested(precision="bf16")
-        < requested(precision="amp_bf16")
-        <= requested(precision="fp32") + 8 * MIB
-    )
-
-
-def test_attention_kernels_differ(example: Callable[[str], ModuleType]) -> None:
-    model = example("gpt2").build(vocabulary=512, width=128, heads=2, depth=2)
-    tokens = torch.empty(4, 1024, dtype=torch.long, device="meta")
-
-    def requested(kernel: str | None) -> int:
-        return trace(model, tokens, attention_kernel=kernel).requested_bytes
-
-    # fp32 runs the memory-efficient kernel, which keeps no matrix of queries by keys
-    assert requested(None) == requested("memory_efficient")
-    assert requested("math") > requested(None) + 2 * (4 * 2 * 1024 * 1024 * 4)
-
-
-def test_expandable_segments_waste_less(example: Callable[[str], ModuleType]) -> None:
-    model = example("resnet50").build()
-    images = torch.empty(4, 3, 128, 128, device="meta")
-    plain = trace(model, images)
-    grown = trace(model, images, allocator=AllocatorSettings(expandable_segments=True))
-    assert grown.allocated_bytes <= plain.allocated_bytes
-    assert grown.parts["fragmentation"] < plain.parts["fragmentation"]
 
 
 @pytest.mark.parametrize(
@@ -331,54 +285,6 @@ def test_masks_keep_their_values() -> None:
     assert without.requested_bytes < with_mask.requested_bytes
     assert without.batches[0].expected_bytes <= with_mask.batches[0].expected_bytes
     assert without.notes == with_mask.notes == ()
-
-
-class Packed(nn.Module):
-    """Reads the lengths of its samples, makes a mask of its own, and asks on which device it is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.recurrent = nn.Embedding(100, 64), nn.LSTM(64, 32, batch_first=True)
-
-    def forward(self, tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        hidden = self.embedding(tokens)
-        if not torch.ones(tokens.shape, device=hidden.device).all():
-            raise RuntimeError("the mask hides something")
-        if torch.is_autocast_enabled(hidden.device.type):
-            hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
-        packed = nn.utils.rnn.pack_padded_sequence(
-            hidden, lengths.cpu(), batch_first=True, enforce_sorted=False
-        )
-        output, _ = nn.utils.rnn.pad_packed_sequence(self.recurrent(packed)[0], batch_first=True)
-        with torch.autocast(device_type=hidden.device.type, enabled=False):
-            return torch.as_tensor(output.float().mean(1))
-
-
-@pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
-def test_sequences_are_packed_by_the_lengths_of_their_samples(precision: str) -> None:
-    tokens = torch.randint(100, (8, 500))
-    whole, half = (
-        trace(Packed(), (tokens, torch.full((8,), steps)), precision=precision, gpu="A100")
-        for steps in (500, 250)
-    )
-    width = 2 if precision == "amp_bf16" else 4
-    assert whole.requested_bytes - half.requested_bytes >= 8 * 250 * (64 + 32) * width
-    assert "pack_padded" not in " ".join(whole.notes)
-    unknown = trace(
-        Packed(),
-        (tokens, torch.empty(8, dtype=torch.long, device="meta")),
-        gpu="A100",
-        best_effort=True,
-    )
-    assert any("samples of 500 steps" in note for note in unknown.notes)
-    assert (
-        unknown.requested_bytes
-        == trace(Packed(), (tokens, torch.full((8,), 500)), gpu="A100").requested_bytes
-    )
-    layers = extract_job(
-        Packed(), (tokens, torch.full((8,), 500)), ExtractOptions(precision=precision)
-    ).job.layers
-    assert [layer.kind for layer in layers if layer.parameters] == ["embedding", "lstm"]
 
 
 WIDE = nn.Linear(1024, 1024, bias=False)

@@ -3,7 +3,6 @@ worked out by hand."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -100,14 +99,6 @@ def test_a_thread_keeps_the_workspace_of_cublas(gpu: str, amount: int) -> None:
         assert blas_workspace(operator, platform) == amount
 
 
-@pytest.mark.parametrize(
-    ("text", "amount"),
-    [(":4096:2:16:8", 8_519_680), (":4096:8", 32 * MIB), (":16:8", 128 * KIB), (":0:0", 0)],
-)
-def test_the_workspace_setting(text: str, amount: int) -> None:
-    assert parse_workspace_setting(text) == amount
-
-
 @given(st.lists(st.tuples(st.integers(0, 2**20), st.integers(0, 64)), min_size=1, max_size=8))
 def test_the_workspace_setting_adds_up_its_pairs(pairs: list[tuple[int, int]]) -> None:
     text = "".join(f":{size}:{count}" for size, count in pairs)
@@ -185,27 +176,6 @@ def test_half_types_are_added_up_in_fp32_and_moments_take_four_numbers() -> None
 def test_clipping_gradients_takes_a_norm_for_each_chunk_of_the_largest() -> None:
     tensors = [meta(65_536 * 10), meta(5)]
     assert exact(pieces(aten._foreach_norm.Scalar, tensors, 2)) == [2 * 10 * 4]
-
-
-@settings(max_examples=80)
-@given(
-    shape=st.lists(st.integers(0, 5000), min_size=1, max_size=4),
-    order=st.randoms(use_true_random=False),
-    reduced=st.sets(st.integers(0, 3)),
-    gpu=st.sampled_from(["T4", "A100", "H100", "RTX 4090"]),
-)
-def test_threads_that_share_an_output_add_up_sixteen_values_at_least(
-    shape: list[int], order: Any, reduced: set[int], gpu: str
-) -> None:
-    tensor = meta(*shape).permute(order.sample(range(len(shape)), len(shape)))
-    dims = sorted(dim for dim in reduced if dim < len(shape))
-    outputs = math.prod(tensor.shape[dim] for dim in range(len(shape)) if dims and dim not in dims)
-    found = reduction_scratch(tensor, dims, 4, Platform(device=device_profile(gpu)))
-    for piece in found:
-        assert piece.expected_bytes % 4 == 0
-        assert (
-            0 < piece.expected_bytes <= 4 * 512 * (tensor.numel() / 16 + outputs)
-        )  # of at most 512 threads in a block
 
 
 def test_what_32_bits_cannot_address_is_reduced_in_halves() -> None:
@@ -288,18 +258,6 @@ def test_adding_to_indexed_places_sorts_and_writing_does_not(deterministic: None
     )  # as long as the order matters
     torch.use_deterministic_algorithms(False)
     assert pieces(aten.index_put.default, target, places, values, False) == ()
-
-
-@pytest.mark.parametrize(
-    "operator",
-    [aten.index_put_.default, aten._index_put_impl_.default, aten._unsafe_index_put.default],
-)
-def test_every_form_of_adding_to_indexed_places_sorts(operator: Any) -> None:
-    arguments = (meta(1000, 16), [indices(50, 10)], meta(50, 10, 16), True)
-    assert exact(scratch(operator, arguments, {}, (), A100)) == [4 * 500 * 8, 2 * 500 * 8]
-    assert (
-        scratch(operator, (meta(8), [meta(8, dtype=torch.bool)], meta(1), True), {}, (), A100) == ()
-    )
 
 
 def test_short_slices_are_sorted_in_place_few_long_ones_all_at_once_and_many_one_by_one() -> None:
@@ -505,12 +463,6 @@ def test_flash_attention_splits_long_keys_where_queries_are_few() -> None:
     assert pieces(aten._scaled_dot_product_flash_attention.default, query, key, key, 0.1) == ()
     many = heads(32, 12, 1024, 64)
     assert pieces(aten._scaled_dot_product_flash_attention.default, many, many, many) == ()
-
-
-@settings(max_examples=100)
-@given(st.integers(1, 4096), st.integers(1, 2**17), st.integers(1, 256))
-def test_key_splits_are_at_most_the_blocks_of_keys(blocks: int, keys: int, width: int) -> None:
-    assert 1 <= key_splits(blocks, keys, width, A100) <= min(128, -(-keys // 64))
 
 
 def efficient_backward(
