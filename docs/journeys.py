@@ -23,11 +23,13 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 PACKAGES: Final = ("gpumemnet", "service", "models", "dataset_builder")
 JOB: Final = ROOT / "examples/mlp_job.json"
-MODEL: Final = """\
+TRACE: Final = """\
+import torch
 from torch import nn
+import gpumemnet
 
-def build():
-    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+gpumemnet.trace(model, torch.empty(8, 64))
 """
 PROFILER: Final = """\
 import os, sys, threading
@@ -133,12 +135,8 @@ def _wait_until_ready(url: str) -> None:
 
 
 def trace(recording: Recording) -> None:
-    """``gpumemnet trace`` of an MLP of three modules, in both processes."""
-    model = recording.folder / "mlp.py"
-    model.write_text(MODEL)
-    recording.run(
-        "-m", "gpumemnet", "trace", f"{model}:build", "--batch-size", "8", "--input", "64"
-    )
+    """``gpumemnet.trace`` of an MLP of three modules."""
+    recording.run("-c", TRACE)
 
 
 def train(recording: Recording) -> None:
