@@ -1,15 +1,17 @@
 """Lists the product's files that a call passes, from a profiler: ``python docs/journeys.py
-[predict|trace|train …]``.
-
-The page "Follow a job through the code" is written from these lists.  A file counts when one of its
+[predict|trace|train …]``; with ``--write``, puts the lists into the page "Follow a job through the
+code".
+  A file counts when one of its
 functions runs during the call; what runs while modules are imported, and what runs before or after
 the call, does not count.  The compiled modules run as plain Python, so that they are seen, too.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -160,7 +162,32 @@ def journey(name: str) -> list[str]:
         return recording.files()
 
 
+PAGE: Final = ROOT / "docs/concepts/follow-a-job.md"
+
+
+def table(files: list[str]) -> str:
+    """Return the files as a table, each with the first sentence of its docstring."""
+    rows = ["| file | what it is for |", "|---|---|"]
+    for file in files:
+        text = ast.get_docstring(ast.parse((ROOT / file).read_text("utf-8"))) or ""
+        text = re.sub(r":\w+:`~?([\w.]+)`", r"`\1`", " ".join(text.split()).replace("``", "`"))
+        sentence = re.split(r"(?<=\.)\s", text)[0].rstrip(".")
+        rows.append(f"| `{file}` | {sentence} |")
+    return "\n".join(rows) + "\n"
+
+
+def write(name: str, files: list[str]) -> None:
+    """Put the table of one journey into the page."""
+    mark = f"<!-- files: {name} -->\n"
+    before, _, rest = PAGE.read_text("utf-8").partition(mark)
+    after = re.sub(r"\A(\|.*\n)*", "", rest)
+    PAGE.write_text(before + mark + table(files) + after, "utf-8")
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:] or JOURNEYS:
+    names = [word for word in sys.argv[1:] if word in JOURNEYS] or list(JOURNEYS)
+    for name in names:
         files = journey(name)
         sys.stdout.write(f"{name}: {len(files)} files\n" + "".join(f"  {file}\n" for file in files))
+        if "--write" in sys.argv:
+            write(name, files)
