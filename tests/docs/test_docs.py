@@ -253,6 +253,21 @@ def test_the_files_that_a_page_names_exist(page: str) -> None:
         assert (ROOT / path).exists(), f"{page} names {path}"
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("shown", marked("files"), ids=lambda shown: shown.argument)
+def test_the_files_of_a_journey_are_those_of_the_profiler(shown: Marked) -> None:
+    listed = subprocess.run(
+        [sys.executable, "docs/journeys.py", shown.argument],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert listed.returncode == 0, listed.stderr
+    known = {line.strip() for line in listed.stdout.splitlines()[1:]}
+    assert known == set(re.findall(r"^\| `([^`]+)`", shown.text, re.MULTILINE))
+
+
 def test_the_reference_of_python_has_every_public_name() -> None:
     shown = set(
         re.findall(r"^::: gpumemnet\.(\w+)$", text_of("docs/reference/python.md"), re.MULTILINE)
