@@ -30,11 +30,9 @@ from gpumemnet.errors import PlanError
 from gpumemnet.extract.inputs import ModelInputs, inputs_from_example
 from gpumemnet.gpu.available import available_mib, with_available
 from gpumemnet.gpu.catalogue import find_profile
-from gpumemnet.planner.choose import choose_plan
-from gpumemnet.planner.costs import StepCosts
-from gpumemnet.planner.decisions import Plan
-from gpumemnet.planner.fitting import expected_budget
-from gpumemnet.planner.machine import find_machine
+from gpumemnet.planner.costs import StepCosts, find_machine
+from gpumemnet.planner.fitting import choose_plan, expected_budget
+from gpumemnet.planner.plans import Plan
 from gpumemnet.planner.units import plan_units
 from gpumemnet.tracing.api import trace_request
 from gpumemnet.tracing.memory import steady_memory

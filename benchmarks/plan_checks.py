@@ -48,9 +48,9 @@ from gpumemnet.gpu.catalogue import device_profile  # noqa: E402
 from gpumemnet.physics.element_types import AUTOCAST_TYPES  # noqa: E402
 from gpumemnet.physics.optimizers import torch_call  # noqa: E402
 from gpumemnet.planner import Decision, applied  # noqa: E402
-from gpumemnet.planner.choose import choose_plan  # noqa: E402
-from gpumemnet.planner.machine import find_machine  # noqa: E402
-from gpumemnet.planner.simulator import simulate  # noqa: E402
+from gpumemnet.planner.costs import find_machine  # noqa: E402
+from gpumemnet.planner.fitting import choose_plan  # noqa: E402
+from gpumemnet.planner.planned_step import simulate  # noqa: E402
 from gpumemnet.planner.units import plan_units  # noqa: E402
 from gpumemnet.tracing.losses_and_optimizers import loss_function  # noqa: E402
 from gpumemnet.tracing.options import (  # noqa: E402

@@ -1,4 +1,4 @@
-"""Compares the planner's optimizers on seven networks: slow-down in four budgets, distance to the
+"""Compares the planner's searches, and published rules, on seven networks: slow-down in four budgets, distance to the
 optimum, seconds to plan.
 
     python benchmarks/plan_optimizers.py [--network NAME ...] [--gpu A100-80GB]
@@ -27,17 +27,20 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.planner_networks import MANY_UNITS, PLANNER_NETWORKS
 from gpumemnet.errors import PlanError
 from gpumemnet.extract.placement import large_tensors_on_meta
+from gpumemnet.planner.api import PLANNERS
 from gpumemnet.planner.chain import Chain, chain_of
-from gpumemnet.planner.choose import PLANNING, SEARCHES, choose_plan
-from gpumemnet.planner.machine import find_machine
-from gpumemnet.planner.searches.exact import exact
-from gpumemnet.planner.searches.greedy import greedy
-from gpumemnet.planner.simulator import simulate
+from gpumemnet.planner.costs import Machine, StepCosts, find_machine
+from gpumemnet.planner.fitting import choose_plan
+from gpumemnet.planner.planned_step import decisions_of, simulate
+from gpumemnet.planner.searches import exact, greedy
 from gpumemnet.planner.units import plan_units
 from gpumemnet.tracing.options import TraceOptions, checked_request
 from gpumemnet.units import GIB
+from research.planner.references import FIXED, REFERENCES
+from research.planner.swarm import swarm
 
 SHARES = (0.9, 0.7, 0.5, 0.3)
+SEARCHES = {"greedy": greedy, "exact": exact, "swarm": swarm, **REFERENCES}
 NETWORKS = {**PLANNER_NETWORKS, MANY_UNITS.name: MANY_UNITS}
 
 
@@ -76,6 +79,30 @@ def distance(chain: Chain, name: str, smallest: dict[float, float]) -> str:
     return f"{text} ({missing} of {len(smallest)} not found)" if missing and points else text
 
 
+def slowdown(
+    step: StepCosts, machine: Machine, budget_bytes: int, optimizer: str, chain: Chain
+) -> float:
+    """The modelled slow-down of the plan of one optimizer within a budget."""
+    if optimizer in FIXED:  # their one plan fits or not
+        choices = SEARCHES[optimizer](chain, np.inf).choices
+        planned = None if choices is None else simulate(step, machine, decisions_of(step, choices))
+        if planned is None or planned.process_bytes > budget_bytes:
+            raise PlanError(f"the plan of '{optimizer}' does not fit")
+        return planned.step_seconds / simulate(step, machine, {}).step_seconds - 1
+    search = SEARCHES[optimizer]
+    is_product = optimizer in PLANNERS
+    plan = choose_plan(
+        step,
+        machine,
+        budget_bytes,
+        optimizer,
+        chain=chain,
+        search=None if is_product else lambda chain, limit, seconds: search(chain, limit),
+        is_refined=is_product or optimizer == "swarm",
+    )
+    return plan.slowdown
+
+
 def rows(name: str, gpu: str) -> Iterable[str]:
     """The rows of one network."""
     network = NETWORKS[name]
@@ -93,15 +120,14 @@ def rows(name: str, gpu: str) -> Iterable[str]:
         for share in SHARES:
             processor_started, clock_started = time.process_time(), time.perf_counter()
             try:
-                plan = choose_plan(
-                    step, machine, int(share * keep.process_bytes), optimizer, chain=chain
+                cells.append(
+                    f"{slowdown(step, machine, int(share * keep.process_bytes), optimizer, chain):.1%}"
                 )
-                cells.append(f"{plan.slowdown:.1%}")
             except PlanError:
                 cells.append("-")
             processor_seconds = max(processor_seconds, time.process_time() - processor_started)
             clock_seconds = max(clock_seconds, time.perf_counter() - clock_started)
-        shown = f"**{optimizer}**" if optimizer in PLANNING else optimizer
+        shown = f"**{optimizer}**" if optimizer in PLANNERS else optimizer
         points = distance(chain, optimizer, smallest)
         yield f"| {title} | {shown} | {' | '.join(cells)} | {points} | {processor_seconds:.1f} | {clock_seconds:.1f} |"
         title = ""

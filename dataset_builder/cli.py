@@ -296,7 +296,7 @@ def rates(
     import torch
 
     from gpumemnet.atomic_files import write_file
-    from gpumemnet.planner.machine import machine_to_dict
+    from gpumemnet.planner.costs import machine_to_dict
 
     from .measure.machine_rates import measure_machine
 

@@ -15,7 +15,7 @@ from typing import Final
 import torch
 
 from gpumemnet.errors import MeasurementError
-from gpumemnet.planner.machine import HOST_MEMORY_BYTES, Machine
+from gpumemnet.planner.costs import HOST_MEMORY_BYTES, Machine
 from gpumemnet.units import MIB
 
 MATRIX_SIZE: Final = 8192

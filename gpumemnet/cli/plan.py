@@ -42,18 +42,18 @@ from gpumemnet.cudnn.session import OFF
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.options import DEFAULT_GPU
 from gpumemnet.gpu.available import YES
-from gpumemnet.planner.answer import (
+from gpumemnet.planner.api import DEFAULT_PLANNER, PLANNERS, PlanRequest, plan_file, within_budget
+from gpumemnet.planner.plans import (
     DECISION_TEXTS,
     FITS,
     NO_PLAN,
     Alternative,
+    Plan,
     PlanAnswer,
     plan_answer_to_dict,
+    plan_to_dict,
     units_by_decision,
 )
-from gpumemnet.planner.decisions import Plan, plan_to_dict
-from gpumemnet.planner.options import DEFAULT_PLANNER, PLANNERS, PlanRequest, within_budget
-from gpumemnet.planner.process import plan_file
 from gpumemnet.tracing.options import (
     DEADLINE_SECONDS,
     DEFAULT_OPTIONS,
@@ -66,8 +66,6 @@ from gpumemnet.tracing.result import TraceAnswer
 from gpumemnet.units import ceil_mib, format_bytes
 
 _plan_option: Final = partial(typer.Option, rich_help_panel="The plan")
-_SHORT: Final = 2
-"""Lines of code of a setting that is printed."""
 NO_PLAN_CODE: Final = 1
 """Exit code where no plan makes the job fit."""
 
@@ -126,11 +124,8 @@ def plan(
         Path | None,
         result_option(
             metavar="FILE.png|FILE.svg",
-            help="Draw the memory before and after, and time against memory for every search.",
+            help="Draw the memory before and after.",
         ),
-    ] = None,
-    script: Annotated[
-        Path | None, result_option(metavar="FILE.py", help="Write the code that applies the plan.")
     ] = None,
     out: Annotated[
         Path | None,
@@ -149,9 +144,8 @@ def plan(
     if no plan fits.
     """
     check_plot(plot)
-    for path, field in ((script, "script"), (out, "out")):
-        if path is not None:
-            check_writable(path, field)
+    if out is not None:
+        check_writable(out, "out")
     chosen = training_settings(settings or (), ("zero_grad",))
     if "checkpointing" in chosen:
         raise InvalidRequestError("checkpointing is what a plan decides", "set")
@@ -177,7 +171,6 @@ def plan(
         machine=machine,
         host_bytes=None if host_memory is None else parse_memory(host_memory, "host_memory"),
         with_alternatives=not no_alternatives,
-        with_searches=plot is not None,
     )
     with shown_steps(source, not show_output) as progress:
         answer = plan_file(
@@ -196,9 +189,7 @@ def plan(
         draw(answer, plot)
     if out is not None and answer.plan is not None:
         write_text(out, json.dumps(plan_to_dict(answer.plan), indent=2) + "\n")
-    if script is not None and answer.script:
-        write_text(script, answer.script, "script")
-    if answer.plan is None and (out or script) is not None:
+    if answer.plan is None and out is not None:
         typer.echo("there is no plan to write", err=True)
     if as_json:
         typer.echo(json.dumps(plan_answer_to_dict(answer)))
@@ -234,7 +225,6 @@ def show_plan(answer: PlanAnswer, training: Sequence[str], console: Console) -> 
     print_facts(console, "", [("peak", _peak(before)), ("safe", before.safe_basis)])
     if answer.plan is not None and answer.after is not None:
         _show_plan(answer.plan, answer.after, console)
-    _show_knobs(answer, console)
     if answer.reason:
         console.print(Text.assemble("\n", ("No plan fits", "bold red"), f": {answer.reason}"))
     if answer.alternatives:
@@ -282,17 +272,6 @@ def _show_plan(plan: Plan, after: TraceAnswer, console: Console) -> None:
     facts.append(("peak", _peak(after)))
     facts.append(("search", _search(plan)))
     print_facts(console, "", facts)
-
-
-def _show_knobs(answer: PlanAnswer, console: Console) -> None:
-    """Prints the settings of libraries with the effect of the plan, those of a line or two; JSON
-    has all of them."""
-    for knob in answer.knobs:
-        if knob.code and len(knob.code.splitlines()) <= _SHORT:
-            head = f"by a setting of {knob.library}" + (
-                f" ({knob.note.rstrip('.')})" if knob.note else ""
-            )
-            console.print(Text.assemble(f"{head}:\n", (knob.code.rstrip(), "cyan")))
 
 
 def _search(plan: Plan) -> str:

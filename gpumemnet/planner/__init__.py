@@ -6,14 +6,14 @@ The parts, in the order of use:
 * ``gpumemnet.planner.units.plan_units(model, inputs, request) -> StepCosts`` traces one model
   without a GPU and splits its training step into units, with the memory and the modelled time of
   each;
-* ``gpumemnet.planner.machine.find_machine(name_or_path, host_memory_bytes) -> Machine`` gives the
+* ``gpumemnet.planner.costs.find_machine(name_or_path, host_memory_bytes) -> Machine`` gives the
   rates of a GPU and its host;
-* ``gpumemnet.planner.simulator.simulate(step, machine, decisions) -> Simulation`` gives peak memory
+* ``gpumemnet.planner.planned_step.simulate(step, machine, decisions) -> Simulation`` gives peak memory
   and step time of a plan;
-* ``gpumemnet.planner.choose.choose_plan(step, machine, budget_bytes, optimizer="greedy") -> Plan``
+* ``gpumemnet.planner.fitting.choose_plan(step, machine, budget_bytes, optimizer="greedy") -> Plan``
   finds a plan that fits;
 * ``gpumemnet.planner.applied(model, plan)`` applies a plan to a model, and
-  ``gpumemnet.planner.verification`` checks on real data that the model computes the same.
+  ``gpumemnet.planner.executor`` checks on real data that the model computes the same.
 
 Importing this package loads neither torch nor scipy.
 """
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpumemnet.planner.decisions import Decision, Plan, load_plan, plan_from_dict, plan_to_dict
+from gpumemnet.planner.plans import Decision, Plan, load_plan, plan_from_dict, plan_to_dict
 
 if TYPE_CHECKING:
     from gpumemnet.planner.executor import applied

@@ -23,7 +23,7 @@ from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.gpu.available import YES
 from gpumemnet.physics.element_types import AUTOCAST_TYPES
 from gpumemnet.physics.optimizers import LEARNING_RATE, OPTIMIZER_RULES, torch_call
-from gpumemnet.planner.answer import Alternative
+from gpumemnet.planner.plans import Alternative
 from gpumemnet.torch_private.modules import is_batch_norm
 from gpumemnet.tracing.batch_sizes import BatchMemory, BatchTraces, verdict_of
 from gpumemnet.tracing.memory import steady_memory

@@ -1,19 +1,37 @@
-"""``gpumemnet.plan``: how the training of a model object fits a GPU, for other people's programs.
+"""``gpumemnet.plan`` and ``gpumemnet plan``: how the training of a model fits a GPU.
 
-This module loads no torch; the first call does.
+:func:`plan` takes a model object.  :func:`plan_file` takes a file that builds one, and plans in a
+child process, so that the user's code cannot affect the caller.  This module loads no torch; the
+first call does.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.cudnn.session import OFF
+from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.options import DEFAULT_GPU
+from gpumemnet.extract.source import build, factory_request, source_code
+from gpumemnet.gpu.available import available_mib, with_available
 from gpumemnet.gpu.catalogue import asked_profile
-from gpumemnet.planner.answer import PlanAnswer
-from gpumemnet.planner.options import DEFAULT_PLANNER, PlanRequest, within_budget
+from gpumemnet.job.layers import describe
+from gpumemnet.planner.costs import requested_machine
+from gpumemnet.planner.plans import PlanAnswer, plan_answer_from_dict, plan_answer_to_dict
+from gpumemnet.sandbox.process import Progress, ask
 from gpumemnet.tracing.api import checked_torch
-from gpumemnet.tracing.options import ExtraResults, TraceOptions, checked_request
+from gpumemnet.tracing.options import (
+    DEADLINE_SECONDS,
+    ExtraResults,
+    TraceOptions,
+    TraceRequest,
+    checked_request,
+    request_from_dict,
+)
+from gpumemnet.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +41,64 @@ if TYPE_CHECKING:
 
     from gpumemnet.allocator import AllocatorSettings
     from gpumemnet.gpu.catalogue import DeviceProfile
+
+DEFAULT_PLANNER: Final = "greedy"
+PLANNERS: Final = (DEFAULT_PLANNER, "exact")
+"""Names of the searches, see :mod:`gpumemnet.planner.searches`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """What a plan is asked with besides the model.
+
+    Attributes:
+        trace: how the model is trained, and the GPU; the memory that is available on it is the
+            budget.
+        planner: name of the search.
+        machine: GPU of the catalogue, or path of a file, whose rates give the times; ``None`` for
+            those of the GPU.
+        host_bytes: pinned host memory that may be used; ``None`` for what the machine has.
+        with_alternatives: whether to trace other settings of the job too.
+
+    Raises:
+        InvalidRequestError: there is no such search.
+    """
+
+    trace: TraceRequest
+    planner: str = DEFAULT_PLANNER
+    machine: str | None = None
+    host_bytes: int | None = None
+    with_alternatives: bool = True
+
+    def __post_init__(self) -> None:
+        if self.planner not in PLANNERS:
+            raise InvalidRequestError(
+                f"must be one of {', '.join(PLANNERS)}, not {describe(self.planner)}", "planner"
+            )
+
+
+def within_budget(request: TraceRequest, budget_bytes: int | None) -> TraceRequest:
+    """Return ``request`` for a GPU on which this much memory is available; all of it without a
+    budget.
+
+    Raises:
+        InvalidRequestError: the GPU has less.
+    """
+    if budget_bytes is None:
+        return request
+    most = available_mib(request.gpu) * MIB
+    if not MIB <= budget_bytes <= most:
+        raise InvalidRequestError(
+            f"must be from 1 MiB to {most // MIB:,} MiB, what a process can use on {request.gpu.name}, "
+            f"not {budget_bytes // MIB:,} MiB",
+            "budget",
+        )
+    return replace(request, gpu=with_available(request.gpu, budget_bytes))
+
+
+def plan_request_from_dict(document: Mapping[str, Any]) -> PlanRequest:
+    """Return the request that :func:`dataclasses.asdict` turned into a JSON object."""
+    return PlanRequest(**{**document, "trace": request_from_dict(document["trace"])})
 
 
 def plan(
@@ -35,7 +111,7 @@ def plan(
     machine: str | None = None,
     host_bytes: int | None = None,
     with_alternatives: bool = True,
-    with_searches: bool = False,
+    with_curves: bool = False,
     loss: str | nn.Module | Callable[..., Tensor] = "auto",
     optimizer: str | Optimizer | Callable[..., Optimizer] = "adamw",
     precision: str = "fp32",
@@ -68,14 +144,13 @@ def plan(
             clip_norm, tf32, context_mib,
             allocator, cudnn, gpu: as in :func:`gpumemnet.trace`.
         budget_bytes: memory that the process may use; all that is available on the GPU by default.
-        planner: the search, one of :data:`~gpumemnet.planner.options.PLANNERS`.
+        planner: the search, one of :data:`PLANNERS`.
         machine: GPU of the catalogue, or path of a file, whose rates give the times; those of
             ``gpu`` by default.
         host_bytes: pinned host memory that swapped tensors may use; what the machine has by
             default.
         with_alternatives: whether to trace other settings of the job too, if it does not fit.
-        with_searches: whether to run every search for several budgets too, and return the memory
-            over a step, for pictures.
+        with_curves: whether to return the memory over a step, for pictures.
 
     Raises:
         ExtractError: names the operator or the line of code that cannot be traced.
@@ -108,7 +183,7 @@ def plan(
         tf32=tf32,
     )
     device = asked_profile(gpu, context_mib, "context_mib")
-    extras = ExtraResults(curve=with_searches)
+    extras = ExtraResults(curve=with_curves)
     request = PlanRequest(
         trace=within_budget(
             checked_request(options, device, allocator, extras, batch_size, cudnn), budget_bytes
@@ -117,10 +192,83 @@ def plan(
         machine=machine,
         host_bytes=host_bytes,
         with_alternatives=with_alternatives,
-        with_searches=with_searches,
     )
     notes = checked_torch()
     from gpumemnet.extract.inputs import as_model_inputs
     from gpumemnet.planner.fitting import plan_request
 
     return plan_request(model, as_model_inputs(inputs, batch_size), request, notes)
+
+
+_LOG: Final = logging.getLogger("gpumemnet.planner")
+
+
+def plan_file(
+    source: str,
+    request: PlanRequest,
+    *,
+    inputs: Sequence[str] = (),
+    arguments: Mapping[str, Any] | None = None,
+    batch_size: int | None = None,
+    deadline_seconds: float = DEADLINE_SECONDS,
+    show_output: bool = False,
+    progress: Progress | None = None,
+) -> PlanAnswer:
+    """Plan how the model that ``source`` builds fits the memory that is available.
+
+    Args:
+        source, inputs, arguments, batch_size: as in :func:`gpumemnet.tracing.api.trace_file`.
+        request: how it is trained, on which GPU, and how to plan.
+        deadline_seconds: time for everything, including the import of torch.
+        show_output: whether to pass the file's own output on to standard error.
+        progress: called with a few words at each stage.
+
+    Raises:
+        ExtractError: names the operator or the line of code that cannot be traced.
+        InvalidJobError, InvalidRequestError: an input has another form, options exclude each other,
+            or the GPU has no rates.
+        MissingExtraError: torch is not installed.
+    """
+    requested_machine(request)  # a machine without rates is refused before the child starts
+    document = {
+        **factory_request(source, inputs, arguments, batch_size),
+        "request": asdict(request),
+    }
+    answer = ask(
+        _plan,
+        source,
+        document,
+        purpose="planning the training of a model",
+        deadline_seconds=deadline_seconds,
+        show_output=show_output,
+        progress=progress,
+    )
+    return plan_answer_from_dict(answer)
+
+
+def _plan(document: dict[str, Any]) -> dict[str, Any]:
+    request = plan_request_from_dict(document["request"])
+    code = source_code(document)
+    _LOG.info("importing torch")
+    torch_notes = checked_torch()
+    from gpumemnet.planner.fitting import plan_request
+    from gpumemnet.torch_private.training import without_dynamo
+    from gpumemnet.tracing.missing_values import GuessedValues, RefusedValues
+
+    _LOG.info("building the model")
+    options = request.trace.options
+    missing_values = GuessedValues() if options.best_effort else RefusedValues()
+    with without_dynamo():
+        built, inputs = build(
+            document, code, missing_values=missing_values, with_loss=True, keep_values=True
+        )
+        if built.loss is not None:
+            options = replace(options, loss=built.loss)
+        answer = plan_request(
+            built.model,
+            inputs,
+            replace(request, trace=replace(request.trace, options=options)),
+            torch_notes,
+        )
+    before = replace(answer.before, notes=(*missing_values.notes, *answer.before.notes))
+    return plan_answer_to_dict(replace(answer, before=before))

@@ -1,6 +1,6 @@
 """A training step as a chain of units with linear costs: what every search for a plan works on.
 
-The chain follows the rules of :mod:`gpumemnet.planner.decisions`.  Its memory is the sum of live
+The chain follows the rules of :mod:`gpumemnet.planner.plans`.  Its memory is the sum of live
 storages by regions of the step,
 bounded from above: a storage counts as gone only where it is gone for a whole region.  Its times
     are those of one forward and one
@@ -30,10 +30,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.allocator import EMPTY_CACHE
-from gpumemnet.planner.costs import Pass, StepCosts, UnitPass
-from gpumemnet.planner.decisions import COPIES_BEHIND, FETCHED_AHEAD, Decision, pinned_bytes
-from gpumemnet.planner.events import copied_at, fetched_at, swapped_storages
-from gpumemnet.planner.machine import Machine
+from gpumemnet.planner.costs import (
+    Machine,
+    Pass,
+    StepCosts,
+    UnitPass,
+    copied_at,
+    fetched_at,
+    swapped_storages,
+)
+from gpumemnet.planner.plans import COPIES_BEHIND, FETCHED_AHEAD, Decision, pinned_bytes
 from gpumemnet.tracing.timeline import CONVOLUTION
 
 OPTIONS: Final = (

@@ -2,7 +2,7 @@
 without re-entering autograd.
 
 The statistics of normalization layers must be updated once.  While a forward pass is repeated, such
-layers update copies. With :data:`~gpumemnet.planner.decisions.Decision.RECOMPUTE_CHEAP` the results
+layers update copies. With :data:`~gpumemnet.planner.plans.Decision.RECOMPUTE_CHEAP` the results
 of expensive operators are kept (selective activation checkpointing, Korthikanti et al., arXiv
 2205.05198).
 """
@@ -14,15 +14,19 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, Final
 
+import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
 )
 
-from gpumemnet.planner.decisions import EXPENSIVE_OPERATORS
-from gpumemnet.torch_private.modules import own_buffers
+from gpumemnet.errors import PlanError, did_you_mean
+from gpumemnet.extract.nested_tensors import tensors_in
+from gpumemnet.planner.plans import EXPENSIVE_OPERATORS, Decision
+from gpumemnet.torch_private.modules import forward_hooks, is_compiled, own_buffers, version
 from gpumemnet.torch_private.operators import operator_name, schema
 
 _selective_contexts: Any = create_selective_checkpoint_contexts  # without types
@@ -47,7 +51,7 @@ def recompute(
         module: the unit.
         forward: its forward pass.
         args, kwargs: its arguments.
-        cheap: whether the results of :data:`~gpumemnet.planner.decisions.EXPENSIVE_OPERATORS` are
+        cheap: whether the results of :data:`~gpumemnet.planner.plans.EXPENSIVE_OPERATORS` are
             kept.
     """
     names = tuple(kwargs)
@@ -132,3 +136,183 @@ def keeps_results(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
 def _dropout_argument(operator: Any) -> int | None:
     names = [argument.name for argument in schema(operator).arguments]
     return names.index("dropout_p") if "dropout_p" in names else None
+
+
+_CHECKPOINTING: Final = ("gradient_checkpointing", "grad_checkpointing")
+"""Attributes that are true where Hugging Face's and timm's models recompute by themselves."""
+_OF_CACHE: Final = ("update", "get_seq_length")
+"""Methods of the caches of keys and values of Hugging Face's models, which they fill in training,
+too."""
+_WRAPPERS: Final = ("CheckpointWrapper", "OffloadWrapper")
+"""Classes of ``torch.distributed.algorithms._checkpoint`` around a module that is recomputed or
+offloaded."""
+_STATELESS_HOOKS: Final = ("WeightNorm",)
+"""Classes of hooks of PyTorch that may run twice: they compute a weight from others."""
+
+
+def check_plan(model: nn.Module, decisions: Mapping[str, Decision]) -> dict[nn.Module, str]:
+    """Return the module of each name in ``decisions``.
+
+    Raises:
+        PlanError: the plan does not belong to the model, or the model would compute something else
+            under it.
+    """
+    every = dict(model.named_modules(remove_duplicate=False))
+    _check_model(every)
+    units: dict[nn.Module, str] = {}
+    for name, decision in decisions.items():
+        if name not in every:
+            raise PlanError(
+                f"the model has no module '{name}'; {did_you_mean(name, every, 'make a new plan for this model')}"
+            )
+        first = units.setdefault(every[name], name)
+        if decisions[first] != decision:
+            raise PlanError(
+                f"'{first}' and '{name}' are one module, which cannot both {_words(decisions[first])} and {_words(decision)}: "
+                "give both names the same decision"
+            )
+    for module, name in units.items():
+        if decisions[name] != Decision.KEEP:
+            _check_unit(module, name, decisions)
+    return units
+
+
+def _check_model(modules: Mapping[str, nn.Module]) -> None:
+    for name, module in modules.items():
+        shown = f"module '{name}'" if name else "the model"
+        if is_compiled(module):
+            raise PlanError(
+                f"{shown} is compiled, and compiled code ignores a plan: apply the plan to the model without torch.compile, "
+                "or set torch._functorch.config.activation_memory_budget instead"
+            )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise PlanError(
+                f"{shown} is TorchScript, whose forward pass cannot be replaced: plan the model before torch.jit"
+            )
+        if isinstance(module, nn.DataParallel):
+            raise PlanError(
+                f"{shown} is torch.nn.DataParallel, whose replicas cannot follow a plan: use DistributedDataParallel"
+            )
+        if (
+            any(getattr(module, flag, False) is True for flag in _CHECKPOINTING)
+            or type(module).__name__ in _WRAPPERS
+        ):
+            raise PlanError(
+                f"{shown} is checkpointed already, so that it would be recomputed twice: switch that off "
+                "(such as model.gradient_checkpointing_disable()), and let the plan do it"
+            )
+
+
+def _check_unit(module: nn.Module, name: str, decisions: Mapping[str, Decision]) -> None:
+    for inner, part in module.named_modules():
+        path = ".".join(filter(None, (name, inner)))
+        if inner and decisions.get(path, Decision.KEEP) != Decision.KEEP:
+            raise PlanError(
+                f"'{path}' is inside of '{name}', which {_words(decisions[name], 's')} as a whole, so that its own decision "
+                "would be ignored: remove one of the two from the plan"
+            )
+        if not decisions[name].recomputes:
+            continue
+        for parametrization in (
+            getattr(part, "parametrizations", {}).values()
+            if parametrize.is_parametrized(part)
+            else ()
+        ):
+            if next(parametrization.buffers(), None) is not None:
+                raise PlanError(
+                    f"'{path}' has a parametrization with a state ({_kinds(parametrization)}), which a recomputation of '{name}' "
+                    "would advance twice, with other gradients: keep or swap this module instead"
+                )
+        for hook in forward_hooks(part) if inner else ():
+            kind = type(hook).__name__
+            if kind == "SpectralNorm":
+                raise PlanError(
+                    f"'{path}' has spectral norm, whose state a recomputation of '{name}' would advance twice, with other "
+                    "gradients: keep or swap this module instead"
+                )
+            if kind not in _STATELESS_HOOKS:
+                raise PlanError(
+                    f"'{path}' has the forward hook {getattr(hook, '__qualname__', kind)}, which would run twice in each step "
+                    f"if '{name}' is recomputed: remove the hook, or keep or swap this module"
+                )
+
+
+def _kinds(parametrization: nn.Module) -> str:
+    return ", ".join(type(each).__name__ for each in parametrization.children())
+
+
+def _words(decision: Decision, ending: str = "") -> str:
+    first, *others = decision.value.replace("recompute_cheap", "recompute cheap operators").split(
+        "_"
+    )
+    return " ".join([f"{first}{ending}" if " " not in first else first, *others])
+
+
+class StateCheck:
+    """Compares the state of a unit before and after a forward pass that will be repeated.
+
+    Args:
+        module: the unit.
+        name: its name.
+        arguments: what its forward pass is called with: positional and named arguments.
+
+    Raises:
+        PlanError: an argument would be changed a second time.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        name: str,
+        arguments: tuple[tuple[object, ...], Mapping[str, object]],
+    ) -> None:
+        self._module = module
+        self._name = name
+        _check_arguments(name, arguments)
+        self._inputs = [(tensor, version(tensor)) for tensor in tensors_in(arguments)]
+        self._before = _state(module)
+
+    def check(self) -> None:
+        """Raise an error if the forward pass changed the state.
+
+        Raises:
+            PlanError: names what was changed.
+        """
+        for tensor, before in self._inputs:
+            if version(tensor) != before:
+                raise PlanError(
+                    f"'{self._name}' changes its input of shape {list(tensor.shape)} in place, so that its recomputation would "
+                    "begin with other values: use the variant that is not in place, or keep or swap this module"
+                )
+        after = _state(self._module)
+        changed = [key for key in after if after[key] != self._before.get(key)]
+        if changed:
+            raise PlanError(
+                f"'{self._name}' changes its own state in the forward pass ({', '.join(changed[:3])}), which its recomputation "
+                "would change once more: keep or swap this module instead"
+            )
+
+
+def _check_arguments(name: str, arguments: tuple[tuple[object, ...], Mapping[str, object]]) -> None:
+    positional, named = arguments
+    for value in (*positional, *named.values()):
+        if all(callable(getattr(value, method, None)) for method in _OF_CACHE):
+            raise PlanError(
+                f"'{name}' adds keys and values to a {type(value).__name__}, and its recomputation would add them once more: set "
+                "model.config.use_cache = False for training, or keep or swap this module"
+            )
+
+
+def _state(module: nn.Module) -> dict[str, Any]:
+    """Return what a forward pass could change: buffers but those of normalizations, and numbers
+    among the attributes."""
+    state: dict[str, Any] = {}
+    for name, part in module.named_modules():
+        prefix = f"{name}." if name else ""
+        if not isinstance(part, NORMALIZATIONS):
+            for key, buffer in own_buffers(part).items():
+                state[prefix + key] = None if buffer is None else (id(buffer), version(buffer))
+        for key, value in vars(part).items():
+            if type(value) in (int, float, bool):
+                state[prefix + key] = value
+    return state

@@ -5,7 +5,7 @@ Autograd hands each saved tensor to a pair of hooks (``torch.autograd.graph.save
 One table for the whole model
 knows which storages were copied: tensors that share a storage share the copy.  When memory is
     released and fetched, and what is
-never swapped, follows the rules of :mod:`gpumemnet.planner.decisions`.
+never swapped, follows the rules of :mod:`gpumemnet.planner.plans`.
 
 On a GPU, copies run on a stream of their own for each direction.  Fetched tensors are allocated on
 the stream that computes, so the caching allocator needs no second pool.  On a CPU the same code
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from gpumemnet.extract.nested_tensors import tensors_in
-from gpumemnet.planner.decisions import (
+from gpumemnet.planner.plans import (
     COPIES_BEHIND,
     FETCHED_AHEAD,
     MIN_SWAPPED_BYTES,

@@ -20,9 +20,9 @@ from gpumemnet.allocator import EMPTY_CACHE
 from gpumemnet.errors import ExtractError, InvalidRequestError, PlanError
 from gpumemnet.extract.inputs import as_model_inputs
 from gpumemnet.planner.costs import ELEMENT_TYPES, Pass, StepCosts, UnitPass, Work
-from gpumemnet.planner.decisions import Decision
+from gpumemnet.planner.plans import Decision
+from gpumemnet.planner.recomputing import check_plan
 from gpumemnet.planner.recording import ModuleCall, OperatorCost, SavedTensor, StepRecorder
-from gpumemnet.planner.refusals import check_plan
 from gpumemnet.tracing.model_on_gpu import blocks
 from gpumemnet.tracing.options import Platform, with_cudnn
 from gpumemnet.tracing.timeline import Timeline

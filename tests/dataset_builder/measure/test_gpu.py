@@ -17,7 +17,7 @@ from gpumemnet.errors import MeasurementError
 from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.physics.element_types import ELEMENT_BYTES
-from gpumemnet.planner.machine import find_machine
+from gpumemnet.planner.costs import find_machine
 from gpumemnet.site.validation import validate
 from gpumemnet.units import MIB
 

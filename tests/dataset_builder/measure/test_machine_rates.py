@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from dataset_builder.measure.machine_rates import measure_machine
-from gpumemnet.planner.machine import find_machine, machine_to_dict
+from gpumemnet.planner.costs import find_machine, machine_to_dict
 
 
 def test_rates_are_measured_and_read_again(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.planner.chain import KEEP, OPTIONS, Chain, SharedStorages
-from gpumemnet.planner.decisions import Decision
+from gpumemnet.planner.plans import Decision
 
 
 def random_chain(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gpumemnet.planner.decisions import Decision, Plan
+from gpumemnet.planner.plans import Decision, Plan
 from gpumemnet.units import MIB
 
 

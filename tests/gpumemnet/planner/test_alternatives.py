@@ -11,7 +11,7 @@ from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.gpu.available import with_available
 from gpumemnet.gpu.catalogue import find_profile
 from gpumemnet.planner.alternatives import alternatives, microbatch_size
-from gpumemnet.planner.answer import Alternative
+from gpumemnet.planner.plans import Alternative
 from gpumemnet.tracing.options import TraceOptions, checked_request
 from gpumemnet.units import MIB
 

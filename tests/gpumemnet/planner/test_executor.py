@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import gpumemnet
 from gpumemnet.planner import Decision, applied
-from gpumemnet.planner.verification import verify
+from gpumemnet.planner.executor import verify
 from tests.gpumemnet.planner.networks import NETWORKS, Network
 
 EVERY = tuple(Decision)

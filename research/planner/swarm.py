@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.planner.chain import KEEP, Chain
-from gpumemnet.planner.searches.found import Found
+from gpumemnet.planner.searches import Found
 
 PARTICLES: Final = 48
 ITERATIONS: Final = 80

@@ -6,14 +6,15 @@ They are the published rules applied to units, not the published systems.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.planner.chain import KEEP, OPTIONS, Chain
-from gpumemnet.planner.decisions import Decision
-from gpumemnet.planner.searches.found import Found
+from gpumemnet.planner.plans import Decision
+from gpumemnet.planner.searches import Found
 
 _RECOMPUTE = OPTIONS.index(Decision.RECOMPUTE)
 _SWAP = OPTIONS.index(Decision.SWAP)
@@ -127,3 +128,16 @@ def _times(chain: Chain) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         [[0.0], np.cumsum(chain.backward_seconds[order])[:-1]]
     )
     return forward_end, backward_start
+
+
+REFERENCES: Final[Mapping[str, Callable[[Chain, float], Found]]] = {
+    "capuchin": capuchin,
+    "autoswap": autoswap,
+    "every_block": every_block,
+    "every_sqrt": every_sqrt,
+    "vdnn_all": vdnn_all,
+    "vdnn_convolutions": vdnn_convolutions,
+}
+"""Name → rule from the literature, on the same costs as the planner's searches."""
+FIXED: Final = frozenset({"every_block", "every_sqrt", "vdnn_all", "vdnn_convolutions"})
+"""Rules that do not look at the budget: their one plan fits or not."""
