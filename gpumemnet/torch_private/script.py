@@ -301,6 +301,16 @@ DATA_PTR: Final = _declare(
 )
 
 
+OPEN_FILE: Final = tuple(
+    _declare(f"{module}:open", "know which files a script writes") for module in ("builtins", "io")
+)
+MOVE_FILE: Final = tuple(
+    _declare(f"os:{name}", "follow the files that a script writes")
+    for name in ("rename", "replace")
+)
+COPY_FILE: Final = _declare("shutil:copyfile", "follow the files that a script writes")
+
+
 def device_constructors() -> frozenset[Any]:
     """The functions that allocate on the default device."""
     return frozenset(_CONSTRUCTORS.value()())

@@ -34,7 +34,7 @@ from gpumemnet.tracing.memory import (
     smallest_bytes,
 )
 from gpumemnet.tracing.missing_values import GuessedValues
-from gpumemnet.tracing.operators import CORRECTIONS
+from gpumemnet.tracing.operators import KNOWN_DIFFERENCES
 from gpumemnet.tracing.options import Platform, TraceRequest, with_cudnn
 from gpumemnet.tracing.result import GpuFit, TraceAnswer
 from gpumemnet.tracing.timeline import LongRun, Timeline, repeated
@@ -47,7 +47,7 @@ _LOG: Final = logging.getLogger(__name__)
 def not_included(timeline: Timeline) -> tuple[str, ...]:
     """Return what else a training process of such a run may use, one clause each."""
     operators = {storage.operator for storage in timeline.storages}
-    known = [each for each in CORRECTIONS if each.effect and each.is_about(operators)]
+    known = [each for each in KNOWN_DIFFERENCES if each.is_about(operators)]
     alone = () if timeline.groups else (_ONE_GPU,)
     return (*(f"{each.name}: {each.effect}" for each in known), *_OUTSIDE, *alone)
 

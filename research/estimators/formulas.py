@@ -10,7 +10,7 @@ from typing import Final
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.physics.element_types import ELEMENT_BYTES, HALF_BYTES
 from gpumemnet.physics.optimizers import OPTIMIZER_RULES
-from gpumemnet.physics.published_formulas import horus, naive
+from research.estimators.published_formulas import horus, naive
 
 from .estimator import PublishedEstimator, Subject
 
@@ -20,7 +20,7 @@ ADAM_BYTES: Final = 16
 
 def naive_parts(subject: Subject) -> Mapping[str, int]:
     """Parameters and the input of one sample in fp32
-    (:func:`gpumemnet.physics.published_formulas.naive`)."""
+    (:func:`research.estimators.published_formulas.naive`)."""
     return {"total": int(naive([subject.job])[0])}
 
 
@@ -37,7 +37,7 @@ def copies_parts(subject: Subject) -> Mapping[str, int]:
 
 
 def horus_parts(subject: Subject) -> Mapping[str, int]:
-    """Horus's formula as it was published (:func:`gpumemnet.physics.published_formulas.horus`)."""
+    """Horus's formula as it was published (:func:`research.estimators.published_formulas.horus`)."""
     return {"total": int(horus([subject.job])[0])}
 
 

@@ -19,10 +19,10 @@ from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profile
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import JOB_FIELDS, TrainingJob
-from gpumemnet.physics.published_formulas import horus, naive
 from gpumemnet.predict.features import FEATURE_NAMES, feature_matrix
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.units import MIB, ceil_mib
+from research.estimators.published_formulas import horus, naive
 from research.packing.inventory import Inventory
 from research.packing.reading import TraceRow
 

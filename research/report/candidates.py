@@ -22,7 +22,6 @@ from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
 from sklearn.neural_network import MLPClassifier
 
 from gpumemnet.job.job_table import JobTable
-from gpumemnet.physics.published_formulas import horus, naive
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.predict.features import FEATURE_NAMES
@@ -51,6 +50,7 @@ from models.training.sequence import (
 )
 from models.training.traced_peak import fit_traced_peak
 from research.estimators.gpumemnet_paper.training import fit_paper_mlp, fit_paper_transformer
+from research.estimators.published_formulas import horus, naive
 
 Array = NDArray[np.float64]
 

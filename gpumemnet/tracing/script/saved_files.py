@@ -25,7 +25,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, Final
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +33,10 @@ from torch.serialization import skip_data
 from gpumemnet.torch_private.names import replaced
 from gpumemnet.torch_private.operators import without_function_modes
 from gpumemnet.torch_private.script import (
+    COPY_FILE,
     FAKE_TENSORS,
+    MOVE_FILE,
+    OPEN_FILE,
     SAFETENSORS_SAVE,
     SAVE,
     WITHOUT_MODES,
@@ -114,14 +116,15 @@ class SavedFiles:
 
         with ExitStack() as stack:
             stack.callback(self._undo)
-            for owner, name, replacement in (
-                (builtins, "open", opened),
-                (io, "open", opened),
-                (os, "rename", renamed),
-                (os, "replace", renamed),
-                (shutil, "copyfile", copied),
-            ):
-                stack.enter_context(patch.object(owner, name, replacement))
+            stack.enter_context(
+                replaced(
+                    [
+                        *((name, opened) for name in OPEN_FILE),
+                        *((name, renamed) for name in MOVE_FILE),
+                        (COPY_FILE, copied),
+                    ]
+                )
+            )
             stack.enter_context(self._saving_safetensors())
             yield
 

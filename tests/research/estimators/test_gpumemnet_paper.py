@@ -12,7 +12,6 @@ import torch
 from gpumemnet.errors import InvalidJobError
 from gpumemnet.job.layers import GROUP_NAMES, Layer
 from gpumemnet.job.training_job import TrainingJob, totals_only
-from gpumemnet.physics.published_formulas import horus, naive
 from gpumemnet.predict.distribution import PUBLISHED_BINS
 from gpumemnet.units import MIB
 from models.answers import Answers
@@ -25,6 +24,7 @@ from research.estimators.gpumemnet_paper.features import (
 )
 from research.estimators.gpumemnet_paper.networks import PaperTransformer
 from research.estimators.gpumemnet_paper.training import fit_paper_mlp, fit_paper_transformer
+from research.estimators.published_formulas import horus, naive
 
 SCHEMES = (PUBLISHED_BINS["published-2000mib"], PUBLISHED_BINS["published-1000mib"])
 
