@@ -12,7 +12,7 @@ import typer
 
 from dataset_builder.measure.journal import read_journal
 from dataset_builder.recipe.recipe import load_recipe
-from gpumemnet.cli.commands import run
+from gpumemnet.cli.commands import App, run
 from gpumemnet.cli.options import AsJson
 from gpumemnet.cli.output import print_result, progress_bar
 from gpumemnet.errors import InvalidRequestError
@@ -28,7 +28,7 @@ _PUBLISHED: Final = "Published data"
 _REAL_FAMILIES: Final = ("cnn", "transformer")
 """Families whose sampled jobs have real networks beside them."""
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app = App(add_completion=False)
 for command in (scoreboard, report, pack):
     app.command(rich_help_panel=_COMPARE)(command)
 app.command("calibrate-closed-form", rich_help_panel=_COMPARE)(calibrate_closed_form)

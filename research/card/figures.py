@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.measurement import Measurement
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.physics.element_types import ELEMENT_BYTES
+from gpumemnet.predict.features import feature_matrix
 from gpumemnet.site.validation import training_state_bytes
 from gpumemnet.units import GIB, MIB
 
 from .coverage import CHOICE_LIMIT, TENTH_LIMIT, Spread
-from .embedding import principal_components, standardised_features, tsne
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,6 +37,9 @@ _ZOOM_BYTES: Final = 128 * MIB
 _ZOOM_ROWS: Final = 50
 _MAX_POINTS: Final = 5_000
 _MOST_BARS: Final = 12
+_WORKSPACE_BYTES: Final = 8 * MIB
+_PERPLEXITY: Final = 30.0
+_FEWEST_EMBEDDED: Final = 3
 
 
 def label_figure(families: Families) -> Figure:
@@ -243,6 +248,8 @@ def map_figure(family: str, rows: Sequence[Measurement], seed: int = 0) -> Figur
     out of memory are crosses."""
     from matplotlib import colormaps
     from matplotlib.lines import Line2D
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
 
     chosen = [row for row in rows if row.status in ("ok", "oom")]
     if len(chosen) > MAP_ROWS:
@@ -252,16 +259,23 @@ def map_figure(family: str, rows: Sequence[Measurement], seed: int = 0) -> Figur
     fits = labels > 0
     edges = map_edges(labels[fits]) if fits.any() else np.array([GIB, 2.0 * GIB])
     bins = np.digitize(labels[fits], edges) - 1
-    points = standardised_features([row.job for row in chosen])
-    components, shares = principal_components(points)
+    points = scaled_features([row.job for row in chosen])
+    principal = PCA(n_components=min(2, *points.shape))
+    components = _in_plane(principal.fit_transform(points))
+    neighbours = min(_PERPLEXITY, (len(chosen) - 1) / 3)
+    embedded = (
+        TSNE(perplexity=neighbours, init="pca", random_state=seed).fit_transform(points)
+        if len(chosen) > _FEWEST_EMBEDDED and points.shape[1] > 1
+        else components
+    )
     figure = _figure(13.0, 5.4)
     titles = (
-        f"{family}: principal components ({shares.sum():.0%} of the variance)",
+        f"{family}: principal components ({principal.explained_variance_ratio_.sum():.0%} of the variance)",
         f"{family}: t-SNE",
     )
     top = len(edges) - 2
     for axes, places, title in zip(
-        figure.subplots(1, 2), (components, tsne(points, seed)), titles, strict=True
+        figure.subplots(1, 2), (components, embedded), titles, strict=True
     ):
         axes.scatter(
             *places[fits].T, c=bins, cmap="cividis", vmin=0, vmax=max(1, top), s=10, linewidth=0
@@ -286,6 +300,23 @@ def map_figure(family: str, rows: Sequence[Measurement], seed: int = 0) -> Figur
         )
     figure.legend(handles=keys, loc="outside right upper", frameon=False, title="label")
     return figure
+
+
+def scaled_features(jobs: Sequence[TrainingJob]) -> NDArray[np.float64]:
+    """Feature vectors in logarithms, each column with mean zero and variance one, shape ``[B, F]``;
+    constant columns are left out."""
+    columns = np.log1p(np.maximum(feature_matrix(JobTable.from_jobs(jobs), _WORKSPACE_BYTES), 0.0))
+    deviation = columns.std(axis=0)
+    varied = deviation > 1e-9
+    if not varied.any():
+        return np.zeros((len(jobs), 1))
+    scaled: NDArray[np.float64] = (columns - columns.mean(axis=0))[:, varied] / deviation[varied]
+    return scaled
+
+
+def _in_plane(points: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``points`` with a second coordinate of zero where they have only one."""
+    return np.pad(points, ((0, 0), (0, 2 - points.shape[1])))
 
 
 def map_edges(label_bytes: NDArray[np.float64]) -> NDArray[np.float64]:

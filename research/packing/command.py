@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich import box
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from gpumemnet.cli.options import AsJson, input_file
@@ -20,10 +21,6 @@ from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 if TYPE_CHECKING:
     from research.packing.figures import Figures
     from research.packing.report import Report
-
-_LESS: Final = ("lost|hours", "waste|GiB·h", "collo-|cated", "put|alone", "GPU|hours")
-"""Columns that are hidden on a narrow terminal, in this order; the JSON document has all
-columns."""
 
 
 def pack(
@@ -174,46 +171,28 @@ def pack(
 
 def _show(made: Report) -> None:
     console = Console()
-    cells = [_cells(line) for line in made.figures]
-    columns = {
-        name: [name.rpartition("|")[0], name.rpartition("|")[2], *(line[name] for line in cells)]
-        for name in cells[0]
-    }
-    if console.is_terminal:
-        for name in _LESS:
-            if _width(columns) > console.width:
-                del columns[name]
-    typer.echo(f"{made.jobs:,} jobs on {made.inventory}")
-    widths = [max(map(len, column)) for column in columns.values()]
-    for number, row in enumerate(zip(*columns.values(), strict=True)):
-        first, *rest = (
-            f"{text:{'>' if column else '<'}{width}}"
-            for column, (text, width) in enumerate(zip(row, widths, strict=True))
-        )
-        typer.echo("  ".join((first, *rest)).rstrip())
-        if number == 1:
-            typer.echo("─" * _width(columns))
-    typer.echo()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in _cells(made.figures[0]):
+        table.add_column(name, justify="left" if name.startswith("memory") else "right")
+    for line in made.figures:
+        table.add_row(*_cells(line).values())
+    console.print(Text(f"{made.jobs:,} jobs on {made.inventory}"), table)
     for note in made.notes:
         console.print(Text(f"· {note}"))
 
 
-def _width(columns: Mapping[str, Sequence[str]]) -> int:
-    return sum(max(map(len, column)) + 2 for column in columns.values()) - 2
-
-
 def _cells(line: Figures) -> dict[str, str]:
-    """The cells of one row, keyed by their two-line headings."""
+    """The cells of one row, keyed by their headings."""
     return {
-        "memory set|aside by": line.title,
-        "collo-|cated": f"{line.collocated_share:.0%}",
-        "jobs|a GPU": f"{line.jobs_per_gpu:.2f}",
-        "|OOMs": f"{line.ooms:,}",
-        "put|alone": f"{line.alone:,}",
-        "lost|hours": f"{line.lost_hours:,.1f}",
-        "waste|GiB·h": f"{line.waste_gib_hours:,.0f}",
-        "|waste": f"{line.waste_share:.0%}",
-        "all done|after h": f"{line.makespan_hours:,.1f}",
-        "mean|wait h": f"{line.wait_hours:,.1f}",
-        "GPU|hours": f"{line.gpu_hours:,.0f}",
+        "memory set aside by": line.title,
+        "collocated": f"{line.collocated_share:.0%}",
+        "jobs a GPU": f"{line.jobs_per_gpu:.2f}",
+        "OOMs": f"{line.ooms:,}",
+        "put alone": f"{line.alone:,}",
+        "lost hours": f"{line.lost_hours:,.1f}",
+        "waste GiB·h": f"{line.waste_gib_hours:,.0f}",
+        "waste": f"{line.waste_share:.0%}",
+        "all done after h": f"{line.makespan_hours:,.1f}",
+        "mean wait h": f"{line.wait_hours:,.1f}",
+        "GPU hours": f"{line.gpu_hours:,.0f}",
     }

@@ -27,10 +27,6 @@ def notes(
         *(f"synthetic: {sentence}" for sentence in jobs.synthetic),
         *_truth(trace, jobs, cards),
         *_queue(policy),
-        *(
-            f"columns that were not read: {', '.join(trace.ignored_columns)}"
-            for _ in trace.ignored_columns[:1]
-        ),
     ]
 
 

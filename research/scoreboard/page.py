@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import textwrap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +18,6 @@ from research.estimators.xmem import XMEM
 from ..report.canvas import png
 from .board import SAMPLE_TITLE, Line, Table
 from .collect import FORMULAS, OF_MODELS
-from .fitted import CLASSIFIER, TOTALS
 from .ours import TRACE
 from .pictures import bound_picture, error_picture
 from .protocol import Figures
@@ -76,8 +75,6 @@ def write_page(
     shown = {title: _main_table(made) for title, (_, made) in sets.items() if made}
     lines = [
         "# Scoreboard: published estimators on published runs",
-        "",
-        *_claims(shown),
         "",
         *_firsts(shown),
         "",
@@ -179,86 +176,6 @@ def _without_model(table: Table) -> list[Line]:
         for line in table.lines
         if line.name not in _NEED_MODEL and "as published" not in line.name
     ]
-
-
-def _claims(shown: Mapping[str, Table]) -> list[str]:
-    """What the tables say of our estimators, and where others are first, in sentences."""
-    won = {name: len(_sets_won(shown, figure, {TRACE.name})) for name, figure in _JUDGED.items()}
-    cheap = [_without_model(table) for table in shown.values()]
-    classified = sum(_is_first(lines, _WITH_LINE, {CLASSIFIER, TOTALS}) for lines in cheap)
-    of_ours = sum(_is_first(lines, _WITH_LINE, _ours(lines)) for lines in cheap)
-    count = len(shown)
-    lines = [
-        f"* **Error.** With a line, our trace has the lowest median error on {won['error, with a line']} of {count} sets, alone "
-        "or with others.",
-        f"* **Failures.** Our trace fails least on {won['failures, as it comes']} of {count} sets as it comes, and on "
-        f"{won['failures, with a line']} with a line. Where the line says whether a run fits and the bound is its limit, it is "
-        f"on {won['failures, estimate and bound']}.",
-        f"* **No model code.** Among estimators that need no model, one of ours has the lowest error with a line on {of_ours} of "
-        f"{count} sets, and a classifier on {classified}:",
-        *(f"    * {title}: {_no_model(_without_model(table))}." for title, table in shown.items()),
-        "* **Where we lose**, with the best of ours beside whoever is first:",
-        *_losses(shown),
-    ]
-    return [
-        row
-        for line in lines
-        for row in textwrap.wrap(line, 118, subsequent_indent=" " * (line.index("*") + 2))
-    ]
-
-
-def _no_model(lines: Sequence[Line]) -> str:
-    """Who is first without a model, and our classifiers."""
-    figures = {
-        line.name: _share(_WITH_LINE(line)) for line in lines if line.name in (CLASSIFIER, TOTALS)
-    }
-    found = [f"{name.removeprefix('gpumemnet, ')} {figure}" for name, figure in figures.items()]
-    return "; ".join(
-        [f"first {_first(lines, _WITH_LINE)}", *(found or ["our classifiers are not trained yet"])]
-    )
-
-
-def _ours(lines: Sequence[Line]) -> set[str]:
-    return {line.name for line in lines if line.name.startswith("gpumemnet")}
-
-
-def _is_first(
-    lines: Sequence[Line], figure: Callable[[Line], float], names: Collection[str]
-) -> bool:
-    """Whether one of ``names`` has the lowest figure, as it is shown."""
-    known = {line.name: _share(figure(line)) for line in lines if not math.isnan(figure(line))}
-    lowest = min((figure(line) for line in lines if line.name in known), default=math.nan)
-    return any(known.get(name) == _share(lowest) for name in names)
-
-
-def _sets_won(
-    shown: Mapping[str, Table], figure: Callable[[Line], float], names: Collection[str]
-) -> list[str]:
-    return [title for title, table in shown.items() if _is_first(table.lines, figure, names)]
-
-
-def _losses(shown: Mapping[str, Table]) -> list[str]:
-    """For each column the sets in which none of ours is first."""
-    columns = [
-        (name, figure, {title: list(table.lines) for title, table in shown.items()})
-        for name, figure in _JUDGED.items()
-    ]
-    columns.append(
-        (_NO_MODEL, _WITH_LINE, {title: _without_model(table) for title, table in shown.items()})
-    )
-    found = []
-    for name, figure, lines_of in columns:
-        words = []
-        for title, lines in lines_of.items():
-            ours = _ours(lines)
-            known = [line for line in lines if line.name in ours and not math.isnan(figure(line))]
-            if known and not _is_first(lines, figure, ours):
-                words.append(
-                    f"{title}, {_first(lines, figure)}, ours {_share(min(map(figure, known)))}"
-                )
-        if words:
-            found.append(f"    * {name}: {'; '.join(words)}.")
-    return found or ["    * in none of the columns below."]
 
 
 def _first(lines: Sequence[Line], figure: Callable[[Line], float]) -> str:
