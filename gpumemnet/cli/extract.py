@@ -23,9 +23,15 @@ from gpumemnet.cli.options import (
     training_settings,
 )
 from gpumemnet.cli.output import check_writable, print_table, write_text
-from gpumemnet.extract.options import DEFAULT_GPU, DEFAULT_OPTIONS, ExtractOptions
-from gpumemnet.extract.process import DEADLINE_SECONDS, extract_file
-from gpumemnet.extract.result import Extraction, extraction_to_dict
+from gpumemnet.extract.extraction import (
+    DEADLINE_SECONDS,
+    DEFAULT_GPU,
+    DEFAULT_OPTIONS,
+    Extraction,
+    ExtractOptions,
+    extract_file,
+    extraction_to_dict,
+)
 from gpumemnet.job.json_codec import job_to_json
 from gpumemnet.job.training_job import FAMILIES
 

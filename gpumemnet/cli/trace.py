@@ -42,7 +42,7 @@ from gpumemnet.cli.options import (
 from gpumemnet.cli.output import check_writable, print_facts, shown_steps, write_text
 from gpumemnet.cudnn.session import OFF
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.extract.options import DEFAULT_GPU
+from gpumemnet.extract.extraction import DEFAULT_GPU
 from gpumemnet.gpu.available import NO, UNSURE, VERDICT_TEXTS, YES
 from gpumemnet.job.layers import describe
 from gpumemnet.tracing.api import trace_file, trace_script

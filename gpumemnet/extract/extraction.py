@@ -1,37 +1,133 @@
-"""Turns a model object and its inputs into a training job: one layer per executed call, totals
-equal to the model's own.
+"""Turns a model object, or a file that builds one, into a training job: one layer per executed call,
+totals equal to the model's own.
 
 Output elements are per sample, so a job scales to other batch sizes.  Every parameter is counted
-once, as PyTorch counts it.
+once, as PyTorch counts it.  This module loads no torch; the first extraction does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib.util
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from gpumemnet.errors import ExtractError
-from gpumemnet.extract.attention import KernelChoice
-from gpumemnet.extract.derive import (
-    activation_function_of,
-    attention_kernel_of,
-    family_of,
-    sequence_length_of,
-)
+from gpumemnet.errors import ExtractError, MissingExtraError
+from gpumemnet.extract.factory import build, factory_request, source_code
 from gpumemnet.extract.inputs import ModelInputs, as_model_inputs
-from gpumemnet.extract.options import DEFAULT_OPTIONS, ExtractOptions, check_batch_size
-from gpumemnet.extract.result import Extraction
-from gpumemnet.extract.walk import ForwardError, Walk, walk
 from gpumemnet.gpu.catalogue import device_profile
-from gpumemnet.job.layers import Layer
-from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.job.json_codec import job_from_dict, job_to_dict
+from gpumemnet.job.layers import GROUP_OF_KIND, LAYER_GROUPS, Layer, check_count
+from gpumemnet.job.training_job import (
+    ACTIVATION_FUNCTIONS,
+    FAMILIES,
+    MAX_BATCH_SIZE,
+    TrainingJob,
+    TrainingOptions,
+)
+from gpumemnet.physics.attention_kernels import MATH
+from gpumemnet.sandbox.process import ask
 from gpumemnet.sandbox.user_code import fault_sentence
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from gpumemnet.extract.placement import MissingValues
+    from gpumemnet.extract.walk import Call, Walk
     from gpumemnet.gpu.catalogue import DeviceProfile
+
+DEFAULT_GPU: Final = "A100"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtractOptions(TrainingOptions):
+    """The training options, and facts of the model; a fact that is ``None`` is read off the model.
+
+    Attributes:
+        family, activation_function, sequence_length: as in
+        :class:`~gpumemnet.job.training_job.TrainingJob`.
+        gpu: name or alias of a GPU in the catalogue; it decides which attention kernel PyTorch
+            chooses.
+
+    Raises:
+        InvalidJobError: names the field and its values.
+        InvalidRequestError: the catalogue has no such GPU.
+    """
+
+    family: str | None = None
+    activation_function: str | None = None
+    sequence_length: int | None = None
+    gpu: str = DEFAULT_GPU
+
+    def __post_init__(self) -> None:
+        TrainingOptions.__post_init__(self)
+        device_profile(self.gpu)
+        known = {"family": FAMILIES[0], **self.job_fields()}
+        TrainingJob(
+            batch_size=1, input_elements=1, total_activations=0, total_parameters=0, **known
+        )
+
+    def job_fields(self) -> dict[str, Any]:
+        """The options, and the facts that are stated, as fields of a job."""
+        facts = {
+            name: getattr(self, name)
+            for name in ("family", "activation_function", "sequence_length")
+        }
+        return {
+            **TrainingOptions.job_fields(self),
+            **{name: value for name, value in facts.items() if value is not None},
+        }
+
+
+DEFAULT_OPTIONS: Final = ExtractOptions()
+
+
+def check_batch_size(batch_size: int | None) -> None:
+    """Check a batch size before any model is loaded; ``None`` is that of the inputs.
+
+    Raises:
+        InvalidJobError: names its limits.
+    """
+    if batch_size is not None:
+        check_count(batch_size, "batch_size", 1, MAX_BATCH_SIZE)
+
+
+@dataclass(frozen=True, slots=True)
+class Extraction:
+    """A training job read from a model.
+
+    Attributes:
+        job: the job; its layers stand in execution order.
+        layer_names: for each layer of the job, the dotted path of the module that executed it;
+            empty for the model itself.
+        notes: one sentence for each thing that could not be seen, or that was settled by a rule.
+    """
+
+    job: TrainingJob
+    layer_names: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def extraction_to_dict(extraction: Extraction) -> dict[str, Any]:
+    """The JSON object ``{"job", "layer_names", "notes"}``."""
+    return {
+        "job": job_to_dict(extraction.job),
+        "layer_names": list(extraction.layer_names),
+        "notes": list(extraction.notes),
+    }
+
+
+def extraction_from_dict(document: Mapping[str, Any]) -> Extraction:
+    """The extraction of such an object.
+
+    Raises:
+        InvalidJobError: when its job is no valid job.
+    """
+    return Extraction(
+        job_from_dict(document["job"]), tuple(document["layer_names"]), tuple(document["notes"])
+    )
+
 
 UNUSED: Final = "(unused)"
 """Name of the last layer, which holds the parameters that no other layer uses."""
@@ -64,6 +160,8 @@ def extract_job(
         InvalidJobError: the batch size is out of range.
     """
     check_batch_size(batch_size)
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtraError("torch", "extract", "extracting a job from a model")
     return extract_from(model, as_model_inputs(inputs, batch_size), options)
 
 
@@ -88,6 +186,8 @@ def extract_from(
             to run.
         UnsupportedTorchError: the installed PyTorch lacks what an extraction needs.
     """
+    from gpumemnet.extract.attention import KernelChoice
+    from gpumemnet.extract.walk import ForwardError, walk
     from gpumemnet.torch_private.names import check_torch
 
     torch_notes = check_torch()
@@ -180,3 +280,134 @@ def _notes(seen: Walk, inputs: ModelInputs, job: TrainingJob) -> list[str]:
 def _listed(names: Sequence[str]) -> str:
     more = len(names) - _SHOWN_NAMES
     return ", ".join(names[:_SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+_NON_LINEARITIES: Final = frozenset(LAYER_GROUPS["activation"]) - {
+    "softmax",
+    "log_softmax",
+    "identity",
+    "activation",
+}
+_GATED: Final = {"silu": "swiglu", "gelu": "geglu"}
+_LOOK_AHEAD: Final = 3
+"""Number of layers to look ahead for the values of a softmax, or the other half of a gate."""
+
+
+def family_of(calls: Sequence[Call]) -> str:
+    """Return ``transformer`` for a model with attention, else ``cnn`` for one with convolutions,
+    else ``mlp``."""
+    if attention_length(calls) is not None:
+        return "transformer"
+    return "cnn" if any(GROUP_OF_KIND.get(call.kind) == "conv" for call in calls) else "mlp"
+
+
+def attention_length(calls: Sequence[Call]) -> int | None:
+    """Return the longest query sequence of attention: a fused kernel, or a softmax whose output
+    multiplies values."""
+    lengths = []
+    for index, call in enumerate(calls):
+        following = calls[index + 1 : index + 1 + _LOOK_AHEAD]
+        if GROUP_OF_KIND.get(call.kind) == "attention" and call.sequence_length:
+            lengths.append(call.sequence_length)
+        elif (
+            call.kind == "softmax"
+            and len(call.shape) >= 3
+            and any(later.kind == "matmul" for later in following)
+        ):
+            lengths.append(call.shape[-2])
+    return max(lengths, default=None)
+
+
+def attention_kernel_of(seen: Walk) -> str | None:
+    """Return the kernel of most attention; ``math`` where the model computes its scores itself,
+    ``None`` without attention."""
+    if seen.attention_kernel is not None:
+        return seen.attention_kernel
+    return None if attention_length(seen.calls) is None else MATH
+
+
+def sequence_length_of(calls: Sequence[Call], inputs: Sequence[Tensor]) -> int | None:
+    """Return tokens per sample: of a token input ``[batch, tokens]``, else of the longest attention
+    or recurrent layer."""
+    for tensor in inputs:
+        if tensor.ndim == 2 and not tensor.is_floating_point() and tensor.shape[1] > 1:
+            return tensor.shape[1]
+    return attention_length(calls) or max(
+        (c.sequence_length for c in calls if c.sequence_length), default=None
+    )
+
+
+def activation_function_of(calls: Sequence[Call]) -> str | None:
+    """Return the most frequent non-linearity; ``other`` for one that a job cannot name."""
+    counts: Counter[str] = Counter()
+    for index, call in enumerate(calls):
+        if call.kind not in _NON_LINEARITIES:
+            continue
+        if call.part_of is not None:
+            counts[call.part_of] += 1
+            continue
+        following = calls[index + 1 : index + 1 + _LOOK_AHEAD]
+        gates = any(
+            c.kind == "multiply" and c.joins_activations and c.shape == call.shape
+            for c in following
+        )
+        counts[_GATED[call.kind] if gates and call.kind in _GATED else call.kind] += 1
+    if not counts:
+        return None
+    name = counts.most_common(1)[0][0]
+    return name if name in ACTIVATION_FUNCTIONS else "other"
+
+
+DEADLINE_SECONDS: Final = 120.0
+
+
+def extract_file(
+    source: str,
+    options: ExtractOptions = DEFAULT_OPTIONS,
+    *,
+    inputs: Sequence[str] = (),
+    arguments: Mapping[str, Any] | None = None,
+    batch_size: int | None = None,
+    deadline_seconds: float = DEADLINE_SECONDS,
+    show_output: bool = False,
+) -> Extraction:
+    """Extract the training job of the model that ``source`` builds.
+
+    Args:
+        source: ``path/to/file.py:factory``; the factory returns a ``torch.nn.Module`` or ``(model,
+            inputs)``.
+        options: how the model is trained, and facts that override those of the model.
+        inputs: shape of one sample for each input of the model, as
+            :func:`gpumemnet.extract.inputs.parse_input` reads it; empty if the factory returns
+            inputs.
+        arguments: keyword arguments of the factory; any JSON values.
+        batch_size: samples per batch; required unless the factory returns inputs.
+        deadline_seconds: time for everything, including the import of torch.
+        show_output: whether to pass the file's own output on to standard error.
+
+    Raises:
+        ExtractError: says what is wrong with the file, its factory or its model, and where.
+        InvalidJobError, InvalidRequestError: an input has another form, or the batch size is out of
+            range.
+        MissingExtraError: torch is not installed.
+    """
+    check_batch_size(batch_size)
+    request = {**factory_request(source, inputs, arguments, batch_size), "options": asdict(options)}
+    answer = ask(
+        _extract,
+        source,
+        request,
+        purpose="extracting a job from a model",
+        deadline_seconds=deadline_seconds,
+        show_output=show_output,
+    )
+    return extraction_from_dict(answer)
+
+
+def _extract(request: dict[str, Any]) -> dict[str, Any]:
+    code = source_code(request)
+
+    built, inputs = build(request, code, keep_values=True)
+    return extraction_to_dict(
+        extract_from(built.model, inputs, ExtractOptions(**request["options"]))
+    )

@@ -94,7 +94,7 @@ class ModelInputs:
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> ModelInputs:
         """Return the inputs with ``change`` applied to every tensor."""
-        from gpumemnet.extract.nested_tensors import map_tensors
+        from gpumemnet.extract.module_calls import map_tensors
 
         return ModelInputs(
             tuple(map_tensors(value, change) for value in self.args),

@@ -11,6 +11,8 @@ the meta device.
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
@@ -20,9 +22,14 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from gpumemnet.extract.known_layouts import KnownLayouts, argument_tensors, as_meta, call_on_meta
-from gpumemnet.extract.sparse_tensors import is_sparse, result_on_meta
-from gpumemnet.extract.triton_kernels import launches_do_nothing
+from gpumemnet.extract.meta_tensors import (
+    KnownLayouts,
+    argument_tensors,
+    as_meta,
+    call_on_meta,
+    is_sparse,
+    result_on_meta,
+)
 from gpumemnet.sandbox.user_code import UnknownValueError
 from gpumemnet.torch_private.modules import id_of_storage, own_parameters, storage_id
 from gpumemnet.torch_private.names import replaced
@@ -475,3 +482,29 @@ def _without_device(value: object) -> object:
         isinstance(value, int) and not isinstance(value, bool)
     )
     return None if is_device else value
+
+
+@contextmanager
+def launches_do_nothing(*, before_import: bool = False) -> Iterator[None]:
+    """Context in which ``kernel[grid](…)`` does nothing.
+
+    Args:
+        before_import: whether code in the context may import Triton first; else it has no effect if
+            Triton is not imported.
+    """
+    if before_import and importlib.util.find_spec("triton") is not None:
+        importlib.import_module("triton.runtime.jit")
+    jit = sys.modules.get("triton.runtime.jit")
+    if jit is None:
+        yield
+        return
+    original = jit.KernelInterface.__getitem__
+
+    def launch(kernel: object, grid: object) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+    jit.KernelInterface.__getitem__ = launch
+    try:
+        yield
+    finally:
+        jit.KernelInterface.__getitem__ = original

@@ -38,8 +38,7 @@ from gpumemnet.extract.kinds import (
     kind_of_module,
     kind_with_number,
 )
-from gpumemnet.extract.module_path import ModulePath
-from gpumemnet.extract.nested_tensors import tensors_in
+from gpumemnet.extract.module_calls import ModulePath, tensors_in
 from gpumemnet.extract.placement import MissingValues, parameters_on_meta, placement
 from gpumemnet.physics.attention_kernels import MATH
 from gpumemnet.physics.saved_tensors import RESERVED_PER_UNIT, kept_in_place, reserve_elements

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.cudnn.session import OFF
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.extract.options import DEFAULT_GPU
-from gpumemnet.extract.source import build, factory_request, source_code
+from gpumemnet.extract.extraction import DEFAULT_GPU
+from gpumemnet.extract.factory import build, factory_request, source_code
 from gpumemnet.gpu.available import available_mib, with_available
 from gpumemnet.gpu.catalogue import asked_profile
 from gpumemnet.job.layers import describe

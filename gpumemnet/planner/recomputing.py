@@ -24,7 +24,7 @@ from torch.utils.checkpoint import (
 )
 
 from gpumemnet.errors import PlanError, did_you_mean
-from gpumemnet.extract.nested_tensors import tensors_in
+from gpumemnet.extract.module_calls import tensors_in
 from gpumemnet.planner.plans import EXPENSIVE_OPERATORS, Decision
 from gpumemnet.torch_private.modules import forward_hooks, is_compiled, own_buffers, version
 from gpumemnet.torch_private.operators import operator_name, schema

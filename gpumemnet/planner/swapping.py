@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from gpumemnet.extract.nested_tensors import tensors_in
+from gpumemnet.extract.module_calls import tensors_in
 from gpumemnet.planner.plans import (
     COPIES_BEHIND,
     FETCHED_AHEAD,

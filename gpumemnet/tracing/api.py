@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 from gpumemnet.allocator.settings import AllocatorSettings
 from gpumemnet.cudnn.session import OFF
 from gpumemnet.errors import ExtractError, MissingExtraError
-from gpumemnet.extract.factory import existing_file
-from gpumemnet.extract.options import DEFAULT_GPU
-from gpumemnet.extract.source import build, factory_request, source_code
+from gpumemnet.extract.extraction import DEFAULT_GPU
+from gpumemnet.extract.factory import build, existing_file, factory_request, source_code
 from gpumemnet.gpu.catalogue import DeviceProfile, asked_profile
 from gpumemnet.sandbox.process import Progress, ask
 from gpumemnet.tracing.options import (

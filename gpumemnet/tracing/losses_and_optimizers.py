@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gpumemnet.errors import ExtractError, InvalidRequestError
-from gpumemnet.extract.nested_tensors import tensors_in
+from gpumemnet.extract.module_calls import tensors_in
 from gpumemnet.job.layers import describe
 from gpumemnet.physics.optimizers import OPTIMIZER_RULES, torch_call
 from gpumemnet.sandbox.user_code import definition

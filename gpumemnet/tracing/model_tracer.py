@@ -15,9 +15,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gpumemnet.allocator import AllocatorSettings
-from gpumemnet.extract.extraction import extract_from
+from gpumemnet.extract.extraction import ExtractOptions, extract_from
 from gpumemnet.extract.inputs import ModelInputs
-from gpumemnet.extract.options import ExtractOptions
 from gpumemnet.gpu.available import available_mib
 from gpumemnet.gpu.catalogue import context, device_profiles
 from gpumemnet.job.json_codec import job_to_dict

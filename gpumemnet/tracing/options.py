@@ -13,7 +13,7 @@ from typing import Any, Final
 from gpumemnet.allocator.settings import AllocatorSettings
 from gpumemnet.cudnn.session import AUTO, OFF, CudnnSession, find_library, open_session
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.extract.options import DEFAULT_GPU, check_batch_size
+from gpumemnet.extract.extraction import DEFAULT_GPU, check_batch_size
 from gpumemnet.gpu.catalogue import ContextReading, DeviceProfile, find_profile
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import MAX_RANKS, TrainingOptions

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from gpumemnet.allocator import EMPTY_CACHE
-from gpumemnet.extract.module_path import ModulePath
+from gpumemnet.extract.module_calls import ModulePath
 from gpumemnet.torch_private.modules import dense_parts, id_of_storage, storage_id
 from gpumemnet.torch_private.operators import (
     DispatchMode,

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from gpumemnet.errors import ExtractError, InvalidRequestError, PlanError
 from gpumemnet.extract.inputs import ModelInputs
-from gpumemnet.extract.module_path import ModulePath
-from gpumemnet.extract.nested_tensors import tensors_in
+from gpumemnet.extract.module_calls import ModulePath, tensors_in
 from gpumemnet.extract.placement import placement
 from gpumemnet.physics.element_types import (
     AUTOCAST_TYPES,

@@ -15,7 +15,7 @@ from typing import Final
 
 from torch import Tensor
 
-from gpumemnet.extract.nested_tensors import tensors_in
+from gpumemnet.extract.module_calls import tensors_in
 from gpumemnet.tracing.memory import live_at
 from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.timeline import MEMORY_CLASSES, peak_of

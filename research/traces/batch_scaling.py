@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from gpumemnet.allocator import EMPTY_CACHE
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.inputs import ModelInputs
-from gpumemnet.extract.module_path import ModulePath
+from gpumemnet.extract.module_calls import ModulePath
 from gpumemnet.torch_private.operators import find_operator
 from gpumemnet.tracing.operators import blas_workspace, scratch, takes_scratch
 from gpumemnet.tracing.options import Platform, TraceOptions

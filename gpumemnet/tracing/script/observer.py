@@ -25,8 +25,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from gpumemnet.extract.module_path import ModulePath
-from gpumemnet.extract.nested_tensors import tensors_in
+from gpumemnet.extract.module_calls import ModulePath, tensors_in
 from gpumemnet.torch_private.modules import (
     dense_parts,
     id_of_storage,

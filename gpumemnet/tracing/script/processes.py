@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gpumemnet.errors import ExtractError
-from gpumemnet.extract.nested_tensors import map_tensors, tensors_in
+from gpumemnet.extract.module_calls import map_tensors, tensors_in
 from gpumemnet.torch_private import distributed as distributed
 from gpumemnet.torch_private import script as script
 from gpumemnet.torch_private.names import replaced

@@ -31,8 +31,7 @@ from gpumemnet.allocator import EMPTY_CACHE, AllocatorSettings
 from gpumemnet.allocator.settings import parse_settings, settings_text
 from gpumemnet.errors import CodeEndedError, ExtractError, GpumemnetError, InvalidRequestError
 from gpumemnet.extract.factory import compile_file
-from gpumemnet.extract.placement import KnownValues
-from gpumemnet.extract.triton_kernels import launches_do_nothing
+from gpumemnet.extract.placement import KnownValues, launches_do_nothing
 from gpumemnet.sandbox.user_code import fault_sentence, is_user_code, user_location
 from gpumemnet.torch_private.names import PARALLEL, SCRIPT, check_torch, replaced
 from gpumemnet.torch_private.script import ALLOCATOR_SETTINGS, MEMORY_FRACTION

@@ -27,7 +27,7 @@ from dataset_builder.recipe.planned_job import (
 )
 from gpumemnet.errors import DatasetError
 from gpumemnet.extract import extract_job
-from gpumemnet.extract.options import ExtractOptions
+from gpumemnet.extract.extraction import ExtractOptions
 from gpumemnet.job.layers import GROUP_OF_KIND
 from gpumemnet.units import GIB
 from tests.nightly import every_pair

@@ -32,7 +32,7 @@ from dataset_builder.recipe.planned_job import (
 )
 from gpumemnet.errors import DatasetError
 from gpumemnet.extract import extract_job
-from gpumemnet.extract.options import ExtractOptions
+from gpumemnet.extract.extraction import ExtractOptions
 from gpumemnet.job.layers import GROUP_OF_KIND, LAYER_GROUPS
 from gpumemnet.job.training_job import PRECISIONS
 from gpumemnet.units import GIB
