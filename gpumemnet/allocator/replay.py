@@ -387,8 +387,8 @@ def smallest_limit(
     no memory.
 
     Bisection finds it: the stream succeeds with the answer and fails with one step less.  Smaller
-        capacities may happen to work
-    too, because the allocator then uses other blocks; they are not searched.
+    capacities may happen to work too, because the allocator then uses other blocks; they are not
+    searched.
 
     Args:
         events, sizes, settings, device_bytes, prefix, streams, loops: as for

@@ -10,11 +10,10 @@ in memory then (liveness as in DNNMem, ESEC/FSE '20, section 3.3):
 * the gradient that flows into the layer, and the one that flows out.
 
 Each tensor counts with its cost in segments, in the class of its block
-(:mod:`gpumemnet.physics.step_memory`).  Segments are
-never merged: what activations of 50 MiB leave free cannot hold the gradient of an embedding of 2
-    GiB.  So each class has its own
-peak.  What the optimizer's step needs comes out of segments that are as large or larger.  The sum
-over the classes is what the process holds in the end.
+(:mod:`gpumemnet.physics.step_memory`).  Segments are never merged: what activations of 50 MiB leave
+free cannot hold the gradient of an embedding of 2 GiB.  So each class has its own peak.  What the
+optimizer's step needs comes out of segments that are as large or larger.  The sum over the classes
+is what the process holds in the end.
 
 A layer list leaves some things open.  These are assumed:
 

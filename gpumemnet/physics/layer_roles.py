@@ -6,8 +6,7 @@ unambiguous, and memory depends on them. The roles are fields of
 
 * ``is_constant_product``: a product with constants, which needs no gradient of them and keeps
   nothing: cosines and sines of positions, the scale of scores.  Rotary positions (RoFormer, arXiv
-      2104.09864) are a product, a concatenation that exchanges the
-  halves, a product, a sum.
+  2104.09864) are a product, a concatenation that exchanges the halves, a product, a sum.
 * ``is_inner_sum``: a sum within attention, of a rotation or of scores and a mask.  It ends no
   residual block, and has the element type of its input.
 * ``is_passed_on``: the next layer of the list does not keep this output: only a rotation reads it,
@@ -183,11 +182,9 @@ def _note_branch(layers: list[Layer], at: int) -> None:
     with.
 
     The branch is a convolution and its norm, after a pooling or none.  It reads what the branch
-    before it has read, and what lies
-    between is not its input: the end of a residual block before its projection (ResNet, arXiv
-        1512.03385, and its D variant), or
-    the branches of a network that is trained to be merged (RepVGG, arXiv 2101.03697; MobileOne,
-    arXiv 2206.04040).
+    before it has read, and what lies between is not its input: the end of a residual block before
+    its projection (ResNet, arXiv 1512.03385, and its D variant), or the branches of a network that
+    is trained to be merged (RepVGG, arXiv 2101.03697; MobileOne, arXiv 2206.04040).
     """
     first = at
     if at > 0:

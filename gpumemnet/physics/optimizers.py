@@ -1,8 +1,8 @@
 """Optimizers: the state that each keeps between steps, and the temporaries of its step.
 
 Source: ``torch/optim/*.py`` of PyTorch 2.11.  The foreach implementation has temporaries for all
-    parameters at once, the for-loop
-implementation (``_single_tensor_…``) for one parameter, and the fused implementation has none.
+parameters at once, the for-loop implementation (``_single_tensor_…``) for one parameter, and the
+fused implementation has none.
 """
 
 from __future__ import annotations
@@ -98,9 +98,8 @@ FACTORED_FILTERS: Final = 1.2
 """State of a factored optimizer in copies of a convolution's parameters.
 
 It is a row and a column of every filter: two copies for filters of 1 x 1, and two thirds of one for
-    3 x 3
-(``torch/optim/_adafactor.py``).  Of the values tried, this one has the smallest error over 201
-sampled networks.
+3 x 3 (``torch/optim/_adafactor.py``).  Of the values tried, this one has the smallest error over
+201 sampled networks.
 """
 
 

@@ -96,7 +96,7 @@ LOSS_TENSORS: Final = 3
 the gradient of the logits.
 
 Source: ``aten/src/ATen/native/LossNLL.cpp``.  An element has
-    :attr:`gpumemnet.physics.element_types.ElementBytes.uncast` bytes.
+:attr:`gpumemnet.physics.element_types.ElementBytes.uncast` bytes.
 """
 
 

@@ -326,8 +326,8 @@ def trace_script(
         **asdict(checked_request(options, gpu, allocator, extras, cudnn=cudnn)),
     }
 
-    def trace(other_way: bool, selected_share: float) -> TraceAnswer:
-        asked = {**request, "other_way": other_way, "selected_share": selected_share}
+    def trace(conditions_hold: bool, selected_share: float) -> TraceAnswer:
+        asked = {**request, "conditions_hold": conditions_hold, "selected_share": selected_share}
         answer = ask(
             _trace,
             str(script),
@@ -340,7 +340,7 @@ def trace_script(
         )
         return answer_from_dict(answer)
 
-    return larger_way(trace)
+    return larger_of_both_branches(trace)
 
 
 def _trace(document: dict[str, Any]) -> dict[str, Any]:
@@ -363,7 +363,7 @@ def _script_in_child(document: dict[str, Any], request: TraceRequest) -> TraceAn
         settings=request.allocator,
         is_module=document["is_module"],
         ranks=document["ranks"],
-        other_way=document["other_way"],
+        conditions_hold=document["conditions_hold"],
         selected_share=document["selected_share"],
         best_effort=request.options.best_effort,
     )
@@ -399,7 +399,7 @@ TraceScript = Callable[[bool, float], TraceAnswer]
 elements that is selected."""
 
 
-def larger_way(trace: TraceScript) -> TraceAnswer:
+def larger_of_both_branches(trace: TraceScript) -> TraceAnswer:
     """Return the answer for a script, the larger of two where it branches on values of the GPU.
 
     Where it selects elements by values of the GPU, the expectation is that of half of them, and the
@@ -411,12 +411,12 @@ def larger_way(trace: TraceScript) -> TraceAnswer:
     Raises:
         ExtractError: as ``trace`` does with conditions that are false and all elements selected.
     """
-    answer, other_way = _larger_of_two(trace)
+    answer, conditions_hold = _with_and_without_conditions(trace)
     if not answer.selections:
         return answer
     where = "; ".join(answer.selections)
     try:
-        half = trace(other_way, 0.5)
+        half = trace(conditions_hold, 0.5)
     except ExtractError as error:
         note = f"{where}: selects elements by values of the GPU; all count, because half of them end without a step: {error}."
         return replace(answer, notes=(*answer.notes, note))
@@ -432,7 +432,7 @@ def larger_way(trace: TraceScript) -> TraceAnswer:
     )
 
 
-def _larger_of_two(trace: TraceScript) -> tuple[TraceAnswer, bool]:
+def _with_and_without_conditions(trace: TraceScript) -> tuple[TraceAnswer, bool]:
     answer = trace(False, 1)
     if not answer.branches:
         return answer, False

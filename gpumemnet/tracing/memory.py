@@ -7,10 +7,9 @@ for algorithms, or a program that empties the cache before it trains.  Reserved 
 holds are fragmentation: rounding, and cached blocks that no request fits into.
 
 The safe bytes are an upper bound.  Scratch memory and the CUDA context enter at their upper bounds.
-A margin on the reserved
-bytes covers what a trace does not see: other orders of the same allocations, which fragment memory
-    differently, and the
-algorithms that cuDNN chooses.  The margins come from measurements.
+A margin on the reserved bytes covers what a trace does not see: other orders of the same
+allocations, which fragment memory differently, and the algorithms that cuDNN chooses.  The margins
+come from measurements.
 """
 
 from __future__ import annotations

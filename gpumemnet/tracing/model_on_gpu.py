@@ -174,9 +174,8 @@ def _stage_blocks(stage: nn.Module) -> list[nn.Module]:
     """Return the blocks in the stacks of ``stage``, none if it is not a stage.
 
     The parts of a block are no blocks: a convolution with its norm has a single weight, and experts
-        and attention heads have no
-    norms; adapters have few parameters.  Plain ``Sequential`` modules in a list are branches, which
-    run side by side.
+    and attention heads have no norms; adapters have few parameters.  Plain ``Sequential`` modules
+    in a list are branches, which run side by side.
     """
     stacks = [stage] if isinstance(stage, nn.Sequential) else list(stage.children())
     found = []

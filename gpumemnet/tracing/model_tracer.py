@@ -2,7 +2,7 @@
 allocator.
 
 The order is that of a real run: tensors (recorder), segments (caching allocator), CUDA context
-    (device profile).
+(device profile).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _ONE_GPU: Final = (
 )
 
 
-def answer_for(
+def result_of_run(
     run: LongRun,
     timeline: Timeline,
     platform: Platform,
@@ -153,7 +153,7 @@ class ModelTracer:
         inputs, extras = self._inputs, self._request.extras
         recording = self._record(inputs.batch_size, self._platform)
         timeline = recording.timeline
-        answer = answer_for(
+        answer = result_of_run(
             self._long_run(timeline),
             timeline,
             self._platform,

@@ -210,8 +210,7 @@ def cuda_autocast(platform: Platform) -> Iterator[None]:
     GPU.
 
     A scaler never skips a step: no gradient of a meta tensor overflows.  Thread-local state and
-        replaced names are restored
-    on exit.
+    replaced names are restored on exit.
     """
     enabled, dtype = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
     replacements = (

@@ -219,8 +219,7 @@ def _expected_bytes(convolution: Convolution, operation: str, platform: Platform
     fp32 convolutions copy tensors only for the gradient of filters larger than 1 x 1, and there all
     three if tensor cores run on channels first.  The patches of a vision transformer take no
     workspace.  Published readings say so: of an A100, with a search and without, and of two GeForce
-        cards (``docs/accuracy/convolution-workspaces.md``).  Answers of cuDNN 9.8 and 9.28 copy
-        more.
+    cards (``docs/accuracy/convolution-workspaces.md``).  Answers of cuDNN 9.8 and 9.28 copy more.
     """
     if not _is_learned(convolution, platform):
         return 0

@@ -28,7 +28,7 @@ from gpumemnet.sandbox.user_code import fault_sentence
 from gpumemnet.tracing.batch_sizes import BatchMemory, BatchTraces
 from gpumemnet.tracing.options import ExtraResults
 from gpumemnet.tracing.result import TraceAnswer
-from gpumemnet.tracing.script.run import ScriptCall, ScriptRun, answer_of, run_script
+from gpumemnet.tracing.script.run import ScriptCall, ScriptRun, result_of_script, run_script
 
 _OPTION: Final = "--batch-argument"
 _NUMBER: Final = re.compile(r"[0-9]{1,9}", re.ASCII)
@@ -235,7 +235,7 @@ def trace_batches(
     for size in {min(extras.batches), max(extras.batches)} if extras.batches else ():
         traces.exact(size)  # what lies between is interpolated, and nothing is extrapolated
     memory = BatchMemory(traces, call.platform.device, own.settings)
-    answer = answer_of(own, call, extras.curve)
+    answer = result_of_script(own, call, extras.curve)
     return replace(
         answer,
         batches=tuple(memory.point(size) for size in extras.batches),

@@ -3,10 +3,9 @@ tensors.
 
 Tensors on the host stay real, because data loaders and metrics need their values.  Weights are the
 exception: PyTorch's own layers allocate them as meta tensors from the start, so that a model of any
-    size can be built.  Small tensors of whole numbers
-on the GPU stay real too, such as masks, labels, lengths and indices, because models read them.  A
-tensor, meta or real, is on the GPU if the observer knows its storage there, and on the host
-otherwise.
+size can be built.  Small tensors of whole numbers on the GPU stay real too, such as masks, labels,
+lengths and indices, because models read them.  A tensor, meta or real, is on the GPU if the
+observer knows its storage there, and on the host otherwise.
 """
 
 from __future__ import annotations
@@ -107,7 +106,7 @@ class GpuRequests(TorchFunctionMode):
         given = args[0] if args and isinstance(args[0], Tensor) else None
         if given is not None:
             if func is Tensor.to or func is Tensor.cuda or func is Tensor.cpu:
-                return self._moved(func, given, args[1:], named)
+                return self._move(func, given, args[1:], named)
             if func is Tensor.share_memory_ and (
                 given.is_meta or self._observer.device_of(given) == GPU
             ):
@@ -115,7 +114,7 @@ class GpuRequests(TorchFunctionMode):
             if func is Tensor.data_ptr and given.is_meta:
                 return storage_id(given) + given.storage_offset() * given.element_size()
             if func is Tensor.type and len(args) + len(named) > 1:
-                return self._typed(given, *args[1:], **named)
+                return self._convert(given, *args[1:], **named)
             if getattr(func, "__name__", "") == "__get__" and (
                 given.is_meta or self._observer.device_of(given) == GPU
             ):
@@ -126,7 +125,7 @@ class GpuRequests(TorchFunctionMode):
                 if func is Tensor.item:
                     return self._values.item(given)
                 if func is Tensor.__format__:
-                    return self._formatted(given, args[1])
+                    return self._format(given, args[1])
                 if func in _HOST_ARRAYS:
                     return func(self._values.on_host(_name_of(func), given), *args[1:], **named)
                 if func is Tensor.__repr__:
@@ -168,21 +167,21 @@ class GpuRequests(TorchFunctionMode):
     def _shown(self, tensor: Tensor) -> str:
         return f"tensor(..., device='{self._observer.device_of(tensor)}', size={tuple(tensor.shape)}, dtype={tensor.dtype})"
 
-    def _formatted(self, tensor: Tensor, form: str) -> str:
+    def _format(self, tensor: Tensor, form: str) -> str:
         """A tensor in an f-string: a number if it has one element and no dimension."""
         return format(self._values.item(tensor), form) if tensor.ndim == 0 else self._shown(tensor)
 
-    def _typed(self, given: Tensor, dtype: Any = None, non_blocking: bool = False) -> Tensor:
+    def _convert(self, given: Tensor, dtype: Any = None, non_blocking: bool = False) -> Tensor:
         """Run ``tensor.type("torch.cuda.FloatTensor")`` and the like, which may move the tensor
         too."""
         if isinstance(dtype, torch.dtype):
-            return self._moved(Tensor.to, given, (dtype,), {})
+            return self._move(Tensor.to, given, (dtype,), {})
         name = dtype if isinstance(dtype, str) else f"{dtype.__module__}.{dtype.__name__}"
         folder, _, short = name.rpartition(".")
         if short not in names.TENSOR_TYPES:
             raise ValueError(f"invalid type: {name!r}")
         device = GPU if folder == "torch.cuda" else _HOST
-        return self._moved(Tensor.to, given, (device, names.TENSOR_TYPES[short]), {})
+        return self._move(Tensor.to, given, (device, names.TENSOR_TYPES[short]), {})
 
     def _attribute(
         self, func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
@@ -196,7 +195,7 @@ class GpuRequests(TorchFunctionMode):
         device = _META if _called_from(names.TORCH_FOLDER) else self._observer.device_of(args[0])
         return device if name == "device" else device.type == kinds[name]
 
-    def _moved(
+    def _move(
         self, func: Callable[..., Any], given: Tensor, args: tuple[Any, ...], named: dict[str, Any]
     ) -> Tensor:
         """Run ``to``, ``cuda`` or ``cpu``: a new tensor if its device or type changes."""
@@ -204,7 +203,9 @@ class GpuRequests(TorchFunctionMode):
         if func is Tensor.cpu:
             return self._to_host("Tensor.cpu", given) if is_on_gpu else given
         device, dtype, copies = (
-            (GPU, None, False) if func is Tensor.cuda else _parsed(args, named, self._observer)
+            (GPU, None, False)
+            if func is Tensor.cuda
+            else _parse_target(args, named, self._observer)
         )
         converted = given if dtype is None or dtype == given.dtype else given.to(dtype)
         if device is None or (is_on_gpu and _stands_for_gpu(device)):
@@ -355,7 +356,7 @@ def present_gpu(
         return map_tensors(loaded, lambda tensor: tensor.to(GPU)) if to_gpu else loaded
 
     def to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-        target, dtype, _ = _parsed(args, kwargs, observer)
+        target, dtype, _ = _parse_target(args, kwargs, observer)
         if target is not None and _stands_for_gpu(target):
             observer.module_arrived(module)
             move_module(
@@ -418,7 +419,7 @@ def present_gpu(
         yield
 
 
-def _parsed(
+def _parse_target(
     args: tuple[Any, ...], named: Mapping[str, Any], observer: ScriptObserver
 ) -> tuple[torch.device | None, torch.dtype | None, bool]:
     """Return device, type and copy of a call of ``to``."""

@@ -55,7 +55,7 @@ class ReadValues(MissingValues):
     """Gives values to a script that reads them from the GPU; each such line is noted.
 
     Args:
-        other_way: whether conditions that nothing tells are true and numbers 1, instead of false
+        conditions_hold: whether conditions that nothing tells are true and numbers 1, instead of false
             and 0.
         selected_share: share of the elements that operators select which select by values.
         best_effort: whether to guess what operators of other libraries return that do not describe
@@ -63,9 +63,9 @@ class ReadValues(MissingValues):
     """
 
     def __init__(
-        self, *, other_way: bool = False, selected_share: float = 1, best_effort: bool = False
+        self, *, conditions_hold: bool = False, selected_share: float = 1, best_effort: bool = False
     ) -> None:
-        self._other_way = other_way
+        self._conditions_hold = conditions_hold
         self._selected_share = selected_share
         self._best_effort = best_effort
         self._notes: dict[str, str] = {}
@@ -78,7 +78,7 @@ class ReadValues(MissingValues):
     @property
     def number(self) -> int:
         """What numbers that are read are taken to be."""
-        return int(self._other_way)
+        return int(self._conditions_hold)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -130,10 +130,10 @@ class ReadValues(MissingValues):
         if known is not None:
             return bool(known)
         self.note(
-            f"a condition on values of the GPU was taken to be {'true' if self._other_way else 'false'}"
+            f"a condition on values of the GPU was taken to be {'true' if self._conditions_hold else 'false'}"
         )
         self.branched(sys._getframe(1))
-        return self._other_way
+        return self._conditions_hold
 
     def item(self, tensor: Tensor) -> Any:
         """Return the value of a tensor of one element: a number that notices what compares it."""

@@ -36,7 +36,7 @@ from gpumemnet.sandbox.user_code import fault_sentence, is_user_code, user_locat
 from gpumemnet.torch_private.names import PARALLEL, SCRIPT, check_torch, replaced
 from gpumemnet.torch_private.script import ALLOCATOR_SETTINGS, MEMORY_FRACTION
 from gpumemnet.torch_private.training import gpu_optimizers, without_dynamo
-from gpumemnet.tracing.model_tracer import answer_for
+from gpumemnet.tracing.model_tracer import result_of_run
 from gpumemnet.tracing.operators import cuda_autocast, cuda_overrides
 from gpumemnet.tracing.operators.rules import overriding
 from gpumemnet.tracing.options import Platform
@@ -181,7 +181,7 @@ class ScriptCall:
         is_module: whether it is a module, to be run as by ``python -m``.
         ranks: number of GPUs that the script is started on by ``torchrun``; ``None`` if it is
             started alone.
-        other_way: whether conditions on values of the GPU are true and numbers 1, see
+        conditions_hold: whether conditions on values of the GPU are true and numbers 1, see
             :class:`ReadValues`.
         selected_share: share of the elements that is selected where that depends on values of the
             GPU.
@@ -196,7 +196,7 @@ class ScriptCall:
     settings: AllocatorSettings
     is_module: bool = False
     ranks: int | None = None
-    other_way: bool = False
+    conditions_hold: bool = False
     selected_share: float = 1
     best_effort: bool = False
     compiled: Callable[[Path], CodeType] = compile_file
@@ -238,12 +238,12 @@ def trace_script(call: ScriptCall, *, with_curve: bool = False) -> TraceAnswer:
     Raises:
         ExtractError: as :func:`run_script` does.
     """
-    return answer_of(run_script(call), call, with_curve)
+    return result_of_script(run_script(call), call, with_curve)
 
 
-def answer_of(run: ScriptRun, call: ScriptCall, with_curve: bool) -> TraceAnswer:
+def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool) -> TraceAnswer:
     """Return the answer for a run of ``call``; ``with_curve`` includes the memory over one step."""
-    answer = answer_for(
+    answer = result_of_run(
         repeated(run.timeline),
         run.timeline,
         call.platform,
@@ -270,7 +270,9 @@ def run_script(call: ScriptCall) -> ScriptRun:
     """
     torch_notes = check_torch(SCRIPT, *((PARALLEL,) if (call.ranks or 1) > 1 else ()))
     values = ReadValues(
-        other_way=call.other_way, selected_share=call.selected_share, best_effort=call.best_effort
+        conditions_hold=call.conditions_hold,
+        selected_share=call.selected_share,
+        best_effort=call.best_effort,
     )
     allocator = AllocatorChoice(call.settings, values.note_once)
     known = KnownValues(values, limited=lambda tensor: observer.device_of(tensor) == GPU)

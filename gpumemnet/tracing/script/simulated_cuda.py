@@ -162,7 +162,7 @@ def cuda_functions(
 
     The GPU's total memory is the capacity without what the driver reserves, as the driver reports
     it: 39.50 GiB on an A100 of 40 GB (see ``gpu/mig.json`` for each source).  The CUDA context and
-        the script's tensors are not free.
+    the script's tensors are not free.
 
     Args:
         platform: the simulated GPU.

@@ -40,7 +40,7 @@ def _trace(
     answers: Connection, scripts: list[Path], arguments: tuple[str, ...], ranks: int | None
 ) -> None:
     from gpumemnet.errors import ExtractError
-    from gpumemnet.tracing.api import larger_way
+    from gpumemnet.tracing.api import larger_of_both_branches
     from gpumemnet.tracing.result import answer_to_dict
 
     multiprocessing.set_start_method(
@@ -50,7 +50,7 @@ def _trace(
     for script in scripts:
         try:
             with patch.dict(os.environ):
-                answer = larger_way(partial(_one_way, script, arguments, ranks))
+                answer = larger_of_both_branches(partial(_one_way, script, arguments, ranks))
             found[script.stem] = answer_to_dict(answer)
         except ExtractError as error:
             found[script.stem] = str(error)
@@ -61,7 +61,7 @@ def _one_way(
     script: Path,
     arguments: tuple[str, ...],
     ranks: int | None,
-    other_way: bool,
+    conditions_hold: bool,
     selected_share: float,
 ) -> Any:
     from gpumemnet.allocator import AllocatorSettings
@@ -78,7 +78,7 @@ def _one_way(
             platform=platform,
             settings=settings,
             ranks=ranks,
-            other_way=other_way,
+            conditions_hold=conditions_hold,
             selected_share=selected_share,
         )
     )
