@@ -19,9 +19,10 @@ from typing import Any, Final
 
 from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import DatasetError, InvalidJobError
+from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.measurement import Measurement, measurement_from_dict, measurement_to_dict
 
-from ..recipe.planned_job import PlannedJob, parse_planned
+from ..recipe.planned_job import PlannedJob, parse_planned, training_job
 
 _JOURNAL: Final = "journal.jsonl"
 _PLAN: Final = "plan.json"
@@ -127,12 +128,18 @@ class Journal:
         return [parse_planned(each) for each in document["planned"]]
 
     def keep_plan(self, settings: Settings, planned: list[PlannedJob]) -> None:
-        """Write the plan, once, atomically.
+        """Write the plan, once, atomically, with the layers of its jobs: a campaign that reads NVML
+        every 20 ms has no time to extract them.
 
         Raises:
             DatasetError: when it cannot be written.
         """
-        document = {"settings": asdict(settings), "planned": [each.to_dict() for each in planned]}
+        document = {
+            "settings": asdict(settings),
+            "planned": [
+                each.to_dict() | {"job": job_to_dict(training_job(each))} for each in planned
+            ],
+        }
         with _writing(self.folder):
             replace_file(self.folder / _PLAN, json.dumps(document, separators=(",", ":")).encode())
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from gpumemnet.errors import DatasetError, InvalidJobError
+from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.layers import LAYER_GROUPS, Layer, check_count, describe
 from gpumemnet.job.training_job import (
     MAX_BATCH_SIZE,
@@ -144,11 +145,16 @@ def trainable_parameters(layers: tuple[Layer, ...], share: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """A network of a family, with its training options."""
+    """A network of a family, with its training options.
+
+    Attributes:
+        job: the job with its layers, where they have been extracted; see :func:`training_job`.
+    """
 
     family: str
     architecture: Architecture
     options: Options
+    job: TrainingJob | None = field(default=None, compare=False, repr=False)
 
     @property
     def architecture_json(self) -> str:
@@ -167,7 +173,7 @@ class PlannedJob:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; :func:`parse_planned` is the inverse."""
+        """JSON-ready; :func:`parse_planned` is the inverse, but for the job's layers."""
         return {
             "family": self.family,
             "architecture": self.architecture.to_dict(),
@@ -189,7 +195,13 @@ def parse_planned(document: Mapping[str, Any]) -> PlannedJob:
         )
     except (KeyError, TypeError):
         raise DatasetError("a planned job needs family, architecture and options") from None
-    return PlannedJob(name, family(name).parse(architecture), parse_options(options))
+    job = document.get("job")
+    return PlannedJob(
+        name,
+        family(name).parse(architecture),
+        parse_options(options),
+        None if job is None else job_from_dict(job),
+    )
 
 
 def training_job(planned: PlannedJob) -> TrainingJob:
@@ -198,6 +210,8 @@ def training_job(planned: PlannedJob) -> TrainingJob:
     Raises:
         ExtractError: when the network does not run.
     """
+    if planned.job is not None:
+        return planned.job
     job = extracted_job(planned.family, planned.architecture)
     options = planned.options.to_dict()
     trainable = trainable_parameters(job.layers, options.pop("frozen_share"))

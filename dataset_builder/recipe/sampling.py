@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -56,7 +56,8 @@ class _Pool:
 
 
 def sample_jobs(recipe: Recipe, count: int, seed: int, capacity_bytes: int) -> list[PlannedJob]:
-    """``count`` distinct jobs that can train, in random order; the same for the same arguments.
+    """``count`` distinct jobs that can train, in random order, with their layers; the same for the
+    same arguments.
 
     Args:
         recipe: the search space.
@@ -91,7 +92,9 @@ def sample_jobs(recipe: Recipe, count: int, seed: int, capacity_bytes: int) -> l
         )
     generator = np.random.default_rng([seed, 1])
     chosen = _systematic(_inclusion(_weights(pool, count), count), pool.estimates, generator)
-    return [pool.jobs[index] for index in generator.permutation(chosen)]
+    drawn = [pool.jobs[index] for index in generator.permutation(chosen)]
+    jobs = _in_processes(training_job, [(planned,) for planned in drawn])
+    return [replace(planned, job=job) for planned, job in zip(drawn, jobs, strict=True)]
 
 
 class _Estimates:
@@ -114,14 +117,17 @@ class _Estimates:
             if job not in self._known:
                 variants.setdefault(job.architecture, []).append(job)
         tasks = [(each, *self._limits) for each in variants.values()]
-        found = (
-            itertools.starmap(_estimates, tasks)
-            if len(tasks) < _WORTH_PROCESSES
-            else in_processes(_estimates, tasks, None)
-        )
+        found = _in_processes(_estimates, tasks)
         for each, estimates in zip(variants.values(), found, strict=True):
             self._known.update(zip(each, estimates, strict=True))
         return {job: known for job in jobs if (known := self._known[job]) is not None}
+
+
+def _in_processes(function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]) -> Iterable[Any]:
+    """The results of ``function`` in order; in this process where there are few tasks."""
+    if len(tasks) < _WORTH_PROCESSES:
+        return itertools.starmap(function, tasks)
+    return in_processes(function, tasks, None)
 
 
 def _estimates(

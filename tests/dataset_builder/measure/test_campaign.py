@@ -28,6 +28,7 @@ from gpumemnet.job.dataset import write_dataset
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.units import GIB, MIB
 
+SMALL_RECIPES = str(Path(__file__).parents[1] / "small_recipes")
 REHEARSAL = Path(__file__).with_name("rehearsal")
 ROOT = Path(__file__).parents[3]
 LABEL_BYTES = 464 * MIB
@@ -37,7 +38,7 @@ CARD_BYTES = 5 * GIB
 @cache
 def _sample() -> list[PlannedJob]:
     """Drawn once for all tests."""
-    return sample_jobs(load_recipe("mlp"), 300, 0, CARD_BYTES)
+    return sample_jobs(load_recipe(SMALL_RECIPES + "/mlp.yaml"), 300, 0, CARD_BYTES)
 
 
 class Rehearsal:
@@ -47,7 +48,7 @@ class Rehearsal:
         (folder / "held").mkdir(parents=True)
         self.folder = folder
         self.jobs = jobs
-        recipe, planned = load_recipe("mlp"), _sample()[:jobs]
+        recipe, planned = load_recipe(SMALL_RECIPES + "/mlp.yaml"), _sample()[:jobs]
         self.keys = [each.key for each in planned]
         (folder / "behaviour.json").write_text(
             json.dumps(dict(zip(self.keys, behaviours or [], strict=False)))

@@ -16,6 +16,7 @@ from gpumemnet.errors import DatasetError
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.units import GIB
 
+SMALL_RECIPES = str(Path(__file__).parents[1] / "small_recipes")
 SETTINGS = Settings("mlp", "digest", 0, 5)
 
 
@@ -76,7 +77,7 @@ def test_two_journals_of_one_folder_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_plan_is_kept_and_other_settings_are_refused(tmp_path: Path) -> None:
-    planned = sample_jobs(load_recipe("mlp"), 5, 0, 80 * GIB)
+    planned = sample_jobs(load_recipe(SMALL_RECIPES + "/mlp.yaml"), 5, 0, 80 * GIB)
     with Journal(tmp_path) as journal:
         assert journal.plan(SETTINGS) is None
         journal.keep_plan(SETTINGS, planned)

@@ -29,6 +29,7 @@ from tests.dataset_builder.measure.null_gpu.build import (
     toolkit_headers,
 )
 
+SMALL_RECIPES = str(Path(__file__).parents[1] / "small_recipes")
 ROOT = Path(__file__).parents[3]
 
 
@@ -73,7 +74,7 @@ def campaign(
         "dataset_builder",
         "measure",
         "--recipe",
-        recipe,
+        f"{SMALL_RECIPES}/{recipe}.yaml",
         "--jobs",
         jobs,
         "--out",

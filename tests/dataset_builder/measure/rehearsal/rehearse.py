@@ -34,7 +34,7 @@ def main(
     deadline: float = 30.0,
 ) -> None:
     started = time.monotonic()
-    recipe = load_recipe("mlp")
+    recipe = load_recipe(str(Path(__file__).parents[2] / "small_recipes" / "mlp.yaml"))
     with Journal(folder) as journal:
         settings = Settings(recipe.name, recipe.digest, 0, jobs)
         planned = journal.plan(settings)
