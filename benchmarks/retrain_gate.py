@@ -29,9 +29,9 @@ from gpumemnet.job.dataset import read_dataset, write_dataset
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.measurement import OBSERVED, Measurement
 from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
+from gpumemnet.predict.coverage import binomial_tail
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.site.releases import Registry
-from gpumemnet.site.significance import binomial_tail
 from gpumemnet.units import MIB
 from models.retrain.gate import losses
 from models.retrain.pipeline import retrain

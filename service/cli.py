@@ -21,7 +21,6 @@ from gpumemnet.errors import InvalidRequestError, MissingExtraError, ServiceErro
 from gpumemnet.site.observations import Observation, observation_to_dict
 from gpumemnet.site.sacct import (
     MIN_SECONDS,
-    SACCT_FIELDS,
     Skipped,
     observation_lines,
     read_known_jobs,
@@ -181,7 +180,7 @@ def import_sacct(
         Path,
         typer.Argument(
             metavar="FILE",
-            help=f"Output of sacct --json or sacct -P -o {SACCT_FIELDS}; - for standard input.",
+            help="Output of sacct --json; - for standard input.",
         ),
     ],
     jobs: Annotated[

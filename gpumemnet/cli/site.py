@@ -8,6 +8,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -22,7 +23,7 @@ from gpumemnet.cli.output import (
     print_table,
     write_text,
 )
-from gpumemnet.errors import DatasetError, InvalidRequestError
+from gpumemnet.errors import DatasetError, InvalidRequestError, MissingExtraError
 from gpumemnet.predict.bundle import (
     Bundle,
     check_replaceable,
@@ -291,6 +292,8 @@ def drift(
 ) -> None:
     """Test whether recent jobs call for retraining. Exit code 10 when they do, 0 when not, 2 when
     it cannot be said."""
+    if find_spec("scipy") is None:
+        raise MissingExtraError("scipy", "drift", "testing for drift")
     from gpumemnet.predict.predictor import Predictor
     from gpumemnet.site.drift import ALPHA, find_drift, write_drift_metrics  # loads onnxruntime
 

@@ -1,5 +1,5 @@
-"""Split conformal bounds, and a robust centre with its confidence interval, for the few jobs of a
-site.
+"""Coverage of bounds: conformal quantiles, whether a bound was kept, and what is too much to be
+chance; and a robust centre with its confidence interval.
 
 The bound at a coverage is the score of rank ``ceil((n + 1) coverage)`` among ``n`` scores that were
 not fitted to (Vovk et al., *Algorithmic Learning in a Random World*, 2005; Lei et al., JASA 2018).
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 CONFIDENCE: Final = 0.95
 _NORMAL_95: Final = 1.959964
@@ -44,6 +45,30 @@ def conformal_quantiles(scores: Array, coverages: Sequence[float]) -> tuple[floa
     ranks = [conformal_rank(len(ordered), coverage) for coverage in coverages]
     found = [math.inf if rank is None else float(ordered[rank - 1]) for rank in ranks]
     return tuple(score if math.isfinite(score) else None for score in found)
+
+
+def bounds_kept(label: Array, is_oom: Flags, limit: Array, bound: Array) -> Array:
+    """Whether each of ``B`` jobs stayed within its bound: 1, 0, or NaN where that is not known.
+
+    A job that ran out of memory needed more than its limit.  With a limit below the bound, the bound
+    was not tested; with another limit, or an unknown one, it counts as missed.
+
+    Args:
+        label: what each job took, NaN where that is not known, shape ``[B]``.
+        is_oom: whether it ran out of memory.
+        limit: what it could have had, NaN where that is not known.
+        bound: NaN where there is none.
+    """
+    missed = np.where(is_oom & ~(limit < bound), 0.0, math.nan)
+    kept = np.where(is_oom | np.isnan(label), missed, label <= bound)
+    return np.where(np.isnan(bound), math.nan, kept)
+
+
+def binomial_tail(count: int, trials: int, probability: float) -> float:
+    """Probability of ``count`` or more successes in ``trials``."""
+    from scipy.stats import binom  # not needed to predict
+
+    return float(binom.sf(count - 1, trials, probability))
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from gpumemnet.physics.element_types import ELEMENT_BYTES
 from gpumemnet.physics.replicas import WITH_OTHERS
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.bundle_card import SiteCalibration, spread_unit, unit_levels
-from gpumemnet.predict.coverage import Centre, conformal_quantiles, weighted_centre
+from gpumemnet.predict.coverage import Centre, bounds_kept, conformal_quantiles, weighted_centre
 from gpumemnet.predict.model import BundleModel
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.site.observations import SiteRow, SiteRows
@@ -581,11 +581,12 @@ def _figures(
     for level, coverage in enumerate(coverages):
         safe = np.maximum(bounds[:, level], expected)
         # A job that ran out of less than its bound does not put the bound to the test.
-        is_judged = is_known | ~(limit < safe)
-        covered = int((label[is_known] <= safe[is_known]).sum())
+        kept = bounds_kept(label, ~is_known, limit, safe)
         total = label[is_known].sum()
         figures[coverage] = CoverageFigures(
-            int(is_judged.sum()), covered, float((safe[is_known].sum() - total) / total)
+            int((~np.isnan(kept)).sum()),
+            int(np.nansum(kept)),
+            float((safe[is_known].sum() - total) / total),
         )
     return Figures(
         jobs=len(errors),

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
 
 from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import InvalidRequestError, UnsupportedJobError
@@ -25,17 +27,10 @@ from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.physics.replicas import WITH_OTHERS
+from gpumemnet.predict.coverage import binomial_tail, bounds_kept
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE, Prediction
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.site.observations import SiteRow
-from gpumemnet.site.significance import (
-    binomial_tail,
-    fisher_test,
-    holm,
-    ks_distance,
-    ks_probability,
-    sign_test,
-)
 from gpumemnet.site.training_reference import (
     OPTIONS,
     TrainingReference,
@@ -195,7 +190,7 @@ def find_drift(
         findings += found
         if note:
             notes.append(f"{name}: {note}")
-    corrected = holm([finding.probability for finding in findings])
+    corrected = _holm([finding.probability for finding in findings])
     findings = [
         replace(one, corrected=value, is_drift=value < alpha and one.effect >= one.matters)
         for one, value in zip(findings, corrected, strict=True)
@@ -275,7 +270,7 @@ def _finding(
 
 
 def _error(rows: Sequence[SiteRow], estimates: Sequence[Prediction]) -> Iterator[Finding]:
-    """Sign test: about half of the jobs should take more than expected."""
+    """Sign test, without jobs that took what was expected: about half of the jobs should take more than expected."""
     ratios = np.array(
         [
             math.log(row.label_bytes / estimate.expected_bytes)
@@ -286,7 +281,8 @@ def _error(rows: Sequence[SiteRow], estimates: Sequence[Prediction]) -> Iterator
     if len(ratios) < MIN_JOBS:
         return
     median = math.expm1(float(np.median(ratios)))
-    probability = sign_test(int((ratios > 0).sum()), int((ratios < 0).sum()))
+    above, below = int((ratios > 0).sum()), int((ratios < 0).sum())
+    probability = float(stats.binomtest(above, above + below).pvalue) if above + below else 1.0
     sentence = f"half of {len(ratios)} jobs took {1 + median:.3g} times what was expected, or {'more' if median > 0 else 'less'}"
     yield _finding(
         "error", "median", len(ratios), abs(median), ERROR_MATTERS, probability, sentence
@@ -297,15 +293,17 @@ def _coverage(
     rows: Sequence[SiteRow], estimates: Sequence[Prediction], coverage: float
 ) -> Iterator[Finding]:
     """Exact binomial test: no more jobs should exceed their safe bytes than the coverage allows."""
-    kept = [
-        one
-        for row, estimate in zip(rows, estimates, strict=True)
-        if estimate.safe_bytes is not None
-        and (one := _is_within(row, estimate.safe_bytes)) is not None
-    ]
+    safe = [math.nan if one.safe_bytes is None else one.safe_bytes for one in estimates]
+    kept = bounds_kept(
+        np.array([math.nan if row.label_bytes is None else row.label_bytes for row in rows]),
+        np.array([row.is_oom for row in rows]),
+        np.array([math.nan if row.limit_bytes is None else row.limit_bytes for row in rows]),
+        np.array(safe),
+    )
+    kept = kept[~np.isnan(kept)]
     if len(kept) < MIN_JOBS:
         return
-    misses = len(kept) - sum(kept)
+    misses = len(kept) - int(kept.sum())
     excess = misses / len(kept) - (1.0 - coverage)
     sentence = f"{misses} of {len(kept)} jobs took more than their safe bytes, which promise {coverage:.4g} coverage"
     yield _finding(
@@ -317,16 +315,6 @@ def _coverage(
         binomial_tail(misses, len(kept), 1.0 - coverage),
         sentence,
     )
-
-
-def _is_within(row: SiteRow, safe_bytes: int) -> bool | None:
-    """Whether the job stayed within its safe bytes; ``None`` if it ran out of a smaller limit, so
-    that it is unknown."""
-    if row.label_bytes is not None:
-        return row.label_bytes <= safe_bytes
-    if not row.is_oom or (row.limit_bytes is not None and row.limit_bytes < safe_bytes):
-        return None
-    return False
 
 
 def _support(estimates: Sequence[Prediction]) -> Finding:
@@ -352,9 +340,10 @@ def _features(rows: Sequence[SiteRow], reference: TrainingReference) -> Iterator
     jobs = JobTable.from_jobs([row.job for row in rows])
     for name, values in job_amounts(jobs).items():
         quantiles = np.array(reference.quantiles[name])
-        distance = ks_distance(values, quantiles)
+        distance = _ks_distance(values, quantiles)
         sentence = f"{name}: median {np.median(values):,.4g}, in training {quantiles[len(quantiles) // 2]:,.4g}"
-        probability = ks_probability(distance, len(jobs), reference.rows)
+        effective = len(jobs) * reference.rows / (len(jobs) + reference.rows)
+        probability = float(stats.kstwo.sf(distance, max(1, round(effective))))
         yield _finding(
             "features", name, len(jobs), distance, DISTANCE_MATTERS, probability, sentence
         )
@@ -389,9 +378,44 @@ def _shares(
             jobs,
             effect,
             DISTANCE_MATTERS,
-            fisher_test(now, jobs, then, of_trained),
+            float(stats.fisher_exact([[now, jobs - now], [then, of_trained - then]]).pvalue),
             sentence,
         )
+
+
+def _ks_distance(values: NDArray[np.float64], quantiles: NDArray[np.float64]) -> float:
+    """Smallest possible distance between the distribution of ``values`` and one with these evenly
+    spaced quantiles.
+
+    Args:
+        values: shape ``[n]``.
+        quantiles: rising, from the smallest to the largest value, shape ``[q]``.
+    """
+    ordered = np.sort(values)
+    points = np.union1d(ordered, quantiles)
+    steps = len(quantiles) - 1
+    distance = 0.0
+    for side in ("right", "left"):  # at a point, and just below it
+        share = np.searchsorted(ordered, points, side=side) / len(ordered)
+        reached = np.searchsorted(quantiles, points, side=side)
+        # Between two quantiles the reference's share lies between theirs; the exact value is
+        # unknown.
+        low = np.maximum(reached - 1, 0) / steps
+        high = np.where(reached == 0, 0.0, np.minimum(reached, steps) / steps)
+        distance = max(distance, float(np.maximum(low - share, share - high).max()))
+    return distance
+
+
+def _holm(probabilities: Sequence[float]) -> list[float]:
+    """Probabilities corrected for their number: rejecting those below ``a`` errs at all with
+    probability at most ``a``."""
+    order = sorted(range(len(probabilities)), key=probabilities.__getitem__)
+    corrected = [1.0] * len(probabilities)
+    highest = 0.0
+    for rank, at in enumerate(order):
+        highest = max(highest, min(1.0, (len(probabilities) - rank) * probabilities[at]))
+        corrected[at] = highest
+    return corrected
 
 
 def write_drift_metrics(path: Path, report: DriftReport) -> None:

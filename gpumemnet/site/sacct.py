@@ -1,7 +1,9 @@
-"""Turns finished jobs of Slurm's accounting into observations.
+"""Turns finished jobs of Slurm's accounting, as ``sacct --json`` writes them, into observations.
 
-What cannot be an observation is reported with
-the reason; nothing is guessed.
+Slurm accounts ``gres/gpumem`` where ``AccountingStorageTRES`` names it and ``gres.conf`` detects
+GPUs by NVML: the memory of the job's processes, read every ``JobAcctGatherFrequency`` (30 seconds by
+default).  The highest reading of any task stands under a step's ``tres.requested.max``.  What cannot
+be an observation is reported with the reason; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final
 from uuid import UUID
 
 from gpumemnet.errors import FieldError, InvalidRequestError
@@ -46,17 +48,17 @@ def read_sacct(
     gpus: Mapping[str, str] | None = None,
     min_seconds: int = MIN_SECONDS,
 ) -> Iterator[Observation | Skipped]:
-    """The observations in ``path``, and the jobs that gave none; text is read one job at a time.
+    """The observations in ``path``, and the jobs that gave none.
 
     Args:
-        path: output of ``sacct -P`` with its header, or of ``sacct --json``.
+        path: output of ``sacct --json``.
         known: Slurm's job id → what is known of the job; comments with ``gpumemnet:<prediction
             id>`` need no entry.
         gpus: Slurm's type of a GPU → its name in NVML; an empty type stands for all.
         min_seconds: shortest job that is taken.
 
     Raises:
-        InvalidRequestError: when the file cannot be read, or holds neither form.
+        InvalidRequestError: when the file cannot be read, or holds anything else.
     """
     for job in read_jobs(path):
         yield (
@@ -186,15 +188,6 @@ def observation_lines(observations: Iterable[Observation]) -> Iterator[str]:
         yield json.dumps(observation_to_dict(observation)) + "\n"
 
 
-SACCT_FIELDS: Final = (
-    "JobID,State,Cluster,End,ElapsedRaw,NTasks,AllocTRES,TRESUsageInMax,Comment,AdminComment"
-)
-"""What to ask ``sacct -P -o`` for; all but JobID, State and TRESUsageInMax may be missing."""
-
-_NEEDED: Final = ("JobID", "State", "TRESUsageInMax")
-_USED: Final = frozenset(SACCT_FIELDS.split(",")) | {"JobIDRaw", "TRESUsageInTot"}
-_UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
-_AMOUNT: Final = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)\Z", re.IGNORECASE)
 _NO_READING_BYTES: Final = 2**50
 """Slurm writes 2**64 - 2 where it has no value."""
 
@@ -204,10 +197,10 @@ class Skipped:
     """A job that gave no observation, with the reason.
 
     Attributes:
-        location: line, or number of the job, in the file.
+        location: number of the job in the file.
         job_id: Slurm's, where it could be read.
         reason: one sentence.
-        text: the line itself, where it could not be read.
+        text: the job itself, where it could not be read.
     """
 
     location: str
@@ -246,178 +239,21 @@ class SlurmJob:
 
 
 def read_jobs(path: Path) -> Iterator[SlurmJob | Skipped]:
-    """The jobs in ``path``, and those that cannot be read; text is read one job at a time.
+    """The jobs in ``path``, and those that cannot be read.
 
     Args:
-        path: output of ``sacct -P`` with its header, or of ``sacct --json``.
+        path: output of ``sacct --json``.
 
     Raises:
-        InvalidRequestError: when the file cannot be read, or holds neither form.
+        InvalidRequestError: when the file cannot be read, or holds anything else.
     """
     try:
-        with path.open(encoding="utf-8", errors="replace", newline=None) as stream:
-            start = stream.read(1)
-            while start.isspace():
-                start = stream.read(1)
-            stream.seek(0)
-            yield from _json_jobs(stream, path) if start == "{" else _text_jobs(stream, path)
+        document = json.loads(path.read_bytes())
     except OSError as error:
         raise InvalidRequestError(f"{path} cannot be read: {error.strerror}", "file") from None
-
-
-def usage_bytes(text: str) -> int | None:
-    """The ``gres/gpumem`` of a list of trackable resources such as
-    ``cpu=00:01:02,gres/gpumem=38888M,mem=9G``.
-
-    Where Slurm names types (``gres/gpumem:a100=…``) without a total, it is the largest.  ``None``
-    where there is no reading.
-
-    Raises:
-        ValueError: when the amount cannot be read.
-    """
-    typed: list[int] = []
-    for name, amount in _resources(text):
-        if name == "gres/gpumem":
-            return _reading(parse_amount(amount))
-        if name.startswith("gres/gpumem:"):
-            typed.append(parse_amount(amount))
-    return _reading(max(typed)) if typed else None
-
-
-def parse_amount(text: str) -> int:
-    """Bytes of an amount such as ``38888M``, ``1.5G`` or ``40777023488``; units are powers of 1024.
-
-    Raises:
-        ValueError: when it is not an amount.
-    """
-    found = _AMOUNT.match(text.strip())
-    if found is None:
-        raise ValueError(f"'{text[:40]}' is no amount of memory such as 38888M")
-    number, unit = found[1], found[2].upper()
-    return int(number) * _UNITS[unit] if number.isdigit() else round(float(number) * _UNITS[unit])
-
-
-def _reading(amount_bytes: int) -> int | None:
-    return amount_bytes if 0 < amount_bytes < _NO_READING_BYTES else None
-
-
-def _resources(text: str) -> Iterator[tuple[str, str]]:
-    for part in text.split(","):
-        name, equals, amount = part.partition("=")
-        if equals:
-            yield name.strip().lower(), amount
-
-
-# sacct -P
-
-
-def _text_jobs(stream: TextIO, path: Path) -> Iterator[SlurmJob | Skipped]:
-    header = next((line.rstrip("\n") for line in stream if line.strip()), "")
-    names = [name.split("%")[0].strip() for name in header.rstrip("|").split("|")]
-    lacking = [name for name in _NEEDED if name.lower() not in (one.lower() for one in names)]
-    if lacking:
-        raise InvalidRequestError(
-            f"{path} lacks the column {lacking[0]}: write it with  sacct -P -o {SACCT_FIELDS}  or  sacct --json",
-            "file",
-        )
-    spelling = {name.lower(): name for name in _USED}
-    names = [spelling.get(name.lower(), name) for name in names]
-    current: SlurmJob | None = None
-    for number, line in enumerate(stream, start=2):
-        text = line.rstrip("\n")
-        if not text.strip():
-            continue
-        row = _row(names, text)
-        location = f"line {number}"
-        if row is None:
-            yield Skipped(
-                location,
-                None,
-                f"has not the {len(names)} columns of the header (a comment with a '|' in it?)",
-                text,
-            )
-            continue
-        job_id, _, step = row["JobID"].strip().partition(".")
-        if not job_id:
-            yield Skipped(location, None, "has no JobID", text)
-            continue
-        if not step:
-            if current is not None:
-                yield current
-            current = SlurmJob(location, job_id, _state(row["State"]), row.get("Cluster") or None)
-        elif current is None or current.job_id != job_id:
-            yield Skipped(
-                location, job_id, "is a step of a job whose own line does not come before it", text
-            )
-            continue
-        try:
-            _add_row(current, row, is_step=bool(step))
-        except ValueError as error:
-            yield Skipped(location, job_id, f"{error}; the job is left out", text)
-            current = None
-    if current is not None:
-        yield current
-
-
-def _row(names: list[str], text: str) -> dict[str, str] | None:
-    values = text.split("|")
-    if (
-        len(values) == len(names) + 1 and not values[-1]
-    ):  # sacct -p ends every line with the delimiter
-        values.pop()
-    return dict(zip(names, values, strict=True)) if len(values) == len(names) else None
-
-
-def _add_row(job: SlurmJob, row: Mapping[str, str], *, is_step: bool) -> None:
-    if not is_step:
-        job.elapsed_seconds = (
-            int(row["ElapsedRaw"]) if row.get("ElapsedRaw", "").isdigit() else None
-        )
-        job.ended_at = _local_time(row.get("End", ""))
-        job.gpus = _gpus((name, amount) for name, amount in _resources(row.get("AllocTRES", "")))
-    job.comments += [row[name] for name in ("Comment", "AdminComment") if row.get(name)]
-    peak_bytes = usage_bytes(row["TRESUsageInMax"])
-    if peak_bytes is not None:
-        job.peak_bytes = max(job.peak_bytes or 0, peak_bytes)
-        if row.get("NTasks", "").isdigit():
-            job.tasks = max(job.tasks or 0, int(row["NTasks"]))
-
-
-def _gpus(resources: Iterable[tuple[str, Any]]) -> dict[str, int]:
-    """Type → number, from ``gres/gpu:a100=2`` with ``gres/gpu=2`` beside it."""
-    typed: dict[str, int] = {}
-    total = 0
-    for name, amount in resources:
-        count = int(amount) if str(amount).isdigit() else 0
-        if name == "gres/gpu":
-            total = count
-        elif name.startswith("gres/gpu:") and count:
-            typed[name.removeprefix("gres/gpu:")] = count
-    return typed or ({"": total} if total else {})
-
-
-def _state(text: str) -> str:
-    """``CANCELLED by 1000`` and ``COMPLETED+`` without what follows."""
-    return (text.split() or ["UNKNOWN"])[0].rstrip("+").upper()
-
-
-def _local_time(text: str) -> datetime | None:
-    """sacct's times are those of the machine that it ran on, which is taken to be this one."""
-    try:
-        return datetime.fromisoformat(text).astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
-
-
-# sacct --json
-
-
-def _json_jobs(stream: TextIO, path: Path) -> Iterator[SlurmJob | Skipped]:
-    try:
-        document = json.load(stream)
     except (ValueError, RecursionError):
         raise InvalidRequestError(
-            f"{path} begins as JSON and is none: was it cut short?", "file"
+            f"{path} is not valid JSON: write it with  sacct --json", "file"
         ) from None
     jobs = document.get("jobs") if isinstance(document, dict) else None
     if not isinstance(jobs, list):
@@ -425,7 +261,7 @@ def _json_jobs(stream: TextIO, path: Path) -> Iterator[SlurmJob | Skipped]:
     for index, entry in enumerate(jobs):
         location = f"jobs[{index}]"
         try:
-            yield _json_job(entry, location)
+            yield _job(entry, location)
         except (
             ValueError,
             TypeError,
@@ -435,18 +271,36 @@ def _json_jobs(stream: TextIO, path: Path) -> Iterator[SlurmJob | Skipped]:
             OSError,
         ) as error:  # the last of a date
             identity = entry.get("job_id") if isinstance(entry, dict) else None
-            reason = (
-                f"is not as sacct --json writes jobs ({type(error).__name__}: {str(error)[:80]})"
-            )
             yield Skipped(
                 location,
                 None if identity is None else str(identity)[:40],
-                reason,
+                f"is not as sacct --json writes jobs ({type(error).__name__}: {str(error)[:80]})",
                 json.dumps(entry)[:1000],
             )
 
 
-def _json_job(entry: Any, location: str) -> SlurmJob:
+def _reading(amount_bytes: int) -> int | None:
+    return amount_bytes if 0 < amount_bytes < _NO_READING_BYTES else None
+
+
+def _gpus(resources: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Type → number, from ``gres/gpu:a100`` with ``gres/gpu`` beside it."""
+    typed: dict[str, int] = {}
+    total = 0
+    for name, count in resources:
+        if name == "gres/gpu":
+            total = count
+        elif name.startswith("gres/gpu:") and count > 0:
+            typed[name.removeprefix("gres/gpu:")] = count
+    return typed or ({"": total} if total > 0 else {})
+
+
+def _state(text: str) -> str:
+    """``CANCELLED by 1000`` and ``COMPLETED+`` without what follows."""
+    return (text.split() or ["UNKNOWN"])[0].rstrip("+").upper()
+
+
+def _job(entry: Any, location: str) -> SlurmJob:
     time = entry.get("time") or {}
     state = entry.get("state") or {}
     current = state.get("current") if isinstance(state, dict) else state
@@ -459,17 +313,17 @@ def _json_job(entry: Any, location: str) -> SlurmJob:
     )
     job = SlurmJob(
         location,
-        _json_job_id(entry),
+        _job_id(entry),
         _state(current[0] if isinstance(current, list) else str(current)),
         cluster if isinstance(cluster := entry.get("cluster"), str) and cluster else None,
         datetime.fromtimestamp(ended, UTC) if ended else None,
         _number(time.get("elapsed")),
-        _gpus(_json_resources((entry.get("tres") or {}).get("allocated"))),
+        _gpus(_resources((entry.get("tres") or {}).get("allocated"))),
         comments=comments,
     )
     for step in entry.get("steps") or []:
         usage = (step.get("tres") or {}).get("requested") or {}
-        amounts = dict(_json_resources(usage.get("max")))
+        amounts = dict(_resources(usage.get("max")))
         found = amounts.get("gres/gpumem") or max(
             (a for name, a in amounts.items() if name.startswith("gres/gpumem:")), default=0
         )
@@ -482,7 +336,7 @@ def _json_job(entry: Any, location: str) -> SlurmJob:
     return job
 
 
-def _json_job_id(entry: Mapping[str, Any]) -> str:
+def _job_id(entry: Mapping[str, Any]) -> str:
     identity = entry["job_id"]
     if type(identity) is not int:
         raise ValueError(f"job_id is {describe(identity)}")
@@ -492,7 +346,7 @@ def _json_job_id(entry: Mapping[str, Any]) -> str:
     return f"{parent}_{task}" if parent and task is not None else str(identity)
 
 
-def _json_resources(listed: Any) -> Iterator[tuple[str, int]]:
+def _resources(listed: Any) -> Iterator[tuple[str, int]]:
     for one in listed or []:
         name = "/".join(filter(None, (one.get("type"), one.get("name"))))
         count = _number(one.get("count"))

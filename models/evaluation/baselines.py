@@ -6,7 +6,6 @@ not fitted to.  ExtraTrees was the most accurate of scikit-learn's regressions o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Final
 
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesRegressor
 
+from gpumemnet.predict.coverage import conformal_quantiles
 from gpumemnet.predict.distribution import BinScheme
 
 from ..answers import COVERAGE, Answers
@@ -37,7 +37,7 @@ def commonest_bin(
         scheme.name: np.full(len(test), np.bincount(scheme.index(labels)).argmax())
         for scheme in schemes
     }
-    bound = np.sort(labels)[min(math.ceil((len(labels) + 1) * COVERAGE), len(labels)) - 1]
+    bound = _bound(labels)
     return Answers(np.full(len(test), np.median(labels)), np.full(len(test), bound), bins)
 
 
@@ -67,12 +67,18 @@ def regression_answers(
             training.label_bytes[held_out],
         )
         errors.append(labels / np.maximum(answers, 1.0) if relative else labels - answers)
-    ordered = np.sort(np.concatenate(errors))
+    ordered = np.concatenate(errors)
     ordered = ordered[~np.isnan(ordered)]
     expected = fit(training)(test)
-    bound = ordered[min(math.ceil((len(ordered) + 1) * COVERAGE), len(ordered)) - 1]
+    bound = _bound(ordered)
     safe = expected * bound if relative else expected + bound
     return Answers(expected, safe, {scheme.name: scheme.index(expected) for scheme in schemes})
+
+
+def _bound(scores: Array) -> float:
+    """The conformal quantile; the largest score where they are too few for one."""
+    [bound] = conformal_quantiles(scores, (COVERAGE,))
+    return float(scores.max()) if bound is None else bound
 
 
 def calibrated_physics(training: LabelledJobs) -> Callable[[LabelledJobs], Array]:

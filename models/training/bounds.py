@@ -17,6 +17,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from gpumemnet.predict.coverage import conformal_quantiles, conformal_rank
+
 from ..networks.mlp import mode_name
 from .data import LabelledJobs
 
@@ -136,10 +138,12 @@ def conformal_bounds(
         coverages: shares below 1.
         least: what is doubled where all errors are below it.
     """
-    ordered = np.append(np.sort(errors), 2.0 * max(errors.max(), least))
-    return tuple(float(ordered[math.ceil(len(ordered) * level) - 1]) for level in coverages)
+    doubled = 2.0 * max(float(errors.max()), least)
+    return tuple(
+        doubled if bound is None else bound for bound in conformal_quantiles(errors, coverages)
+    )
 
 
 def has_enough_rows(count: int, coverage: float) -> bool:
     """Whether the bound of ``count`` errors at ``coverage`` is one of them."""
-    return math.ceil((count + 1) * coverage) <= count
+    return conformal_rank(count, coverage) is not None

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumemnet.predict.coverage import (
+    binomial_tail,
+    bounds_kept,
     conformal_quantiles,
     conformal_rank,
     rows_needed,
@@ -98,3 +100,19 @@ def test_the_interval_holds_the_centre_as_often_as_it_says() -> None:
 def test_wild_values_with_a_wide_spread_do_not_move_it() -> None:
     values, weights = np.array([10.0] * 10 + [1e9] * 9), np.array([1.0] * 10 + [0.001] * 9)
     assert weighted_centre(values, weights).value == 10.0
+
+
+def test_a_bound_is_kept_missed_or_untested() -> None:
+    unknown = math.nan
+    label = np.array([5.0, 5.0, unknown, unknown, unknown, unknown, 5.0])
+    is_oom = np.array([False, False, True, True, True, False, False])
+    limit = np.array([unknown, 9.0, 3.0, 4.0, unknown, 9.0, 9.0])
+    bound = np.array([5.0, 4.0, 4.0, 4.0, 4.0, 4.0, unknown])
+    kept = bounds_kept(label, is_oom, limit, bound)
+    np.testing.assert_array_equal(kept, [1.0, 0.0, unknown, 0.0, 0.0, unknown, unknown])
+
+
+def test_the_binomial_tail_by_hand() -> None:
+    assert binomial_tail(0, 3, 0.5) == 1.0
+    assert binomial_tail(2, 3, 0.5) == pytest.approx(0.5)
+    assert binomial_tail(4, 3, 0.5) == 0.0
