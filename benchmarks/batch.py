@@ -1,12 +1,13 @@
 """Measures the cost of batch prediction.
 
-    python benchmarks/batch.py [--rows 10000000] [--layered-rows 500000] [--engines local,ray]
+    python benchmarks/batch.py [--rows 10000000] [--layered-rows 500000] [--engines local,ray] [--other PYTHON]
 
 Writes files of random jobs within the shipped models' support, answers them with ``gpumemnet
 predict --out`` as a user would, and
 prints a Markdown table: rows a second from the start of the command to its end, the same with the
     start left out, and the largest
-resident memory of the command, of its largest worker and of all together.
+resident memory of the command, of its largest worker and of all together.  With ``--other``, the local engine of another
+version (the Python interpreter that has it) runs in turn.
 """
 
 from __future__ import annotations
@@ -120,7 +121,11 @@ def measure(jobs: Path, out: Path, engine: str, workers: int, python: str) -> Ru
     run = Run()
     begin = time.perf_counter()
     process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=out.parent,  # another version is not found where this one lies
     )
     watcher = threading.Thread(target=watch, args=(process.pid, run))
     watcher.start()
@@ -173,6 +178,7 @@ def main() -> None:
     parser.add_argument(
         "--engines", default="local,ray" if importlib.util.find_spec("ray") else "local"
     )
+    parser.add_argument("--other", help="Python interpreter of another version of gpumemnet")
     parser.add_argument(
         "--folder", type=Path, help="where the files go; a temporary folder unless given"
     )
@@ -195,12 +201,14 @@ def main() -> None:
             few_rows = min(FEW_ROWS, rows // 2)
             write(few, few_rows, has_layers=has_layers)
             outputs = []
-            for engine in arguments.engines.split(","):
-                start = measure(
-                    few, folder / "few_out.parquet", engine, arguments.workers, sys.executable
-                )
-                outputs.append(folder / f"{engine}.parquet")
-                run = measure(jobs, outputs[-1], engine, arguments.workers, sys.executable)
+            engines = {name: (name, sys.executable) for name in arguments.engines.split(",")}
+            if arguments.other:
+                engines["other local"] = "local", arguments.other
+            for name, (engine, python) in engines.items():
+                start = measure(few, folder / "few_out.parquet", engine, arguments.workers, python)
+                out = folder / f"{name}.parquet"
+                run = measure(jobs, out, engine, arguments.workers, python)
+                outputs += [out] if python == sys.executable else []
                 further_seconds, further_rows = run.seconds - start.seconds, rows - few_rows
                 later = (
                     f"{further_rows / further_seconds:,.0f}"
@@ -211,7 +219,7 @@ def main() -> None:
                     *(
                         f"{rows:,}",
                         str(LAYERS if has_layers else 0),
-                        engine,
+                        name,
                         f"{run.seconds:.1f}",
                         f"{rows / run.seconds:,.0f}",
                     ),
