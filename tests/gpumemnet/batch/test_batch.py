@@ -211,29 +211,6 @@ def test_bad_lines_of_csv(tmp_path: Path) -> None:
     assert wrong[9] == ("batch_size", "must be a whole number, not '99999999999999999999'")
 
 
-def test_rows_of_parquet_that_are_no_jobs(tmp_path: Path) -> None:
-    table = totals(10)
-    sizes = table.column("batch_size").to_pylist()
-    sizes[3], sizes[6] = 0, None
-    table = table.set_column(2, "batch_size", pa.array(sizes, pa.int64()))
-    versions = [1] * 10
-    versions[8] = 2
-    table = table.append_column("schema_version", pa.array(versions))
-    write(tmp_path / "jobs.parquet", table)
-    outcome = predict_files(
-        [str(tmp_path / "jobs.parquet")], str(tmp_path / "out.parquet"), BatchOptions()
-    )
-    assert outcome.tally.answered == 7
-    wrong = {row["row"]: row for row in rejected(tmp_path / "out.rejected.jsonl")}
-    assert {row: each["field"] for row, each in wrong.items()} == {
-        4: "batch_size",
-        7: "batch_size",
-        9: "schema_version",
-    }
-    assert wrong[7]["reason"].startswith("is missing")
-    assert "upgrade gpumemnet" in wrong[9]["reason"]
-
-
 def test_jobs_that_no_model_answers_are_rejected(tmp_path: Path) -> None:
     write(tmp_path / "jobs.parquet", totals(20))
     write_jobs(tmp_path / "layers.parquet", JOBS[:2])
@@ -332,7 +309,8 @@ def test_the_options_are_those_of_one_job(
     assert main(["predict", str(tmp_path / "jobs.parquet"), "--json", *options]) == 0
     lines = capsys.readouterr().out.splitlines()
     for row, line in zip(answers(tmp_path / "out.parquet"), map(json.loads, lines), strict=True):
-        assert (row["request_mib"], row["limit_mib"]) == (line["request_mib"], line["limit_mib"])
+        assert row["request_mib"] == ceil_mib(line["expected_bytes"])
+        assert row["limit_mib"] == (line["safe_bytes"] and ceil_mib(line["safe_bytes"]))
         assert (row["bin_index"], row["gpu"], row["model"]) == (
             line["bin"]["index"],
             "NVIDIA L4",
@@ -413,12 +391,6 @@ def test_places_that_cannot_be(
 def test_options_that_cannot_be(tmp_path: Path, options: list[str], says: str) -> None:
     write(tmp_path / "jobs.parquet", totals(3))
     assert says in refused(tmp_path / "jobs.parquet", "--out", tmp_path / "out.parquet", *options)
-
-
-def test_what_belongs_to_out_needs_it(tmp_path: Path) -> None:
-    write(tmp_path / "jobs.parquet", totals(3))
-    assert "need --out" in refused(tmp_path / "jobs.parquet", "--workers", "2")
-    assert "need --out" in refused(tmp_path / "jobs.parquet", tmp_path / "jobs.parquet")
 
 
 def test_a_queue_may_be_empty(tmp_path: Path) -> None:

@@ -6,11 +6,14 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gpumemnet.batch.answers import BatchOptions
+from gpumemnet.batch.ray_engine import connect
 from gpumemnet.batch.run import predict_files
+from gpumemnet.errors import DatasetError
 from tests.gpumemnet.batch.batch_files import refused, rejected, run, totals, write, write_lines
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
@@ -41,3 +44,15 @@ def test_without_ray_it_says_what_to_install(
     assert "pip install -e '.[ray]'" in refused(
         tmp_path / "jobs.parquet", "--out", tmp_path / "out.csv", "--engine", "ray"
     )
+
+
+def test_a_ray_node_that_does_not_start_is_one_sentence() -> None:
+    def init(**options: object) -> None:
+        raise Exception(
+            "The raylet log is in /tmp/ray.\nThe current node timed out during startup."
+        )
+
+    with pytest.raises(
+        DatasetError, match=r"cannot be reached \(The current node timed out during startup\.\)"
+    ):
+        connect(SimpleNamespace(init=init), {}, DatasetError)

@@ -120,11 +120,6 @@ def test_totals_only_leaves_the_layer_columns_empty(job: TrainingJob) -> None:
     assert not bare[totals:].any()
 
 
-def test_names_are_distinct_and_explained() -> None:
-    assert len(set(FEATURE_NAMES)) == len(FEATURE_NAMES)
-    assert all(one.meaning for one in FEATURE_COLUMNS)
-
-
 @pytest.mark.parametrize(
     ("optimizer", "precision", "weights", "gradients", "state"),
     [
@@ -198,12 +193,6 @@ def test_closed_form_of_one_layer_by_hand() -> None:
     assert column(job, "peak_medium_bytes") / MIB == pytest.approx(3 * 4.0 + 4.0 + 4 * 4.0)
     assert column(job, "largest_weight_bytes") == (1024 * 1024 + 1024) * 4
     assert column(job, "resident_bytes") / MIB == pytest.approx(3 * (4.0 + 4 / 1024) + 4.0)
-
-
-def test_layers_without_storage_are_counted_and_else_nothing() -> None:
-    job = small_job(layers=(Layer("identity", 100), Layer("identity", 100)))
-    assert column(job, "layer_count") == column(job, "activation_count") == 2
-    assert column(job, "resident_bytes") == column(job, "peak_small_bytes") == 0
 
 
 def test_what_is_kept_for_backward_follows_the_kind() -> None:
@@ -459,36 +448,6 @@ def test_stages_of_convolutions_before_the_first_attention_are_blocks() -> None:
     )
     assert column(hybrid, "block_count") == column(without, "block_count") + 1
     assert by_size(hybrid, "peak") < by_size(without, "peak") + 160 * MIB
-
-
-def test_accumulated_gradients_are_there_before_the_backward_pass() -> None:
-    wide = tuple(Layer("linear", 4096, 4096 * 4097) for _ in range(4))
-    once, accumulated = (
-        by_size(job, "peak")
-        for job in (
-            small_job(optimizer="sgd", batch_size=4096, layers=wide, gradient_accumulation=steps)
-            for steps in (1, 4)
-        )
-    )
-    assert accumulated > once
-
-
-@given(jobs(), st.integers(2, 4))
-def test_batches_scale_activations_and_inputs(job: TrainingJob, factor: int) -> None:
-    values = {name: getattr(job, name) for name in job.__slots__}
-    larger = TrainingJob(**{**values, "batch_size": job.batch_size * factor})
-    for name in ("activation_bytes", "input_bytes", "largest_activation_bytes"):
-        assert column(larger, name) == column(job, name) * factor
-
-
-def test_whole_segments_grow_like_a_staircase() -> None:
-    steps = [
-        column(small_job(batch_size=batch_size), "segment_bytes") / MIB
-        for batch_size in (256, 512, 1024, 2048, 4096, 8192)
-    ]
-    assert steps == sorted(steps)
-    assert all(step % 2 == 0 for step in steps)
-    assert steps[-1] > 3 * 16  # four outputs of 16 MiB each, three of them kept
 
 
 def test_frozen_parameters_need_no_gradient() -> None:

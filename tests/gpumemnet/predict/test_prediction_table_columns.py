@@ -62,15 +62,6 @@ def test_columns_say_what_single_predictions_say(many: list[TrainingJob], gpu: s
     ]
 
 
-def test_features_of_a_row_do_not_depend_on_the_other_rows() -> None:
-    table = JobTable.from_jobs(_totals(3000))
-    model = PREDICTOR.models_of("mlp")[0]
-    whole = model.features(table, model.label_gpu)
-    np.testing.assert_array_equal(
-        whole[2500:2600], model.features(table[2500:2600], model.label_gpu)
-    )
-
-
 def _totals(count: int) -> list[TrainingJob]:
     return [
         TrainingJob(
