@@ -526,6 +526,7 @@ class ObservationStore:
 
     def _answer_waiting(self, *, last: bool) -> None:
         """Write the observations and answer the queries that wait now."""
+        self._wake.clear()
         while self._flush_observations(last=last):
             pass
         self._answer_queries()
@@ -571,8 +572,8 @@ class ObservationStore:
         PREDICTIONS.labels("stored").inc(count)
 
     def _rows(self, parts: Sequence[_Part], hurried: bool) -> tuple[dict[str, Row], list[Row]]:
-        """The rows of predictions and of their jobs; pauses between slices unless ``hurried``, and
-        answers what waits."""
+        """The rows of predictions and of their jobs; pauses between slices unless ``hurried``, or
+        something waits."""
         now = time.time()
         jobs: dict[str, Row] = {}
         rows: list[Row] = []
@@ -584,11 +585,8 @@ class ObservationStore:
                 rows += prediction_rows(
                     records, part, list(islice(documents, len(part))), self._known, jobs, now
                 )
-            if not hurried and not self._stopping:
+            if not (hurried or self._stopping or self._waiting or self._queries):
                 self._wake.wait(max(_PAUSE_SECONDS, _PAUSES * (time.thread_time() - began)))
-                self._wake.clear()
-                if self._waiting or self._queries:
-                    self._answer_waiting(last=False)
         return jobs, rows
 
     def _flush_observations(self, *, last: bool) -> bool:
