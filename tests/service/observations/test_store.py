@@ -294,7 +294,7 @@ def test_observations_go_before_the_predictions_that_wait(
 ) -> None:
     monkeypatch.setattr(store, "_PAUSE_SECONDS", 300.0)  # the predictions would take an hour
     one = make_store()
-    made = [record(estimate) for _ in range(600)]
+    made = [record(estimate) for _ in range(2000)]
     for each in made:
         one.record(each)
     time.sleep(0.5)  # the thread has begun to write them
