@@ -50,6 +50,7 @@ class Figures:
 
     single_p50: float
     single_p99: float
+    single_cpu_microseconds: float
     per_second: float
     parallel_p50: float
     parallel_p99: float
@@ -86,6 +87,11 @@ def candidates(mlserver: str | None) -> dict[str, Candidate]:
     servers = {
         "gpumemnet service": Candidate(
             own, "/readyz", Request("/v1/predict", body, header), settings
+        ),
+        "FastAPI and onnxruntime, minimal": Candidate(
+            (sys.executable, peers, "minimal", "{port}"),
+            "/openapi.json",
+            Request("/v1/predict", body),
         ),
         "FastAPI, async def, pydantic": Candidate(
             (sys.executable, peers, "async", "{port}"),
@@ -152,12 +158,15 @@ def measure(
 ) -> Figures:
     """Measure one server for one round."""
     run_load(port, request, 1, 300)
+    before = _cpu_seconds(process)
     single, _ = run_load(port, request, 1, requests // 4)
+    single_cpu_seconds = (_cpu_seconds(process) - before) / len(single)
     before = _cpu_seconds(process)
     parallel, elapsed = run_load(port, request, connections, requests)
     return Figures(
         single_p50=percentile(single, 50) * 1e3,
         single_p99=percentile(single, 99) * 1e3,
+        single_cpu_microseconds=single_cpu_seconds * 1e6,
         per_second=len(parallel) / elapsed,
         parallel_p50=percentile(parallel, 50) * 1e3,
         parallel_p99=percentile(parallel, 99) * 1e3,
@@ -245,8 +254,8 @@ def main() -> None:
                     batches += run_load(port, batch, 1, 30)[0]
 
     print(
-        f"| server | 1 connection: p50 / p99 ms | {arguments.connections} connections: req/s | p50 / p99 ms "
-        "| CPU µs per request | resident MiB |\n|---|---|---|---|---|---|"
+        f"| server | 1 connection: p50 / p99 ms | CPU µs per request | {arguments.connections} connections: req/s | p50 / p99 ms "
+        "| CPU µs per request | resident MiB |\n|---|---|---|---|---|---|---|"
     )
     for name, figures in rounds.items():
         median = {
@@ -254,7 +263,8 @@ def main() -> None:
             for entry in Figures.__slots__
         }
         print(
-            f"| {name} | {median['single_p50']:.2f} / {median['single_p99']:.2f} | {median['per_second']:,.0f} "
+            f"| {name} | {median['single_p50']:.2f} / {median['single_p99']:.2f} "
+            f"| {median['single_cpu_microseconds']:.0f} | {median['per_second']:,.0f} "
             f"| {median['parallel_p50']:.1f} / {median['parallel_p99']:.1f} | {median['cpu_microseconds']:.0f} "
             f"| {median['resident_mib']:.0f} |"
         )

@@ -1,13 +1,14 @@
 """Serves the same predictions with plain FastAPI, for benchmarks/http_latency.py: ``python
-http_peers.py async|def PORT``."""
+http_peers.py minimal|async|def PORT``."""
 
 import sys
 
+import orjson
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict
 
-from gpumemnet.job.json_codec import job_from_dict
+from gpumemnet.job.json_codec import job_from_dict, parse_json, read_jobs
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB, ceil_mib
 
@@ -69,7 +70,7 @@ class AnswerBody(BaseModel):
 
 
 def main(kind: str, port: int) -> None:
-    """Serve on ``port`` until interrupted; ``kind`` is ``async`` or ``def``."""
+    """Serve on ``port`` until interrupted; ``kind`` is ``minimal``, ``async`` or ``def``."""
     predictor = Predictor.default()
     app = FastAPI()
 
@@ -95,7 +96,16 @@ def main(kind: str, port: int) -> None:
             model=estimate.estimator,
         )
 
-    if kind == "async":
+    if kind == "minimal":  # nothing but FastAPI and onnxruntime: the whole document, no validation
+
+        @app.post("/v1/predict")
+        async def predict_minimally(request: Request) -> Response:
+            question = parse_json(await request.body())
+            table = read_jobs([question["job"]]).table
+            [document] = predictor.predict_table(table).documents()
+            return Response(orjson.dumps(document), media_type="application/json")
+
+    elif kind == "async":
 
         @app.post("/v1/predict")
         async def predict_on_the_loop(body: PredictBody) -> AnswerBody:
