@@ -16,7 +16,6 @@ from gpumemnet.allocator import (
     AllocatorSettings,
     OutOfMemory,
     Replay,
-    parse_settings,
     replay,
     smallest_limit,
 )
@@ -112,12 +111,6 @@ def test_a_storage_can_come_back() -> None:
     assert replay([0, ~0, 0], [MIB]).allocated_bytes == MIB
 
 
-def test_a_job_that_empties_the_cache() -> None:
-    found = replay([0, 1, ~1, EMPTY_CACHE, 2], SIZES, with_curves=True)
-    assert found.reserved_curve_bytes is not None
-    assert (found.reserved_curve_bytes // MIB).tolist() == [20, 52, 52, 20, 44]
-
-
 def test_out_of_memory_says_where() -> None:
     with pytest.raises(OutOfMemory) as caught:
         replay(EVENTS, SIZES, capacity_bytes=50 * MIB)
@@ -175,18 +168,6 @@ def test_one_step_less_than_the_smallest_limit_fails(
     if limit:
         with pytest.raises(OutOfMemory):
             replay(*stream, chosen, limit - 2 * MIB)
-
-
-def test_expandable_segments_need_less_where_sizes_grow() -> None:
-    sizes = [
-        size * MIB for size in range(20, 60, 2)
-    ]  # each is more than the segments before it hold
-    events = [event for number in range(len(sizes)) for event in (number, ~number)]
-    assert replay(events, sizes).peak_reserved_bytes == sum(sizes)
-    assert (
-        replay(events, sizes, parse_settings("expandable_segments:True")).peak_reserved_bytes
-        == 60 * MIB
-    )
 
 
 def test_importing_loads_no_torch() -> None:

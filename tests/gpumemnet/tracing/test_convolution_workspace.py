@@ -204,15 +204,6 @@ def test_tensor_cores_before_ampere_take_fp16_alone(gpu: str) -> None:
     )
 
 
-def test_without_tf32_nothing_is_expected_and_copies_bound_it(platform: Platform) -> None:
-    convolution = square(56, 64, 128, 3, 1)
-    found = workspace_by_rules(convolution, FORWARD, replace(platform, tf32=False))
-    assert (found.expected_bytes, found.bound_bytes) == (
-        0,
-        workspace_by_rules(convolution, BACKWARD_DATA, platform).bound_bytes,
-    )
-
-
 def test_channels_last_needs_no_copies_of_half_precision(platform: Platform) -> None:
     layout = {"dtype": torch.bfloat16, "memory_format": torch.channels_last}
     seen = trained(
@@ -260,15 +251,6 @@ def test_the_gradient_of_a_bias_is_a_sum_over_the_others(platform: Platform) -> 
     assert (
         pieces[-2].expected_bytes == pieces[-2].bound_bytes == 4 * 128 * 4
     )  # each of 128 sums is split over 4 blocks
-
-
-def test_frozen_tensors_have_no_gradient_to_work_for(platform: Platform) -> None:
-    with torch.device("meta"):
-        layer = nn.Conv2d(64, 128, 3, padding=1, bias=False)
-        with Seen(platform) as seen:
-            output = layer(torch.empty(8, 64, 56, 56))
-            output.backward(torch.empty_like(output))
-    assert len(seen.pieces["convolution_backward"]) == 1  # the first layer's images need none
 
 
 def test_a_transposed_convolution_is_the_backward_pass_of_one(platform: Platform) -> None:

@@ -113,16 +113,6 @@ def test_the_users_own_choice_stands(backend: SDPBackend, operator: str) -> None
         assert operators(lambda: attention(2, 3, 40, 16, dtype=HALF))[operator] == 1
 
 
-def test_the_environment_can_put_cudnn_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
-    assert (
-        operators(lambda: attention(2, 3, 40, 16, dtype=HALF), "H200")[
-            "_scaled_dot_product_flash_attention"
-        ]
-        == 1
-    )
-
-
 def test_where_no_kernel_is_left_it_raises_as_pytorch_does() -> None:
     with (
         sdpa_kernel([SDPBackend.FLASH_ATTENTION]),
@@ -185,15 +175,3 @@ def test_an_encoder_layer_in_training_takes_no_fast_path() -> None:
     assert counts["_scaled_dot_product_efficient_attention"] == 1
     assert counts["native_dropout"] == 3
     assert counts["_transformer_encoder_layer_fwd"] == 0
-
-
-def test_without_gradients_no_row_sums_are_asked_for() -> None:
-    seen: list[Tensor] = []
-
-    def run() -> Tensor:
-        with torch.no_grad():
-            seen.append(attention(2, 3, 40, 16))
-        return meta(1)
-
-    assert operators(run)["_scaled_dot_product_efficient_attention"] == 1
-    assert seen[0].shape == (2, 3, 40, 16)

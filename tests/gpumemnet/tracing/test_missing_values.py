@@ -139,13 +139,6 @@ def test_a_loop_that_waits_for_another_answer_ends() -> None:
     assert "was taken to be true 10,000 times" in sentence
 
 
-def test_picked_elements_are_all_of_them() -> None:
-    """A mask picks at most everything: the bound is the memory of a copy."""
-    some = traced("shapes:picks", "mask_rows", best_effort=True)
-    rows = 64 * 256 * 4
-    assert some.parts["saved_activation"] >= rows
-
-
 def test_what_goes_to_the_host_is_no_obstacle_but_noted() -> None:
     answer = traced("values:reads", "host")
     place = f"values.py line {line_of('values', 'penalty = ')}"

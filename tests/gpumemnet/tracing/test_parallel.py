@@ -26,6 +26,7 @@ from gpumemnet.tracing.timeline import Timeline
 from gpumemnet.tracing.training_loop import record
 from gpumemnet.units import MIB
 from tests.gpumemnet.tracing.test_record import bytes_by_class, end_of_step
+from tests.nightly import nightly
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "several_gpus_peaks.json"
 MODELS = Path(__file__).parents[1] / "extract" / "examples"
@@ -79,8 +80,7 @@ def test_replicas_hold_their_gradients_twice(platform: Platform) -> None:
     )  # the bucket; views of it are not PyTorch's default
 
 
-@pytest.mark.parametrize("ranks", [2, 7, 1024])
-@pytest.mark.parametrize("parallel", ["fsdp", "fsdp_zero2"])
+@pytest.mark.parametrize(("parallel", "ranks"), [("fsdp", 2), ("fsdp", 7), ("fsdp_zero2", 2)])
 def test_a_rank_holds_its_shards(platform: Platform, parallel: str, ranks: int) -> None:
     timeline = recorded(Tower(), platform, parallel, ranks)
     held = bytes_by_class(timeline, end_of_step(timeline, 2))
@@ -231,11 +231,10 @@ def test_plans_that_cannot_be(options: dict[str, Any], said: str) -> None:
 
 
 def test_an_answer_adds_up_and_says_what_it_is_of(example: Callable[[str], ModuleType]) -> None:
-    model = example("gpt2").build(depth=2, width=128, heads=4, vocabulary=1000)
+    model = example("gpt2").build(depth=1, width=128, heads=4, vocabulary=1000)
     inputs = torch.zeros(2, 64, dtype=torch.long)
-    extras = ExtraResults(batches=(4,), max_batch=True, curve=True)
     one, two, eight = (
-        trace(model, inputs, parallel=parallel, ranks=ranks, gpu="A10", extras=extras)
+        trace(model, inputs, parallel=parallel, ranks=ranks, gpu="A10")
         for parallel, ranks in (("none", 1), ("ddp", 2), ("fsdp", 8))
     )
     for answer in (one, two, eight):
@@ -244,9 +243,6 @@ def test_an_answer_adds_up_and_says_what_it_is_of(example: Callable[[str], Modul
     assert one.parts["communication"] == one.parts["communicator"] == 0
     assert (two.parts["communicator"], eight.parts["communicator"]) == (544 * MIB, 688 * MIB)
     assert two.allocated_bytes > one.allocated_bytes > eight.allocated_bytes
-    assert one.max_batch_size is not None
-    assert two.max_batch_size is not None
-    assert 0 < two.max_batch_size < one.max_batch_size
     assert any("several GPUs" in clause for clause in one.not_included)
     assert not any("several GPUs" in clause for clause in eight.not_included)
     assert "NCCL" in eight.safe_basis
@@ -256,7 +252,7 @@ def test_an_answer_adds_up_and_says_what_it_is_of(example: Callable[[str], Modul
 @pytest.mark.skipif(
     not torch.__version__.startswith("2.13."), reason="the peaks are those of torch 2.13"
 )
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp", "fsdp_zero2"])
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp", *nightly(["fsdp_zero2"])])
 def test_a_rank_reserves_what_pytorch_reserves(parallel: str) -> None:
     """Against PyTorch's own CUDA code, as ``benchmarks/several_gpus.py --jobs 30 --seed 2`` ran it,
     counting memory.
@@ -270,13 +266,6 @@ def test_a_rank_reserves_what_pytorch_reserves(parallel: str) -> None:
         assert abs(requested - job["requested"]) <= MIB, job
         assert abs(allocated - job["allocated"]) <= MIB, job
         assert reserved == job["reserved"], job
-
-
-class Frozen(dict[str, int]):
-    def update(self, *args: object, **kwargs: object) -> None:
-        raise TypeError("read-only")
-
-    clear = update
 
 
 class Pairs(nn.Module):

@@ -17,7 +17,7 @@ from gpumemnet.errors import ExtractError, InvalidRequestError
 from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.tracing.memory import live_at
 from gpumemnet.tracing.options import Platform, TraceOptions
-from gpumemnet.tracing.timeline import Timeline, peak_of, repeated
+from gpumemnet.tracing.timeline import Timeline, peak_of
 from gpumemnet.tracing.training_loop import record
 
 FLOAT = 4
@@ -45,19 +45,6 @@ def bytes_by_class(timeline: Timeline, event: int) -> Counter[str]:
 
 def end_of_step(timeline: Timeline, step: int) -> int:
     return timeline.step_starts[step] - 1
-
-
-def test_what_lives_after_a_step(platform: Platform) -> None:
-    timeline = traced(
-        perceptron(), torch.zeros(2, 8), platform, optimizer="adamw", loss="cross_entropy"
-    )
-    held = bytes_by_class(timeline, end_of_step(timeline, 1))
-    del held["workspace"]
-    assert held == {
-        "parameter": FLOAT * PARAMETERS,
-        "gradient": FLOAT * PARAMETERS,
-        "optimizer_state": 2 * FLOAT * PARAMETERS,
-    }
 
 
 def test_what_the_forward_pass_keeps(platform: Platform) -> None:
@@ -203,28 +190,6 @@ def test_softmax_of_nested_tensors_is_left_to_them(platform: Platform) -> None:
     assert traced(Nested(8, 4), torch.zeros(10, 8), platform).storages
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-def test_scripted_convolutions_ask_for_nothing_beside_their_results(platform: Platform) -> None:
-    @torch.jit.script
-    def convolved(x: Tensor, weight: Tensor) -> Tensor:
-        return torch.relu(torch.conv2d(x, weight))
-
-    class Scripted(nn.Conv2d):
-        def forward(self, x: Tensor) -> Tensor:
-            output: Tensor = convolved(x, self.weight)
-            return output
-
-    def operators(model: nn.Module, *, channels_last: bool) -> Counter[tuple[str, int]]:
-        timeline = traced(model, torch.zeros(2, 3, 16, 16), platform, channels_last=channels_last)
-        return Counter((storage.operator, storage.size_bytes) for storage in timeline.storages)
-
-    for channels_last in (False, True):
-        plain = operators(
-            nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.ReLU()), channels_last=channels_last
-        )
-        assert operators(Scripted(3, 8, 3, bias=False), channels_last=channels_last) == plain
-
-
 def test_the_model_is_left_as_it_was(platform: Platform) -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(4 * 36, 2)
@@ -247,17 +212,6 @@ def test_the_model_is_left_as_it_was(platform: Platform) -> None:
     torch.nn.functional.dropout(
         torch.empty(2, device="meta"), 0.5, True
     )  # PyTorch's own kernels are back
-
-
-def test_steps_repeat_as_they_would_run(platform: Platform) -> None:
-    model, inputs = perceptron(), inputs_from_example(torch.zeros(4, 8), None)
-    short = record(model, inputs, TraceOptions(optimizer="adamw"), platform, steps=2).timeline
-    long = record(model, inputs, TraceOptions(optimizer="adamw"), platform, steps=4).timeline
-    repeated_run = repeated(short, 2)
-    assert repeated_run.timeline.events == long.events
-    assert repeated_run.timeline.storages == long.storages
-    assert repeated_run.timeline.step_starts == long.step_starts
-    assert repeated_run.timeline.phases == long.phases
 
 
 def test_an_optimizer_of_the_users_own(platform: Platform) -> None:

@@ -15,6 +15,7 @@ from gpumemnet.tracing.timeline import peak_of
 from gpumemnet.tracing.training_loop import record
 from gpumemnet.units import MIB
 from tests.gpumemnet.tracing import script_child
+from tests.nightly import nightly
 
 SCRIPTS = Path(__file__).parent / "examples" / "scripts"
 
@@ -178,7 +179,7 @@ def test_replicas_that_a_script_starts_itself() -> None:
     assert traced("ddp_spawn")["parts"]["communicator"] == 0  # it finds one GPU
 
 
-@pytest.mark.parametrize("arguments", [(), ("meta",), ("whole",)])
+@pytest.mark.parametrize("arguments", [(), *nightly([(("meta",),), (("whole",),)])])
 def test_shards_however_they_are_made(arguments: tuple[str, ...]) -> None:
     parts = traced("fully_sharded", *arguments, ranks=8)["parts"]
     shards = 4 * (
@@ -271,7 +272,7 @@ def test_what_else_ranks_exchange() -> None:
     assert (answer["model"], answer["batch_size"]) == ("ddp_exchanges.py (Sequential)", 8)
 
 
-@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("sharded", [*nightly([False]), True])
 def test_columns_and_rows_of_layers(sharded: bool) -> None:
     answer = traced("tensor_parallel", *(["sharded"] if sharded else []), ranks=8)
     parts = answer["parts"]

@@ -38,6 +38,7 @@ def refusal(source: str, *inputs: str, **options: Any) -> str:
     return str(raised.value)
 
 
+@pytest.mark.nightly
 def test_a_model_of_seven_billion_parameters_takes_little_of_the_host() -> None:
     model = [f"{MODELS}/gpt2.py:build_7b", "--input", "1024:int64", "--batch-size", "1"]
     command = [

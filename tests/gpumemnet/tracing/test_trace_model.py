@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import subprocess
 import sys
-import types
 from dataclasses import replace
 from io import StringIO
 from typing import Any
@@ -87,19 +85,6 @@ def test_a_notebook_shows_parts_peak_and_notes_escaped(answer: TraceAnswer) -> N
         if name in PART_LABELS
     ]
     assert sum(amounts) == ceil_mib(answer.expected_bytes)
-
-
-def test_the_public_name_is_a_function_with_a_signature() -> None:
-    assert inspect.isfunction(gpumemnet.trace)
-    assert not isinstance(gpumemnet.tracing, types.FunctionType)
-    parameters = inspect.signature(gpumemnet.trace).parameters
-    assert list(parameters)[:2] == ["model", "inputs"]
-    assert all(
-        parameter.annotation is not inspect.Parameter.empty for parameter in parameters.values()
-    )
-    assert all(f"{name}:" in str(gpumemnet.trace.__doc__) for name in parameters)
-    answer = gpumemnet.trace(network(), IMAGES, optimizer="sgd", gpu="T4")
-    assert answer.gpu == device_profile("T4").name
 
 
 def test_importing_it_loads_no_torch() -> None:

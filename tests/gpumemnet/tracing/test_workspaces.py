@@ -235,14 +235,6 @@ def test_few_indices_are_added_up_without_sorting() -> None:
     ) == [3072 * 64 * 4]
 
 
-def test_half_precision_embeddings_of_few_rows_are_added_up_in_fp32_in_place() -> None:
-    count, rows, width = 100_000, 10, 64
-    gradient = meta(count, width, dtype=torch.float16)
-    found = pieces(aten.embedding_dense_backward.default, gradient, indices(count), rows, -1, False)
-    parts = count // 10 + rows
-    assert exact(found)[-1] == (count + 2 * rows + parts) * 8 + parts * 8 + rows * width * 4
-
-
 def test_adding_to_indexed_places_sorts_and_writing_does_not(deterministic: None) -> None:
     target, places, values = meta(1000, 16), [indices(500)], meta(500, 16)
     assert exact(pieces(aten.index_put.default, target, places, values, True)) == [
