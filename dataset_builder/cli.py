@@ -19,13 +19,18 @@ from gpumemnet.cli.output import print_result
 from gpumemnet.errors import MeasurementError
 from gpumemnet.units import format_bytes
 
-from .measure.campaign import Tally, with_history
-from .measure.engines import EngineName, open_engine
+from .measure.campaign import (
+    ProgressLine,
+    Tally,
+    accounting,
+    fork_server,
+    run_campaign,
+    with_history,
+)
 from .measure.fork_server import ForkServer
 from .measure.journal import Journal, Settings, read_journal
 from .measure.nvml import visible_meters
 from .measure.pool import RunSettings
-from .measure.progress import ProgressLine
 from .merge import ConflictError, Keep, merge_datasets
 from .recipe.recipe import Recipe, load_recipe
 
@@ -71,28 +76,6 @@ def _root() -> None:
 
 
 @app.command(rich_help_panel=_MAKE)
-def measure(
-    out: Folder,
-    recipe: Annotated[
-        str, typer.Option(help="Name of a shipped recipe, or path of a YAML file.")
-    ] = "mlp",
-    jobs: Annotated[int, typer.Option(min=1, help="How many jobs to draw.")] = 100,
-    workers: Workers = 8,
-    time_budget: Budget = None,
-    seed: Seed = 0,
-    deadline: Deadline = 60.0,
-    record_history: History = 0,
-    enable_accounting: Accounting = False,
-    as_json: AsJson = False,
-) -> None:
-    """Measure jobs drawn from a recipe on every visible GPU."""
-    space = load_recipe(recipe)
-    run = RunSettings(space.name, seed, workers, deadline, out)
-    _measure(space, jobs, run, time_budget, record_history, EngineName.LOCAL, enable_accounting)
-    _collect(out, out / "dataset.parquet", as_json=as_json)
-
-
-@app.command(rich_help_panel=_MAKE)
 def campaign(
     recipe: Annotated[
         str,
@@ -105,21 +88,18 @@ def campaign(
         typer.Option(
             min=1, help="Jobs of the plan; the time budget usually ends the campaign earlier."
         ),
-    ] = 5_000,
+    ] = 1_500,
     workers: Workers = 12,
     seed: Seed = 0,
     deadline: Deadline = 60.0,
     record_history: History = 0,
     enable_accounting: Accounting = False,
-    engine: Annotated[
-        EngineName, typer.Option(help="The GPUs of this machine, or those of a Ray cluster.")
-    ] = EngineName.LOCAL,
     as_json: AsJson = False,
 ) -> None:
     """Measure as much of a recipe as a time budget allows; run it again to continue."""
     space = load_recipe(recipe)
     run = RunSettings(space.name, seed, workers, deadline, out)
-    _measure(space, jobs, run, time_budget, record_history, engine, enable_accounting)
+    _measure(space, jobs, run, time_budget, record_history, enable_accounting)
     _collect(out, out / "dataset.parquet", as_json=as_json)
 
 
@@ -129,31 +109,62 @@ def _measure(
     run: RunSettings,
     time_budget: float | None,
     record_history: int,
-    engine: EngineName,
     enable_accounting: bool,
 ) -> None:
     started = time.monotonic()
     from .recipe.sampling import sample_jobs
 
-    with open_engine(engine, enable_accounting) as gpus, Journal(run.folder) as journal:
+    meters = visible_meters()
+    capacity_bytes = min(meter.gpu.total_bytes for meter in meters)
+    with accounting(meters if enable_accounting else []), Journal(run.folder) as journal:
         settings = Settings(recipe.name, recipe.digest, run.seed, count)
         planned = journal.plan(settings)
         if planned is None:
-            planned = sample_jobs(recipe, count, run.seed, gpus.smallest_bytes())
+            planned = sample_jobs(recipe, count, run.seed, capacity_bytes)
             journal.keep_plan(settings, planned)
         tally = Tally(count, len(journal.finished), started, time_budget)
         left = [job for job in planned if job.key not in journal.finished]
         line = ProgressLine()
         try:
-            gpus.measure(
-                left,
-                lambda job, one: journal.append(job.key, one),
-                with_history(run, planned, record_history),
-                tally,
-                line,
-            )
+            with fork_server(run.folder) as server:
+                run_campaign(
+                    left,
+                    lambda job, one: journal.append(job.key, one),
+                    server,
+                    meters,
+                    with_history(run, planned, record_history),
+                    tally,
+                    line,
+                )
         finally:
             line.close(tally)
+
+
+@app.command(rich_help_panel=_MAKE)
+def sample(
+    recipe: Annotated[
+        str,
+        typer.Argument(metavar="RECIPE", help="Path of a YAML file, or name of a shipped recipe."),
+    ],
+    out: Folder,
+    gpu: Annotated[str, typer.Option(help="GPU that will measure: its memory is to be filled.")],
+    jobs: Annotated[int, typer.Option(min=1, help="Jobs of the plan.")] = 1_500,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Draw the jobs of a campaign on any machine, so that the GPU does not wait for it; `campaign`
+    with the same settings then measures them."""
+    from gpumemnet.gpu.catalogue import device_profile
+
+    from .recipe.sampling import sample_jobs
+
+    space, capacity_bytes = load_recipe(recipe), device_profile(gpu).capacity_bytes
+    with Journal(out) as journal:
+        settings = Settings(space.name, space.digest, seed, jobs)
+        if journal.plan(settings) is None:
+            journal.keep_plan(settings, sample_jobs(space, jobs, seed, capacity_bytes))
+    sentence = f"{jobs:,} jobs of recipe {space.name} planned in {out}"
+    print_result({"jobs": jobs, "folder": out}, sentence, as_json=as_json)
 
 
 @app.command(rich_help_panel=_MAKE)

@@ -395,7 +395,7 @@ def _load(dataset: Path, family: str) -> LabelledJobs:
     """
     if not dataset.is_file():
         raise DatasetError(
-            f"{dataset} does not exist: measure one with gpumemnet build measure; {_PUBLISHED_HINT} {dataset}"
+            f"{dataset} does not exist: measure one with gpumemnet build campaign; {_PUBLISHED_HINT} {dataset}"
         )
     import torch
 
@@ -440,7 +440,7 @@ def _load_by_family(datasets: list[Path]) -> dict[str, LabelledJobs]:
 
 def _families(dataset: Path) -> list[str]:
     if not dataset.is_file():
-        raise DatasetError(f"{dataset} does not exist: measure one with gpumemnet build measure")
+        raise DatasetError(f"{dataset} does not exist: measure one with gpumemnet build campaign")
     from .training.data import labelled_families
 
     return labelled_families(dataset)

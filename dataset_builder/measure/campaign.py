@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import select
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
-from gpumemnet.job.measurement import Measurement
+from gpumemnet.job.measurement import STATUSES, Measurement
 
 from ..recipe.planned_job import PlannedJob
 from .fork_server import CHILD, ForkServer
@@ -27,6 +28,8 @@ from .reading_probe import probe
 
 SAMPLE_SECONDS: Final = 0.02
 _MAX_GRACE_SECONDS: Final = 20.0
+_TERMINAL_SECONDS: Final = 0.2
+_LOG_SECONDS: Final = 10.0
 
 
 @dataclass(slots=True)
@@ -167,6 +170,67 @@ def fork_server(folder: Path, child: str = CHILD) -> Iterator[ForkServer]:
             server.close()
 
 
+@contextlib.contextmanager
+def accounting(meters: Sequence[Meter]) -> Iterator[None]:
+    """The driver's accounting on ``meters``, where it may be switched on; then left as found."""
+    switched_on = [meter for meter in meters if meter.enable_accounting()]
+    try:
+        yield
+    finally:
+        for meter in switched_on:
+            meter.disable_accounting()
+
+
 def with_history(settings: RunSettings, planned: Sequence[PlannedJob], count: int) -> RunSettings:
     """``settings`` that record the allocator's history of the first ``count`` jobs."""
     return replace(settings, with_history=frozenset(job.key for job in planned[:count]))
+
+
+class ProgressLine:
+    """Shows a :class:`Tally` to a person: one line, rewritten on a terminal, repeated every ten
+    seconds elsewhere."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._terminal = self._stream.isatty()
+        self._last = time.monotonic()
+
+    def __call__(self, tally: Tally) -> None:
+        """Show ``tally`` if it is time to."""
+        now = time.monotonic()
+        if now - self._last < (_TERMINAL_SECONDS if self._terminal else _LOG_SECONDS):
+            return
+        self._last = now
+        self._write(describe_tally(tally))
+
+    def close(self, tally: Tally) -> None:
+        """Show the last state and end the line."""
+        self._write(describe_tally(tally))
+        if self._terminal:
+            self._stream.write("\n")
+
+    def _write(self, line: str) -> None:
+        self._stream.write(f"\r\x1b[K{line}" if self._terminal else f"{line}\n")
+        self._stream.flush()
+
+
+def describe_tally(tally: Tally) -> str:
+    """Jobs done, their rate, the time that is left, and the share of every status."""
+    done = tally.before + tally.finished
+    parts = [f"{done:,} of {tally.total:,} jobs", f"{tally.running} running"]
+    if tally.finished:
+        parts.append(f"{tally.rate:.2f} jobs/s")
+    if tally.remaining_seconds is not None:
+        parts.append(f"{_minutes(tally.remaining_seconds)} left")
+    if tally.finished:
+        parts.append(
+            " ".join(
+                f"{status} {tally.statuses[status] / tally.finished:.0%}" for status in STATUSES
+            )
+        )
+    return ", ".join(parts)
+
+
+def _minutes(seconds: float) -> str:
+    whole = round(seconds)
+    return f"{whole // 60}:{whole % 60:02d}"

@@ -10,9 +10,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from dataset_builder.measure.campaign import Tally
+from dataset_builder.measure.campaign import ProgressLine, Tally
 from dataset_builder.measure.journal import Journal, Settings
-from dataset_builder.measure.progress import ProgressLine
 from dataset_builder.recipe.planned_job import PlannedJob, parse_planned, training_job
 from dataset_builder.recipe.recipe import Recipe
 from dataset_builder.recipe.sampling import sample_jobs

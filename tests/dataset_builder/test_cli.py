@@ -33,13 +33,10 @@ def has_gpu() -> bool:
         return False
 
 
-@pytest.mark.parametrize("command", [("measure", "--jobs", 3), ("campaign", "mlp")])
-def test_without_a_gpu_it_is_one_sentence_and_no_folder(
-    tmp_path: Path, command: tuple[object, ...]
-) -> None:
+def test_without_a_gpu_it_is_one_sentence_and_no_folder(tmp_path: Path) -> None:
     if has_gpu():
         pytest.skip("this machine has a GPU")
-    done = run(*command, "--out", tmp_path / "c")
+    done = run("campaign", "mlp", "--out", tmp_path / "c")
     assert done.returncode == 2
     assert done.stderr.startswith("error: nothing can be measured here")
     assert done.stderr.count("\n") == 1
@@ -60,7 +57,7 @@ def test_without_a_gpu_it_is_one_sentence_and_no_folder(
 )
 def test_a_wrong_recipe_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
     (tmp_path / "r.yaml").write_text(text)
-    done = run("measure", "--recipe", tmp_path / "r.yaml", "--out", tmp_path / "c")
+    done = run("campaign", tmp_path / "r.yaml", "--out", tmp_path / "c")
     assert (done.returncode, done.stdout) == (2, "")
     assert sentence in done.stderr
     assert done.stderr.count("\n") == 1

@@ -145,14 +145,3 @@ class StandInMeter:
             return list(_living(self._folder))
         except (FileNotFoundError, ProcessLookupError):  # a child ended meanwhile
             return self._held()
-
-
-def ray_meters() -> list[StandInMeter]:
-    """The stand-in GPU of a Ray worker: a folder of its own for each GPU that Ray hands out."""
-    whole = Path(os.environ.get("STAND_IN_WHOLE") or os.environ[FOLDER_VARIABLE])
-    number = os.environ["CUDA_VISIBLE_DEVICES"]
-    own = whole / f"gpu{number}"
-    (own / "held").mkdir(parents=True, exist_ok=True)
-    (own / "behaviour.json").write_bytes((whole / "behaviour.json").read_bytes())
-    os.environ["STAND_IN_WHOLE"], os.environ[FOLDER_VARIABLE] = str(whole), str(own)
-    return [StandInMeter(own, "lost" if (whole / "lose").exists() and number == "1" else "process")]
