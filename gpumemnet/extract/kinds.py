@@ -27,44 +27,24 @@ def _inverted(names_of_kind: dict[str, str]) -> dict[str, str]:
     return {name: kind for kind, names in names_of_kind.items() for name in names.split()}
 
 
+_KIND_OF_WORD: Final = {kind.replace("_", ""): kind for kind in GROUP_OF_KIND}
+_CLASSES_CALLED_AS_KINDS: Final = (
+    "Linear Bilinear LayerNorm GroupNorm RMSNorm ReLU ReLU6 LeakyReLU PReLU RReLU ELU "
+    "SELU CELU GELU SiLU Mish Softplus Tanh Sigmoid LogSigmoid Hardswish Hardsigmoid "
+    "Hardtanh Softsign Tanhshrink Threshold LogSoftmax GLU Embedding EmbeddingBag "
+    "Upsample"
+)
 _TORCH_CLASSES: Final = _inverted(
     {
-        "linear": "Linear",
-        "bilinear": "Bilinear",
+        **{_KIND_OF_WORD[name.lower()]: name for name in _CLASSES_CALLED_AS_KINDS.split()},
         **{f"conv{d}d": f"Conv{d}d" for d in (1, 2, 3)},
         **{f"conv_transpose{d}d": f"ConvTranspose{d}d" for d in (1, 2, 3)},
         **{f"batch_norm{d}d": f"BatchNorm{d}d" for d in (1, 2, 3)},
         "batch_norm": "SyncBatchNorm",
         "instance_norm": "InstanceNorm1d InstanceNorm2d InstanceNorm3d",
-        "layer_norm": "LayerNorm",
-        "group_norm": "GroupNorm",
-        "rms_norm": "RMSNorm",
         "local_response_norm": "LocalResponseNorm CrossMapLRN2d",
-        "relu": "ReLU",
-        "relu6": "ReLU6",
-        "leaky_relu": "LeakyReLU",
-        "prelu": "PReLU",
-        "rrelu": "RReLU",
-        "elu": "ELU",
-        "selu": "SELU",
-        "celu": "CELU",
-        "gelu": "GELU",
-        "silu": "SiLU",
-        "mish": "Mish",
-        "softplus": "Softplus",
-        "tanh": "Tanh",
-        "sigmoid": "Sigmoid",
-        "log_sigmoid": "LogSigmoid",
-        "hardswish": "Hardswish",
-        "hardsigmoid": "Hardsigmoid",
-        "hardtanh": "Hardtanh",
-        "softsign": "Softsign",
-        "tanhshrink": "Tanhshrink",
-        "threshold": "Threshold",
         "activation": "Hardshrink Softshrink",
         "softmax": "Softmax Softmin Softmax2d",
-        "log_softmax": "LogSoftmax",
-        "glu": "GLU",
         "dropout": "Dropout Dropout1d Dropout2d Dropout3d",
         "alpha_dropout": "AlphaDropout FeatureAlphaDropout",
         "max_pool": "MaxPool1d MaxPool2d MaxPool3d FractionalMaxPool2d FractionalMaxPool3d",
@@ -72,12 +52,9 @@ _TORCH_CLASSES: Final = _inverted(
         "adaptive_avg_pool": "AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d",
         "adaptive_max_pool": "AdaptiveMaxPool1d AdaptiveMaxPool2d AdaptiveMaxPool3d",
         "lp_pool": "LPPool1d LPPool2d LPPool3d",
-        "embedding": "Embedding",
-        "embedding_bag": "EmbeddingBag",
         "lstm": "LSTM LSTMCell",
         "gru": "GRU GRUCell",
         "rnn": "RNN RNNCell",
-        "upsample": "Upsample",
         "pad": " ".join(
             f"{mode}Pad{d}d"
             for mode in ("Constant", "Reflection", "Replication", "Circular")
@@ -120,44 +97,24 @@ _CLASS_ENDINGS: Final = {
 }
 """Ends of such names, as in ``LlamaRMSNorm``."""
 
+_FUNCTIONS_CALLED_AS_KINDS: Final = (
+    "linear bilinear batch_norm instance_norm rms_norm local_response_norm relu relu6 "
+    "leaky_relu prelu rrelu elu selu celu gelu silu mish softplus tanh hardswish "
+    "hardsigmoid hardtanh softsign tanhshrink threshold log_softmax glu embedding "
+    "embedding_bag pad"
+)
 _FUNCTIONS: Final = _inverted(
     {
-        "linear": "linear",
-        "bilinear": "bilinear",
+        **{name: name for name in _FUNCTIONS_CALLED_AS_KINDS.split()},
         "matmul": "matmul rmatmul mm bmm mv addmm addmv addbmm baddbmm einsum tensordot inner",
         **{f"conv{d}d": f"conv{d}d" for d in (1, 2, 3)},
         **{f"conv_transpose{d}d": f"conv_transpose{d}d" for d in (1, 2, 3)},
-        "batch_norm": "batch_norm",
-        "instance_norm": "instance_norm",
         "layer_norm": "layer_norm native_layer_norm",
         "group_norm": "group_norm native_group_norm",
-        "rms_norm": "rms_norm",
-        "local_response_norm": "local_response_norm",
-        "relu": "relu",
-        "relu6": "relu6",
-        "leaky_relu": "leaky_relu",
-        "prelu": "prelu",
-        "rrelu": "rrelu",
-        "elu": "elu",
-        "selu": "selu",
-        "celu": "celu",
-        "gelu": "gelu",
-        "silu": "silu",
-        "mish": "mish",
-        "softplus": "softplus",
-        "tanh": "tanh",
         "sigmoid": "sigmoid expit",
         "log_sigmoid": "logsigmoid",
-        "hardswish": "hardswish",
-        "hardsigmoid": "hardsigmoid",
-        "hardtanh": "hardtanh",
-        "softsign": "softsign",
-        "tanhshrink": "tanhshrink",
-        "threshold": "threshold",
         "activation": "hardshrink softshrink pow square abs erf log log2 log10 log1p sin cos clamp clip clamp_min clamp_max",
         "softmax": "softmax softmin gumbel_softmax",
-        "log_softmax": "log_softmax",
-        "glu": "glu",
         "dropout": "dropout dropout1d dropout2d dropout3d feature_dropout",
         "alpha_dropout": "alpha_dropout feature_alpha_dropout",
         "max_pool": " ".join(
@@ -172,8 +129,6 @@ _FUNCTIONS: Final = _inverted(
             f"adaptive_max_pool{d}d{s}" for d in (1, 2, 3) for s in ("", "_with_indices")
         ),
         "lp_pool": "lp_pool1d lp_pool2d lp_pool3d",
-        "embedding": "embedding",
-        "embedding_bag": "embedding_bag",
         "attention": "scaled_dot_product_attention",
         "lstm": "lstm lstm_cell",
         "gru": "gru gru_cell",
@@ -182,7 +137,6 @@ _FUNCTIONS: Final = _inverted(
         "multiply": "mul multiply rmul imul div divide true_divide rdiv truediv rtruediv itruediv",
         "concatenate": "cat concat concatenate stack hstack vstack dstack",
         "upsample": "interpolate upsample upsample_bilinear upsample_nearest",
-        "pad": "pad",
         LOSS: "cross_entropy linear_cross_entropy binary_cross_entropy binary_cross_entropy_with_logits kl_div",
         NOT_A_LAYER: (
             "get set getitem setitem len clone contiguous to type type_as detach requires_grad data float half bfloat16 double "

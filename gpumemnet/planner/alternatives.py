@@ -20,7 +20,6 @@ from torch.optim import Optimizer
 
 from gpumemnet.errors import ExtractError, InvalidRequestError
 from gpumemnet.extract.inputs import ModelInputs
-from gpumemnet.gpu.available import YES
 from gpumemnet.physics.element_types import AUTOCAST_TYPES
 from gpumemnet.physics.optimizers import LEARNING_RATE, OPTIMIZER_RULES, torch_call
 from gpumemnet.planner.plans import Alternative
@@ -75,28 +74,22 @@ class _Alternatives:
         self._platform, _ = with_cudnn(Platform.of(request.gpu, request.options), request.cudnn)
 
     def all(self) -> Iterator[Alternative]:
-        """Yield the alternatives in order; the last one, all together, only if none fits alone."""
-        fits = False
+        """Yield the alternatives in order."""
         for kind in (
             self._expandable_segments,
-            self._gradients_dropped_early,
             self._small_optimizer,
             self._autocast,
             self._eight_bits,
             self._microbatches,
             self._checkpointing,
-            self._all_together,
             self._bf16,
         ):
-            if fits and kind == self._all_together:
-                continue
             try:
                 found = kind()
             except (ExtractError, InvalidRequestError) as error:
                 _LOG.info("%s: cannot be traced: %s", kind.__name__.strip("_"), error)
             else:
                 if found is not None:
-                    fits |= found.verdict == YES
                     yield found
 
     def _expandable_segments(self) -> Alternative | None:
@@ -111,17 +104,6 @@ class _Alternatives:
             effect="no effect on results",
             how="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
             trace_options={"allocator_conf": "expandable_segments:True"},
-        )
-
-    def _gradients_dropped_early(self) -> Alternative | None:
-        if self._request.options.zero_grad != "before_backward":
-            return None
-        return self._with_options(
-            {"zero_grad": "before_forward"},
-            name="zero_grad",
-            change="drop the gradients before the forward pass",
-            effect="no effect on results",
-            how="call optimizer.zero_grad(set_to_none=True) before the forward pass",
         )
 
     def _small_optimizer(self) -> Alternative | None:
@@ -150,7 +132,8 @@ class _Alternatives:
         )
 
     def _autocast(self) -> Alternative | None:
-        if not self._is_full_precision:
+        precision = self._request.options.precision
+        if precision in AUTOCAST_TYPES or precision == "bf16":
             return None
         return self._with_options(
             {"precision": "amp_bf16"},
@@ -162,7 +145,7 @@ class _Alternatives:
 
     def _eight_bits(self) -> Alternative | None:
         options = self._request.options
-        if not self._has_eight_bits:
+        if options.own_optimizer is not None or options.optimizer not in _BITS:
             return None
         return self._traced(
             replace(self._request, options=_with_eight_bits(options)),
@@ -211,39 +194,6 @@ class _Alternatives:
             how="model.to(torch.bfloat16)",
         )
 
-    @property
-    def _is_full_precision(self) -> bool:
-        precision = self._request.options.precision
-        return precision not in AUTOCAST_TYPES and precision != "bf16"
-
-    def _all_together(self) -> Alternative | None:
-        """Return everything at once that leaves the weights in their number format, at the largest
-        microbatch that fits."""
-        options = self._request.options
-        changed: dict[str, Any] = {}
-        if self._is_full_precision:
-            changed["precision"] = "amp_bf16"
-        if options.checkpointing == "none" and blocks(self._model):
-            changed["checkpointing"] = "every_block"
-        if options.own_optimizer is None and OPTIMIZER_RULES[options.optimizer].has_fused:
-            changed["optimizer_implementation"] = "fused"
-        changed_options = replace(options, **changed)
-        request = replace(
-            self._request,
-            options=_with_eight_bits(changed_options) if self._has_eight_bits else changed_options,
-            allocator=replace(self._request.allocator, expandable_segments=True),
-        )
-        point, passes = self._largest_microbatch(request)
-        return Alternative(
-            name="together",
-            change=f"all of the above, {passes:,} microbatches of {point.batch_size:,}",
-            expected_bytes=point.expected_bytes,
-            safe_bytes=point.safe_bytes,
-            verdict=point.verdict,
-            effect="all of the above",
-            how="all of the above",
-        )
-
     def _largest_microbatch(self, request: TraceRequest) -> tuple[BatchPoint, int]:
         """Return the largest microbatch below the job's batch that fits, and how many accumulate to
         the job's samples per step.
@@ -258,11 +208,6 @@ class _Alternatives:
         memory = BatchMemory(traces, request.gpu, request.allocator)
         point = memory.point(microbatch_size(whole, min(memory.largest(), whole - 1)))
         return point, options.gradient_accumulation * ceil(whole / point.batch_size)
-
-    @property
-    def _has_eight_bits(self) -> bool:
-        options = self._request.options
-        return options.own_optimizer is None and options.optimizer in _BITS
 
     def _with_options(self, changed: dict[str, Any], **texts: Any) -> Alternative:
         request = replace(self._request, options=replace(self._request.options, **changed))

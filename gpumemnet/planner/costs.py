@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -253,14 +253,6 @@ class Machine:
         moving = work.moved_bytes / self.memory_bytes_per_second
         return np.asarray(np.maximum(computing, moving) / self.efficiency)
 
-    def to_host_seconds(self, amount_bytes: float) -> float:
-        """Return the modelled seconds of a copy to the host."""
-        return amount_bytes / (self.to_host_bytes_per_second * self.efficiency)
-
-    def from_host_seconds(self, amount_bytes: float) -> float:
-        """Return the modelled seconds of a copy from the host."""
-        return amount_bytes / (self.from_host_bytes_per_second * self.efficiency)
-
 
 def machine_of(gpu: DeviceProfile, host_memory_bytes: int = HOST_MEMORY_BYTES) -> Machine:
     """Return the machine with the data sheet's rates of ``gpu``.
@@ -348,37 +340,28 @@ def _machine_from_dict(document: object) -> Machine:
         raise InvalidRequestError(
             f"is no machine: its 'format' must be '{MACHINE_FORMAT}'", "machine"
         )
-    values = {name: value for name, value in document.items() if name != "format"}
-    known = ("name", "flops_per_second", *_RATES, "host_memory_bytes", "efficiency", "source")
-    for name in values:
-        if name not in known:
-            raise InvalidRequestError(
-                f"is not a field; known are {', '.join(known)}", f"machine.{name}"
-            )
-    for name in known[: 2 + len(_RATES)]:
-        if name not in values:
-            raise InvalidRequestError("is missing", f"machine.{name}")
-    flops = values["flops_per_second"]
-    if (
-        not isinstance(flops, Mapping)
-        or "fp32" not in flops
-        or not set(flops) <= set(ELEMENT_TYPES)
-    ):
+    values = {"efficiency": 1.0, "source": "rates given by the user", **document}
+    del values["format"]
+    known = {each.name for each in fields(Machine)}
+    if unknown := sorted(values.keys() - known):
+        raise InvalidRequestError(
+            f"is not a field; known are {', '.join(sorted(known))}", f"machine.{unknown[0]}"
+        )
+    flops = values.get("flops_per_second")
+    if not isinstance(flops, Mapping) or not {"fp32"} <= set(flops) <= set(ELEMENT_TYPES):
         raise InvalidRequestError(
             f"must hold the rate of fp32, and may hold those of {', '.join(ELEMENT_TYPES)}",
             "machine.flops_per_second",
         )
-    rates = {f"flops_per_second.{name}": rate for name, rate in flops.items()} | {
-        name: values[name] for name in _RATES
+    rates = {name: values.get(name) for name in _RATES} | {
+        f"flops_per_second.{name}": rate for name, rate in flops.items()
     }
-    rates |= {name: values[name] for name in ("host_memory_bytes", "efficiency") if name in values}
-    for name, rate in rates.items():
+    rates |= {"host_memory_bytes": values.get("host_memory_bytes", 1)}
+    for name, rate in {**rates, "efficiency": values["efficiency"]}.items():
         if type(rate) not in (int, float) or not 0 < rate < float("inf"):
             raise InvalidRequestError(
                 f"must be a number above 0, not {describe(rate)}", f"machine.{name}"
             )
-    if values.get("efficiency", 1) > 1:
-        raise InvalidRequestError(
-            f"must be at most 1, not {describe(values['efficiency'])}", "machine.efficiency"
-        )
-    return Machine(**{"efficiency": 1.0, "source": "rates given by the user", **values})
+    if "name" not in values:
+        raise InvalidRequestError("is missing", "machine.name")
+    return Machine(**values)
