@@ -35,7 +35,7 @@ from gpumemnet.site.releases import Registry
 from gpumemnet.units import MIB
 from models.retrain.gate import losses
 from models.retrain.pipeline import retrain
-from models.retrain.request import Request
+from models.retrain.release import Request
 from models.retrain.steps import JUDGING_CODE, TRAINING_CODE, code_hash
 from models.training.data import load_labelled_jobs
 from models.training.export import save_classifier

@@ -20,9 +20,9 @@ from gpumemnet.predict.bundle_card import ALL_FAMILIES, COMMON, ENCODERS
 from gpumemnet.predict.features import FEATURE_SCHEMA
 
 if TYPE_CHECKING:
-    from .retrain.request import Outcome, Request
+    from .retrain.release import Outcome, Request
     from .training.data import LabelledJobs
-    from .training.plan_file import FoundPlan
+    from .training.plans import FoundPlan
 
 DATASETS: Final = Path("dataset_builder/datasets")
 """From the folder in which a command runs."""
@@ -313,7 +313,7 @@ def retrain(
         command or data, 1 a failure.
     """
     from .retrain.pipeline import retrain as run_retraining
-    from .retrain.request import FAILED, RETRAINED, Request, RetrainingError
+    from .retrain.release import FAILED, RETRAINED, Request, RetrainingError
 
     if registry is None and not dry_run:
         raise InvalidRequestError(
@@ -463,7 +463,7 @@ def _found_plans(paths: list[Path]) -> tuple[FoundPlan, ...]:
     """
     if not paths:
         return ()
-    from .training.plan_file import read_plan
+    from .training.plans import read_plan
 
     plans = tuple(map(read_plan, paths))
     for number, plan in enumerate(plans):

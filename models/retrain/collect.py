@@ -2,30 +2,46 @@
 cannot be true.
 
 A row is refused if its numbers contradict physics or each other (:mod:`gpumemnet.site.validation`,
-:mod:`.columns_check`).  If a file has many such rows of a family, the whole family of that file is
+:func:`is_swapped`).  If a file has many such rows of a family, the whole family of that file is
 refused.  So it is if all its labels are in another unit.
+
+Finds rows with batch size and input size swapped: the first layer's weights fit the batch size
+instead of the input size.
+
+The closed form gives nearly the same memory for such a row, so that no other check notices it.
+
+Finds labels in the wrong unit: MB written for MiB, or 1000 for 1024.
+
+Memory is a line over the closed form, and the context is its intercept.  If slope and intercept of
+a file both differ from the known ones by the same ratio of two units, the labels are in the other
+unit.  Another context changes the intercept only.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.measurement import OBSERVED, Measurement, identity
-from gpumemnet.job.training_job import FAMILIES
+from gpumemnet.job.training_job import FAMILIES, TrainingJob
 from gpumemnet.physics.replicas import WITH_OTHERS
 from gpumemnet.site.validation import validate
 
 from ..training.data import ZOO
-from .columns_check import SWAPPED, is_swapped
-from .rows import Row, content_key, observation_time
-from .units_check import unit_error
+
+if TYPE_CHECKING:
+    from ..networks.physics_line import PhysicsLine
 
 REFUSING_RULES: Final = frozenset(
     {
@@ -204,3 +220,135 @@ def _without_duplicates(rows: Iterable[Row]) -> list[Row]:
     for row in rows:
         chosen.setdefault((*identity(row.measurement), row.measurement.label_source), row)
     return list(chosen.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measurement and where it comes from.
+
+    Attributes:
+        measurement: the row.
+        origin: SHA-256 of its file.
+        number: its number in the file, from 1.
+        observed_at: when the job ended, in seconds since 1970; ``None`` unless it is an observation
+            that says so.
+        key: hash of what it says.
+    """
+
+    measurement: Measurement
+    origin: str
+    number: int
+    observed_at: float | None
+    key: str
+
+
+def newest_runs(rows: Iterable[Row]) -> list[Row]:
+    """The newest of several observed runs of a job, so that a job that runs every hour does not
+    outweigh the others."""
+    chosen: dict[object, Row] = {}
+    for row in rows:
+        earlier = chosen.get(row.measurement.job)
+        if earlier is None or (row.observed_at or 0.0) >= (earlier.observed_at or 0.0):
+            chosen[row.measurement.job] = row
+    return list(chosen.values())
+
+
+def content_key(measurement: Measurement) -> str:
+    """Hash of what a measurement says about memory; equal for rows that teach the same."""
+    content = (
+        measurement.job,
+        measurement.options,
+        measurement.status,
+        measurement.label_bytes,
+        measurement.capacity_bytes,
+        measurement.context_bytes,
+    )
+    return hashlib.sha256(
+        repr((*content, measurement.gpu, measurement.label_source, measurement.provenance)).encode()
+    ).hexdigest()[:32]
+
+
+def observation_time(measurement: Measurement) -> float | None:
+    """When an observed job ended, or else when it was reported, in seconds since 1970; ``None`` for
+    other rows."""
+    if measurement.provenance != OBSERVED:
+        return None
+    try:
+        options = json.loads(measurement.options)
+    except ValueError:
+        return None
+    for name in ("observed_at", "received_at"):
+        value = options.get(name) if isinstance(options, dict) else None
+        if isinstance(value, int | float):
+            return float(value)
+        if isinstance(value, str):
+            try:
+                return datetime.fromisoformat(value).timestamp()
+            except ValueError:
+                continue
+    return None
+
+
+SWAPPED: Final = "batch-and-input-swapped"
+
+
+def is_swapped(job: TrainingJob) -> bool:
+    """Whether the weights of a first linear layer are those for an input of ``batch_size``
+    elements, not ``input_elements``."""
+    if not job.layers or job.layers[0].kind != "linear":
+        return False
+    outputs, weights = job.layers[0].activations, job.layers[0].parameters
+    fits = [
+        weights in (size * outputs, (size + 1) * outputs)
+        for size in (job.input_elements, job.batch_size)
+    ]
+    return fits == [False, True]
+
+
+FEWEST: Final = 20
+"""Rows that a line needs, in the file and in those before it."""
+RATIOS: Final = {
+    "1000 for 1024": 1000 / 1024,
+    "1024 for 1000": 1024 / 1000,
+    "MB for MiB": 1000**2 / 1024**2,
+    "MiB for MB": 1024**2 / 1000**2,
+    "GB for GiB": 1000**3 / 1024**3,
+    "GiB for GB": 1024**3 / 1000**3,
+}
+_LINE: Final = (("segment_bytes",),)
+"""One term only: the slopes of two terms that grow together cannot be estimated well."""
+TOLERANCE: Final = 0.006
+"""Largest distance from a ratio, in logarithms; the ratios lie 0.024 apart."""
+
+
+def unit_error(rows: Sequence[Row], reference: Sequence[Measurement]) -> str | None:
+    """A sentence that names the wrong unit of ``rows``; ``None`` if it is that of ``reference``
+    (same family, GPU and source)."""
+    own_rows = [row.measurement for row in rows if _is_usable(row.measurement)]
+    reference_rows = [row for row in reference if _is_usable(row)]
+    if min(len(own_rows), len(reference_rows)) < FEWEST:
+        return None
+    reference_line, own_line = _line(reference_rows), _line(own_rows)
+    pairs = (
+        (reference_line.intercept_mib, own_line.intercept_mib),
+        (reference_line.slopes[0], own_line.slopes[0]),
+    )
+    if any(min(pair) <= 0 for pair in pairs):
+        return None
+    changes = [math.log(found / expected) for expected, found in pairs]
+    for name, ratio in RATIOS.items():
+        if all(abs(change - math.log(ratio)) < TOLERANCE for change in changes):
+            return f"all labels are {ratio:.3f} times those of the files before, context included: {name}"
+    return None
+
+
+def _is_usable(measurement: Measurement) -> bool:
+    return measurement.label_bytes is not None and measurement.job.has_layers
+
+
+def _line(rows: Sequence[Measurement]) -> PhysicsLine:
+    from ..networks.physics_line import fit_line  # loads scikit-learn
+    from ..training.data import features_on
+
+    labels = np.array([row.label_bytes for row in rows], dtype=np.float64)
+    return fit_line(features_on(rows[0].gpu, [row.job for row in rows]), labels, _LINE)

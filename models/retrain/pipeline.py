@@ -21,12 +21,10 @@ from gpumemnet.job.measurement import OBSERVED
 from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
 from gpumemnet.site.releases import SHIPPED, Registry
 
-from .champion_data import dataset_hashes, newest_training_observation
 from .collect import collect
 from .gate import RULE
-from .release import put_into_service
-from .report import write_report
-from .request import Outcome, Request, RetrainingError
+from .judging import dataset_hashes, newest_training_observation
+from .release import Outcome, Request, RetrainingError, put_into_service, write_report
 from .steps import JUDGING_CODE, cached_document, code_hash, code_version, content_hash
 from .track_runs import TrackRunner
 from .tracks import Track, find_tracks, too_few

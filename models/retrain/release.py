@@ -8,14 +8,19 @@ steps finds what it made.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
+from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import RegistryError, UnknownReleaseError
 from gpumemnet.predict.bundle import load_bundle
 from gpumemnet.site.releases import Aliases, Change, Registry
 
-from .request import NOTHING_BETTER, PROMOTED, Outcome, Request
+from .gate import MEASURES
+
+if TYPE_CHECKING:
+    from ..training.plans import FoundPlan
 
 MADE_BY = "models retrain"
 
@@ -158,3 +163,135 @@ def lineage(document: dict[str, Any]) -> dict[str, Any]:
             for track in document["tracks"]
         ],
     }
+
+
+RETRAINED: Final = ("mlp", "transformer")
+"""Encoders that are retrained, each for one family; a model that families have in common is not."""
+PROMOTED: Final = 0
+FAILED: Final = 1
+NOTHING_BETTER: Final = 10
+"""Exit codes; 2 is the user's error, as everywhere."""
+
+
+class RetrainingError(Exception):
+    """A failure that no input caused, in one sentence; the champion is unchanged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One retraining.
+
+    Attributes:
+        datasets, observations: files to learn from, in this order.
+        registry: the registry's folder; ``None`` only for a dry run against the shipped bundles.
+        work: folder of the steps' results and of the reports.
+        encoders: which classifiers to train.
+        seed, epochs: of the plans; their own epochs unless given.
+        plans: found by a search, at most one for a family and encoder; the project's own for the
+            others.
+        is_dry_run: whether the registry is left alone.
+        as_challenger: whether what is better becomes challenger and not champion.
+    """
+
+    datasets: tuple[Path, ...]
+    observations: tuple[Path, ...]
+    registry: Path | None
+    work: Path
+    encoders: tuple[str, ...] = ("mlp",)
+    seed: int = 0
+    epochs: int | None = None
+    plans: tuple[FoundPlan, ...] = ()
+    is_dry_run: bool = False
+    as_challenger: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The result of a retraining.
+
+    Attributes:
+        exit_code: of the command.
+        sentence: for people.
+        release: the release that was made, or would have been.
+        report: the report in Markdown.
+        document: the report as data.
+    """
+
+    exit_code: int
+    sentence: str
+    release: str | None
+    report: Path
+    document: dict[str, Any]
+
+
+_HEADINGS: Final = ("part", "jobs", *MEASURES)
+
+
+def write_report(path: Path, document: dict[str, Any]) -> Path:
+    """Write the Markdown of ``document`` to ``path``, unless the file has it already."""
+    content = markdown(document).encode()
+    if not path.is_file() or path.read_bytes() != content:
+        replace_file(path, content)
+    return path
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """The report."""
+    better = [track["track"] for track in document["tracks"] if track["promote"]]
+    lines = ["# Retraining", ""]
+    lines.append(
+        f"Champion: {document['champion']}. {'Better: ' + ', '.join(better) if better else 'No candidate is better'}."
+    )
+    lines.append(
+        f"Run {document['run'][:12]}, seed {document['seed']}, commit {document['code']['commit'] or 'unknown'}."
+    )
+    lines += ["", "## Files", "", "| file | sha256 | rows | used |", "| --- | --- | ---: | ---: |"]
+    lines += [
+        f"| {file['name']} | {file['sha256'][:12]} | {file['rows']:,} | {file['used']:,} |"
+        for file in document["files"]
+    ]
+    if document["refused"] or document["left_out"]:
+        lines += ["", "Not used:", ""]
+        lines += [
+            f"* {refused['file']}: {refused['rows']:,} rows: {refused['reason']}"
+            for refused in document["refused"]
+        ]
+        lines += [f"* {sentence}" for sentence in document["left_out"]]
+    for track in document["tracks"]:
+        lines += _track(track)
+    lines += [
+        "",
+        "Each measure: the champion's mean loss → the candidate's; in brackets the p-value of the",
+    ]
+    lines += [
+        "improvement. Error in log-bytes, waste as a share of the memory, the others as shares of the jobs.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _track(track: dict[str, Any]) -> list[str]:
+    rows = ", ".join(
+        f"{count:,} {name.replace('_', ' ')}" for name, count in track["rows"].items() if count
+    )
+    lines = ["", f"## {track['track']}, {track['encoder']}", ""]
+    lines.append(
+        f"{track['gpu']}, read by {track['label_source']}: {rows or 'no'} rows. {'Better.' if track['promote'] else 'Not taken.'}"
+    )
+    lines += ["", *(f"* {reason}" for reason in track["reasons"])]
+    verdict = track["verdict"]
+    if verdict and verdict["parts"]:
+        lines += [
+            "",
+            f"| {' | '.join(_HEADINGS)} |",
+            f"| --- | {' | '.join(['---:'] * (len(_HEADINGS) - 1))} |",
+        ]
+        for part in verdict["parts"]:
+            cells = [f"{part['name']}{'' if part['decides'] else ' (guard)'}", f"{part['rows']:,}"]
+            for measure in MEASURES:
+                found = part["measures"][measure]
+                cells.append(
+                    f"{found['champion']:.2%} → {found['candidate']:.2%} ({found['p_not_better']:.3f})"
+                )
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines

@@ -15,17 +15,18 @@ from typing import Any
 from gpumemnet.predict.bundle import Bundle
 
 from ..training.data import LabelledJobs, labelled_jobs
-from .champion_data import (
+from .collect import Collected, Row
+from .gate import RULE
+from .judging import (
     dataset_hashes,
+    judge_candidate,
     known_held_out_architectures,
     missing_comparison_data,
+    parts_of,
     slot_of,
+    without_answer,
 )
-from .collect import Collected
-from .gate import RULE
-from .judging import judge_candidate, parts_of, without_answer
-from .request import Request
-from .rows import Row
+from .release import Request
 from .steps import (
     JUDGING_CODE,
     TRAINING_CODE,

@@ -22,8 +22,7 @@ from gpumemnet.site.mlflow import MlflowStore, push
 from gpumemnet.site.releases import Registry
 
 from .gate import MEASURES
-from .release import lineage
-from .request import PROMOTED, Outcome, Request
+from .release import PROMOTED, Outcome, Request, lineage
 
 KEY_TAG: Final = "gpumemnet.run"
 """Names a run by the hash of its inputs: the same retraining again is the same run."""

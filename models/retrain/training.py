@@ -17,11 +17,9 @@ from gpumemnet.predict.bundle import Bundle, save_bundle
 from ..training.data import LabelledJobs, labelled_jobs
 from ..training.export import save_classifier
 from ..training.mlp import TrainedClassifier, TrainingPlan, train_classifier
-from ..training.plan_file import FoundPlan
-from ..training.plans import Plan, mlp_plan, transformer_plan
+from ..training.plans import FoundPlan, Plan, mlp_plan, transformer_plan
 from ..training.sequence import SequencePlan, train_sequence_classifier
-from .holdout import HELD_OUT_RULE
-from .tracks import Track, TrainingData
+from .tracks import HELD_OUT_RULE, Track, TrainingData
 
 
 def train_candidate(

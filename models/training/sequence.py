@@ -31,8 +31,14 @@ from ..networks.mlp import (
     with_constant_inputs,
 )
 from ..networks.physics_line import LAYER_TERMS
-from ..networks.sequence import SequenceInputs, SequenceNetwork, encoder_width, initialised
-from ..networks.served import MixtureHead, SequenceClassifier
+from ..networks.served import (
+    MixtureHead,
+    SequenceClassifier,
+    SequenceInputs,
+    SequenceNetwork,
+    encoder_width,
+    initialised,
+)
 from .bounds import (
     Errors,
     calibrated_coverages,

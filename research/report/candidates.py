@@ -37,6 +37,7 @@ from models.evaluation.baselines import (
 )
 from models.networks.mlp import float_tensor
 from models.training.bounds import COVERAGES
+from models.training.card import fit_traced_peak
 from models.training.data import LabelledJobs, features_on, joined
 from models.training.export import save_classifier
 from models.training.mlp import (
@@ -48,7 +49,6 @@ from models.training.sequence import (
     SequencePlan,
     train_sequence_classifier,
 )
-from models.training.traced_peak import fit_traced_peak
 from research.estimators.gpumemnet_paper.training import fit_paper_mlp, fit_paper_transformer
 from research.estimators.published_formulas import horus, naive
 

@@ -14,16 +14,15 @@ from gpumemnet.job.job_table import JobTable
 from gpumemnet.predict.bundle import Bundle, save_bundle, shipped_bundles
 from gpumemnet.predict.prediction import PredictionOptions, PredictionTable
 from gpumemnet.predict.predictor import Predictor
-from models.retrain.champion_data import (
+from models.retrain.collect import collect
+from models.retrain.judging import (
     known_held_out_architectures,
     missing_comparison_data,
     newest_training_observation,
+    without_answer,
 )
-from models.retrain.collect import collect
-from models.retrain.holdout import HELD_OUT_RULE
-from models.retrain.judging import without_answer
 from models.retrain.steps import JUDGING_CODE, ROOT, TRAINING_CODE, cached_document, code_files
-from models.retrain.tracks import Track, find_tracks
+from models.retrain.tracks import HELD_OUT_RULE, Track, find_tracks
 from tests.models.retraining import dataset, measured
 
 FEWEST = 15

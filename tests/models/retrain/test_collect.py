@@ -10,8 +10,7 @@ import pytest
 from gpumemnet.errors import DatasetError
 from gpumemnet.units import MIB
 from models.retrain.collect import Refusal, collect
-from models.retrain.holdout import is_held_out
-from models.retrain.tracks import find_tracks, too_few, training_data
+from models.retrain.tracks import find_tracks, is_held_out, too_few, training_data
 from tests.models.retraining import dataset, measured, observed, relabelled
 
 ROWS = 60

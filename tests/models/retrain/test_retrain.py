@@ -21,8 +21,7 @@ from gpumemnet.job.job_files import VERSION_KEY
 from gpumemnet.predict.bundle import load_bundle, save_bundle
 from gpumemnet.site.releases import Registry
 from gpumemnet.units import MIB
-from models.retrain.release import put_into_service
-from models.retrain.request import Request
+from models.retrain.release import Request, put_into_service
 from tests.models.retraining import EPOCHS, dataset, measured, observed, relabelled
 from tests.models.retraining_site import Forks, Promotion, Site, faulty_runs
 

@@ -18,9 +18,9 @@ from gpumemnet.predict.bundle import load_bundle
 from gpumemnet.site.mlflow import MlflowStore
 from gpumemnet.site.releases import Registry
 from gpumemnet.units import MIB
-from models.retrain.holdout import HELD_OUT_RULE
+from models.retrain.tracks import HELD_OUT_RULE
 from models.training.mlp import TrainingPlan
-from models.training.plan_file import document_of
+from models.training.plans import document_of
 from tests.mlflow_stores import empty_store, needs_mlflow, store_in
 from tests.models.retraining import EPOCHS, dataset, measured, observed
 from tests.registries import other_bundle, shipped

@@ -12,10 +12,10 @@ from gpumemnet.job.job_table import JobTable
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import GIB, MIB
 from models.training.bounds import COVERAGES
+from models.training.card import fit_traced_peak
 from models.training.data import LabelledJobs, folds
 from models.training.export import save_classifier
 from models.training.mlp import TrainingPlan, train_classifier
-from models.training.traced_peak import fit_traced_peak
 from research.report.candidates import traced_peak_answers
 
 CONTEXT = 700 * MIB
