@@ -46,7 +46,7 @@ from gpumemnet.tracing.options import (  # noqa: E402
     TraceOptions,
     with_cudnn,
 )
-from research.traces.subjects import subject, traced_run  # noqa: E402
+from research.traces.labels import subject, traced_run  # noqa: E402
 
 FAMILIES = ("mlp", "cnn", "transformer", "zoo")
 GPU = "H200"

@@ -51,9 +51,9 @@ from gpumemnet.tracing.options import (  # noqa: E402
     Platform,
     TraceOptions,
 )
+from research.traces.labels import traced_run  # noqa: E402
 from research.traces.real_jobs.campaign import freeze  # noqa: E402
 from research.traces.real_jobs.networks import build, sample  # noqa: E402
-from research.traces.subjects import traced_run  # noqa: E402
 
 DATASET = ROOT / "dataset_builder" / "datasets" / "real_runs" / "traced_real_jobs.parquet"
 GPU = "H200"

@@ -39,8 +39,7 @@ from gpumemnet.tracing.timeline import CONVOLUTION_WORKSPACE, LongRun, Timeline,
 from gpumemnet.units import MIB  # noqa: E402
 from research.published_tables import timm_models  # noqa: E402
 from research.published_tables.real_runs import RealModel  # noqa: E402
-from research.traces.kept_runs import KeptRuns, run_from_dict  # noqa: E402
-from research.traces.prefetching_loader import with_prefetching  # noqa: E402
+from research.traces.kept_runs import KeptRuns, run_from_dict, with_prefetching  # noqa: E402
 
 REPLAYS: Final = 8
 FACTORS: Final = (0, 0.5, 1, 1, 2)

@@ -34,7 +34,7 @@ from gpumemnet.job.training_job import TrainingJob  # noqa: E402
 from gpumemnet.physics.replicas import communicator_bound_bytes, communicator_bytes  # noqa: E402
 from gpumemnet.predict.bundle import shipped_bundles  # noqa: E402
 from gpumemnet.predict.predictor import Predictor  # noqa: E402
-from research.traces.subjects import traceable, traced_run  # noqa: E402
+from research.traces.labels import traceable, traced_run  # noqa: E402
 
 RANKS = 8
 DATASETS = ROOT / "dataset_builder" / "datasets"

@@ -42,7 +42,7 @@ from gpumemnet.errors import GpumemnetError  # noqa: E402
 from gpumemnet.gpu.catalogue import device_profile  # noqa: E402
 from gpumemnet.tracing.model_on_gpu import blocks, gathered_in  # noqa: E402
 from gpumemnet.tracing.training_loop import AUTOCAST  # noqa: E402
-from research.traces.subjects import traceable  # noqa: E402
+from research.traces.labels import traceable  # noqa: E402
 
 FAMILIES = ("mlp", "cnn", "transformer")
 PARALLEL_FORMS = (("ddp", 8), ("fsdp", 8), ("fsdp_zero2", 4), ("ddp", 2), ("fsdp", 6), ("fsdp", 64))

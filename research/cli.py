@@ -109,7 +109,7 @@ def compare(
 ) -> None:
     """Trace measured jobs, and compare the traces with the measurements and with FakeTensor
     alone."""
-    from research.compare.run import compare as run
+    from research.traces.compare import compare as run
 
     run(datasets, rows, seed, workers, out, as_json=as_json)
 
@@ -179,9 +179,9 @@ def add_traces(
     as_json: AsJson = False,
 ) -> None:
     """Add the traced peak to each job of a dataset."""
-    from research.traces import peaks
+    from research.traces.labels import add_traces as run
 
-    traced, failed = peaks.add_traces(dataset, out, workers)
+    traced, failed = run(dataset, out, workers)
     sentence = f"{traced:,} jobs traced, {failed:,} could not be; written to {out}"
     print_result({"traced": traced, "failed": failed, "dataset": out}, sentence, as_json=as_json)
 

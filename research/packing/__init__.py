@@ -8,12 +8,9 @@ left out, unless a factor for it is given.
 """
 
 from research.packing.amounts import Amounts, estimators
-from research.packing.cards import FITS, Policy
-from research.packing.figures import Figures, figures
-from research.packing.inventory import Inventory, inventory
-from research.packing.reading import Trace, TraceRow, read_trace
-from research.packing.simulation import Run, simulate
-from research.packing.workload import Workload, workload
+from research.packing.cluster import FITS, Inventory, Policy, Run, inventory, simulate
+from research.packing.report import Figures, figures
+from research.packing.trace import Trace, TraceRow, Workload, read_trace, workload
 
 __all__ = [
     "Amounts",

@@ -23,12 +23,12 @@ from gpumemnet.predict.features import FEATURE_NAMES, feature_matrix
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.units import MIB, ceil_mib
 from research.estimators.published_formulas import horus, naive
-from research.packing.inventory import Inventory
-from research.packing.reading import TraceRow
+from research.packing.trace import TraceRow
 
 if TYPE_CHECKING:
     from gpumemnet.predict.prediction import Prediction
     from gpumemnet.predict.predictor import Predictor
+    from research.packing.cluster import Inventory
 
 NONE: Final = -1
 """Marks a row without an answer."""

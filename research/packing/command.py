@@ -19,8 +19,7 @@ from gpumemnet.predict.fits import MAX_FREE_MIB
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 
 if TYPE_CHECKING:
-    from research.packing.figures import Figures
-    from research.packing.report import Report
+    from research.packing.report import Figures, Report
 
 
 def pack(
@@ -119,12 +118,10 @@ def pack(
         Predictor,
     )  # onnxruntime takes a tenth of a second that --help need not wait for
     from research.packing.amounts import estimators as amounts_of
-    from research.packing.cards import Policy
-    from research.packing.inventory import inventory
+    from research.packing.cluster import Policy, inventory
     from research.packing.picture import check_picture, draw
-    from research.packing.reading import read_trace
     from research.packing.report import report
-    from research.packing.workload import workload
+    from research.packing.trace import read_trace, workload
 
     for name, amount in (("unknown_mib", unknown_mib), ("headroom_mib", headroom_mib)):
         if amount is not None and not 0 <= amount <= MAX_FREE_MIB:

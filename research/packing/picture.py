@@ -16,16 +16,8 @@ from typing import TYPE_CHECKING, Final
 from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import InvalidRequestError, MissingExtraError
 from gpumemnet.job.layers import describe
-from research.packing.amounts import (
-    EXCLUSIVE,
-    LIMIT,
-    ORACLE,
-    REQUEST,
-    TRACED_LIMIT,
-    TRACED_REQUEST,
-)
-from research.packing.figures import Figures
-from research.packing.report import Report
+from research.packing.amounts import EXCLUSIVE, LIMIT, ORACLE, REQUEST, TRACED_LIMIT, TRACED_REQUEST
+from research.packing.report import Figures, Report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,8 +15,7 @@ later poolings; what moves memory in it:
   largest reading.
 
 Networks of the shape ``dense`` are refused: how often they were thinned out hung on a random number
-that is not in the row.
-"""
+that is not in the row."""
 
 from __future__ import annotations
 
@@ -26,15 +25,60 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from torch import Tensor, nn
+
 from dataset_builder.families import TensorSpec
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import describe
 from gpumemnet.job.measurement import Measurement
-
-from .rows import PUBLISHED_OPTIONS, LeftOutError, Row, count_in, published_measurement, text_in
+from research.published_tables.rows import (
+    PUBLISHED_OPTIONS,
+    LeftOutError,
+    Row,
+    count_in,
+    published_measurement,
+    text_in,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+
+def convolution(
+    given: int, channels: int, stride: int, activation: str, norm: bool, dropout: float
+) -> nn.Sequential:
+    """A convolution of 3 x 3 with its normalisation, activation and dropout."""
+    layers: list[nn.Module] = [nn.Conv2d(given, channels, 3, stride, 1)]
+    if norm:
+        layers.append(nn.BatchNorm2d(channels))
+    layers.append(getattr(nn, activation)())
+    if dropout:
+        layers.append(nn.Dropout(dropout))
+    return nn.Sequential(*layers)
+
+
+class ResidualUnit(nn.Module):
+    """Two convolutions beside a shortcut, which is a convolution of 1 x 1 where the shape
+    changes."""
+
+    def __init__(
+        self, given: int, channels: int, stride: int, activation: str, norm: bool, dropout: float
+    ) -> None:
+        super().__init__()
+        self.first = convolution(given, channels, stride, activation, norm, dropout)
+        self.second = convolution(channels, channels, 1, activation, norm, dropout)
+        changes = given != channels or stride != 1
+        projection: list[nn.Module] = [nn.Conv2d(given, channels, 1, stride)] if changes else []
+        self.shortcut = nn.Sequential(
+            *projection, *([nn.BatchNorm2d(channels)] if changes and norm else [])
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The sum; the shortcut goes first."""
+        shortcut: Tensor = self.shortcut(images)
+        summed: Tensor = self.second(self.first(images)) + shortcut
+        return summed
+
 
 COLUMNS: Final = (
     "Filename",
@@ -180,8 +224,6 @@ def build(architecture: PublishedCnn) -> nn.Module:
     """The network on torch's current default device: images ``[batch, channels, size, size]`` to
     class probabilities."""
     from torch import nn
-
-    from .cnn_modules import ResidualUnit, convolution
 
     a = architecture
     given, size = a.input_channels, a.input_size

@@ -30,8 +30,7 @@ in its default form ``standard``; what moves memory in it:
 ``Accumulated Params`` is the embedding and all linear layers but the fused projection of queries,
 keys and values; ``Total Parameters`` is what its summary saw run: the embedding, feed-forward,
 norms and head.  Neither holds the fused projection or the positions, and the latter lacks the
-attention's output projection too.  It is 0 where the summary's forward pass failed.
-"""
+attention's output projection too.  It is 0 where the summary's forward pass failed."""
 
 from __future__ import annotations
 
@@ -41,16 +40,66 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import torch
+from torch import Tensor, nn
+
 from dataset_builder.families import TensorSpec
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import Layer, describe
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.job.training_job import TrainingJob
-
-from .rows import PUBLISHED_OPTIONS, Row, count_in, published_measurement, text_in
+from research.published_tables.rows import (
+    PUBLISHED_OPTIONS,
+    Row,
+    count_in,
+    published_measurement,
+    text_in,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+
+class EncoderClassifier(nn.Module):
+    """Token embedding and learned positions, post-norm encoder layers with ReLU, the mean over the
+    positions, a linear head.
+
+    Attributes:
+        embedding: tokens to vectors; its gradient is dense.
+        positional_encoding: one vector for each position, zero at first, trained.
+        encoder: the layers, none of them masked, so their attention weights are never asked for.
+        head: vectors to classes.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocabulary: int,
+        width: int,
+        depth: int,
+        heads: int,
+        feed_forward_width: int,
+        dropout: float,
+        length: int,
+        classes: int,
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.positional_encoding = nn.Parameter(torch.zeros(1, length, width))
+        layer = nn.TransformerEncoderLayer(
+            width, heads, feed_forward_width, dropout, batch_first=True
+        )
+        self.encoder = nn.TransformerEncoder(
+            layer, depth, enable_nested_tensor=False
+        )  # nested tensors are for inference
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens ``[batch, length]`` to logits ``[batch, classes]``."""
+        positions: Tensor = self.encoder(self.embedding(tokens) + self.positional_encoding)
+        logits: Tensor = self.head(positions.mean(dim=1))
+        return logits
+
 
 COLUMNS: Final = (
     *("Filename", "Batch Size", "Seq Length", "Embedding Size", "Num Layers", "Num Heads"),
@@ -221,7 +270,6 @@ def describe_network(architecture: PublishedTransformer) -> Network:
 def build(architecture: PublishedTransformer) -> nn.Module:
     """The network on torch's current default device: tokens ``[batch, seq_length]`` to logits
     ``[batch, num_classes]``."""
-    from .transformer_modules import EncoderClassifier
 
     a = architecture
     return EncoderClassifier(

@@ -49,7 +49,7 @@ from models.training.sequence import (
     SequencePlan,
     train_sequence_classifier,
 )
-from research.estimators.gpumemnet_paper.training import fit_paper_mlp, fit_paper_transformer
+from research.estimators.gpumemnet_paper import fit_paper_mlp, fit_paper_transformer
 from research.estimators.published_formulas import horus, naive
 
 Array = NDArray[np.float64]

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from models.evaluation.metrics import confusion
-from research.report.section import Section
+from research.report.figures import NO_ANSWER, Section, judged_rows, label_word, predicted_bins
+from research.report.pictures import new_figure, shown_bins, width_name
 
-from .candidate_figures import NO_ANSWER, judged_rows, predicted_bins
-from .canvas import label_word, new_figure, shown_bins, width_name
 from .tables import share
 
 if TYPE_CHECKING:

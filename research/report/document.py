@@ -13,19 +13,31 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from research.report.section import Section
+from research.report.figures import (
+    CandidateFigures,
+    CoveragePoint,
+    Reliability,
+    Section,
+    candidate_figures,
+    coverages,
+    estimates,
+    groupings,
+    reliability,
+)
+from research.report.pictures import (
+    baselines,
+    coverage_picture,
+    octave_picture,
+    png,
+    reliability_picture,
+    scatter_picture,
+    write_whole,
+    zoo_picture,
+)
 
-from .amount_pictures import octave_picture, scatter_picture
-from .calibration import CoveragePoint, Reliability, coverages, reliability
-from .calibration_pictures import coverage_picture, reliability_picture
-from .candidate_figures import CandidateFigures, candidate_figures
-from .canvas import baselines, png, write_whole
 from .confusion_picture import confusion_picture
-from .groups import groupings
 from .published import published_beside
 from .tables import LEGEND, TRACED, bin_table, byte_table, group_table, model_table
-from .zoo import estimates
-from .zoo_picture import zoo_picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -32,6 +32,7 @@ from models.training.mlp import train_classifier
 from models.training.plans import common_plan, mlp_plan, transformer_plan
 from models.training.sequence import train_sequence_classifier
 from research.report import write_report
+from research.report.figures import Section
 
 from .candidates import (
     COMMON,
@@ -52,7 +53,6 @@ from .candidates import (
     served_answers,
     traced_peak_answers,
 )
-from .section import Section
 from .study import (
     Progress,
     Study,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from research.report.section import Section
+from research.report.figures import Section
 
 
 @dataclass(frozen=True, slots=True)

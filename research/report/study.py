@@ -16,6 +16,7 @@ from gpumemnet.predict.bundle import Bundle
 from gpumemnet.sandbox.workers import worker_pool
 from models.answers import Answers, concatenated
 from models.training.data import LabelledJobs, Rows, folds
+from research.report.figures import Section
 
 from .candidates import (
     MEASURED_CANDIDATES,
@@ -28,7 +29,6 @@ from .candidates import (
     common_answers,
     transferred,
 )
-from .section import Section
 
 Progress = Callable[[str, float], None]
 MEASURED_FOLDS: Final = 5

@@ -10,12 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from gpumemnet.units import MIB
-from research.report.section import Section
+from research.report.figures import GIB_BINS, CandidateFigures, Interval, Section, estimates
 
-from .candidate_figures import GIB_BINS, SCHEMES, CandidateFigures
-from .interval import Interval
+from .figures import SCHEMES
 from .published import PublishedAccuracy
-from .zoo import estimates
 
 NOTHING: Final = "–"
 TRACED: Final = "Labels are traced, not measured: the figures are agreement with the trace."

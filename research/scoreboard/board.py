@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from research.estimators.llmem import LLMEM
+from research.estimators.transformer_formulas import LLMEM
 from research.estimators.xmem import XMEM
 
 from .answers import Answer, KeptAnswers

@@ -17,8 +17,7 @@ from research.estimators.dnnmem import DNNMEM, DNNMEM_OF_MODULES
 from research.estimators.estimator import PublishedEstimator, Subject, Training, subject_of
 from research.estimators.fake_tensor import FAKE_TENSOR, MEM_TRACKER
 from research.estimators.formulas import ACCELERATE, COPIES, HORUS, NAIVE, ZERO2, ZERO3
-from research.estimators.llmem import LLMEM
-from research.estimators.transformer_math import ELEUTHER, KORTHIKANTI
+from research.estimators.transformer_formulas import ELEUTHER, KORTHIKANTI, LLMEM
 from research.estimators.xmem import XMEM
 
 from .answers import Answer, KeptAnswers, asked

@@ -14,8 +14,8 @@ from gpumemnet.atomic_files import replace_file
 from research.estimators import dnnperf
 from research.estimators.estimator import PublishedEstimator
 from research.estimators.xmem import XMEM
+from research.report.pictures import png
 
-from ..report.canvas import png
 from .board import SAMPLE_TITLE, Line, Table
 from .collect import FORMULAS, OF_MODELS
 from .ours import TRACE

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..report.canvas import COLOURS, GREY, OURS, new_figure
+from research.report.pictures import COLOURS, GREY, OURS, new_figure
+
 from .board import Line, Table
 
 if TYPE_CHECKING:

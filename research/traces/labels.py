@@ -1,22 +1,32 @@
-"""Labels the jobs of a recipe by tracing them, where no GPU is available.
-
-A traced row says so in ``label_source`` and ``provenance``.  Its label is the memory that the trace
-expects of the process, with the CUDA context of the GPU's profile.
-"""
+"""Labels jobs by tracing them, without a GPU: rows made traceable, recipes, traced peaks."""
 
 from __future__ import annotations
 
+import json
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+from torch import Tensor, nn
+
+from dataset_builder.families import TensorSpec, family
 from dataset_builder.measure.campaign import ProgressLine, Tally
 from dataset_builder.measure.journal import Journal, Settings
-from dataset_builder.recipe.planned_job import PlannedJob, parse_planned, training_job
+from dataset_builder.measure.training import meta_network
+from dataset_builder.recipe.planned_job import (
+    PlannedJob,
+    parse_options,
+    parse_planned,
+    training_job,
+)
 from dataset_builder.recipe.recipe import Recipe
 from dataset_builder.recipe.sampling import sample_jobs
 from gpumemnet.errors import GpumemnetError
+from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profile
+from gpumemnet.job.dataset import read_dataset, write_dataset
 from gpumemnet.job.measurement import (
     TRACED,
     Measurement,
@@ -24,9 +34,133 @@ from gpumemnet.job.measurement import (
     measurement_to_dict,
 )
 from gpumemnet.sandbox.workers import in_processes
+from gpumemnet.tracing.losses_and_optimizers import TargetLoss
+from gpumemnet.tracing.memory import Replayed, steady_memory
+from gpumemnet.tracing.options import Platform, TraceOptions
 from gpumemnet.tracing.timeline import STEADY_STEPS
+from gpumemnet.tracing.training_loop import record
+from research.published_tables.importing import Rebuilds, published_family
+from research.published_tables.rows import PUBLISHED_OPTIONS
 
-from .subjects import traceable, traced_run
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Subject:
+    """One row, ready to be traced.
+
+    Attributes:
+        measurement: the row.
+        network: on meta tensors, its options applied.
+        inputs: its batch.
+        options: how it is trained.
+        platform: what it ran on.
+    """
+
+    measurement: Measurement
+    network: nn.Module
+    inputs: ModelInputs
+    options: TraceOptions
+    platform: Platform
+
+
+def subject(measurement: Measurement, device: DeviceProfile) -> Subject:
+    """``measurement`` made traceable.
+
+    Raises:
+        DatasetError: when its network cannot be rebuilt.
+    """
+    return (
+        _published(measurement, device)
+        if measurement.provenance == "published"
+        else _measured(measurement, device)
+    )
+
+
+def _measured(measurement: Measurement, device: DeviceProfile) -> Subject:
+    """Subject of a row that the builder measured or traced."""
+    document = json.loads(measurement.architecture)
+    name = "zoo" if "model" in document else measurement.job.family
+    planned = PlannedJob(
+        name, family(name).parse(document), parse_options(json.loads(measurement.options))
+    )
+    return Subject(measurement, *traceable(planned, measurement.job.attention_kernel, device))
+
+
+def traceable(
+    planned: PlannedJob, attention_kernel: str | None, device: DeviceProfile
+) -> tuple[nn.Module, ModelInputs, TraceOptions, Platform]:
+    """What a planned job is traced with: its network on meta tensors, its batch, its options, what
+    it would run on."""
+    members, architecture, batch_size = (
+        family(planned.family),
+        planned.architecture,
+        planned.options.batch_size,
+    )
+    changed = {
+        "attention_kernel": attention_kernel,
+        "checkpointing": "none",
+    }  # the network checkpoints its blocks itself
+    options = TraceOptions(
+        **planned.options.job_fields() | changed, loss=_loss(members, architecture, batch_size)
+    )
+    return (
+        meta_network(planned),
+        _batch(members, architecture, batch_size),
+        options,
+        Platform.of(device, options),
+    )
+
+
+def traced_run(
+    network: nn.Module, inputs: ModelInputs, options: TraceOptions, platform: Platform
+) -> Replayed:
+    """Trace a job, and replay it until its memory is steady.
+
+    Raises:
+        ExtractError: when it cannot be traced.
+    """
+    return steady_memory(
+        record(network, inputs, options, platform).timeline, platform.device
+    ).replayed
+
+
+def _published(measurement: Measurement, device: DeviceProfile) -> Subject:
+    """Subject of a published row; its script held the options fixed and used PyTorch's default
+    switches."""
+    members = published_family(measurement)
+    architecture = members.parse(json.loads(measurement.architecture))
+    with torch.device("meta"):
+        network = members.build(architecture)
+    batch_size = measurement.job.batch_size
+    last = getattr(architecture, "last_batch_size", batch_size)
+    return Subject(
+        measurement,
+        network,
+        _batch(members, architecture, batch_size),
+        TraceOptions(
+            **PUBLISHED_OPTIONS.job_fields(),
+            loss=_loss(members, architecture, batch_size),
+            keeps_names=True,
+            last_batch_size=last if last != batch_size else None,
+            forward_passes_first=getattr(architecture, "forward_passes_first", 0),
+        ),
+        Platform(device=device),
+    )
+
+
+def _batch(members: Rebuilds, architecture: Any, batch_size: int) -> ModelInputs:
+    inputs, _ = members.tensors(architecture)
+    return ModelInputs(tuple(_tensor(spec, batch_size) for spec in inputs), {}, batch_size)
+
+
+def _loss(members: Rebuilds, architecture: Any, batch_size: int) -> TargetLoss:
+    _, target = members.tensors(architecture)
+    return TargetLoss(members.loss, (_tensor(target, batch_size),))
+
+
+def _tensor(spec: TensorSpec, batch_size: int) -> Tensor:
+    dtype = torch.float32 if spec.high is None else torch.long
+    return torch.empty((batch_size, *spec.shape), dtype=dtype, device="meta")
+
 
 PROTOCOL: Final = "trace-8"
 """``trace-2`` since the trace follows PyTorch's CUDA code allocation by allocation
@@ -111,3 +245,30 @@ def _trace_planned(
 ) -> tuple[str, dict[str, Any]]:
     measurement = traced_measurement(parse_planned(document), recipe, seed, device_profile(gpu))
     return key, measurement_to_dict(measurement)
+
+
+def add_traces(dataset: Path, out: Path, workers: int | None) -> tuple[int, int]:
+    """Write ``dataset`` to ``out`` with each job's traced peak; returns how many rows have one, and
+    how many could not be traced.
+
+    Raises:
+        DatasetError: when the dataset cannot be read or ``out`` cannot be written.
+    """
+    rows = read_dataset(dataset)
+    tasks = [(measurement_to_dict(row),) for row in rows]
+    peaks = list(in_processes(_trace_row, tasks, workers))
+    traced = [
+        row if peak is None else replace(row, job=replace(row.job, traced_peak_bytes=peak))
+        for row, peak in zip(rows, peaks, strict=True)
+    ]
+    write_dataset(out, traced)
+    return sum(peak is not None for peak in peaks), sum(peak is None for peak in peaks)
+
+
+def _trace_row(document: dict[str, Any]) -> int | None:
+    measurement = measurement_from_dict(document)
+    try:
+        one: Subject = subject(measurement, device_profile(measurement.gpu))
+        return traced_run(one.network, one.inputs, one.options, one.platform).reserved_bytes
+    except GpumemnetError:
+        return None

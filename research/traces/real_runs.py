@@ -30,12 +30,11 @@ from gpumemnet.site.validation import training_state_bytes
 from gpumemnet.tracing.missing_values import GuessedValues
 from research.published_tables import timm_models, xmem_models
 from research.published_tables.real_runs import Reading, RealModel, RealRuns
+from research.traces.kept_runs import traced_parts, with_prefetching
 
 from .batch_scaling import ScalableRun, prime_for, scalable_run
 from .kept_runs import KeptRuns, run_from_dict, run_to_dict
 from .labels import PROTOCOL
-from .parts import traced_parts
-from .prefetching_loader import with_prefetching
 
 SAMPLES: Final = 8
 """Batch size at which layers are extracted; they are counted per sample."""

@@ -18,8 +18,9 @@ from gpumemnet.job.measurement import PUBLISHED, Measurement
 from gpumemnet.tracing.options import Platform, TraceOptions
 from research.published_tables import real_models, timm_models, xmem_models
 from research.published_tables.real_runs import RealModel
+from research.traces.labels import subject
 
-from .subjects import Subject, subject
+from .labels import Subject
 
 
 def rebuilt(row: Measurement, device: DeviceProfile) -> Subject:

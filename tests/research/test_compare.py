@@ -22,10 +22,18 @@ from gpumemnet.job.dataset import write_dataset
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.tracing.training_loop import record
 from gpumemnet.units import MIB
-from research.compare.estimates import COVERAGE, FOLDS, Estimates, TracedRow, estimates
-from research.compare.figures import figures
-from research.compare.run import all_figures, chosen_rows, trace_rows
-from research.traces.subjects import subject
+from research.traces.compare import (
+    COVERAGE,
+    FOLDS,
+    Estimates,
+    TracedRow,
+    all_figures,
+    chosen_rows,
+    estimates,
+    figures,
+    trace_rows,
+)
+from research.traces.labels import subject
 
 GPU = "NVIDIA A100-SXM4-40GB"
 CONTEXT = 777 * MIB

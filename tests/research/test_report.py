@@ -21,18 +21,27 @@ from models.answers import Answers
 from models.training.data import LabelledJobs
 from models.training.mlp import TrainingPlan
 from models.training.sequence import SequencePlan
-from research.report import canvas, write_report
-from research.report.calibration import coverages, reliability
-from research.report.candidate_figures import GIB_BINS, candidate_figures, predicted_bins
+from research.report import pictures, write_report
 from research.report.candidates import COMMON, CommonNetwork, Plans
-from research.report.canvas import baselines, shown_bins
-from research.report.groups import OCTAVE_WORD, groupings, octave_groups, octave_name
-from research.report.interval import independent_rows, share_interval, wilson
+from research.report.figures import (
+    GIB_BINS,
+    OCTAVE_WORD,
+    Section,
+    candidate_figures,
+    coverages,
+    groupings,
+    independent_rows,
+    octave_groups,
+    octave_name,
+    predicted_bins,
+    reliability,
+    share_interval,
+    wilson,
+)
+from research.report.pictures import baselines, shown_bins, zoo_picture
 from research.report.published import published_beside
-from research.report.section import Section
 from research.report.study import run_studies, traced_study
 from research.report.tables import TRACED, bin_table
-from research.report.zoo_picture import zoo_picture
 from tests.jobs import SMALL_LAYERS, small_job
 
 Array = NDArray[np.float64]
@@ -283,7 +292,7 @@ def test_zoo_bars_are_grouped_per_model_and_cut() -> None:
 
 @pytest.fixture
 def small_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(canvas, "RESOLUTION", 40)
+    monkeypatch.setattr(pictures, "RESOLUTION", 40)
 
 
 def links(report: str) -> list[str]:

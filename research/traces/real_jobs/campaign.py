@@ -34,10 +34,10 @@ from gpumemnet.tracing.model_on_gpu import blocks
 from gpumemnet.tracing.options import Platform, TraceOptions
 from gpumemnet.tracing.timeline import STEADY_STEPS, Timeline
 from gpumemnet.units import GIB
+from research.traces.kept_runs import traced_parts
 
 from ..batch_scaling import ScalableRun, prime_for, scalable_run
 from ..labels import PROTOCOL
-from ..parts import traced_parts
 from .architectures import draw_architecture
 from .networks import Document, build, family_of, head_of, sample
 from .options import RealOptions, draw_options

@@ -35,9 +35,17 @@ from research.estimators.formulas import (
     zero2_bytes,
     zero3_bytes,
 )
-from research.estimators.llmem import LLMEM, chosen_method, llm_parts, pages
-from research.estimators.transformer_math import ELEUTHER, KORTHIKANTI, korthikanti_bytes
-from research.estimators.transformer_shape import TransformerShape, transformer_shape
+from research.estimators.transformer_formulas import (
+    ELEUTHER,
+    KORTHIKANTI,
+    LLMEM,
+    TransformerShape,
+    chosen_method,
+    korthikanti_bytes,
+    llm_parts,
+    pages,
+    transformer_shape,
+)
 
 GPU = device_profile("A100-40GB")
 MLP = TrainingJob(

@@ -17,13 +17,14 @@ from gpumemnet.units import MIB
 from models.answers import Answers
 from models.evaluation.baselines import commonest_bin
 from models.training.data import LabelledJobs, folds
-from research.estimators.gpumemnet_paper.features import (
+from research.estimators.gpumemnet_paper import (
     ACTIVATION_ORDER,
+    PaperTransformer,
+    fit_paper_mlp,
+    fit_paper_transformer,
     paper_features,
     paper_sequences,
 )
-from research.estimators.gpumemnet_paper.networks import PaperTransformer
-from research.estimators.gpumemnet_paper.training import fit_paper_mlp, fit_paper_transformer
 from research.estimators.published_formulas import horus, naive
 
 SCHEMES = (PUBLISHED_BINS["published-2000mib"], PUBLISHED_BINS["published-1000mib"])

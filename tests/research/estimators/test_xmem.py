@@ -14,8 +14,7 @@ from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.tracing.options import Platform, TraceOptions
 from gpumemnet.units import MIB
 from research.estimators.estimator import NotCoveredError, Subject
-from research.estimators.xmem.estimator import XMEM, kept_blocks, stream
-from research.estimators.xmem.profiled_run import Block, blocks_of
+from research.estimators.xmem import XMEM, Block, blocks_of, kept_blocks, stream
 
 from .test_estimators import Run
 

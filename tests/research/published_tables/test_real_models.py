@@ -19,7 +19,7 @@ from gpumemnet.job.measurement import Measurement
 from gpumemnet.site.validation import validate
 from gpumemnet.units import MIB
 from research import cli
-from research.published_tables.networks import published_family
+from research.published_tables.importing import published_family
 from research.published_tables.real_models import (
     REAL_MODELS,
     Reading,

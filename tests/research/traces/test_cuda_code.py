@@ -21,7 +21,7 @@ from benchmarks.cuda_code import Peaks, peaks_of
 from dataset_builder.recipe.planned_job import parse_planned, training_job
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.units import MIB
-from research.traces.subjects import traceable
+from research.traces.labels import traceable
 from tests.nightly import nightly
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "cuda_code_peaks.json"

@@ -12,7 +12,7 @@ from gpumemnet.tracing.options import Platform, TraceOptions
 from gpumemnet.tracing.timeline import Timeline, repeated
 from gpumemnet.tracing.training_loop import record
 from gpumemnet.units import MIB
-from research.traces.prefetching_loader import with_prefetching
+from research.traces.kept_runs import with_prefetching
 
 DEVICE = device_profile("A100")
 IMAGES = (64, 3, 224, 224)

@@ -1,11 +1,4 @@
-"""Replays a workload on GPUs with one estimator: where and when each job runs, and which run out of
-memory.
-
-The scheduler sees amounts only.  A job takes its true peak a little after its start; when the
-card's true memory would then exceed its capacity, this job, which was placed last, dies, and goes
-to the head of the queue to be run on a card of its own, as CARMA does (arXiv 2508.19073).  One that
-dies alone is tried on a larger card next.
-"""
+"""The simulated cluster: GPUs, the scheduler's policy, and the replay of a trace."""
 
 from __future__ import annotations
 
@@ -17,10 +10,221 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from gpumemnet.errors import InvalidRequestError
+from gpumemnet.job.layers import describe
+from gpumemnet.predict.fits import Target, target
 from research.packing.amounts import Amounts
-from research.packing.cards import Cards, Policy
-from research.packing.inventory import Inventory
-from research.packing.workload import Workload
+from research.packing.trace import Workload
+
+MAX_CARDS: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """Cards of several kinds, those of a kind side by side.
+
+    Attributes:
+        kinds: what each kind is, with the MiB that a process can use of it: its memory less what
+            the driver keeps.
+        counts: how many there are of each kind.
+    """
+
+    kinds: tuple[Target, ...]
+    counts: tuple[int, ...]
+
+    @property
+    def cards(self) -> int:
+        """How many cards there are."""
+        return sum(self.counts)
+
+    @property
+    def kind_of_card(self) -> NDArray[np.int64]:
+        """The kind of each card, shape ``[cards]``."""
+        return np.repeat(np.arange(len(self.kinds)), self.counts)
+
+    @property
+    def capacity_mib(self) -> NDArray[np.int64]:
+        """What can be used of each card, shape ``[cards]``."""
+        return np.array([kind.available_mib for kind in self.kinds], dtype=np.int64)[
+            self.kind_of_card
+        ]
+
+    @property
+    def largest_mib(self) -> int:
+        """What can be used of the largest card."""
+        return max(kind.available_mib for kind in self.kinds)
+
+    def __str__(self) -> str:
+        names = (kind.gpu + (f" {kind.mig}" if kind.mig else "") for kind in self.kinds)
+        return ", ".join(
+            f"{count} × {name}" for count, name in zip(self.counts, names, strict=True)
+        )
+
+
+def inventory(text: str) -> Inventory:
+    """An inventory as a user writes it: ``A100:8,H200:4``, ``A100/3g.20gb:16``; one card where no
+    number stands.
+
+    Raises:
+        InvalidRequestError: on a GPU that is not in the catalogue, or a number that is none.
+    """
+    counts: dict[Target, int] = {}
+    for part in text.split(","):
+        name, colon, number = part.strip().rpartition(":")
+        if not colon:
+            name, number = part.strip(), "1"
+        if not name:
+            raise InvalidRequestError(f"must look like A100:8,H200:4, not {describe(text)}", "gpus")
+        if not (
+            number.isascii()
+            and number.isdigit()
+            and 0 < int(number[:9]) <= MAX_CARDS
+            and len(number) < 9
+        ):
+            raise InvalidRequestError(
+                f"needs a number of cards from 1 to {MAX_CARDS} after {name}:, not {describe(number)}",
+                "gpus",
+            )
+        try:
+            kind = target(name)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(error.reason, "gpus") from None
+        counts[kind] = counts.get(kind, 0) + int(number)
+    if sum(counts.values()) > MAX_CARDS:
+        raise InvalidRequestError(f"holds more than {MAX_CARDS} cards", "gpus")
+    return Inventory(kinds=tuple(counts), counts=tuple(counts.values()))
+
+
+FITS: Final = ("best", "first", "spread")
+"""Which of the cards that hold a job gets it: the one with the least memory left, the first, or the
+one with the most."""
+_EVERY: Final = 2**31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How the simulated scheduler decides.
+
+    Attributes:
+        fit: one of :data:`FITS`.
+        backfill: so many jobs behind one that does not fit may go first; 0 is a plain queue.  No
+            card is kept for a job that is overtaken, so one that needs a card to itself may wait
+            long.
+        most_per_card: most jobs on a card at once; ``None`` for as many as fit.
+        slowdown: with ``k`` jobs on a card each runs ``1 + slowdown · (k − 1)`` times as long; 0
+            leaves compute out.
+        ramp_seconds: a job takes its peak so long after its start; then it is that somebody runs
+            out of memory.
+
+    Raises:
+        InvalidRequestError: on an impossible value.
+    """
+
+    fit: str = "best"
+    backfill: int = 0
+    most_per_card: int | None = None
+    slowdown: float = 0.0
+    ramp_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.fit not in FITS:
+            raise InvalidRequestError(
+                f"must be one of {', '.join(FITS)}, not {describe(self.fit)}", "fit"
+            )
+        for name, least, most in (
+            ("backfill", 0, 10_000),
+            ("slowdown", 0, 100),
+            ("ramp_seconds", 0, 1e6),
+        ):
+            if not least <= getattr(self, name) <= most:
+                raise InvalidRequestError(
+                    f"must be from {least} to {most:g}, not {getattr(self, name)}", name
+                )
+        if self.most_per_card is not None and self.most_per_card < 1:
+            raise InvalidRequestError(
+                f"must be at least 1, not {self.most_per_card}", "most_per_card"
+            )
+
+
+class Cards:
+    """The memory reserved on every GPU; the true memory is unknown here."""
+
+    def __init__(self, inventory: Inventory, policy: Policy) -> None:
+        self.capacity_mib = inventory.capacity_mib
+        self._kind = inventory.kind_of_card
+        self._fit = policy.fit
+        self._most = policy.most_per_card or _EVERY
+        self.free_mib = self.capacity_mib.copy()
+        self.jobs = np.zeros(len(self.capacity_mib), dtype=np.int64)
+        self._is_alone = np.zeros(len(self.capacity_mib), dtype=bool)
+        self._roomiest_mib: int | None = None
+        self._largest_empty_mib: int | None = None
+
+    def place(
+        self, amounts_mib: np.ndarray[tuple[int], np.dtype[np.int64]], least_mib: int
+    ) -> int | None:
+        """A card on which what ``amounts_mib`` says for its kind is free; ``None`` where there is
+        none.
+
+        Args:
+            amounts_mib: shape ``[K]``.
+            least_mib: the smallest of them.
+        """
+        if self._roomiest_mib is None:
+            open_mib = np.where(self._is_alone | (self.jobs >= self._most), -1, self.free_mib)
+            self._roomiest_mib = int(open_mib.max())
+        if least_mib > self._roomiest_mib:
+            return None
+        left_mib = self.free_mib - amounts_mib[self._kind]
+        return self._chosen((left_mib >= 0) & ~self._is_alone & (self.jobs < self._most), left_mib)
+
+    def place_alone(self, least_card_mib: int) -> int | None:
+        """An empty card with at least that capacity; ``None`` where there is none."""
+        if self._largest_empty_mib is None:
+            self._largest_empty_mib = int(np.where(self.jobs == 0, self.capacity_mib, -1).max())
+        if max(least_card_mib, 0) > self._largest_empty_mib:
+            return None
+        return self._chosen(
+            (self.jobs == 0) & (self.capacity_mib >= least_card_mib), self.capacity_mib
+        )
+
+    def take(
+        self, card: int, kind_amounts_mib: np.ndarray[tuple[int], np.dtype[np.int64]] | None
+    ) -> int:
+        """Set memory aside on ``card``, all of it without amounts; returns how much."""
+        self._forget()
+        self.jobs[card] += 1
+        if kind_amounts_mib is None:
+            self._is_alone[card] = True
+            amount_mib = int(self.capacity_mib[card])
+        else:
+            amount_mib = int(kind_amounts_mib[self._kind[card]])
+        self.free_mib[card] -= amount_mib
+        return amount_mib
+
+    def give_back(self, card: int, amount_mib: int) -> None:
+        """Free what :meth:`take` has reserved."""
+        self._forget()
+        self.jobs[card] -= 1
+        self.free_mib[card] += amount_mib
+        self._is_alone[card] = False
+
+    def _forget(self) -> None:
+        self._roomiest_mib = self._largest_empty_mib = None
+
+    def _chosen(
+        self,
+        candidates: np.ndarray[tuple[int], np.dtype[np.bool_]],
+        left_mib: np.ndarray[tuple[int], np.dtype[np.int64]],
+    ) -> int | None:
+        places = np.flatnonzero(candidates)
+        if not len(places):
+            return None
+        if self._fit == "first":
+            return int(places[0])
+        left = left_mib[places]
+        return int(places[left.argmin() if self._fit == "best" else left.argmax()])
+
 
 _PEAK: Final = 0
 _END: Final = 1

@@ -1,0 +1,394 @@
+"""The pictures of a section, by matplotlib."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpumemnet.atomic_files import replace_file
+from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme
+from gpumemnet.units import GIB, MIB
+from research.report.figures import (
+    GIB_BINS,
+    INTERVALS,
+    MIN_ROWS,
+    CandidateFigures,
+    CoveragePoint,
+    Reliability,
+    Section,
+    candidate_figures,
+    estimates,
+    judged_rows,
+    label_word,
+    octave_groups,
+)
+from research.report.tables import share
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH: Final = 9.0
+"""Inches."""
+RESOLUTION: Final = 150
+OURS: Final = "#0072B2"
+COLOURS: Final = ("#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
+FAMILY_COLOURS: Final[Mapping[str, str]] = {
+    "mlp": "#0072B2",
+    "cnn": "#E69F00",
+    "transformer": "#009E73",
+}
+GREY: Final = "#808080"
+MAX_CLASSES: Final = 24
+_PHYSICS: Final = "calibrated physics"
+
+
+def new_figure(height: float) -> Figure:
+    """An empty figure of the common width; ``height`` in inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(WIDTH, height), layout="constrained")
+
+
+def png(figure: Figure) -> bytes:
+    """``figure`` as a PNG."""
+    content = BytesIO()
+    figure.savefig(content, format="png", dpi=RESOLUTION)
+    return content.getvalue()
+
+
+def write_whole(path: Path, content: bytes) -> Path:
+    """Write ``content`` to ``path`` atomically."""
+    replace_file(path, content)
+    return path
+
+
+def shown_bins(*sections: Section) -> tuple[BinScheme, int]:
+    """Bins of 1 GiB where the labels fall into at most 24, else of 8,000 MiB; and the number of
+    bins up to the largest label."""
+    top = max(
+        (
+            float(section.label_bytes[np.isfinite(section.label_bytes)].max(initial=0.0))
+            for section in sections
+        ),
+        default=0.0,
+    )
+    scheme = GIB_BINS if top < MAX_CLASSES * GIB else PUBLISHED_BINS["published-8000mib"]
+    return scheme, int(scheme.index(top)) + 1
+
+
+def width_name(scheme: BinScheme) -> str:
+    """A bin's width for a person."""
+    return "1 GiB" if scheme is GIB_BINS else f"{scheme.width_bytes // MIB:,} MiB"
+
+
+def baselines(section: Section, figures: Mapping[str, CandidateFigures]) -> list[str]:
+    """Two candidates to draw beside the section's own: calibrated physics, and the best of the
+    others by median error.
+
+    Variants of the section's own candidate are excluded.
+    """
+    others = [
+        each
+        for each in figures
+        if not each.startswith(section.candidate) and not np.isnan(figures[each].median_error)
+    ]
+    others.sort(key=lambda each: (not each.startswith(_PHYSICS), figures[each].median_error))
+    return others[:2]
+
+
+def amount(value_bytes: float) -> str:
+    """An amount on an axis."""
+    return f"{value_bytes / GIB:.3g} GiB" if value_bytes >= GIB else f"{value_bytes / MIB:.3g} MiB"
+
+
+def memory_axis(axis: Any) -> None:
+    """Octaves, written out, on a logarithmic axis of bytes."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axis.set_major_locator(LogLocator(base=2, numticks=8))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: amount(value)))
+
+
+def shortened(names: Sequence[str], most: int = 34) -> list[str]:
+    """Names that fit into a legend."""
+    return [name if len(name) <= most else f"{name[: most - 1]}…" for name in names]
+
+
+_MAX_POINTS: Final = 4_000
+_LEAST_ERROR: Final = 1e-4
+_MARKERS: Final = ("o", "s", "^")
+
+
+def scatter_picture(section: Section, candidates: Sequence[str]) -> Figure | None:
+    """Expected bytes against labels, one panel per candidate, coloured by family; answers beyond
+    the axes are at their edge."""
+    rows = judged_rows(section)
+    rows = rows[:: -(-len(rows) // _MAX_POINTS)] if len(rows) else rows
+    if not len(rows):
+        return None
+    labels = section.label_bytes[rows]
+    families = np.array([section.jobs[row].family for row in rows.tolist()])
+    low, high = float(labels.min()) / 2, float(labels.max()) * 2
+    figure = new_figure(1.1 + 8.4 / max(len(candidates), 2))
+    panels = figure.subplots(1, len(candidates), sharex=True, sharey=True, squeeze=False)[0]
+    for axes, candidate, title in zip(panels, candidates, shortened(candidates, 30), strict=True):
+        expected = section.answers[candidate].expected_bytes[rows]
+        for family, colour in FAMILY_COLOURS.items():
+            selected = (families == family) & np.isfinite(expected)
+            if selected.any():
+                drawn = np.clip(expected[selected], low * 1.03, high / 1.03)
+                axes.scatter(
+                    labels[selected],
+                    drawn,
+                    s=7 if len(rows) > 200 else 22,
+                    alpha=0.5,
+                    color=colour,
+                    linewidth=0,
+                    label=family,
+                )
+        axes.plot([low, high], [low, high], "--", color="black", linewidth=0.8)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.set(
+            xlim=(low, high),
+            ylim=(low, high),
+            aspect="equal",
+            xlabel=f"{label_word(section)} memory",
+        )
+        axes.set_title(title, fontsize=10)
+        axes.tick_params(axis="x", labelrotation=90)
+        memory_axis(axes.xaxis)
+        memory_axis(axes.yaxis)
+    panels[0].set_ylabel("expected memory")
+    if len(set(families.tolist())) > 1:
+        figure.legend(
+            *panels[0].get_legend_handles_labels(),
+            loc="outside lower center",
+            ncols=3,
+            frameon=False,
+            markerscale=2.5,
+        )
+    return figure
+
+
+def octave_picture(section: Section, candidates: Sequence[str]) -> Figure | None:
+    """Absolute error as a share of the label: median (mark) and 95th percentile (end of the line)
+    in every octave of labels."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    groups = octave_groups(section.label_bytes, judged_rows(section))
+    if not groups:
+        return None
+    figure = new_figure(4.2)
+    axes = figure.subplots()
+    names, lowest, highest = shortened(candidates, 40), 0.1, 0.1
+    for index, (candidate, name) in enumerate(zip(candidates, names, strict=True)):
+        figures = [candidate_figures(section, candidate, group.rows) for group in groups]
+        median = np.maximum([each.median_error for each in figures], _LEAST_ERROR)
+        p95 = np.maximum([each.p95_error for each in figures], _LEAST_ERROR)
+        highest = max(highest, float(np.max(p95, initial=0.0, where=~np.isnan(p95))))
+        lowest = min(lowest, float(np.min(median, initial=lowest, where=~np.isnan(median))))
+        positions = np.arange(len(groups)) + 0.2 * (index - (len(candidates) - 1) / 2)
+        colour = OURS if index == 0 else COLOURS[index - 1]
+        axes.vlines(positions, median, p95, color=colour, linewidth=1.6)
+        axes.plot(positions, median, _MARKERS[index % 3], color=colour, label=name, markersize=6)
+        axes.plot(positions, p95, "_", color=colour, markersize=8)
+    axes.axhline(0.1, color=GREY, linestyle="--", linewidth=0.8)
+    axes.set_yscale("log")
+    axes.set_ylim(lowest / 3, highest * 3)
+    axes.yaxis.set_major_locator(LogLocator(base=10))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
+    axes.set_xticks(
+        range(len(groups)),
+        [f"{group.name.replace(' GiB', '')}\n{len(group.rows):,}" for group in groups],
+    )
+    axes.set(
+        xlabel=f"{label_word(section)} memory in GiB, and jobs",
+        ylabel="absolute error, share of the label",
+    )
+    axes.set_title(
+        "median error (mark) and 95th percentile (end of the line); dashed: 10 %", fontsize=11
+    )
+    figure.legend(loc="outside lower center", ncols=min(len(candidates), 2), frameon=False)
+    return figure
+
+
+_FAMILY_MARKERS: Final = {"mlp": "o", "cnn": "s", "transformer": "^"}
+
+
+def reliability_picture(candidate: str, reliability: Reliability) -> Figure:
+    """Accuracy against confidence; below it, the number of jobs by confidence."""
+    figure = new_figure(5.0)
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3.2, 1.0))
+    edges = np.arange(INTERVALS) / INTERVALS
+    upper.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1, label="confidence = accuracy")
+    jobs = np.array(reliability.jobs)
+    occupied = jobs > 0
+    confidence, accuracy = (
+        np.array(reliability.confidence)[occupied],
+        np.array(reliability.accuracy)[occupied],
+    )
+    upper.vlines(
+        confidence,
+        np.minimum(confidence, accuracy),
+        np.maximum(confidence, accuracy),
+        color=GREY,
+        linewidth=1,
+    )
+    upper.plot(confidence, accuracy, "o-", color=OURS, label=candidate)
+    few = jobs[occupied] < MIN_ROWS
+    if few.any():
+        style = {"markerfacecolor": "white", "color": OURS, "label": f"fewer than {MIN_ROWS} jobs"}
+        upper.plot(confidence[few], accuracy[few], "o", **style)
+    upper.set(ylim=(-0.02, 1.04), ylabel="accuracy, bins of 1 GiB")
+    upper.set_title(
+        f"expected calibration error {share(reliability.expected_calibration_error, 2)}, {jobs.sum():,} jobs"
+    )
+    upper.legend(frameon=False, loc="upper left")
+    lower.bar(edges, jobs, 1 / INTERVALS, align="edge", color=OURS, edgecolor="white")
+    lower.set_yscale("symlog", linthresh=1)
+    lower.set_yticks(
+        [
+            0,
+            1,
+            *(
+                10**power
+                for power in range(1, 1 + len(str(jobs.max())))
+                if 10**power <= 10 * jobs.max()
+            ),
+        ]
+    )
+    lower.minorticks_off()
+    lower.set(xlim=(0, 1), xlabel="confidence: probability of the most probable bin", ylabel="jobs")
+    return figure
+
+
+def coverage_picture(candidate: str, points: Sequence[CoveragePoint]) -> Figure:
+    """Left: coverage of all bounds against their nominal coverage.  Right: the corner above 90 %,
+    with 95 % intervals."""
+    figure = new_figure(4.2)
+    left, right = figure.subplots(1, 2)
+    for axes in (left, right):
+        axes.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1)
+        axes.set(xlabel="coverage promised", aspect="equal")
+    for index, family in enumerate(dict.fromkeys(point.family for point in points)):
+        selected = [point for point in points if point.family == family]
+        for axes, shift in ((left, 0.0), (right, 0.0006 * (index - 1))):
+            _draw_family(axes, family, selected, shift)
+    low = min([0.85, *(point.interval[0] for point in points if point.nominal >= 0.9)])
+    left.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), ylabel="share of jobs at or below the bound")
+    right.set(xlim=(0.895, 1.003), ylim=(max(0.0, low) - 0.005, 1.003), aspect="auto")
+    left.set_title(candidate)
+    right.set_title("above 90 %, with 95 % intervals")
+    left.legend(frameon=False, loc="upper left")
+    return figure
+
+
+def _draw_family(axes: Axes, family: str, points: Sequence[CoveragePoint], shift: float) -> None:
+    nominal = [point.nominal + shift for point in points]
+    empirical = np.array([point.empirical for point in points])
+    ends = np.array([point.interval for point in points]).T
+    axes.errorbar(
+        nominal,
+        empirical,
+        np.maximum(np.abs(ends - empirical), 0.0),
+        marker=_FAMILY_MARKERS[family],
+        color=FAMILY_COLOURS[family],
+        markersize=5,
+        linewidth=1.2,
+        elinewidth=1,
+        capsize=2,
+        label=f"{family} ({max(point.jobs for point in points):,} jobs)",
+    )
+
+
+Array = NDArray[np.float64]
+
+BARS_PER_PANEL: Final = 48
+CUT: Final = 2.2
+"""Bars end at this multiple of the largest label in their panel."""
+LONGEST_NAME: Final = 14
+"""Characters of a model's name that fit under one group of bars."""
+_LABEL_COLOUR: Final = "#4D4D4D"
+
+
+def zoo_picture(section: Section) -> Figure | None:
+    """Labels beside the candidate, the trace and every published estimator; ``None`` where the jobs
+    have no names."""
+    rows = judged_rows(section)
+    if not section.names or not len(rows):
+        return None
+    series = estimates(section)
+    panels = _panels(section, rows, max(2, BARS_PER_PANEL // len(series)))
+    figure = new_figure(0.7 + 2.5 * len(panels))
+    for axes, panel_rows in zip(
+        figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True
+    ):
+        _draw_panel(axes, section, panel_rows, series)
+    handles, names = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, shortened(names), loc="outside upper center", ncols=3, frameon=False)
+    return figure
+
+
+def _panels(section: Section, rows: NDArray[np.int64], groups: int) -> list[list[int]]:
+    """Rows of each panel: models from small to large, kept together, each by rising batch size."""
+    models: dict[str, list[int]] = {}
+    for row in sorted(rows.tolist(), key=lambda row: section.jobs[row].batch_size):
+        models.setdefault(section.names[row], []).append(row)
+    panels: list[list[int]] = [[]]
+    for model_rows in sorted(
+        models.values(), key=lambda model_rows: float(np.median(section.label_bytes[model_rows]))
+    ):
+        if panels[-1] and len(panels[-1]) + len(model_rows) > groups:
+            panels.append([])
+        panels[-1] += model_rows
+    return panels
+
+
+def _draw_panel(
+    axes: Axes, section: Section, rows: Sequence[int], series: dict[str, Array]
+) -> None:
+    top = CUT * float(section.label_bytes[rows].max()) / GIB
+    width = 0.84 / len(series)
+    for index, (name, values) in enumerate(series.items()):
+        colour = (_LABEL_COLOUR, OURS, *COLOURS)[index % (2 + len(COLOURS))]
+        positions = np.arange(len(rows)) - 0.42 + width * (index + 0.5)
+        heights = np.nan_to_num(values[rows] / GIB)
+        axes.bar(positions, np.minimum(heights, top), width, color=colour, label=name)
+        for position, height in zip(positions, heights, strict=True):
+            if height > top:
+                axes.text(
+                    position,
+                    0.98 * top,
+                    f"{height:.3g}",
+                    rotation=90,
+                    ha="center",
+                    va="top",
+                    fontsize=7,
+                )
+    axes.set(ylim=(0, top), xlim=(-0.6, len(rows) - 0.4), ylabel="GiB")
+    axes.set_xticks(range(len(rows)), _group_names(section, rows), fontsize=9)
+    axes.tick_params(axis="x", length=0)
+    for position in range(1, len(rows)):
+        if section.names[rows[position]] != section.names[rows[position - 1]]:
+            axes.axvline(position - 0.5, color=GREY, linewidth=0.6)
+
+
+def _group_names(section: Section, rows: Sequence[int]) -> list[str]:
+    """The batch under each group, and a model's name once, under the middle one of its groups."""
+    names = [f"batch {section.jobs[row].batch_size}" for row in rows]
+    for model in dict.fromkeys(section.names[row] for row in rows):
+        positions = [position for position, row in enumerate(rows) if section.names[row] == model]
+        # a model with one group has only the width of that group
+        words = textwrap.fill(model.replace("_", " "), LONGEST_NAME * len(positions), max_lines=2)
+        names[positions[len(positions) // 2]] += f"\n{words}"
+    return names
