@@ -105,7 +105,6 @@ def test_missing_files_are_one_sentence(tmp_path: Path) -> None:
     for arguments in (
         ("validate", "x"),
         ("collect", "x", "--out", "y"),
-        ("import-published", "x", "--out", "y"),
     ):
         done = run(*(tmp_path / each if each in "xy" else each for each in arguments))
         assert done.returncode == 2
