@@ -71,7 +71,7 @@ def _serve(settings: Settings) -> int:
 
         from .app import create_app
 
-        config = uvicorn.Config(create_app(read_settings()), **_options(settings))
+        config = uvicorn.Config(create_app(read_settings()), **uvicorn_options(settings))
         uvicorn.Server(config).run([listener])
     return 0
 
@@ -93,7 +93,7 @@ def _serve_with_workers(settings: Settings, listener: socket.socket) -> int:
     settings.keys()  # here, so that a mistake is one sentence
     application = f"{__package__}.app:worker_app"
     config = uvicorn.Config(
-        application, factory=True, workers=settings.workers, **_options(settings)
+        application, factory=True, workers=settings.workers, **uvicorn_options(settings)
     )
     with tempfile.TemporaryDirectory(prefix="gpumemnet-metrics-") as folder:
         os.environ.setdefault("PROMETHEUS_MULTIPROC_DIR", folder)
@@ -103,7 +103,7 @@ def _serve_with_workers(settings: Settings, listener: socket.socket) -> int:
     return 2 if failed else 0
 
 
-def _options(settings: Settings) -> dict[str, Any]:
+def uvicorn_options(settings: Settings) -> dict[str, Any]:
     """uvicorn's options."""
     return {
         "loop": "uvloop",

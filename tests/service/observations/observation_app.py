@@ -8,7 +8,7 @@ from functools import partial
 import uvicorn
 
 from service import app
-from service.api.logs import log_configuration
+from service.__main__ import uvicorn_options
 from service.observations.store import ObservationStore
 from service.settings import Settings
 
@@ -21,13 +21,8 @@ def main() -> None:
     )
     vars(app)["ObservationStore"] = store
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        app.create_app(Settings(database_url=sys.argv[1], port=listener.getsockname()[1])),
-        loop="uvloop",
-        http="service.protocol:BoundedProtocol",
-        log_config=log_configuration("text", "info"),
-        access_log=False,
-    )
+    settings = Settings(database_url=sys.argv[1], port=listener.getsockname()[1], log_format="text")
+    config = uvicorn.Config(app.create_app(settings), **uvicorn_options(settings))
     uvicorn.Server(config).run(sockets=[listener])
 
 
