@@ -81,7 +81,7 @@ def card(
     as_json: AsJson = False,
 ) -> None:
     """Write the data card of a dataset, in Markdown with pictures, from the file alone."""
-    from research.card import write_card
+    from research.data_card import write_card
 
     text, *pictures = write_card(dataset, out)
     sentence = f"{text} written, with {len(pictures)} pictures"
