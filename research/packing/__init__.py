@@ -4,7 +4,7 @@ once for each estimator.
 :func:`read_trace` and :func:`workload` give the jobs, :func:`inventory` the cards,
 :func:`estimators` what each estimator says, and :func:`simulate` replays the trace with one of
 them; :func:`figures` sums up.  Only memory is simulated: that neighbours slow each other down is
-left out, unless a factor for it is given.
+left out.
 """
 
 from research.packing.amounts import Amounts, estimators

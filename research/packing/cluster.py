@@ -98,7 +98,6 @@ def inventory(text: str) -> Inventory:
 FITS: Final = ("best", "first", "spread")
 """Which of the cards that hold a job gets it: the one with the least memory left, the first, or the
 one with the most."""
-_EVERY: Final = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,9 +109,6 @@ class Policy:
         backfill: so many jobs behind one that does not fit may go first; 0 is a plain queue.  No
             card is kept for a job that is overtaken, so one that needs a card to itself may wait
             long.
-        most_per_card: most jobs on a card at once; ``None`` for as many as fit.
-        slowdown: with ``k`` jobs on a card each runs ``1 + slowdown · (k − 1)`` times as long; 0
-            leaves compute out.
         ramp_seconds: a job takes its peak so long after its start; then it is that somebody runs
             out of memory.
 
@@ -122,8 +118,6 @@ class Policy:
 
     fit: str = "best"
     backfill: int = 0
-    most_per_card: int | None = None
-    slowdown: float = 0.0
     ramp_seconds: float = 60.0
 
     def __post_init__(self) -> None:
@@ -131,19 +125,11 @@ class Policy:
             raise InvalidRequestError(
                 f"must be one of {', '.join(FITS)}, not {describe(self.fit)}", "fit"
             )
-        for name, least, most in (
-            ("backfill", 0, 10_000),
-            ("slowdown", 0, 100),
-            ("ramp_seconds", 0, 1e6),
-        ):
-            if not least <= getattr(self, name) <= most:
+        for name, most in (("backfill", 10_000), ("ramp_seconds", 1e6)):
+            if not 0 <= getattr(self, name) <= most:
                 raise InvalidRequestError(
-                    f"must be from {least} to {most:g}, not {getattr(self, name)}", name
+                    f"must be from 0 to {most:g}, not {getattr(self, name)}", name
                 )
-        if self.most_per_card is not None and self.most_per_card < 1:
-            raise InvalidRequestError(
-                f"must be at least 1, not {self.most_per_card}", "most_per_card"
-            )
 
 
 class Cards:
@@ -153,7 +139,6 @@ class Cards:
         self.capacity_mib = inventory.capacity_mib
         self._kind = inventory.kind_of_card
         self._fit = policy.fit
-        self._most = policy.most_per_card or _EVERY
         self.free_mib = self.capacity_mib.copy()
         self.jobs = np.zeros(len(self.capacity_mib), dtype=np.int64)
         self._is_alone = np.zeros(len(self.capacity_mib), dtype=bool)
@@ -171,12 +156,11 @@ class Cards:
             least_mib: the smallest of them.
         """
         if self._roomiest_mib is None:
-            open_mib = np.where(self._is_alone | (self.jobs >= self._most), -1, self.free_mib)
-            self._roomiest_mib = int(open_mib.max())
+            self._roomiest_mib = int(np.where(self._is_alone, -1, self.free_mib).max())
         if least_mib > self._roomiest_mib:
             return None
         left_mib = self.free_mib - amounts_mib[self._kind]
-        return self._chosen((left_mib >= 0) & ~self._is_alone & (self.jobs < self._most), left_mib)
+        return self._chosen((left_mib >= 0) & ~self._is_alone, left_mib)
 
     def place_alone(self, least_card_mib: int) -> int | None:
         """An empty card with at least that capacity; ``None`` where there is none."""
@@ -283,27 +267,25 @@ class _Simulation:
         self._least_card: list[int] = amounts.least_card_mib[jobs.row_of].tolist()
         self._peak: list[int] = jobs.peak_mib.tolist()
         self._arrival: list[float] = jobs.arrival_seconds.tolist()
-        self._left: list[float] = jobs.duration_seconds.tolist()
-        self._duration = tuple(self._left)
+        self._duration: list[float] = jobs.duration_seconds.tolist()
         self._capacity: list[int] = inventory.capacity_mib.tolist()
         self._is_run = jobs.peak_mib <= inventory.largest_mib
         # of each job
         self._start, self._end = np.full((2, count), np.nan).tolist()
         self._card = [-1] * count
-        self._reserved, self._ooms, self._attempt, self._version = ([0] * count for _ in range(4))
+        self._reserved, self._ooms, self._attempt = ([0] * count for _ in range(3))
         self._lost_seconds, self._lost_mib_seconds = ([0.0] * count for _ in range(2))
         self._has_shared, self._has_peaked = [False] * count, [False] * count
         # of each card
         self._on: list[set[int]] = [set() for _ in range(cards)]
         self._used, self._most = [0] * cards, [0] * cards
-        self._busy_since, self._since, self._busy = [0.0] * cards, [0.0] * cards, [0.0] * cards
+        self._busy_since, self._busy = [0.0] * cards, [0.0] * cards
         self._queue: deque[int] = deque()
         self._is_open = False
         """Whether a job left a card or came into reach since the queue was last looked at: else
         nothing new can be placed."""
         self._events: list[tuple[float, int, int, int]] = []
-        """Time, kind, job, and the attempt (of a peak) or the version (of an end) that it belongs
-        to."""
+        """Time, kind, job, and the attempt that it belongs to."""
 
     def run(self) -> Run:
         arriving = deque(np.flatnonzero(self._is_run).tolist())
@@ -314,11 +296,14 @@ class _Simulation:
                 events[0][0] if events else float("inf"),
             )
             while events and events[0][0] <= now:
-                _, kind, job, tag = heapq.heappop(events)
-                if kind == _END and tag == self._version[job]:
-                    self._finish(now, job)
-                elif kind == _PEAK and tag == self._attempt[job]:
+                _, kind, job, attempt = heapq.heappop(events)
+                if attempt != self._attempt[job]:
+                    continue
+                if kind == _PEAK:
                     self._reach_peak(now, job)
+                else:
+                    self._end[job] = now
+                    self._leave(now, job)
             while arriving and self._arrival[arriving[0]] <= now:
                 self._is_open |= len(self._queue) <= self._policy.backfill
                 self._queue.append(arriving.popleft())
@@ -346,22 +331,20 @@ class _Simulation:
     def _begin(self, now: float, job: int, card: int) -> None:
         on = self._on[card]
         if not on:
-            self._busy_since[card] = self._since[card] = now
+            self._busy_since[card] = now
         else:
             self._has_shared[job] = True
             for neighbour in on:
                 self._has_shared[neighbour] = True
-        self._progress(now, card)
         on.add(job)
         self._attempt[job] += 1
         self._start[job], self._card[job], self._has_peaked[job] = now, card, False
-        self._left[job] = self._duration[job]
         self._reserved[job] = self._cards.take(
             card, None if self._is_alone[job] else self._amounts[job]
         )
         peak_seconds = min(self._policy.ramp_seconds, self._duration[job])
-        heapq.heappush(self._events, (now + peak_seconds, _PEAK, job, self._attempt[job]))
-        self._foresee(now, card, job)
+        for seconds, kind in ((peak_seconds, _PEAK), (self._duration[job], _END)):
+            heapq.heappush(self._events, (now + seconds, kind, job, self._attempt[job]))
 
     def _reach_peak(self, now: float, job: int) -> None:
         card = self._card[job]
@@ -381,46 +364,17 @@ class _Simulation:
         self._leave(now, job)
         self._queue.appendleft(job)
 
-    def _finish(self, now: float, job: int) -> None:
-        self._end[job] = now
-        self._leave(now, job)
-
     def _leave(self, now: float, job: int) -> None:
         card = self._card[job]
-        self._progress(now, card)
         on = self._on[card]
         on.remove(job)
         self._is_open = True
         self._attempt[job] += 1
-        self._version[job] += 1
         if self._has_peaked[job]:
             self._used[card] -= self._peak[job]
         self._cards.give_back(card, self._reserved[job])
         if not on:
             self._busy[card] += now - self._busy_since[card]
-        self._foresee(now, card, None)
-
-    def _progress(self, now: float, card: int) -> None:
-        """Take off what the card's jobs have done since their number last changed."""
-        if self._policy.slowdown and self._on[card]:
-            done = (now - self._since[card]) / self._slower(card)
-            for job in self._on[card]:
-                self._left[job] -= done
-            self._since[card] = now
-
-    def _foresee(self, now: float, card: int, new: int | None) -> None:
-        """Set when the card's jobs end; without slowdown only that of the new one is not known
-        yet."""
-        changed = (
-            sorted(self._on[card]) if self._policy.slowdown else [new] if new is not None else []
-        )
-        for job in changed:
-            self._version[job] += 1
-            end = now + max(self._left[job], 0.0) * self._slower(card)
-            heapq.heappush(self._events, (end, _END, job, self._version[job]))
-
-    def _slower(self, card: int) -> float:
-        return 1.0 + self._policy.slowdown * (len(self._on[card]) - 1)
 
     def _result(self) -> Run:
         return Run(

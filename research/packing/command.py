@@ -59,15 +59,6 @@ def pack(
     backfill: Annotated[
         int, typer.Option(help="How many waiting jobs may overtake one that does not fit.")
     ] = 0,
-    most_per_card: Annotated[
-        int | None, typer.Option(help="Most jobs on a GPU at once; as many as fit unless given.")
-    ] = None,
-    slowdown: Annotated[
-        float,
-        typer.Option(
-            help="With k jobs on a GPU each runs 1 + SLOWDOWN·(k − 1) times as long; 0 leaves compute out."
-        ),
-    ] = 0.0,
     ramp_seconds: Annotated[
         float, typer.Option(help="Time from a job's start to its peak.")
     ] = 60.0,
@@ -127,13 +118,7 @@ def pack(
         if amount is not None and not 0 <= amount <= MAX_FREE_MIB:
             raise InvalidRequestError(f"must be from 0 to {MAX_FREE_MIB}, not {amount}", name)
     cards = inventory(gpus)
-    policy = Policy(
-        fit=fit,
-        backfill=backfill,
-        most_per_card=most_per_card,
-        slowdown=slowdown,
-        ramp_seconds=ramp_seconds,
-    )
+    policy = Policy(fit=fit, backfill=backfill, ramp_seconds=ramp_seconds)
     if plot is not None:
         check_picture(plot)
         check_writable(plot, "plot")

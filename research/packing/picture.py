@@ -195,12 +195,7 @@ def _footnote(made: Report) -> str:
         if made.is_synthetic
         else "arrivals and durations as recorded"
     )
-    compute = (
-        "neighbours do not slow each other down"
-        if not made.slowdown
-        else f"each neighbour slows a job by {made.slowdown:.0%}"
-    )
-    return f"Simulated; {drawn}; {compute}; a job that runs out of memory runs again alone."
+    return f"Simulated; {drawn}; a job that runs out of memory runs again alone."
 
 
 def _short(text: str) -> str:

@@ -190,13 +190,9 @@ def _queue(policy: Policy) -> Iterator[str]:
     order = "no job overtakes another"
     if policy.backfill:
         order = f"up to {policy.backfill} jobs behind one that does not fit may go first"
-    most = f", at most {policy.most_per_card} jobs a card" if policy.most_per_card else ""
-    yield f"{policy.fit} fit, first come first served, {order}{most}"
+    yield f"{policy.fit} fit, first come first served, {order}"
     yield "the job that was placed last runs out of memory, and runs again on a card of its own"
-    if policy.slowdown:
-        yield f"neighbours: with k jobs on a card each runs 1 + {policy.slowdown:g} · (k − 1) times as long"
-    else:
-        yield "neighbours do not slow each other down here: waits and hours show what memory allows, not what compute does"
+    yield "neighbours do not slow each other down here: waits and hours show what memory allows, not what compute does"
 
 
 FORMAT: Final = "gpumemnet-packing"
@@ -211,7 +207,6 @@ class Report:
         jobs: how many jobs there were.
         inventory: the cards, in words.
         is_synthetic: whether jobs, arrivals or durations were drawn.
-        slowdown: of the policy.
         needed_gib_hours: memory that the jobs really need, times how long they run.
         figures: a line for each estimator.
         notes: what a reader has to know.
@@ -221,7 +216,6 @@ class Report:
     jobs: int
     inventory: str
     is_synthetic: bool
-    slowdown: float
     needed_gib_hours: float
     figures: tuple[Figures, ...]
     notes: tuple[str, ...]
@@ -265,7 +259,6 @@ def report(
         jobs=len(jobs.row_of),
         inventory=str(cards),
         is_synthetic=bool(jobs.synthetic),
-        slowdown=policy.slowdown,
         needed_gib_hours=needed,
         figures=lines,
         notes=sentences,
