@@ -1,16 +1,22 @@
 """Estimators that are one formula over a job's totals: naive, Horus, DeepSpeed's ZeRO, ``accelerate
-estimate-memory``."""
+estimate-memory``.
+
+Naive and Horus are those that GPUMemNet compares itself with (arXiv 2602.17817, section 2): exactly
+as published, without corrections.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.physics.element_types import ELEMENT_BYTES, HALF_BYTES
 from gpumemnet.physics.optimizers import OPTIMIZER_RULES
-from research.estimators.published_formulas import horus, naive
 
 from .estimator import PublishedEstimator, Subject
 
@@ -18,9 +24,39 @@ ADAM_BYTES: Final = 16
 """DeepSpeed's count for one parameter: master weights, two moments and gradients in fp32."""
 
 
+FP32_BYTES: Final = 4
+
+
+def naive(jobs: Sequence[TrainingJob]) -> NDArray[np.float64]:
+    """Bytes of parameters and of one input in fp32, shape ``[B]``.
+
+    Source: blog "Estimating GPU Memory Consumption of Deep Learning Models": parameters × 4 B +
+    input size × 4 B.  It names no batch, so the input is that of one sample.
+    """
+    return np.array(
+        [FP32_BYTES * (parameters(job) + job.input_elements) for job in jobs], dtype=np.float64
+    )
+
+
+def horus(jobs: Sequence[TrainingJob]) -> NDArray[np.float64]:
+    """4 B × (batch × activations + parameters + batch × gradients), with as many gradients as
+    parameters; shape ``[B]``.
+
+    Source: Horus (Yeung et al., IEEE TPDS 33, 2022).  Gradients do not grow with the batch, yet the
+    formula multiplies them by it.  The 800 or 1,000 MB that some variants add for CUDA are left
+    out.
+    """
+    return np.array([FP32_BYTES * _horus_elements(job) for job in jobs], dtype=np.float64)
+
+
+def _horus_elements(job: TrainingJob) -> int:
+    assert job.total_activations is not None
+    return job.batch_size * (job.total_activations + parameters(job)) + parameters(job)
+
+
 def naive_parts(subject: Subject) -> Mapping[str, int]:
     """Parameters and the input of one sample in fp32
-    (:func:`research.estimators.published_formulas.naive`)."""
+    (:func:`naive`)."""
     return {"total": int(naive([subject.job])[0])}
 
 
@@ -37,49 +73,28 @@ def copies_parts(subject: Subject) -> Mapping[str, int]:
 
 
 def horus_parts(subject: Subject) -> Mapping[str, int]:
-    """Horus's formula as it was published (:func:`research.estimators.published_formulas.horus`)."""
+    """Horus's formula as it was published (:func:`horus`)."""
     return {"total": int(horus([subject.job])[0])}
 
 
-def zero2_bytes(parameters: int, gpus: int, *, offloads_optimizer: bool = False) -> int:
+def zero2_bytes(parameters: int, gpus: int) -> int:
     """Model states per GPU under ZeRO-2, without activations.
 
     Two bytes for each parameter in half precision; gradients, master weights and Adam's moments are
     divided.
-
-    Args:
-        parameters: of the whole model.
-        gpus: number of GPUs.
-        offloads_optimizer: whether the optimizer runs on the CPU.
     """
-    kept = HALF_BYTES * parameters
-    return kept if offloads_optimizer else kept + (ADAM_BYTES + HALF_BYTES) * parameters // gpus
+    return HALF_BYTES * parameters + (ADAM_BYTES + HALF_BYTES) * parameters // gpus
 
 
-def zero3_bytes(
-    parameters: int,
-    largest_layer: int,
-    gpus: int,
-    *,
-    offloads_optimizer: bool = False,
-    offloads_parameters: bool = False,
-) -> int:
+def zero3_bytes(parameters: int, largest_layer: int, gpus: int) -> int:
     """Model states per GPU under ZeRO-3, without activations.
 
     Args:
         parameters: of the whole model.
         largest_layer: parameters of its largest layer, which is gathered while it runs.
         gpus: number of GPUs.
-        offloads_optimizer, offloads_parameters: what lies on the CPU; parameters only with the
-            optimizer.
     """
-    gathered = 2 * HALF_BYTES * largest_layer
-    if offloads_parameters:
-        return gathered
-    return (
-        gathered
-        + (HALF_BYTES if offloads_optimizer else ADAM_BYTES + HALF_BYTES) * parameters // gpus
-    )
+    return 2 * HALF_BYTES * largest_layer + (ADAM_BYTES + HALF_BYTES) * parameters // gpus
 
 
 def zero2_parts(subject: Subject) -> Mapping[str, int]:

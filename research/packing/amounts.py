@@ -22,7 +22,7 @@ from gpumemnet.job.training_job import JOB_FIELDS, TrainingJob
 from gpumemnet.predict.features import FEATURE_NAMES, feature_matrix
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.units import MIB, ceil_mib
-from research.estimators.published_formulas import horus, naive
+from research.estimators.formulas import horus, naive
 from research.packing.trace import TraceRow
 
 if TYPE_CHECKING:

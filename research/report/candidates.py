@@ -49,8 +49,8 @@ from models.training.sequence import (
     SequencePlan,
     train_sequence_classifier,
 )
+from research.estimators.formulas import horus, naive
 from research.estimators.gpumemnet_paper import fit_paper_mlp, fit_paper_transformer
-from research.estimators.published_formulas import horus, naive
 
 Array = NDArray[np.float64]
 

@@ -26,18 +26,23 @@ from research.report.figures import (
 )
 from research.report.pictures import (
     baselines,
+    confusion_picture,
     coverage_picture,
-    octave_picture,
     png,
     reliability_picture,
     scatter_picture,
     write_whole,
-    zoo_picture,
 )
 
-from .confusion_picture import confusion_picture
-from .published import published_beside
-from .tables import LEGEND, TRACED, bin_table, byte_table, group_table, model_table
+from .tables import (
+    LEGEND,
+    TRACED,
+    bin_table,
+    byte_table,
+    group_table,
+    model_table,
+    published_beside,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -139,9 +144,8 @@ def _tables(
     figures: Mapping[str, CandidateFigures],
     grouped: Mapping[str, Mapping[str, CandidateFigures]],
 ) -> list[str]:
-    published = published_beside(section)
     tables = {
-        "Bins of all candidates": bin_table(section, figures, published),
+        "Bins of all candidates": bin_table(section, figures),
         "Expected and safe bytes of all candidates": byte_table(section, figures),
         **({"Every estimate of the real models": model_table(section)} if section.names else {}),
         **{
@@ -165,13 +169,11 @@ def _pictures(
     candidate = section.candidate
     shown = [candidate, *baselines(section, figures)]
     pictures: dict[str, tuple[str, Draw]] = {
-        "models": ("every estimate of the real models", lambda: zoo_picture(section)),
         "confusion": (f"confusion matrix of {candidate}", lambda: confusion_picture(section)),
         "scatter": (
             f"expected against {'measured' if section.is_measured else 'traced'} memory",
             lambda: scatter_picture(section, shown),
         ),
-        "octaves": ("error by octave of memory", lambda: octave_picture(section, shown)),
         "reliability": (
             f"reliability of {candidate}",
             lambda: (
@@ -230,7 +232,10 @@ def _document(
             word: {name: asdict(each) for name, each in groups.items()}
             for word, groups in grouped.items()
         },
-        "published": [asdict(each) for each in published_beside(section)],
+        "published": [
+            {"encoder": encoder, "accuracy": accuracy}
+            for encoder, accuracy in published_beside(section).items()
+        ],
         "models": _models(section),
         "reliability": asdict(bin_reliability) if bin_reliability else None,
         "coverage": [asdict(each) for each in coverage_points],

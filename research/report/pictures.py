@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpumemnet.atomic_files import replace_file
 from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme
 from gpumemnet.units import GIB, MIB
+from models.evaluation.metrics import confusion
 from research.report.figures import (
     GIB_BINS,
     INTERVALS,
     MIN_ROWS,
+    NO_ANSWER,
     CandidateFigures,
     CoveragePoint,
     Reliability,
     Section,
-    candidate_figures,
-    estimates,
     judged_rows,
     label_word,
-    octave_groups,
+    predicted_bins,
 )
 from research.report.tables import share
 
@@ -123,8 +121,6 @@ def shortened(names: Sequence[str], most: int = 34) -> list[str]:
 
 
 _MAX_POINTS: Final = 4_000
-_LEAST_ERROR: Final = 1e-4
-_MARKERS: Final = ("o", "s", "^")
 
 
 def scatter_picture(section: Section, candidates: Sequence[str]) -> Figure | None:
@@ -176,49 +172,6 @@ def scatter_picture(section: Section, candidates: Sequence[str]) -> Figure | Non
             frameon=False,
             markerscale=2.5,
         )
-    return figure
-
-
-def octave_picture(section: Section, candidates: Sequence[str]) -> Figure | None:
-    """Absolute error as a share of the label: median (mark) and 95th percentile (end of the line)
-    in every octave of labels."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    groups = octave_groups(section.label_bytes, judged_rows(section))
-    if not groups:
-        return None
-    figure = new_figure(4.2)
-    axes = figure.subplots()
-    names, lowest, highest = shortened(candidates, 40), 0.1, 0.1
-    for index, (candidate, name) in enumerate(zip(candidates, names, strict=True)):
-        figures = [candidate_figures(section, candidate, group.rows) for group in groups]
-        median = np.maximum([each.median_error for each in figures], _LEAST_ERROR)
-        p95 = np.maximum([each.p95_error for each in figures], _LEAST_ERROR)
-        highest = max(highest, float(np.max(p95, initial=0.0, where=~np.isnan(p95))))
-        lowest = min(lowest, float(np.min(median, initial=lowest, where=~np.isnan(median))))
-        positions = np.arange(len(groups)) + 0.2 * (index - (len(candidates) - 1) / 2)
-        colour = OURS if index == 0 else COLOURS[index - 1]
-        axes.vlines(positions, median, p95, color=colour, linewidth=1.6)
-        axes.plot(positions, median, _MARKERS[index % 3], color=colour, label=name, markersize=6)
-        axes.plot(positions, p95, "_", color=colour, markersize=8)
-    axes.axhline(0.1, color=GREY, linestyle="--", linewidth=0.8)
-    axes.set_yscale("log")
-    axes.set_ylim(lowest / 3, highest * 3)
-    axes.yaxis.set_major_locator(LogLocator(base=10))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
-    axes.set_xticks(
-        range(len(groups)),
-        [f"{group.name.replace(' GiB', '')}\n{len(group.rows):,}" for group in groups],
-    )
-    axes.set(
-        xlabel=f"{label_word(section)} memory in GiB, and jobs",
-        ylabel="absolute error, share of the label",
-    )
-    axes.set_title(
-        "median error (mark) and 95th percentile (end of the line); dashed: 10 %", fontsize=11
-    )
-    figure.legend(loc="outside lower center", ncols=min(len(candidates), 2), frameon=False)
     return figure
 
 
@@ -311,84 +264,51 @@ def _draw_family(axes: Axes, family: str, points: Sequence[CoveragePoint], shift
     )
 
 
-Array = NDArray[np.float64]
+def confusion_picture(section: Section) -> Figure | None:
+    """Bins of the labels (rows) against those of the candidate (columns), counts in the cells;
+    ``None`` without answers.
 
-BARS_PER_PANEL: Final = 48
-CUT: Final = 2.2
-"""Bars end at this multiple of the largest label in their panel."""
-LONGEST_NAME: Final = 14
-"""Characters of a model's name that fit under one group of bars."""
-_LABEL_COLOUR: Final = "#4D4D4D"
-
-
-def zoo_picture(section: Section) -> Figure | None:
-    """Labels beside the candidate, the trace and every published estimator; ``None`` where the jobs
-    have no names."""
+    Colour is the share of each row, because most jobs are small and counts would leave the rows of
+    large jobs pale.
+    """
+    scheme, classes = shown_bins(section)
     rows = judged_rows(section)
-    if not section.names or not len(rows):
+    predicted = predicted_bins(section.answers[section.candidate], scheme)[rows]
+    answered = predicted != NO_ANSWER
+    if not answered.any():
         return None
-    series = estimates(section)
-    panels = _panels(section, rows, max(2, BARS_PER_PANEL // len(series)))
-    figure = new_figure(0.7 + 2.5 * len(panels))
-    for axes, panel_rows in zip(
-        figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True
-    ):
-        _draw_panel(axes, section, panel_rows, series)
-    handles, names = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, shortened(names), loc="outside upper center", ncols=3, frameon=False)
+    square = confusion(section.label_bytes[rows][answered], predicted[answered], scheme)
+    right = square.diagonal().sum() / len(rows)
+    counts, names = square[:classes, :classes], [str(index) for index in range(classes)]
+    columns = list(names)
+    if len(square) > classes:
+        counts, columns = (
+            np.column_stack([counts, square[:classes, classes:].sum(axis=1)]),
+            [*names, "above"],
+        )
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    figure = new_figure(max(4.6, 1.6 + 0.27 * classes))
+    figure.set_layout_engine("compressed")
+    axes = figure.subplots()
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    size = 9 if classes <= 12 else 6.5
+    for row, column in zip(*counts.nonzero(), strict=True):
+        colour = "white" if shares[row, column] > 0.5 else "black"
+        axes.text(
+            column,
+            row,
+            f"{counts[row, column]:,}",
+            ha="center",
+            va="center",
+            color=colour,
+            fontsize=size,
+        )
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(classes), names)
+    if len(columns) > classes:
+        axes.get_xticklabels()[-1].set_rotation(90)
+    axes.set(xlabel=f"bin of {section.candidate}", ylabel=f"bin of the {label_word(section)} label")
+    title = f"bins of {width_name(scheme)}, bin k from k times that width: {share(right)} of {len(rows):,} jobs right"
+    figure.suptitle(title, fontsize=11)
+    figure.colorbar(image, ax=axes, label="share of the row", shrink=0.8, pad=0.02)
     return figure
-
-
-def _panels(section: Section, rows: NDArray[np.int64], groups: int) -> list[list[int]]:
-    """Rows of each panel: models from small to large, kept together, each by rising batch size."""
-    models: dict[str, list[int]] = {}
-    for row in sorted(rows.tolist(), key=lambda row: section.jobs[row].batch_size):
-        models.setdefault(section.names[row], []).append(row)
-    panels: list[list[int]] = [[]]
-    for model_rows in sorted(
-        models.values(), key=lambda model_rows: float(np.median(section.label_bytes[model_rows]))
-    ):
-        if panels[-1] and len(panels[-1]) + len(model_rows) > groups:
-            panels.append([])
-        panels[-1] += model_rows
-    return panels
-
-
-def _draw_panel(
-    axes: Axes, section: Section, rows: Sequence[int], series: dict[str, Array]
-) -> None:
-    top = CUT * float(section.label_bytes[rows].max()) / GIB
-    width = 0.84 / len(series)
-    for index, (name, values) in enumerate(series.items()):
-        colour = (_LABEL_COLOUR, OURS, *COLOURS)[index % (2 + len(COLOURS))]
-        positions = np.arange(len(rows)) - 0.42 + width * (index + 0.5)
-        heights = np.nan_to_num(values[rows] / GIB)
-        axes.bar(positions, np.minimum(heights, top), width, color=colour, label=name)
-        for position, height in zip(positions, heights, strict=True):
-            if height > top:
-                axes.text(
-                    position,
-                    0.98 * top,
-                    f"{height:.3g}",
-                    rotation=90,
-                    ha="center",
-                    va="top",
-                    fontsize=7,
-                )
-    axes.set(ylim=(0, top), xlim=(-0.6, len(rows) - 0.4), ylabel="GiB")
-    axes.set_xticks(range(len(rows)), _group_names(section, rows), fontsize=9)
-    axes.tick_params(axis="x", length=0)
-    for position in range(1, len(rows)):
-        if section.names[rows[position]] != section.names[rows[position - 1]]:
-            axes.axvline(position - 0.5, color=GREY, linewidth=0.6)
-
-
-def _group_names(section: Section, rows: Sequence[int]) -> list[str]:
-    """The batch under each group, and a model's name once, under the middle one of its groups."""
-    names = [f"batch {section.jobs[row].batch_size}" for row in rows]
-    for model in dict.fromkeys(section.names[row] for row in rows):
-        positions = [position for position, row in enumerate(rows) if section.names[row] == model]
-        # a model with one group has only the width of that group
-        words = textwrap.fill(model.replace("_", " "), LONGEST_NAME * len(positions), max_lines=2)
-        names[positions[len(positions) // 2]] += f"\n{words}"
-    return names

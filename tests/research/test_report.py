@@ -15,7 +15,6 @@ import pytest
 from numpy.typing import NDArray
 
 from gpumemnet.job.job_table import JobTable
-from gpumemnet.predict.distribution import PUBLISHED_BINS
 from gpumemnet.units import GIB, MIB
 from models.answers import Answers
 from models.training.data import LabelledJobs
@@ -33,15 +32,13 @@ from research.report.figures import (
     independent_rows,
     octave_groups,
     octave_name,
-    predicted_bins,
     reliability,
     share_interval,
     wilson,
 )
-from research.report.pictures import baselines, shown_bins, zoo_picture
-from research.report.published import published_beside
+from research.report.pictures import baselines
 from research.report.study import run_studies, traced_study
-from research.report.tables import TRACED, bin_table
+from research.report.tables import TRACED, bin_table, published_beside
 from tests.jobs import SMALL_LAYERS, small_job
 
 Array = NDArray[np.float64]
@@ -123,13 +120,6 @@ def test_bins() -> None:
     assert figures.without_expected == pytest.approx(0.2)
 
 
-def test_own_bins_come_before_those_of_the_expected_bytes() -> None:
-    name = "published-1000mib"
-    one = answers(np.array([0.5, np.nan]) * GIB, bins={name: np.array([4, 5])})
-    assert predicted_bins(one, PUBLISHED_BINS[name]).tolist() == [4, 5]
-    assert predicted_bins(one, GIB_BINS).tolist() == [0, -1]
-
-
 def test_amounts() -> None:
     labels = [1.0, 2.0, 4.0, 8.0]
     expected = np.array([1.05, 1.99, 3.0, 8.72]) * GIB  # +5 %, −0.5 %, −25 %, +9 %
@@ -147,14 +137,6 @@ def test_amounts() -> None:
     assert (some.jobs, some.under_predicted, some.without_safe) == (1, 1.0, 1.0)
     assert math.isnan(some.above_safe)
     assert math.isnan(some.over_allocated)
-
-
-def test_jobs_without_a_label_are_not_judged() -> None:
-    figures = candidate_figures(
-        section([1.5, math.nan], {OURS: answers(np.array([1.5, 1.5]) * GIB)}), OURS
-    )
-    assert figures.jobs == 1
-    assert figures.bins["published-2000mib"].accuracy == 1.0
 
 
 def test_intervals() -> None:
@@ -232,7 +214,7 @@ def test_coverage() -> None:
 
 def test_published_figures_stand_beside_measured_jobs_of_one_family() -> None:
     one = section([1.0])
-    table = bin_table(one, {OURS: candidate_figures(one, OURS)}, published_beside(one))
+    table = bin_table(one, {OURS: candidate_figures(one, OURS)})
     assert (
         "| as published by GPUMemNet (its own split), MLP-based | – | – | – | 95 % | 97 % | – |"
         in table
@@ -241,11 +223,6 @@ def test_published_figures_stand_beside_measured_jobs_of_one_family() -> None:
     assert not published_beside(section([1.0], is_measured=False))
     assert not published_beside(section([1.0], names=("net",)))
     assert not published_beside(section([1.0, 1.0], jobs=(small_job(), small_job(family="cnn"))))
-
-
-def test_shown_bins_are_at_most_24() -> None:
-    assert shown_bins(section([0.5, 23.9])) == (GIB_BINS, 24)
-    assert shown_bins(section([0.5]), section([24.0])) == (PUBLISHED_BINS["published-8000mib"], 4)
 
 
 def test_baselines_are_physics_and_the_best_other() -> None:
@@ -260,34 +237,6 @@ def test_baselines_are_physics_and_the_best_other() -> None:
     one = section([1.0] * 3, candidates)
     figures = {candidate: candidate_figures(one, candidate) for candidate in candidates}
     assert baselines(one, figures) == ["calibrated physics (3 numbers)", "good"]
-
-
-def test_zoo_bars_are_grouped_per_model_and_cut() -> None:
-    labels = [1.0, 2.0, 20.0, 40.0]
-    zoo = section(
-        labels,
-        {OURS: answers(np.array(labels) * GIB), "the trace": answers(np.array(labels) * GIB)},
-        jobs=tuple(small_job(batch_size=batch) for batch in (32, 64, 32, 64)),
-        names=("small", "small", "large", "large"),
-        others_mib={"Horus": np.array([1024.0, math.nan, 400 * 1024, 1024])},
-    )
-    figure = zoo_picture(zoo)
-    assert figure is not None
-    (axes,) = figure.axes
-    assert [tick.get_text() for tick in axes.get_xticklabels()] == [
-        "batch 32",
-        "batch 64\nsmall",
-        "batch 32",
-        "batch 64\nlarge",
-    ]
-    assert [series.get_label() for series in axes.containers] == [
-        "measured",
-        OURS,
-        "the trace",
-        "Horus",
-    ]
-    assert "400" in [text.get_text() for text in axes.texts]
-    assert zoo_picture(section([1.0])) is None
 
 
 @pytest.fixture
@@ -309,10 +258,7 @@ def test_files(tmp_path: Path) -> None:
     pictures = [path.name for path in paths if path.suffix == ".png"]
     assert sorted(links(report)) == sorted(pictures)
     assert pictures == [
-        *(
-            f"some-{word}.png"
-            for word in ("coverage", "reliability", "octaves", "scatter", "confusion")
-        ),
+        *(f"some-{word}.png" for word in ("coverage", "reliability", "scatter", "confusion")),
     ]
     assert all(path.read_bytes().startswith(PNG) for path in paths if path.suffix == ".png")
     assert "A remark." in report
@@ -351,14 +297,6 @@ def test_a_report_without_labels(tmp_path: Path) -> None:
     paths = write_report([section([math.nan])], tmp_path)
     assert [path.name for path in paths] == ["report.md", "report.json"]
     assert "0 jobs are judged" in paths[0].read_text()
-
-
-def test_refusals(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="share a slug"):
-        write_report([section([1.0]), section([2.0])], tmp_path)
-    with pytest.raises(ValueError, match="no answers"):
-        write_report([section([1.0], candidate="other")], tmp_path)
-    assert not list(tmp_path.iterdir())
 
 
 def research(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -60,12 +60,6 @@ def test_an_estimate_and_a_bound_are_judged_as_forecast_and_limit() -> None:
     assert judged.tolist() == [0, 1, 0, 0]  # a bound above the GPU's memory is no forecast
 
 
-def test_an_own_bound_takes_the_line_of_the_estimate() -> None:
-    estimates = np.linspace(1.0, 20.0, 40) * GIB
-    found = calibrated(1.5 * estimates + GIB, estimates, np.arange(40) // 4, 2.0 * estimates)
-    np.testing.assert_allclose(found.bound_bytes, 3.0 * estimates + GIB, rtol=1e-3)
-
-
 def test_a_line_is_not_moved_by_one_wrong_reading_and_never_sees_its_own_family() -> None:
     estimates = np.linspace(1.0, 20.0, 40) * GIB
     labels = 1.5 * estimates + GIB
@@ -170,33 +164,6 @@ def test_a_small_part_from_the_command_line(
     }
     assert main([*command, "--networks", "nowhere:nothing"]) == 2
     assert "names no function" in capsys.readouterr().err
-
-
-def test_where_models_cannot_be_built_the_page_is_made_from_what_was_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = "from gpumemnet.errors import DatasetError\n\ndef build(row, device):\n    raise DatasetError('timm 1.0.9 is missing')\n"
-    (tmp_path / "no_library.py").write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("research.scoreboard.run.SMOKE_SETS", ("cnn",))
-    out = tmp_path / "board"
-    assert (
-        main(
-            [
-                "scoreboard",
-                "--smoke",
-                "--cpu-budget",
-                "0",
-                "--networks",
-                "no_library:build",
-                "--out",
-                str(out),
-            ]
-        )
-        == 0
-    )
-    assert "timm 1.0.9 is missing; the kept answers are used" in capsys.readouterr().err
-    assert "| Horus |" in (out / "index.md").read_text()
 
 
 def test_the_page_says_who_is_first_and_sorts_by_error(tmp_path: Path) -> None:

@@ -103,10 +103,7 @@ def test_a_formula_gives_what_its_paper_says(
 
 def test_zero_divides_what_the_gpus_share() -> None:
     assert zero2_bytes(1_000, 4) == 2_000 + 4_500
-    assert zero2_bytes(1_000, 4, offloads_optimizer=True) == 2_000
     assert zero3_bytes(1_000, 100, 4) == 400 + 4_500
-    assert zero3_bytes(1_000, 100, 4, offloads_optimizer=True) == 400 + 500
-    assert zero3_bytes(1_000, 100, 4, offloads_optimizer=True, offloads_parameters=True) == 400
 
 
 def test_korthikanti_by_the_example_of_gpt3() -> None:

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from gpumemnet.errors import InvalidJobError
 from gpumemnet.job.layers import GROUP_NAMES, Layer
-from gpumemnet.job.training_job import TrainingJob, totals_only
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.distribution import PUBLISHED_BINS
 from gpumemnet.units import MIB
 from models.answers import Answers
@@ -25,7 +24,6 @@ from research.estimators.gpumemnet_paper import (
     paper_features,
     paper_sequences,
 )
-from research.estimators.published_formulas import horus, naive
 
 SCHEMES = (PUBLISHED_BINS["published-2000mib"], PUBLISHED_BINS["published-1000mib"])
 
@@ -111,14 +109,6 @@ def test_features_are_the_papers_columns() -> None:
     assert np.expm1(paper_features([transformer]))[0, :4] == pytest.approx([1, 0, 0, 2])
 
 
-def test_features_of_several_families_or_of_totals_only_are_refused() -> None:
-    with pytest.raises(ValueError, match="cnn, mlp have different features"):
-        paper_features([MLP, CNN])
-    for read in (paper_features, paper_sequences):
-        with pytest.raises(InvalidJobError, match="layer list"):
-            read([totals_only(MLP)])
-
-
 def test_sequences_are_padded_and_masked() -> None:
     short = with_layers(MLP, Layer("linear", 10, 1_010), Layer("dropout", 10))
     sequences, mask = paper_sequences([short, MLP])
@@ -144,16 +134,6 @@ def test_padding_and_other_jobs_do_not_change_the_transformer_s_answer(
         among_others = network(features, sequences, mask)[shortest]
         by_itself = network(features[[shortest]], alone.float(), alone_mask)[0]
     torch.testing.assert_close(by_itself, among_others, rtol=1e-4, atol=1e-5)
-
-
-def test_the_transformer_reads_more_than_the_features(synthetic: LabelledJobs) -> None:
-    network, (features, sequences, mask) = network_and_inputs(synthetic.jobs)
-    first_layer_only = mask.clone()
-    first_layer_only[:, 1:] = False
-    with torch.no_grad():
-        assert not torch.allclose(
-            network(features, sequences, mask), network(features, sequences, first_layer_only)
-        )
 
 
 @pytest.mark.parametrize(("fit", "epochs"), [(fit_paper_mlp, 100), (fit_paper_transformer, 25)])
@@ -195,19 +175,3 @@ def test_jobs_that_ran_out_of_memory_are_in_the_top_class_which_has_no_bound(
     assert (predicted == np.where(np.isnan(test.label_bytes), 7, 1)).mean() > 0.9
     np.testing.assert_array_equal(np.isnan(answers.safe_bytes), predicted == 7)
     assert set(answers.expected_bytes[predicted == 7]) == {7_000 * MIB}
-
-
-def test_training_repeats_itself(synthetic: LabelledJobs) -> None:
-    first, second = (
-        fit_paper_mlp(synthetic, SCHEMES[:1], seed=3, epochs=2)(synthetic) for _ in range(2)
-    )
-    np.testing.assert_array_equal(first.bins["published-2000mib"], second.bins["published-2000mib"])
-
-
-def test_formulas_by_hand() -> None:
-    # The MLP: 57,866 parameters, 2,058 activations, 100 inputs, batch 64.
-    np.testing.assert_array_equal(naive([MLP, totals_only(MLP)]), [4 * (57_866 + 100)] * 2)
-    np.testing.assert_array_equal(
-        horus([MLP, totals_only(MLP)]), [4 * (64 * 2_058 + 57_866 + 64 * 57_866)] * 2
-    )
-    assert horus([MLP])[0] == 15_572_008

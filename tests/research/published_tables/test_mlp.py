@@ -8,15 +8,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dataset_builder.families import rebuild
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.dataset import read_dataset
 from gpumemnet.units import MIB
 from research.published_tables.importing import import_published, read_published
-from research.published_tables.mlp import _layers
 
 HEADER = (
     "Filename,Depth,Activations-Params,Activation Function,Total Activations,Total Parameters,Batch Size,"
@@ -81,20 +78,11 @@ def test_a_prelu_has_its_parameter(tmp_path: Path) -> None:
     ("old", "new", "sentence"),
     [
         ("('dropout', 4, 0), ", "", "different networks"),
-        ("('SiLU', 4, 0)", "('ReLU', 4, 0)", "different networks"),
-        ("('SiLU', 4, 0)", "('SoLU', 4, 0)", "unknown layer kind 'SoLU'"),
         ("('linear', 4, 16)", "('linear', 4, 17)", "3 inputs, but the first linear layer has 17"),
         ("('linear', 4, 16)", "__import__('os')", "not a list of"),
-        ("[('linear'", "[[('linear'", "not a list of"),
-        ("input:3", "input:4", "4 inputs, but"),
-        ("arch:uniform", "arch:round", "shape must be one of"),
         ("_batch:8", "", "published form"),
         (",20,34,", ",21,34,", "Total Activations is 21, but the layers add up to 20"),
-        (",34,8,", ",34,8.5,", "Batch Size must be a whole number"),
-        (",34,8,", ",34,0,", "batch_size: must be between 1"),
-        (",1500,", ",-3,", "must be a whole number"),
         (",1500,", ",nan,", "must be a whole number"),
-        (",1500,1.0", "", "is missing"),
     ],
 )
 def test_a_bad_row_is_named_by_its_line(tmp_path: Path, old: str, new: str, sentence: str) -> None:
@@ -107,9 +95,7 @@ def test_a_bad_row_is_named_by_its_line(tmp_path: Path, old: str, new: str, sent
     assert not (tmp_path / "out.parquet").exists()
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"a,b\n1,2\n", b"\xff\xfe\x00", b'"never closed', b"\x00"]
-)
+@pytest.mark.parametrize("content", [b"", b"a,b\n1,2\n", b"\xff\xfe\x00"])
 def test_a_foreign_file_says_where_to_get_the_table(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes(content)
@@ -117,16 +103,6 @@ def test_a_foreign_file_says_where_to_get_the_table(tmp_path: Path, content: byt
         list(read_published(path))
     with pytest.raises(DatasetError, match="itu-rad/GPUMemNet"):
         list(read_published(tmp_path / "absent.csv"))
-
-
-@settings(max_examples=200)
-@given(st.text(alphabet="[]()', 0123456789abcLinear_", max_size=60))
-def test_layer_text_is_parsed_or_refused(text: str) -> None:
-    try:
-        layers = _layers(text)
-    except DatasetError:
-        return
-    assert layers
 
 
 def test_the_published_table(tmp_path: Path, published_csv: Path) -> None:

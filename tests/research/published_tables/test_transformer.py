@@ -8,7 +8,6 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,12 +24,9 @@ from research.published_tables.transformer import (
     PublishedTransformer,
     build,
     describe_network,
-    loss,
     measurement_of_row,
     parse,
-    parse_filename,
     published_parameters,
-    tensors,
 )
 
 NAME = (
@@ -77,7 +73,7 @@ def architectures(draw: st.DrawFn) -> PublishedTransformer:
     )
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(architectures())
 def test_the_description_is_what_torch_builds_and_runs(architecture: PublishedTransformer) -> None:
     with torch.device("meta"):
@@ -97,7 +93,7 @@ def test_the_description_is_what_torch_builds_and_runs(architecture: PublishedTr
     )
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(architectures())
 def test_the_published_counts_are_those_of_the_modules_that_were_summed(
     architecture: PublishedTransformer,
@@ -115,20 +111,6 @@ def test_the_published_counts_are_those_of_the_modules_that_were_summed(
     accumulated, total = published_parameters(architecture)
     assert accumulated == sizes[nn.Embedding] + sizes[nn.Linear]
     assert total == sum(sizes.values()) - projections
-
-
-def test_the_network_trains_a_step() -> None:
-    torch.manual_seed(0)
-    network = build(TINY)
-    [tokens], target = tensors(TINY)
-    assert (tokens.high, target.high) == (60, 5)
-    batch = torch.randint(0, 60, (3, *tokens.shape))
-    optimizer = torch.optim.Adam(network.parameters(), lr=0.001)
-    outputs = network(batch)
-    assert outputs.shape == (3, 5)
-    torch.autograd.backward(loss(outputs, torch.randint(0, 5, (3, *target.shape))))
-    optimizer.step()
-    assert all(each.grad is not None and not each.grad.is_sparse for each in network.parameters())
 
 
 def test_a_row_becomes_a_measurement() -> None:
@@ -166,18 +148,10 @@ def test_an_oom_row_is_censored_and_keeps_its_phases(line: str, stage: str) -> N
     assert stage in measurement.reason
 
 
-def test_a_row_whose_network_never_ran_has_no_label() -> None:
-    measurement = measurement_of_row(row(GOOD.replace("3647", "0")))
-    assert (measurement.status, measurement.label_bytes) == ("error", None)
-
-
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
         ("num_heads:4", "num_heads:3", "3 heads do not divide an embedding size of 16"),
-        ("num_layers:2", "num_layers:0", "num_layers must be a positive whole number"),
-        ("dropout_rate:0.25", "dropout_rate:1.5", "dropout_rate must be a number in"),
-        (".out", ".err", "published form"),
         ("_num_samples:11", "", "published form"),
         (".out,3,", ".out,4,", "Batch Size is 4, but Filename says 3"),
         (
@@ -185,12 +159,7 @@ def test_a_row_whose_network_never_ran_has_no_label() -> None:
             "4064",
             "Accumulated Params is 4064, but the network that Filename describes has 4063",
         ),
-        ("4063", "0", "Accumulated Params is 0"),
-        ("3647", "3648", "Total Parameters is 3648"),
-        (",1500,", ",-1,", "Max GPU Memory .MiB. must be a whole number"),
-        (",1500,", ",,", "must be a whole number"),
         ("SUCCESSFUL", "FINE", "Status must be one of SUCCESSFUL, OOM_CRASH"),
-        (",SUCCESSFUL", "", "Status is missing"),
     ],
 )
 def test_a_bad_row_says_what_is_wrong(old: str, new: str, sentence: str) -> None:
@@ -198,33 +167,6 @@ def test_a_bad_row_says_what_is_wrong(old: str, new: str, sentence: str) -> None
     with pytest.raises(DatasetError, match=sentence) as caught:
         measurement_of_row(row(GOOD.replace(old, new, 1)))
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"depth": 3}, "depth"),
-        ({"num_layers": True}, "num_layers"),
-        ({"dropout_rate": 1}, "dropout_rate"),
-        ({"num_heads": 0}, "num_heads"),
-    ],
-)
-def test_a_foreign_architecture_is_refused(change: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(DatasetError, match=sentence):
-        parse(TINY.to_dict() | change)
-
-
-@settings(max_examples=200)
-@given(st.text(alphabet="numclasehdbigo_:.0123456789", max_size=80))
-def test_a_name_is_parsed_or_refused(text: str) -> None:
-    with pytest.raises(DatasetError, match="published form"):
-        parse_filename(text)
-
-
-def test_the_last_batch_is_what_the_samples_leave() -> None:
-    assert TINY.last_batch_size == 2
-    assert replace(TINY, batch_size=11).last_batch_size == 11
-    assert replace(TINY, batch_size=12).last_batch_size == 11
 
 
 def test_the_table_is_recognised_by_its_columns(tmp_path: Path) -> None:

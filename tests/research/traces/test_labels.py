@@ -7,13 +7,11 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dataset_builder.families import mlp
 from dataset_builder.recipe.planned_job import Options, PlannedJob
-from gpumemnet.errors import DatasetError
 from gpumemnet.gpu.catalogue import context, device_profile
 from gpumemnet.job.dataset import read_dataset, write_dataset
 from gpumemnet.job.measurement import measurement_from_dict, measurement_to_dict
@@ -86,17 +84,6 @@ def test_a_job_that_does_not_fit_is_out_of_memory() -> None:
     assert (row.status, row.label_bytes, row.capacity_bytes) == ("oom", None, 500 * MIB)
 
 
-def test_measured_and_traced_rows_cannot_be_confused() -> None:
-    row = traced_measurement(planned(64), "tiny", 0, H200)
-    wrong_values: list[dict[str, Any]] = [
-        {"provenance": "measured"},
-        {"label_source": "nvml_process"},
-    ]
-    for changes in wrong_values:
-        with pytest.raises(DatasetError, match="traced row has both"):
-            replace(row, **changes)
-
-
 @pytest.mark.nightly
 def test_a_campaign_writes_a_dataset_and_resumes_where_it_stopped(tmp_path: Path) -> None:
     recipe, out = tmp_path / "tiny.yaml", tmp_path / "out"
@@ -118,13 +105,6 @@ def test_a_campaign_writes_a_dataset_and_resumes_where_it_stopped(tmp_path: Path
     said = run("trace-recipe", recipe, "--out", out, "--jobs", 7, "--gpu", "A100")
     assert said.returncode == 2
     assert "holds another campaign" in said.stderr
-
-
-def test_an_unknown_gpu_is_one_sentence(tmp_path: Path) -> None:
-    done = run("trace-recipe", "mlp", "--out", tmp_path / "out", "--gpu", "Voodoo2")
-    assert done.returncode == 2
-    assert "known are NVIDIA's GPUs" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_measured_rows_are_given_their_traced_peak(tmp_path: Path) -> None:
