@@ -17,8 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dataset_builder.families import family, mlp
 from dataset_builder.recipe.planned_job import (
@@ -29,7 +27,6 @@ from dataset_builder.recipe.planned_job import (
     training_job,
 )
 from dataset_builder.recipe.recipe import load_recipe
-from gpumemnet.errors import DatasetError
 from gpumemnet.job.dataset import read_dataset, write_dataset
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.units import GIB, MIB
@@ -132,19 +129,6 @@ def test_the_numbers_of_the_card_are_those_of_the_file(
         assert len(data) > 5_000
 
 
-def test_another_file_is_another_card_and_the_same_file_the_same(
-    tmp_path: Path, rows: list[Measurement]
-) -> None:
-    path = tmp_path / "d.parquet"
-    texts = []
-    for kept in (rows[:60], rows[:60], rows[:50]):
-        write_dataset(path, kept)
-        texts.append(write_card(path, tmp_path / "card")[0].read_text())
-    assert texts[0] == texts[1]
-    assert cells(texts[0], "all")[6] == "60"
-    assert cells(texts[2], "all")[6] == "50"
-
-
 def test_published_rows_are_credited(tmp_path: Path, published_csv: Path) -> None:
     path = tmp_path / "p.parquet"
     write_dataset(path, itertools.islice(read_published(published_csv), 300))
@@ -160,14 +144,6 @@ def test_a_dataset_without_rows_is_refused(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d.parquet", [])
     assert main(["card", str(tmp_path / "d.parquet"), "--out", str(tmp_path / "card")]) == 2
     assert not (tmp_path / "card").exists()
-
-
-def test_a_folder_that_cannot_be_written_is_one_sentence(
-    tmp_path: Path, rows: list[Measurement]
-) -> None:
-    write_dataset(tmp_path / "d.parquet", rows[1:5])
-    with pytest.raises(DatasetError, match="cannot be written"):
-        write_card(tmp_path / "d.parquet", tmp_path / "d.parquet")
 
 
 def test_rows_without_any_label_still_get_a_card(tmp_path: Path, rows: list[Measurement]) -> None:
@@ -216,15 +192,6 @@ def test_an_even_sample_is_within_its_limits_and_an_uneven_one_is_not() -> None:
     assert (crowded.fullest, crowded.within, crowded.limit) == ("batch_norm", False, 0.75)
     assert spread("flag", [True] * 75 + [False] * 25).within
     assert not spreads([])
-
-
-@given(
-    st.lists(st.integers(1, 10**6) | st.floats(1e-6, 1e6), min_size=2, max_size=60).filter(
-        lambda values: len(set(values)) > 1
-    )
-)
-def test_the_cells_of_a_spread_add_up_to_all_rows(values: list[float]) -> None:
-    assert sum(spread("x", values).cells) == pytest.approx(1.0)
 
 
 def test_empty_octaves_are_named() -> None:

@@ -4,9 +4,6 @@ are made up here."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ from gpumemnet.job.dataset import write_dataset
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.tracing.training_loop import record
 from gpumemnet.units import MIB
+from research.cli import main
 from research.traces.compare import (
     Estimates,
     TracedRow,
@@ -142,44 +140,18 @@ def test_figures_by_hand() -> None:
 
 
 def test_the_command_prints_its_table_and_writes_it(
-    rows: list[Measurement], tmp_path: Path
+    rows: list[Measurement], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_dataset(tmp_path / "rows.parquet", rows)
-    command = [
-        sys.executable,
-        "-m",
-        "research",
-        "compare",
-        str(tmp_path / "rows.parquet"),
-        "--workers",
-        "1",
-    ]
-    ran = subprocess.run(
-        [*command, "--rows", "10", "--out", str(tmp_path / "out")],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "COLUMNS": "160"},
-    )
-    assert "mlp: 10 measured rows" in ran.stdout
-    assert "trace, context of the other folds" in ran.stdout
+    command = ["compare", str(tmp_path / "rows.parquet"), "--workers", "1", "--rows", "10"]
+    assert main([*command, "--out", str(tmp_path / "out"), "--json"]) == 0
     document = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert len(document["rows"]) == 10
-    ran = subprocess.run(
-        [*command, "--rows", "10", "--json"], capture_output=True, text=True, check=True
-    )
-    assert json.loads(ran.stdout)["figures"] == document["figures"]
+    assert json.loads(capsys.readouterr().out)["figures"] == document["figures"]
     assert "| raw FakeTensor |" in (tmp_path / "out" / "comparison.md").read_text()
 
 
-def test_rows_that_cannot_be_compared(rows: list[Measurement], tmp_path: Path) -> None:
-    elsewhere = replace(rows[0], gpu="NVIDIA H200")
-    write_dataset(tmp_path / "two.parquet", [rows[0], elsewhere])
-    with pytest.raises(DatasetError, match="several GPUs"):
+def test_rows_of_two_gpus_cannot_be_compared(rows: list[Measurement], tmp_path: Path) -> None:
+    write_dataset(tmp_path / "two.parquet", [rows[0], replace(rows[0], gpu="NVIDIA H200")])
+    with pytest.raises(DatasetError):
         chosen_rows([tmp_path / "two.parquet"], None, 0)
-    write_dataset(
-        tmp_path / "none.parquet",
-        [replace(rows[0], status="oom", peak_process_bytes=None, peak_reserved_bytes=None)],
-    )
-    with pytest.raises(DatasetError, match="no row with status 'ok'"):
-        chosen_rows([tmp_path / "none.parquet"], None, 0)

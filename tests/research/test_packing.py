@@ -181,16 +181,6 @@ def test_best_fills_and_spread_empties(predictor: Predictor) -> None:
     assert cards == {"best": [0, 0, 0], "first": [0, 0, 0], "spread": [0, 1, 1]}
 
 
-def test_an_estimate_that_no_card_holds_gets_the_largest_card_alone(predictor: Predictor) -> None:
-    work, cards, runs = runs_of(
-        [(0, 10, 500, 10**6), (0, 10, 500, 100)], "A100:1,A100-80GB:1", predictor
-    )
-    amounts, run = runs["given"]
-    assert amounts.too_large == 1
-    assert run.reserved_mib.tolist() == [cards.largest_mib, 100]
-    assert figures(run, work, amounts).alone == 1
-
-
 def test_where_an_estimator_has_no_answer_a_fixed_guess_may_stand(predictor: Predictor) -> None:
     trace, cards = a_trace([(0, 10, 500, None), (0, 10, 500, 700)]), inventory("A100:1")
     for unknown, expected in ((None, [[-1], [800]]), (40_000, [[40_000], [800]])):
@@ -202,42 +192,28 @@ def test_where_an_estimator_has_no_answer_a_fixed_guess_may_stand(predictor: Pre
         assert found.is_alone.tolist() == [unknown is None, False]
 
 
-def test_gpumemnet_answers_for_each_kind_and_traces_are_kept_apart(predictor: Predictor) -> None:
+def test_gpumemnet_answers_for_each_kind(predictor: Predictor) -> None:
     trace, cards = read_trace([REAL]), inventory("A100:1,H200:1")
     found = {one.key: one for one in estimators(trace.rows, cards, predictor)}
-    limit, traced = found["limit"], found["traced-limit"]
+    assert {"naive", "horus", "closed-form", "traced-peak", "given", "oracle"} <= found.keys()
+    traced = found["traced-limit"]
     for row, one in enumerate(trace.rows[:3]):
-        plain = {**job_to_dict(one.job), "traced_peak_bytes": None}
-        assert plain["layers"]
         for kind, target in enumerate(cards.kinds):
             estimate = predictor.predict(one.job, gpu=target.gpu)
-            expected = -1 if estimate.safe_bytes is None else -(-estimate.safe_bytes // 2**20)
-            assert traced.mib[row, kind] == expected
-    assert limit.unanswered == traced.unanswered == 0
-    assert dict(limit.answered_by) == {"cnn-h200-traced": 29, "cnn-a100-published": 1}
-    assert {
-        "naive",
-        "horus",
-        "closed-form",
-        "traced-peak",
-        "given",
-        "oracle",
-        "exclusive",
-    } <= found.keys()
+            assert estimate.safe_bytes is not None
+            assert traced.mib[row, kind] == -(-estimate.safe_bytes // 2**20)
+    assert found["limit"].unanswered == traced.unanswered == 0
 
 
 def test_drawn_times_have_the_load_that_was_asked_for_and_depend_on_the_seed_alone() -> None:
     trace = read_trace([REAL])
-    work = workload(trace, 64, jobs=20_000, load=3, median_seconds=600, seed=1)
+    work, again, other = (
+        workload(trace, 64, jobs=20_000, load=3, median_seconds=600, seed=seed)
+        for seed in (1, 1, 2)
+    )
     rate = len(work.row_of) / work.arrival_seconds[-1]
     assert rate * work.duration_seconds.mean() / 64 == pytest.approx(3, rel=0.05)
     assert np.median(work.duration_seconds) == pytest.approx(600, rel=0.05)
-    counts = np.bincount(work.row_of)
-    assert counts.max() - counts.min() <= 1
-    assert len(work.synthetic) == 3
-    again, other = (
-        workload(trace, 64, jobs=20_000, load=3, median_seconds=600, seed=seed) for seed in (1, 2)
-    )
     assert (again.arrival_seconds == work.arrival_seconds).all()
     assert (again.row_of == work.row_of).all()
     assert (other.arrival_seconds != work.arrival_seconds).any()
@@ -299,16 +275,6 @@ def test_a_row_that_is_none_is_named(tmp_path: Path, change: dict[str, object]) 
         read_trace([path])
 
 
-def test_a_csv_of_totals_needs_no_json(tmp_path: Path) -> None:
-    path = tmp_path / "trace.csv"
-    path.write_text(
-        "family,batch_size,input_elements,optimizer,precision,total_activations,total_parameters,channels_last,peak_mib\n"
-        "mlp,64,100,adam,fp32,5000,80000,false,1500\n"
-    )
-    (row,) = read_trace([path]).rows
-    assert (row.job.batch_size, row.job.channels_last, row.peak_mib) == (64, False, 1500)
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -323,15 +289,6 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, name: str, content: str)
     (tmp_path / name).write_text(content)
     with pytest.raises(InvalidRequestError, match=name):
         read_trace([tmp_path / name])
-
-
-def test_times_in_some_rows_only_are_refused(tmp_path: Path) -> None:
-    first, second, _ = documents()
-    del second["arrival_seconds"]
-    path = tmp_path / "trace.jsonl"
-    path.write_text(json.dumps(first) + "\n" + json.dumps(second) + "\n")
-    with pytest.raises(InvalidRequestError, match="row 2, arrival_seconds: is missing here"):
-        workload(read_trace([path]), 1)
 
 
 def test_an_inventory_counts_what_the_driver_keeps_and_knows_mig() -> None:
@@ -364,15 +321,6 @@ def test_the_command_line_prints_the_same_table_twice_and_writes_json_and_pictur
     assert main([*arguments, "--plot", str(tmp_path / "again.svg")]) == 0
     assert capsys.readouterr().out == said
     assert (tmp_path / "again.svg").read_text() == svg
-
-
-def test_what_a_model_has_seen_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = str(DATASETS / "published_mlp_a100.parquet")
-    arguments = ["pack", rows, "--gpus", "A100:8", "--jobs", "20", "--estimator", "limit"]
-    assert main([*arguments, "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document["seen_by"][rows]
-    assert any("learned from" in note for note in document["notes"])
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumemnet.planner.chain import KEEP, OPTIONS
+from gpumemnet.planner.chain import KEEP
 from gpumemnet.planner.searches import greedy
 from research.planner.references import REFERENCES
-from research.planner.swarm import _decode, swarm
+from research.planner.swarm import swarm
 from tests.gpumemnet.planner.chains import limit_between, random_chain
 
 SEEDS = st.integers(0, 10**6)
@@ -29,19 +28,6 @@ def test_no_rule_violates_a_budget_or_takes_an_option_that_is_not_allowed(
         return
     assert chain.fits(found.choices[None], limit)[0]
     assert found.choices[-1] == KEEP
-
-
-@given(SEEDS)
-@settings(max_examples=10, deadline=None)
-def test_every_particle_that_can_fit_decodes_to_a_plan_that_fits(seed: int) -> None:
-    chain = random_chain(seed, 6)
-    searched = np.flatnonzero(chain.allowed[:, 1:].any(axis=1))
-    position = np.random.default_rng(seed).random((20, len(searched) * len(OPTIONS)))
-    limit = limit_between(chain, 0.8)
-    choices = _decode(chain, limit, searched, position)
-    full = _decode(chain, -np.inf, searched, position)
-    can_fit = chain.peak_bytes(full) <= limit
-    assert (chain.peak_bytes(choices)[can_fit] <= limit).all()
 
 
 def test_a_swarm_that_starts_with_a_plan_is_no_slower_than_that_plan() -> None:

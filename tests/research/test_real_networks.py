@@ -3,15 +3,12 @@ together."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gpumemnet.job.dataset import read_dataset, write_dataset
-from models.evaluation.closed_form.fit import fit
-from models.evaluation.closed_form.rows import networks_of_runs
 from models.training.data import load_labelled_jobs, with_real_networks
 from research.real_networks import write_report
 
@@ -57,25 +54,6 @@ def test_real_runs_join_the_training_jobs_with_the_context_of_its_labels(
     assert np.median(both.label_bytes[len(data) :] - traced) == pytest.approx(
         float(data.context_bytes or 0)
     )
-
-
-def test_other_families_and_start_ups_are_left_out(few: tuple[Path, Path], tmp_path: Path) -> None:
-    sampled, runs = few
-    rows = [replace(row, label_state="startup") for row in read_dataset(runs)]
-    write_dataset(tmp_path / "startup.parquet", iter(rows))
-    data = load_labelled_jobs(sampled, "transformer")
-    assert with_real_networks(data, [tmp_path / "startup.parquet"]) is data
-
-
-def test_published_readings_calibrate_the_closed_form(few: tuple[Path, Path]) -> None:
-    networks = networks_of_runs([few[1]])
-    assert len(networks) == 48
-    assert len(set(networks.families.tolist())) == 6
-    found = fit(networks, (0.5, 0.9))
-    expected, bounds = found.amounts(networks.features)
-    assert np.median(np.abs(expected / networks.above_context_bytes - 1.0)) < 0.1
-    assert np.mean(networks.above_context_bytes <= bounds[:, 1]) >= 0.9
-    assert (bounds[:, 1] > bounds[:, 0]).all()
 
 
 def test_the_report_has_a_line_for_every_estimator(few: tuple[Path, Path], tmp_path: Path) -> None:

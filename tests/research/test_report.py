@@ -3,10 +3,7 @@
 import json
 import math
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +12,15 @@ import pytest
 from numpy.typing import NDArray
 
 from gpumemnet.job.job_table import JobTable
-from gpumemnet.units import GIB, MIB
+from gpumemnet.units import GIB
 from models.answers import Answers
-from models.training.data import LabelledJobs
-from models.training.mlp import TrainingPlan
-from models.training.sequence import SequencePlan
+from research.cli import main
 from research.report import pictures, write_report
-from research.report.candidates import COMMON, CommonNetwork, Plans
 from research.report.figures import (
     GIB_BINS,
-    OCTAVE_WORD,
     Section,
     candidate_figures,
     coverages,
-    groupings,
     independent_rows,
     octave_groups,
     octave_name,
@@ -36,8 +28,6 @@ from research.report.figures import (
     share_interval,
     wilson,
 )
-from research.report.pictures import baselines
-from research.report.study import run_studies, traced_study
 from research.report.tables import TRACED, bin_table, published_beside
 from tests.jobs import SMALL_LAYERS, small_job
 
@@ -169,16 +159,6 @@ def test_octaves() -> None:
     assert octave_name(4) == "16–32 GiB"
 
 
-def test_groups_are_several_and_large_enough() -> None:
-    found = groupings(
-        many(48)
-    )  # adam and sgd, 24 each; one family and precision; at most 15 in an octave
-    assert list(found) == ["optimizer"]
-    assert {group.name: len(group.rows) for group in found["optimizer"]} == {"sgd": 24, "adam": 24}
-    octaves = groupings(section([1.5] * 20 + [2.5] * 20 + [5.0] * 19))[OCTAVE_WORD]
-    assert [group.name for group in octaves] == ["1–2 GiB", "2–4 GiB"]
-
-
 def test_reliability() -> None:
     probabilities = np.array([[0.95, 0.05], [0.95, 0.05], [0.35, 0.65], [np.nan, np.nan]])
     found = reliability(
@@ -225,20 +205,6 @@ def test_published_figures_stand_beside_measured_jobs_of_one_family() -> None:
     assert not published_beside(section([1.0, 1.0], jobs=(small_job(), small_job(family="cnn"))))
 
 
-def test_baselines_are_physics_and_the_best_other() -> None:
-    labels = np.full(3, GIB)
-    candidates = {
-        "bad": answers(3.0 * labels),
-        "good": answers(1.1 * labels),
-        "calibrated physics (3 numbers)": answers(2.0 * labels),
-        OURS: answers(labels),
-        "ours, totals only": answers(labels),
-    }
-    one = section([1.0] * 3, candidates)
-    figures = {candidate: candidate_figures(one, candidate) for candidate in candidates}
-    assert baselines(one, figures) == ["calibrated physics (3 numbers)", "good"]
-
-
 @pytest.fixture
 def small_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pictures, "RESOLUTION", 40)
@@ -274,64 +240,10 @@ def test_files(tmp_path: Path) -> None:
     assert only["groups"]["optimizer"]["sgd"]["jobs"] == 24
 
 
-@pytest.mark.usefixtures("small_pictures")
-def test_one_row_and_no_safe_bytes(tmp_path: Path) -> None:
-    one = section(
-        [1.5],
-        {OURS: answers(np.array([1.6 * GIB]))},
-        names=("net",),
-        others_mib={"Horus": np.array([100.0])},
-    )
-    paths = write_report([one], tmp_path)
-    report = paths[0].read_text()
-    assert TRACED not in report
-    assert "### ours by" not in report
-    assert all((tmp_path / link).is_file() for link in links(report))
-    assert not (tmp_path / "some-coverage.png").exists()
-    assert "| net | 64 | 1,536 | 1,638 | 100 |" in report
-    (model,) = json.loads(paths[1].read_text())["sections"][0]["models"]
-    assert model["bytes"]["Horus"] == 100 * MIB
-
-
-def test_a_report_without_labels(tmp_path: Path) -> None:
-    paths = write_report([section([math.nan])], tmp_path)
-    assert [path.name for path in paths] == ["report.md", "report.json"]
-    assert "0 jobs are judged" in paths[0].read_text()
-
-
-def research(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "research", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=1800,
-        check=False,
-    )
-
-
-@pytest.mark.nightly
-def test_a_network_of_all_families_is_a_candidate_in_each_study(synthetic: LabelledJobs) -> None:
-    mlp = replace(synthetic.take(np.arange(260)), provenance="traced", label_source="traced")
-    jobs = JobTable.from_jobs([replace(job, family="cnn") for job in mlp.jobs])
-    cnn = replace(mlp, jobs=jobs, sha256="1" * 64)
-    small = TrainingPlan(epochs=1, hidden=8, members=2)
-    study = replace(
-        traced_study(mlp, Plans(small, SequencePlan(epochs=1))),
-        candidates=(),
-        fold_count=2,
-        candidate=COMMON,
-    )
-    network = CommonNetwork(COMMON, small, (mlp, cnn))
-    (made,) = run_studies([study], lambda what, share: None, 2, [network])
-    assert list(made.answers) == [COMMON, f"{COMMON}, totals only"]
-    assert len(made.jobs) == int((~np.isnan(mlp.label_bytes)).sum())
-    assert {job.family for job in made.jobs} == {"mlp"}
-
-
 @pytest.mark.nightly
 def test_the_report_runs_from_the_committed_data(tmp_path: Path) -> None:
-    done = research("report", "--smoke", "--workers", "1", "--out", tmp_path / "report")
-    assert done.returncode == 0, done.stderr
+    out = str(tmp_path / "report")
+    assert main(["report", "--smoke", "--workers", "1", "--out", out]) == 0
     text = (tmp_path / "report" / "report.md").read_text("utf-8")
     assert "its figures say nothing" in text
     for section in (
@@ -352,6 +264,4 @@ def test_the_report_runs_from_the_committed_data(tmp_path: Path) -> None:
 
 
 def test_a_report_on_an_empty_folder_is_refused(tmp_path: Path) -> None:
-    done = research("report", "--datasets", tmp_path, "--out", tmp_path / "report")
-    assert done.returncode == 2
-    assert "holds no dataset" in done.stderr
+    assert main(["report", "--datasets", str(tmp_path), "--out", str(tmp_path / "report")]) == 2

@@ -39,9 +39,6 @@ from research.estimators.transformer_formulas import (
     ELEUTHER,
     KORTHIKANTI,
     LLMEM,
-    TransformerShape,
-    chosen_method,
-    korthikanti_bytes,
     llm_parts,
     pages,
     transformer_shape,
@@ -106,20 +103,6 @@ def test_zero_divides_what_the_gpus_share() -> None:
     assert zero3_bytes(1_000, 100, 4) == 400 + 4_500
 
 
-def test_korthikanti_by_the_example_of_gpt3() -> None:
-    gpt3 = TransformerShape(
-        hidden=12_288,
-        layers=96,
-        heads=96,
-        sequence=2_048,
-        vocabulary=50_257,
-        embedding_parameters=0,
-        other_parameters=0,
-        linear_parameters=(),
-    )
-    assert korthikanti_bytes(gpt3, 1) == 96 * 2_048 * 12_288 * (34 + 80)
-
-
 def test_llmem_adds_its_five_parts() -> None:
     shape = transformer_shape(subject(TEXT))
     assert (shape.hidden, shape.layers, shape.heads, shape.vocabulary) == (128, 1, 2, 1_000)
@@ -144,19 +127,6 @@ def test_llmem_adds_its_five_parts() -> None:
         + 2 * MIB
     )
     assert found.combined(2, 2) == found.zero3(4) - found.half * 2 // 4 + 2 * MIB
-
-
-def test_llmem_chooses_data_parallelism_while_the_model_fits_and_shards_it_when_not() -> None:
-    shape = transformer_shape(subject(TEXT))
-    enough = llm_parts(shape, 1, 0).single
-    chosen = chosen_method(shape, 4, 0, 4 * enough)
-    assert chosen is not None
-    assert chosen[0] == "data parallel"
-    assert chosen[1] > 1
-    sharded = chosen_method(shape, 4, 0, enough - 2 * MIB)
-    assert sharded is not None
-    assert sharded[0] == "ZeRO-3"
-    assert chosen_method(shape, 4, 0, 2 * MIB) is None
 
 
 def test_formulas_for_transformers_have_no_answer_for_other_networks() -> None:
@@ -252,8 +222,3 @@ def test_dnnmem_of_modules_does_not_see_what_a_module_keeps_inside() -> None:
     assert sizes[1].count(statistic) == 0
     assert sizes[1].count(MATRIX) == 4  # results of the three modules, and the targets
     assert DNNMEM_OF_MODULES.estimate(subject(MLP, normed)).total_bytes > 500 * MIB
-
-
-def test_an_estimator_that_needs_the_model_says_so_where_there_is_only_the_job() -> None:
-    with pytest.raises(NotCoveredError, match="not at hand"):
-        DNNMEM.estimate(subject(replace(MLP, batch_size=3)))

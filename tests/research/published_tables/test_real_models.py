@@ -11,12 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from dataset_builder.split import split_by_architecture
 from gpumemnet.errors import DatasetError
 from gpumemnet.gpu.catalogue import context, device_profile
 from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.measurement import Measurement
-from gpumemnet.site.validation import validate
 from gpumemnet.units import MIB
 from research.published_tables.real_models import (
     REAL_MODELS,
@@ -70,13 +68,6 @@ def test_every_committed_row_can_be_predicted(rows: list[Measurement]) -> None:
         assert row.job.traced_peak_bytes is not None
         assert row.label_bytes is not None
         assert 0.88 < (row.job.traced_peak_bytes + outside) / row.label_bytes < 1.05
-
-
-def test_real_models_are_test_only_and_valid(rows: list[Measurement]) -> None:
-    split = split_by_architecture(rows, 5, 0)
-    assert not split.fold_of
-    assert len(split.test_only) == len(REAL_MODELS) == 10
-    assert validate(rows) == []
 
 
 def test_a_reading_becomes_a_row() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from gpumemnet.errors import DatasetError
 from research.published_tables.timm_models import read
 
 
@@ -64,23 +63,3 @@ def test_a_row_says_how_its_run_ended(
     assert (reason is None and reading.fields["reason"] is None) or reason in reading.fields[
         "reason"
     ]
-
-
-def test_one_model_of_each_family_comes_first_and_crashed_models_last() -> None:
-    names = ("resnet101", "resnet50", "vit_tiny_patch16_224", "vgg11")
-    rows = [row(8, 4_000, 1_000.0, model=name) for name in names] + [
-        row(8, 1, 50_000.0, "no", "deit_tiny_patch16_224")
-    ]
-    order = [model.key for model in read(rows).models]
-    assert order == [
-        "resnet101",
-        "vgg11",
-        "vit_tiny_patch16_224",
-        "resnet50",
-        "deit_tiny_patch16_224",
-    ]
-
-
-def test_a_cell_that_is_no_number_is_refused() -> None:
-    with pytest.raises(DatasetError, match="measured_mib must be a whole number"):
-        read([row(8, 4_000, 1_000.0) | {"measured_mib": "about 4000"}])

@@ -7,18 +7,15 @@ import csv
 import io
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 from gpumemnet.errors import DatasetError
 from gpumemnet.extract import ExtractOptions, extract_job
 from gpumemnet.units import MIB
-from research.published_tables.importing import read_published
 from research.published_tables.transformer import (
     COLUMNS,
     PublishedTransformer,
@@ -26,7 +23,6 @@ from research.published_tables.transformer import (
     describe_network,
     measurement_of_row,
     parse,
-    published_parameters,
 )
 
 NAME = (
@@ -93,26 +89,6 @@ def test_the_description_is_what_torch_builds_and_runs(architecture: PublishedTr
     )
 
 
-@settings(max_examples=15)
-@given(architectures())
-def test_the_published_counts_are_those_of_the_modules_that_were_summed(
-    architecture: PublishedTransformer,
-) -> None:
-    with torch.device("meta"):
-        network = build(architecture)
-    sizes: dict[type[nn.Module], int] = dict.fromkeys((nn.Embedding, nn.Linear, nn.LayerNorm), 0)
-    projections = 0
-    for name, module in network.named_modules():
-        for kind in sizes:
-            if isinstance(module, kind):
-                own = sum(each.numel() for each in module.parameters())
-                sizes[kind] += own
-                projections += own if name.endswith("out_proj") else 0
-    accumulated, total = published_parameters(architecture)
-    assert accumulated == sizes[nn.Embedding] + sizes[nn.Linear]
-    assert total == sum(sizes.values()) - projections
-
-
 def test_a_row_becomes_a_measurement() -> None:
     measurement = measurement_of_row(row(GOOD))
     job = measurement.job
@@ -167,15 +143,3 @@ def test_a_bad_row_says_what_is_wrong(old: str, new: str, sentence: str) -> None
     with pytest.raises(DatasetError, match=sentence) as caught:
         measurement_of_row(row(GOOD.replace(old, new, 1)))
     assert "\n" not in str(caught.value)
-
-
-def test_the_table_is_recognised_by_its_columns(tmp_path: Path) -> None:
-    table = tmp_path / "transformers.csv"
-    table.write_text(f"{HEADER},Depth\n{GOOD},18\n{OOM},18\n")
-    assert list(read_published(table)) == [
-        measurement_of_row(row(GOOD)),
-        measurement_of_row(row(OOM)),
-    ]
-    table.write_text(f"{HEADER}\n{GOOD}\n{GOOD.replace('4063', '1')}\n")
-    with pytest.raises(DatasetError, match="line 3: Accumulated Params is 1"):
-        list(read_published(table))

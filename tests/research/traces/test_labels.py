@@ -15,7 +15,6 @@ from dataset_builder.recipe.planned_job import Options, PlannedJob
 from gpumemnet.gpu.catalogue import context, device_profile
 from gpumemnet.job.dataset import read_dataset, write_dataset
 from gpumemnet.job.measurement import measurement_from_dict, measurement_to_dict
-from gpumemnet.units import MIB
 from research.traces.labels import traced_measurement
 
 ROOT = Path(__file__).parents[3]
@@ -76,12 +75,6 @@ def test_a_traced_row_is_reserved_bytes_and_context_and_is_marked_as_traced() ->
     assert row.label_bytes == row.peak_reserved_bytes + context(H200).expected_bytes
     assert row.job.traced_peak_bytes is None  # the label must not stand among the features
     assert measurement_from_dict(measurement_to_dict(row)) == row
-
-
-def test_a_job_that_does_not_fit_is_out_of_memory() -> None:
-    small = replace(H200, capacity_bytes=500 * MIB)
-    row = traced_measurement(planned(), "tiny", 0, small)
-    assert (row.status, row.label_bytes, row.capacity_bytes) == ("oom", None, 500 * MIB)
 
 
 @pytest.mark.nightly

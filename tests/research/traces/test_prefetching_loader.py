@@ -7,11 +7,10 @@ from torch import nn
 
 from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.gpu.catalogue import device_profile
-from gpumemnet.tracing.memory import live_at, steady_run
+from gpumemnet.tracing.memory import live_at
 from gpumemnet.tracing.options import Platform, TraceOptions
 from gpumemnet.tracing.timeline import Timeline, repeated
 from gpumemnet.tracing.training_loop import record
-from gpumemnet.units import MIB
 from research.traces.kept_runs import with_prefetching
 
 DEVICE = device_profile("A100")
@@ -52,15 +51,3 @@ def test_each_step_holds_the_current_and_the_next_batch_and_loading_holds_three(
     assert {
         storage.stream for storage, is_image in zip(long.storages, images, strict=True) if is_image
     } == {1}
-
-
-def test_the_blocks_of_the_loader_are_reserved_beside_those_of_the_model() -> None:
-    timeline = _recorded()
-    plain, prefetched = (
-        steady_run(each, DEVICE).reserved_bytes for each in (timeline, with_prefetching(timeline))
-    )
-    # Three batches, their bytes and a segment for labels, instead of the one batch that the model's
-    # stream held.
-    expected = 3 * IMAGES_BYTES + IMAGES_BYTES // 4 + 2 * MIB - IMAGES_BYTES
-    assert abs(prefetched - plain - expected) < 24 * MIB
-    assert with_prefetching(timeline).sizes[:2] == timeline.sizes[:2]  # the model comes first

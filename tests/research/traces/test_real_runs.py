@@ -94,14 +94,6 @@ def test_runs_are_traced_once_and_rows_are_kept(
     assert "0 models traced" in capsys.readouterr().out
 
 
-def test_labels_below_the_training_state_are_marked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    [row] = imported(table(tmp_path / "runs.csv", [xmem_row(64, 5 * MIB)]), tmp_path)
-    assert (row.status, row.label_state) == ("error", None)
-    assert "below the" in (row.reason or "")
-
-
 def test_readings_that_caught_the_search_for_algorithms_are_marked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
