@@ -19,12 +19,12 @@ from research.estimators.fake_tensor import FAKE_TENSOR, MEM_TRACKER
 from research.estimators.formulas import ACCELERATE, COPIES, HORUS, NAIVE, ZERO2, ZERO3
 from research.estimators.transformer_formulas import ELEUTHER, KORTHIKANTI, LLMEM
 from research.estimators.xmem import XMEM
+from research.traces.rebuilt import rebuilt
 
 from .answers import Answer, KeptAnswers, asked
 from .ours import CLOSED_FORM, TRACE, traced_run
 from .sets import RowSet
 
-Build = Callable[[Measurement, DeviceProfile], Training]
 Progress = Callable[[str, float], None]
 FORMULAS: Final = (
     *(NAIVE, COPIES, HORUS, ACCELERATE, ZERO2, ZERO3, ELEUTHER, KORTHIKANTI, LLMEM),
@@ -51,7 +51,7 @@ def formula_answers(
     Its typical seconds are kept when it is asked for the first time, so that the page is the same
     each time.
     """
-    found = {number: asked(estimator, _subject(rows, number, None)) for number in range(len(rows))}
+    found = {number: asked(estimator, _subject(rows, number)) for number in range(len(rows))}
     kept_as = f"{estimator.name}, seconds"
     if not answers.of(rows.recipe.name, rows.sha256, kept_as):
         typical = float(np.median([answer.seconds for answer in found.values()]))
@@ -65,7 +65,6 @@ def answer_sample(
     numbers: Sequence[int],
     estimators: Sequence[PublishedEstimator],
     answers: KeptAnswers,
-    build: Build,
     progress: Progress,
     end: float | None = None,
 ) -> None:
@@ -76,7 +75,6 @@ def answer_sample(
         numbers: rows of its sample.
         estimators: to ask; the trace is run again beside them.
         answers: where answers are kept.
-        build: makes the model of a row.
         progress: called with a step and its share.
         end: moment by :func:`time.monotonic` after which nothing new is asked; ``None`` for no
             limit.
@@ -91,7 +89,7 @@ def answer_sample(
     for done, number in enumerate(numbers):
         if end is not None and time.monotonic() >= end:
             break
-        subject = _subject(rows, number, build)
+        subject = _subject(rows, number, rebuilt)
         for estimator in estimators:
             if number not in kept[estimator.name]:
                 answers.keep(name, rows.sha256, estimator.name, {number: asked(estimator, subject)})
@@ -105,9 +103,7 @@ def answer_sample(
     answers.write()
 
 
-def answer_cpu_runs(
-    rows: RowSet, answers: KeptAnswers, build: Build, progress: Progress, end: float
-) -> None:
+def answer_cpu_runs(rows: RowSet, answers: KeptAnswers, progress: Progress, end: float) -> None:
     """Run jobs of the sample on the CPU, in its order, until ``end``; what is kept is not run
     again.
 
@@ -121,7 +117,7 @@ def answer_cpu_runs(
         if time.monotonic() >= end:
             break
         if number not in kept:
-            found = {number: asked(XMEM, _subject(rows, number, build))}
+            found = {number: asked(XMEM, _subject(rows, number, rebuilt))}
             answers.keep(name, rows.sha256, XMEM.name, found)
             answers.write()
         progress(f"{rows.recipe.title}: runs on the CPU", (done + 1) / len(wanted))
@@ -148,6 +144,10 @@ def _traced(subject: Subject) -> dict[str, Answer]:
     }
 
 
-def _subject(rows: RowSet, number: int, build: Build | None) -> Subject:
+def _subject(
+    rows: RowSet,
+    number: int,
+    build: Callable[[Measurement, DeviceProfile], Training] | None = None,
+) -> Subject:
     row = rows.rows[number]
     return subject_of(row, rows.architecture(number), build)

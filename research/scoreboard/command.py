@@ -16,12 +16,6 @@ def scoreboard(
         Path,
         typer.Option("--out", help="Folder of the page; answers that it keeps are used again."),
     ],
-    networks: Annotated[
-        str,
-        typer.Option(
-            "--networks", metavar="MODULE:FUNCTION", help="What makes the model of a dataset's row."
-        ),
-    ] = "research.traces.rebuilt:rebuilt",
     seconds: Annotated[
         float | None,
         typer.Option(
@@ -62,7 +56,6 @@ def scoreboard(
         page = make_scoreboard(
             out,
             COMMITTED_DATASETS,
-            networks,
             seconds=seconds,
             cpu_seconds=cpu_seconds,
             renew=renew or (),

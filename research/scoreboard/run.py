@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from gpumemnet.errors import DatasetError, InvalidRequestError
+from gpumemnet.errors import DatasetError
 
 from .answers import KeptAnswers
 from .board import Table, agreement, columns, tables
-from .collect import OF_MODELS, Build, Progress, answer_cpu_runs, answer_sample
+from .collect import OF_MODELS, Progress, answer_cpu_runs, answer_sample
 from .fitted import LEARNED, SCHEDTUNE, Found, real_answers, sampled_answers, schedtune_answers
 from .page import write_page
 from .sets import SETS, RowSet, load_set
@@ -27,7 +26,6 @@ SMOKE_SETS: Final = ("mlp", "cnn")
 def make_scoreboard(
     out: Path,
     datasets: Path,
-    networks: str,
     *,
     seconds: float | None,
     cpu_seconds: float,
@@ -42,7 +40,6 @@ def make_scoreboard(
     Args:
         out: the folder; answers that were kept there are used again.
         datasets: folder of the datasets.
-        networks: ``module:function`` that makes the model of a dataset's row.
         seconds: time for estimators that need the model; ``None`` for no limit, 0 to ask and to
             train none.
         cpu_seconds: time for runs on the CPU, in equal parts for the sets.
@@ -55,9 +52,8 @@ def make_scoreboard(
 
     Raises:
         DatasetError: a dataset cannot be read.
-        InvalidRequestError: ``networks`` names no function.
+        InvalidRequestError: no answers of an estimator to renew are kept.
     """
-    build = _function(networks)
     answers = KeptAnswers(out / ANSWERS)
     for estimator in renew:
         answers.forget(estimator)
@@ -70,13 +66,9 @@ def make_scoreboard(
     end = None if seconds is None else time.monotonic() + seconds
     for rows in sets:
         try:
-            answer_sample(
-                rows, rows.order[: rows.recipe.sample], OF_MODELS, answers, build, progress, end
-            )
+            answer_sample(rows, rows.order[: rows.recipe.sample], OF_MODELS, answers, progress, end)
             if cpu_seconds:
-                answer_cpu_runs(
-                    rows, answers, build, progress, time.monotonic() + cpu_seconds / len(sets)
-                )
+                answer_cpu_runs(rows, answers, progress, time.monotonic() + cpu_seconds / len(sets))
         except DatasetError as error:  # a library of the models is missing, or of another version than what was measured
             warn(f"{rows.recipe.title}: {error}; the kept answers are used")
     if seconds != 0:
@@ -119,18 +111,3 @@ def _missing(answers: KeptAnswers, rows: RowSet, name: str) -> bool:
 def _keep(answers: KeptAnswers, rows: RowSet, found: Found) -> None:
     for name, given in found.items():
         answers.keep(rows.recipe.name, rows.sha256, name, given)
-
-
-def _function(path: str) -> Build:
-    """The function that ``module:function`` names.
-
-    Whoever has other rows names another one.
-    """
-    module, _, name = path.partition(":")
-    try:
-        found: Callable[..., object] = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidRequestError(
-            f"'{path}' names no function that makes the model of a row: {error}", "networks"
-        ) from None
-    return found  # type: ignore[return-value]

@@ -1,7 +1,7 @@
 """Any row of a dataset as a job that can be run: the sampled networks, and the real models that
 others have run.
 
-``python -m research scoreboard`` names :func:`rebuilt` where it needs the model itself.
+The scoreboard calls :func:`rebuilt` where an estimator needs the model itself.
 """
 
 from __future__ import annotations
