@@ -8,6 +8,7 @@ families of four folds, used on the fifth.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -17,7 +18,6 @@ from typing import Final
 
 import numpy as np
 
-from dataset_builder.split import fold_of
 from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.physics.element_types import FULL_BYTES
@@ -35,12 +35,18 @@ WORKSPACE: Final = "largest_convolution_workspace_bytes"
 PART: Final = {"steady": "steady_reserved_bytes", "startup": "startup_peak_reserved_bytes"}
 
 
+def fold_of(group: str) -> int:
+    """The fold of an architecture family: a hash, so rows that are added move no other row."""
+    digest = hashlib.sha256(f"0:{group}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") % FOLDS
+
+
 def estimates(rows: Sequence[Measurement]) -> np.ndarray:
     """Expected label of each row, in bytes: the traced part of its state, and the constant of the
     other folds."""
     traced = np.array([row.traced[PART[row.label_state or "steady"]] for row in rows], dtype=float)
     labels = np.array([row.label_bytes for row in rows], dtype=float)
-    folds = np.array([fold_of(row.split_group, FOLDS, 0) for row in rows])
+    folds = np.array([fold_of(row.split_group) for row in rows])
     gpus = np.array([row.gpu for row in rows])
     steady = np.array([row.label_state == "steady" for row in rows])
     expected = np.empty(len(rows))
@@ -128,7 +134,7 @@ def bounds(rows: Sequence[Measurement], expected: np.ndarray) -> np.ndarray:
         [row.traced[WORKSPACE] for row in rows], dtype=float
     )
     needed = (np.array([row.label_bytes for row in rows], dtype=float) - expected) / scale
-    folds = np.array([fold_of(row.split_group, FOLDS, 0) for row in rows])
+    folds = np.array([fold_of(row.split_group) for row in rows])
     multiples = np.array([np.quantile(needed[folds != fold], COVERAGE) for fold in range(FOLDS)])
     upper: np.ndarray = expected + multiples[folds] * scale
     return upper

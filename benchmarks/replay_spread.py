@@ -26,9 +26,16 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from real_runs import COVERAGE, DATASETS, FILES, FOLDS, RESERVED_SHARE, WORKSPACE  # noqa: E402
+from real_runs import (  # noqa: E402
+    COVERAGE,
+    DATASETS,
+    FILES,
+    FOLDS,
+    RESERVED_SHARE,
+    WORKSPACE,
+    fold_of,
+)
 
-from dataset_builder.split import fold_of  # noqa: E402
 from gpumemnet.allocator import EMPTY_CACHE, AllocatorSettings, OutOfMemory, replay  # noqa: E402
 from gpumemnet.gpu.available import available_mib  # noqa: E402
 from gpumemnet.job.dataset import read_dataset  # noqa: E402
@@ -180,7 +187,7 @@ def print_tables(results: list[dict[str, Any]], rows: list[Measurement]) -> None
             f"| {name} | {len(rows)} | {np.median(errors):.2%} | {np.quantile(errors, 0.9):.1%} |"
         )
     workspaces = np.array([row.traced[WORKSPACE] for row in rows], dtype=float)
-    folds = np.array([fold_of(row.split_group, FOLDS, 0) for row in rows])
+    folds = np.array([fold_of(row.split_group) for row in rows])
     expected = once + np.median(labels - once)
     print(
         "\n| margin on | above the bound | over-allocation, median | 90th percentile |",

@@ -20,6 +20,8 @@ from gpumemnet.job.dataset import read_dataset, write_dataset
 from gpumemnet.job.measurement import STATUSES, Measurement, identity
 from gpumemnet.units import MIB, format_bytes
 
+from .measure.journal import read_journal
+
 LABEL_TOLERANCE_BYTES: Final = 2 * MIB
 """Labels of the same job on the same GPU and software agree within this: one small segment of the
 caching allocator."""
@@ -91,6 +93,18 @@ class ConflictError(DatasetError):
         )
 
 
+def read_source(source: Path) -> list[Measurement]:
+    """The rows of a dataset, or those that a campaign has finished.
+
+    Args:
+        source: a Parquet file, or the folder of a campaign, running or not.
+
+    Raises:
+        DatasetError: when it cannot be read.
+    """
+    return list(read_journal(source)) if source.is_dir() else read_dataset(source)
+
+
 def merge_datasets(sources: Sequence[Path], out: Path, keep: Keep | None = None) -> Merged:
     """Write the rows of ``sources`` to ``out``, in their order; ``out`` may be one of them, and
     holds the old file or the new.
@@ -100,7 +114,7 @@ def merge_datasets(sources: Sequence[Path], out: Path, keep: Keep | None = None)
     where another needed less.
 
     Args:
-        sources: datasets; all are read before anything is written.
+        sources: datasets and folders of campaigns; all are read before anything is written.
         out: Parquet file to write; recorded histories go to ``history/`` beside it, named by their
             content.
         keep: ``None`` refuses contradictions; :attr:`Keep.FIRST` takes the row that comes first;
@@ -113,7 +127,7 @@ def merge_datasets(sources: Sequence[Path], out: Path, keep: Keep | None = None)
     rows = [
         Row(path, number, one)
         for path in sources
-        for number, one in enumerate(read_dataset(path), start=1)
+        for number, one in enumerate(read_source(path), start=1)
     ]
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
@@ -195,7 +209,7 @@ class _Histories:
         one = row.measurement
         if one.history is None:
             return one
-        home = row.source.parent.resolve()
+        home = (row.source if row.source.is_dir() else row.source.parent).resolve()
         path = (home / one.history).resolve()
         if not path.is_relative_to(home):
             raise DatasetError(f"{row} names a history outside its folder: {one.history[:100]!r}")

@@ -20,7 +20,6 @@ from gpumemnet.cli.output import check_writable, write_text
 from gpumemnet.errors import InvalidRequestError, MissingExtraError, ServiceError
 from gpumemnet.site.observations import Observation, observation_to_dict
 from gpumemnet.site.sacct import (
-    MIN_SECONDS,
     Skipped,
     observation_lines,
     read_known_jobs,
@@ -216,9 +215,6 @@ def import_sacct(
             help="GPU that the jobs ran on, or the name of Slurm's type: a100='NVIDIA A100-SXM4-80GB'.",
         ),
     ] = None,
-    min_seconds: Annotated[
-        int, typer.Option(metavar="SECONDS", min=0, help="Leave out jobs that ran for less.")
-    ] = MIN_SECONDS,
     as_json: AsJson = False,
 ) -> None:
     """Read what finished Slurm jobs used."""
@@ -235,7 +231,6 @@ def import_sacct(
             input_file(file),
             None if jobs is None else read_known_jobs(jobs),
             _gpus(gpu or []),
-            min_seconds,
         ),
         skipped,
     )

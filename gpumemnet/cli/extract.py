@@ -18,7 +18,6 @@ from gpumemnet.cli.options import (
     Optimizer,
     Precision,
     Settings,
-    ShowOutput,
     named_values,
     training_settings,
 )
@@ -79,7 +78,6 @@ def extract(
         ),
     ] = False,
     deadline: Deadline = DEADLINE_SECONDS,
-    show_output: ShowOutput = False,
 ) -> None:
     """Turn a model into a job, without a GPU. No weights are allocated."""
     options = ExtractOptions(
@@ -99,7 +97,6 @@ def extract(
         arguments=named_values(argument or (), "arg"),
         batch_size=batch_size,
         deadline_seconds=deadline,
-        show_output=show_output,
     )
     if out is not None:
         write_text(out, job_to_json(extraction.job))

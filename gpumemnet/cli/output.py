@@ -87,7 +87,7 @@ def print_facts(console: Console, title: str, facts: Sequence[tuple[str, str]]) 
 
 
 @contextmanager
-def shown_steps(source: str, is_shown: bool) -> Iterator[Callable[[str], None] | None]:
+def shown_steps(source: str, *, is_shown: bool = True) -> Iterator[Callable[[str], None] | None]:
     """Shows the current step on standard error while it runs, if standard error is a terminal."""
     console = Console(stderr=True)
     if not (is_shown and console.is_terminal):

@@ -26,7 +26,6 @@ from gpumemnet.cli.options import (
     Optimizer,
     Precision,
     Settings,
-    ShowOutput,
     TraceContextMib,
     TraceGpu,
     check_plot,
@@ -136,7 +135,6 @@ def plan(
         result_option("--json", help="For programs: print the whole result as JSON, no tables."),
     ] = False,
     deadline: Deadline = DEADLINE_SECONDS,
-    show_output: ShowOutput = False,
 ) -> None:
     """Plan what a training step recomputes and swaps, so that it fits a GPU.
 
@@ -172,7 +170,7 @@ def plan(
         host_bytes=None if host_memory is None else parse_memory(host_memory, "host_memory"),
         with_alternatives=not no_alternatives,
     )
-    with shown_steps(source, not show_output) as progress:
+    with shown_steps(source) as progress:
         answer = plan_file(
             source,
             plan_request,
@@ -180,7 +178,6 @@ def plan(
             arguments=named_values(argument or (), "arg"),
             batch_size=batch_size,
             deadline_seconds=deadline,
-            show_output=show_output,
             progress=progress,
         )
     if plot is not None:

@@ -4,7 +4,6 @@ challenger."""
 from __future__ import annotations
 
 import getpass
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -13,7 +12,7 @@ import typer
 from rich.console import Console
 
 from gpumemnet.cli.commands import App
-from gpumemnet.cli.options import AsJson, input_file
+from gpumemnet.cli.options import AsJson
 from gpumemnet.cli.output import print_facts, print_result, print_table
 from gpumemnet.errors import RegistryError
 from gpumemnet.predict.bundle import load_bundles
@@ -110,22 +109,15 @@ def add(
             help="The release whose bundles the given ones join, or replace where they predict the same jobs.",
         ),
     ] = SHIPPED,
-    lineage: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.json", help="What made the bundles: a JSON object of data, code, seeds."
-        ),
-    ] = None,
     note: Annotated[str, typer.Option(metavar="TEXT", help="A sentence for readers.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Copy bundles into the registry and make a release of them; it predicts once it is promoted."""
-    made_by = {} if lineage is None else _lineage(input_file(lineage))
     # All bundles are read before the first is written.
     found = [one for folder in bundle for one in load_bundles(folder)]
     store = Registry(registry)
     hashes = [store.add_bundle(one.source).sha256 for one in found]
-    made = store.create_release(release, hashes, parent=parent, lineage=made_by, note=note)
+    made = store.create_release(release, hashes, parent=parent, note=note)
     print_result(asdict(made), f"release {made.name}: {len(made.bundles)} bundles", as_json=as_json)
 
 
@@ -187,18 +179,6 @@ def prune(
 def _print_aliases(aliases: Aliases, as_json: bool) -> None:
     text = f"champion {aliases.champion}, challenger {aliases.challenger or 'none'}"
     print_result(asdict(aliases), text, as_json=as_json)
-
-
-def _lineage(path: Path) -> dict[str, object]:
-    try:
-        document = json.loads(path.read_bytes())
-    except OSError as error:
-        raise RegistryError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError:
-        document = None
-    if not isinstance(document, dict):
-        raise RegistryError(f"{path}: must hold a JSON object that says what made the bundles")
-    return document
 
 
 def _user() -> str:

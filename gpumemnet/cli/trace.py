@@ -169,7 +169,7 @@ def trace(
     )
     spread: tuple[str, ...] = ()
     what = launch.script if launch is not None else (source or [""])[0]
-    with shown_steps(what, not show_output) as progress:
+    with shown_steps(what, is_shown=not show_output) as progress:
         if launch is not None:
             answer = trace_script(
                 launch.script,

@@ -261,7 +261,7 @@ _LARGEST_RATE: Final = 1e6
 
 
 def load_profile(path: Path) -> DeviceProfile:
-    """Reads a device profile from a file in the format of ``gpumemnet build probe-device``.
+    """Reads a device profile from a file in the format of ``gpumemnet build probe``.
 
     Raises:
         InvalidRequestError: when the file cannot be read, or a field is missing, unknown or wrong;

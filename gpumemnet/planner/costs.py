@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.gpu.catalogue import DeviceProfile, find_profile
+from gpumemnet.gpu.catalogue import PROFILE_FORMAT, DeviceProfile, find_profile
 from gpumemnet.job.layers import describe
 from gpumemnet.planner.plans import COPIES_BEHIND, FETCHED_AHEAD, MIN_SWAPPED_BYTES, Decision
 from gpumemnet.tracing.timeline import Timeline
@@ -42,6 +42,8 @@ EFFICIENCY: Final = 0.7
 HOST_MEMORY_BYTES: Final = 64 * GIB
 """Pinned host memory that a plan may take, if nothing else is said."""
 MACHINE_FORMAT: Final = "gpumemnet-machine"
+MACHINE: Final = "machine"
+"""Key of the rates in a device profile that was measured."""
 _RATES: Final = (
     "memory_bytes_per_second",
     "to_host_bytes_per_second",
@@ -300,7 +302,7 @@ def requested_machine(request: PlanRequest) -> Machine:
 def find_machine(name_or_path: str | Path, host_memory_bytes: int | None = None) -> Machine:
     """Return the machine of a GPU in the catalogue, or the one in a JSON file.
 
-    The file is an object.  Its ``format`` is ``gpumemnet-machine``, and it has ``name``,
+    The file is what ``gpumemnet build probe`` writes, or an object of yours.  Its ``format`` is ``gpumemnet-machine``, and it has ``name``,
     ``flops_per_second`` (rates by element type, at least that of ``fp32``),
     ``memory_bytes_per_second``, ``to_host_bytes_per_second`` and ``from_host_bytes_per_second``.
     It may have ``host_memory_bytes``, ``efficiency`` and ``source``.
@@ -321,6 +323,8 @@ def find_machine(name_or_path: str | Path, host_memory_bytes: int | None = None)
         raise InvalidRequestError(f"{path} cannot be read: {error.strerror}", "machine") from None
     except ValueError:
         raise InvalidRequestError(f"{path} is no JSON file", "machine") from None
+    if isinstance(document, Mapping) and document.get("format") == PROFILE_FORMAT:
+        document = document.get(MACHINE)
     machine = _machine_from_dict(document)
     return (
         machine

@@ -64,53 +64,48 @@ def test_a_wrong_recipe_is_one_sentence(tmp_path: Path, text: str, sentence: str
     assert not (tmp_path / "c").exists()
 
 
-def test_collect_and_validate(tmp_path: Path, measurement: Measurement, oom: Measurement) -> None:
+def test_merge_writes_a_campaign_and_checks_datasets(
+    tmp_path: Path, measurement: Measurement, oom: Measurement
+) -> None:
     with Journal(tmp_path / "c") as journal:
-        journal.append("a", measurement)
+        journal.append("a", replace(measurement, history="h.json.gz"))
         journal.append("b", replace(oom, job=replace(oom.job, batch_size=999)))
+    (tmp_path / "c/h.json.gz").write_bytes(b"events")
     out = tmp_path / "d.parquet"
-    done = run("collect", tmp_path / "c", "--out", out)
-    assert (done.returncode, done.stdout) == (0, f"2 measurements written to {out}\n")
-    assert [row.status for row in read_dataset(out)] == ["ok", "oom"]
-    done = run("validate", out)
-    assert (done.returncode, done.stdout) == (0, "2 rows, 0 findings\n")
-    done = run("split", out, "--folds", 3, "--out", tmp_path / "s.json")
+    done = run("merge", tmp_path / "c", "--out", out)
     assert (done.returncode, done.stdout) == (
         0,
-        f"1 architectures in 3 folds, 0 for testing only, written to {tmp_path / 's.json'}\n",
+        f"2 of 2 rows written to {out}: 0 were there already, 0 repeated a job, 0 contradicted another; "
+        "1 histories were copied, 0 were not found\n",
     )
-    for arguments, document in [
-        (("collect", tmp_path / "c", "--out", out), {"rows": 2, "dataset": str(out)}),
-        (("validate", out), {"rows": 2, "findings": []}),
-        (
-            ("split", out, "--folds", 3, "--out", tmp_path / "s.json"),
-            {
-                "architectures": 1,
-                "folds": 3,
-                "for_testing_only": 0,
-                "split": str(tmp_path / "s.json"),
-            },
-        ),
-    ]:
-        assert json.loads(run(*arguments, "--json").stdout) == document
+    assert [row.status for row in read_dataset(out)] == ["ok", "oom"]
+    done = run("merge", out, tmp_path / "c")
+    assert (done.returncode, done.stdout) == (0, "4 rows, 0 findings\n")
+    assert json.loads(run("merge", out, "--json").stdout) == {"rows": 2, "findings": []}
     write_dataset(out, [measurement, measurement])
-    done = run("validate", out)
+    done = run("merge", out)
     assert done.returncode == 3
-    assert done.stdout.startswith(
-        "row 2: duplicate: the same job on the same GPU and software as row 1\n"
-    )
+    duplicate = "row 2: duplicate: the same job on the same GPU and software as row 1"
+    assert done.stdout.startswith(f"{out} {duplicate}\n")
+
+
+def test_a_campaign_is_drawn_on_a_machine_without_a_gpu(tmp_path: Path) -> None:
+    draw = ("campaign", ROOT / "tests/dataset_builder/small_recipes/mlp.yaml", "--jobs", 3)
+    done = run(*draw, "--draw-for", "A100-40GB", "--out", tmp_path / "c")
+    assert (done.returncode, done.stdout) == (0, f"3 jobs drawn in {tmp_path / 'c'}\n")
+    assert len(json.loads((tmp_path / "c/plan.json").read_text())["planned"]) == 3
+    assert run("merge", tmp_path / "c").stdout == "0 rows, 0 findings\n"
 
 
 def test_missing_files_are_one_sentence(tmp_path: Path) -> None:
-    for arguments in (
-        ("validate", "x"),
-        ("collect", "x", "--out", "y"),
-    ):
-        done = run(*(tmp_path / each if each in "xy" else each for each in arguments))
-        assert done.returncode == 2
-        assert done.stderr.startswith("error: ")
-        assert done.stderr.count("\n") == 1
-    assert not list(tmp_path.iterdir())
+    (tmp_path / "empty").mkdir()
+    for source in ("missing.parquet", "empty"):
+        for out in ((), ("--out", tmp_path / "out.parquet")):
+            done = run("merge", tmp_path / source, *out)
+            assert done.returncode == 2
+            assert done.stderr.startswith("error: ")
+            assert done.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
 
 def test_the_campaign_process_never_loads_torch() -> None:

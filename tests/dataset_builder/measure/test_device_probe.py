@@ -25,6 +25,7 @@ from dataset_builder.measure.fork_server import ForkServer
 from dataset_builder.measure.nvml import visible_meters
 from gpumemnet.errors import InvalidRequestError, MeasurementError
 from gpumemnet.gpu.catalogue import context, find_profile, load_profile
+from gpumemnet.planner.costs import find_machine
 from gpumemnet.units import MIB
 from tests.dataset_builder.measure.rehearsal.stand_in import StandInMeter
 
@@ -82,7 +83,7 @@ def test_only_a_measurement_is_accepted_as_a_profile(rehearse: Rehearse, tmp_pat
     )
     assert context(profile).expected_bytes == 490 * MIB
     assert context(profile).source.startswith(
-        "measured: probe-device (nvml_process) after training steps; driver 0, CUDA 0"
+        "measured: probe (nvml_process) after training steps; driver 0, CUDA 0"
     )
     assert sorted(each.name for each in tmp_path.iterdir() if each.is_file()) == [
         "behaviour.json",
@@ -134,7 +135,7 @@ def test_parent_and_child_know_the_same_stages() -> None:
 
 
 def probed(out: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dataset_builder", "probe-device", "--out", str(out)]
+    command = [sys.executable, "-m", "dataset_builder", "probe", "--out", str(out)]
     return subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False
     )
@@ -171,6 +172,9 @@ def test_the_profile_of_a_real_gpu(tmp_path: Path) -> None:
     assert document["provenance"] == meter.provenance
     if meter.provenance == "measured":
         assert load_profile(out).name == meter.gpu.name
+        machine = find_machine(out)
+        assert machine.flops_per_second["fp16"] > machine.flops_per_second["fp32"] > 1e12
+        assert machine.memory_bytes_per_second > machine.to_host_bytes_per_second > 1e9
     else:
         with pytest.raises(InvalidRequestError, match="rehearsal"):
             load_profile(out)

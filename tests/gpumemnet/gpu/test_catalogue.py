@@ -30,9 +30,9 @@ MEASURED = DeviceProfile(
     capacity_bytes=80 * GIB,
     capacity_source="NVML",
     context_bytes=500 * MIB,
-    context_source="probe-device",
+    context_source="probe",
     blas_workspace_bytes=32 * MIB,
-    blas_workspace_source="probe-device",
+    blas_workspace_source="probe",
     compute_capability=(9, 0),
     multiprocessors=132,
 )
@@ -198,7 +198,7 @@ def test_a_measured_context_comes_first() -> None:
     reading = ContextReading(context_bytes=700 * MIB, is_typical=True, source="somebody")
     estimate = context(replace(MEASURED, context_readings=(reading,)))
     assert estimate.expected_bytes == 500 * MIB < estimate.bound_bytes
-    assert estimate.source == "measured: probe-device"
+    assert estimate.source == "measured: probe"
 
 
 def test_then_what_others_have_read_where_it_is_typical() -> None:

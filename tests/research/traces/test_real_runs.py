@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from dataset_builder.split import split_by_architecture
 from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.measurement import TRACED_PARTS, Measurement
 from gpumemnet.site.validation import validate
@@ -118,7 +117,7 @@ def test_readings_that_caught_the_search_for_algorithms_are_marked(
     ]
     found = imported(table(tmp_path / "second.csv", rows), tmp_path)
     assert [row.label_state for row in found] == ["startup", "steady", "steady", "steady"]
-    assert split_by_architecture(found, 5, 0).fold_of.keys() == {"resnet"}
+    assert {row.split_group for row in found} == {"resnet"}
 
 
 def test_another_table_is_refused(tmp_path: Path) -> None:
