@@ -161,7 +161,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
 def test_a_package_that_is_missing_is_named_with_its_extra() -> None:
     code = (
         "import sys\nsys.modules['yaml'] = None\nfrom gpumemnet.cli import main\n"
-        "sys.exit(main(['build', 'measure', '--out', 'x']))"
+        "sys.exit(main(['build', 'campaign', 'mlp', '--out', 'x']))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False

@@ -32,7 +32,7 @@ def registry(tmp_path: Path) -> Registry:
 
 
 def gpumemnet(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gpumemnet", "registry", *map(str, arguments)]
+    command = [sys.executable, "-m", "gpumemnet", "releases", *map(str, arguments)]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
     return subprocess.run(
         command,
