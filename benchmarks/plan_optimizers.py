@@ -36,8 +36,7 @@ from gpumemnet.planner.searches import exact, greedy
 from gpumemnet.planner.units import plan_units
 from gpumemnet.tracing.options import TraceOptions, checked_request
 from gpumemnet.units import GIB
-from research.planner.references import FIXED, REFERENCES
-from research.planner.swarm import swarm
+from research.planner_references import FIXED, REFERENCES, swarm
 
 SHARES = (0.9, 0.7, 0.5, 0.3)
 SEARCHES = {"greedy": greedy, "exact": exact, "swarm": swarm, **REFERENCES}

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from gpumemnet.planner.chain import KEEP
 from gpumemnet.planner.searches import greedy
-from research.planner.references import REFERENCES
-from research.planner.swarm import swarm
+from research.planner_references import REFERENCES, swarm
 from tests.gpumemnet.planner.chains import limit_between, random_chain
 
 SEEDS = st.integers(0, 10**6)

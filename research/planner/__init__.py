@@ -1,1 +1,0 @@
-"""Published planners of memory, on the costs of :mod:`gpumemnet.planner`, for comparison."""
