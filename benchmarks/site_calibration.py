@@ -11,19 +11,20 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.predict.bundle import Bundle, load_bundle, save_bundle, shipped_bundles
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.site.calibration import calibrate
 from gpumemnet.site.calibration_cards import calibrated_cards
 from gpumemnet.site.drift import find_drift
-from gpumemnet.site.observations import SiteRow, SiteRows, read_site_rows
+from gpumemnet.site.observations import SiteRows, read_site_rows
 from gpumemnet.site.training_reference import training_reference
 from gpumemnet.units import MIB
 
@@ -41,17 +42,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seeds", type=int, default=20)
     seeds = parser.parse_args().seeds
-    rows = [
-        replace(row, job=replace(row.job, traced_peak_bytes=None))
-        for row in read_site_rows([DATASET]).rows
-    ]
+    rows = read_site_rows([DATASET])
+    rows = replace(rows, jobs=rows.jobs.with_numbers("traced_peak_bytes", np.zeros(len(rows))))
     bundles = [bundle for bundle in shipped_bundles() if bundle.card.name == MODEL]
     calibration_table(rows, bundles, seeds)
     drift_table(rows, bundles, seeds)
     return 0
 
 
-def calibration_table(rows: Sequence[SiteRow], bundles: Sequence[Bundle], seeds: int) -> None:
+def calibration_table(rows: SiteRows, bundles: Sequence[Bundle], seeds: int) -> None:
     """Print error, coverage and unused memory by number of calibration jobs; 0 is the shipped
     bundle."""
     print_line(
@@ -63,12 +62,14 @@ def calibration_table(rows: Sequence[SiteRow], bundles: Sequence[Bundle], seeds:
     for count in (0, 20, 50, 100, 300):
         figures = []
         for seed in range(seeds if count else 1):
-            drawn = [
-                shifted(row, SHIFT_MIB)
-                for row in random.Random(seed).sample(list(rows), count + TEST_JOBS)
-            ]
-            model = Predictor(calibrated(drawn[TEST_JOBS:], bundles) if count else bundles)
-            figures.append(evaluate(model, drawn[:TEST_JOBS]))
+            places = random.Random(seed).sample(range(len(rows)), count + TEST_JOBS)
+            drawn = shifted(rows.take(np.array(places)), SHIFT_MIB)
+            tested, known = (
+                drawn.take(np.arange(len(drawn))[part])
+                for part in (slice(TEST_JOBS), slice(TEST_JOBS, None))
+            )
+            model = Predictor(calibrated(known, bundles) if count else bundles)
+            figures.append(evaluate(model, tested))
         means = np.mean(figures, axis=0)
         bounds = [
             f"{share:.1%}, {over:+.1%} memory"
@@ -82,11 +83,11 @@ def calibration_table(rows: Sequence[SiteRow], bundles: Sequence[Bundle], seeds:
     print_line("")
 
 
-def calibrated(rows: Sequence[SiteRow], bundles: Sequence[Bundle]) -> list[Bundle]:
+def calibrated(rows: SiteRows, bundles: Sequence[Bundle]) -> list[Bundle]:
     """Calibrate the bundles on ``rows``, and return them as loaded from disk."""
     import tempfile
 
-    made = calibrate(SiteRows(tuple(rows), {}, {}), bundles)
+    made = calibrate(rows, bundles)
     with tempfile.TemporaryDirectory() as folder:
         return [
             load_bundle(save_bundle(Path(folder) / one.card.name, one.model, card).source)
@@ -94,15 +95,14 @@ def calibrated(rows: Sequence[SiteRow], bundles: Sequence[Bundle]) -> list[Bundl
         ]
 
 
-def evaluate(predictor: Predictor, rows: Sequence[SiteRow]) -> list[float]:
+def evaluate(predictor: Predictor, rows: SiteRows) -> list[float]:
     """Return the figures of one predictor on ``rows``.
 
     They are the median error in MiB and in per cent, and the share of jobs that took more than
     expected.  For each coverage, the share of jobs within the bound and the unused memory follow.
     """
-    labels = np.array([row.label_bytes for row in rows], dtype=float)
-    jobs = [row.job for row in rows]
-    expected = np.array([one.expected_bytes for one in predictor.predict_many(jobs)], dtype=float)
+    labels = rows.label_bytes
+    expected = predictor.predict_table(rows.jobs).expected_bytes
     errors = np.abs(expected - labels)
     figures = [
         float(np.median(errors)) / MIB,
@@ -110,32 +110,28 @@ def evaluate(predictor: Predictor, rows: Sequence[SiteRow]) -> list[float]:
         float(np.mean(expected < labels)),
     ]
     for coverage in COVERAGES:
-        safe = np.array(
-            [one.safe_bytes for one in predictor.predict_many(jobs, coverage=coverage)], dtype=float
-        )
+        safe = predictor.predict_table(rows.jobs, coverage=coverage).safe_bytes
         figures += [float(np.mean(labels <= safe)), float(safe.sum() / labels.sum() - 1)]
     return figures
 
 
-def drift_table(rows: Sequence[SiteRow], bundles: Sequence[Bundle], seeds: int) -> None:
+def drift_table(rows: SiteRows, bundles: Sequence[Bundle], seeds: int) -> None:
     """Print how often drift is detected, by kind of drift and number of jobs."""
     predictor = Predictor(
         bundles, keeps_label_context=True
     )  # a site whose context the answers hold
-    reference = {"mlp": training_reference([row.job for row in rows])}
-    cases = {
-        "nothing": lambda row, _: row,
-        "context 30 MiB larger": lambda row, _: shifted(row, 30),
-        "context 100 MiB larger": lambda row, _: shifted(row, 100),
-        "context 100 MiB smaller": lambda row, _: shifted(row, -100),
-        "every tenth job in bf16": lambda row, at: (
-            replace(row, job=replace(row.job, precision="bf16")) if at % 10 == 0 else row
-        ),
-        "every fourth job in bf16": lambda row, at: (
-            replace(row, job=replace(row.job, precision="bf16")) if at % 4 == 0 else row
-        ),
-        "batches twice as large, jobs alone": lambda row, _: SiteRow(
-            job=replace(row.job, batch_size=min(2 * row.job.batch_size, 1023))
+    reference = {"mlp": training_reference(rows.jobs)}
+    cases: dict[str, Callable[[SiteRows], SiteRows]] = {
+        "nothing": lambda drawn: drawn,
+        "context 30 MiB larger": lambda drawn: shifted(drawn, 30),
+        "context 100 MiB larger": lambda drawn: shifted(drawn, 100),
+        "context 100 MiB smaller": lambda drawn: shifted(drawn, -100),
+        "every tenth job in bf16": lambda drawn: in_bf16(drawn, 10),
+        "every fourth job in bf16": lambda drawn: in_bf16(drawn, 4),
+        "batches twice as large, jobs alone": lambda drawn: SiteRows.from_columns(
+            drawn.jobs.with_numbers(
+                "batch_size", np.minimum(2 * drawn.jobs.column("batch_size"), 1023)
+            )
         ),
     }
     counts = (50, 100, 200)
@@ -146,17 +142,25 @@ def drift_table(rows: Sequence[SiteRow], bundles: Sequence[Bundle], seeds: int) 
         for count in counts:
             drifts = 0
             for seed in range(seeds):
-                sample = random.Random(seed).choices(list(rows), k=count)
-                drifts += find_drift(
-                    [change(row, at) for at, row in enumerate(sample)], predictor, reference
-                ).is_drift
+                places = random.Random(seed).choices(range(len(rows)), k=count)
+                drawn = change(rows.take(np.array(places)))
+                drifts += find_drift(drawn, predictor, reference).is_drift
             shares.append(f"{drifts} of {seeds}")
         print_line(f"| {name} | " + " | ".join(shares) + " |")
 
 
-def shifted(row: SiteRow, shift_mib: int) -> SiteRow:
-    """Return the row with ``shift_mib`` MiB added to its label."""
-    return replace(row, label_bytes=(row.label_bytes or 0) + shift_mib * MIB)
+def shifted(rows: SiteRows, shift_mib: int) -> SiteRows:
+    """Return the rows with ``shift_mib`` MiB added to their labels."""
+    return replace(rows, label_bytes=rows.label_bytes + shift_mib * MIB)
+
+
+def in_bf16(rows: SiteRows, every: int) -> SiteRows:
+    """Return the rows with one job of ``every`` in bf16."""
+    jobs = [
+        replace(job, precision="bf16") if at % every == 0 else job
+        for at, job in enumerate(rows.jobs)
+    ]
+    return replace(rows, jobs=JobTable.from_jobs(jobs))
 
 
 def print_line(line: str) -> None:

@@ -308,10 +308,10 @@ def drift(
     )
     found = read_site_rows([input_file(path) for path in rows])
     left_out = [f"{count} rows left out: {reason}" for reason, count in found.left_out.items()]
-    if not found.rows:
+    if not len(found):
         raise DatasetError("; ".join([f"{', '.join(found.files)} holds no jobs", *left_out]))
     report = find_drift(
-        found.rows,
+        found,
         predictor,
         _references(reference or ()),
         alpha=ALPHA if alpha is None else alpha,
@@ -341,10 +341,12 @@ def drift(
 def _references(paths: Sequence[Path]) -> dict[str, TrainingReference]:
     from gpumemnet.site.training_reference import training_reference
 
-    jobs = defaultdict(list)
-    for row in read_site_rows(paths).rows:
-        jobs[row.job.family].append(row.job)
-    return {family: training_reference(of) for family, of in jobs.items()}
+    jobs = read_site_rows(paths).jobs
+    families = jobs.option_column("family")
+    return {
+        family: training_reference(jobs.take((families == family).nonzero()[0]))
+        for family in set(families)
+    }
 
 
 def _show_drift(report: DriftReport, left_out: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache, lru_cache
 from importlib import resources
@@ -95,7 +95,11 @@ def device_profiles() -> tuple[DeviceProfile, ...]:
         resources.files("gpumemnet").joinpath("gpu/catalogue.json").read_text("utf-8")
     )
     return tuple(
-        _profile({**_unmeasured(entry["compute_capability"]), **entry}, f"devices[{index}]")
+        _read(
+            {**_unmeasured(entry["compute_capability"]), **entry},
+            DeviceProfile,
+            f"devices[{index}]",
+        )
         for index, entry in enumerate(document["devices"])
     )
 
@@ -248,14 +252,6 @@ def context(profile: DeviceProfile) -> ContextEstimate:
 PROFILE_FORMAT: Final = "gpumemnet-device-profile"
 PROFILE_VERSION: Final = 1
 _MAX_FILE_BYTES: Final = 2**20
-_COUNTS: Final = ("capacity_bytes", "blas_workspace_bytes", "multiprocessors")
-_RATES: Final = (
-    "fp32_tflops",
-    "tf32_tflops",
-    "fp16_tflops",
-    "memory_gb_per_second",
-    "host_link_gb_per_second",
-)
 _LARGEST_RATE: Final = 1e6
 """Above that of any GPU; it catches rates given in operations or bytes a second."""
 
@@ -293,7 +289,8 @@ def load_profile(path: Path) -> DeviceProfile:
         raise InvalidRequestError(
             f"{path} was not measured on a GPU: it comes from a rehearsal", "gpu"
         )
-    return _profile(document.get("profile"), "profile")
+    profile: DeviceProfile = _read(document.get("profile"), DeviceProfile, "profile")
+    return profile
 
 
 def find_profile(name_or_path: str) -> DeviceProfile:
@@ -333,104 +330,70 @@ def asked_profile(gpu: str | DeviceProfile, context_mib: int | None, option: str
     )
 
 
-def _profile(entry: object, place: str) -> DeviceProfile:
-    """Reads a profile from its JSON object and checks every field."""
-    values = _fields(entry, DeviceProfile, place)
-    for name in ("name", "capacity_source", "context_source", "blas_workspace_source"):
-        _check(
-            isinstance(values[name], str) and values[name],
-            f"{place}.{name}",
-            "a text",
-            values[name],
-        )
-    for name in _COUNTS:
-        _check(
-            _is_count(values[name], 1), f"{place}.{name}", "a whole number above 0", values[name]
-        )
-    measured = values["context_bytes"]
-    _check(
-        measured is None or _is_count(measured, 1),
-        f"{place}.context_bytes",
+def _is_count(value: object) -> bool:
+    return type(value) is int and value > 0
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+_RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
+    "str": (_is_text, "a text"),
+    "int": (_is_count, "a whole number above 0"),
+    "int | None": (
+        lambda value: value is None or _is_count(value),
         "a whole number above 0, or null",
-        measured,
-    )
-    aliases = values["aliases"]
-    is_names = isinstance(aliases, list) and all(
-        isinstance(alias, str) and alias for alias in aliases
-    )
-    _check(is_names, f"{place}.aliases", "a list of names", aliases)
-    capability = values["compute_capability"]
-    is_version = (
-        isinstance(capability, list)
-        and len(capability) == 2
-        and all(_is_count(number, 0) for number in capability)
-    )
-    _check(
-        is_version, f"{place}.compute_capability", "two whole numbers such as [9, 0]", capability
-    )
-    for name in _RATES:
-        rate = values.get(name)
-        is_rate = rate is None or (type(rate) in (int, float) and 0 < rate < _LARGEST_RATE)
-        _check(is_rate, f"{place}.{name}", "a number above 0, or null", rate)
-    readings = values.get("context_readings", [])
-    _check(isinstance(readings, list), f"{place}.context_readings", "a list", readings)
-    return DeviceProfile(
-        **{
-            **values,
-            "aliases": tuple(aliases),
-            "compute_capability": tuple(capability),
-            "context_readings": tuple(
-                _reading(reading, f"{place}.context_readings[{index}]")
-                for index, reading in enumerate(readings)
-            ),
-        }
-    )
+    ),
+    "float | None": (
+        lambda value: value is None or (type(value) in (int, float) and 0 < value < _LARGEST_RATE),
+        "a number above 0, or null",
+    ),
+    "bool": (lambda value: isinstance(value, bool), "true or false"),
+    "tuple[str, ...]": (
+        lambda value: isinstance(value, list) and all(map(_is_text, value)),
+        "a list of names",
+    ),
+    "tuple[int, int]": (
+        lambda value: (
+            isinstance(value, list)
+            and len(value) == 2
+            and all(type(number) is int and number >= 0 for number in value)
+        ),
+        "two whole numbers such as [9, 0]",
+    ),
+    "tuple[ContextReading, ...]": (lambda value: isinstance(value, list), "a list"),
+}
+"""Declared type of a field → whether a JSON value is one, and what it must be in words."""
 
 
-def _reading(entry: object, place: str) -> ContextReading:
-    values = _fields(entry, ContextReading, place)
-    _check(
-        _is_count(values["context_bytes"], 1),
-        f"{place}.context_bytes",
-        "a whole number above 0",
-        values["context_bytes"],
-    )
-    _check(
-        isinstance(values["is_typical"], bool),
-        f"{place}.is_typical",
-        "true or false",
-        values["is_typical"],
-    )
-    _check(
-        isinstance(values["source"], str) and values["source"],
-        f"{place}.source",
-        "a text",
-        values["source"],
-    )
-    return ContextReading(**values)
-
-
-def _fields(entry: object, kind: Any, place: str) -> dict[str, Any]:
-    """The object's fields: all that ``kind`` requires, and none that it does not know."""
+def _read(entry: object, kind: Any, place: str) -> Any:
+    """Reads a :class:`DeviceProfile` or :class:`ContextReading` from its JSON object and checks
+    every field."""
     if not isinstance(entry, Mapping):
         raise InvalidRequestError(f"must be an object, not {describe(entry)}", place)
-    known: Sequence[str] = [field.name for field in fields(kind)]
+    known = [field.name for field in fields(kind)]
     for name in entry:
         if name not in known:
             raise InvalidRequestError(
                 f"is not a field: known fields are {', '.join(known)}",
                 f"{place}.{ascii(name)[1:-1][:64]}",
             )
+    values: dict[str, Any] = {}
     for field in fields(kind):
-        if field.default is MISSING and field.name not in entry:
-            raise InvalidRequestError("is missing", f"{place}.{field.name}")
-    return dict(entry)
-
-
-def _is_count(value: object, minimum: int) -> bool:
-    return type(value) is int and value >= minimum
-
-
-def _check(is_right: object, place: str, wanted: str, value: object) -> None:
-    if not is_right:
-        raise InvalidRequestError(f"must be {wanted}, not {describe(value)}", place)
+        where = f"{place}.{field.name}"
+        if field.name not in entry:
+            if field.default is MISSING:
+                raise InvalidRequestError("is missing", where)
+            continue
+        value = entry[field.name]
+        is_right, wanted = _RULES[str(field.type)]
+        if not is_right(value):
+            raise InvalidRequestError(f"must be {wanted}, not {describe(value)}", where)
+        if field.name == "context_readings":
+            value = [
+                _read(reading, ContextReading, f"{where}[{index}]")
+                for index, reading in enumerate(value)
+            ]
+        values[field.name] = tuple(value) if isinstance(value, list) else value
+    return kind(**values)

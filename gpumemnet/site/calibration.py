@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -23,9 +23,7 @@ from numpy.typing import NDArray
 from gpumemnet.errors import DatasetError
 from gpumemnet.gpu.catalogue import CONTEXT_GROWTH_BYTES, DeviceProfile, device_profile
 from gpumemnet.job.job_table import JobTable
-from gpumemnet.job.json_codec import job_to_json
-from gpumemnet.job.measurement import TRACED, architecture_key
-from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.job.measurement import TRACED, architecture_keys
 from gpumemnet.physics.element_types import ELEMENT_BYTES
 from gpumemnet.physics.replicas import WITH_OTHERS
 from gpumemnet.predict.bundle import Bundle
@@ -33,7 +31,7 @@ from gpumemnet.predict.bundle_card import SiteCalibration, spread_unit, unit_lev
 from gpumemnet.predict.coverage import Centre, bounds_kept, conformal_quantiles, weighted_centre
 from gpumemnet.predict.model import BundleModel
 from gpumemnet.predict.predictor import Predictor
-from gpumemnet.site.observations import SiteRow, SiteRows
+from gpumemnet.site.observations import SiteRows
 from gpumemnet.units import MIB
 
 Array = NDArray[np.float64]
@@ -188,23 +186,25 @@ def calibrate(
         BundleError: when a bundle does not run.
     """
     rows, left_out = _one_kind(found, gpu, label_source)
-    name = rows[0].gpu
-    assert name is not None
-    device = device_profile(name)
+    device = device_profile(rows.gpu[0])
     predictor = Predictor(bundles)
-    kept = _different([row for row in rows if not _is_impossible(row)])
+    weights = rows.jobs.column("total_parameters") * np.array(
+        [ELEMENT_BYTES[name].weight for name in rows.jobs.options("precision")]
+    ).take(rows.jobs.option_codes)
+    possible = rows.take(np.flatnonzero(~(rows.label_bytes < weights)))
+    kept = _different(possible)
     _count(
-        left_out, "took less than their weights: the unit is wrong", sum(map(_is_impossible, rows))
+        left_out,
+        "took less than their weights: the unit is wrong",
+        len(rows) - len(possible),
     )
     _count(
         left_out,
         "another run of the same job, which took no more",
-        len(rows) - len(kept) - sum(map(_is_impossible, rows)),
+        len(possible) - len(kept),
     )
     parts, outside = _parts(predictor, kept, device.name)
-    readings = np.array(
-        [row.context_bytes for row in kept if row.context_bytes is not None], dtype=np.float64
-    )
+    readings = kept.context_bytes[~np.isnan(kept.context_bytes)]
     is_read = len(readings) >= MIN_READINGS
     inside = max((sum(len(part.label) for part in of.values()) for of in parts.values()), default=0)
     _count(left_out, "outside the support of every model", len(kept) - inside)
@@ -219,18 +219,18 @@ def calibrate(
         raise DatasetError(
             f"all {len(kept)} jobs ran out of memory: what they took is not known, so nothing can be calibrated"
         )
-    times = sorted(row.observed_at for row in kept if row.observed_at is not None)
+    times = kept.observed_at[~np.isnan(kept.observed_at)].tolist()
     return Calibration(
         gpu=device.name,
-        label_source=str(rows[0].label_source),
+        label_source=rows.label_source[0],
         jobs=len(kept),
         left_out=left_out,
         context=context,
         is_context_read=is_read,
         models=tuple(_calibrated(predictor, parts, device, context, is_read)),
         files=found.files,
-        first=_iso(times[0]) if times else None,
-        last=_iso(times[-1]) if times else None,
+        first=_iso(min(times)) if times else None,
+        last=_iso(max(times)) if times else None,
     )
 
 
@@ -239,20 +239,16 @@ def calibrate(
 
 def _one_kind(
     found: SiteRows, gpu: str | None, label_source: str | None
-) -> tuple[list[SiteRow], dict[str, int]]:
+) -> tuple[SiteRows, dict[str, int]]:
     """The rows of one GPU and one source with a known peak; and the number of other rows by
     reason."""
-    left_out = dict(found.left_out)
-    rows = [
-        row
-        for row in found.rows
-        if row.gpu is not None and (row.label_bytes is not None or row.is_oom)
-    ]
-    _count(left_out, "without what the job took, and on which GPU", len(found.rows) - len(rows))
-    own = [row for row in rows if not row.job.is_replica]
-    _count(left_out, WITH_OTHERS, len(rows) - len(own))
-    rows, names = own, ", ".join(found.files)
-    if not rows:
+    left_out, names = dict(found.left_out), ", ".join(found.files)
+    is_run = found.gpu.astype(bool) & (found.is_oom | ~np.isnan(found.label_bytes))
+    is_alone = found.jobs.column("ranks") <= 1
+    _count(left_out, "without what the job took, and on which GPU", int((~is_run).sum()))
+    _count(left_out, WITH_OTHERS, int((is_run & ~is_alone).sum()))
+    rows = found.take(np.flatnonzero(is_run & is_alone))
+    if not len(rows):
         why = (
             "; ".join(f"{count} rows: {reason}" for reason, count in left_out.items())
             or "it is empty"
@@ -260,16 +256,17 @@ def _one_kind(
         raise DatasetError(
             f"{names} says of no job what it took ({why}): give measurements or observations"
         )
-    traced = sum(row.provenance == TRACED for row in rows)
+    traced = int((rows.provenance == TRACED).sum())
     if traced:
         raise DatasetError(
             f"{names} holds {traced} rows with traced labels, which are predictions themselves: calibrate on what a GPU has run"
         )
     for field, chosen, option in (
-        ("gpu", gpu and _known_gpu(gpu), "--gpu"),
+        ("gpu", gpu and device_profile(gpu).name, "--gpu"),
         ("label_source", label_source, "--label-source"),
     ):
-        counts = Counter(str(getattr(row, field)) for row in rows)
+        values = getattr(rows, field)
+        counts = Counter(values)
         if chosen is None and len(counts) > 1:
             listed = ", ".join(f"{value} ({count})" for value, count in counts.most_common())
             what = (
@@ -283,7 +280,7 @@ def _one_kind(
                 raise DatasetError(
                     f"{names} holds no rows of {chosen}: there are {', '.join(counts)}"
                 )
-            rows = [row for row in rows if getattr(row, field) == chosen]
+            rows = rows.take(np.flatnonzero(values == chosen))
             _count(
                 left_out,
                 f"of another {'GPU' if field == 'gpu' else 'label source'}",
@@ -292,92 +289,76 @@ def _one_kind(
     return rows, left_out
 
 
-def _known_gpu(name: str) -> str:
-    return device_profile(name).name
-
-
-def _is_impossible(row: SiteRow) -> bool:
-    weights = (row.job.total_parameters or 0) * ELEMENT_BYTES[row.job.precision].weight
-    return row.label_bytes is not None and row.label_bytes < weights
-
-
-def _different(rows: Sequence[SiteRow]) -> list[SiteRow]:
+def _different(rows: SiteRows) -> SiteRows:
     """One row for each job: the run with the largest reading, or the one that ran out of memory.
 
     They come in an order that has nothing to do with what they took, nor with the order of the
     files.
     """
-    largest: dict[TrainingJob, SiteRow] = {}
-    for row in rows:
-        job = replace(row.job, traced_peak_bytes=None)  # calibrated is what answers without a trace
-        before = largest.get(job)
-        if before is None or (row.is_oom, row.label_bytes or 0) > (
-            before.is_oom,
-            before.label_bytes or 0,
-        ):
-            largest[job] = replace(row, job=job)
-    return sorted(largest.values(), key=lambda row: _hash(job_to_json(row.job)))
+    # Calibrated is what answers without a trace.
+    rows = replace(rows, jobs=rows.jobs.with_numbers("traced_peak_bytes", np.zeros(len(rows))))
+    job_hashes = np.array([*map(_hash, _job_texts(rows.jobs))])
+    order = np.lexsort((np.nan_to_num(rows.label_bytes), rows.is_oom, job_hashes))
+    is_last = np.append(job_hashes[order][1:] != job_hashes[order][:-1], True)
+    return rows.take(order[is_last])
+
+
+def _job_texts(jobs: JobTable) -> Iterator[str]:
+    """A text for each job, equal for equal jobs."""
+    layers = [
+        *zip(
+            np.array(jobs.kind_names)[jobs.layer_kinds].tolist(),
+            jobs.layer_activations.tolist(),
+            jobs.layer_parameters.tolist(),
+            strict=True,
+        )
+    ]
+    ends = jobs.layer_counts.cumsum()
+    for numbers, code, start, end in zip(
+        jobs.numbers.T.tolist(), jobs.option_codes, ends - jobs.layer_counts, ends, strict=True
+    ):
+        yield repr((numbers, jobs.option_sets[code], layers[start:end]))
 
 
 def _parts(
-    predictor: Predictor, rows: Sequence[SiteRow], gpu: str
+    predictor: Predictor, rows: SiteRows, gpu: str
 ) -> tuple[dict[str, dict[tuple[str, str], _Part]], Counter[str]]:
     """Encoder → family and name of a model → the jobs that it answers for, as the predictor asks;
     why others have none."""
-    keys = [architecture_key(row.job) for row in rows]
+    keys = [*architecture_keys(rows.jobs)]
     fold_of = {key: number % FOLDS for number, key in enumerate(sorted(set(keys), key=_hash))}
     folds = np.array([fold_of[key] for key in keys])
+    families = rows.jobs.option_column("family")
     parts: dict[str, dict[tuple[str, str], _Part]] = {}
     outside: Counter[str] = Counter()
     for family, encoder in _slots(predictor):
-        needs_layers = encoder == "transformer"
-        left = [
-            at
-            for at, row in enumerate(rows)
-            if row.job.family == family and (row.job.layers or not needs_layers)
-        ]
+        is_readable = (rows.jobs.layer_counts > 0) | (encoder != "transformer")
+        left = np.flatnonzero((families == family) & is_readable)
         for model in predictor.models_of(family, encoder):
-            if not left:
+            if not len(left):
                 break
-            table = JobTable.from_jobs([rows[at].job for at in left])
-            features = model.features(table, predictor.model_gpu(model, gpu))
-            unseen = model.support.check(table, features)
-            mine, others = (
-                np.flatnonzero(chosen) for chosen in (unseen.counts == 0, unseen.counts > 0)
-            )
+            own = rows.take(left)
+            features = model.features(own.jobs, predictor.model_gpu(model, gpu))
+            unseen = model.support.check(own.jobs, features)
+            inside, others = np.flatnonzero(unseen.counts == 0), np.flatnonzero(unseen.counts)
             outside.update(
                 reason for number in others.tolist() for reason in unseen.reasons(number)
             )
-            if len(mine):
-                at = np.array(left)[mine]
-                answer = model.run(table.take(mine), features[mine])
-                numbers = {
-                    name: np.array(
-                        [
-                            np.nan if value is None else value
-                            for value in map(pick, (rows[n] for n in at))
-                        ],
-                        np.float64,
-                    )
-                    for name, pick in _NUMBERS.items()
-                }
+            if len(inside):
+                mine = own.take(inside)
+                predicted = model.run(mine.jobs, features[inside])
                 parts.setdefault(encoder, {})[family, model.card.name] = _Part(
                     model=model,
-                    expected=answer.expected_bytes,
-                    bounds=answer.bounds_bytes,
-                    unit=spread_unit(answer.bounds_bytes, unit_levels(model.card.coverages)),
-                    fold=folds[at],
-                    **numbers,
+                    expected=predicted.expected_bytes,
+                    bounds=predicted.bounds_bytes,
+                    unit=spread_unit(predicted.bounds_bytes, unit_levels(model.card.coverages)),
+                    label=mine.label_bytes,
+                    limit=mine.limit_bytes,
+                    reading=mine.context_bytes,
+                    fold=folds[left[inside]],
                 )
-            left = [left[number] for number in others.tolist()]
+            left = left[others]
     return parts, outside
-
-
-_NUMBERS: Final = {
-    "label": lambda row: row.label_bytes,
-    "limit": lambda row: row.limit_bytes,
-    "reading": lambda row: row.context_bytes,
-}
 
 
 def _slots(predictor: Predictor) -> list[tuple[str, str]]:

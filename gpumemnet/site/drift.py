@@ -10,9 +10,8 @@ tests, and large enough to matter: among many jobs some test always finds a diff
 from __future__ import annotations
 
 import math
-import time
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -22,15 +21,15 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from gpumemnet.atomic_files import replace_file
-from gpumemnet.errors import InvalidRequestError, UnsupportedJobError
+from gpumemnet.errors import InvalidRequestError, MissingExtraError, UnsupportedJobError
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.physics.replicas import WITH_OTHERS
 from gpumemnet.predict.coverage import binomial_tail, bounds_kept
-from gpumemnet.predict.prediction import DEFAULT_COVERAGE, Prediction
+from gpumemnet.predict.prediction import DEFAULT_COVERAGE, PredictionTable
 from gpumemnet.predict.predictor import Predictor
-from gpumemnet.site.observations import SiteRow
+from gpumemnet.site.observations import SiteRows
 from gpumemnet.site.training_reference import (
     OPTIONS,
     TrainingReference,
@@ -135,7 +134,7 @@ class DriftReport:
 
 
 def find_drift(
-    rows: Sequence[SiteRow],
+    rows: SiteRows,
     predictor: Predictor,
     references: Mapping[str, TrainingReference] | None = None,
     *,
@@ -170,20 +169,19 @@ def find_drift(
     for kind in kinds or ():
         if kind not in KINDS:
             raise InvalidRequestError(f"must be one of {', '.join(KINDS)}, not '{kind[:40]}'", "on")
-    alone = [
-        row for row in rows if not row.job.is_replica
-    ]  # a retraining, which a finding starts, learns from no others
+    # A retraining, which a finding starts, does not learn from replicas.
+    alone = rows.take(np.flatnonzero(rows.jobs.column("ranks") <= 1))
     notes = [f"{len(rows) - len(alone)} jobs: {WITH_OTHERS}"] if len(alone) < len(rows) else []
     findings: list[Finding] = []
-    for (family, gpu), group in _groups(alone):
+    for family, gpu, group in _groups(alone):
         name = f"{family} jobs on {gpu}" if gpu else f"{family} jobs"
         if len(group) < MIN_JOBS:
             notes.append(f"{name}: {len(group)} of them, and {MIN_JOBS} are needed to say anything")
             continue
-        newest = sorted(group, key=lambda row: row.observed_at or 0.0)[-window:]
+        order = np.argsort(np.nan_to_num(group.observed_at), kind="stable")
         try:
             found, note = _group_findings(
-                newest, family, gpu, predictor, references or {}, coverage
+                group.take(order[-window:]), family, gpu, predictor, references or {}, coverage
             )
         except UnsupportedJobError as error:
             found, note = [], error.reason
@@ -203,39 +201,36 @@ def find_drift(
     )
 
 
-def _groups(rows: Sequence[SiteRow]) -> list[tuple[tuple[str, str | None], list[SiteRow]]]:
-    groups: dict[tuple[str, str | None], list[SiteRow]] = defaultdict(list)
-    for row in rows:
-        groups[row.job.family, row.gpu].append(row)
-    return sorted(groups.items(), key=lambda item: (FAMILIES.index(item[0][0]), item[0][1] or ""))
+def _groups(rows: SiteRows) -> Iterator[tuple[str, str | None, SiteRows]]:
+    families = rows.jobs.option_column("family")
+    pairs = {*zip(families, rows.gpu, strict=True)}
+    for family, gpu in sorted(pairs, key=lambda pair: (FAMILIES.index(pair[0]), pair[1] or "")):
+        yield family, gpu, rows.take(np.flatnonzero((families == family) & (rows.gpu == gpu)))
 
 
 def _group_findings(
-    rows: Sequence[SiteRow],
+    rows: SiteRows,
     family: str,
     gpu: str | None,
     predictor: Predictor,
     references: Mapping[str, TrainingReference],
     coverage: float,
 ) -> tuple[list[Finding], str | None]:
-    jobs = [row.job for row in rows]
-    known_gpu = gpu if gpu is None or _is_known(gpu) else None
-    estimates = list(
-        predictor.predict_table(JobTable.from_jobs(jobs), coverage=coverage, gpu=known_gpu)
-    )
-    findings = [_support(estimates)]
+    is_known = gpu is None or _is_known(gpu)
+    predicted = predictor.predict_table(rows.jobs, coverage=coverage, gpu=gpu if is_known else None)
+    findings = [_support(predicted)]
     notes = []
-    if gpu is None or _is_known(gpu):
-        findings += [*_error(rows, estimates), *_coverage(rows, estimates, coverage)]
+    if is_known:
+        findings += [*_error(rows, predicted), *_coverage(rows, predicted, coverage)]
     else:
         notes.append(f"there is no profile of the {gpu}, so that nothing was predicted for it")
-    reference = references.get(family) or _own_reference(predictor, family, estimates)
+    reference = references.get(family) or _own_reference(predictor, family, predicted)
     if reference is None:
         notes.append(
             "features are not compared, as the model's card holds no picture of its training jobs: give --reference"
         )
     else:
-        findings += _features(rows, reference)
+        findings += _features(rows.jobs, reference)
     return [replace(one, family=family, gpu=gpu) for one in findings], "; ".join(notes) or None
 
 
@@ -248,9 +243,9 @@ def _is_known(gpu: str) -> bool:
 
 
 def _own_reference(
-    predictor: Predictor, family: str, estimates: Sequence[Prediction]
+    predictor: Predictor, family: str, predicted: PredictionTable
 ) -> TrainingReference | None:
-    commonest = Counter(estimate.estimator for estimate in estimates).most_common(1)[0][0]
+    commonest = max(predicted.by_model, key=lambda part: len(part.rows)).model.name
     for bundle in predictor.bundles:
         if bundle.card.name == commonest:
             return reference_from_card(bundle.card.of(family).document.get("reference"))
@@ -269,15 +264,11 @@ def _finding(
     return Finding(kind, "", None, name, jobs, effect, matters, probability, 1.0, False, sentence)
 
 
-def _error(rows: Sequence[SiteRow], estimates: Sequence[Prediction]) -> Iterator[Finding]:
+def _error(rows: SiteRows, predicted: PredictionTable) -> Iterator[Finding]:
     """Sign test, without jobs that took what was expected: about half of the jobs should take more than expected."""
-    ratios = np.array(
-        [
-            math.log(row.label_bytes / estimate.expected_bytes)
-            for row, estimate in zip(rows, estimates, strict=True)
-            if row.label_bytes and estimate.in_support
-        ]
-    )
+    ratios = np.log(rows.label_bytes / predicted.expected_bytes)[
+        predicted.in_support & ~np.isnan(rows.label_bytes)
+    ]
     if len(ratios) < MIN_JOBS:
         return
     median = math.expm1(float(np.median(ratios)))
@@ -289,17 +280,10 @@ def _error(rows: Sequence[SiteRow], estimates: Sequence[Prediction]) -> Iterator
     )
 
 
-def _coverage(
-    rows: Sequence[SiteRow], estimates: Sequence[Prediction], coverage: float
-) -> Iterator[Finding]:
+def _coverage(rows: SiteRows, predicted: PredictionTable, coverage: float) -> Iterator[Finding]:
     """Exact binomial test: no more jobs should exceed their safe bytes than the coverage allows."""
-    safe = [math.nan if one.safe_bytes is None else one.safe_bytes for one in estimates]
-    kept = bounds_kept(
-        np.array([math.nan if row.label_bytes is None else row.label_bytes for row in rows]),
-        np.array([row.is_oom for row in rows]),
-        np.array([math.nan if row.limit_bytes is None else row.limit_bytes for row in rows]),
-        np.array(safe),
-    )
+    safe = predicted.safe_bytes.astype(np.float64).filled(np.nan)
+    kept = bounds_kept(rows.label_bytes, rows.is_oom, rows.limit_bytes, safe)
     kept = kept[~np.isnan(kept)]
     if len(kept) < MIN_JOBS:
         return
@@ -317,16 +301,16 @@ def _coverage(
     )
 
 
-def _support(estimates: Sequence[Prediction]) -> Finding:
-    outside = [estimate.reasons[0] for estimate in estimates if not estimate.in_support]
-    share = len(outside) / len(estimates)
+def _support(predicted: PredictionTable) -> Finding:
+    outside = [predicted.reasons(row)[0] for row in np.flatnonzero(~predicted.in_support).tolist()]
+    share = len(outside) / len(predicted)
     why = f", most often: {Counter(outside).most_common(1)[0][0]}" if outside else ""
-    sentence = f"{len(outside)} of {len(estimates)} jobs lie outside the support{why}"
-    probability = binomial_tail(len(outside), len(estimates), TOLERATED_OUTSIDE)
+    sentence = f"{len(outside)} of {len(predicted)} jobs lie outside the support{why}"
+    probability = binomial_tail(len(outside), len(predicted), TOLERATED_OUTSIDE)
     return _finding(
         "support",
         "outside the support",
-        len(estimates),
+        len(predicted),
         share,
         TOLERATED_OUTSIDE,
         probability,
@@ -334,10 +318,9 @@ def _support(estimates: Sequence[Prediction]) -> Finding:
     )
 
 
-def _features(rows: Sequence[SiteRow], reference: TrainingReference) -> Iterator[Finding]:
+def _features(jobs: JobTable, reference: TrainingReference) -> Iterator[Finding]:
     """Kolmogorov-Smirnov test of each amount, and Fisher's exact test of the share of each option
     and layer kind."""
-    jobs = JobTable.from_jobs([row.job for row in rows])
     for name, values in job_amounts(jobs).items():
         quantiles = np.array(reference.quantiles[name])
         distance = _ks_distance(values, quantiles)
@@ -419,90 +402,52 @@ def _holm(probabilities: Sequence[float]) -> list[float]:
 
 
 def write_drift_metrics(path: Path, report: DriftReport) -> None:
-    """Write the metrics of ``report`` to ``path`` atomically: the collector sees the old file or
-    the new one.
+    """Write the metrics of ``report`` to ``path`` atomically, for node_exporter's textfile
+    collector: for each family, GPU and kind of test the result of the most significant test.
 
     Raises:
         InvalidRequestError: when the file cannot be written.
+        MissingExtraError: when prometheus-client is not installed.
     """
     try:
-        replace_file(path, drift_metrics(report, time.time()).encode())
+        from prometheus_client import CollectorRegistry, Gauge, generate_latest
+    except ImportError:
+        raise MissingExtraError("prometheus-client", "drift", "metrics of drift") from None
+    collected = CollectorRegistry()
+    due, last_run = (
+        Gauge(f"gpumemnet_drift_{name}", about, registry=collected)
+        for name, about in (
+            ("due", "1 when a retraining is due by the rule of gpumemnet drift"),
+            ("last_run_timestamp_seconds", "When drift was last looked for"),
+        )
+    )
+    due.set(report.is_drift)
+    last_run.set_to_current_time()
+    is_drift, effect, probability = (
+        Gauge(f"gpumemnet_drift{name}", about, ("family", "gpu", "kind"), registry=collected)
+        for name, about in (
+            ("", "1 when a test of this kind found drift, whether or not it starts a retraining"),
+            ("_effect_ratio", "Share of the median or of the jobs, or distance of distributions"),
+            ("_probability", "Of such an effect by chance, corrected for all tests of the run"),
+        )
+    )
+    jobs = Gauge(
+        "gpumemnet_drift_jobs",
+        "Newest jobs that were tested",
+        ("family", "gpu"),
+        registry=collected,
+    )
+    tested: dict[tuple[str, str], int] = {}
+    for one in reversed(report.findings):  # the gravest comes first, and is set last
+        labels = one.family, one.gpu or ""
+        is_drift.labels(*labels, one.kind).set(one.is_drift)
+        effect.labels(*labels, one.kind).set(one.effect)
+        probability.labels(*labels, one.kind).set(one.corrected)
+        tested[labels] = max(tested.get(labels, 0), one.jobs)
+        jobs.labels(*labels).set(tested[labels])
+    try:
+        replace_file(path, generate_latest(collected))
     except OSError as error:
         raise InvalidRequestError(
             f"{path} cannot be written: {error.strerror}", "metrics"
         ) from None
-
-
-def drift_metrics(report: DriftReport, now: float) -> str:
-    """The text: one line for each family, GPU and kind of test, with the result of the most
-    significant test.
-
-    Args:
-        report: of the run.
-        now: seconds since the epoch.
-    """
-    gravest: dict[tuple[str, str, str], Finding] = {}
-    jobs: dict[tuple[str, str], int] = {}
-    for finding in report.findings:  # drift first, then the least likely
-        gravest.setdefault((finding.family, finding.gpu or "", finding.kind), finding)
-        key = finding.family, finding.gpu or ""
-        jobs[key] = max(jobs.get(key, 0), finding.jobs)
-    tests = [
-        (dict(zip(("family", "gpu", "kind"), key, strict=True)), one)
-        for key, one in sorted(gravest.items())
-    ]
-    metrics: list[tuple[str, str, Iterable[tuple[Mapping[str, str], float]]]] = [
-        (
-            "gpumemnet_drift_due",
-            "1 when a retraining is due by the rule of gpumemnet drift",
-            [({}, float(report.is_drift))],
-        ),
-        (
-            "gpumemnet_drift",
-            "1 when a test of this kind found drift, whether or not it starts a retraining",
-            [(labels, float(one.is_drift)) for labels, one in tests],
-        ),
-        (
-            "gpumemnet_drift_effect_ratio",
-            "How far it is off: the median, a share of the jobs, or the distance of two distributions",
-            [(labels, one.effect) for labels, one in tests],
-        ),
-        (
-            "gpumemnet_drift_probability",
-            "Of such an effect by chance, corrected for all tests of the run",
-            [(labels, one.corrected) for labels, one in tests],
-        ),
-        (
-            "gpumemnet_drift_jobs",
-            "Newest jobs that were tested",
-            [
-                ({"family": family, "gpu": gpu}, float(count))
-                for (family, gpu), count in sorted(jobs.items())
-            ],
-        ),
-        (
-            "gpumemnet_drift_last_run_timestamp_seconds",
-            "When drift was last looked for",
-            [({}, now)],
-        ),
-    ]
-    return "".join(
-        line for name, about, samples in metrics for line in _lines(name, about, samples)
-    )
-
-
-def _lines(
-    name: str, about: str, samples: Iterable[tuple[Mapping[str, str], float]]
-) -> Iterator[str]:
-    yield f"# HELP {name} {about}\n# TYPE {name} gauge\n"
-    for labels, value in samples:
-        inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
-        yield f"{name}{{{inside}}} {_number(value)}\n" if inside else f"{name} {_number(value)}\n"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
-def _number(value: float) -> str:
-    return repr(value) if math.isfinite(value) else "NaN"

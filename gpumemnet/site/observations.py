@@ -16,21 +16,22 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpumemnet.errors import (
     DatasetError,
-    GpumemnetError,
     InvalidJobError,
     InvalidRequestError,
     did_you_mean,
 )
 from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.job.job_table import Array, Indices, JobTable
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
 from gpumemnet.job.layers import describe
 from gpumemnet.job.measurement import (
@@ -46,9 +47,7 @@ from gpumemnet.job.reader import error_at, read_documents, read_job_tables
 from gpumemnet.job.training_job import FIELD_DEFAULTS, TrainingJob
 from gpumemnet.units import GIB, MIB
 
-if TYPE_CHECKING:
-    from gpumemnet.job.dataset import Dataset
-    from gpumemnet.job.job_table import Array
+Words: TypeAlias = NDArray[np.object_]
 
 SOURCES: Final[Mapping[str, str]] = {
     "nvml_accounting": "NVML's accounting mode: the highest memory of the process, kept by the driver",
@@ -154,11 +153,12 @@ def observation_from_dict(document: object) -> Observation:
     oom = given.get("oom", False)
     if not isinstance(oom, bool):
         raise InvalidRequestError(f"must be true or false, not {describe(oom)}", "oom")
+    gpu = _text(given, "gpu", MAX_TEXT_LENGTH)
     observation = Observation(
         source=_source(given.get("source")),
         prediction_id=_prediction_id(given.get("prediction_id")),
         job=_job(given["job"]) if "job" in given else None,
-        gpu=_gpu(given.get("gpu")),
+        gpu=None if gpu is None else _gpu(gpu),
         peak_bytes=_amount(given, "peak"),
         oom=oom,
         limit_bytes=_amount(given, "limit"),
@@ -270,14 +270,12 @@ def _job(value: object) -> TrainingJob:
         ) from None
 
 
-def _gpu(value: object) -> str | None:
-    text = _text({"gpu": value}, "gpu", MAX_TEXT_LENGTH)
-    if text is None:
-        return None
+def _gpu(name: str) -> str:
+    """NVML's name of the GPU where the catalogue has it."""
     try:
-        return device_profile(text).name
+        return device_profile(name).name
     except InvalidRequestError:
-        return text
+        return name
 
 
 def _amount(given: Mapping[str, Any], name: str) -> int | None:
@@ -341,50 +339,79 @@ def _text(given: Mapping[str, Any], name: str, longest: int) -> str | None:
 
 
 _LINES: Final = (".jsonl", ".ndjson")
-_HASH_BYTES: Final = 2**20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SiteRow:
-    """One job of a site, with what is known of its run.
+@dataclass(frozen=True, eq=False)
+class SiteRows:
+    """``B`` jobs of a site as columns, with what is known of their runs.
 
     Attributes:
-        job: the job.
-        gpu: the GPU that it ran on, by NVML's name where the catalogue has it; ``None`` where only
-            the job is known.
-        label_bytes: its peak; ``None`` where it ran out of memory, or where only the job is known.
+        jobs: the jobs.
+        gpu: the GPU that each ran on, by NVML's name where the catalogue has it; ``None`` where
+            only the job is known.
+        label_bytes: its peak; NaN where it ran out of memory, or where only the job is known.
         is_oom: whether it ran out of memory.
-        limit_bytes: the memory that it could have had, where known.
-        context_bytes: its CUDA context, where it was read.
+        limit_bytes: the memory that it could have had; NaN where that is not known.
+        context_bytes: its CUDA context; NaN where it was not read.
         label_source, provenance: as :class:`~gpumemnet.job.measurement.Measurement` has them;
             ``None`` where only the job is known.
-        observed_at: seconds since the epoch when it ended, where known.
-    """
-
-    job: TrainingJob
-    gpu: str | None = None
-    label_bytes: int | None = None
-    is_oom: bool = False
-    limit_bytes: int | None = None
-    context_bytes: int | None = None
-    label_source: str | None = None
-    provenance: str | None = None
-    observed_at: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SiteRows:
-    """The rows of one or several files.
-
-    Attributes:
-        rows: in the order of the files.
-        left_out: reason → number of rows that are not used.
+        observed_at: seconds since the epoch when it ended; NaN where that is not known.
+        left_out: reason → number of rows of the files that are not used.
         files: name of each file → its SHA-256.
     """
 
-    rows: tuple[SiteRow, ...]
-    left_out: Mapping[str, int]
-    files: Mapping[str, str]
+    jobs: JobTable
+    gpu: Words
+    label_bytes: Array
+    is_oom: NDArray[np.bool_]
+    limit_bytes: Array
+    context_bytes: Array
+    label_source: Words
+    provenance: Words
+    observed_at: Array
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def from_columns(jobs: JobTable | Sequence[TrainingJob], **known: Any) -> SiteRows:
+        """Rows of ``jobs`` with the columns that are known; one value stands for all rows."""
+        table = JobTable.from_jobs(jobs)
+        columns = {
+            name: np.full(len(table), value, dtype=kind) for name, (value, kind) in _COLUMNS.items()
+        }
+        for name, values in known.items():
+            columns[name][:] = values
+        return SiteRows(table, **columns)
+
+    @staticmethod
+    def concatenate(parts: Sequence[SiteRows]) -> SiteRows:
+        """Joins the rows of all ``parts`` in order."""
+        columns = {
+            name: np.concatenate([np.empty(0, kind), *(getattr(part, name) for part in parts)])
+            for name, (_, kind) in _COLUMNS.items()
+        }
+        return SiteRows(JobTable.concatenate([part.jobs for part in parts]), **columns)
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    def take(self, rows: Indices) -> SiteRows:
+        """The rows at these positions, in that order."""
+        columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
+        return replace(self, jobs=self.jobs.take(rows), **columns)
+
+
+_COLUMNS: Final[Mapping[str, tuple[Any, Any]]] = {
+    "gpu": (None, object),
+    "label_bytes": (np.nan, np.float64),
+    "is_oom": (False, np.bool_),
+    "limit_bytes": (np.nan, np.float64),
+    "context_bytes": (np.nan, np.float64),
+    "label_source": (None, object),
+    "provenance": (None, object),
+    "observed_at": (np.nan, np.float64),
+}
+"""Column of :class:`SiteRows` → its value where nothing is known, and its type."""
 
 
 def read_site_rows(paths: Sequence[Path]) -> SiteRows:
@@ -396,7 +423,7 @@ def read_site_rows(paths: Sequence[Path]) -> SiteRows:
         DatasetError: when a Parquet file is damaged, foreign or of another version.
         MissingExtraError: when Parquet is asked for and pyarrow is not installed.
     """
-    rows: list[SiteRow] = []
+    parts: list[SiteRows] = []
     left_out: Counter[str] = Counter()
     files: dict[str, str] = {}
     for path in paths:
@@ -404,56 +431,50 @@ def read_site_rows(paths: Sequence[Path]) -> SiteRows:
             raise InvalidRequestError(f"{path} must end in .parquet, {' or '.join(_LINES)}", "rows")
         if not path.is_file():
             raise InvalidRequestError(f"{path} does not exist", "rows")
-        files[str(path)] = _sha256(path)
-        rows += (
-            _parquet_rows(path, left_out)
-            if path.suffix == ".parquet"
-            else _line_rows(path, left_out)
-        )
-    return SiteRows(tuple(rows), dict(left_out), files)
+        try:
+            with path.open("rb") as file:
+                files[str(path)] = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise DatasetError(f"{path} cannot be read: {error.strerror}") from None
+        read = _parquet_rows if path.suffix == ".parquet" else _line_rows
+        parts.append(read(path, left_out))
+    return replace(SiteRows.concatenate(parts), left_out=dict(left_out), files=files)
 
 
-def _parquet_rows(path: Path, left_out: Counter[str]) -> list[SiteRow]:
+def _parquet_rows(path: Path, left_out: Counter[str]) -> SiteRows:
     from gpumemnet.job.dataset import is_dataset, read_dataset
 
     if not is_dataset(path):
-        return [SiteRow(job=job) for jobs in read_job_tables(path) for job in jobs]
+        return SiteRows.from_columns(JobTable.concatenate([*read_job_tables(path)]))
     dataset = read_dataset(path)
     statuses = dataset.words("status")
     is_used = np.isin(statuses, ("ok", "oom"))
     left_out.update(f"ended with '{status}'" for status in statuses[~is_used])
-    return _measured(dataset.take(is_used.nonzero()[0]))
-
-
-def _measured(rows: Dataset) -> list[SiteRow]:
-    def whole(numbers: Array) -> list[int | None]:
-        return [None if number != number else int(number) for number in numbers.tolist()]
-
-    columns = zip(
-        rows.jobs,
-        map(_gpu_name, rows.words("gpu")),
-        whole(rows.label_bytes),
-        (rows.words("status") == "oom").tolist(),
-        whole(rows.numbers("capacity_bytes")),
-        whole(rows.numbers("context_bytes")),
-        rows.words("label_source"),
-        rows.words("provenance"),
-        map(_observed_at, rows.words("options")),
-        strict=True,
+    rows = dataset.take(is_used.nonzero()[0])
+    return SiteRows(
+        jobs=rows.jobs,
+        gpu=np.array([_gpu(name) for name in rows.words("gpu")], dtype=object),
+        label_bytes=rows.label_bytes,
+        is_oom=rows.words("status") == "oom",
+        limit_bytes=rows.numbers("capacity_bytes"),
+        context_bytes=rows.numbers("context_bytes"),
+        label_source=rows.words("label_source"),
+        provenance=rows.words("provenance"),
+        observed_at=np.array([_observed_at(text) for text in rows.words("options")], np.float64),
     )
-    names = [field.name for field in fields(SiteRow)]
-    return [SiteRow(**dict(zip(names, values, strict=True))) for values in columns]
 
 
-def _line_rows(path: Path, left_out: Counter[str]) -> list[SiteRow]:
-    rows = []
+def _line_rows(path: Path, left_out: Counter[str]) -> SiteRows:
+    jobs: list[TrainingJob] = []
+    runs: list[dict[str, Any]] = []
     for number, document in read_documents(path):
         try:
             if (
                 not isinstance(document, Mapping)
                 or not {"source", "prediction_id", "job"} & document.keys()
             ):
-                rows.append(SiteRow(job=job_from_dict(document)))
+                jobs.append(job_from_dict(document))
+                runs.append({})
                 continue
             observation = observation_from_dict(document)
         except (InvalidJobError, InvalidRequestError) as error:
@@ -463,50 +484,35 @@ def _line_rows(path: Path, left_out: Counter[str]) -> list[SiteRow]:
                 "names a prediction and not the job: export the observations from the service instead"
             ] += 1
         else:
-            rows.append(_observed(observation, observation.job))
-    return rows
+            jobs.append(observation.job)
+            runs.append(_run(observation))
+    known = {
+        name: [run.get(name, unknown) for run in runs] for name, (unknown, _) in _COLUMNS.items()
+    }
+    return SiteRows.from_columns(jobs, **known)
 
 
-def _observed(one: Observation, job: TrainingJob) -> SiteRow:
-    limit_bytes = one.limit_bytes
-    if one.oom:
-        known = [amount for amount in (one.limit_bytes, one.peak_bytes) if amount is not None]
-        limit_bytes = max(known, default=None)
-    return SiteRow(
-        job=job,
-        gpu=one.gpu,
-        label_bytes=None if one.oom else one.peak_bytes,
-        is_oom=one.oom,
-        limit_bytes=limit_bytes,
-        label_source=one.source,
-        provenance=OBSERVED,
-        observed_at=None if one.observed_at is None else one.observed_at.timestamp(),
-    )
+def _run(one: Observation) -> dict[str, Any]:
+    """What an observation says of its run, by the columns of :class:`SiteRows`."""
+    amounts = [amount for amount in (one.limit_bytes, one.peak_bytes) if amount is not None]
+    limit_bytes = max(amounts, default=None) if one.oom else one.limit_bytes
+    return {
+        "gpu": one.gpu,
+        "label_bytes": np.nan if one.oom else one.peak_bytes,
+        "is_oom": one.oom,
+        "limit_bytes": np.nan if limit_bytes is None else limit_bytes,
+        "label_source": one.source,
+        "provenance": OBSERVED,
+        "observed_at": np.nan if one.observed_at is None else one.observed_at.timestamp(),
+    }
 
 
-def _observed_at(options: str) -> float | None:
-    """When an exported observation ended, from the options of its row."""
+def _observed_at(options: str) -> float:
+    """When an exported observation ended, from the options of its row; NaN where they do not say."""
     with contextlib.suppress(ValueError, TypeError, AttributeError, OverflowError):
         value: Any = json.loads(options).get("observed_at")
         if isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
         time = datetime.fromisoformat(value)
         return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
-    return None
-
-
-def _gpu_name(name: str) -> str:
-    with contextlib.suppress(GpumemnetError):
-        return device_profile(name).name
-    return name
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    try:
-        with path.open("rb") as file:
-            while block := file.read(_HASH_BYTES):
-                digest.update(block)
-    except OSError as error:
-        raise DatasetError(f"{path} cannot be read: {error.strerror}") from None
-    return digest.hexdigest()
+    return math.nan

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gpumemnet.gpu.catalogue import GENERIC_BLAS_WORKSPACE_BYTES
 from gpumemnet.job.job_table import JobTable
-from gpumemnet.job.training_job import OPTION_FIELDS, TrainingJob
+from gpumemnet.job.training_job import OPTION_FIELDS
 from gpumemnet.predict.features import FEATURE_NAMES, feature_matrix
 
 AMOUNTS: Final = (
@@ -57,9 +57,8 @@ class TrainingReference:
     kinds: Mapping[str, int]
 
 
-def training_reference(jobs: Sequence[TrainingJob]) -> TrainingReference:
-    """The summary of ``jobs``, at least one."""
-    table = JobTable.from_jobs(jobs)
+def training_reference(table: JobTable) -> TrainingReference:
+    """The summary of the jobs of ``table``, at least one."""
     steps = np.linspace(0.0, 1.0, QUANTILES)
     quantiles = {
         name: np.quantile(values, steps, method="inverted_cdf")

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from gpumemnet.job.json_codec import job_to_dict
-from gpumemnet.site.drift import DriftReport, Finding, drift_metrics
+from gpumemnet.site.drift import DriftReport, Finding, write_drift_metrics
 from tests.conftest import StartService
 from tests.sites import site_rows
 
@@ -421,16 +421,11 @@ def test_the_dag_in_a_true_airflow(turn: Turn, codes: dict[str, str], states: li
     assert [found[name] for name in ("export", "drift", "retrain", "tell")] == states
 
 
-def test_the_alerts_name_metrics_that_there_are() -> None:
+def test_the_alerts_name_metrics_that_there_are(tmp_path: Path) -> None:
     (group,) = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"]
     finding = Finding("error", "mlp", "A100", "median", 40, 0.2, 0.1, 0.0, 0.0, True, "in words")
-    names = set(
-        re.findall(
-            r"^# TYPE (\S+)",
-            drift_metrics(DriftReport((finding,), (), 0.01, None), 0.0),
-            re.MULTILINE,
-        )
-    )
+    write_drift_metrics(tmp_path / "drift.prom", DriftReport((finding,), (), 0.01, None))
+    names = set(re.findall(r"^# TYPE (\S+)", (tmp_path / "drift.prom").read_text(), re.MULTILINE))
     for rule in group["rules"]:
         assert set(re.findall(r"gpumemnet_\w+", rule["expr"])) <= names
         assert rule["annotations"]["summary"]

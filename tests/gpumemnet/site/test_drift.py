@@ -6,12 +6,15 @@ import os
 import random
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.json_codec import job_to_dict
@@ -20,8 +23,8 @@ from gpumemnet.job.measurement import Measurement
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bundle import save_bundle
 from gpumemnet.predict.predictor import Predictor
-from gpumemnet.site.drift import ALPHA, DriftReport, find_drift
-from gpumemnet.site.observations import SOURCES, SiteRow, read_site_rows
+from gpumemnet.site.drift import ALPHA, DriftReport, Finding, find_drift, write_drift_metrics
+from gpumemnet.site.observations import SOURCES, SiteRows, read_site_rows
 from gpumemnet.site.training_reference import (
     TrainingReference,
     reference_document,
@@ -45,23 +48,27 @@ def predictor() -> Predictor:
 
 @cache
 def reference() -> dict[str, TrainingReference]:
-    return {"mlp": training_reference([row.job for row in published()])}
+    return {"mlp": training_reference(rows_of(list(published())).jobs)}
 
 
-def rows_of(measurements: list[Measurement]) -> list[SiteRow]:
-    return [
-        SiteRow(
-            job=row.job, gpu=row.gpu, label_bytes=row.label_bytes, limit_bytes=row.capacity_bytes
-        )
-        for row in measurements
-    ]
+def rows_of(measurements: list[Measurement]) -> SiteRows:
+    return SiteRows.from_columns(
+        [row.job for row in measurements],
+        gpu=[row.gpu for row in measurements],
+        label_bytes=[row.label_bytes for row in measurements],
+        limit_bytes=[row.capacity_bytes for row in measurements],
+    )
 
 
 def jobs_of(count: int = 200, seed: int = 0) -> list[TrainingJob]:
     return [replace(row.job, traced_peak_bytes=None) for row in site_rows(count, seed=seed)]
 
 
-def report_of(rows: list[SiteRow], **options: Any) -> DriftReport:
+def drawn(rows: SiteRows, seed: int, count: int) -> SiteRows:
+    return rows.take(np.array(random.Random(seed).choices(range(len(rows)), k=count)))
+
+
+def report_of(rows: SiteRows, **options: Any) -> DriftReport:
     return find_drift(rows, predictor(), reference(), **options)
 
 
@@ -73,28 +80,25 @@ def test_jobs_drawn_from_training_raise_no_alarm() -> None:
     rows = rows_of(list(published()))
     alarms = 0
     for seed in range(50):
-        report = report_of(random.Random(seed).choices(rows, k=200))
+        report = report_of(drawn(rows, seed, 200))
         alarms += any(finding.is_drift for finding in report.findings)
     assert alarms <= 50 * ALPHA
 
 
 def test_replicas_start_no_retraining_that_cannot_learn_from_them() -> None:
     rows = rows_of(site_rows(200, shift_mib=0))
-    spread = [
-        replace(row, job=replace(row.job, ranks=8)) for row in rows
-    ]  # their NCCL would hold nothing at all
-    report = report_of(rows[:100] + spread)
+    spread = replace(rows, jobs=rows.jobs.with_numbers("ranks", np.full(len(rows), 8.0)))
+    # their NCCL would hold nothing at all
+    report = report_of(SiteRows.concatenate([rows.take(np.arange(100)), spread]))
     assert not report.is_drift
     assert report.notes[0].startswith("200 jobs: one of several replicas")
     assert sum(finding.kind == "error" for finding in report.findings) == 1
 
 
 def test_jobs_alone_drawn_from_training_raise_no_alarm() -> None:
-    jobs = [row.job for row in published()]
-    drawn = (random.Random(seed).choices(jobs, k=60) for seed in range(50))
-    assert (
-        sum(report_of([SiteRow(job=job) for job in some]).is_drift for some in drawn) <= 50 * ALPHA
-    )
+    rows = SiteRows.from_columns([row.job for row in published()])
+    alarms = sum(report_of(drawn(rows, seed, 60)).is_drift for seed in range(50))
+    assert alarms <= 50 * ALPHA
 
 
 @pytest.mark.parametrize("shift_mib", [-900, 300])
@@ -120,35 +124,29 @@ def test_a_context_that_hardly_differs_is_none_however_many_jobs_show_it() -> No
 
 
 def test_only_the_newest_jobs_count() -> None:
-    old = [
-        replace(row, observed_at=float(number))
-        for number, row in enumerate(rows_of(site_rows(200, shift_mib=-900)))
-    ]
-    new = [
-        replace(row, observed_at=1e6 + number)
-        for number, row in enumerate(rows_of(site_rows(200, shift_mib=0, seed=1)))
-    ]
-    assert not report_of([*new, *old]).is_drift
-    assert report_of([*new, *old], window=400).is_drift
+    old = replace(rows_of(site_rows(200, shift_mib=-900)), observed_at=np.arange(200.0))
+    new = replace(rows_of(site_rows(200, shift_mib=0, seed=1)), observed_at=1e6 + np.arange(200))
+    rows = SiteRows.concatenate([new, old])
+    assert not report_of(rows).is_drift
+    assert report_of(rows, window=400).is_drift
 
 
 def test_new_layer_kinds_and_options_are_outside_the_support() -> None:
     jobs = jobs_of()
     odd = [replace(job, layers=(*job.layers, Layer("fancy_norm", 64, 64)), total_activations=None, total_parameters=None,
                    trainable_parameters=None) for job in jobs[:40]]  # fmt: skip
-    report = report_of([SiteRow(job=job) for job in (*odd, *jobs[40:])])
+    report = report_of(SiteRows.from_columns([*odd, *jobs[40:]]))
     assert {"support", "features"} <= causes(report)
     assert "fancy_norm" in next(one.sentence for one in report.causes if one.kind == "support")
     assert any(one.name == "layers of kind fancy_norm" for one in report.causes)
-    report = report_of([SiteRow(job=replace(job, precision="bf16")) for job in jobs])
+    report = report_of(SiteRows.from_columns([replace(job, precision="bf16") for job in jobs]))
     assert {"support", "features"} <= causes(report)
     assert {"precision bf16", "precision fp32"} <= {one.name for one in report.causes}
 
 
 def test_larger_batches_are_drift_of_features() -> None:
     jobs = [replace(job, batch_size=min(1000, 3 * job.batch_size)) for job in jobs_of()]
-    rows = [SiteRow(job=job) for job in jobs]
-    report = report_of(rows)
+    report = report_of(SiteRows.from_columns(jobs))
     assert causes(report) == {"features"}
     assert {"batch_size", "input_bytes"} <= {one.name for one in report.causes}
 
@@ -164,37 +162,25 @@ def test_features_start_no_retraining_where_the_answers_are_known_to_be_right() 
 
 def test_few_odd_jobs_are_ordinary() -> None:
     jobs = jobs_of()
-    report = report_of(
-        [
-            SiteRow(job=replace(job, precision="bf16") if n < 6 else job)
-            for n, job in enumerate(jobs)
-        ]
-    )
-    assert not report.is_drift
+    some = [replace(job, precision="bf16") for job in jobs[:6]]
+    assert not report_of(SiteRows.from_columns([*some, *jobs[6:]])).is_drift
 
 
 def test_jobs_that_ran_out_of_memory_within_their_safe_bytes_break_the_promise() -> None:
     rows = rows_of(site_rows(100, shift_mib=0))
-    burst = [
-        replace(row, label_bytes=None, is_oom=True) if number < 10 else row
-        for number, row in enumerate(rows)
-    ]
+    is_oom = np.arange(100) < 10
+    burst = replace(rows, label_bytes=np.where(is_oom, np.nan, rows.label_bytes), is_oom=is_oom)
     assert causes(report_of(burst)) == {"coverage"}
-    tight = [
-        replace(row, limit_bytes=512 * MIB) if row.is_oom else row for row in burst
-    ]  # less than was asked for: no test of it
+    # less than was asked for: no test of it
+    tight = replace(burst, limit_bytes=np.where(is_oom, 512 * MIB, rows.limit_bytes))
     assert not report_of(tight).is_drift
 
 
 def test_families_and_gpus_are_told_apart() -> None:
     good, bad = rows_of(site_rows(60, shift_mib=0)), rows_of(site_rows(60, shift_mib=900, seed=1))
-    report = report_of(
-        [
-            *good,
-            *(replace(row, gpu="NVIDIA A100-SXM4-80GB") for row in bad),
-            SiteRow(job=jobs_of(1)[0]),
-        ]
-    )
+    elsewhere = replace(bad, gpu=np.full(60, "NVIDIA A100-SXM4-80GB", dtype=object))
+    alone = SiteRows.from_columns(jobs_of(1))
+    report = report_of(SiteRows.concatenate([good, elsewhere, alone]))
     assert {finding.gpu for finding in report.causes} == {"NVIDIA A100-SXM4-80GB"}
     assert report.notes == ("mlp jobs: 1 of them, and 20 are needed to say anything",)
 
@@ -202,12 +188,11 @@ def test_families_and_gpus_are_told_apart() -> None:
 def test_what_cannot_be_tested_is_said(tmp_path: Path) -> None:
     rows = rows_of(site_rows(30, shift_mib=0))
     unpictured = Predictor([other_bundle(tmp_path / "unpictured", "1", MLP, reference=None)])
-    report = find_drift([replace(row, gpu="Voodoo 2") for row in rows], unpictured)
+    report = find_drift(replace(rows, gpu=np.full(30, "Voodoo 2", dtype=object)), unpictured)
     assert "no profile of the Voodoo 2" in report.notes[0]
     assert "give --reference" in report.notes[0]
     assert [finding.kind for finding in report.findings] == ["support"]
-    cnn = replace(rows[0].job, family="cnn")
-    report = report_of([SiteRow(job=cnn)] * 30)
+    report = report_of(SiteRows.from_columns([replace(rows.jobs[0], family="cnn")] * 30))
     assert not report.findings
     assert "no model for cnn jobs is loaded" in report.notes[0]
 
@@ -230,9 +215,9 @@ def test_the_picture_in_a_card(tmp_path: Path) -> None:
     with_picture = save_bundle(
         tmp_path / "bundle", bundle.model, {**bundle.card.document, "reference": document}
     )
-    rows = [
-        SiteRow(job=replace(job, batch_size=min(1000, 3 * job.batch_size))) for job in jobs_of()
-    ]
+    rows = SiteRows.from_columns(
+        [replace(job, batch_size=min(1000, 3 * job.batch_size)) for job in jobs_of()]
+    )
     report = find_drift(rows, Predictor([with_picture], context_bytes=LABELS_CONTEXT_MIB * MIB))
     assert causes(report) == {"features"}
     assert report.findings == report_of(rows).findings
@@ -321,7 +306,7 @@ def test_observations_and_plain_jobs_as_files(tmp_path: Path) -> None:
     jobs.write_text("".join(json.dumps(job_to_dict(job)) + "\n" for job in jobs_of(50)))
     assert gpumemnet(jobs, "--reference", DATASETS / "published_mlp_a100.parquet").returncode == 0
     write_jobs(tmp_path / "jobs.parquet", [replace(job, precision="bf16") for job in jobs_of(50)])
-    assert read_site_rows([tmp_path / "jobs.parquet"]).rows[0].label_bytes is None
+    assert np.isnan(read_site_rows([tmp_path / "jobs.parquet"]).label_bytes).all()
     assert (
         gpumemnet(tmp_path / "jobs.parquet", "--bundle", Path(shipped(MLP).source)).returncode == 10
     )
@@ -340,3 +325,57 @@ def test_the_command_refuses_in_a_sentence(tmp_path: Path) -> None:
         assert done.returncode == 2
         assert words in done.stderr
         assert "Traceback" not in done.stderr
+
+
+# metrics for Prometheus
+
+
+def samples(text: str) -> dict[str, dict[tuple[str, ...], float]]:
+    """Metric → values of its labels, in the order of their names → value."""
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    for family in text_string_to_metric_families(text):
+        assert family.type == "gauge"
+        for sample in family.samples:
+            labels = tuple(text for _, text in sorted(sample.labels.items()))
+            found.setdefault(sample.name, {})[labels] = sample.value
+    return found
+
+
+def test_the_command_leaves_metrics_for_each_family_and_gpu(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows.parquet", site_rows(60, shift_mib=400))
+    file = tmp_path / "gpumemnet.prom"
+    file.write_text("older\n")
+    assert gpumemnet(write_rows(tmp_path / "none.parquet", []), "--metrics", file).returncode == 2
+    assert file.read_text() == "older\n"  # nothing could be said
+    done = gpumemnet(rows, "--metrics", file)
+    assert done.returncode == 10, done.stderr
+    assert {path.suffix for path in tmp_path.iterdir()} == {".parquet", ".prom"}
+    assert file.stat().st_mode & 0o444 == 0o444  # the exporter is another user
+    found = samples(file.read_text())
+    assert found["gpumemnet_drift_due"] == {(): 1.0}
+    assert found["gpumemnet_drift_jobs"] == {("mlp", A100): 60.0}
+    assert found["gpumemnet_drift"]["mlp", A100, "error"] == 1.0
+    assert found["gpumemnet_drift_effect_ratio"]["mlp", A100, "error"] > 0.05
+    assert found["gpumemnet_drift_probability"]["mlp", A100, "error"] < 0.01
+    assert abs(found["gpumemnet_drift_last_run_timestamp_seconds"][()] - time.time()) < 60
+
+
+@pytest.mark.parametrize(
+    ("file", "words"), [("drift.txt", "must end in .prom"), ("none/drift.prom", "No such file")]
+)
+def test_a_file_of_metrics_that_cannot_be_written(tmp_path: Path, file: str, words: str) -> None:
+    rows = write_rows(tmp_path / "rows.parquet", site_rows(20, shift_mib=0))
+    done = gpumemnet(rows, "--metrics", tmp_path / file)
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+def test_of_several_tests_of_a_kind_the_gravest_counts(tmp_path: Path) -> None:
+    first = Finding("features", "cnn", None, "x", 40, 0.4, 0.1, 0.5, 0.5, True, "in words")
+    findings = (first, replace(first, effect=0.9, is_drift=False, jobs=50))
+    write_drift_metrics(tmp_path / "a.prom", DriftReport(findings, (), 0.01, ("error",)))
+    found = samples((tmp_path / "a.prom").read_text())
+    assert found["gpumemnet_drift"] == {("cnn", "", "features"): 1.0}
+    assert found["gpumemnet_drift_effect_ratio"] == {("cnn", "", "features"): 0.4}
+    assert found["gpumemnet_drift_jobs"] == {("cnn", ""): 50.0}
+    assert found["gpumemnet_drift_due"] == {(): 0.0}  # features start no retraining here

@@ -202,7 +202,7 @@ def test_the_command_writes_observations_and_a_report(
     )
     written = [observation_from_dict(json.loads(line)) for line in out.read_text().splitlines()]
     skipped = [json.loads(line) for line in report.read_text().splitlines()]
-    assert (len(written), len(skipped)) == (6, 8)
+    assert (len(written), len(skipped)) == (6, 9)
     assert all(entry["reason"] for entry in skipped)
     assert "6 observations" in capsys.readouterr().out
 
