@@ -25,7 +25,6 @@ from gpumemnet.site.calibration import calibrate
 from gpumemnet.site.calibration_cards import calibrated_cards
 from gpumemnet.site.drift import find_drift
 from gpumemnet.site.observations import SiteRows, read_site_rows
-from gpumemnet.site.training_reference import training_reference
 from gpumemnet.units import MIB
 
 DATASET: Final = (
@@ -120,7 +119,6 @@ def drift_table(rows: SiteRows, bundles: Sequence[Bundle], seeds: int) -> None:
     predictor = Predictor(
         bundles, keeps_label_context=True
     )  # a site whose context the answers hold
-    reference = {"mlp": training_reference(rows.jobs)}
     cases: dict[str, Callable[[SiteRows], SiteRows]] = {
         "nothing": lambda drawn: drawn,
         "context 30 MiB larger": lambda drawn: shifted(drawn, 30),
@@ -144,7 +142,7 @@ def drift_table(rows: SiteRows, bundles: Sequence[Bundle], seeds: int) -> None:
             for seed in range(seeds):
                 places = random.Random(seed).choices(range(len(rows)), k=count)
                 drawn = change(rows.take(np.array(places)))
-                drifts += find_drift(drawn, predictor, reference).is_drift
+                drifts += find_drift(drawn, predictor).is_drift
             shares.append(f"{drifts} of {seeds}")
         print_line(f"| {name} | " + " | ".join(shares) + " |")
 

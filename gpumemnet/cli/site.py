@@ -39,7 +39,6 @@ from gpumemnet.units import MIB
 if TYPE_CHECKING:
     from gpumemnet.site.calibration import Calibration, Figures, ModelCalibration
     from gpumemnet.site.drift import DriftReport, Finding
-    from gpumemnet.site.training_reference import TrainingReference
 
 DRIFT_EXIT_CODE: Final = 10
 _SHOWN_COVERAGES: Final = (0.9, 0.95, 0.99)
@@ -258,13 +257,6 @@ def _figure_texts(figures: Figures) -> list[str]:
 
 def drift(
     rows: Rows,
-    reference: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE",
-            help="Dataset of training jobs to compare features with, where the bundle's card has no summary of them.",
-        ),
-    ] = None,
     bundle: Bundles = None,
     registry: RegistryFolder = None,
     context_mib: ContextMib = None,
@@ -313,7 +305,6 @@ def drift(
     report = find_drift(
         found,
         predictor,
-        _references(reference or ()),
         alpha=ALPHA if alpha is None else alpha,
         kinds=on or None,
     )
@@ -336,17 +327,6 @@ def drift(
         _show_drift(report, left_out)
     if report.is_drift:
         raise typer.Exit(DRIFT_EXIT_CODE)
-
-
-def _references(paths: Sequence[Path]) -> dict[str, TrainingReference]:
-    from gpumemnet.site.training_reference import training_reference
-
-    jobs = read_site_rows(paths).jobs
-    families = jobs.option_column("family")
-    return {
-        family: training_reference(jobs.take((families == family).nonzero()[0]))
-        for family in set(families)
-    }
 
 
 def _show_drift(report: DriftReport, left_out: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,22 +22,15 @@ from scipy import stats
 
 from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import InvalidRequestError, MissingExtraError, UnsupportedJobError
-from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.gpu.catalogue import GENERIC_BLAS_WORKSPACE_BYTES, device_profile
 from gpumemnet.job.job_table import JobTable
-from gpumemnet.job.training_job import FAMILIES
+from gpumemnet.job.training_job import FAMILIES, OPTION_FIELDS
 from gpumemnet.physics.replicas import WITH_OTHERS
 from gpumemnet.predict.coverage import binomial_tail, bounds_kept
+from gpumemnet.predict.features import FEATURE_NAMES, feature_matrix
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE, PredictionTable
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.site.observations import SiteRows
-from gpumemnet.site.training_reference import (
-    OPTIONS,
-    TrainingReference,
-    job_amounts,
-    kind_counts,
-    option_counts,
-    reference_from_card,
-)
 
 KINDS: Final = ("error", "coverage", "support", "features")
 ALPHA: Final = 0.01
@@ -49,6 +42,24 @@ TOLERATED_OUTSIDE: Final = 0.05
 """Share of jobs outside the support that is normal."""
 DISTANCE_MATTERS: Final = 0.1
 """Smallest distance of two distributions that counts: ten jobs of a hundred have other values."""
+
+AMOUNTS: Final = (
+    *(
+        "batch_size",
+        "input_elements",
+        "total_parameters",
+        "total_activations",
+        "trainable_share",
+        "sequence_length",
+    ),
+    *("input_bytes", "activation_bytes"),
+)
+"""Feature columns that totals give and that do not depend on the GPU."""
+OPTIONS: Final = (
+    *("optimizer", "optimizer_implementation", "precision", "checkpointing", "attention_kernel"),
+    *("channels_last", "cudnn_benchmark", "gradient_accumulation"),
+)
+QUANTILES: Final = 65
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +147,6 @@ class DriftReport:
 def find_drift(
     rows: SiteRows,
     predictor: Predictor,
-    references: Mapping[str, TrainingReference] | None = None,
     *,
     window: int = WINDOW,
     alpha: float = ALPHA,
@@ -148,8 +158,6 @@ def find_drift(
     Args:
         rows: recent jobs, with what they took where that is known.
         predictor: what predicts now.
-        references: family → the jobs that it shall be compared with; unless given, those in the
-            card of the model that answers for most of the group.
         window: number of newest rows of each group; the last rows of the files if no row has a
             time.
         alpha: probability with which a run may err at all.
@@ -181,7 +189,7 @@ def find_drift(
         order = np.argsort(np.nan_to_num(group.observed_at), kind="stable")
         try:
             found, note = _group_findings(
-                group.take(order[-window:]), family, gpu, predictor, references or {}, coverage
+                group.take(order[-window:]), family, gpu, predictor, coverage
             )
         except UnsupportedJobError as error:
             found, note = [], error.reason
@@ -213,7 +221,6 @@ def _group_findings(
     family: str,
     gpu: str | None,
     predictor: Predictor,
-    references: Mapping[str, TrainingReference],
     coverage: float,
 ) -> tuple[list[Finding], str | None]:
     is_known = gpu is None or _is_known(gpu)
@@ -224,10 +231,12 @@ def _group_findings(
         findings += [*_error(rows, predicted), *_coverage(rows, predicted, coverage)]
     else:
         notes.append(f"there is no profile of the {gpu}, so that nothing was predicted for it")
-    reference = references.get(family) or _own_reference(predictor, family, predicted)
+    commonest = max(predicted.by_model, key=lambda part: len(part.rows)).model.name
+    card = next(one.card for one in predictor.bundles if one.card.name == commonest)
+    reference = card.of(family).document.get("reference")
     if reference is None:
         notes.append(
-            "features are not compared, as the model's card holds no picture of its training jobs: give --reference"
+            "features are not compared: the model's card says nothing of its training jobs"
         )
     else:
         findings += _features(rows.jobs, reference)
@@ -240,16 +249,6 @@ def _is_known(gpu: str) -> bool:
     except InvalidRequestError:
         return False
     return True
-
-
-def _own_reference(
-    predictor: Predictor, family: str, predicted: PredictionTable
-) -> TrainingReference | None:
-    commonest = max(predicted.by_model, key=lambda part: len(part.rows)).model.name
-    for bundle in predictor.bundles:
-        if bundle.card.name == commonest:
-            return reference_from_card(bundle.card.of(family).document.get("reference"))
-    return None
 
 
 def _finding(
@@ -318,29 +317,34 @@ def _support(predicted: PredictionTable) -> Finding:
     )
 
 
-def _features(jobs: JobTable, reference: TrainingReference) -> Iterator[Finding]:
+def _features(jobs: JobTable, reference: Mapping[str, Any]) -> Iterator[Finding]:
     """Kolmogorov-Smirnov test of each amount, and Fisher's exact test of the share of each option
-    and layer kind."""
-    for name, values in job_amounts(jobs).items():
-        quantiles = np.array(reference.quantiles[name])
+    and layer kind, against a :func:`training_reference`."""
+    trained, quantiles_of, options = (reference[name] for name in ("rows", "quantiles", "options"))
+    for name, values in _job_amounts(jobs).items():
+        if name not in quantiles_of:
+            continue  # the card is older than the column
+        quantiles = np.array(quantiles_of[name])
         distance = _ks_distance(values, quantiles)
         sentence = f"{name}: median {np.median(values):,.4g}, in training {quantiles[len(quantiles) // 2]:,.4g}"
-        effective = len(jobs) * reference.rows / (len(jobs) + reference.rows)
+        effective = len(jobs) * trained / (len(jobs) + trained)
         probability = float(stats.kstwo.sf(distance, max(1, round(effective))))
         yield _finding(
             "features", name, len(jobs), distance, DISTANCE_MATTERS, probability, sentence
         )
     for field in OPTIONS:
-        counts = option_counts(jobs, field)
-        yield from _shares(field, counts, len(jobs), reference.options[field], reference.rows)
+        if field in options:
+            yield from _shares(
+                field, _option_counts(jobs, field), len(jobs), options[field], trained
+            )
     layered = int((jobs.layer_counts > 0).sum())
-    if layered >= MIN_JOBS and reference.rows_with_layers:
+    if layered >= MIN_JOBS and reference["rows_with_layers"]:
         yield from _shares(
             "layers of kind",
-            kind_counts(jobs),
+            _kind_counts(jobs),
             layered,
-            reference.kinds,
-            reference.rows_with_layers,
+            reference["kinds"],
+            reference["rows_with_layers"],
         )
 
 
@@ -364,6 +368,45 @@ def _shares(
             float(stats.fisher_exact([[now, jobs - now], [then, of_trained - then]]).pvalue),
             sentence,
         )
+
+
+def training_reference(jobs: JobTable) -> dict[str, Any]:
+    """A summary of the jobs of one family that a model was trained on, for ``reference`` in its
+    card: some 10 KB of JSON.
+
+    ``quantiles`` holds evenly spaced quantiles of each amount, ``options`` and ``kinds`` the
+    number of jobs with each value and layer kind.
+    """
+    steps = np.linspace(0.0, 1.0, QUANTILES)
+    return {
+        "rows": len(jobs),
+        "rows_with_layers": int((jobs.layer_counts > 0).sum()),
+        "quantiles": {
+            name: np.quantile(values, steps, method="inverted_cdf").tolist()
+            for name, values in _job_amounts(jobs).items()
+        },
+        "options": {field: _option_counts(jobs, field) for field in OPTIONS},
+        "kinds": _kind_counts(jobs),
+    }
+
+
+def _job_amounts(table: JobTable) -> dict[str, NDArray[np.float64]]:
+    """The columns :data:`AMOUNTS` of ``B`` jobs, shape ``[B]`` each."""
+    features = feature_matrix(table, GENERIC_BLAS_WORKSPACE_BYTES)
+    return {name: features[:, FEATURE_NAMES.index(name)] for name in AMOUNTS}
+
+
+def _option_counts(table: JobTable, field: str) -> dict[str, int]:
+    """Value of the field, as text → number of jobs with it."""
+    is_option = field in OPTION_FIELDS
+    values = table.option_column(field) if is_option else table.column(field).astype(np.int64)
+    return dict(sorted(Counter(map(str, values)).items()))
+
+
+def _kind_counts(table: JobTable) -> dict[str, int]:
+    """Layer kind → number of jobs with a layer of it."""
+    pairs = np.unique(np.stack((table.layer_owners, table.layer_kinds)), axis=1)
+    return dict(sorted(Counter(table.kind_names[kind] for kind in pairs[1].tolist()).items()))
 
 
 def _ks_distance(values: NDArray[np.float64], quantiles: NDArray[np.float64]) -> float:

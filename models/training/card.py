@@ -25,7 +25,7 @@ from gpumemnet.job.measurement import PUBLISHED_GPU, TRACED
 from gpumemnet.job.training_job import OPTION_FIELDS, UNSTATED_AS_ZERO
 from gpumemnet.predict.bundle_card import ALL_FAMILIES, COMMON, FORMAT_VERSION
 from gpumemnet.predict.features import FEATURE_NAMES, FEATURE_SCHEMA
-from gpumemnet.site.training_reference import reference_document, training_reference
+from gpumemnet.site.drift import training_reference
 
 from ..networks.served import SequenceClassifier
 from .bounds import conformal_bounds, has_enough_rows
@@ -234,7 +234,7 @@ def _family_parts(
         },
     }
     if data.family != ALL_FAMILIES:
-        parts["reference"] = reference_document(training_reference(data.jobs))
+        parts["reference"] = training_reference(data.jobs)
     if calibration is not None and calibration.provenance != TRACED:
         traced_peak = fit_traced_peak(calibration, coverages)
         if traced_peak is not None:

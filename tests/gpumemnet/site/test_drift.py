@@ -23,18 +23,19 @@ from gpumemnet.job.measurement import Measurement
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bundle import save_bundle
 from gpumemnet.predict.predictor import Predictor
-from gpumemnet.site.drift import ALPHA, DriftReport, Finding, find_drift, write_drift_metrics
-from gpumemnet.site.observations import SOURCES, SiteRows, read_site_rows
-from gpumemnet.site.training_reference import (
-    TrainingReference,
-    reference_document,
-    reference_from_card,
+from gpumemnet.site.drift import (
+    ALPHA,
+    DriftReport,
+    Finding,
+    find_drift,
     training_reference,
+    write_drift_metrics,
 )
+from gpumemnet.site.observations import SOURCES, SiteRows, read_site_rows
 from gpumemnet.units import MIB
 from tests.parquet_jobs import write_jobs
 from tests.registries import other_bundle, shipped
-from tests.sites import A100, DATASETS, published, site_rows, write_rows
+from tests.sites import A100, published, site_rows, write_rows
 
 MLP = "mlp-a100-published"
 LABELS_CONTEXT_MIB = 1429
@@ -44,11 +45,6 @@ LABELS_CONTEXT_MIB = 1429
 @cache
 def predictor() -> Predictor:
     return Predictor([shipped(MLP)], context_bytes=LABELS_CONTEXT_MIB * MIB)
-
-
-@cache
-def reference() -> dict[str, TrainingReference]:
-    return {"mlp": training_reference(rows_of(list(published())).jobs)}
 
 
 def rows_of(measurements: list[Measurement]) -> SiteRows:
@@ -69,7 +65,7 @@ def drawn(rows: SiteRows, seed: int, count: int) -> SiteRows:
 
 
 def report_of(rows: SiteRows, **options: Any) -> DriftReport:
-    return find_drift(rows, predictor(), reference(), **options)
+    return find_drift(rows, predictor(), **options)
 
 
 def causes(report: DriftReport) -> set[str]:
@@ -190,7 +186,7 @@ def test_what_cannot_be_tested_is_said(tmp_path: Path) -> None:
     unpictured = Predictor([other_bundle(tmp_path / "unpictured", "1", MLP, reference=None)])
     report = find_drift(replace(rows, gpu=np.full(30, "Voodoo 2", dtype=object)), unpictured)
     assert "no profile of the Voodoo 2" in report.notes[0]
-    assert "give --reference" in report.notes[0]
+    assert "features are not compared" in report.notes[0]
     assert [finding.kind for finding in report.findings] == ["support"]
     report = report_of(SiteRows.from_columns([replace(rows.jobs[0], family="cnn")] * 30))
     assert not report.findings
@@ -207,36 +203,25 @@ def test_questions_that_cannot_be_asked(options: dict[str, Any], field: str) -> 
     assert caught.value.field == field
 
 
-def test_the_picture_in_a_card(tmp_path: Path) -> None:
-    document = reference_document(reference()["mlp"])
-    assert reference_from_card(json.loads(json.dumps(document))) == reference()["mlp"]
+def test_the_summary_in_a_card(tmp_path: Path) -> None:
+    document = training_reference(rows_of(list(published())).jobs)
     assert len(json.dumps(document)) < 16_000
-    bundle = shipped(MLP)
-    with_picture = save_bundle(
-        tmp_path / "bundle", bundle.model, {**bundle.card.document, "reference": document}
-    )
+    newer = replace_reference(document, tmp_path / "newer")
     rows = SiteRows.from_columns(
         [replace(job, batch_size=min(1000, 3 * job.batch_size)) for job in jobs_of()]
     )
-    report = find_drift(rows, Predictor([with_picture], context_bytes=LABELS_CONTEXT_MIB * MIB))
+    report = find_drift(rows, newer)
     assert causes(report) == {"features"}
     assert report.findings == report_of(rows).findings
+    older = {**document, "quantiles": {}, "options": {}}
+    compared = find_drift(rows, replace_reference(older, tmp_path / "older")).findings
+    assert {one.name.split()[0] for one in compared if one.kind == "features"} == {"layers"}
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [None, [], {}, {"rows": 3}, {"rows": -1}, {"quantiles": {}}, {"kinds": {"linear": "many"}}],
-)
-def test_a_picture_that_cannot_be_used_is_none(broken: Any) -> None:
-    whole = reference_document(reference()["mlp"])
-    assert (
-        reference_from_card(
-            {**whole, **broken}
-            if isinstance(broken, dict) and broken and broken != {"rows": 3}
-            else broken
-        )
-        is None
-    )
+def replace_reference(reference: dict[str, Any], folder: Path) -> Predictor:
+    bundle = shipped(MLP)
+    changed = save_bundle(folder, bundle.model, {**bundle.card.document, "reference": reference})
+    return Predictor([changed], context_bytes=LABELS_CONTEXT_MIB * MIB)
 
 
 # the command
@@ -264,13 +249,12 @@ def gpumemnet(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_exit_codes_for_cron(tmp_path: Path) -> None:
-    training = DATASETS / "published_mlp_a100.parquet"
     good = write_rows(tmp_path / "good.parquet", site_rows(100, shift_mib=0))
     bad = write_rows(tmp_path / "bad.parquet", site_rows(100, shift_mib=400))
-    quiet = gpumemnet(good, "--reference", training)
+    quiet = gpumemnet(good, "--bundle", shipped(MLP).source)
     assert quiet.returncode == 0, quiet.stderr
     assert "No retraining is due." in quiet.stdout
-    loud = gpumemnet(bad, "--reference", training, "--json")
+    loud = gpumemnet(bad, "--json")
     assert loud.returncode == 10, loud.stderr
     document = json.loads(loud.stdout)
     assert document["drift"] is True
@@ -304,7 +288,7 @@ def test_observations_and_plain_jobs_as_files(tmp_path: Path) -> None:
     assert gpumemnet(observations).returncode == 10
     jobs = tmp_path / "jobs.jsonl"
     jobs.write_text("".join(json.dumps(job_to_dict(job)) + "\n" for job in jobs_of(50)))
-    assert gpumemnet(jobs, "--reference", DATASETS / "published_mlp_a100.parquet").returncode == 0
+    assert gpumemnet(jobs, "--bundle", shipped(MLP).source).returncode == 0
     write_jobs(tmp_path / "jobs.parquet", [replace(job, precision="bf16") for job in jobs_of(50)])
     assert np.isnan(read_site_rows([tmp_path / "jobs.parquet"]).label_bytes).all()
     assert (
