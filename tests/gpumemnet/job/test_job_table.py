@@ -24,7 +24,7 @@ def reason(document: Any) -> str:
     return str(error.value)
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(st.lists(documents() | oddities, max_size=8))
 def test_every_document_is_read_or_refused_as_it_is_alone(many: list[Any]) -> None:
     table, rows, errors = read_jobs(many)
@@ -38,6 +38,7 @@ def test_every_document_is_read_or_refused_as_it_is_alone(many: list[Any]) -> No
     }
 
 
+@settings(max_examples=25)
 @given(st.lists(jobs(), max_size=8))
 def test_the_rows_of_a_table_are_its_jobs(many: list[TrainingJob]) -> None:
     table = JobTable.from_jobs(many)
@@ -48,6 +49,7 @@ def test_the_rows_of_a_table_are_its_jobs(many: list[TrainingJob]) -> None:
     )
 
 
+@settings(max_examples=25)
 @given(st.lists(jobs(), max_size=8), st.data())
 def test_parts_of_a_table_are_tables(many: list[TrainingJob], data: st.DataObject) -> None:
     table = JobTable.from_jobs(many)
@@ -60,6 +62,7 @@ def test_parts_of_a_table_are_tables(many: list[TrainingJob], data: st.DataObjec
         table[len(many)]
 
 
+@settings(max_examples=25)
 @given(st.lists(st.lists(jobs(), max_size=3), max_size=4))
 def test_tables_can_be_joined(groups: list[list[TrainingJob]]) -> None:
     joined = JobTable.concatenate([JobTable.from_jobs(group) for group in groups])

@@ -37,16 +37,6 @@ def sweep(job: TrainingJob, encoder: str | None = None) -> PredictionTable:
     )
 
 
-def test_no_answer_changes_its_model_beyond_the_batch_sizes_of_training() -> None:
-    few, many = (
-        DEFAULT.predict(replace(EXAMPLE, batch_size=batch), gpu="A100") for batch in (1050, 1100)
-    )
-    assert few.estimator == many.estimator
-    assert few.in_support
-    assert many.in_support
-    assert few.expected_bytes <= many.expected_bytes
-
-
 def test_the_gpu_and_the_context_are_the_same_for_every_job() -> None:
     expected = context(device_profile(A100)).expected_bytes
     for encoder in (None, "common"):

@@ -9,7 +9,6 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.distribution import MemoryDistribution, bins_of_width
 from gpumemnet.predict.predictor import Predictor
@@ -60,27 +59,3 @@ def test_columns_say_what_single_predictions_say(many: list[TrainingJob], gpu: s
     assert predictions.expected_bytes.tolist() == [
         prediction.expected_bytes for prediction in predictions
     ]
-
-
-def _totals(count: int) -> list[TrainingJob]:
-    return [
-        TrainingJob(
-            family="mlp",
-            batch_size=1 + number % 2000,
-            input_elements=100,
-            optimizer="adam",
-            precision="fp32",
-            total_activations=1000 + number,
-            total_parameters=10**5 + number**2,
-        )
-        for number in range(count)
-    ]
-
-
-def test_reasons_can_be_taken() -> None:
-    table = JobTable.from_jobs(_totals(2000))
-    model = PREDICTOR.models_of("mlp")[0]
-    unseen = model.support.check(table, model.features(table, model.label_gpu))
-    some = unseen.take(np.array([3, 1990]))
-    assert [some.reasons(0), some.reasons(1)] == [unseen.reasons(3), unseen.reasons(1990)]
-    assert unseen.reasons(1990)

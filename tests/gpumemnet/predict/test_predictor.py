@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
 from gpumemnet.errors import BundleError, InvalidRequestError, UnsupportedJobError
-from gpumemnet.gpu.catalogue import context, device_profile, device_profiles
+from gpumemnet.gpu.catalogue import context, device_profile
 from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_from_json
@@ -67,14 +67,6 @@ def test_any_mlp_job_gets_a_whole_answer(job: TrainingJob) -> None:
     assert estimate.probabilities.min() >= 0
     assert estimate.in_support == (not estimate.reasons) == (estimate.safe_bytes is not None)
     assert estimate.safe_bytes is None or estimate.safe_bytes >= estimate.expected_bytes
-
-
-def test_many_are_answered_as_one_by_one() -> None:
-    many = [mlp(width, batch_size) for width in (32, 700, 3000) for batch_size in (8, 1000, 40_000)]
-    many += [totals_only(job) for job in many]
-    for job, estimate in zip(many, PREDICTOR.predict_many(many), strict=True):
-        assert is_same(PREDICTOR.predict(job), estimate)
-    assert len(PREDICTOR.predict_many([])) == 0
 
 
 SOME_ROWS = [
@@ -182,14 +174,6 @@ def test_outside_the_answer_is_physics_and_grows() -> None:
     assert sizes[-1] > sizes[0] + 12 * GIB
 
 
-def test_fewer_optimizer_states_take_less() -> None:
-    sgd, adamw = (
-        PREDICTOR.predict(replace(mlp(4096, depth=8), optimizer=name)).expected_bytes
-        for name in ("sgd", "adamw")
-    )
-    assert sgd < adamw
-
-
 @given(st.sampled_from([0.5, 0.8, 0.9, 0.95, 0.99, 0.995]))
 def test_more_coverage_needs_more_memory(coverage: float) -> None:
     less, more = (
@@ -233,41 +217,7 @@ def test_without_bundles_there_is_no_predictor() -> None:
         Predictor([])
 
 
-def test_devices_are_found_by_name_and_alias() -> None:
-    assert device_profile("h200") is device_profile("NVIDIA H200")
-    for profile in device_profiles():
-        assert profile.capacity_source
-        assert profile.blas_workspace_source
-        assert (profile.context_bytes is None) == profile.context_source.startswith("unknown")
-    with pytest.raises(InvalidRequestError, match="'TPU' is no NVIDIA GPU"):
-        device_profile("TPU")
-
-
 # Several models.
-
-
-def test_measured_models_answer_first_and_traced_ones_for_what_nobody_measured() -> None:
-    inside, outside = mlp(2048), replace(mlp(2048), precision="amp_bf16", optimizer="adamw")
-    assert (DEFAULT.predict(inside).estimator, DEFAULT.predict(inside).label_source) == (
-        "mlp-a100-published",
-        "readings_and_traces",
-    )
-    one = DEFAULT.predict(outside)
-    assert (one.estimator, one.label_source, one.gpu) == (
-        "mlp-h200-traced",
-        "readings_and_traces",
-        "NVIDIA A100-SXM4-40GB",
-    )
-    for job, source in ((inside, "nvidia_smi_device_1s"), (outside, "traced")):
-        assert DEFAULT.predict(totals_only(job)).label_source == source
-    assert one.in_support
-    assert one.safe_bytes is not None
-    together = DEFAULT.predict_many([inside, outside, inside])
-    assert [estimate.estimator for estimate in together] == [
-        "mlp-a100-published",
-        "mlp-h200-traced",
-        "mlp-a100-published",
-    ]
 
 
 def test_beyond_every_support_the_one_with_the_fewest_reasons_answers() -> None:
@@ -333,11 +283,6 @@ def test_on_another_gpu_its_context_takes_the_place_of_the_one_learned() -> None
         other.bins.count
     )
     assert moved == pytest.approx(contexts / GIB, abs=0.7)
-
-
-def test_a_gpu_that_nobody_knows_is_refused() -> None:
-    with pytest.raises(InvalidRequestError, match="known are NVIDIA's GPUs"):
-        PREDICTOR.predict(mlp(64), gpu="Voodoo2")
 
 
 # Columns.

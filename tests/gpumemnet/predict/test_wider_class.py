@@ -116,11 +116,3 @@ def test_the_closed_form_answers_for_cnns_inside_the_support() -> None:
     assert all(1.2 < limit < 1.4 for limit in limits)
     recomputed = PREDICTOR.predict(replace(cnn, checkpointing="every_block"))
     assert 1.5 < (recomputed.safe_bytes or 0) / recomputed.expected_bytes < 2.5
-
-
-def test_more_coverage_is_a_higher_limit() -> None:
-    limits = [
-        PREDICTOR.predict(JOB, coverage=coverage).safe_bytes for coverage in (0.5, 0.9, 0.99, 0.999)
-    ]
-    assert None not in limits
-    assert sorted(set(limits), key=limits.index) == sorted(limits)  # type: ignore[type-var]

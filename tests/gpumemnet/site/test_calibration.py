@@ -4,14 +4,12 @@ carry."""
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
@@ -28,7 +26,6 @@ from gpumemnet.site.calibration_cards import calibrated_cards, profile_document
 from gpumemnet.site.observations import read_site_rows
 from gpumemnet.site.releases import Registry
 from gpumemnet.units import MIB
-from tests.conftest import StartService
 from tests.jobs import small_job
 from tests.registries import shipped
 from tests.sites import A100, DATASETS, probes, published, site_rows, write_rows
@@ -171,14 +168,6 @@ def test_every_other_gpu_is_answered_as_before(tmp_path: Path) -> None:
         )
 
 
-def test_bins_move_with_the_expected_bytes(tmp_path: Path) -> None:
-    predictor = predictor_of(calibration_of(tmp_path, site_rows(50)), tmp_path)
-    estimate = predictor.predict(small_job())
-    lower, upper = estimate.bin_bounds_bytes
-    assert lower <= estimate.expected_bytes <= (upper or np.inf)
-    assert estimate.probabilities.sum() == pytest.approx(1.0)
-
-
 def test_a_model_without_jobs_of_its_own_gets_the_context(tmp_path: Path) -> None:
     made = calibration_of(tmp_path, site_rows(50), [*MLPS, shipped("cnn-h200-traced")])
     for name in ("mlp-h200-traced", "cnn-h200-traced"):
@@ -297,24 +286,6 @@ def test_a_family_of_a_common_model_has_its_own_calibration(tmp_path: Path) -> N
     assert other is not None
     assert (own.multiples[0] is None, other.multiples[0] is None) == (False, True)
     assert other.shift_bytes / MIB == pytest.approx(-600, abs=5)
-
-
-def test_the_published_transformers_calibrate_what_learned_from_traces(tmp_path: Path) -> None:
-    made = calibrate(
-        read_site_rows([DATASETS / "published_transformer_a100.parquet"]),
-        [shipped("transformer-h200-traced")],
-    )
-    model = made.models[0]
-    assert model.before is not None
-    assert model.after is not None
-    # What most of those readings hold beside the traced peak, found from the jobs and the model
-    # alone.
-    assert made.context.value == pytest.approx(1429 * MIB, rel=0.02)
-    assert model.after.median_error_mib < 0.5 * model.before.median_error_mib
-    for coverage in (0.9, 0.95):
-        before, after = model.before.coverages[coverage], model.after.coverages[coverage]
-        assert before.covered < 0.5 * before.judged
-        assert after.covered / after.judged >= coverage - 0.04
 
 
 # observations
@@ -515,27 +486,6 @@ def test_the_command_writes_bundles_and_a_profile(tmp_path: Path) -> None:
         1429 - 600 - 524, abs=5
     )
     assert load_profile(profile).name == A100
-
-
-def test_the_written_folder_is_one_that_every_reader_of_bundles_takes(
-    tmp_path: Path, start_service: StartService
-) -> None:
-    out = tmp_path / "out"
-    for bundle in shipped_bundles():
-        shutil.copytree(bundle.source, out / bundle.card.name)
-    hashes = {bundle.sha256 for bundle in shipped_bundles()}
-    assert {
-        one["sha256"] for one in json.loads(gpumemnet("models", out, "--json").stdout)
-    } == hashes
-    with start_service(GPUMEMNET_BUNDLES=str(out)) as running:
-        assert {
-            one["sha256"] for one in httpx.get(f"{running.url}/v1/models").json()["models"]
-        } == hashes
-    rows = write_rows(tmp_path / "rows.parquet", site_rows(50))
-    assert gpumemnet("calibrate", rows, "--bundle", out).returncode == 0
-    done = gpumemnet("models", tmp_path)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "holds no bundle" in done.stderr
 
 
 def test_the_command_makes_a_release_that_does_not_answer_yet(tmp_path: Path) -> None:

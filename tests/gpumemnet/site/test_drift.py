@@ -75,10 +75,10 @@ def causes(report: DriftReport) -> set[str]:
 def test_jobs_drawn_from_training_raise_no_alarm() -> None:
     rows = rows_of(list(published()))
     alarms = 0
-    for seed in range(50):
+    for seed in range(20):
         report = report_of(drawn(rows, seed, 200))
         alarms += any(finding.is_drift for finding in report.findings)
-    assert alarms <= 50 * ALPHA
+    assert alarms <= 20 * ALPHA
 
 
 def test_replicas_start_no_retraining_that_cannot_learn_from_them() -> None:
@@ -89,12 +89,6 @@ def test_replicas_start_no_retraining_that_cannot_learn_from_them() -> None:
     assert not report.is_drift
     assert report.notes[0].startswith("200 jobs: one of several replicas")
     assert sum(finding.kind == "error" for finding in report.findings) == 1
-
-
-def test_jobs_alone_drawn_from_training_raise_no_alarm() -> None:
-    rows = SiteRows.from_columns([row.job for row in published()])
-    alarms = sum(report_of(drawn(rows, seed, 60)).is_drift for seed in range(50))
-    assert alarms <= 50 * ALPHA
 
 
 @pytest.mark.parametrize("shift_mib", [-900, 300])
@@ -154,12 +148,6 @@ def test_features_start_no_retraining_where_the_answers_are_known_to_be_right() 
     assert not report.is_drift
     assert report_of(rows_of(large), kinds=("features",)).is_drift
     assert not report_of(rows_of(site_rows(60)), kinds=("features",)).is_drift
-
-
-def test_few_odd_jobs_are_ordinary() -> None:
-    jobs = jobs_of()
-    some = [replace(job, precision="bf16") for job in jobs[:6]]
-    assert not report_of(SiteRows.from_columns([*some, *jobs[6:]])).is_drift
 
 
 def test_jobs_that_ran_out_of_memory_within_their_safe_bytes_break_the_promise() -> None:

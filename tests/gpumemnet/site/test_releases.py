@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from gpumemnet.atomic_files import STAGING_PREFIX, locked
-from gpumemnet.cli import main
 from gpumemnet.errors import BundleError, RegistryBusyError, RegistryError, UnknownReleaseError
 from gpumemnet.predict.bundle import MODEL_FILE, shipped_bundles
 from gpumemnet.predict.predictor import Predictor
@@ -262,21 +261,6 @@ def test_prune_deletes_what_nothing_needs(registry: Registry, tmp_path: Path) ->
     assert registry.rollback(by="", reason="").champion == "r1"
 
 
-def test_the_command_prunes(
-    registry: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("r1", "r2", "r3"):
-        add_release(registry, tmp_path, name)
-    command = ["releases", "prune", "--registry", str(registry.folder)]
-    assert main(command) == 0
-    assert capsys.readouterr().out == "nothing to delete\n"
-    assert main([*command, "--keep", "1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {
-        "deleted": ["r1", "r2"]
-    }  # their bundles are less than an hour old
-    assert [release.name for release in registry.releases()] == [SHIPPED, "r3"]
-
-
 def test_a_second_writer_waits_and_says_so_in_the_end(registry: Registry, tmp_path: Path) -> None:
     add_release(registry, tmp_path, "r1")
     impatient = Registry(registry.folder, lock_seconds=0.1)
@@ -285,13 +269,6 @@ def test_a_second_writer_waits_and_says_so_in_the_end(registry: Registry, tmp_pa
             impatient.set_champion("r1", by="", reason="")
         assert impatient.aliases().champion == SHIPPED  # readers do not wait
     impatient.set_champion("r1", by="", reason="")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
-def test_a_folder_that_may_not_be_written_is_said(registry: Registry) -> None:
-    registry.folder.mkdir(mode=0o500)
-    with pytest.raises(RegistryError, match="cannot be written to"):
-        registry.set_champion(SHIPPED, by="", reason="")
 
 
 def test_a_file_in_the_way_is_said(tmp_path: Path) -> None:

@@ -109,16 +109,6 @@ def test_a_run_that_ended_before_its_prediction_is_left_out(tmp_path: Path) -> N
         assert "ended before its prediction was made (2024-11-15T" in skipped[job].reason
 
 
-def test_json_is_read_as_well() -> None:
-    taken, skipped = split(read_sacct(JSON))
-    assert {job: one.peak_bytes for job, one in taken.items()} == {
-        "501": 40777023488,
-        "502": 6860832768,
-        "503_4": 5 * GIB,
-    }
-    assert set(skipped) == {"505", "506", "seven", "508"}
-
-
 def test_nothing_is_lost() -> None:
     taken, skipped = split(read_sacct(JOBS))
     assert len(taken) + len(skipped) == len(json.loads(JOBS.read_text())["jobs"])
