@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         feature_matrix,
         layer_sequence,
     )
+    from gpumemnet.predict.fits import RayResources, ray_resources
     from gpumemnet.predict.prediction import (
         Estimator,
         Prediction,
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
         PredictionTable,
     )
     from gpumemnet.predict.predictor import Predictor
-    from gpumemnet.predict.ray_shares import RayResources, ray_resources
     from gpumemnet.tracing.api import trace
     from gpumemnet.tracing.result import TraceAnswer
 
@@ -65,7 +65,7 @@ _MODULE_OF = {
     **dict.fromkeys(
         ("job_from_dict", "job_from_json", "job_to_dict", "job_to_json"), "gpumemnet.job.json_codec"
     ),
-    **dict.fromkeys(("RayResources", "ray_resources"), "gpumemnet.predict.ray_shares"),
+    **dict.fromkeys(("RayResources", "ray_resources"), "gpumemnet.predict.fits"),
     "BundleCard": "gpumemnet.predict.bundle_card",
     "Estimator": "gpumemnet.predict.prediction",
     "GpumemnetError": "gpumemnet.errors",

@@ -132,6 +132,12 @@ class BundleCard:
         """The job families that the model predicts."""
         return tuple(self.by_family) or (self.family,)
 
+    @property
+    def provenance(self) -> str | None:
+        """How the labels of the training data came about; ``None`` where the card does not say."""
+        stated: str | None = self.document["training_data"].get("provenance")
+        return stated
+
     def of(self, family: str) -> BundleCard:
         """The card for jobs of ``family``, one of :attr:`families`."""
         return self.by_family.get(family, self)

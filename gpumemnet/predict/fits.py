@@ -8,9 +8,9 @@ share one prediction.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.distribution import MAX_BINS, BinScheme
-from gpumemnet.predict.prediction import DEFAULT_COVERAGE
+from gpumemnet.predict.prediction import DEFAULT_COVERAGE, Prediction
 from gpumemnet.units import MIB, ceil_mib
 
 if TYPE_CHECKING:
@@ -106,7 +106,9 @@ def target(
         InvalidRequestError: when the GPU or profile is not in the catalogue, or the free memory is
             impossible.
     """
-    if device is None and mig is None and free_mib is None and isinstance(name, str):
+    if not isinstance(name, str):
+        raise InvalidRequestError(f"must be the name of a GPU, not {describe(name)}", "gpu")
+    if device is None and mig is None and free_mib is None:
         return _catalogue_target(name)
     if free_mib is not None and (type(free_mib) is not int or not 0 <= free_mib <= MAX_FREE_MIB):
         raise InvalidRequestError(
@@ -123,21 +125,13 @@ def target(
         raise InvalidRequestError(
             f"must be a MIG profile such as 3g.20gb, not {describe(mig)}", "mig"
         )
-    if mig is not None and isinstance(name, str) and "/" in name:
+    if mig is not None and "/" in name:
         raise InvalidRequestError(
             "must not stand beside a gpu that names a profile: give it once", "mig"
         )
-    found = (
-        _catalogue_target(name if mig is None else f"{name}/{mig}")
-        if isinstance(name, str)
-        else _unknown_gpu(name)
-    )
-    return Target(
-        gpu=found.gpu,
-        mig=found.mig,
-        device=device,
-        available_mib=found.available_mib if free_mib is None else free_mib,
-    )
+    found = _catalogue_target(name if mig is None else f"{name}/{mig}")
+    available = found.available_mib if free_mib is None else free_mib
+    return replace(found, device=device, available_mib=available)
 
 
 @lru_cache(maxsize=512)
@@ -150,10 +144,6 @@ def _catalogue_target(name: str) -> Target:
     return Target(
         gpu=profile.name, mig=partition.name, available_mib=available_mib(profile, partition)
     )
-
-
-def _unknown_gpu(name: object) -> Target:
-    raise InvalidRequestError(f"must be the name of a GPU, not {describe(name)}", "gpu")
 
 
 def fits(
@@ -207,7 +197,9 @@ def fits_table(
                 for position in positions:
                     edge = edge_of.get(all_targets[position].available_mib)
                     if edge is not None:
-                        found[row][position] = _fit(all_targets[position], memory, below[row][edge])
+                        found[row][position] = judged(
+                            all_targets[position], memory, below[row][edge]
+                        )
     return [tuple(answers[position] for position in range(len(all_targets))) for answers in found]
 
 
@@ -253,7 +245,8 @@ def _overheads(prediction_gpu: PredictionGpu) -> tuple[int, int, int, str | None
     )
 
 
-def _fit(target: Target, memory: Memory, probability: float) -> Fit:
+def judged(target: Target, memory: Memory, probability: float) -> Fit:
+    """Whether a job of this memory fits the target."""
     return Fit(
         gpu=target.gpu,
         mig=target.mig,
@@ -291,3 +284,93 @@ class AvailableMemory(BinScheme):
         """Lower and upper edge of bin ``index``; the upper edge of the last bin is ``None``."""
         edges = [0, *(amount * MIB for amount in self.amounts_mib), None]
         return edges[index] or 0, edges[index + 1]
+
+
+# Shares of a GPU, as Ray hands them out: ``num_gpus=0.25`` means that four such tasks may sit on one.
+# Ray looks at no memory and enforces none.  A share of the safe amount over what the GPU has keeps
+# the sum of the safe amounts below its memory.  It is right for one GPU model only, so a cluster of
+# several needs ``accelerator_type`` beside it.
+
+SHARES_PER_GPU: Final = 10_000
+"""Ray counts resources in ten-thousandths."""
+
+
+class RayResources(dict[str, Any]):
+    """Options for ``ray.remote`` or ``.options``, to be given as ``**resources``.
+
+    Attributes:
+        estimate: what was predicted.
+        available_bytes: what the GPU has for processes.
+        reasons: why a whole GPU is asked for, one sentence each; empty where a share is.
+    """
+
+    def __init__(
+        self,
+        options: dict[str, Any],
+        estimate: Prediction,
+        available_bytes: int,
+        reasons: tuple[str, ...],
+    ) -> None:
+        super().__init__(options)
+        self.estimate = estimate
+        self.available_bytes = available_bytes
+        self.reasons = reasons
+
+
+def ray_resources(
+    job: TrainingJob,
+    gpu: str,
+    *,
+    coverage: float = DEFAULT_COVERAGE,
+    memory_resource: str | None = None,
+    predictor: Any = None,
+) -> RayResources:
+    """The resources to ask Ray for, as in ``ray.remote(**ray_resources(job, "A100"))(train)``.
+
+    ``num_gpus`` is the safe amount over what the GPU has, rounded up to four digits, the finest
+    that Ray counts.  It is 1, and ``reasons`` says why, where the job lies outside the model's
+    support, does not fit the GPU or is one of several replicas.
+
+    Args:
+        job: the job.
+        gpu: name or alias of the cluster's GPU, alone or with a MIG profile behind a slash.
+        coverage: share of jobs that the safe amount shall cover.
+        memory_resource: name of a custom resource that the cluster's nodes offer by MiB
+            (``gpu_memory_mib``); it is asked for beside the share, for sites that count it.  It
+            belongs to a node, so it counts rightly only where a node has one GPU.
+        predictor: the :class:`~gpumemnet.predict.predictor.Predictor` to ask; that of the shipped
+            bundles unless given.
+
+    Raises:
+        InvalidRequestError: on an unknown GPU or a coverage that the model is not calibrated for.
+        UnsupportedJobError: when no model answers for the job's family.
+    """
+    chosen = target(gpu)
+    if predictor is None:
+        from gpumemnet.predict.predictor import Predictor
+
+        predictor = Predictor.default()
+    estimate: Prediction = predictor.predict(job, coverage=coverage, gpu=chosen.gpu)
+    available_bytes = chosen.available_mib * MIB
+    safe_bytes, reasons = estimate.safe_bytes, estimate.reasons
+    if job.is_replica:  # NCCL lets no two of them use one GPU
+        reasons = (
+            *reasons,
+            f"it is one of {job.ranks} replicas, each of which needs a GPU of its own",
+        )
+    if safe_bytes is None or job.is_replica:
+        share: float = 1
+        taken_bytes = available_bytes
+    elif safe_bytes > available_bytes:
+        share, taken_bytes = 1, available_bytes
+        needed_mib = ceil_mib(safe_bytes)
+        reasons = (
+            f"the job may take {needed_mib} MiB, more than the {chosen.available_mib} MiB that {chosen.gpu} has for it",
+        )
+    else:
+        share = -(-safe_bytes * SHARES_PER_GPU // available_bytes) / SHARES_PER_GPU
+        taken_bytes = safe_bytes
+    options: dict[str, Any] = {"num_gpus": share}
+    if memory_resource is not None:
+        options["resources"] = {memory_resource: ceil_mib(taken_bytes)}
+    return RayResources(options, estimate, available_bytes, reasons)

@@ -115,7 +115,7 @@ class GpuResolver:
             )
         name = profile.name
         measured = [
-            card for card in self._cards if card.gpu == name and provenance(card) in OF_THE_SITE
+            card for card in self._cards if card.gpu == name and card.provenance in OF_THE_SITE
         ]
         estimate = _of_labels(measured) if measured else context(profile)
         return self._remembered(
@@ -189,9 +189,3 @@ def _of_labels(cards: Sequence[BundleCard]) -> ContextEstimate:
     return ContextEstimate(
         largest.context_bytes, largest.context_bytes + CONTEXT_GROWTH_BYTES, source
     )
-
-
-def provenance(card: BundleCard) -> str | None:
-    """Where a model's labels come from: ``observed``, ``measured``, ``published`` or ``traced``."""
-    stated: str | None = card.document["training_data"].get("provenance")
-    return stated

@@ -19,11 +19,20 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.gpu.available import UNKNOWN, YES, verdict
+from gpumemnet.gpu.available import UNKNOWN, YES
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import MAX_BATCH_SIZE, TrainingJob
-from gpumemnet.predict.fits import Fit, Memory, Target, alike, catalogue_targets, fits, memories_of
+from gpumemnet.predict.fits import (
+    Fit,
+    Memory,
+    Target,
+    alike,
+    catalogue_targets,
+    fits,
+    judged,
+    memories_of,
+)
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE, PredictionOptions
 
 if TYPE_CHECKING:
@@ -198,18 +207,7 @@ def smallest_gpu(
         for fit in fits(predictor, at, candidates, coverage=coverage, encoder=encoder)
     ]
     found = tuple(
-        Fit(
-            gpu=target.gpu,
-            mig=target.mig,
-            device=target.device,
-            available_mib=target.available_mib,
-            request_mib=memories[position].request_mib,
-            limit_mib=memories[position].limit_mib,
-            verdict=verdict(
-                memories[position].request_mib, memories[position].limit_mib, target.available_mib
-            ),
-            probability=probabilities[position],
-        )
+        judged(target, memories[position], probabilities[position])
         for position, target in enumerate(candidates)
     )
     return _smallest(found, coverage, reasons)

@@ -379,5 +379,5 @@ def _layers_needed() -> InvalidRequestError:
 
 
 def _trust(bundle: Bundle) -> int:
-    provenance = bundle.card.document["training_data"].get("provenance")
+    provenance = bundle.card.provenance
     return TRUST.index(provenance) if provenance in TRUST else len(TRUST)

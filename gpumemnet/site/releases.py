@@ -548,11 +548,7 @@ def is_bundle_hash(value: object) -> bool:
 def _slot(bundle: Bundle) -> tuple[str, str, object]:
     """What a release holds one bundle for, as :class:`gpumemnet.predict.predictor.Predictor`
     does."""
-    return (
-        bundle.card.family,
-        bundle.card.encoder,
-        bundle.card.document["training_data"].get("provenance"),
-    )
+    return bundle.card.family, bundle.card.encoder, bundle.card.provenance
 
 
 def _entries(folder: Path) -> list[Path]:

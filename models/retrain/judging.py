@@ -28,7 +28,7 @@ from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.measurement import OBSERVED
 from gpumemnet.predict.bundle import Bundle
-from gpumemnet.predict.gpu_context import OF_THE_SITE, provenance
+from gpumemnet.predict.gpu_context import OF_THE_SITE
 from gpumemnet.predict.model import NO_NUMBER
 from gpumemnet.predict.prediction import PredictionTable
 from gpumemnet.predict.predictor import TRUST, Predictor
@@ -126,9 +126,7 @@ def judge_candidate(
     """
     # Readings of the site hold the context that the site's answers should contain.  Other labels
     # hold that of other machines.
-    predictor = partial(
-        Predictor, keeps_label_context=provenance(candidate.card) not in OF_THE_SITE
-    )
+    predictor = partial(Predictor, keeps_label_context=candidate.card.provenance not in OF_THE_SITE)
     cached_predictors: dict[frozenset[str], tuple[Predictor, Predictor]] = {}
 
     def predictors(informed: frozenset[str]) -> tuple[Predictor, Predictor]:
@@ -248,7 +246,7 @@ def slot_of(bundle: Bundle) -> Slot:
     return (
         bundle.card.family,
         bundle.card.encoder,
-        str(bundle.card.document["training_data"].get("provenance")),
+        str(bundle.card.provenance),
     )
 
 

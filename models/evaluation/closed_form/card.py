@@ -16,7 +16,6 @@ from gpumemnet.job.measurement import PUBLISHED
 from gpumemnet.job.training_job import OPTION_FIELDS
 from gpumemnet.predict.bundle import Bundle, load_bundle, save_bundle
 from gpumemnet.predict.closed_form import GROUPS, TERMS, group_codes
-from gpumemnet.predict.gpu_context import provenance
 
 from ...training.card import LIMITS
 from .fit import FOLDS, fit, held_out_coverage
@@ -97,7 +96,7 @@ def extend_bundle(folder: Path, calibrated: Mapping[str, Any], union: Mapping[st
     """
     bundle = load_bundle(folder)
     document: dict[str, Any] = json.loads(json.dumps(bundle.card.document))
-    is_published = provenance(bundle.card) == PUBLISHED
+    is_published = bundle.card.provenance == PUBLISHED
     options = {
         name: list(TESTED_OPTIONS.get(name, values))
         for name, values in union["options"].items()

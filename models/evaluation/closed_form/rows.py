@@ -26,7 +26,6 @@ from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bundle_card import BundleCard
 from gpumemnet.predict.closed_form import growing_features
 from gpumemnet.predict.features import FEATURE_NAMES, feature_matrix
-from gpumemnet.predict.gpu_context import provenance
 
 from ...training.data import (
     READING_BYTES,
@@ -168,7 +167,7 @@ def rows_like_labels(card: BundleCard, real: RealNetworks, datasets: Path) -> Re
     Raises:
         DatasetError: when a dataset cannot be read.
     """
-    if provenance(card) == PUBLISHED:
+    if card.provenance == PUBLISHED:
         return sampled_networks(datasets / f"published_{card.family}_a100.parquet", card.family)
     if card.family == "mlp":
         of_mlps = np.flatnonzero(real.features[:, FEATURE_NAMES.index("is_mlp")] > 0)
