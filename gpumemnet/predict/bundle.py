@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -37,6 +36,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
+from gpumemnet.atomic_files import write_file
 from gpumemnet.errors import BundleError
 from gpumemnet.predict.bundle_card import BundleCard, parse_card
 
@@ -125,7 +125,7 @@ def save_bundle(folder: str | Path, model: bytes, document: Mapping[str, Any]) -
     staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         for name, content in ((MODEL_FILE, model), (CARD_FILE, card), (SUMS_FILE, sums)):
-            _write_durably(staging / name, content)
+            write_file(staging / name, content)
         staging.chmod(0o755)
         load_bundle(staging)
         if folder.exists():
@@ -155,13 +155,6 @@ def check_replaceable(folder: Path) -> None:
 def shipped_bundles() -> tuple[Bundle, ...]:
     """Loads the bundles inside the package."""
     return load_bundles(str(resources.files("gpumemnet").joinpath("bundles")))
-
-
-def _write_durably(path: Path, content: bytes) -> None:
-    with path.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
 
 
 def _read(path: Path) -> bytes:

@@ -266,17 +266,6 @@ def layers_of_batch_sizes(job: TrainingJob, max_batch: int) -> int:
     return max(1, len(job.layers)) * (len(batch_grid(max_batch, steps)) + 2 * _FINE_STEPS * rounds)
 
 
-def layers_of_smallest_gpu(
-    predictor: Predictor, job: TrainingJob, targets: Iterable[Target] | None = None
-) -> int:
-    """About how many layers :func:`smallest_gpu` computes: it searches once for each group of
-    targets with the same memory."""
-    groups = len(alike(predictor, catalogue_targets() if targets is None else tuple(targets)))
-    has_grid = job.traced_peak_bytes is None
-    points = len(batch_grid(job.batch_size, _steps(job), is_rounded_up=True)) if has_grid else 0
-    return max(1, len(job.layers)) * (groups * (points + 1) + 1)
-
-
 class _MemoryOfBatches:
     """The memory of one job on one GPU at any batch size; many batch sizes are predicted as one
     table."""

@@ -162,16 +162,8 @@ class Registry:
         Raises:
             RegistryError: when one is damaged.
         """
-        names = [
-            path.stem
-            for path in (self.folder / "releases").glob("*.json")
-            if not path.name.startswith(".")
-        ]
-        found = sorted(
-            (self.release(name) for name in names),
-            key=lambda release: (release.created or "", release.name),
-        )
-        return self.release(SHIPPED), *found
+        found = map(self.release, self._names())
+        return self.release(SHIPPED), *sorted(found, key=lambda one: (one.created or "", one.name))
 
     def release(self, name: str) -> Release:
         """The release called ``name``; its bundles are not looked at.
@@ -221,11 +213,7 @@ class Registry:
         """What is wrong with the aliases, the releases and all their bundles, in sentences; empty
         when nothing is."""
         problems: list[str] = []
-        names = sorted(
-            path.stem
-            for path in (self.folder / "releases").glob("*.json")
-            if not path.name.startswith(".")
-        )
+        names = self._names()
         folders = {path.name for path in _entries(self.folder / "bundles")}
         try:
             aliases = self.aliases()
@@ -412,10 +400,9 @@ class Registry:
             for name in sorted(gone):
                 self._release_file(name).unlink()
             pruned = [
-                folder for folder in _entries(self.folder / "bundles") if folder.name not in kept
-            ]
-            pruned = [
-                folder for folder in pruned if time.time() - folder.stat().st_mtime >= grace_seconds
+                folder
+                for folder in _entries(self.folder / "bundles")
+                if folder.name not in kept and time.time() - folder.stat().st_mtime >= grace_seconds
             ]
             for folder in pruned:
                 # first under another name, so that no reader finds half a bundle
@@ -465,7 +452,7 @@ class Registry:
         return self._load_bundle(bundle.sha256)
 
     def _load_bundle(self, sha256: str) -> Bundle:
-        if not is_bundle_hash(sha256):
+        if not (isinstance(sha256, str) and _SHA256.fullmatch(sha256)):
             raise RegistryError(
                 f"{describe(sha256)} is no SHA-256 of a bundle, which is 64 hexadecimal digits"
             )
@@ -478,6 +465,10 @@ class Registry:
         if bundle.sha256 != sha256:
             raise RegistryError(f"{folder}: holds the bundle {bundle.sha256}: it was altered")
         return bundle
+
+    def _names(self) -> list[str]:
+        files = _entries(self.folder / "releases")
+        return sorted(path.stem for path in files if path.suffix == ".json")
 
     def _bundle_folder(self, sha256: str) -> Path:
         return self.folder / "bundles" / sha256
@@ -533,18 +524,6 @@ def release_digest(bundles: Collection[Bundle]) -> str:
     ).hexdigest()
 
 
-def is_release_name(name: object) -> bool:
-    """Whether ``name`` is a text that a release may be called; no such name leads out of the
-    registry's folder."""
-    return isinstance(name, str) and _NAME.fullmatch(name) is not None
-
-
-def is_bundle_hash(value: object) -> bool:
-    """Whether ``value`` is a SHA-256 as bundles are named by; no such name leads out of the
-    registry's folder."""
-    return isinstance(value, str) and _SHA256.fullmatch(value) is not None
-
-
 def _slot(bundle: Bundle) -> tuple[str, str, object]:
     """What a release holds one bundle for, as :class:`gpumemnet.predict.predictor.Predictor`
     does."""
@@ -597,7 +576,7 @@ def _document(content: Mapping[str, Any]) -> bytes:
 
 
 def _checked_name(name: Any) -> str:
-    if not is_release_name(name):
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
         raise RegistryError(f"{describe(name)} cannot be the name of a release: {NAME_RULE}")
     return str(name)
 
