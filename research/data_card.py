@@ -249,7 +249,7 @@ def label_picture(families: Families) -> Figure:
     for axes, (family, rows) in zip(panels, families.items(), strict=True):
         labels = [np.log2(row.label_bytes) for row in rows if row.label_bytes]
         bounds = [np.log2(row.capacity_bytes) for row in rows if row.status == "oom"]
-        edges = np.arange(np.floor(min(labels + bounds)), max(labels + bounds) + 0.25, 0.25)
+        edges = np.arange(np.floor(min(labels + bounds)), max(labels + bounds) + 0.5, 0.25)
         names = (f"label ({len(labels):,})", f"out of memory: more than this ({len(bounds):,})")
         axes.hist(
             [labels, bounds],

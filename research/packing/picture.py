@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from gpumemnet.atomic_files import replace_file
-from gpumemnet.errors import InvalidRequestError, MissingExtraError
+from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
 from research.packing.amounts import EXCLUSIVE, LIMIT, ORACLE, REQUEST, TRACED_LIMIT, TRACED_REQUEST
 from research.packing.report import Report
@@ -29,18 +29,11 @@ def check_picture(path: Path) -> None:
 
     Raises:
         InvalidRequestError: another suffix.
-        MissingExtraError: matplotlib is not installed.
     """
     if path.suffix.lower() not in PICTURES:
         raise InvalidRequestError(
             f"must end in {', '.join(PICTURES)}, not {describe(path.name)}", "plot"
         )
-    try:
-        import matplotlib  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        raise MissingExtraError("matplotlib", "plot", "drawing a comparison") from None
 
 
 def draw(made: Report, path: Path) -> None:
@@ -48,9 +41,7 @@ def draw(made: Report, path: Path) -> None:
 
     Raises:
         InvalidRequestError: another suffix, or a file that cannot be written.
-        MissingExtraError: matplotlib is not installed.
     """
-    check_picture(path)
     content = _drawn(made, path.suffix.lower().removeprefix("."))
     try:
         replace_file(path, content)

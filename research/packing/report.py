@@ -207,7 +207,6 @@ class Report:
         jobs: how many jobs there were.
         inventory: the cards, in words.
         is_synthetic: whether jobs, arrivals or durations were drawn.
-        needed_gib_hours: memory that the jobs really need, times how long they run.
         figures: a line for each estimator.
         notes: what a reader has to know.
         document: all of it for programs.
@@ -216,14 +215,9 @@ class Report:
     jobs: int
     inventory: str
     is_synthetic: bool
-    needed_gib_hours: float
     figures: tuple[Figures, ...]
     notes: tuple[str, ...]
     document: dict[str, Any]
-
-    def of(self, key: str) -> Figures | None:
-        """The line of one estimator; of several with that key the first."""
-        return next((one for one in self.figures if one.key == key), None)
 
 
 def report(
@@ -259,7 +253,6 @@ def report(
         jobs=len(jobs.row_of),
         inventory=str(cards),
         is_synthetic=bool(jobs.synthetic),
-        needed_gib_hours=needed,
         figures=lines,
         notes=sentences,
         document=document,

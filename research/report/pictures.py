@@ -209,18 +209,6 @@ def reliability_picture(candidate: str, reliability: Reliability) -> Figure:
     upper.legend(frameon=False, loc="upper left")
     lower.bar(edges, jobs, 1 / INTERVALS, align="edge", color=OURS, edgecolor="white")
     lower.set_yscale("symlog", linthresh=1)
-    lower.set_yticks(
-        [
-            0,
-            1,
-            *(
-                10**power
-                for power in range(1, 1 + len(str(jobs.max())))
-                if 10**power <= 10 * jobs.max()
-            ),
-        ]
-    )
-    lower.minorticks_off()
     lower.set(xlim=(0, 1), xlabel="confidence: probability of the most probable bin", ylabel="jobs")
     return figure
 
