@@ -37,10 +37,9 @@ from models.retrain.gate import losses
 from models.retrain.pipeline import retrain
 from models.retrain.release import Request
 from models.retrain.steps import JUDGING_CODE, TRAINING_CODE, code_hash
+from models.training.classifier import save_classifier
 from models.training.data import load_labelled_jobs
-from models.training.export import save_classifier
-from models.training.mlp import train_classifier
-from models.training.plans import mlp_plan
+from models.training.mlp import mlp_plan, train_classifier
 
 Run = dict[str, Any]
 DATASETS = Path(__file__).resolve().parents[1] / "dataset_builder" / "datasets"

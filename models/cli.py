@@ -22,7 +22,6 @@ from gpumemnet.predict.features import FEATURE_SCHEMA
 if TYPE_CHECKING:
     from .retrain.release import Outcome, Request
     from .training.data import LabelledJobs
-    from .training.plans import FoundPlan
 
 DATASETS: Final = Path("dataset_builder/datasets")
 """From the folder in which a command runs."""
@@ -114,24 +113,14 @@ def train(
     datasets = dataset or [DEFAULT_DATASET]
     load_jobs = _jobs_of_all_families if encoder == COMMON else _jobs_of_one_family
     data, calibration = load_jobs(datasets, traces or [], family, real_runs or [])
-    from .training.export import save_classifier
-    from .training.mlp import train_classifier
-    from .training.plans import Plan, mlp_plan, transformer_plan
-    from .training.sequence import SequencePlan, train_sequence_classifier
+    from .training import classifier
 
-    plan: Plan = (
-        transformer_plan(seed, epochs) if encoder == "transformer" else mlp_plan(data, seed, epochs)
-    )
+    plan = classifier.default_plan(encoder, data, seed, epochs)
     rows = _evaluated_rows(metrics, data, asdict(plan)) if metrics else []
     with progress_bar("training") as progress, split_errors(datasets[0]):
-        if isinstance(plan, SequencePlan):
-            classifier = train_sequence_classifier(
-                data, plan, lambda share: progress("training", share)
-            )
-        else:
-            classifier = train_classifier(data, plan, lambda share: progress("training", share))
-    bundle = save_classifier(
-        out, classifier, data, plan, name=name, version=version, metrics=rows, traces=calibration
+        trained = classifier.train(data, plan, lambda share: progress("training", share))
+    bundle = classifier.save_classifier(
+        out, trained, data, plan, name=name, version=version, metrics=rows, traces=calibration
     )
     print_result(
         {
@@ -203,7 +192,7 @@ def evaluate(
     family: Family = "mlp",
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Folder for evaluation.md, evaluation.json and confusion.png."),
+        typer.Option("--out", help="Folder for evaluation.md and evaluation.json."),
     ] = None,
     folds: Folds = 3,
     seed: Seed = 0,
@@ -214,9 +203,9 @@ def evaluate(
 ) -> None:
     """Evaluate every estimator on held-out architectures. Prints a table."""
     data = _load(dataset, family)
-    from .evaluation.folds import evaluate as run_evaluation
-    from .evaluation.folds_report import heading, markdown_table, write_report
-    from .training.plans import mlp_plan
+    from .evaluation import evaluate as run_evaluation
+    from .evaluation import heading, markdown_table, write_report
+    from .training.mlp import mlp_plan
 
     with progress_bar("evaluating") as report, split_errors(dataset):
         evaluation = run_evaluation(
@@ -280,15 +269,7 @@ def retrain(
             "--epochs",
             min=1,
             max=10_000,
-            help="Passes over the training jobs; the plans decide unless given.",
-        ),
-    ] = None,
-    plan: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--plan",
-            metavar="FILE",
-            help="Training plan, a JSON file; the default plan unless given.",
+            help="Passes over the training jobs; the plan decides unless given.",
         ),
     ] = None,
     dry_run: Annotated[
@@ -341,7 +322,6 @@ def retrain(
         encoders=chosen,
         seed=seed,
         epochs=epochs,
-        plans=_found_plans(plan or []),
         is_dry_run=dry_run,
         as_challenger=challenger,
     )
@@ -453,24 +433,3 @@ def split_errors(dataset: Path) -> Iterator[None]:
         yield
     except ValueError as error:
         raise DatasetError(f"{dataset}: {error}") from None
-
-
-def _found_plans(paths: list[Path]) -> tuple[FoundPlan, ...]:
-    """Returns the plans in several files, at most one for each family and encoder.
-
-    Raises:
-        InvalidRequestError: when two are for the same, or one cannot be read.
-    """
-    if not paths:
-        return ()
-    from .training.plans import read_plan
-
-    plans = tuple(map(read_plan, paths))
-    for number, plan in enumerate(plans):
-        for earlier in plans[:number]:
-            if (plan.family, plan.encoder) == (earlier.family, earlier.encoder):
-                raise InvalidRequestError(
-                    f"{earlier.name} and {plan.name} are both for {plan.family} jobs and the encoder {plan.encoder}: give one",
-                    "plan",
-                )
-    return plans

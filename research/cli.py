@@ -175,8 +175,9 @@ def calibrate_closed_form(
     """Calibrate the closed form on real networks, in the cards of bundles, without training
     anything."""
     from gpumemnet.predict.bundle import load_bundle
-    from models.evaluation.closed_form.card import calibration, extend_bundle
-    from models.evaluation.closed_form.rows import (
+    from models.closed_form import (
+        calibration,
+        extend_bundle,
         joined_networks,
         networks_of_runs,
         ordinary_networks,

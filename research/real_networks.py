@@ -23,8 +23,7 @@ from gpumemnet.job.measurement import Measurement
 from gpumemnet.predict.bundle import GRAPH_OUTPUTS
 from gpumemnet.predict.features import FEATURE_NAMES
 from gpumemnet.units import GIB, MIB
-from models.evaluation.closed_form.fit import fit
-from models.evaluation.closed_form.rows import RealNetworks, networks_of_runs
+from models.closed_form import RealNetworks, fit, networks_of_runs
 from models.networks.mlp import float_tensor
 from models.networks.physics_line import LAYER_TERMS, fit_line
 from models.training.data import (
@@ -34,8 +33,7 @@ from models.training.data import (
     real_rows,
     with_real_networks,
 )
-from models.training.mlp import train_classifier
-from models.training.plans import mlp_plan
+from models.training.mlp import mlp_plan, train_classifier
 
 FOLDS: Final = 5
 COVERAGE: Final = 0.99

@@ -9,7 +9,6 @@ the exported graph includes every transform (:mod:`models.networks.served`).
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -342,17 +341,6 @@ class MemberMLPs(nn.Module):
         outputs_BEK = (hidden_EBH @ self.weights[2] + self.biases[2]).transpose(0, 1)
         logits_BEK, locations_BEK, scales_BEK = torch.split(outputs_BEK, self.components, dim=-1)
         return logits_BEK.softmax(-1), locations_BEK, scales_BEK.exp() + SMALLEST_SCALE
-
-
-def with_constant_inputs(members: MemberMLPs, constants: Tensor) -> MemberMLPs:
-    """Return the members with their last inputs, as many as ``constants`` [N], held at these
-    values."""
-    fixed = copy.deepcopy(members)
-    weights, bias = members.weights[0].detach(), members.biases[0].detach()
-    kept = weights.shape[1] - len(constants)
-    fixed.weights[0] = nn.Parameter(weights[:, :kept].clone())
-    fixed.biases[0] = nn.Parameter(bias + constants.unsqueeze(0) @ weights[:, kept:])
-    return fixed
 
 
 def centre_and_spread(weights: Tensor, locations: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:

@@ -106,7 +106,7 @@ class MixtureHead(nn.Module):
         members: MemberMLPs,
         transform: FeatureTransform,
         multiples: Mapping[str, Sequence[float]],
-        floor: float,
+        added_spread: float,
     ) -> None:
         """Create the head from trained members.
 
@@ -114,8 +114,8 @@ class MixtureHead(nn.Module):
             members: the trained members.
             transform: the fitted transform.
             multiples: one of :func:`group_names` → for each calibrated coverage, the multiple of
-                spread and floor.
-            floor: constant added to every spread, in units of the closed form's error.
+                the spread with the constant added.
+            added_spread: constant added to every spread, in units of the closed form's error.
         """
         super().__init__()
         count, components = len(members.weights[0]), members.components
@@ -136,7 +136,7 @@ class MixtureHead(nn.Module):
         self.register_buffer(
             "multiples", multiples_GC * transform.errors / (1.0 - BACKGROUND_WEIGHT)
         )
-        self.register_buffer("floor", torch.tensor([[floor * (1.0 - BACKGROUND_WEIGHT)]]))
+        self.register_buffer("floor", torch.tensor([[added_spread * (1.0 - BACKGROUND_WEIGHT)]]))
 
     def forward(
         self, inputs_BD: Tensor, reference_B1: Tensor, units_B1: Tensor, groups_BG: Tensor
@@ -299,7 +299,6 @@ class SequenceNetwork(nn.Module):
         self,
         inputs_BD: Tensor,
         reference_B1: Tensor,
-        flags_BS: Tensor,
         sequences_BLF: Tensor,
         mask_BL: Tensor,
     ) -> Mixture:
@@ -307,13 +306,10 @@ class SequenceNetwork(nn.Module):
 
         Args:
             inputs_BD, reference_B1: the transform's inputs and reference.
-            flags_BS: inputs that tell the label sources apart.
             sequences_BLF, mask_BL: as for :class:`LayerEncoder`.
         """
         pooled = self.encoder(sequences_BLF, mask_BL, reference_B1)
-        mixture: Mixture = self.members(
-            torch.cat((inputs_BD, pooled, flags_BS), dim=1).unsqueeze(0)
-        )
+        mixture: Mixture = self.members(torch.cat((inputs_BD, pooled), dim=1).unsqueeze(0))
         return mixture
 
 

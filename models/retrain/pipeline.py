@@ -50,12 +50,7 @@ def retrain(request: Request, progress: Progress = lambda what, share: None) -> 
         champion, bundles = _champion(request)
         hashes = {path: _sha256(path) for path in (*request.datasets, *request.observations)}
         files = [(path.name, sha256) for path, sha256 in hashes.items()]
-        chosen = (
-            request.encoders,
-            request.seed,
-            request.epochs,
-            sorted(plan.sha256 for plan in request.plans),
-        )
+        chosen = (request.encoders, request.seed, request.epochs)
         key = content_hash(
             *(
                 files,
@@ -119,7 +114,6 @@ def _judged_tracks(
         "seed": request.seed,
         "epochs": request.epochs,
         "encoders": list(request.encoders),
-        "plans": [{"name": plan.name, "sha256": plan.sha256} for plan in request.plans],
         "code": code_version(),
         "rule": asdict(RULE),
         "files": [asdict(file) for file in collected.files],

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import RegistryError, UnknownReleaseError
@@ -18,9 +18,6 @@ from gpumemnet.predict.bundle import load_bundle
 from gpumemnet.site.releases import Aliases, Change, Registry
 
 from .gate import MEASURES
-
-if TYPE_CHECKING:
-    from ..training.plans import FoundPlan
 
 MADE_BY = "models retrain"
 
@@ -124,7 +121,7 @@ def _withdrawal_of(
 def _inputs_of(document: Mapping[str, Any]) -> list[Any]:
     """The inputs of a retraining without the code: files and options."""
     files = sorted(file["sha256"] for file in document["files"])
-    return [files, *(document.get(name) for name in ("seed", "epochs", "encoders", "plans"))]
+    return [files, *(document.get(name) for name in ("seed", "epochs", "encoders"))]
 
 
 def lineage(document: dict[str, Any]) -> dict[str, Any]:
@@ -139,7 +136,6 @@ def lineage(document: dict[str, Any]) -> dict[str, Any]:
                 "seed",
                 "epochs",
                 "encoders",
-                "plans",
                 "code",
                 "rule",
                 "files",
@@ -187,8 +183,6 @@ class Request:
         work: folder of the steps' results and of the reports.
         encoders: which classifiers to train.
         seed, epochs: of the plans; their own epochs unless given.
-        plans: found by a search, at most one for a family and encoder; the project's own for the
-            others.
         is_dry_run: whether the registry is left alone.
         as_challenger: whether what is better becomes challenger and not champion.
     """
@@ -200,7 +194,6 @@ class Request:
     encoders: tuple[str, ...] = ("mlp",)
     seed: int = 0
     epochs: int | None = None
-    plans: tuple[FoundPlan, ...] = ()
     is_dry_run: bool = False
     as_challenger: bool = False
 

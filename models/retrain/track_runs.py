@@ -119,12 +119,6 @@ class TrackRunner:
 
     def _candidate(self, track: Track, encoder: str) -> Bundle:
         calibration = calibration_track(track, self._tracks)
-        plans = (
-            plan
-            for plan in self._request.plans
-            if (plan.family, plan.encoder) == (track.family, encoder)
-        )
-        plan = next(plans, None)
         key = content_hash(
             *(
                 code_hash(TRAINING_CODE),
@@ -138,7 +132,6 @@ class TrackRunner:
             *(
                 track.origins,
                 calibration and [row.key for row in calibration.training],
-                plan and plan.sha256,
             ),
         )
         description = f"{track.name}, {encoder}"
@@ -156,7 +149,6 @@ class TrackRunner:
                 encoder=encoder,
                 seed=self._request.seed,
                 epochs=self._request.epochs,
-                found_plan=plan,
                 version=key[:12],
             )
 

@@ -153,7 +153,6 @@ def _log_run(
 def _params(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for name in ("champion", "seed", "epochs", "encoders"):
         yield name, _text(document[name])
-    yield "plans", ", ".join(f"{plan['name']} {plan['sha256']}" for plan in document["plans"])
     code = document["code"]
     yield "commit", _text(code["commit"])
     yield "training_code", _text(code["training_code"])

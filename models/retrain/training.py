@@ -9,16 +9,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from gpumemnet.job.measurement import OBSERVED, Measurement
 from gpumemnet.predict.bundle import Bundle, save_bundle
 
+from ..training.classifier import Plan, default_plan, save_classifier, train
 from ..training.data import LabelledJobs, labelled_jobs
-from ..training.export import save_classifier
-from ..training.mlp import TrainedClassifier, TrainingPlan, train_classifier
-from ..training.plans import FoundPlan, Plan, mlp_plan, transformer_plan
-from ..training.sequence import SequencePlan, train_sequence_classifier
+from ..training.mlp import TrainingPlan
+from ..training.sequence import SequencePlan
 from .tracks import HELD_OUT_RULE, Track, TrainingData
 
 
@@ -32,7 +29,6 @@ def train_candidate(
     seed: int,
     epochs: int | None,
     version: str,
-    found_plan: FoundPlan | None = None,
 ) -> Bundle:
     """Train on ``data`` and write the bundle to ``folder``; the same arguments give the same
     bundle.
@@ -46,18 +42,11 @@ def train_candidate(
         seed, epochs: the plan's seed and number of epochs; the plan keeps its own epochs unless
             given.
         version: the model's version.
-        found_plan: a plan found by a search, used instead of the project's own.
 
     Raises:
         ValueError: when there are too few architectures to split.
     """
-    plan: Plan = (
-        transformer_plan(seed, epochs)
-        if encoder == "transformer"
-        else mlp_plan(data.data, seed, epochs)
-    )
-    if found_plan is not None:
-        plan = found_plan.plan(seed, epochs)
+    plan = default_plan(encoder, data.data, seed, epochs)
     name = track.name + ("-layers" if encoder == "transformer" else "")
     traces = calibration if encoder == "mlp" else None
     retraining = {
@@ -70,7 +59,7 @@ def train_candidate(
         "moved_bytes": data.shifts,
     }
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".training-") as scratch:
-        classifier = _train(data.weighted, plan)
+        classifier = train(data.weighted, plan)
         bundle = save_classifier(
             Path(scratch) / "bundle",
             classifier,
@@ -101,7 +90,7 @@ def train_stand_in(
     """
     data = labelled_jobs([row for row in rows if row.job.has_layers], champion.card.name, "")
     plan = _plan_of(champion)
-    classifier = _train(data, plan)
+    classifier = train(data, plan)
     traces = calibration if champion.card.encoder == "mlp" else None
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".training-") as scratch:
         name = champion.card.name
@@ -122,13 +111,6 @@ def train_stand_in(
         site = champion.card.document["site_calibration"]
         document["site_calibration"] = {**site, "multiples": site["multiples"][:levels]}
     return save_bundle(folder, bundle.model, document)
-
-
-def _train(data: LabelledJobs, plan: Plan) -> TrainedClassifier:
-    torch.set_num_threads(1)  # the networks are too small to benefit from a second thread
-    if isinstance(plan, SequencePlan):
-        return train_sequence_classifier(data, plan)
-    return train_classifier(data, plan)
 
 
 def _plan_of(champion: Bundle) -> Plan:

@@ -1,8 +1,8 @@
 """Calibrates the safe bytes by conformal prediction in units of the predicted spread.
 
-A job's score is its log-error divided by ``spread + floor``, both in log-bytes.  This is normalised
+A job's score is its log-error divided by its spread and a constant, both in log-bytes.  This is normalised
 nonconformity with a constant added to the spread (Papadopoulos et al., IJCAI 2011, section 4; Lei
-et al., JASA 113, 2018).  The floor is the typical error of the calibration jobs.  Without it, one
+et al., JASA 113, 2018).  The constant is the typical error of the calibration jobs.  Without it, one
 job with a far too small spread would set the bounds of all others: at 99 % of 167 jobs the bound is
 the largest score.
 """
@@ -57,7 +57,7 @@ def errors_of(data: LabelledJobs, expected: Array, spreads: Array, units: Array)
     return Errors(np.log(labels) - expected, spreads, units, is_measured)
 
 
-def spread_floor(parts: Sequence[Errors]) -> float:
+def added_spread(parts: Sequence[Errors]) -> float:
     """Return the typical error of measured jobs, in units of the network's output, averaged over
     ``parts``.
 
@@ -71,9 +71,9 @@ def spread_floor(parts: Sequence[Errors]) -> float:
     return float(np.mean(typical)) if typical else 1.0
 
 
-def conformal_scores(errors: Errors, floor: float) -> Array:
-    """Return each job's log-error divided by the sum of spread and floor, shape ``[B]``."""
-    scores: Array = errors.log_errors / (errors.spreads + floor * errors.units)
+def conformal_scores(errors: Errors, added: float) -> Array:
+    """Return each job's log-error divided by the sum of its spread and the constant ``added``, shape ``[B]``."""
+    scores: Array = errors.log_errors / (errors.spreads + added * errors.units)
     return scores
 
 

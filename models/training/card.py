@@ -97,7 +97,7 @@ def classifier_card(
         by_family[family] = counts | _family_parts(
             own, scale, classifier.coverages, traces.get(family, own)
         )
-    log_scale = classifier.range_log_scales.get(data.family, classifier.range_log_scale)
+    log_scale = max(classifier.range_log_scales.values())
     traces_of_all = None if by_family else traces.get(data.family, data)
     card: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
@@ -196,7 +196,7 @@ def _conformal(classifier: TrainedClassifier, *, is_common: bool) -> dict[str, A
         "stands in the report.",
         "coverages": list(classifier.coverages),
         "multiples": {mode: list(multiples) for mode, multiples in classifier.multiples.items()},
-        "floor": classifier.floor,
+        "floor": classifier.added_spread,
     }
 
 

@@ -299,24 +299,6 @@ def above_context_bytes(runs: Sequence[Measurement]) -> NDArray[np.float64]:
     return np.maximum(above, READING_BYTES)
 
 
-def with_context(data: LabelledJobs, context_bytes: int) -> LabelledJobs:
-    """Return the same jobs, labelled with another CUDA context; what lies above it stays.
-
-    Raises:
-        DatasetError: when ``data`` states no context.
-    """
-    if data.context_bytes is None:
-        raise DatasetError("the labels state no CUDA context, so it cannot be replaced")
-    shift = context_bytes - data.context_bytes
-    return replace(
-        data,
-        label_bytes=data.label_bytes + shift,
-        lower_bytes=data.lower_bytes + shift,
-        upper_bytes=data.upper_bytes + shift,
-        context_bytes=context_bytes,
-    )
-
-
 def joined(parts: Sequence[LabelledJobs]) -> LabelledJobs:
     """Concatenate the jobs of several families; architectures of different families stay different
     groups.
@@ -366,18 +348,18 @@ def _context_bytes(rows: Dataset) -> int | None:
     return max(0, int(np.median(contexts))) if len(contexts) else None
 
 
-def pieces(groups: NDArray[np.int64], count: int, seed: int) -> NDArray[np.int64]:
-    """Assign each row to one of ``count`` pieces of nearly equal numbers of groups, shuffled; shape
+def fold_numbers(groups: NDArray[np.int64], count: int, seed: int) -> NDArray[np.int64]:
+    """Assign each row to one of ``count`` folds of nearly equal numbers of groups, shuffled; shape
     ``[B]``.
 
     Raises:
-        ValueError: when there are fewer groups than pieces.
+        ValueError: when there are fewer groups than folds.
     """
     names, members = np.unique(groups, return_inverse=True)
     if len(names) < count:
         raise ValueError(f"{len(names)} architectures cannot be split into {count}: measure more")
-    piece_of_group = np.random.default_rng(seed).permutation(len(names)) % count
-    assigned: NDArray[np.int64] = piece_of_group[members]
+    fold_of_group = np.random.default_rng(seed).permutation(len(names)) % count
+    assigned: NDArray[np.int64] = fold_of_group[members]
     return assigned
 
 
@@ -387,7 +369,7 @@ def folds(groups: NDArray[np.int64], count: int, seed: int) -> list[tuple[Rows, 
     Raises:
         ValueError: when there are fewer groups than folds.
     """
-    assigned = pieces(groups, count, seed)
+    assigned = fold_numbers(groups, count, seed)
     return [
         (np.flatnonzero(assigned != fold), np.flatnonzero(assigned == fold))
         for fold in range(count)

@@ -1,10 +1,10 @@
 """Trains the MLP-based classifier and calibrates its safe bytes.
 
-Each member of the ensemble holds out one piece of the training rows.  It stops at its best epoch on
-that piece, and is calibrated on it in units of the predicted spread
+Each member of the ensemble holds out one fold of the training rows.  It stops at its best epoch on
+that fold, and is calibrated on it in units of the predicted spread
 (:mod:`models.training.bounds`).  This follows cross-conformal prediction (Vovk, Annals of
-Mathematics and Artificial Intelligence 74, 2015).  Its guarantee does not apply exactly: the piece
-also chooses the epoch and the floor, and the served bound combines all members.  So every
+Mathematics and Artificial Intelligence 74, 2015).  Its guarantee does not apply exactly: the fold
+also chooses the epoch and the added spread, and the served bound combines all members.  So every
 evaluation measures the coverage on held-out folds.
 """
 
@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from gpumemnet.units import MIB
 
@@ -29,24 +28,26 @@ from ..networks.mlp import (
     centre_and_spread,
     float_tensor,
     mixture_cdf,
-    with_constant_inputs,
 )
 from ..networks.physics_line import LAYER_TERMS, TOTALS_TERMS, PhysicsLine, fit_line
 from ..networks.served import MixtureClassifier, MixtureHead, SequenceClassifier
 from .bounds import (
     Errors,
+    added_spread,
     calibrated_coverages,
     conformal_scores,
     errors_of,
     multiples_by_family,
-    spread_floor,
 )
-from .data import LabelledJobs, pieces
+from .data import LabelledJobs, fold_numbers
+
+if TYPE_CHECKING:
+    from .sequence import SequencePlan
 
 SHORTEST_SCHEDULE: Final = 20
 """Fewest steps of a one-cycle schedule; with fewer, its warm-up, the first tenth, would be
 empty."""
-BEYOND: Final = 1e6
+ABOVE_EVERY_LABEL: Final = 1e6
 """A value above every label, in units of the closed form's error."""
 TOTALS_COPIES: Final = 2
 """Number of copies with totals only of each training job, besides the one with its layers."""
@@ -61,7 +62,7 @@ class TrainingPlan:
             components.
         epochs, batch_rows, learning_rate, weight_decay: settings of AdamW with a one-cycle
         schedule.
-        seed: seed of initialisation, order and pieces.
+        seed: seed of initialisation, order and folds.
     """
 
     members: int = 5
@@ -74,6 +75,28 @@ class TrainingPlan:
     seed: int = 0
 
 
+MANY_OPTIONS: Final = TrainingPlan(hidden=96, epochs=12)
+"""For jobs of many optimizers and precisions: more options need wider networks and fewer epochs."""
+COMMON: Final = TrainingPlan(hidden=128, epochs=12)
+"""For jobs of several families."""
+
+
+def mlp_plan(data: LabelledJobs, seed: int, epochs: int | None = None) -> TrainingPlan:
+    """Return the plan of the MLP-based classifier for ``data``; ``epochs`` replaces the plan's
+    value if given."""
+    if len(data.families) > 1:
+        return common_plan(seed, epochs)
+    names = ("optimizer", "precision", "checkpointing")
+    has_many = any(len(set(data.jobs.option_column(name))) > 1 for name in names)
+    plan = MANY_OPTIONS if has_many else TrainingPlan()
+    return replace(plan, seed=seed, epochs=epochs or plan.epochs)
+
+
+def common_plan(seed: int, epochs: int | None = None) -> TrainingPlan:
+    """Return the plan of the MLP-based classifier for all families."""
+    return replace(COMMON, seed=seed, epochs=epochs or COMMON.epochs)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainedClassifier:
     """The result of training: the network, its calibration, and values for the card.
@@ -82,23 +105,21 @@ class TrainedClassifier:
         network: the whole network that is exported, in evaluation mode.
         members: its members as they were trained.
         coverages: coverages of the graph's bounds.
-        multiples: one of :func:`models.networks.mlp.group_names` → the multiple of spread and floor
-            for each coverage.
-        floor: constant added to every spread, in units of the closed form's error.
-        range_log_scale: scale of the closed form's error beyond the sizes that it was fitted to, in
-            log-bytes.
+        multiples: one of :func:`models.networks.mlp.group_names` → the multiple of the spread, with
+            the constant added, for each coverage.
+        added_spread: constant added to every spread, in units of the closed form's error.
+        range_log_scales: family → scale of the closed form's error beyond the sizes that it was
+            fitted to, in log-bytes; the empty name where there is a single family.
         best_epochs: the epoch at which each member stopped.
-        range_log_scales: family → that scale, for a common model.
     """
 
     network: MixtureClassifier | SequenceClassifier
     members: MemberMLPs
     coverages: tuple[float, ...]
     multiples: Mapping[str, tuple[float, ...]]
-    floor: float
-    range_log_scale: float
+    added_spread: float
+    range_log_scales: Mapping[str, float]
     best_epochs: tuple[int, ...]
-    range_log_scales: Mapping[str, float] = field(default_factory=dict)
 
 
 def train_classifier(
@@ -116,78 +137,29 @@ def train_classifier(
     Raises:
         ValueError: when there are fewer architectures than members.
     """
-    return train_common_classifiers([data], plan, progress)[0]
-
-
-def train_common_classifiers(
-    sources: Sequence[LabelledJobs],
-    plan: TrainingPlan | None = None,
-    progress: Callable[[float], None] = lambda share: None,
-) -> list[TrainedClassifier]:
-    """Train one network on jobs of several label sources; return a classifier for each source.
-
-    The network reads the source of a job's label as inputs.  A classifier holds these inputs at its
-    source.  Lines through the closed form, units and bounds are those of its source.
-
-    Args:
-        sources: jobs of each label source, of the same families, labelled with the same CUDA
-            context.
-        plan: sizes and schedule.
-        progress: called with the share of epochs that are finished.
-
-    Raises:
-        ValueError: when a source has fewer architectures than members.
-    """
     plan = plan or TrainingPlan()
-    totals = [data.without_layers() for data in sources]
-    transforms = fitted_transforms(sources, totals)
-    flags = source_flags(len(sources))
-    members = MemberMLPs(
-        transforms[0].width + flags.shape[1], plan.members, plan.hidden, plan.components, plan.seed
-    )
-    piece = [pieces(data.groups, plan.members, plan.seed) for data in sources]
-
-    parts = [
-        _rows(transform, jobs, flag)
-        for copies in (sources, *[totals] * TOTALS_COPIES)
-        for transform, jobs, flag in zip(transforms, copies, flags, strict=True)
-    ]
+    totals = data.without_layers()
+    transform = fitted_transform(data, totals)
+    members = MemberMLPs(transform.width, plan.members, plan.hidden, plan.components, plan.seed)
+    folds = fold_numbers(data.groups, plan.members, plan.seed)
+    parts = [_rows(transform, jobs) for jobs in (data, *[totals] * TOTALS_COPIES)]
     rows = [torch.cat(columns) for columns in zip(*parts, strict=True)]
-    best_epochs = _fit(
-        members, rows, np.tile(np.concatenate(piece), 1 + TOTALS_COPIES), plan, progress
-    )
-    own = [with_constant_inputs(members, flag) for flag in flags]
-    return list(map(partial(_calibrated, best_epochs), transforms, own, sources, totals, piece))
+    best_epochs = _fit(members, rows, np.tile(folds, 1 + TOTALS_COPIES), plan, progress)
 
-
-def source_flags(count: int) -> Tensor:
-    """Return the inputs that tell label sources apart, one row for each source; a single source
-    needs none."""
-    return torch.eye(count) if count > 1 else torch.zeros(1, 0)
-
-
-def _calibrated(
-    best_epochs: tuple[int, ...],
-    transform: FeatureTransform,
-    members: MemberMLPs,
-    data: LabelledJobs,
-    totals: LabelledJobs,
-    piece: NDArray[np.int64],
-) -> TrainedClassifier:
     calibrated = data.calibration_rows
     tested = data.take(calibrated)
     coverages = calibrated_coverages(tested)
     errors = {
-        mode: _errors(transform, members, jobs.take(calibrated), piece[calibrated])
+        mode: _errors(transform, members, jobs.take(calibrated), folds[calibrated])
         for mode, jobs in (("layers", data), ("totals", totals))
     }
-    floor = spread_floor(list(errors.values()))
+    constant = added_spread(list(errors.values()))
     multiples: dict[str, tuple[float, ...]] = {}
     for mode, mode_errors in errors.items():
         multiples |= multiples_by_family(
-            mode, conformal_scores(mode_errors, floor), tested, coverages
+            mode, conformal_scores(mode_errors, constant), tested, coverages
         )
-    network = MixtureClassifier(transform, MixtureHead(members, transform, multiples, floor)).eval()
+    head = MixtureHead(members, transform, multiples, constant)
     scales = {
         family: max(
             extrapolation_scale(data.take(some), LAYER_TERMS),
@@ -195,25 +167,60 @@ def _calibrated(
         )
         for family, some in data.rows_by_family().items()
     }
-    by_family = scales if len(scales) > 1 else {}
-    return TrainedClassifier(
-        network, members, coverages, multiples, floor, max(scales.values()), best_epochs, by_family
-    )
+    network = MixtureClassifier(transform, head).eval()
+    return TrainedClassifier(network, members, coverages, multiples, constant, scales, best_epochs)
 
 
-def fitted_transforms(
-    sources: Sequence[LabelledJobs], totals: Sequence[LabelledJobs]
-) -> list[FeatureTransform]:
-    """Fit lines to the jobs of each label source and to ``totals``, the same jobs with totals only;
-    standardise all alike."""
-    transforms = list(map(_with_lines, sources, totals))
-    parts = zip(transforms, sources, strict=True)
-    raw_BD = torch.cat(
-        [transform.raw_inputs(float_tensor(data.features)) for transform, data in parts]
-    )
-    for transform in transforms:
-        transform.fit(raw_BD)
-    return transforms
+def fitted_transform(data: LabelledJobs, totals: LabelledJobs) -> FeatureTransform:
+    """Fit lines to ``data`` and to ``totals``, the same jobs with totals only; standardise the
+    inputs of ``data``."""
+    transform = _with_lines(data, totals)
+    transform.fit(transform.raw_inputs(float_tensor(data.features)))
+    return transform
+
+
+class Optimization:
+    """AdamW with a one-cycle schedule, and gradients of at most norm 5."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        decayed: Sequence[nn.Parameter],
+        plan: TrainingPlan | SequencePlan,
+        steps: int,
+    ) -> None:
+        """Prepare the training of ``network``; weights decay in ``decayed`` only.
+
+        Args:
+            network: the network.
+            decayed: those of its parameters that decay.
+            plan: the settings.
+            steps: number of steps of an epoch.
+        """
+        self._network = network
+        names = {id(parameter) for parameter in decayed}
+        others = [one for one in network.parameters() if id(one) not in names]
+        self._optimizer = torch.optim.AdamW(
+            [
+                {"params": list(decayed), "weight_decay": plan.weight_decay},
+                {"params": others, "weight_decay": 0.0},
+            ],
+            lr=plan.learning_rate,
+        )
+        self._schedule = torch.optim.lr_scheduler.OneCycleLR(
+            self._optimizer,
+            plan.learning_rate,
+            max(plan.epochs * steps, SHORTEST_SCHEDULE),
+            pct_start=0.1,
+        )
+
+    def step(self, loss: Tensor) -> None:
+        """Change the parameters by one step against the gradient of ``loss``."""
+        self._optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self._network.parameters(), 5.0)
+        self._optimizer.step()
+        self._schedule.step()
 
 
 def _with_lines(data: LabelledJobs, totals: LabelledJobs) -> FeatureTransform:
@@ -238,16 +245,12 @@ def _typical_error(line: PhysicsLine, data: LabelledJobs) -> float:
     return max(float(np.percentile(_log_errors(line, data), 68)), 1e-4)
 
 
-def _rows(
-    transform: FeatureTransform, data: LabelledJobs, flag: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _rows(transform: FeatureTransform, data: LabelledJobs) -> tuple[Tensor, Tensor, Tensor]:
     """Return inputs ``[B, D]`` and the label's interval, lower and upper ``[B]``, in units of the
     closed form's error."""
     with torch.no_grad():
         inputs_BD, _, _, _ = transform(float_tensor(data.features))
-    return torch.cat((inputs_BD, flag.expand(len(data), -1)), dim=1), *label_interval(
-        transform, data
-    )
+    return inputs_BD, *label_interval(transform, data)
 
 
 def label_interval(transform: FeatureTransform, data: LabelledJobs) -> tuple[Tensor, Tensor]:
@@ -260,7 +263,7 @@ def label_interval(transform: FeatureTransform, data: LabelledJobs) -> tuple[Ten
     )
     # a job that ran out of memory has no upper edge; with infinity, the gradient of a scale would
     # be 0 times infinity
-    upper = np.minimum(upper, BEYOND)
+    upper = np.minimum(upper, ABOVE_EVERY_LABEL)
     return torch.from_numpy(lower.astype(np.float32)), torch.from_numpy(upper.astype(np.float32))
 
 
@@ -277,28 +280,19 @@ def _loss(members: MemberMLPs, inputs_EBD: Tensor, lower_EB: Tensor, upper_EB: T
 def _fit(
     members: MemberMLPs,
     rows: list[Tensor],
-    piece: NDArray[np.int64],
+    folds: NDArray[np.int64],
     plan: TrainingPlan,
     progress: Callable[[float], None],
 ) -> tuple[int, ...]:
     inputs_BD, lower_B, upper_B = rows
     order = np.random.default_rng(plan.seed)
-    training = [np.flatnonzero(piece != member) for member in range(plan.members)]
-    held_out = [np.flatnonzero(piece == member) for member in range(plan.members)]
+    training = [np.flatnonzero(folds != member) for member in range(plan.members)]
+    held_out = [np.flatnonzero(folds == member) for member in range(plan.members)]
     training_rows, held_out_rows = min(map(len, training)), min(map(len, held_out))
     held_out_EV = torch.from_numpy(np.stack([rows_[:held_out_rows] for rows_ in held_out]))
 
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": list(members.weights), "weight_decay": plan.weight_decay},
-            {"params": list(members.biases), "weight_decay": 0.0},
-        ],
-        lr=plan.learning_rate,
-    )
     steps = math.ceil(training_rows / plan.batch_rows)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, plan.learning_rate, max(plan.epochs * steps, SHORTEST_SCHEDULE), pct_start=0.1
-    )
+    optimization = Optimization(members, list(members.weights), plan, steps)
     best_loss_E = torch.full((plan.members,), torch.inf)
     best_epoch_E = torch.zeros(plan.members, dtype=torch.int64)
     best_state = [parameter.detach().clone() for parameter in members.parameters()]
@@ -308,12 +302,8 @@ def _fit(
         )
         for step in range(steps):
             batch_EB = shuffled_ET[:, step * plan.batch_rows : (step + 1) * plan.batch_rows]
-            loss = _loss(members, inputs_BD[batch_EB], lower_B[batch_EB], upper_B[batch_EB]).sum()
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(members.parameters(), 5.0)
-            optimizer.step()
-            schedule.step()
+            loss = _loss(members, inputs_BD[batch_EB], lower_B[batch_EB], upper_B[batch_EB])
+            optimization.step(loss.sum())
         with torch.no_grad():
             loss_E = _loss(
                 members, inputs_BD[held_out_EV], lower_B[held_out_EV], upper_B[held_out_EV]
@@ -331,14 +321,14 @@ def _fit(
 
 
 def _errors(
-    transform: FeatureTransform, members: MemberMLPs, data: LabelledJobs, piece: NDArray[np.int64]
+    transform: FeatureTransform, members: MemberMLPs, data: LabelledJobs, folds: NDArray[np.int64]
 ) -> Errors:
     """Return the error of each job, predicted by the member that did not train on it."""
     with torch.no_grad():
         inputs_BD, reference_B1, units_B1, _ = transform(float_tensor(data.features))
-        own = (torch.arange(len(piece)), torch.from_numpy(piece))
+        untrained = (torch.arange(len(folds)), torch.from_numpy(folds))
         centre_B1, spread_B1 = centre_and_spread(
-            *(part[own] for part in members(inputs_BD.unsqueeze(0)))
+            *(part[untrained] for part in members(inputs_BD.unsqueeze(0)))
         )
     columns = (reference_B1 + centre_B1 * units_B1, spread_B1 * units_B1, units_B1)
     return errors_of(data, *(column[:, 0].double().numpy() for column in columns))

@@ -1,8 +1,8 @@
 """Trains the transformer-based classifier and calibrates its safe bytes.
 
-One piece of the training architectures is held out.  It chooses the epoch and gives the conformal
+One fold of the training architectures is held out.  It chooses the epoch and gives the conformal
 multiples (split conformal prediction, :mod:`models.training.bounds`).  The guarantee does not apply
-exactly, because the same piece chooses the epoch and the floor.  So every evaluation measures the
+exactly, because the same fold chooses the epoch and the added spread.  So every evaluation measures the
 coverage on held-out folds.
 """
 
@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -28,7 +27,6 @@ from ..networks.mlp import (
     centre_and_spread,
     float_tensor,
     mixture_cdf,
-    with_constant_inputs,
 )
 from ..networks.physics_line import LAYER_TERMS
 from ..networks.served import (
@@ -41,20 +39,19 @@ from ..networks.served import (
 )
 from .bounds import (
     Errors,
+    added_spread,
     calibrated_coverages,
     conformal_scores,
     errors_of,
     multiples_by_family,
-    spread_floor,
 )
-from .data import LabelledJobs, pieces
+from .data import LabelledJobs, fold_numbers
 from .mlp import (
-    SHORTEST_SCHEDULE,
+    Optimization,
     TrainedClassifier,
     extrapolation_scale,
-    fitted_transforms,
+    fitted_transform,
     label_interval,
-    source_flags,
 )
 
 HELD_OUT: Final = 6
@@ -73,7 +70,7 @@ class SequencePlan:
         hidden, components: hidden width and mixture components of the head.
         epochs, batch_rows, learning_rate, weight_decay: settings of AdamW with a one-cycle
         schedule.
-        seed: seed of initialisation, order and pieces.
+        seed: seed of initialisation, order and folds.
     """
 
     width: int = 16
@@ -88,13 +85,18 @@ class SequencePlan:
     seed: int = 0
 
 
+def transformer_plan(seed: int, epochs: int | None = None) -> SequencePlan:
+    """Return the plan of the transformer-based classifier."""
+    plan = SequencePlan(seed=seed)
+    return replace(plan, epochs=epochs or plan.epochs)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
     """Training data of ``B`` jobs.
 
     Attributes:
         inputs, reference, units: outputs of the transform, ``[B, D]`` and twice ``[B, 1]``.
-        flags: inputs that tell the label sources apart, ``[B, S]``.
         sequences: unpadded layer sequences.
         lower, upper: label intervals in units of the closed form's error, ``[B]``.
     """
@@ -102,7 +104,6 @@ class _Rows:
     inputs: Tensor
     reference: Tensor
     units: Tensor
-    flags: Tensor
     sequences: list[NDArray[np.float32]]
     lower: Tensor
     upper: Tensor
@@ -117,103 +118,45 @@ def train_sequence_classifier(
 
     Raises:
         InvalidJobError: when a job has totals only.
-        ValueError: when there are too few architectures for a held-out piece.
-    """
-    return train_common_sequence_classifiers([data], plan, progress)[0]
-
-
-def train_common_sequence_classifiers(
-    sources: Sequence[LabelledJobs],
-    plan: SequencePlan | None = None,
-    progress: Callable[[float], None] = lambda share: None,
-) -> list[TrainedClassifier]:
-    """Train one network on jobs of several label sources, as
-    :func:`models.training.mlp.train_common_classifiers` does.
-
-    Raises:
-        InvalidJobError: when a job has totals only.
-        ValueError: when there are too few architectures for a held-out piece.
+        ValueError: when there are too few architectures to hold some out.
     """
     plan = plan or SequencePlan()
-    transforms = fitted_transforms(sources, [data.without_layers() for data in sources])
-    flags = source_flags(len(sources))
-    piece = [pieces(data.groups, HELD_OUT, plan.seed) for data in sources]
-    inputs = transforms[0].width + encoder_width(plan.width) + flags.shape[1]
+    transform = fitted_transform(data, data.without_layers())
+    folds = fold_numbers(data.groups, HELD_OUT, plan.seed)
+    inputs = transform.width + encoder_width(plan.width)
     members = MemberMLPs(inputs, 1, plan.hidden, plan.components, plan.seed)
     network = SequenceNetwork(initialised(plan.width, plan.depth, plan.heads, plan.seed), members)
-    rows = [_rows(*part) for part in zip(transforms, sources, flags, strict=True)]
-    every_piece = np.concatenate(piece)
-    best_epoch = _fit(
-        network,
-        _joined(rows),
-        np.flatnonzero(every_piece != 0),
-        np.flatnonzero(every_piece == 0),
-        plan,
-        progress,
-    )
-    own = [with_constant_inputs(members, flag) for flag in flags]
-    return list(
-        map(partial(_calibrated, network, best_epoch), transforms, own, rows, sources, piece)
-    )
+    rows = _rows(transform, data)
+    held_out = np.flatnonzero(folds == 0)
+    best_epoch = _fit(network, rows, np.flatnonzero(folds != 0), held_out, plan, progress)
 
-
-def _calibrated(
-    network: SequenceNetwork,
-    best_epoch: int,
-    transform: FeatureTransform,
-    members: MemberMLPs,
-    rows: _Rows,
-    data: LabelledJobs,
-    piece: NDArray[np.int64],
-) -> TrainedClassifier:
-    held_out = np.flatnonzero(piece == 0)
-    tested = data.take(held_out)
     # of all jobs, not of the held-out sixth, with which a small dataset would have no bound at 99 %
     # at all; where the sixth is too small for a coverage, its bound is twice the largest score, and
     # every evaluation measures the coverage that results
     coverages = calibrated_coverages(data)
     errors = _errors(network, rows, data, held_out)
-    floor = spread_floor([errors])
-    multiples = multiples_by_family("layers", conformal_scores(errors, floor), tested, coverages)
+    constant = added_spread([errors])
+    multiples = multiples_by_family(
+        "layers", conformal_scores(errors, constant), data.take(held_out), coverages
+    )
     # jobs with totals only have no sequence: their groups exist because the graph needs them
     every_group = multiples | {
         group.replace("layers", "totals"): found for group, found in multiples.items()
     }
-    inputs = SequenceInputs(transform, network.encoder)
-    served = SequenceClassifier(inputs, MixtureHead(members, transform, every_group, floor)).eval()
+    head = MixtureHead(members, transform, every_group, constant)
     scales = {
-        family: extrapolation_scale(data.take(own), LAYER_TERMS)
-        for family, own in data.rows_by_family().items()
+        family: extrapolation_scale(data.take(some), LAYER_TERMS)
+        for family, some in data.rows_by_family().items()
     }
-    by_family = scales if len(scales) > 1 else {}
-    return TrainedClassifier(
-        served, members, coverages, multiples, floor, max(scales.values()), (best_epoch,), by_family
-    )
+    served = SequenceClassifier(SequenceInputs(transform, network.encoder), head).eval()
+    return TrainedClassifier(served, members, coverages, multiples, constant, scales, (best_epoch,))
 
 
-def _rows(transform: FeatureTransform, data: LabelledJobs, flag: Tensor) -> _Rows:
+def _rows(transform: FeatureTransform, data: LabelledJobs) -> _Rows:
     with torch.no_grad():
         inputs_BD, reference_B1, units_B1, _ = transform(float_tensor(data.features))
-    flags_BS = flag.expand(len(data), -1)
     return _Rows(
-        inputs_BD,
-        reference_B1,
-        units_B1,
-        flags_BS,
-        _sequences(data),
-        *label_interval(transform, data),
-    )
-
-
-def _joined(parts: Sequence[_Rows]) -> _Rows:
-    return _Rows(
-        inputs=torch.cat([part.inputs for part in parts]),
-        reference=torch.cat([part.reference for part in parts]),
-        units=torch.cat([part.units for part in parts]),
-        flags=torch.cat([part.flags for part in parts]),
-        sequences=[sequence for part in parts for sequence in part.sequences],
-        lower=torch.cat([part.lower for part in parts]),
-        upper=torch.cat([part.upper for part in parts]),
+        inputs_BD, reference_B1, units_B1, _sequences(data), *label_interval(transform, data)
     )
 
 
@@ -257,31 +200,16 @@ def _fit(
 ) -> int:
     order = np.random.default_rng(plan.seed)
     lengths = np.array([len(sequence) for sequence in rows.sequences])
-    decayed = [parameter for parameter in network.parameters() if parameter.ndim >= 2]
-    others = [parameter for parameter in network.parameters() if parameter.ndim < 2]
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": decayed, "weight_decay": plan.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ],
-        lr=plan.learning_rate,
-    )
     chunk = plan.batch_rows * CHUNK
     whole, rest = divmod(len(training), chunk)
     steps = whole * CHUNK + math.ceil(rest / plan.batch_rows)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, plan.learning_rate, max(plan.epochs * steps, SHORTEST_SCHEDULE), pct_start=0.1
-    )
+    decayed = [parameter for parameter in network.parameters() if parameter.ndim >= 2]
+    optimization = Optimization(network, decayed, plan, steps)
     best_loss, best_epoch = math.inf, 0
     best_state = {name: value.clone() for name, value in network.state_dict().items()}
     for epoch in range(plan.epochs):
         for batch in _batches(training, lengths, plan.batch_rows, order):
-            loss = _loss(network, rows, batch).mean()
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(network.parameters(), 5.0)
-            optimizer.step()
-            schedule.step()
+            optimization.step(_loss(network, rows, batch).mean())
         with torch.no_grad():
             ordered = held_out[np.argsort(lengths[held_out], kind="stable")]
             parts = [
@@ -308,9 +236,7 @@ def _loss(network: SequenceNetwork, rows: _Rows, batch: NDArray[np.int64]) -> Te
 def _mixture(network: SequenceNetwork, rows: _Rows, batch: NDArray[np.int64]) -> Mixture:
     places = torch.from_numpy(batch)
     sequences = batch_of([rows.sequences[row] for row in batch.tolist()])
-    mixture: Mixture = network(
-        rows.inputs[places], rows.reference[places], rows.flags[places], *sequences
-    )
+    mixture: Mixture = network(rows.inputs[places], rows.reference[places], *sequences)
     return mixture
 
 

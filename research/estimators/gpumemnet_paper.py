@@ -20,8 +20,8 @@ from gpumemnet.job.layers import GROUP_NAMES, LAYER_GROUPS
 from gpumemnet.job.training_job import ACTIVATION_FUNCTIONS, TrainingJob
 from gpumemnet.physics.layer_records import LAYER_KINDS
 from gpumemnet.predict.distribution import BinScheme
-from models.answers import Answers
-from models.training.data import LabelledJobs, pieces
+from models.evaluation import Answers
+from models.training.data import LabelledJobs, fold_numbers
 
 COUNTED_KINDS: Final[dict[str, tuple[str, ...]]] = {
     "linear": LAYER_GROUPS["linear"],
@@ -306,7 +306,7 @@ def _fit_schemes(
     epochs: int,
 ) -> Predict:
     inputs = read(training)
-    held_out = pieces(training.groups, PIECES, seed) < HELD_OUT_PIECES
+    held_out = fold_numbers(training.groups, PIECES, seed) < HELD_OUT_PIECES
     networks = {
         scheme.name: _fit(build, inputs, _classes(training, scheme), held_out, seed, epochs)
         for scheme in schemes

@@ -28,8 +28,9 @@ from gpumemnet.predict.features import FEATURE_NAMES
 from gpumemnet.predict.model import BundleModel, ModelGpu
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import GIB, MIB
-from models.answers import COVERAGE, Answers
-from models.evaluation.baselines import (
+from models.evaluation import (
+    COVERAGE,
+    Answers,
     calibrated_closed_form,
     calibrated_physics,
     commonest_bin,
@@ -38,11 +39,11 @@ from models.evaluation.baselines import (
 from models.networks.mlp import float_tensor
 from models.training.bounds import COVERAGES
 from models.training.card import fit_traced_peak
+from models.training.classifier import save_classifier
 from models.training.data import LabelledJobs, features_on, joined
-from models.training.export import save_classifier
 from models.training.mlp import (
     TrainingPlan,
-    fitted_transforms,
+    fitted_transform,
     train_classifier,
 )
 from models.training.sequence import (
@@ -223,7 +224,7 @@ def softmax_answers(training: LabelledJobs, test: LabelledJobs, seed: int) -> An
     Expected is the middle of the predicted 1 GiB bin; a job that ran out of memory is of the class
     that begins at the capacity.
     """
-    (transform,) = fitted_transforms([training], [training.without_layers()])
+    transform = fitted_transform(training, training.without_layers())
     with torch.no_grad():
         inputs, others = (
             transform(float_tensor(jobs.features))[0].numpy() for jobs in (training, test)

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from gpumemnet.job.training_job import CHECKPOINTING, FAMILIES, OPTIMIZERS, PRECISIONS, TrainingJob
 from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.units import GIB, MIB
-from models.answers import COVERAGE, Answers
-from models.evaluation.metrics import bin_figures
+from models.evaluation import COVERAGE, Answers, bin_figures
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

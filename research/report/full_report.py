@@ -24,13 +24,11 @@ from gpumemnet.gpu.catalogue import context, device_profile
 from gpumemnet.job.measurement import TRACED, Measurement
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.units import GIB, MIB
-from models.answers import Answers
-from models.evaluation.baselines import calibrated_physics
+from models.evaluation import Answers, calibrated_physics
+from models.training.classifier import save_classifier
 from models.training.data import ZOO, LabelledJobs, joined, labelled_jobs, load_training_rows
-from models.training.export import save_classifier
-from models.training.mlp import train_classifier
-from models.training.plans import common_plan, mlp_plan, transformer_plan
-from models.training.sequence import train_sequence_classifier
+from models.training.mlp import common_plan, mlp_plan, train_classifier
+from models.training.sequence import train_sequence_classifier, transformer_plan
 from research.report import write_report
 from research.report.figures import Section
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpumemnet.atomic_files import replace_file
 from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme
 from gpumemnet.units import GIB, MIB
-from models.evaluation.metrics import confusion
 from research.report.figures import (
     GIB_BINS,
     INTERVALS,
@@ -300,3 +300,15 @@ def confusion_picture(section: Section) -> Figure | None:
     figure.suptitle(title, fontsize=11)
     figure.colorbar(image, ax=axes, label="share of the row", shrink=0.8, pad=0.02)
     return figure
+
+
+def confusion(
+    label_bytes: NDArray[np.float64], predicted: NDArray[np.int64], scheme: BinScheme
+) -> NDArray[np.int64]:
+    """Counts of measured (rows) against predicted (columns) bins, up to the highest that occurs;
+    square."""
+    measured = scheme.index(label_bytes)
+    size = int(max(measured.max(), predicted.max())) + 1
+    counts = np.zeros((size, size), dtype=np.int64)
+    np.add.at(counts, (measured, predicted), 1)
+    return counts

@@ -14,7 +14,7 @@ import numpy as np
 
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.sandbox.workers import worker_pool
-from models.answers import Answers, concatenated
+from models.evaluation import Answers, concatenated
 from models.training.data import LabelledJobs, Rows, folds
 from research.report.figures import Section
 

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.job.training_job import totals_only
 from gpumemnet.predict.bundle import GRAPH_OUTPUTS
-from models.evaluation.closed_form.fit import Fit, fit
-from models.evaluation.closed_form.rows import RealNetworks, line_features, networks_of_runs
+from models.closed_form import Fit, RealNetworks, fit, line_features, networks_of_runs
 from models.networks.mlp import float_tensor
 from models.training.data import (
     LabelledJobs,
@@ -33,8 +32,7 @@ from models.training.data import (
     load_labelled_jobs,
     with_real_networks,
 )
-from models.training.mlp import TrainedClassifier, train_classifier
-from models.training.plans import mlp_plan
+from models.training.mlp import TrainedClassifier, mlp_plan, train_classifier
 from research.estimators import dnnperf
 from research.estimators.estimator import PublishedEstimator, subject_of
 from research.estimators.schedtune import fit_schedtune

@@ -15,10 +15,9 @@ from gpumemnet.job.measurement import OBSERVED, Measurement
 from gpumemnet.predict.features import FEATURE_NAMES
 from gpumemnet.site.releases import Registry
 from gpumemnet.units import GIB, MIB
+from models.training.classifier import save_classifier
 from models.training.data import features_on, load_labelled_jobs
-from models.training.export import save_classifier
-from models.training.mlp import train_classifier
-from models.training.plans import mlp_plan
+from models.training.mlp import mlp_plan, train_classifier
 from tests.models.conftest import GPU, random_mlp
 
 EPOCHS = 2

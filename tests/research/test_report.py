@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.units import GIB
-from models.answers import Answers
+from models.evaluation import Answers
 from research.cli import main
 from research.report import pictures, write_report
 from research.report.figures import (

@@ -125,7 +125,7 @@ def test_the_hash_of_the_code_includes_imported_modules() -> None:
     )
     assert {
         "models/training/mlp.py",
-        "models/training/export.py",
+        "models/training/classifier.py",
         "gpumemnet/predict/features.py",
         "gpumemnet/gpu/catalogue.json",
     } <= training

@@ -114,7 +114,12 @@ def test_a_better_candidate_is_promoted_with_its_lineage(promotion: Promotion) -
 def test_nothing_changed_is_noticed_before_any_training(promotion: Promotion) -> None:
     site = promotion.site
     files = site.registry.aliases_file.read_bytes()
-    command = [sys.executable, "-m", "models", *site.arguments("--observations", promotion.export)]
+    command = [
+        sys.executable,
+        "-m",
+        "gpumemnet",
+        *site.arguments("--observations", promotion.export),
+    ]
     runs = sorted((site.work / "runs").iterdir())
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 10, done.stderr
@@ -322,7 +327,7 @@ def test_a_missing_registry_is_one_sentence() -> None:
     environment = {
         name: value for name, value in os.environ.items() if name != "GPUMEMNET_REGISTRY"
     }
-    command = [sys.executable, "-m", "models", "retrain", "--epochs", str(EPOCHS)]
+    command = [sys.executable, "-m", "gpumemnet", "retrain", "--epochs", str(EPOCHS)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=300, check=False, env=environment
     )

@@ -19,8 +19,6 @@ from gpumemnet.site.mlflow import MlflowStore
 from gpumemnet.site.releases import Registry
 from gpumemnet.units import MIB
 from models.retrain.tracks import HELD_OUT_RULE
-from models.training.mlp import TrainingPlan
-from models.training.plans import document_of
 from tests.mlflow_stores import empty_store, needs_mlflow, store_in
 from tests.models.retraining import EPOCHS, dataset, measured, observed
 from tests.registries import other_bundle, shipped
@@ -39,7 +37,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     has been found out.
 
     The champion states that it was trained on a dataset that is too small for a candidate of its
-    own.  So only one model is trained, by a plan that a search might have found.
+    own.  So only one model is trained.
     """
     folder = tmp_path_factory.mktemp("site")
     base = dataset(folder / "base.parquet", measured(119, 1))
@@ -54,8 +52,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     registry.create_release("first", [registry.add_bundle(bundle.source).sha256], parent=None)
     registry.set_champion("first", by="test", reason="")
     dataset(folder / "site.parquet", observed(measured(200, 2, context_bytes=700 * MIB)))
-    plan = document_of("mlp", "mlp", TrainingPlan(hidden=16, components=2, epochs=EPOCHS), {})
-    (folder / "plan.json").write_text(json.dumps(plan), "utf-8")
     assert retraining(folder, folder, "--dry-run") == 0
     return folder
 
@@ -69,7 +65,7 @@ def retraining(site: Path, place: Path, *more: str) -> int:
         "--registry",
         place / "registry",
     )
-    given = ("--without-committed", *files, "--work", place / "work", "--plan", site / "plan.json")
+    given = ("--without-committed", *files, "--work", place / "work", "--epochs", EPOCHS)
     return main(["retrain", *map(str, given), *more])
 
 
@@ -129,8 +125,6 @@ def test_a_promotion_is_a_run_and_a_version_with_the_alias(place: Path, retrain:
     assert json.loads((artifacts / "lineage.json").read_text("utf-8"))["files"]
     bundle = load_bundle(artifacts / "bundles" / "mlp-a100-observed")
     assert bundle.sha256 in Registry(place / "registry").release(release).bundles
-    assert bundle.card.document["training"]["hidden"] == 16  # as the plan says
-    assert run.data.params["plans"].startswith("plan.json ")
     assert not [
         path
         for path in artifacts.rglob("*")

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.training.data import folds, pieces
+from models.training.data import fold_numbers, folds
 
 
 @given(
@@ -24,11 +24,11 @@ def test_groups_stay_together(groups: list[int], count: int, seed: int) -> None:
 
 def test_seeds_decide() -> None:
     codes = np.arange(100)
-    assert pieces(codes, 5, 0).tolist() == pieces(codes, 5, 0).tolist()
-    assert pieces(codes, 5, 0).tolist() != pieces(codes, 5, 1).tolist()
-    assert np.bincount(pieces(codes, 5, 0)).tolist() == [20] * 5
+    assert fold_numbers(codes, 5, 0).tolist() == fold_numbers(codes, 5, 0).tolist()
+    assert fold_numbers(codes, 5, 0).tolist() != fold_numbers(codes, 5, 1).tolist()
+    assert np.bincount(fold_numbers(codes, 5, 0)).tolist() == [20] * 5
 
 
 def test_too_few_architectures_are_reported() -> None:
     with pytest.raises(ValueError, match="2 architectures cannot be split into 3"):
-        pieces(np.array([0, 1, 1]), 3, 0)
+        fold_numbers(np.array([0, 1, 1]), 3, 0)

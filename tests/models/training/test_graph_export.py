@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.predict.features import layer_sequence
 from models.training import graph_export
+from models.training.classifier import export_onnx
 from models.training.data import LabelledJobs
-from models.training.export import export_onnx
 from models.training.graph_export import export_graph
 from models.training.mlp import TrainedClassifier, TrainingPlan, train_classifier
 from models.training.sequence import SequencePlan, train_sequence_classifier

@@ -13,8 +13,7 @@ from torch import nn
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB
-from models.evaluation.baselines import REGRESSIONS, commonest_bin, regression_answers
-from models.evaluation.folds import SCHEMES
+from models.evaluation import REGRESSIONS, SCHEMES, commonest_bin, regression_answers
 from models.networks.mlp import (
     BACKGROUND_SCALE,
     BACKGROUND_WEIGHT,
@@ -23,8 +22,8 @@ from models.networks.mlp import (
     float_tensor,
 )
 from models.training.bounds import COVERAGES, conformal_bounds, grouped_multiples
+from models.training.classifier import save_classifier
 from models.training.data import LabelledJobs, features_on
-from models.training.export import save_classifier
 from models.training.mlp import (
     TrainedClassifier,
     TrainingPlan,
@@ -222,5 +221,5 @@ def test_the_network_equals_its_members(
             answer[3][:, :2], torch.cat((reference, expected), dim=1), rtol=1e-6
         )
         multiples = torch.tensor(trained.multiples[mode])
-        bounds = expected + (spread / PLAN.members + trained.floor) * units * multiples
+        bounds = expected + (spread / PLAN.members + trained.added_spread) * units * multiples
         np.testing.assert_allclose(answer[3][:, 2:], bounds, rtol=1e-5)

@@ -16,8 +16,8 @@ from gpumemnet.job.training_job import totals_only
 from gpumemnet.predict.features import layer_sequence
 from gpumemnet.predict.predictor import Predictor
 from models.networks.mlp import float_tensor
+from models.training.classifier import save_classifier
 from models.training.data import LabelledJobs
-from models.training.export import save_classifier
 from models.training.mlp import TrainedClassifier
 from models.training.sequence import SequencePlan, train_sequence_classifier
 

@@ -13,8 +13,8 @@ from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import GIB, MIB
 from models.training.bounds import COVERAGES
 from models.training.card import fit_traced_peak
+from models.training.classifier import save_classifier
 from models.training.data import LabelledJobs, folds
-from models.training.export import save_classifier
 from models.training.mlp import TrainingPlan, train_classifier
 from research.report.candidates import traced_peak_answers
 

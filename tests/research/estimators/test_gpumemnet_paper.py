@@ -13,8 +13,7 @@ from gpumemnet.job.layers import GROUP_NAMES, Layer
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.distribution import PUBLISHED_BINS
 from gpumemnet.units import MIB
-from models.answers import Answers
-from models.evaluation.baselines import commonest_bin
+from models.evaluation import Answers, commonest_bin
 from models.training.data import LabelledJobs, folds
 from research.estimators.gpumemnet_paper import (
     ACTIVATION_ORDER,

@@ -1,8 +1,8 @@
-"""Exports a trained classifier to a bundle: ONNX graph, card, checksums."""
+"""From labelled jobs to a bundle: the plan of an encoder, its training, ONNX graph, card, checksums."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,18 +18,46 @@ from ..networks.served import SequenceClassifier
 from .card import classifier_card
 from .data import LabelledJobs
 from .graph_export import export_graph
-from .mlp import TrainedClassifier, TrainingPlan
-from .sequence import SequencePlan, batch_of
+from .mlp import TrainedClassifier, TrainingPlan, mlp_plan, train_classifier
+from .sequence import SequencePlan, batch_of, train_sequence_classifier, transformer_plan
+
+Plan = TrainingPlan | SequencePlan
 
 LONGEST_EXAMPLE: Final = 7
 """Layers of the longest example sequence for the export of a graph."""
+
+
+def default_plan(encoder: str, data: LabelledJobs, seed: int, epochs: int | None = None) -> Plan:
+    """Return the plan of an encoder for ``data``; ``epochs`` replaces the plan's value if given."""
+    if encoder == "transformer":
+        return transformer_plan(seed, epochs)
+    return mlp_plan(data, seed, epochs)
+
+
+def train(
+    data: LabelledJobs, plan: Plan, progress: Callable[[float], None] = lambda share: None
+) -> TrainedClassifier:
+    """Train the classifier that ``plan`` describes.
+
+    Args:
+        data: jobs with layers.
+        plan: sizes and schedule; its class decides the encoder.
+        progress: called with the share of epochs that are finished.
+
+    Raises:
+        ValueError: when there are too few architectures to hold some out.
+    """
+    torch.set_num_threads(1)  # the networks are too small to benefit from a second thread
+    if isinstance(plan, SequencePlan):
+        return train_sequence_classifier(data, plan, progress)
+    return train_classifier(data, plan, progress)
 
 
 def save_classifier(
     folder: str | Path,
     classifier: TrainedClassifier,
     data: LabelledJobs,
-    plan: TrainingPlan | SequencePlan,
+    plan: Plan,
     *,
     name: str,
     version: str,
