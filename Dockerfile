@@ -19,7 +19,7 @@ RUN export GPUMEMNET_COMPILE=1 \
  && python -m venv --without-pip /opt/gpumemnet \
  && pip --python /opt/gpumemnet/bin/python install --no-cache-dir --no-compile --constraint constraints.txt '.[service,postgres,client]' \
  && find /opt/gpumemnet -type f \( -name '*.pyi' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.map' \) -delete \
- && /opt/gpumemnet/bin/python -I -c "import gpumemnet.service.app, alembic.command, httpx, psycopg, sqlalchemy.dialects.postgresql, sqlalchemy.dialects.sqlite" \
+ && /opt/gpumemnet/bin/python -I -c "import gpumemnet.service.app, httpx, psycopg, sqlalchemy.dialects.postgresql, sqlalchemy.dialects.sqlite" \
  && /opt/gpumemnet/bin/python -I -c "import uvicorn.loops.uvloop, uvicorn.protocols.http.httptools_impl" \
  && mkdir /state
 

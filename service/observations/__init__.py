@@ -3,7 +3,7 @@
 * :mod:`.routes` and :mod:`.schemas` receive observations and return the summary.
 * :mod:`.store` writes observations and predictions in one thread, with the statements of
   :mod:`.rows`.
-* :mod:`.database` declares the tables and connects; :mod:`.migrate` and ``migrations/`` create them.
+* :mod:`.database` declares the tables, connects, and makes or migrates them.
 * :mod:`.statistics` compares predictions with observations, and tests the coverage.
 * :mod:`.export` writes the observations as a dataset for training.
 """

@@ -1,17 +1,15 @@
-"""The database of the observations: its supported URLs, its connections, and the check of its
-schema.
+"""The database of the observations: its supported URLs, its connections, its tables, and their
+revision.
 
-The server reads the schema's revision with one query.  Only an outdated revision starts the
-migrations, in a child process: Alembic in the server would cost start-up time, and memory for as
-    long as the server runs.
+Several services may start at once on one database: one of them makes or migrates the tables, and
+the others wait for it.
 """
 
 from __future__ import annotations
 
 import sqlite3
-import subprocess
-import sys
 import time
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -34,18 +32,22 @@ from sqlalchemy import (
     create_engine,
     event,
     inspect,
+    select,
     text,
 )
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
+from gpumemnet.atomic_files import locked
 from gpumemnet.errors import GpumemnetError, first_line
 
 REVISIONS: Final = ("0001", "0002")
-"""The schema revisions that this version knows, oldest first; it works with the last."""
+"""The revisions of the tables that this version knows, oldest first; it works with the last."""
 HEAD: Final = REVISIONS[-1]
+MIGRATIONS: Final = {"0001": "ALTER TABLE predictions ADD COLUMN reason_codes VARCHAR(200)"}
+"""What makes each revision the next one."""
 VERSION_TABLE: Final = "gpumemnet_schema"
-"""The table in which Alembic stores the revision; other programs may keep their tables in the same
+"""The table with the revision; other programs may keep their tables in the same
 database."""
 
 METADATA: Final = MetaData()
@@ -134,6 +136,10 @@ OBSERVATIONS: Final = Table(
     Index("observations_family_received_at", "family", "received_at"),
     Index("observations_prediction_id", "prediction_id"),
     Index("observations_job_hash", "job_hash"),
+)
+
+VERSIONS: Final = Table(
+    VERSION_TABLE, METADATA, Column("version_num", String(32), primary_key=True)
 )
 
 BUSY_SECONDS: Final = 5.0
@@ -237,34 +243,59 @@ def ensure_schema(url: URL) -> None:
 
     Raises:
         DatabaseAwayError: when the database cannot be reached.
-        DatabaseError: when its schema is newer than this version, or cannot be migrated.
+        DatabaseError: when its schema is newer than this version, or cannot be migrated; nothing
+            has changed then.
     """
     _make_folder(url)
-    engine = make_engine(url)
+    engine, patient_engine = make_engine(url), make_engine(url, busy_seconds=MIGRATION_SECONDS)
     try:
         found = revision(engine)
-    except SQLAlchemyError as error:
+        check_revision(found, url)
+        if found != HEAD:
+            _migrate(patient_engine)
+    except (SQLAlchemyError, OSError) as error:  # TimeoutError is an OSError
         raise _unusable(url, error) from None
     finally:
         engine.dispose()
-    if found == HEAD:
-        return
-    check_revision(found, url)
-    _migrate_in_child(url)
+        patient_engine.dispose()
+
+
+def _migrate(engine: Engine) -> None:
+    """Make the tables, or change them to the newest revision, in one transaction."""
+    with ExitStack() as stack:
+        if engine.dialect.name == "sqlite":
+            stack.enter_context(
+                locked(Path(f"{engine.url.database}.migration-lock"), MIGRATION_SECONDS)
+            )
+        connection = stack.enter_context(engine.begin())
+        if engine.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
+        found = _revision(connection)  # another process may have migrated meanwhile
+        check_revision(found, engine.url)
+        if found is None:
+            METADATA.create_all(connection)
+            connection.execute(VERSIONS.insert(), {"version_num": HEAD})
+            return
+        for earlier in REVISIONS[REVISIONS.index(found) : -1]:
+            connection.execute(text(MIGRATIONS[earlier]))
+        connection.execute(VERSIONS.update(), {"version_num": HEAD})
 
 
 def revision(engine: Engine) -> str | None:
-    """The schema's revision; ``None`` in a database without the service's tables.
+    """The tables' revision; ``None`` in a database without the service's tables.
 
     Raises:
         SQLAlchemyError: when the query fails.
     """
     with reading(engine) as connection:
-        if not inspect(connection).has_table(VERSION_TABLE):
-            return None
-        query = text(f"SELECT version_num FROM {VERSION_TABLE}")  # noqa: S608
-        found: str | None = connection.execute(query).scalar()
-        return found
+        return _revision(connection)
+
+
+def _revision(connection: Connection) -> str | None:
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    found: str | None = connection.execute(select(VERSIONS.c.version_num)).scalar()
+    return found
 
 
 def check_revision(found: str | None, url: URL) -> None:
@@ -280,28 +311,6 @@ def check_revision(found: str | None, url: URL) -> None:
         )
 
 
-def _migrate_in_child(url: URL) -> None:
-    # The URL may hold a password, so it goes through standard input: all users of the machine can
-    # see arguments.
-    command = [sys.executable, "-m", f"{__package__}.migrate"]
-    try:
-        done = subprocess.run(
-            command,
-            input=url.render_as_string(hide_password=False),
-            capture_output=True,
-            text=True,
-            timeout=MIGRATION_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise DatabaseError(
-            f"the tables in {shown(url)} were not made within {MIGRATION_SECONDS} s"
-        ) from None
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise DatabaseError(f"the tables in {shown(url)} cannot be made: {reason}")
-
-
 def _make_folder(url: URL) -> None:
     if url.get_backend_name() == "sqlite" and url.database:
         folder = Path(url.database).parent
@@ -313,7 +322,7 @@ def _make_folder(url: URL) -> None:
             ) from None
 
 
-def _unusable(url: URL, error: SQLAlchemyError) -> DatabaseError:
+def _unusable(url: URL, error: Exception) -> DatabaseError:
     cause = getattr(error, "orig", None) or error
     reason = first_line(cause)
     if url.get_backend_name() == "postgresql":

@@ -114,16 +114,13 @@ class Worth(Schema):
     )
     covered: int = Field(ge=0, description="of these, jobs within the safe bytes")
     coverage: float | None = Field(description="covered / judged")
-    coverage_interval: list[float] | None = Field(description="its 95 % interval (Wilson)")
     promised_coverage: float | None = Field(description="mean of the requested coverages")
-    median_error_mib: float | None = Field(description="median of expected minus observed")
-    median_error_percent: float | None = Field(description="the same in percent of the observed")
+    median_error_percent: float | None = Field(
+        description="median of expected minus observed, in percent of the observed"
+    )
     median_absolute_error_percent: float | None
     under_prediction_rate: float | None = Field(
         description="share of the jobs that used more than expected"
-    )
-    median_waste_mib: float | None = Field(
-        description="median of safe minus observed, over the covered jobs"
     )
     waste_share: float | None = Field(
         description="share of the safe bytes that was not used, over the covered jobs"

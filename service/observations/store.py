@@ -667,13 +667,13 @@ class ObservationStore:
             self._refresh_at = now + REFRESH_SECONDS
             assert self._engine is not None
             with reading(self._engine) as connection:
-                for alarm, error in read_alarms(connection, ALARM_WINDOW):
+                for alarm, error_ratio in read_alarms(connection, ALARM_WINDOW):
                     ALARM.labels(alarm.family).set(alarm.on)
-                    if alarm.count:
-                        COVERAGE.labels(alarm.family).set(alarm.covered / alarm.count)
-                        PROMISED.labels(alarm.family).set(alarm.promised or 0.0)
-                    if error is not None:
-                        ERROR.labels(alarm.family).set(error)
+                    if alarm.coverage is not None:
+                        COVERAGE.labels(alarm.family).set(alarm.coverage)
+                        PROMISED.labels(alarm.family).set(alarm.promised_coverage or 0.0)
+                    if error_ratio is not None:
+                        ERROR.labels(alarm.family).set(error_ratio)
         if now >= self._sweep_at:
             with self._begin() as connection:
                 more = sweep(connection, time.time() - self._retention_seconds)
