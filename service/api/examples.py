@@ -71,7 +71,7 @@ EXAMPLE_JOBS: Final[Mapping[str, Document]] = {
 """One small job of every family."""
 
 
-def _totals(job: Document) -> Document:
+def as_totals(job: Document) -> Document:
     """``job`` as totals, as a scheduler describes it that has no layer list."""
     known = {name: value for name, value in job.items() if name != "layers"}
     layers = job["layers"]
@@ -91,7 +91,7 @@ def predict_examples(family: str) -> dict[str, Document]:
     ]
     return {
         "layers": {"job": job},
-        "totals": {"job": _totals(job), "bin_width_mib": 2048},
+        "totals": {"job": as_totals(job), "bin_width_mib": 2048},
         "fits": {
             "job": job,
             "gpu": "H100",
@@ -104,7 +104,7 @@ def predict_examples(family: str) -> dict[str, Document]:
 
 def batch_examples(family: str) -> dict[str, Document]:
     """Bodies for ``POST /v1/predict/batch`` by name; the second job is invalid."""
-    job = _totals(EXAMPLE_JOBS[family])
+    job = as_totals(EXAMPLE_JOBS[family])
     jobs = [job, {**job, "batch_size": 0}]
     return {
         "batch": {"jobs": jobs},

@@ -2,7 +2,6 @@
 found."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,13 +9,11 @@ from numpy.typing import NDArray
 
 from gpumemnet.errors import BundleError
 from gpumemnet.job.job_table import JobTable
-from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.model import BundleModel, GraphOutput
 from gpumemnet.predict.predictor import Predictor
 from service.self_test import check_golden
-from tests.jobs import small_job
-from tests.registries import other_bundle, shipped
+from tests.registries import shipped
 
 Bend = Callable[[GraphOutput], GraphOutput]
 
@@ -51,11 +48,6 @@ def nothing(answer: GraphOutput) -> GraphOutput:
     return answer
 
 
-def drift() -> Bend:
-    factor = iter(np.linspace(1.0, 1.5, 1000))
-    return lambda answer: answer._replace(expected_bytes=answer.expected_bytes * next(factor))
-
-
 @pytest.mark.parametrize(
     ("bend", "says"),
     [
@@ -74,7 +66,7 @@ def drift() -> Bend:
         ),
         (
             lambda answer: answer._replace(expected_bytes=answer.expected_bytes * -1),
-            "expected are .* times of what context",
+            "expected bytes, .* times of what context",
         ),
         (
             lambda answer: answer._replace(bounds_bytes=(answer.bounds_bytes * 4)[:, ::-1]),
@@ -83,13 +75,6 @@ def drift() -> Bend:
         (
             lambda answer: answer._replace(bounds_bytes=answer.bounds_bytes[:, :1]),
             "is not answered",
-        ),
-        (drift(), "asked twice"),
-        (
-            lambda answer: answer._replace(
-                expected_bytes=answer.expected_bytes * (1 + 0.2 * (len(answer[1]) > 1))
-            ),
-            "together",
         ),
     ],
 )
@@ -102,32 +87,3 @@ def test_a_senseless_model_is_found(bend: Bend, says: str) -> None:
     check_golden(
         Only(Bent(bundle, bend)), tested={bundle.sha256}
     )  # what has passed is not tested again
-
-
-def test_a_card_may_bring_golden_answers(tmp_path: Path) -> None:
-    job = small_job()
-    estimate = Predictor([shipped("mlp-h200-traced")], keeps_label_context=True).predict(
-        job, coverage=0.9
-    )
-    amounts = {"expected_bytes": estimate.expected_bytes, "safe_bytes": estimate.safe_bytes}
-    right = {"job": job_to_dict(job), "coverage": 0.9, **amounts}
-
-    def check(name: str, golden: object) -> None:
-        check_golden(
-            Predictor([other_bundle(tmp_path / name, "2", "mlp-h200-traced", golden=golden)])
-        )
-
-    check("right", [right])
-    for name, wrong, says in (
-        (
-            "expected",
-            [right, right | {"expected_bytes": round(estimate.expected_bytes * 1.1)}],
-            "golden job 1 .* should be",
-        ),
-        ("safe", [right | {"safe_bytes": None}], "safe_bytes are"),
-        ("job", [{"job": {}}], "golden job 0 .* is not answered"),
-        ("entry", [7], "is not answered"),
-        ("list", {"job": 1}, "no list"),
-    ):
-        with pytest.raises(BundleError, match=says):
-            check(name, wrong)
