@@ -113,7 +113,7 @@ def uvicorn_options(settings: Settings) -> dict[str, Any]:
         "log_config": log_configuration(settings.log_format, settings.log_level),
         "access_log": False,
         "server_header": False,
-        "proxy_headers": False,  # the rate limit must not trust an address from the client
+        "proxy_headers": False,
         "timeout_keep_alive": IDLE_SECONDS,
         "timeout_graceful_shutdown": SHUTDOWN_SECONDS,
         "timeout_worker_healthcheck": 60,  # a worker that starts on a busy machine is not hung

@@ -168,7 +168,6 @@ def create_app(settings: Settings) -> FastAPI:
         hosts=settings.hosts(),
         fallback=lambda: serving.fallback,
         max_concurrency=settings.max_concurrency,
-        rate_limit_per_second=settings.rate_limit_per_second,
     )
     return app
 

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -42,56 +42,12 @@ CLIENT_VARIABLES: Final = (
 
 _OF_KUBERNETES: Final = re.compile(PREFIX + r"(SERVICE_(HOST|PORT)|PORT_\d+_(TCP|UDP|SCTP))(_\w+)?")
 """Variables that Kubernetes sets for a Service with the name ``gpumemnet``."""
-LOG_LEVELS: Final = ("critical", "error", "warning", "info", "debug")
-LOG_FORMATS: Final = ("json", "text")
 OFF: Final = "off"
 DATABASE_FILE: Final = "observations.sqlite3"
-_YES: Final = ("true", "1", "yes", "on")
-_NO: Final = ("false", "0", "no", "off")
 
 
 class SettingsError(GpumemnetError):
     """A setting of the service cannot be used."""
-
-
-def _number(minimum: float, maximum: float, *, whole: bool = True) -> BeforeValidator:
-    expected = f"must be a {'whole ' if whole else ''}number between {minimum} and {maximum}"
-
-    def parse(value: Any) -> Any:
-        if isinstance(value, str) and value.startswith("tcp://"):
-            raise ValueError(
-                f"is {describe(value)}, which Kubernetes sets for a Service of the name 'gpumemnet': "
-                "turn it off with enableServiceLinks: false, or give --port"
-            )
-        number = value
-        if isinstance(value, str):
-            plain = (
-                value.isascii()
-                and len(value) <= 20
-                and value.replace(".", "", 0 if whole else 1).isdigit()
-            )
-            number = (int(value) if whole else float(value)) if plain else None
-        if number is None or isinstance(number, bool) or not minimum <= number <= maximum:
-            raise ValueError(f"{expected}, not {describe(value)}")
-        return number
-
-    return BeforeValidator(parse)
-
-
-def _choice(choices: tuple[str, ...]) -> BeforeValidator:
-    def parse(value: Any) -> str:
-        if not isinstance(value, str) or value.lower() not in choices:
-            raise ValueError(f"must be one of {', '.join(choices)}, not {describe(value)}")
-        return value.lower()
-
-    return BeforeValidator(parse)
-
-
-def _switch(value: Any) -> bool:
-    text = str(value).lower()
-    if text not in (*_YES, *_NO):
-        raise ValueError(f"must be true or false, not {describe(value)}")
-    return text in _YES
 
 
 def _folders(value: Any) -> Any:
@@ -102,11 +58,12 @@ def _folders(value: Any) -> Any:
     )
 
 
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
 def _hosts(value: Any) -> Any:
     return parse_hosts(value) if isinstance(value, str) else value
-
-
-Switch = Annotated[bool, BeforeValidator(_switch)]
 
 
 class Settings(BaseSettings):
@@ -120,11 +77,9 @@ class Settings(BaseSettings):
         default="127.0.0.1",
         description="address to listen on; anything but a loopback address needs API keys",
     )
-    port: Annotated[int, _number(0, 65535)] = Field(
-        default=8000, description="TCP port; 0 takes a free one"
-    )
-    workers: Annotated[int, _number(1, 64)] = Field(
-        default=1, description="processes that answer; one per core that is to be used"
+    port: int = Field(ge=0, le=65535, default=8000, description="TCP port; 0 takes a free one")
+    workers: int = Field(
+        ge=1, le=64, default=1, description="processes that answer; one per core that is to be used"
     )
     bundles: Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_folders)] = Field(
         default=(),
@@ -134,7 +89,7 @@ class Settings(BaseSettings):
         default=None,
         description="GPU that answers are for where none is asked for; that of the most trusted labels when empty",
     )
-    context_mib: Annotated[int, _number(1, MAX_CONTEXT_MIB)] | None = Field(
+    context_mib: Annotated[int, Field(ge=1, le=MAX_CONTEXT_MIB)] | None = Field(
         default=None,
         description="CUDA context of the site's processes, on any GPU that is not calibrated; the catalogue's when empty",
     )
@@ -142,38 +97,43 @@ class Settings(BaseSettings):
         default=None,
         description="folder of the model registry; the shipped release answers without one",
     )
-    require_champion: Switch = Field(
+    require_champion: bool = Field(
         default=False,
         description="whether the service is ready only while it serves the registry's champion; otherwise it answers from the "
         "release before, or the shipped one, and says so in the header `Gpumemnet-Fallback` of every answer",
     )
-    shadow_share: Annotated[float, _number(0, 1, whole=False)] = Field(
+    shadow_share: float = Field(
+        ge=0,
+        le=1,
+        allow_inf_nan=False,
         default=0.1,
         description="share of the predictions that the challenger answers in the background",
     )
-    max_body_bytes: Annotated[int, _number(1024, 1024 * MIB)] = Field(
+    max_body_bytes: int = Field(
+        ge=1024,
+        le=1024 * MIB,
         default=4 * MIB,
         description="largest request body; the default holds a job of 20,000 layers and a batch of 1,000 ordinary jobs",
     )
-    head_seconds: Annotated[float, _number(0.1, 3600, whole=False)] = Field(
+    head_seconds: float = Field(
+        ge=0.1,
+        le=3600,
+        allow_inf_nan=False,
         default=10.0,
         description="how long a new connection may stay silent, and how long the head of a request may take",
     )
-    max_connections: Annotated[int, _number(1, 100_000)] = Field(
+    max_connections: int = Field(
+        ge=1,
+        le=100_000,
         default=1024,
         description="most open connections of a worker; an idle one gives way",
     )
-    max_jobs: Annotated[int, _number(1, 100_000)] = Field(
-        default=1000, description="most jobs in one batch"
-    )
-    max_concurrency: Annotated[int, _number(1, 100_000)] = Field(
+    max_jobs: int = Field(ge=1, le=100_000, default=1000, description="most jobs in one batch")
+    max_concurrency: int = Field(
+        ge=1,
+        le=100_000,
         default=256,
         description="most requests at work in a worker; more get 503 at once instead of waiting",
-    )
-    rate_limit_per_second: Annotated[float, _number(0, 1e6, whole=False)] = Field(
-        default=0.0,
-        description="requests a second that one key, or one address without keys, may make in each worker, after "
-        "a hundred at once; 0 for any number",
     )
     api_keys: str = Field(
         default="",
@@ -193,13 +153,17 @@ class Settings(BaseSettings):
         repr=False,  # may hold a password
         description="where observations are kept: a SQLAlchemy URL, `off`, or when empty a SQLite file in the state folder",
     )
-    prediction_retention_days: Annotated[float, _number(0.01, 36_500, whole=False)] = Field(
-        default=30.0, description="how long a prediction is kept that nobody reports on"
+    prediction_retention_days: float = Field(
+        ge=0.01,
+        le=36_500,
+        allow_inf_nan=False,
+        default=30.0,
+        description="how long a prediction is kept that nobody reports on",
     )
-    log_level: Annotated[str, _choice(LOG_LEVELS)] = Field(
-        default="info", description="`critical`, `error`, `warning`, `info` or `debug`"
-    )
-    log_format: Annotated[str, _choice(LOG_FORMATS)] = Field(
+    log_level: Annotated[
+        Literal["critical", "error", "warning", "info", "debug"], BeforeValidator(_lower)
+    ] = Field(default="info", description="`critical`, `error`, `warning`, `info` or `debug`")
+    log_format: Annotated[Literal["json", "text"], BeforeValidator(_lower)] = Field(
         default="json", description="`json` for machines, `text` for people"
     )
 
@@ -301,5 +265,8 @@ def _sentence(error: ValidationError, given: Mapping[str, Any]) -> str:
     first = error.errors()[0]
     name = str(first["loc"][0])
     origin = f"--{name.replace('_', '-')}" if name in given else PREFIX + name.upper()
-    cause = first.get("ctx", {}).get("error")
-    return f"{origin} {cause if cause is not None else first['msg']}"
+    if "error" in first.get("ctx", {}):
+        return f"{origin} {first['ctx']['error']}"
+    return (
+        f"{origin} {first['msg'].replace('Input should', 'must')}, not {describe(first['input'])}"
+    )

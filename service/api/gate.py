@@ -1,4 +1,4 @@
-"""The one middleware around the application: checks host, key, rate and concurrency, then logs and
+"""The one middleware around the application: checks host, key and concurrency, then logs and
 counts the request.
 
 What a path needs is a fixed list, so that clients cannot add names to the metrics.  An unlisted
@@ -18,14 +18,13 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from math import ceil
-from time import monotonic, perf_counter
+from time import perf_counter
 from typing import Final
 
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .access import AllowedHosts, ApiKey, KeyRing, RateLimit, client_of_address
+from .access import AllowedHosts, ApiKey, KeyRing
 from .logs import REQUEST_ID, log_request
 from .metrics import IN_WORK, REFUSED, RequestMetrics
 from .problems import (
@@ -35,7 +34,6 @@ from .problems import (
     MEDIA_TYPE,
     MISDIRECTED,
     OVERLOADED,
-    RATE_LIMITED,
     UNAUTHORIZED,
     Refusal,
 )
@@ -54,7 +52,6 @@ _REASON_OF_KIND: Final = {
     INVALID_HTTP: "invalid",
     UNAUTHORIZED: "key",
     FORBIDDEN: "scope",
-    RATE_LIMITED: "rate",
     OVERLOADED: "overload",
 }
 _FALLBACK: Final = b"gpumemnet-fallback"
@@ -77,7 +74,7 @@ class PathRule:
     Attributes:
         name: the path, its variable parts in braces.
         scope: the required scope of the key; :data:`ANY_KEY`; or ``None`` when no key is required.
-        is_limited: whether the rate and concurrency limits apply; never for health and metrics.
+        is_limited: whether hosts and concurrency are limited; never for health and metrics.
     """
 
     name: str
@@ -134,7 +131,6 @@ class Gate:
         fallback: the release that answers in place of the registry's champion; ``None`` while the
             champion answers.
         max_concurrency: most requests in progress at once.
-        rate_limit_per_second: most requests per second from one client; 0 for no limit.
     """
 
     def __init__(
@@ -145,13 +141,11 @@ class Gate:
         hosts: AllowedHosts | None = None,
         fallback: Callable[[], str | None] = lambda: None,
         max_concurrency: int = 256,
-        rate_limit_per_second: float = 0.0,
     ) -> None:
         self._app = app
         self._keys = keys
         self._hosts = hosts
         self._fallback = fallback
-        self._rate = RateLimit(rate_limit_per_second) if rate_limit_per_second else None
         self._max_concurrency = max_concurrency
         self._in_work = 0
         self._metrics = RequestMetrics()
@@ -225,8 +219,8 @@ class Gate:
                 foreign_host is not None and is_counted
             ):  # health and metrics stay open: probes use the address of a container
                 refusal = _misdirected(foreign_host)
-            elif is_counted or rule.scope is not None:
-                refusal = self._refusal(rule, key, presented, scope)
+            elif rule.scope is not None:
+                refusal = self._refusal(rule, key, presented)
             if refusal is None and is_counted:
                 if self._in_work > self._max_concurrency:
                     refusal = Refusal(
@@ -275,19 +269,9 @@ class Gate:
             )
 
     def _refusal(
-        self, rule: PathRule, key: ApiKey | None, presented: bytes | None, scope: Scope
+        self, rule: PathRule, key: ApiKey | None, presented: bytes | None
     ) -> Refusal | None:
         """The reason to reject a request; ``None`` when it is allowed."""
-        if self._rate is not None and rule.is_limited:
-            wait_seconds = self._rate.wait_seconds(
-                f"key {key.name}" if key is not None else _client(scope), monotonic()
-            )
-            if wait_seconds:
-                return Refusal(
-                    RATE_LIMITED,
-                    f"too many requests from this client: try again in {ceil(wait_seconds)} s",
-                    {"Retry-After": str(ceil(wait_seconds))},
-                )
         if self._keys is None or rule.scope is None:
             return None
         if key is None:
@@ -327,9 +311,3 @@ async def _refuse(send: Send, refusal: Refusal) -> None:
     ]
     await send({"type": "http.response.start", "status": refusal.kind.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
-
-
-def _client(scope: Scope) -> str:
-    """The client of the rate limit when there is no key."""
-    client = scope.get("client")
-    return "" if client is None else client_of_address(client[0])

@@ -93,10 +93,10 @@ BUILD: Final = Gauge(
 )
 
 REFUSAL_REASONS: Final = (
-    *("host", "key", "scope", "rate", "overload", "large_body"),
+    *("host", "key", "scope", "overload", "large_body"),
     *("connections", "invalid", "large_head", "slow_head"),
 )
-"""421, 401, 403, 429, 503 and 413; before a request is read: 503, 400, 431 and 408."""
+"""421, 401, 403, 503 and 413; before a request is read: 503, 400, 431 and 408."""
 
 REFUSED: Final = {reason: REFUSALS.labels(reason) for reason in REFUSAL_REASONS}
 

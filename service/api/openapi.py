@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
-from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from gpumemnet.job.layers import MAX_ELEMENTS, MAX_LAYERS, Layer
@@ -43,7 +42,6 @@ KEY_REFUSALS: Final = {
 """The errors of every operation that needs a key, where keys are set."""
 LIMIT_REFUSALS: Final = {
     421: "The `Host` or `Origin` is not allowed.",
-    429: "The client sends too many requests; `Retry-After` says when to try again.",
     503: "The service is busy; `Retry-After` says when to try again.",
 }
 """The errors of every operation but health and metrics."""
@@ -160,13 +158,6 @@ class Operation:
                 "content": {MEDIA_TYPE: {"schema": _schema(Problem)}},
             }
         return operation
-
-
-def routes(operations: Iterable[Operation]) -> list[BaseRoute]:
-    """The routes of the operations."""
-    return [
-        Route(one.path, one.endpoint, methods=[one.method], name=one.name) for one in operations
-    ]
 
 
 def openapi_document(

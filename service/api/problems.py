@@ -49,7 +49,6 @@ UNAUTHORIZED: Final = ProblemKind("unauthorized", 401, "An API key is required")
 FORBIDDEN: Final = ProblemKind("forbidden", 403, "The API key does not allow this")
 MISDIRECTED: Final = ProblemKind("misdirected", 421, "The host is not allowed")
 CONFLICT: Final = ProblemKind("conflict", 409, "The request conflicts with the stored state")
-RATE_LIMITED: Final = ProblemKind("rate-limited", 429, "Too many requests")
 UNKNOWN: Final = ProblemKind("unknown", 404, "Not found")
 REQUEST_TIMEOUT: Final = ProblemKind("request-timeout", 408, "The request did not arrive in time")
 INVALID_HTTP: Final = ProblemKind("invalid-http", 400, "The request is not valid HTTP")
@@ -81,7 +80,6 @@ PROBLEM_KINDS: Final = (
         UNAUTHORIZED,
         FORBIDDEN,
         CONFLICT,
-        RATE_LIMITED,
         UNKNOWN,
         REQUEST_TIMEOUT,
     ),

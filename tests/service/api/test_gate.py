@@ -1,4 +1,4 @@
-"""What every request passes: request ids, the rate limit, the bound on what is in work, and failures."""
+"""What every request passes: request ids, the bound on what is in work, and failures."""
 
 import asyncio
 import json
@@ -10,11 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.access import RateLimit, parse_keys
+from service.api.access import parse_keys
 from service.api.gate import Gate
 from service.api.predictions import Document
 from tests.conftest import StartService
@@ -81,80 +79,6 @@ def test_the_application_is_told_who_asks() -> None:
     run_through({"keys": ring}, application, headers=((b"authorization", b"Bearer secret"),))
     run_through({}, application)
     assert states == [{"request_id": "the-id", "key_name": "ci"}, {"request_id": "the-id"}]
-
-
-# Rate limit
-
-
-def test_the_rate_limit_is_said_with_the_time_to_wait(
-    start_service: StartService, job: Document
-) -> None:
-    with (
-        start_service(GPUMEMNET_RATE_LIMIT_PER_SECOND="0.001") as running,
-        httpx.Client(base_url=running.url) as client,
-    ):
-        assert [client.get("/v1/gpus").status_code for _ in range(101)] == [200] * 100 + [429]
-        answer = client.post("/v1/predict", json={"job": job})
-        assert (answer.status_code, answer.headers["content-type"]) == (
-            429,
-            "application/problem+json",
-        )
-        assert 1 <= int(answer.headers["retry-after"]) <= 1000
-        assert answer.json()["type"] == "urn:gpumemnet:problem:rate-limited"
-        assert {
-            client.get(path).status_code for path in ("/healthz", "/readyz", "/metrics") * 5
-        } == {200}
-        assert re.search(
-            r'gpumemnet_refusals_total{reason="rate"} 2.0', client.get("/metrics").text
-        )
-
-
-def test_each_key_has_a_rate_of_its_own(start_service: StartService) -> None:
-    keys = ",".join(f"{name}:predict:{sha256(name.encode()).hexdigest()}" for name in ("a", "b"))
-    with (
-        start_service(GPUMEMNET_RATE_LIMIT_PER_SECOND="0.001", GPUMEMNET_API_KEYS=keys) as running,
-        httpx.Client(base_url=running.url) as client,
-    ):
-
-        def statuses(key: str) -> set[int]:
-            headers = {"X-API-Key": key}
-            return {client.get("/v1/gpus", headers=headers).status_code for _ in range(101)}
-
-        assert statuses("a") == {200, 429}
-        assert statuses("wrong") == {401, 429}
-        assert client.get("/v1/gpus", headers={"X-API-Key": "b"}).status_code == 200
-
-
-@given(
-    st.floats(0.1, 1000),
-    st.integers(1, 50),
-    st.lists(st.floats(0, 5), min_size=1, max_size=200),
-)
-@settings(max_examples=100)
-def test_no_more_than_the_burst_and_the_rate_pass(
-    per_second: float, burst: int, pauses: list[float]
-) -> None:
-    limit, now, passed = RateLimit(per_second, burst), 1000.0, 0
-    for pause in pauses:
-        now += pause
-        wait = limit.wait_seconds("client", now)
-        assert wait >= 0
-        passed += wait == 0
-        assert passed <= burst + (now - 1000.0) * per_second + 1e-3
-        if wait:
-            assert wait <= 1 / per_second * (1 + 1e-6)
-
-
-def test_remembered_clients_are_bounded_and_the_busy_ones_stay() -> None:
-    limit = RateLimit(1, 1, max_clients=10)
-    assert limit.wait_seconds("busy", 0.0) == 0
-    for number in range(9):
-        assert limit.wait_seconds(f"other {number}", 0.0) == 0
-    assert limit.wait_seconds("busy", 1.5) == 0
-    for number in range(5):
-        limit.wait_seconds(f"more {number}", 1.6)
-    assert len(limit) == 10
-    assert limit.wait_seconds("busy", 1.7) > 0
 
 
 # What is in work at once
