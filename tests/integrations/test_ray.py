@@ -12,14 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import gpumemnet
 from gpumemnet import job_from_dict, ray_resources
-from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.fits import target
 from gpumemnet.predict.prediction import Prediction
 from gpumemnet.predict.predictor import Predictor
-from gpumemnet.units import MIB, ceil_mib
+from gpumemnet.units import MIB
 from service.api.examples import EXAMPLE_JOBS
 
 ROOT = Path(__file__).parents[2]
@@ -64,17 +62,6 @@ def test_the_share_is_the_safe_amount_over_what_the_gpu_has() -> None:
     assert resources.reasons == ()
 
 
-def test_a_custom_resource_is_asked_for_beside_it() -> None:
-    resources = ray_resources(JOB, "A100-40GB", memory_resource="gpu_memory_mib")
-    safe_bytes = resources.estimate.safe_bytes
-    assert safe_bytes is not None
-    assert resources["resources"] == {"gpu_memory_mib": ceil_mib(safe_bytes)}
-
-
-def test_another_gpu_has_another_share() -> None:
-    assert ray_resources(JOB, "H200")["num_gpus"] < ray_resources(JOB, "T4")["num_gpus"]
-
-
 def test_a_job_unlike_the_training_data_gets_a_whole_gpu_and_the_reason() -> None:
     resources = ray_resources(
         job_from_dict({**EXAMPLE_JOBS["mlp"], "batch_size": 10**6}), "A100", memory_resource="mib"
@@ -101,11 +88,6 @@ def test_one_of_several_replicas_gets_a_gpu_of_its_own() -> None:
     assert "one of 4 replicas" in resources.reasons[0]
 
 
-def test_an_unknown_gpu_is_refused() -> None:
-    with pytest.raises(InvalidRequestError, match="gpu"):
-        ray_resources(JOB, "no such GPU")
-
-
 @settings(max_examples=50)
 @given(st.integers(1, 2**38))
 def test_shares_that_fit_one_gpu_hold_safe_amounts_that_do(safe_bytes: int) -> None:
@@ -120,10 +102,6 @@ def test_shares_that_fit_one_gpu_hold_safe_amounts_that_do(safe_bytes: int) -> N
 
 
 ESTIMATE = Predictor.default().predict(JOB)
-
-
-def test_it_is_a_public_name() -> None:
-    assert gpumemnet.ray_resources is ray_resources
 
 
 @pytest.mark.nightly

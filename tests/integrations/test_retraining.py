@@ -1,9 +1,7 @@
-"""One turn of the loop by cron, GitHub Actions and Airflow: with a Python that only says how it is
-called, and a true one."""
+"""One turn of the loop by cron: with a Python that only says how it is called, and a true one."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -12,7 +10,6 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -242,183 +239,6 @@ def test_the_cron_file_starts_the_script_with_settings_that_it_knows() -> None:
     assert user == "gpumemnet"
     assert command.endswith(str(SCRIPT.relative_to(SCRIPT.parents[2])))
     assert os.access(SCRIPT, os.X_OK)
-
-
-@pytest.fixture
-def workflow() -> dict[Any, Any]:
-    return dict(yaml.safe_load((FOLDER / "github_actions.yml").read_text()))
-
-
-def runs(workflow: dict[Any, Any]) -> dict[str, str]:
-    return {
-        step["name"]: step["run"] for step in workflow["jobs"]["retrain"]["steps"] if "run" in step
-    }
-
-
-def test_the_workflow_is_in_order(workflow: dict[Any, Any]) -> None:
-    assert set(workflow[True]) == {
-        "schedule",
-        "workflow_dispatch",
-    }  # YAML reads 'on' as true, and GitHub does not mind
-    assert workflow["concurrency"]["cancel-in-progress"] is False
-    assert workflow["permissions"] == {"contents": "read"}
-    for text in runs(workflow).values():
-        assert (
-            subprocess.run(
-                ["bash", "-n"], input=text, text=True, timeout=300, check=False
-            ).returncode
-            == 0
-        )
-    extras = re.findall(r"\[(\S+)\]", runs(workflow)["Install"])
-    assert extras == ["service,postgres,train"]
-
-
-@pytest.mark.parametrize(("retrain", "code"), [("0", 0), ("10", 0), ("2", 2), ("1", 1)])
-def test_the_steps_of_the_workflow_as_its_runner_takes_them(
-    turn: Turn, workflow: dict[Any, Any], retrain: str, code: int
-) -> None:
-    output, summary = turn.folder / "output", turn.folder / "summary"
-    files = {"GITHUB_OUTPUT": str(output), "GITHUB_STEP_SUMMARY": str(summary)}
-    report = turn.work / "runs" / "abc" / "report.md"
-    report.parent.mkdir(parents=True)
-    report.write_text("# Retraining\n")
-    turn.environment |= files | {
-        "RETRAIN": retrain,
-        "PYTHON": "bin/python3",
-        "DRY_RUN": "--dry-run",
-    }
-    (turn.folder / "integrations").symlink_to(FOLDER.parent)
-    steps = runs(workflow)
-    for name, expected in (("Retrain where drift calls for it", code), ("Show the report", 0))[
-        : 2 - bool(code)
-    ]:
-        command = ["bash", "-e", "-o", "pipefail", "-c", steps[name]]
-        done = subprocess.run(
-            command, env=turn.environment, cwd=turn.folder, timeout=300, check=False
-        )
-        assert done.returncode == expected
-    assert turn.calls[-1].endswith("--dry-run")
-    assert f"code={retrain}" in output.read_text().splitlines()
-    assert f"Z {retrain} " in summary.read_text()
-    if not code:
-        assert f"folder={report.parent}" in output.read_text().splitlines()
-        assert summary.read_text().endswith("# Retraining\n")
-
-
-AIRFLOW = {
-    "airflow.sdk": """
-class DAG:
-    def __init__(self, **given): self.given = given
-    def __enter__(self): return self
-    def __exit__(self, *_): pass
-""",
-    "airflow.providers.standard.operators.bash": """
-class BashOperator:
-    def __init__(self, **given): self.given, self.after = given, None
-    def __rshift__(self, other):
-        self.after = other
-        return other
-""",
-}
-
-
-@pytest.fixture
-def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The DAG's tasks in their order; Airflow is no dependency, so its two classes are stood in
-    for."""
-    for name, text in AIRFLOW.items():
-        file = tmp_path / "stand_in" / f"{name.replace('.', '/')}.py"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    code = "import json, runpy, sys; names = runpy.run_path(sys.argv[1]); task = names['export']; found = []\n"
-    code += "while task:\n found.append(task.given)\n task = task.after\nprint(json.dumps(found))"
-    command = [sys.executable, "-c", code, str(FOLDER / "airflow_dag.py")]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"PYTHONPATH": str(tmp_path / "stand_in")},
-    )
-    return list(yaml.safe_load(done.stdout))
-
-
-@pytest.mark.parametrize(
-    ("codes", "ends"),
-    [
-        ({}, ["ok", "ok", "ok", "ok"]),
-        ({"EXPORTED": "0"}, ["skipped"]),
-        ({"EXPORT": "2"}, ["failed"]),
-        ({"DRIFT": "0"}, ["ok", "skipped"]),
-        ({"DRIFT": "2"}, ["ok", "failed"]),
-        ({"RETRAIN": "10"}, ["ok", "ok", "skipped"]),
-        ({"RETRAIN": "1"}, ["ok", "ok", "failed"]),
-        ({"GPUMEMNET_REGISTRY": "/nowhere"}, ["failed"]),
-    ],
-)
-def test_the_tasks_of_the_dag(
-    turn: Turn, tasks: list[dict[str, Any]], codes: dict[str, str], ends: list[str]
-) -> None:
-    assert [task["task_id"] for task in tasks] == ["export", "drift", "retrain", "tell"]
-    turn.work.mkdir()
-    found = []
-    for task in tasks:
-        command = ["bash", "-c", task["bash_command"]]
-        done = subprocess.run(
-            command, env=turn.environment | codes, capture_output=True, timeout=300, check=False
-        )
-        skips = task.get("skip_on_exit_code")
-        found.append(
-            "ok" if done.returncode == 0 else "skipped" if done.returncode == skips else "failed"
-        )
-        if found[-1] != "ok":
-            break
-    assert found == ends
-
-
-@pytest.mark.parametrize(
-    ("codes", "states"),
-    [
-        ({}, ["success", "success", "success", "success"]),
-        ({"RETRAIN": "10"}, ["success", "success", "skipped", "skipped"]),
-        ({"DRIFT": "0"}, ["success", "skipped", "skipped", "skipped"]),
-    ],
-)
-def test_the_dag_in_a_true_airflow(turn: Turn, codes: dict[str, str], states: list[str]) -> None:
-    """``AIRFLOW_PYTHON`` names the Python of an Airflow 3 with its standard provider."""
-    python = os.environ.get("AIRFLOW_PYTHON")
-    if not python:
-        pytest.skip(
-            "AIRFLOW_PYTHON names no Python with Airflow 3: it is no dependency of this project"
-        )
-    turn.work.mkdir()
-    home = {"AIRFLOW_HOME": str(turn.folder / "airflow"), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
-    home |= {
-        "AIRFLOW__CORE__DAGS_FOLDER": str(FOLDER),
-        "PYTHON": str(turn.folder / "bin" / "python3"),
-    }
-
-    def airflow(*arguments: str) -> list[dict[str, str]]:
-        command = [python, "-m", "airflow", *arguments]
-        environment = turn.environment | home | codes
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=300, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        found = [
-            line for line in done.stdout.splitlines() if line.startswith("[{")
-        ]  # it says other things before
-        return list(json.loads(found[-1])) if found else []
-
-    airflow("db", "migrate")
-    airflow("dags", "test", "gpumemnet_retrain", "2026-11-01")
-    (run,) = airflow("dags", "list-runs", "gpumemnet_retrain", "--output", "json")
-    assert run["state"] == "success"
-    tasks = airflow(
-        "tasks", "states-for-dag-run", "gpumemnet_retrain", run["run_id"], "--output", "json"
-    )
-    found = {task["task_id"]: task["state"] for task in tasks}
-    assert [found[name] for name in ("export", "drift", "retrain", "tell")] == states
 
 
 def test_the_alerts_name_metrics_that_there_are(tmp_path: Path) -> None:

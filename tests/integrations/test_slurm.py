@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -157,18 +156,6 @@ def test_a_job_named_in_a_variable_is_found_and_its_comment_kept(
 
 
 @needs_curl
-def test_the_packing_floor_is_used_where_the_site_says_so(
-    submit: Submit, job_file: Path, limit_mib: int
-) -> None:
-    environment = {"GPUMEMNET_SHARD_AMOUNT": "request", "GPUMEMNET_MIB_PER_SHARD": "1"}
-    assert (
-        0
-        < int(submit(environment=environment, comment=f"gpumemnet:{job_file}").options["gres"][6:])
-        < limit_mib
-    )
-
-
-@needs_curl
 def test_one_of_several_replicas_gets_no_shards_of_a_single_gpu(
     submit: Submit, tmp_path: Path
 ) -> None:
@@ -198,11 +185,6 @@ def test_what_the_user_asked_for_stays(submit: Submit, job_file: Path, asked: Te
     }
     assert changed == {name.replace("_", "-"): value for name, value in asked.items()}
     assert re.fullmatch(f"gpumemnet:{UUID}", outcome.options["comment"])
-
-
-@needs_curl
-def test_cpus_of_a_task_are_no_gpus(submit: Submit, job_file: Path) -> None:
-    assert "gres" in submit(comment=f"gpumemnet:{job_file}", tres_per_task="cpu=4").options
 
 
 @needs_curl
@@ -287,15 +269,6 @@ def test_a_service_that_hangs_is_not_waited_for(
 
 
 @needs_curl
-def test_a_host_that_accepts_and_says_nothing_is_left_too(submit: Submit, job_file: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        comment = f"gpumemnet:{job_file}"
-        assert_unchanged(
-            submit(url=f"http://127.0.0.1:{listener.getsockname()[1]}", comment=comment), comment
-        )
-
-
-@needs_curl
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
@@ -313,12 +286,6 @@ def test_a_refusal_or_a_foreign_answer_changes_nothing(
     outcome = submit(url=f"{canned}/{kind}", comment=comment)
     assert_unchanged(outcome, comment)
     assert said in outcome.said
-
-
-@needs_curl
-def test_amounts_that_are_none_give_no_shards(submit: Submit, job_file: Path, canned: str) -> None:
-    outcome = submit(url=f"{canned}/number", comment=f"gpumemnet:{job_file}")
-    assert (outcome.returned, "gres" in outcome.options) == ("0", False)
 
 
 @needs_curl
@@ -393,24 +360,6 @@ def test_a_key_reaches_the_service_and_not_the_process_list(
     assert key not in (tmp_path / "seen").read_text()
 
 
-@needs_curl
-def test_no_file_is_left_behind(
-    engine: str, service: RunningService, job_file: Path, tmp_path: Path
-) -> None:
-    """The names come from os.tmpname(), so a copy of the filter is given one that writes them
-    down."""
-    script = tmp_path / "cli_filter.lua"
-    note = f'local file = io.open("{tmp_path}/names", "a"); file:write(name .. "\\n"); file:close()'
-    spy = f"local real = os.tmpname; os.tmpname = function() local name = real(); {note}; return name end"
-    script.write_text(f"{spy}\n{FILTER.read_text()}")
-    for url in (service.url, "http://127.0.0.1:1"):
-        options = {"type": "sbatch", "comment": f"gpumemnet:{job_file}"}
-        run_lua(engine, script, "slurm_cli_pre_submit", {"GPUMEMNET_URL": url}, options)
-    names = (tmp_path / "names").read_text().split()
-    assert len(names) == 4
-    assert [name for name in names if Path(name).exists()] == []
-
-
 # In the controller
 # -------------------------------------------------------------------------------------------------------
 
@@ -445,19 +394,3 @@ def test_the_controller_caps_shards_at_one_gpu(
     assert outcome.options["tres_per_node"] == expected
     assert outcome.options["admin_comment"] == f"gpumemnet:{ID}"
     assert bool(outcome.said) == (resources != expected)
-
-
-def test_the_controller_leaves_other_jobs_alone(controller: Submit) -> None:
-    for fields in (
-        {},
-        {"comment": "gpumemnet:job.json", "tres_per_node": "gres/shard:99"},
-        {"tres_per_node": "gres/shard:99"},
-    ):
-        assert controller(**fields).options == fields
-    kept = {"comment": f"gpumemnet:{ID}", "admin_comment": "by the administrator"}
-    assert controller(**kept).options == kept
-
-
-def test_the_controller_touches_neither_network_nor_files() -> None:
-    code = re.sub(r"--\[\[.*?--\]\]|--[^\n]*", "", SUBMIT.read_text(), flags=re.DOTALL)
-    assert not re.search(r"\b(io|os|require|dofile|loadfile|package)\b", code)

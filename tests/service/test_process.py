@@ -3,15 +3,11 @@ and with several workers."""
 
 import contextlib
 import json
-import os
-import pty
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,7 +15,6 @@ import httpx
 import psutil
 import pytest
 
-from gpumemnet.predict.bundle import MODEL_FILE, shipped_bundles
 from service.api.access import new_key
 from service.api.predictions import Document
 from tests.conftest import RunningService, StartService
@@ -44,19 +39,6 @@ def test_it_loads_neither_torch_nor_pandas() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=300
     )
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
-
-
-@pytest.mark.skipif(not Path("/proc").exists(), reason="reads /proc, which only Linux has")
-def test_memory_stays_small_under_large_batches(start_service: StartService, job: Document) -> None:
-    with start_service() as running, httpx.Client(base_url=running.url, timeout=300) as client:
-        for body in [
-            {"jobs": [job] * 1000, "bin_width_mib": 1024},
-            {"jobs": [job] * 60, "bin_width_mib": 49},
-        ] * 5:
-            assert client.post("/v1/predict/batch", json=body).status_code == 200
-        lines = Path(f"/proc/{running.process.pid}/status").read_text().splitlines()
-        peak = int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
-        assert peak / 1024 < MAX_RESIDENT_MIB
 
 
 # Its end
@@ -273,56 +255,3 @@ def test_a_mistake_is_said_in_one_sentence(
     error = said_once(run_service(*port, "--database-url", "off", *arguments, **settings))
     assert said in error
     assert "my-secret-key" not in error
-
-
-def test_an_altered_bundle_is_said_in_one_sentence(tmp_path: Path) -> None:
-    folder = tmp_path / "bundle"
-    shutil.copytree(shipped_bundles()[0].source, folder)
-    with (folder / MODEL_FILE).open("ab") as stream:
-        stream.write(b"\0")
-    assert "checksum" in said_once(run_service("--port", "0", "--bundles", str(folder)))
-
-
-def test_bundles_are_a_setting(start_service: StartService, tmp_path: Path) -> None:
-    source = shipped_bundles()[0]
-    folder = shutil.copytree(source.source, tmp_path / "mine")
-    with start_service("--bundles", str(folder)) as running:
-        models = httpx.get(f"{running.url}/v1/models").json()["models"]
-    assert [model["sha256"] for model in models] == [source.sha256]
-
-
-@pytest.fixture
-def terminal() -> Iterator[tuple[int, int]]:
-    ours, theirs = pty.openpty()
-    yield ours, theirs
-    os.close(ours)
-
-
-def test_a_person_is_greeted_and_ends_it_with_ctrl_c(terminal: tuple[int, int]) -> None:
-    ours, theirs = terminal
-    command = [sys.executable, "-m", "gpumemnet", "serve", "--port", "0", "--database-url", "off"]
-    with subprocess.Popen(
-        command,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-        preexec_fn=_take_terminal,
-        env=environment_without_settings(),
-    ) as process:
-        os.close(theirs)
-        said = b""
-        while b"\n" not in said.partition(b"listening on http://127.0.0.1:")[2]:
-            said += os.read(ours, 4096)
-        assert b"its API at /docs" in said
-        os.write(ours, b"\x03")
-        assert process.wait(timeout=300) == 0
-        assert b"Traceback" not in os.read(ours, 4096)
-
-
-def _take_terminal() -> None:
-    """Ctrl-C is sent to the processes that this terminal controls."""
-    import fcntl
-    import termios
-
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -11,14 +11,13 @@ import pytest
 
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.training_job import FAMILIES
-from gpumemnet.predict.distribution import PUBLISHED_BINS, bins_of_width
+from gpumemnet.predict.distribution import bins_of_width
 from gpumemnet.predict.features import FEATURE_SCHEMA
 from gpumemnet.predict.fits import Fit, fits, target
 from gpumemnet.predict.largest_batch import BatchPoint, batch_sizes
 from gpumemnet.predict.prediction import Prediction
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB
-from service.api.examples import EXAMPLE_JOBS
 from service.api.predictions import Document, PredictionApi, PredictionRecord
 from tests.conftest import RunningService
 
@@ -62,13 +61,6 @@ def test_an_answer_is_the_estimate_of_the_predictor(
     assert answer["bin"]["index"] == estimate.bin_index
     assert (answer["bin"]["lower_bytes"], answer["bin"]["upper_bytes"]) == estimate.bin_bounds_bytes
     assert answer["bin"]["probability"] == max(answer["bins"]["probabilities"])
-
-
-def test_probabilities_cover_all_bins_and_add_up_to_one(http: httpx.Client, job: Document) -> None:
-    bins = predict(http, job)["bins"]
-    assert len(bins["probabilities"]) == bins["count"]
-    assert all(0 <= probability <= 1 for probability in bins["probabilities"])
-    assert sum(bins["probabilities"]) == pytest.approx(1)
 
 
 def test_the_model_says_who_it_is(http: httpx.Client, predictor: Predictor, job: Document) -> None:
@@ -124,25 +116,6 @@ def test_another_encoder(
     assert answer["model"]["encoder"] == encoder
 
 
-def test_an_encoder_that_needs_layers_names_itself_as_the_fault(
-    http: httpx.Client, job: Document
-) -> None:
-    layers = job.pop("layers")
-    totals = {"total_activations": 9, "total_parameters": 9}
-    response = http.post("/v1/predict", json={"job": {**job, **totals}, "encoder": "transformer"})
-    assert response.json()["errors"][0]["field"] == "encoder"
-    jobs = [{**job, **totals}, {**job, "layers": layers}]
-    batch = http.post("/v1/predict/batch", json={"jobs": jobs, "encoder": "transformer"}).json()
-    assert [set(result) for result in batch["results"]] == [{"problem"}, {"prediction"}]
-
-
-def test_totals_are_enough(http: httpx.Client, predictor: Predictor, job: Document) -> None:
-    layers = job.pop("layers")
-    job["total_activations"] = sum(layer["activations"] for layer in layers)
-    job["total_parameters"] = sum(layer["parameters"] for layer in layers)
-    assert_same(predict(http, job), predictor.predict(job_from_dict(job)))
-
-
 @pytest.mark.parametrize("width_mib", [49, 100, 1024, 196608])
 def test_bins_of_any_width(
     http: httpx.Client, predictor: Predictor, job: Document, width_mib: int
@@ -158,30 +131,6 @@ def test_bins_of_any_width(
     assert_same(answer, predictor.predict(job_from_dict(job), bins=bins))
 
 
-@pytest.mark.parametrize("name", PUBLISHED_BINS)
-def test_published_bins(http: httpx.Client, predictor: Predictor, job: Document, name: str) -> None:
-    answer = predict(http, job, bins=name)
-    assert answer["bins"]["name"] == name
-    assert_same(answer, predictor.predict(job_from_dict(job), bins=PUBLISHED_BINS[name]))
-
-
-def test_every_calibrated_coverage_is_answered_and_more_coverage_is_never_less_memory(
-    http: httpx.Client, predictor: Predictor, job: Document
-) -> None:
-    levels = http.get("/v1/models").json()["models"][0]["coverages"]
-    answers = [predict(http, job, coverage=level) for level in levels]
-    assert [answer["coverage"] for answer in answers] == levels
-    safe = [answer["safe_bytes"] for answer in answers]
-    assert safe == sorted(safe)
-
-
-def test_null_options_are_as_absent_ones(http: httpx.Client, job: Document) -> None:
-    nulls = dict.fromkeys(
-        ("coverage", "bins", "bin_width_mib", "gpu", "encoder", "fits", "devices")
-    )
-    assert without_id(predict(http, job, **nulls)) == without_id(predict(http, job))
-
-
 def test_outside_the_support_there_are_reasons_and_no_safe_bytes(
     http: httpx.Client, predictor: Predictor, job: Document
 ) -> None:
@@ -190,21 +139,6 @@ def test_outside_the_support_there_are_reasons_and_no_safe_bytes(
     assert answer["reasons"]
     assert answer["safe_bytes"] is None
     assert answer["expected_bytes"] > 0
-
-
-def test_a_job_at_the_upper_end_of_every_count_is_answered(
-    http: httpx.Client, job: Document
-) -> None:
-    largest = {
-        **job,
-        "batch_size": 2**31 - 1,
-        "input_elements": 2**50,
-        "total_activations": 2**50,
-        "total_parameters": 2**50,
-    }
-    del largest["layers"]
-    answer = predict(http, largest)
-    assert answer["bin"]["upper_bytes"] is None
 
 
 def test_many_at_once_get_the_answers_that_one_alone_gets(
@@ -271,17 +205,6 @@ def test_a_bad_job_does_not_fail_the_others(
     assert without_id(results[0]["prediction"]) == without_id(results[3]["prediction"])
 
 
-def test_an_empty_batch_is_answered(http: httpx.Client) -> None:
-    response = http.post("/v1/predict/batch", json={"jobs": []})
-    assert (response.status_code, response.json()) == (200, {"failed": 0, "results": []})
-
-
-def test_a_batch_of_a_thousand_jobs_fits_the_limits(http: httpx.Client, job: Document) -> None:
-    response = http.post("/v1/predict/batch", json={"jobs": [job] * 1000})
-    assert response.status_code == 200
-    assert len(response.json()["results"]) == 1000
-
-
 DEVICES = [
     {"id": "0", "gpu": "A100", "free_mib": 1},
     {"id": "MIG-7", "gpu": "A100", "mig": "3g.20gb", "free_mib": None},
@@ -313,14 +236,6 @@ def test_what_a_job_fits_of_the_whole_catalogue_but_laptops(
     assert [(fit["gpu"], fit["mig"]) for fit in answer["fits"]] == named
     assert predict(http, job, fits=[])["fits"] == predict(http, job, devices=[])["fits"] == []
     assert "fits" not in predict(http, job, fits=False)
-
-
-def test_outside_the_support_there_is_a_request_and_no_verdict(
-    http: httpx.Client, job: Document
-) -> None:
-    answer = predict(http, outside(job), fits=["H200"])
-    assert answer["safe_bytes"] is None
-    assert [(fit["verdict"], fit["limit_mib"]) for fit in answer["fits"]] == [("unknown", None)]
 
 
 def test_a_batch_answers_what_each_job_fits(http: httpx.Client, job: Document) -> None:
@@ -370,12 +285,6 @@ def test_an_option_without_sense_is_named(
     response = http.post(path, json={**content, **options})
     assert response.status_code == 422
     assert response.json()["errors"][0]["field"] == field
-
-
-def test_a_batch_may_not_ask_for_verdicts_without_end(http: httpx.Client, job: Document) -> None:
-    response = http.post("/v1/predict/batch", json={"jobs": [job] * 500, "fits": True})
-    assert response.status_code == 422
-    assert response.json()["errors"][0]["field"] == "fits"
 
 
 def test_the_largest_batch(http: httpx.Client, predictor: Predictor, job: Document) -> None:
@@ -463,32 +372,3 @@ def test_health(http: httpx.Client, predictor: Predictor) -> None:
         dict.fromkeys(family for bundle in predictor.bundles for family in bundle.card.families)
     )
     assert http.get("/readyz").json() == {"status": "ready", "families": families}
-
-
-def test_no_probability_is_above_one(http: httpx.Client) -> None:
-    for batch_size in (
-        21,
-        24,
-        32,
-        45,
-    ):  # the shares of these add up to a little more than one in floating point
-        body = {"job": {**EXAMPLE_JOBS["mlp"], "batch_size": batch_size}, "bin_width_mib": 65_536}
-        answer = http.post("/v1/predict", json=body).json()
-        assert 0.999 < answer["bin"]["probability"] <= 1, answer["bin"]
-        assert all(0 <= probability <= 1 for probability in answer["bins"]["probabilities"])
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("coverage", 0), ("coverage", 1), ("coverage", 99), ("gpu", "no such GPU")],
-)
-def test_options_are_checked_without_jobs_too(
-    http: httpx.Client, option: str, value: int | str
-) -> None:
-    for path, content in (
-        ("/v1/predict/batch", {"jobs": []}),
-        ("/v1/predict", {"job": EXAMPLE_JOBS["mlp"]}),
-    ):
-        response = http.post(path, json={**content, option: value})
-        assert response.status_code == 422, path
-        assert response.json()["errors"][0]["field"] == option

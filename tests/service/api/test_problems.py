@@ -92,14 +92,6 @@ def test_a_bad_job_is_refused_at_its_field_in_the_parsers_words(
 
 
 @pytest.mark.parametrize(
-    "name", ["family", "batch_size", "input_elements", "optimizer", "precision"]
-)
-def test_a_missing_field_is_named(http: httpx.Client, job: Document, name: str) -> None:
-    del job[name]
-    assert field_at_fault(http, {"job": job}) == f"job.{name}"
-
-
-@pytest.mark.parametrize(
     ("options", "field"),
     [
         ({"coverage": 2}, "coverage"),
@@ -166,16 +158,6 @@ def test_a_body_that_is_no_json_object_is_refused(
     assert field_at_fault(http, body, path) == "body"
 
 
-def test_doubled_keys_are_refused(http: httpx.Client) -> None:
-    assert field_at_fault(http, b'{"job": {"batch_size": 1, "batch_size": 2}}') == "batch_size"
-    assert field_at_fault(http, b'{"job": {}, "job": {}}') == "job"
-
-
-def test_half_a_surrogate_pair_is_no_text(http: httpx.Client) -> None:
-    assert field_at_fault(http, b'{"job": {"\\ud800": 1}}') == "body"
-    assert field_at_fault(http, b'{"jobs": [{"\\ud800": 1}]}', "/v1/predict/batch") == "body"
-
-
 def test_a_job_without_its_envelope_is_told_where_jobs_stand(
     http: httpx.Client, job: Document
 ) -> None:
@@ -185,16 +167,6 @@ def test_a_job_without_its_envelope_is_told_where_jobs_stand(
         "jobs stand under 'jobs'"
         in problem(http.post("/v1/predict/batch", json=job), 422)["detail"]
     )
-
-
-@pytest.mark.parametrize("path", POST_PATHS)
-def test_a_missing_question_is_refused(http: httpx.Client, path: str) -> None:
-    assert field_at_fault(http, {}, path) in ("job", "jobs")
-
-
-@pytest.mark.parametrize("jobs", [{}, "x", 3, None])
-def test_jobs_must_be_a_list(http: httpx.Client, jobs: object) -> None:
-    assert field_at_fault(http, {"jobs": jobs}, "/v1/predict/batch") == "jobs"
 
 
 def test_too_many_jobs_are_refused(http: httpx.Client, job: Document) -> None:

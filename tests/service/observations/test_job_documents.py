@@ -29,16 +29,3 @@ def test_layers_as_objects_or_as_lists_are_the_same_job() -> None:
     lists = [[layer["kind"], layer["activations"], layer["parameters"]] for layer in mlp["layers"]]
     one, other = job_documents(read_jobs([mlp, {**mlp, "layers": lists}]).table)
     assert one == other
-
-
-def test_kinds_that_no_model_knows() -> None:
-    mlp = EXAMPLE_JOBS["mlp"]
-    odd = [
-        {**mlp, "layers": [{"kind": kind, "activations": 1, "parameters": 2}, *mlp["layers"]]}
-        for kind in ("magic", "s_2")
-    ]
-    documents = job_documents(read_jobs(odd).table)
-    assert [json.loads(document)["layers"][0] for document in documents] == [
-        ["magic", 1, 2],
-        ["s_2", 1, 2],
-    ]

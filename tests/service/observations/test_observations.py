@@ -26,7 +26,6 @@ from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.json_codec import job_from_dict
 from service.api.examples import EXAMPLE_JOBS
 from service.api.predictions import Document
-from service.observations.routes import observation_operations
 from service.observations.schemas import ObservationResults, ObservationSummary, StoredObservation
 from tests.service.databases import PostgreSQL, running_postgresql
 
@@ -151,13 +150,6 @@ def test_an_observation_is_stored_once(http: httpx.Client, database: Database) -
     assert database.count() == before + 1
 
 
-def test_without_a_key_the_content_decides(http: httpx.Client, database: Database) -> None:
-    before = database.count()
-    answers = [observe(http, **by_job(peak_mib=peak)).status_code for peak in (1701, 1701, 1702)]
-    assert answers == [201, 200, 201]
-    assert database.count() == before + 2
-
-
 def test_a_key_belongs_to_one_observation(http: httpx.Client) -> None:
     observe(http, **by_job(idempotency_key="run-2"))
     answer = observe(http, **by_job(idempotency_key="run-2", peak_mib=1999))
@@ -218,10 +210,6 @@ def test_a_body_that_is_none_is_refused(http: httpx.Client, body: bytes) -> None
     )
     assert answer.status_code == 422
     assert answer.headers["Content-Type"] == "application/problem+json"
-
-
-def test_the_body_must_be_declared(http: httpx.Client) -> None:
-    assert http.post("/v1/observations", content=b"{}").status_code == 415
 
 
 def test_the_summary_compares_with_what_was_predicted(http: httpx.Client) -> None:
@@ -438,12 +426,3 @@ def test_answers_have_the_shape_that_is_described(http: httpx.Client) -> None:
         http.get("/v1/observations/summary?days=1").content
     )
     assert summary.groups
-
-
-def test_what_is_described_as_a_request_is_accepted(http: httpx.Client) -> None:
-    [operation] = [one for one in observation_operations(None) if one.name == "observe"]
-    for name, example in operation.examples.items():
-        status = http.post("/v1/observations", json=example).status_code
-        assert status == {"by_job": 201, "several": 200}.get(name, 404), (
-            name
-        )  # the example's prediction is nobody's

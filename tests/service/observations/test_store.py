@@ -4,7 +4,6 @@ alarm and its gauges."""
 import asyncio
 import logging
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from prometheus_client import REGISTRY
-from sqlalchemy import URL
 from sqlalchemy.exc import OperationalError
 
 from gpumemnet.job.job_table import JobTable
@@ -36,8 +32,6 @@ from service.observations.database import (
     DatabaseError,
     database_url,
     ensure_schema,
-    make_engine,
-    revision,
 )
 from service.observations.rows import Stored
 from service.observations.statistics import miss_probability
@@ -131,23 +125,6 @@ def test_many_may_start_at_once(address: str, file: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: ensure_schema(database_url(address)), range(4)))
     assert rows(file, f"SELECT version_num FROM {VERSION_TABLE}") == [(REVISIONS[-1],)]
-
-
-def test_many_may_open_a_new_file_at_once(tmp_path: Path) -> None:
-    """SQLite does not wait for others while it turns its log on: without a second try two or three
-    of these fail."""
-    for number in range(40):
-        url, together = database_url(f"sqlite:///{tmp_path}/{number}.sqlite"), threading.Barrier(6)
-
-        def open_it(url: URL = url, together: threading.Barrier = together) -> None:
-            engine = make_engine(url)
-            together.wait()
-            assert revision(engine) is None
-            engine.dispose()
-
-        with ThreadPoolExecutor(6) as pool:
-            for opened in [pool.submit(open_it) for _ in range(6)]:
-                opened.result()
 
 
 def test_a_newer_database_is_refused(address: str, file: Path) -> None:
@@ -378,13 +355,6 @@ def test_a_locked_database_is_away_and_comes_back(
     )
 
 
-def test_a_stopped_store_refuses(make_store: MakeStore, estimate: PredictionTable) -> None:
-    one = make_store()
-    one.drain()
-    with pytest.raises(Refusal, match="stopping"):
-        asyncio.run(one.add(observed(record(estimate).prediction_ids[0], 1800 * MIB)))
-
-
 def test_the_alarm_goes_on_and_the_gauges_say_it(
     make_store: MakeStore, estimate: PredictionTable
 ) -> None:
@@ -422,16 +392,6 @@ def test_the_alarm_goes_on_and_the_gauges_say_it(
     error = REGISTRY.get_sample_value("gpumemnet_observed_error_ratio", {"family": "mlp"})
     assert error is not None
     assert error < 0
-
-
-@given(st.lists(st.floats(0.5, 0.999), min_size=1, max_size=40), st.integers(0, 41))
-def test_the_probability_of_misses_falls_with_their_number(
-    promised: list[float], misses: int
-) -> None:
-    here, more = miss_probability(promised, misses), miss_probability(promised, misses + 1)
-    assert 0 <= more <= here <= 1
-    assert miss_probability(promised, 0) == 1
-    assert miss_probability(promised, len(promised) + 1) == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize("misses", [0, 1, 2, 5, 9])

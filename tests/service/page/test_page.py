@@ -68,12 +68,6 @@ def test_a_file_that_the_browser_has_is_not_sent_again(http: httpx.Client, path:
     assert http.get(path, headers={"If-None-Match": '"other"'}).status_code == 200
 
 
-def test_head_tells_the_size_and_sends_nothing(http: httpx.Client) -> None:
-    whole, head = http.get("/"), http.head("/")
-    assert (head.status_code, head.content) == (200, b"")
-    assert head.headers["content-length"] == str(len(whole.content))
-
-
 @pytest.mark.parametrize("path", ["/", "/docs"])
 def test_pages_hold_nothing_inline_and_nothing_of_other_hosts(
     http: httpx.Client, path: str
@@ -85,26 +79,6 @@ def test_pages_hold_nothing_inline_and_nothing_of_other_hosts(
         assert not [name for name in attributes if name.startswith("on")], tag
         for name in ("src", "href"):
             assert "//" not in (attributes.get(name) or ""), tag
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/page",
-        "/page/",
-        "/page/none.js",
-        "/page/..%2Froutes.py",
-        "/page/index.html",
-        "/docs/docs.html",
-    ],
-)
-def test_there_is_nothing_else(http: httpx.Client, path: str) -> None:
-    answer = http.get(path)
-    assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
-
-
-def test_files_are_read_only(http: httpx.Client) -> None:
-    assert http.post("/", content=b"").status_code == 405
 
 
 @pytest.mark.parametrize("path", EXAMPLES)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
-from openapi_spec_validator import OpenAPIV30SpecValidator
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -265,66 +264,6 @@ def verdict_texts(page: Browser) -> list[WebElement]:
     return page.driver.find_elements(By.CSS_SELECTOR, "#fits-table .verdict")
 
 
-def test_the_service_s_gpu_is_named_and_no_row_of_the_devices_is_cut(
-    page: Browser, example: Example, asked: Asked
-) -> None:
-    answer = asked(job=example("mlp"))
-    for width in (390, 1280):
-        page.resize(width, is_mobile=width < 500)
-        pick(page, "mlp", answer)
-        own = page.run("return document.querySelector('#gpu').selectedOptions[0].textContent")
-        assert own == f"{answer['gpu'].removeprefix('NVIDIA ')}, the service’s"
-        cut = "const list = arguments[0], end = list.getBoundingClientRect().top + list.clientTop + list.clientHeight;"
-        cut += "return [...list.querySelectorAll('tbody tr')].filter((row) => {"
-        cut += "const {top, bottom} = row.getBoundingClientRect(); return top < end - 1 && bottom > end + 1; }).length"
-        assert page.run(cut, page.find("#fits-table")) == 0
-        assert (
-            page.run(
-                "return arguments[0].scrollWidth - arguments[0].clientWidth",
-                page.find("#fits-table"),
-            )
-            == 0
-        )
-        pick(page, "resnet50", asked(job=example("resnet50")))  # with other words in the table
-        assert (
-            page.run(
-                "return arguments[0].scrollWidth - arguments[0].clientWidth",
-                page.find("#fits-table"),
-            )
-            == 0
-        )
-
-
-def test_a_likely_card_that_may_not_fit_is_explained(
-    page: Browser, example: Example, asked: Asked
-) -> None:
-    answer = asked(job=example("resnet50"), fits=True)
-    pick(page, "resnet50", answer)
-    likely = [
-        fit
-        for fit in answer["fits"]
-        if fit["verdict"] == "unsure" and fit["probability"] >= answer["coverage"]
-    ]
-    assert ("The limit decides" in page.text("#fits-lead")) == bool(likely)
-
-
-def test_where_the_limit_lies_beyond_the_bars_the_page_says_why(
-    page: Browser, example: Example, asked: Asked
-) -> None:
-    job = example("gpt2_small")
-    answer = asked(job=job, bin_width_mib=128)
-    page.run("document.getElementById('bin_width_mib').value = '128'")
-    pick(page, "gpt2_small", answer)
-    below, coverage_edge = 0.0, 0
-    for index, probability in enumerate(answer["bins"]["probabilities"]):
-        below += probability
-        if below >= answer["coverage"]:
-            coverage_edge = (index + 1) * 128
-            break
-    says_why = "The limit is higher" in page.text("#bins-lead")
-    assert says_why == (coverage_edge < ceil_mib(answer["safe_bytes"]))
-
-
 def test_a_card_that_is_too_small_is_said_to_be(
     page: Browser, example: Example, asked: Asked
 ) -> None:
@@ -475,22 +414,6 @@ def test_it_is_readable_on_phone_and_desk_in_light_and_dark(
     )
 
 
-def test_without_a_connection_it_says_so(page: Browser, example: Example, asked: Asked) -> None:
-    pick(page, "mlp", asked(job=example("mlp")))
-    conditions = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
-    page.devtools("Network.enable")
-    page.devtools("Network.emulateNetworkConditions", offline=True, **conditions)
-    try:
-        page.find("[type=submit]").click()
-        page.wait(lambda: "No connection" in page.text("#failure"), "the message")
-        assert page.find("#stale").is_displayed()
-    finally:
-        page.devtools("Network.emulateNetworkConditions", offline=False, **conditions)
-    page.find("[type=submit]").click()
-    page.wait(lambda: not page.find("#failure").is_displayed(), "the answer")
-    has_answer(page, asked(job=example("mlp")))
-
-
 def test_a_key_is_asked_for_and_kept_in_this_tab_alone(
     chrome: Browser, start_service: StartService, example: Example, asked: Asked
 ) -> None:
@@ -546,13 +469,3 @@ def test_the_description_of_the_api_is_shown_without_another_host(
     page.find('[data-path="/v1/predict"]').click()
     page.wait(lambda: "expected_bytes" in page.text(".opblock.is-open"), "the example")
     assert page.driver.find_elements(By.CSS_SELECTOR, ".errors-wrapper") == []
-
-
-def test_the_description_is_valid_in_the_words_that_swagger_ui_reads(page: Browser) -> None:
-    page.open("/docs")
-    script = """
-        const [done] = arguments;
-        Promise.all([import("/docs/openapi30.js"), fetch("/openapi.json").then((answer) => answer.json())])
-          .then(([{ inWordsOf30 }, description]) => done(inWordsOf30(description)));
-    """
-    OpenAPIV30SpecValidator(page.driver.execute_async_script(script)).validate()
