@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -17,8 +15,9 @@ import typer
 from gpumemnet.cli.commands import App
 from gpumemnet.cli.options import STANDARD_INPUT, AsJson, input_file
 from gpumemnet.cli.output import check_writable, write_text
-from gpumemnet.errors import InvalidRequestError, MissingExtraError, ServiceError
-from gpumemnet.site.observations import Observation, observation_to_dict
+from gpumemnet.client.client import API_KEY_VARIABLE, Client
+from gpumemnet.errors import InvalidRequestError, ServiceError
+from gpumemnet.site.observations import Observation
 from gpumemnet.site.sacct import (
     Skipped,
     observation_lines,
@@ -28,9 +27,8 @@ from gpumemnet.site.sacct import (
 
 from .api.access import SCOPES, new_key
 
-KEY_VARIABLE: Final = "GPUMEMNET_API_KEY"
-_PER_REQUEST: Final = 200
-_TRIES: Final = 5
+_REFUSED: Final = (404, 409, 422)
+"""Statuses that are about one observation; the others end the import, which may be repeated."""
 _TIMEOUT_SECONDS: Final = 30.0
 
 keys = App(add_completion=False)
@@ -198,7 +196,7 @@ def import_sacct(
     url: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help=f"Send them to this service; a key is taken from {KEY_VARIABLE}."
+            metavar="URL", help=f"Send them to this service; a key is taken from {API_KEY_VARIABLE}."
         ),
     ] = None,
     report: Annotated[
@@ -277,55 +275,18 @@ def _gpus(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _send(observations: Iterator[Observation], url: str, skipped: list[Skipped]) -> dict[str, int]:
-    try:
-        import httpx
-    except ImportError:
-        raise MissingExtraError("httpx", "client", "sending observations") from None
-    key = os.environ.get(KEY_VARIABLE)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    """Report the observations to a service; each is stored once, however often it is sent."""
     counts = {"stored": 0, "there_before": 0}
-    with httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT_SECONDS) as client:
-        while batch := list(islice(observations, _PER_REQUEST)):
-            body = {"observations": [observation_to_dict(one) for one in batch]}
+    with Client(url, timeout_seconds=_TIMEOUT_SECONDS) as client:
+        for one in observations:
+            observed: Any = {each.name: getattr(one, each.name) for each in fields(one)}
             try:
-                results = _post(client, body, url)
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
-                raise ServiceError(
-                    f"the service at {url} cannot be reached: {str(error) or type(error).__name__}"
-                ) from None
-            for one, result in zip(batch, results, strict=True):
-                if "observation" in result:
-                    counts["stored" if result["observation"]["created"] else "there_before"] += 1
-                else:
-                    skipped.append(
-                        Skipped(
-                            one.idempotency_key or "",
-                            None,
-                            f"the service: {result['problem']['detail']}",
-                        )
-                    )
+                answer = client.observe(**observed)
+            except ServiceError as error:
+                if error.status not in _REFUSED:
+                    raise
+                reason = f"the service: {error.problem['detail']}"
+                skipped.append(Skipped(one.idempotency_key or "", None, reason))
+            else:
+                counts["stored" if answer["created"] else "there_before"] += 1
     return counts
-
-
-def _post(client: Any, body: dict[str, Any], url: str) -> list[dict[str, Any]]:
-    """Sends one request, again while the service is busy: observations have idempotency keys, so
-    each is stored once."""
-    for attempt in range(_TRIES):
-        response = client.post("/v1/observations", json=body)
-        busy = response.status_code in (429, 503)
-        if not busy or attempt == _TRIES - 1:
-            break
-        waiting = response.headers.get("Retry-After", "")
-        time.sleep(min(int(waiting) if waiting.isdigit() else 1, 60))
-    try:
-        document = response.json()
-        if response.status_code == 200:
-            results: list[dict[str, Any]] = document["results"]
-            if len(results) == len(body["observations"]):
-                return results
-        reason = document["detail"]
-    except (ValueError, KeyError, TypeError):
-        raise ServiceError(
-            f"{url} answered with status {response.status_code} and no document of this service: is the URL right?"
-        ) from None
-    raise ServiceError(f"the service at {url} refused: {reason}", response.status_code, document)

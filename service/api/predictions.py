@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, Final, NamedTuple, Protocol, overload
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -78,8 +78,8 @@ class PredictionRecord(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RecordBatch(Sequence[PredictionRecord]):
-    """Predictions made at once; single records are created on access.
+class RecordBatch:
+    """Predictions made at once.
 
     Attributes:
         prediction_ids: of each prediction.
@@ -99,31 +99,15 @@ class RecordBatch(Sequence[PredictionRecord]):
     def __len__(self) -> int:
         return len(self.prediction_ids)
 
-    @overload
-    def __getitem__(self, index: int) -> PredictionRecord: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[PredictionRecord]: ...
-
-    def __getitem__(self, index: int | slice) -> PredictionRecord | list[PredictionRecord]:
-        """One record, or a list of records for a slice; created on access."""
-        if isinstance(index, slice):
-            return [self[row] for row in range(*index.indices(len(self)))]
-        return self._record(
-            self.prediction_ids[index],
-            self.jobs[index],
-            self.estimates[index],
-            self.model_sha256s[index],
-        )
-
-    def __iter__(self) -> Iterator[PredictionRecord]:
-        return map(self._record, self.prediction_ids, self.jobs, self.estimates, self.model_sha256s)
-
-    def _record(
-        self, identity: str, job: TrainingJob, estimate: Prediction, model_sha256: str
-    ) -> PredictionRecord:
+    def __getitem__(self, row: int) -> PredictionRecord:
+        """The record of one row."""
         return PredictionRecord(
-            identity, self.made_at_seconds, job, estimate, model_sha256, self.release
+            self.prediction_ids[row],
+            self.made_at_seconds,
+            self.jobs[row],
+            self.estimates[row],
+            self.model_sha256s[row],
+            self.release,
         )
 
 
@@ -474,38 +458,9 @@ def model_details(bundle: Bundle) -> Document:
     }
 
 
-# Prediction ids: UUIDs of version 7 (RFC 9562, section 5.7), which sort by creation time.  The
-# random part is read from the operating system in blocks, because one system call for each id would
-# dominate its cost.
-
-_BLOCK: Final = 512
-"""Random parts that are read at a time."""
-_RANDOM_BYTES: Final = 10
-_VARIANTS: Final = "89ab"
-
-_random_parts: list[str] = []
-
-
 def prediction_id(now_nanoseconds: int) -> str:
-    """A new id for a prediction made at ``now_nanoseconds`` since the epoch; safe across threads
-    and forks."""
-    while True:
-        try:
-            random_part = _random_parts.pop()
-            break
-        except IndexError:  # another thread took the last one
-            _random_parts.extend(_fetch())
-    stamp = f"{now_nanoseconds // 1_000_000:012x}"
-    return f"{stamp[:8]}-{stamp[8:12]}-{random_part}"
-
-
-def _fetch() -> list[str]:
-    digits = os.urandom(_BLOCK * _RANDOM_BYTES).hex()
-    parts = (digits[at : at + 2 * _RANDOM_BYTES] for at in range(0, len(digits), 2 * _RANDOM_BYTES))
-    return [
-        f"7{part[:3]}-{_VARIANTS[int(part[3], 16) % 4]}{part[4:7]}-{part[7:19]}" for part in parts
-    ]
-
-
-# Otherwise a forked worker would generate the same ids as its siblings.
-os.register_at_fork(after_in_child=_random_parts.clear)
+    """A new id for a prediction made at ``now_nanoseconds`` since the epoch: a UUID of version 7
+    (RFC 9562, section 5.7), which sorts by creation time."""
+    stamp, digits = f"{now_nanoseconds // 1_000_000:012x}", os.urandom(10).hex()
+    variant = "89ab"[int(digits[3], 16) % 4]
+    return f"{stamp[:8]}-{stamp[8:12]}-7{digits[:3]}-{variant}{digits[4:7]}-{digits[7:19]}"

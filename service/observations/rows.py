@@ -151,52 +151,38 @@ def job_content(job: TrainingJob) -> tuple[str, bytes]:
     return hashlib.sha256(document).hexdigest(), document
 
 
-def prediction_rows(
+def prediction_row(
     records: RecordBatch,
-    rows: range,
-    documents: Sequence[bytes],
+    row: int,
+    document: bytes,
     known: KnownJobs,
     jobs: dict[str, Row],
     now: float,
-) -> list[Row]:
-    """The rows of some predictions; adds the rows of their jobs to ``jobs`` as
+) -> Row:
+    """The row of one prediction; adds the row of its job to ``jobs`` as
     :meth:`KnownJobs.add_missing` does.
 
     Args:
-        records: the predictions.
-        rows: which of them.
-        documents: the JSON document of each one's job.
+        records: predictions.
+        row: which of them.
+        document: the JSON document of its job.
         known: the jobs that are in the database.
         jobs: the rows of the jobs to write, by hash.
         now: seconds since the epoch.
     """
-    families, codes = records.jobs.options("family"), records.jobs.option_codes
-    made: list[Row] = []
-    for row, document in zip(rows, documents, strict=True):
-        digest = hashlib.sha256(document).hexdigest()
-        known.add_missing(jobs, digest, families[codes[row]], document, now)
-        estimate = records.estimates[row]
-        made.append(
-            (
-                *(
-                    records.prediction_ids[row],
-                    records.made_at_seconds,
-                    digest,
-                    records.model_sha256s[row],
-                ),
-                *(
-                    estimate.estimator[:200],
-                    records.release[:200],
-                    estimate.gpu[:100],
-                    float(estimate.coverage),
-                ),
-                min(estimate.expected_bytes, _LARGEST),
-                None if estimate.safe_bytes is None else min(estimate.safe_bytes, _LARGEST),
-                estimate.in_support,
-                _reason_codes(estimate.reasons),
-            )
-        )
-    return made
+    digest = hashlib.sha256(document).hexdigest()
+    family = records.jobs.options("family")[records.jobs.option_codes[row]]
+    known.add_missing(jobs, digest, family, document, now)
+    estimate = records.estimates[row]
+    return (
+        *(records.prediction_ids[row], records.made_at_seconds, digest),
+        *(records.model_sha256s[row], estimate.estimator[:200], records.release[:200]),
+        *(estimate.gpu[:100], float(estimate.coverage)),
+        min(estimate.expected_bytes, _LARGEST),
+        None if estimate.safe_bytes is None else min(estimate.safe_bytes, _LARGEST),
+        estimate.in_support,
+        _reason_codes(estimate.reasons),
+    )
 
 
 def _reason_codes(reasons: Sequence[str]) -> str | None:

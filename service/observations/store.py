@@ -16,8 +16,7 @@ import re
 import sqlite3
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -45,7 +44,7 @@ from .rows import (
     UnknownPrediction,
     challenge_row,
     job_documents,
-    prediction_rows,
+    prediction_row,
     sweep,
     write_observations,
     write_predictions,
@@ -161,17 +160,11 @@ class _Query:
     prediction_id: str | None = None
 
 
-class _Part(NamedTuple):
-    """Some rows of predictions that were made at once."""
+class _Queued(NamedTuple):
+    """One prediction of those that were made at once."""
 
     records: RecordBatch
-    rows: range
-
-    @property
-    def layers(self) -> int:
-        """Number of layers of the rows' jobs."""
-        counts = self.records.jobs.layer_counts
-        return int(counts[self.rows.start : self.rows.stop].sum())
+    row: int
 
 
 class PredictionQueue:
@@ -184,8 +177,7 @@ class PredictionQueue:
     def __init__(self) -> None:
         self.dropped = 0
         self._lock = threading.Lock()
-        self._parts: deque[_Part] = deque()
-        self._length = 0
+        self._queued: dict[str, _Queued] = {}
         self._layers = 0
         self._challenges: list[ChallengeRecord] = []
 
@@ -193,14 +185,13 @@ class PredictionQueue:
         """Queue as many predictions as fit."""
         counts = records.jobs.layer_counts.tolist()
         with self._lock:
-            room, kept = min(len(counts), MAX_PENDING_PREDICTIONS - self._length), 0
-            while kept < room and self._layers + counts[kept] <= MAX_PENDING_LAYERS:
-                self._layers += counts[kept]
-                kept += 1
-            self.dropped += len(counts) - max(0, kept)
-            if kept > 0:
-                self._length += kept
-                self._parts.append(_Part(records, range(kept)))
+            for row, identity in enumerate(records.prediction_ids):
+                layers = self._layers + counts[row]
+                if len(self._queued) >= MAX_PENDING_PREDICTIONS or layers > MAX_PENDING_LAYERS:
+                    self.dropped += len(records) - row
+                    break
+                self._layers = layers
+                self._queued[identity] = _Queued(records, row)
 
     def add_challenge(self, challenge: ChallengeRecord) -> None:
         """Queue a prediction of the challenger, if it fits."""
@@ -208,50 +199,35 @@ class PredictionQueue:
             if len(self._challenges) < MAX_PENDING_PREDICTIONS:
                 self._challenges.append(challenge)
 
-    def take(self, most: int) -> tuple[list[_Part], list[ChallengeRecord]]:
+    def take(self, most: int) -> tuple[list[_Queued], list[ChallengeRecord]]:
         """The oldest predictions, at most ``most``, and the challenger's."""
         with self._lock:
-            taken: list[_Part] = []
-            while self._parts and most:
-                records, rows = self._parts.popleft()
-                taken.append(_Part(records, rows[:most]))
-                if rows[most:]:
-                    self._parts.appendleft(_Part(records, rows[most:]))
-                most -= len(taken[-1].rows)
             challenges, self._challenges = self._challenges, []
-            self._count(taken, -1)
-            return taken, challenges
+            return self._pop(list(islice(self._queued, most))), challenges
 
-    def take_named(self, identities: Container[str]) -> list[_Part]:
+    def take_named(self, identities: Iterable[str]) -> list[_Queued]:
         """The predictions with these ids."""
         with self._lock:
-            taken: list[_Part] = []
-            parts, self._parts = self._parts, deque()
-            for records, rows in parts:
-                start = rows.start
-                for row in rows:
-                    if records.prediction_ids[row] in identities:
-                        taken.append(_Part(records, range(row, row + 1)))
-                        self._keep(records, range(start, row))
-                        start = row + 1
-                self._keep(records, range(start, rows.stop))
-            self._count(taken, -1)
-            return taken
+            return self._pop([identity for identity in identities if identity in self._queued])
 
-    def put_back(self, parts: Sequence[_Part], challenges: Sequence[ChallengeRecord] = ()) -> None:
+    def put_back(
+        self, queued: Sequence[_Queued], challenges: Sequence[ChallengeRecord] = ()
+    ) -> None:
         """Queue again what could not be written."""
         with self._lock:
-            self._parts.extendleft(reversed(parts))
+            again = {one.records.prediction_ids[one.row]: one for one in queued}
+            self._queued = again | self._queued
+            self._layers += _layers(queued)
             self._challenges[:0] = challenges
-            self._count(parts, 1)
 
-    def _keep(self, records: RecordBatch, rows: range) -> None:
-        if rows:
-            self._parts.append(_Part(records, rows))
+    def _pop(self, identities: Sequence[str]) -> list[_Queued]:
+        taken = [self._queued.pop(identity) for identity in identities]
+        self._layers -= _layers(taken)
+        return taken
 
-    def _count(self, parts: Sequence[_Part], sign: int) -> None:
-        self._length += sign * sum(len(part.rows) for part in parts)
-        self._layers += sign * sum(part.layers for part in parts)
+
+def _layers(queued: Sequence[_Queued]) -> int:
+    return sum(int(one.records.jobs.layer_counts[one.row]) for one in queued)
 
 
 class ObservationStore:
@@ -533,58 +509,56 @@ class ObservationStore:
 
     def _flush_predictions(self, *, hurried: bool) -> bool:
         """Write the oldest predictions; returns whether there were any."""
-        parts, challenges = self._predictions.take(ROWS_PER_TRANSACTION)
+        queued, challenges = self._predictions.take(ROWS_PER_TRANSACTION)
         if dropped := self._predictions.dropped:
             self._predictions.dropped -= dropped
             PREDICTIONS.labels("dropped").inc(dropped)
-        if not parts and not challenges:
+        if not queued and not challenges:
             return False
-        self._write_predictions(parts, challenges, hurried=hurried)
+        self._write_predictions(queued, challenges, hurried=hurried)
         return True
 
-    def _write_named_predictions(self, identities: Container[str]) -> None:
+    def _write_named_predictions(self, identities: Iterable[str]) -> None:
         """Write the queued predictions with these ids before the others."""
-        if parts := self._predictions.take_named(identities):
-            self._write_predictions(parts, (), hurried=True)
+        if queued := self._predictions.take_named(identities):
+            self._write_predictions(queued, (), hurried=True)
 
     def _write_predictions(
-        self, parts: Sequence[_Part], challenges: Sequence[ChallengeRecord], *, hurried: bool
+        self, queued: Sequence[_Queued], challenges: Sequence[ChallengeRecord], *, hurried: bool
     ) -> None:
-        count = sum(len(part.rows) for part in parts)
         try:
-            jobs, rows = self._rows(parts, hurried)
+            jobs, rows = self._rows(queued, hurried)
             with self._begin() as connection:
                 write_predictions(
                     connection, jobs, rows, [challenge_row(challenge) for challenge in challenges]
                 )
         except (DataError, IntegrityError) as error:
             self._known.forget()
-            PREDICTIONS.labels("dropped").inc(count)
+            PREDICTIONS.labels("dropped").inc(len(queued))
             if not self._complained:  # log once until it works again
                 logger.error("predictions are not kept, the database refuses them: %s", error)
             self._complained = True
             return
         except SQLAlchemyError:
-            self._predictions.put_back(parts, challenges)
+            self._predictions.put_back(queued, challenges)
             raise
         self._complained = False
         self._known.note(jobs)
-        PREDICTIONS.labels("stored").inc(count)
+        PREDICTIONS.labels("stored").inc(len(queued))
 
-    def _rows(self, parts: Sequence[_Part], hurried: bool) -> tuple[dict[str, Row], list[Row]]:
+    def _rows(self, queued: Sequence[_Queued], hurried: bool) -> tuple[dict[str, Row], list[Row]]:
         """The rows of predictions and of their jobs; pauses between slices unless ``hurried``, or
         something waits."""
         now = time.time()
         jobs: dict[str, Row] = {}
         rows: list[Row] = []
-        for slices in _slices(parts):
+        for start in range(0, len(queued), _SLICE):
             began = time.thread_time()
-            tables = [records.jobs[part.start : part.stop] for records, part in slices]
-            documents = iter(job_documents(JobTable.concatenate(tables)))
-            for records, part in slices:
-                rows += prediction_rows(
-                    records, part, list(islice(documents, len(part))), self._known, jobs, now
-                )
+            some = queued[start : start + _SLICE]
+            tables = [one.records.jobs[one.row : one.row + 1] for one in some]
+            documents = job_documents(JobTable.concatenate(tables))
+            for (records, row), document in zip(some, documents, strict=True):
+                rows.append(prediction_row(records, row, document, self._known, jobs, now))
             if not (hurried or self._stopping or self._waiting or self._queries):
                 self._wake.wait(max(_PAUSE_SECONDS, _PAUSES * (time.thread_time() - began)))
         return jobs, rows
@@ -689,21 +663,6 @@ class ObservationStore:
         _resolve([(entry, _busy(reason)) for entry in waiting])
         for query in queries:
             _set_results(query.loop, [(query.future, _busy(reason))])
-
-
-def _slices(parts: Sequence[_Part]) -> Iterator[list[_Part]]:
-    """The parts, in order, in groups of at most :data:`_SLICE` rows."""
-    group: list[_Part] = []
-    room = _SLICE
-    for records, rows in parts:
-        while rows:
-            group.append(_Part(records, rows[:room]))
-            room, rows = room - len(group[-1].rows), rows[room:]
-            if not room:
-                yield group
-                group, room = [], _SLICE
-    if group:
-        yield group
 
 
 def _resolve(replies: Sequence[tuple[_Waiting, Reply]]) -> None:
