@@ -187,22 +187,21 @@ def test_the_command_writes_observations_and_a_report(
     assert "6 observations" in capsys.readouterr().out
 
 
-def test_the_command_sends_and_is_patient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_sends_each_observation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
 
     class Service(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            asked.append((self.path, self.headers["Authorization"], len(body["observations"])))
-            if len(asked) == 1:
-                status, content = 503, b'{"detail": "busy"}'
-            else:
-                stored = [{"observation": {"created": True}}] * (len(body["observations"]) - 1)
-                results = [*stored, {"problem": {"detail": "there is no prediction"}}]
-                status, content = 200, json.dumps({"failed": 1, "results": results}).encode()
+            asked.append((self.path, self.headers["Authorization"], body["source"]))
+            status, document = 201, {"created": True}
+            if len(asked) == 3:
+                status, document = 404, {"detail": "there is no prediction"}
+            content = json.dumps(document).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(content)))
-            self.send_header("Retry-After", "0")
             self.end_headers()
             self.wfile.write(content)
 
@@ -219,7 +218,7 @@ def test_the_command_sends_and_is_patient(tmp_path: Path, monkeypatch: pytest.Mo
             == 0
         )
         server.shutdown()
-    assert asked == [("/v1/observations", "Bearer secret", 3)] * 2
+    assert asked == [("/v1/observations", "Bearer secret", "slurm_gpumem")] * 3
     assert "there is no prediction" in report.read_text()
 
 
