@@ -1,21 +1,12 @@
 """Mixed load on a service of two workers while models are swapped, workers killed, and clients
 misbehave.
 
-    python benchmarks/chaos.py [--seconds 1800] [--seed 0] [--no-attacks] [--nice 10]
+    python benchmarks/chaos.py [--seconds 1800] [--seed 0] [--kill-every 10]
 
-For the whole time: predictions by every protocol, batches, bad bodies, floods of observations
-    against a short queue, the champion
-changed every two seconds, and a worker killed with SIGKILL every few seconds.  Attackers at other
-addresses hold 200 connections on which they send one byte a second or nothing, send heads of 32
-MiB, and ask for searches over jobs of 20,000 layers.
-
-Meanwhile one client in a process of its own sends a plain prediction every 50 ms.  Its times are in
-the summary, as the client sees them and as the service's log does; --no-attacks gives the figures
-to compare with.  All other clients run in one process of lower priority, because elsewhere they
-have machines of their own: here they share the service's processors, and what they take from it
-    would count as its latency.  With --nice 0 they send up to twice as much, and it does.  Prints
-    the summary as JSON, and
-ends with 1 when one of these rules is broken:
+For the whole time: predictions, batches, searches, bad bodies, floods of observations, the champion
+changed every two seconds, and a worker killed with SIGKILL every few seconds.  Hostile strangers are
+the business of the proxy (tests/deploy/test_proxy.py).  Prints a summary as JSON, and ends with 1
+when one of these rules is broken:
 
 * The only 5xx are deliberate 503s with Retry-After.
 * Every observation that was accepted with a 201 is in the database after the service has stopped.
@@ -29,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import random
@@ -42,11 +32,8 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Coroutine
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import sha256
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -54,19 +41,13 @@ import httpx
 import psutil
 
 from gpumemnet.predict.bundle import load_bundle, save_bundle, shipped_bundles
+from gpumemnet.site.releases import Registry
 from service.api.examples import EXAMPLE_JOBS
 
 ROOT = Path(__file__).parents[1]
-SCOPES = {"predict": "predict", "observe": "observe", "admin": "admin", "probe": "predict"}
-"""Name of each key → what it allows."""
-KEYS = {name: f"{name}-key-of-the-chaos-run" for name in SCOPES}
-SLOW_CONNECTIONS = 200
-PLAIN_SECONDS = 0.05
-"""Time between two plain predictions."""
+KEYS = {scope: f"{scope}-key-of-the-chaos-run" for scope in ("predict", "observe")}
 START_SECONDS = 300
 """Most seconds until the service is ready, also on a busy machine."""
-QUEUE = 20
-"""Length of the queue of observations: short, so that bursts fill it."""
 
 
 @dataclass
@@ -82,7 +63,6 @@ class Run:
     cut_connections: int = 0
     kills: int = 0
     swaps: int = 0
-    slow_seconds: list[float] = field(default_factory=list)
     resident_mib: dict[int, list[float]] = field(default_factory=dict)
 
     @property
@@ -243,132 +223,13 @@ async def observe_one(run: Run, client: httpx.AsyncClient, key: str) -> None:
         return
 
 
-async def hold_slowly(run: Run, address: str) -> None:
-    """Hold a connection as long as the service allows: silent, or with a byte of a head or of a
-    body every second."""
-    host, port = run.url.removeprefix("http://").split(":")
-    head = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\n"
-    body = (
-        b"Authorization: Bearer %b\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
-        % KEYS["predict"].encode()
-    )
-    while not run.is_over:
-        start, byte = run.random.choice([(b"", b""), (head + b"A: ", b"a"), (head + body, b" ")])
-        began = time.monotonic()
-        try:
-            reader, writer = await asyncio.open_connection(host, int(port), local_addr=(address, 0))
-        except OSError:
-            await asyncio.sleep(0.5)
-            continue
-        try:
-            writer.write(start)
-            while not run.is_over and not reader.at_eof():
-                writer.write(byte)
-                await writer.drain()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(reader.read(65536), 1)
-        except OSError:
-            pass
-        finally:
-            writer.close()
-        if not run.is_over:
-            run.slow_seconds.append(time.monotonic() - began)
-
-
-async def send_giant_heads(run: Run, address: str) -> None:
-    """Send heads of 32 MiB, which the service must refuse with 431."""
-    host, port = run.url.removeprefix("http://").split(":")
-    while not run.is_over:
-        answer = b""
-        try:
-            reader, writer = await asyncio.open_connection(host, int(port), local_addr=(address, 0))
-        except OSError:
-            await asyncio.sleep(0.5)
-            continue
-        reading = asyncio.create_task(reader.read(65536))
-        try:
-            writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nA: ")
-            for _ in range(32):
-                writer.write(b"a" * 2**20)
-                await writer.drain()
-                await asyncio.sleep(0)
-                if reading.done():
-                    break
-            answer = await reading
-        except (
-            OSError
-        ):  # the service closes after a while, whether or not the client has read the refusal
-            pass
-        finally:
-            writer.close()
-            await asyncio.gather(reading, return_exceptions=True)
-        status = answer.split(b" ", 2)[1].decode() if answer.startswith(b"HTTP/1.1 ") else "cut"
-        run.statuses[f"giant {status}"] += 1
-        if status not in ("431", "cut"):
-            run.broken.append(f"a giant head was answered with {answer[:100]!r}")
-        await asyncio.sleep(0.2)
-
-
-async def ask_for_much(run: Run, address: str) -> None:
-    """Ask for the most costly search that the limits allow."""
-    layers = [["linear", 4096, 4096], ["relu", 4096, 0]] * 10_000
-    body = json.dumps(
-        {"job": {**EXAMPLE_JOBS["mlp"], "layers": layers}, "max_batch": 2**20, "gpu": "A100"}
-    ).encode()
-    headers = {"Authorization": f"Bearer {KEYS['predict']}", "Content-Type": "application/json"}
-    transport = httpx.AsyncHTTPTransport(local_address=address)
-    async with httpx.AsyncClient(
-        base_url=run.url, headers=headers, timeout=300, transport=transport
-    ) as client:
-        while not run.is_over:
-            answer = await ask(run, client, "costly", "POST", "/v1/batch-sizes", content=body)
-            if answer is not None and answer.status_code not in (200, 503):
-                run.broken.append(f"costly: {answer.status_code} {answer.text[:300]}")
-            if answer is not None and answer.status_code == 503:
-                await asyncio.sleep(0.2)
-
-
-def attacks(run: Run) -> list[Coroutine[Any, Any, None]]:
-    """All attackers, each kind from addresses of its own: the limits of connections count by
-    address."""
-    return [
-        *(hold_slowly(run, f"127.0.0.{2 + number % 4}") for number in range(SLOW_CONNECTIONS)),
-        *(send_giant_heads(run, "127.0.0.6") for _ in range(2)),
-        *(ask_for_much(run, "127.0.0.7") for _ in range(4)),
-    ]
-
-
-def time_plain_predictions(url: str, seconds: float) -> list[float]:
-    """Send a plain prediction every 50 ms; return the seconds of each.  Runs in a process of its
-    own."""
-    headers = {"Authorization": f"Bearer {KEYS['probe']}"}
-    taken = []
-    ends_at = time.monotonic() + seconds
-    with httpx.Client(base_url=url, headers=headers, timeout=60) as client:
-        while (began := time.monotonic()) < ends_at:
-            job = {**EXAMPLE_JOBS["mlp"], "batch_size": 1 + len(taken) % 512}
-            try:
-                if client.post("/v1/predict", json={"job": job}).status_code == 200:
-                    taken.append(time.monotonic() - began)
-            except httpx.TransportError:  # its worker was killed
-                pass
-            time.sleep(max(0.0, began + PLAIN_SECONDS - time.monotonic()))
-    return taken
-
-
-async def swap(run: Run, releases: list[str]) -> None:
+async def swap(run: Run, registry: Path, releases: list[str]) -> None:
     """Change the champion every two seconds."""
-    headers = {"Authorization": f"Bearer {KEYS['admin']}"}
-    async with httpx.AsyncClient(base_url=run.url, headers=headers, timeout=60) as client:
-        while not run.is_over:
-            release = releases[run.swaps % len(releases)]
-            body = {"release": release, "reason": "chaos"}
-            answer = await ask(run, client, "swap", "PUT", "/v1/admin/models/champion", json=body)
-            if answer is not None:
-                run.swaps += answer.status_code == 200
-                if answer.status_code not in (200, 503):
-                    run.broken.append(f"swap: {answer.status_code} {answer.text[:300]}")
-            await asyncio.sleep(2)
+    while not run.is_over:
+        release = releases[run.swaps % len(releases)]
+        Registry(registry).set_champion(release, by="chaos", reason="chaos")
+        run.swaps += 1
+        await asyncio.sleep(2)
 
 
 async def kill(run: Run, supervisor: psutil.Process, every_seconds: float) -> None:
@@ -410,32 +271,17 @@ def second_release(registry: Path) -> str:
 
 
 async def clients(
-    run: Run,
-    supervisor: psutil.Process,
-    releases: list[str],
-    kill_seconds: float,
-    niceness: int,
-    *,
-    has_attacks: bool,
-) -> list[float]:
-    """Run all clients until the time of the run is over; return the seconds of the plain
-    predictions."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        pool.submit(os.getpid).result()  # it has started, with the priority of the service
-        os.nice(niceness)
-        plain = asyncio.get_running_loop().run_in_executor(
-            pool, time_plain_predictions, run.url, run.ends_at - time.monotonic()
-        )
-        await asyncio.gather(
-            *(predict(run) for _ in range(4)),
-            misbehave(run),
-            observe(run),
-            swap(run, releases),
-            kill(run, supervisor, kill_seconds),
-            follow_memory(run, supervisor),
-            *(attacks(run) if has_attacks else ()),
-        )
-        return await plain
+    run: Run, supervisor: psutil.Process, registry: Path, releases: list[str], kill_seconds: float
+) -> None:
+    """Run all clients until the time of the run is over."""
+    await asyncio.gather(
+        *(predict(run) for _ in range(4)),
+        misbehave(run),
+        observe(run),
+        swap(run, registry, releases),
+        kill(run, supervisor, kill_seconds),
+        follow_memory(run, supervisor),
+    )
 
 
 def growth(run: Run) -> float:
@@ -460,11 +306,8 @@ def start(folder: Path, registry: Path) -> tuple[psutil.Process, str]:
         "GPUMEMNET_WORKERS": "2",
         "GPUMEMNET_REGISTRY": str(registry),
         "GPUMEMNET_DATABASE_URL": f"sqlite:///{folder}/observations.sqlite3",
-        "GPUMEMNET_OBSERVATION_QUEUE": str(QUEUE),
-        "GPUMEMNET_RELOAD_SECONDS": "0.5",
         "GPUMEMNET_API_KEYS": ",".join(
-            f"{name}:{SCOPES[name]}:{sha256(key.encode()).hexdigest()}"
-            for name, key in KEYS.items()
+            f"{name}:{name}:{sha256(key.encode()).hexdigest()}" for name, key in KEYS.items()
         ),
         "OMP_NUM_THREADS": "1",
     }
@@ -487,29 +330,6 @@ def start(folder: Path, registry: Path) -> tuple[psutil.Process, str]:
     raise SystemExit(f"the service did not start:\n{(folder / 'log').read_text()[-3000:]}")
 
 
-def logged_seconds(log: str, path: str, key: str | None = None) -> list[float]:
-    """Return the time of every successful request of a path, from the arrival of its head, as the
-    service's log has it."""
-    found = []
-    for line in log.splitlines():
-        if '"message":"request"' in line:
-            entry = json.loads(line)
-            if entry["path"] == path and entry["status"] == 200 and key in (None, entry.get("key")):
-                found.append(entry["seconds"])
-    return found
-
-
-def milliseconds(seconds: list[float]) -> dict[str, float]:
-    """Return how many there are, and their median, 99th percentile and maximum in milliseconds."""
-    if not seconds:
-        return {"count": 0}
-    ordered = sorted(seconds)
-    parts = {"median": len(ordered) // 2, "p99": len(ordered) * 99 // 100, "largest": -1}
-    return {"count": len(ordered)} | {
-        name: round(1000 * ordered[at], 2) for name, at in parts.items()
-    }
-
-
 def stored(folder: Path) -> set[str]:
     """Return the idempotency keys of the observations in the database."""
     with sqlite3.connect(folder / "observations.sqlite3") as database:
@@ -523,17 +343,6 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1800)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kill-every", type=float, default=10, metavar="SECONDS")
-    parser.add_argument(
-        "--nice",
-        type=int,
-        default=10,
-        help="by how much the priority of the clients is lower (%(default)s)",
-    )
-    parser.add_argument(
-        "--no-attacks",
-        action="store_true",
-        help="no slow connections, giant heads and costly searches",
-    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -541,17 +350,7 @@ def main() -> int:
         releases = ["shipped", second_release(registry)]
         supervisor, url = start(folder, registry)
         run = Run(url, random.Random(arguments.seed), time.monotonic() + arguments.seconds)
-        has_attacks = not arguments.no_attacks
-        plain = asyncio.run(
-            clients(
-                run,
-                supervisor,
-                releases,
-                arguments.kill_every,
-                arguments.nice,
-                has_attacks=has_attacks,
-            )
-        )
+        asyncio.run(clients(run, supervisor, registry, releases, arguments.kill_every))
         supervisor.terminate()
         code = supervisor.wait(timeout=60)
         lost = run.accepted - stored(folder)
@@ -577,11 +376,6 @@ def main() -> int:
         "swaps": run.swaps,
         "workers killed": run.kills,
         "connections cut": run.cut_connections,
-        "plain predictions, client ms": milliseconds(plain),
-        "plain predictions, service ms": milliseconds(logged_seconds(log, "/v1/predict", "probe")),
-        "readyz, service ms": milliseconds(logged_seconds(log, "/readyz")),
-        "slow connections ended": len(run.slow_seconds),
-        "longest slow connection seconds": round(max(run.slow_seconds, default=0.0), 1),
         "memory growth": round(growth(run), 4),
         "largest worker MiB": round(max(map(max, run.resident_mib.values()))),
         "broken rules": run.broken[:20],
