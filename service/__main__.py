@@ -3,7 +3,6 @@ workers."""
 
 from __future__ import annotations
 
-import argparse
 import logging
 import logging.config
 import os
@@ -11,7 +10,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any, Final, NoReturn
 
@@ -26,20 +25,18 @@ SHUTDOWN_SECONDS: Final = 20
 IDLE_SECONDS: Final = 75
 """How long a connection may stay open between two requests; longer than the pools of common
 proxies."""
-ARGUMENTS: Final = (
-    *("host", "port", "workers", "bundles", "gpu", "context_mib", "registry", "database_url"),
-    *("log_level", "log_format"),
-)
-"""The settings that are arguments too."""
 
 logger = logging.getLogger("gpumemnet.service")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the service until SIGTERM or SIGINT; returns the exit code."""
+def main(given: Mapping[str, str]) -> int:
+    """Run the service until SIGTERM or SIGINT; returns the exit code.
+
+    Args:
+        given: settings of the command line, by name.
+    """
     signal.signal(signal.SIGTERM, _leave)
-    parser = _parser()
-    given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value}
+    given = dict(given)
     try:
         settings = read_settings(**given)
         if sys.stderr.isatty() and "log_format" not in settings.model_fields_set:
@@ -50,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 0
     except GpumemnetError as error:
-        parser.exit(2, f"gpumemnet service: {error}\n")
+        sys.stderr.write(f"gpumemnet service: {error}\n")
+        return 2
 
 
 def _serve(settings: Settings) -> int:
@@ -139,21 +137,9 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
     os._exit(0)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        f"python -m {__package__}",
-        description="Serve predictions over HTTP.",
-        epilog="Every setting is a variable, listed in the documentation; these are the ones that are arguments too.",
-    )
-    for name in ARGUMENTS:
-        field = Settings.model_fields[name]
-        default = "" if field.default in (None, (), "") else f"; {field.default}"
-        about = f"{field.description} (GPUMEMNET_{name.upper()}{default})"
-        parser.add_argument(
-            f"--{name.replace('_', '-')}", help=about.replace("`", "'").replace("%", "%%")
-        )
-    return parser
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    import typer
+
+    from .cli import serve
+
+    typer.run(serve)

@@ -82,15 +82,14 @@ def serve(
     from .__main__ import main
 
     given = {
-        "--host": host,
-        "--port": port,
-        "--workers": workers,
-        "--bundles": bundle and os.pathsep.join(map(str, bundle)),
-        "--registry": registry,
-        "--database-url": database_url,
+        "host": host,
+        "port": port,
+        "workers": workers,
+        "bundles": bundle and os.pathsep.join(map(str, bundle)),
+        "registry": registry,
+        "database_url": database_url,
     }
-    arguments = [(name, str(value)) for name, value in given.items() if value is not None]
-    raise typer.Exit(main([word for pair in arguments for word in pair]))
+    raise typer.Exit(main({name: str(value) for name, value in given.items() if value is not None}))
 
 
 @keys.callback()
@@ -196,7 +195,8 @@ def import_sacct(
     url: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help=f"Send them to this service; a key is taken from {API_KEY_VARIABLE}."
+            metavar="URL",
+            help=f"Send them to this service; a key is taken from {API_KEY_VARIABLE}.",
         ),
     ] = None,
     report: Annotated[

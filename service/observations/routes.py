@@ -3,7 +3,7 @@ its observation."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 from urllib.parse import parse_qs
 
@@ -30,8 +30,6 @@ DEFAULT_DAYS: Final = 30
 MAX_DAYS: Final = 3650
 KEY_NAME: Final = "key_name"
 """The key of the API key's name in a request's state."""
-
-_OFF: Final = "this service stores no observations: GPUMEMNET_DATABASE_URL is 'off'"
 
 
 _PREDICTION: Final = "01932f6c-5b1e-7c3a-9d2e-3f4a5b6c7d8e"
@@ -68,7 +66,7 @@ def observation_operations(store: ObservationStore | None) -> list[Operation]:
             name="prediction",
             tag="observations",
             summary="A prediction that was made, and what its job used",
-            endpoint=_Prediction(store),
+            endpoint=_Endpoint(store, _prediction),
             parameters=[
                 {
                     "name": "prediction_id",
@@ -90,7 +88,7 @@ def observation_operations(store: ObservationStore | None) -> list[Operation]:
             tag="observations",
             summary="Report the memory that finished jobs used",
             description="The response is sent once the observation is on the disk. Sending it again is safe: it is stored once.",
-            endpoint=_Observations(store),
+            endpoint=_Endpoint(store, _observe),
             request=(schemas.Observation, schemas.Observations),
             examples=_REPORTS,
             answers={
@@ -113,7 +111,7 @@ def observation_operations(store: ObservationStore | None) -> list[Operation]:
             name="observation_summary",
             tag="observations",
             summary="Coverage and error of the predictions",
-            endpoint=_Summary(store),
+            endpoint=_Endpoint(store, _summary),
             parameters=[
                 {
                     "name": "days",
@@ -138,61 +136,52 @@ def observation_operations(store: ObservationStore | None) -> list[Operation]:
     ]
 
 
-class _Prediction:
-    """ASGI application of ``GET /v1/predictions/{prediction_id}``."""
+class _Endpoint:
+    """ASGI application of an endpoint that needs a store: ``respond`` gives status and document."""
 
-    def __init__(self, store: ObservationStore | None) -> None:
+    def __init__(
+        self,
+        store: ObservationStore | None,
+        respond: Callable[[ObservationStore, Scope, Receive], Awaitable[tuple[int, Any] | None]],
+    ) -> None:
         self._store = store
+        self._respond = respond
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._store is None:
-            raise Refusal(UNKNOWN, _OFF)
-        identity: str = scope["path_params"]["prediction_id"][:MAX_TEXT_LENGTH]
-        found = await self._store.prediction(identity)
-        if found is None:
-            raise Refusal(UNKNOWN, f"there is no prediction {identity}, or none any more")
-        await send_response(send, 200, JSON, orjson.dumps(found))
-
-
-class _Observations:
-    """ASGI application of ``POST /v1/observations``."""
-
-    def __init__(self, store: ObservationStore | None) -> None:
-        self._store = store
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._store is None:
-            raise Refusal(UNKNOWN, _OFF)
-        body = await read_json_body(scope, receive)
-        if body is None:
-            return
-        read = await handle_body(read_observations, body)
-        key_name = str(scope.get("state", {}).get(KEY_NAME) or "")[:MAX_TEXT_LENGTH]
-        if isinstance(read, Observation):
-            stored = await self._store.add(read, key_name)
-            await send_response(
-                send, 201 if stored.created else 200, JSON, orjson.dumps(_document(stored))
+            raise Refusal(
+                UNKNOWN, "this service stores no observations: GPUMEMNET_DATABASE_URL is 'off'"
             )
-            return
-        valid = [one for one in read if isinstance(one, Observation)]
-        answers = iter(await self._store.add_many(valid, key_name))
-        results: list[Reply] = [
-            next(answers) if isinstance(one, Observation) else one for one in read
-        ]
-        await send_response(send, 200, JSON, _batch(results))
+        if (response := await self._respond(self._store, scope, receive)) is not None:
+            await send_response(send, response[0], JSON, orjson.dumps(response[1]))
 
 
-class _Summary:
-    """ASGI application of ``GET /v1/observations/summary``."""
+async def _prediction(store: ObservationStore, scope: Scope, receive: Receive) -> tuple[int, Any]:
+    identity: str = scope["path_params"]["prediction_id"][:MAX_TEXT_LENGTH]
+    found = await store.prediction(identity)
+    if found is None:
+        raise Refusal(UNKNOWN, f"there is no prediction {identity}, or none any more")
+    return 200, found
 
-    def __init__(self, store: ObservationStore | None) -> None:
-        self._store = store
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._store is None:
-            raise Refusal(UNKNOWN, _OFF)
-        summary = await self._store.summary(_days(scope["query_string"]))
-        await send_response(send, 200, JSON, orjson.dumps(summary))
+async def _observe(
+    store: ObservationStore, scope: Scope, receive: Receive
+) -> tuple[int, Any] | None:
+    body = await read_json_body(scope, receive)
+    if body is None:
+        return None
+    read = await handle_body(read_observations, body)
+    key_name = str(scope.get("state", {}).get(KEY_NAME) or "")[:MAX_TEXT_LENGTH]
+    if isinstance(read, Observation):
+        stored = await store.add(read, key_name)
+        return 201 if stored.created else 200, _document(stored)
+    valid = [one for one in read if isinstance(one, Observation)]
+    answers = iter(await store.add_many(valid, key_name))
+    return 200, _batch([next(answers) if isinstance(one, Observation) else one for one in read])
+
+
+async def _summary(store: ObservationStore, scope: Scope, receive: Receive) -> tuple[int, Any]:
+    return 200, await store.summary(_days(scope["query_string"]))
 
 
 def read_observations(body: bytes) -> Observation | list[Observation | FieldError]:
@@ -249,7 +238,7 @@ def _document(stored: Stored) -> dict[str, Any]:
     }
 
 
-def _batch(results: Sequence[Reply]) -> bytes:
+def _batch(results: Sequence[Reply]) -> dict[str, Any]:
     stored = [result for result in results if isinstance(result, Stored)]
     if results and all(
         isinstance(result, Refusal) and result.kind == OVERLOADED for result in results
@@ -262,7 +251,7 @@ def _batch(results: Sequence[Reply]) -> bytes:
         else {"problem": _problem(result)}
         for result in results
     ]
-    return orjson.dumps({"failed": len(results) - len(stored), "results": documents})
+    return {"failed": len(results) - len(stored), "results": documents}
 
 
 def _problem(error: FieldError | Refusal) -> dict[str, Any]:

@@ -143,7 +143,6 @@ class _Waiting:
 
     incoming: Incoming
     future: asyncio.Future[Reply]
-    loop: asyncio.AbstractEventLoop
     known_by: float  # monotonic time at which its prediction must be in the database
 
 
@@ -156,7 +155,6 @@ class _Query:
 
     read: Callable[[Connection], Any]
     future: asyncio.Future[Any]
-    loop: asyncio.AbstractEventLoop
     prediction_id: str | None = None
 
 
@@ -340,8 +338,7 @@ class ObservationStore:
     ) -> list[Reply]:
         """Store observations; returns a result for each, or the error that :meth:`add` would
         raise."""
-        loop = asyncio.get_running_loop()
-        waiting = [self._submit(observation, key_name, loop) for observation in observations]
+        waiting = [self._submit(observation, key_name) for observation in observations]
         self._wake.set()
         futures = [entry for entry in waiting if isinstance(entry, asyncio.Future)]
         if futures:
@@ -378,8 +375,7 @@ class ObservationStore:
     async def _query(
         self, read: Callable[[Connection], Any], prediction_id: str | None = None
     ) -> Any:
-        loop = asyncio.get_running_loop()
-        query = _Query(read, loop.create_future(), loop, prediction_id)
+        query = _Query(read, asyncio.get_running_loop().create_future(), prediction_id)
         with self._lock:
             if len(self._queries) >= 16:
                 raise _busy("too many questions wait for the database")
@@ -393,9 +389,7 @@ class ObservationStore:
             raise answer
         return answer
 
-    def _submit(
-        self, observation: Observation, key_name: str, loop: asyncio.AbstractEventLoop
-    ) -> asyncio.Future[Reply] | Refusal:
+    def _submit(self, observation: Observation, key_name: str) -> asyncio.Future[Reply] | Refusal:
         digest = content_hash(observation)
         key = observation.idempotency_key or digest
         now = time.time_ns()
@@ -410,8 +404,8 @@ class ObservationStore:
                 return _busy(
                     f"{self._queue_size} observations wait to be stored, and no more are taken on"
                 )
-            future: asyncio.Future[Reply] = loop.create_future()
-            self._waiting.append(_Waiting(incoming, future, loop, time.monotonic() + patience))
+            future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+            self._waiting.append(_Waiting(incoming, future, time.monotonic() + patience))
             QUEUE.set(len(self._waiting))
         return future
 
@@ -579,7 +573,8 @@ class ObservationStore:
             self._waiting = [entry for entry in self._waiting if id(entry) not in gone]
             more = bool(self._waiting)
         QUEUE.set(len(self._waiting))
-        _resolve(replies)
+        for entry, reply in replies:
+            _set_result(entry.future, reply)
         return more and len(replies) == len(group)
 
     def _write_group(self, group: list[_Waiting], last: bool) -> list[tuple[_Waiting, Reply]]:
@@ -631,9 +626,9 @@ class ObservationStore:
                 with reading(self._engine) as connection:
                     answer: Any = query.read(connection)
             except SQLAlchemyError:
-                _set_results(query.loop, [(query.future, _busy("the database is away"))])
+                _set_result(query.future, _busy("the database is away"))
                 raise
-            _set_results(query.loop, [(query.future, answer)])
+            _set_result(query.future, answer)
 
     def _refresh_and_sweep(self, now: float) -> None:
         """Update the gauges and delete old rows, every few seconds."""
@@ -660,29 +655,19 @@ class ObservationStore:
         if waiting:
             REFUSED.labels("database_away").inc(len(waiting))
         QUEUE.set(0)
-        _resolve([(entry, _busy(reason)) for entry in waiting])
-        for query in queries:
-            _set_results(query.loop, [(query.future, _busy(reason))])
+        for one in (*waiting, *queries):
+            _set_result(one.future, _busy(reason))
 
 
-def _resolve(replies: Sequence[tuple[_Waiting, Reply]]) -> None:
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
-    for entry, answer in replies:
-        by_loop.setdefault(entry.loop, []).append((entry.future, answer))
-    for loop, pairs in by_loop.items():
-        _set_results(loop, pairs)
+def _set_result(future: asyncio.Future[Any], answer: Any) -> None:
+    """Set the result of a request's future, in the thread of its event loop."""
 
+    def set_result() -> None:
+        if not future.done():
+            future.set_result(answer)
 
-def _set_results(
-    loop: asyncio.AbstractEventLoop, pairs: Sequence[tuple[asyncio.Future[Any], Any]]
-) -> None:
-    def set_results() -> None:
-        for future, answer in pairs:
-            if not future.done():
-                future.set_result(answer)
-
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(set_results)
+    if not future.get_loop().is_closed():
+        future.get_loop().call_soon_threadsafe(set_result)
 
 
 def _busy(reason: str) -> Refusal:
