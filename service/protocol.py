@@ -1,5 +1,5 @@
-"""uvicorn's HTTP protocol with bounds: how large a head may be, how long it may take, and how many
-connections are open.
+"""uvicorn's HTTP protocol with bounds: how large a head may be, how long head and body may take, and
+how many connections are open.
 
 It also reads the body of a request that offers to upgrade the connection, answers an invalid
 request after the valid ones that came before it, and leaves an idle client half a second when the
@@ -29,6 +29,8 @@ from .api.problems import (
 
 MAX_HEAD_BYTES: Final = 32 * 1024
 MAX_HEAD_FIELDS: Final = 100
+BODY_FACTOR: Final = 3.0
+"""How many times as long as its head a request's body may take."""
 DRAIN_SECONDS: Final = 0.5
 """How long an idle connection stays open when the service ends: a request may be on its way."""
 LINGER_SECONDS: Final = 1.0
@@ -55,7 +57,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._refuse("connections", OVERLOADED, "too many connections are open: try again")
                 return
             idle.transport.close()
-        self._start_timer()
+        self._start_timer(self._head_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer."""
@@ -79,7 +81,9 @@ class BoundedProtocol(HttpToolsProtocol):
                 if self._head_bytes > MAX_HEAD_BYTES:
                     self._refuse_head()
                 elif self._timer is None:
-                    self._start_timer()
+                    self._start_timer(self._head_seconds)
+            elif self._timer is None and self.cycle is not None and self.cycle.more_body:
+                self._start_timer(BODY_FACTOR * self._head_seconds)
 
     def on_message_begin(self) -> None:
         """A request begins."""
@@ -101,6 +105,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """The request is complete."""
         if not self.parser.should_upgrade():
+            self._stop_timer()
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -125,21 +130,22 @@ class BoundedProtocol(HttpToolsProtocol):
         if _is_idle(self):
             self.transport.close()
 
-    def _start_timer(self) -> None:
-        self._timer = self.loop.call_later(self._head_seconds, self._refuse_slow_head)
+    def _start_timer(self, seconds: float) -> None:
+        self._timer = self.loop.call_later(seconds, self._refuse_slow, seconds)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _refuse_slow_head(self) -> None:
+    def _refuse_slow(self, seconds: float) -> None:
         self._timer = None
-        if self._head_bytes:
-            detail = f"the head of the request has not arrived within {self._head_seconds:g} s"
-            self._refuse("slow_head", REQUEST_TIMEOUT, detail)
-        else:  # the client has never sent anything
+        if self._is_in_head and not self._head_bytes:  # the client has never sent anything
             self.transport.close()
+            return
+        part = "head" if self._is_in_head else "body"
+        detail = f"the {part} of the request has not arrived within {seconds:g} s"
+        self._refuse(f"slow_{part}", REQUEST_TIMEOUT, detail)
 
     def _refuse_head(self) -> None:
         detail = (

@@ -120,7 +120,7 @@ class Settings(BaseSettings):
         le=3600,
         allow_inf_nan=False,
         default=10.0,
-        description="how long a new connection may stay silent, and how long the head of a request may take",
+        description="how long a new connection may stay silent, and the head of a request may take; its body may take three times as long",
     )
     max_connections: int = Field(
         ge=1,

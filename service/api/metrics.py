@@ -94,7 +94,7 @@ BUILD: Final = Gauge(
 
 REFUSAL_REASONS: Final = (
     *("host", "key", "scope", "overload", "large_body"),
-    *("connections", "invalid", "large_head", "slow_head"),
+    *("connections", "invalid", "large_head", "slow_head", "slow_body"),
 )
 """421, 401, 403, 503 and 413; before a request is read: 503, 400, 431 and 408."""
 

@@ -57,6 +57,6 @@ def test_the_service_keeps_to_its_description(start_service: StartService, tmp_p
         f"Schemathesis: {found['test_cases']['generated']:,} cases of {found['operations']['tested']} operations"
     )
     assert found["complete"] is True
-    assert found["operations"]["tested"] == found["operations"]["total"] > 20
+    assert found["operations"]["tested"] == found["operations"]["total"] > 10
     assert [found["phases"][phase]["status"] for phase in PHASES] == ["success"] * len(PHASES)
-    assert found["test_cases"]["generated"] > (10_000 if int(CASES) >= 400 else 1_000)
+    assert found["test_cases"]["generated"] > (10_000 if int(CASES) >= 400 else 500)
