@@ -211,10 +211,7 @@ def _card(document: Mapping[str, Any]) -> BundleCard:
         ),
         options=_options(document["support"]["options"]),
         kinds=frozenset(_texts(document["support"]["kinds"])),
-        ranges={
-            column: (_number(low), _number(high))
-            for column, (low, high) in document["support"]["ranges"].items()
-        },
+        ranges=_ranges(document["support"]["ranges"]),
         coverages=_coverages(document["conformal"]["coverages"]),
         range_log_scale=_positive(document["fallback"]["range_log_scale"]),
         option_log_scale=_positive(document["fallback"]["option_log_scale"]),
@@ -285,10 +282,7 @@ def _closed_form(document: Any, levels: int) -> ClosedFormCalibration | None:
         within_support=document["within_support"] is True,
         beyond_support=document["beyond_support"] is True,
         options=_options(document["options"]),
-        ranges={
-            column: (_number(low), _number(high))
-            for column, (low, high) in document["ranges"].items()
-        },
+        ranges=_ranges(document["ranges"]),
         other_share=_number(document["other_share"]),
     )
 
@@ -331,6 +325,10 @@ def _options(options: Any) -> dict[str, tuple[str | bool | int | None, ...]]:
     ):
         raise ValueError("the support's options must be plain values")
     return seen
+
+
+def _ranges(document: Any) -> dict[str, tuple[float, float]]:
+    return {column: (_number(low), _number(high)) for column, (low, high) in document.items()}
 
 
 def _texts(values: Any) -> list[str]:

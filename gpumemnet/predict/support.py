@@ -53,12 +53,12 @@ class Support:
     """The support of one bundle, as arrays."""
 
     def __init__(self, card: BundleCard) -> None:
-        self._card = card
+        self.card = card
         self._inside_kinds = card.kinds | ALIASES | alike(card.kinds)
         self._is_unseen_kind = np.array([kind not in self._inside_kinds for kind in KINDS])
         self._ranges = _Ranges(card.ranges)
         self._grows = np.array([name in _GROW_WITH_BATCH for name in card.ranges], dtype=np.bool_)
-        self._range_words = [
+        self.range_words = [
             (name, _range(name, low, high)) for name, (low, high) in card.ranges.items()
         ]
         self._numbers = _Numbers(card.options)
@@ -161,7 +161,7 @@ class Support:
 
     def _count_unseen_options(self, option_sets: tuple[OptionSet, ...]) -> Indices:
         """Number of options of each set that were not seen in training, shape ``[S]``."""
-        seen = self._card.options
+        seen = self.card.options
         counts = [
             sum(
                 value not in seen.get(name, (value,))
@@ -170,20 +170,6 @@ class Support:
             for options in option_sets
         ]
         return np.array(counts, dtype=np.int64)
-
-    def kind_reasons(self, kinds: frozenset[str]) -> tuple[str, ...]:
-        """A sentence about layer kinds that were not seen in training."""
-        known = ", ".join(sorted(self._card.kinds))
-        return (f"{_OF_KINDS} {', '.join(sorted(kinds))[:200]}; the model was trained on {known}",)
-
-    def range_reason(self, column: int, value: float) -> str:
-        """A sentence about a value outside the range of the column."""
-        name, seen = self._range_words[column]
-        return f"{name} is {_amount(name, value)}; the model was trained on {seen}"
-
-    def option_reasons(self, table: JobTable, row: int) -> tuple[str, ...]:
-        """One sentence for each option of the job in ``row`` that was not seen in training."""
-        return option_reasons(table, row, self._card.options, "the model was trained on")
 
 
 class _Numbers:
@@ -262,15 +248,18 @@ class Unseen:
     def reasons(self, row: int) -> tuple[str, ...]:
         """Why the job in ``row`` lies outside the support, one sentence each; empty inside the
         support."""
+        card, trained = self.support.card, "the model was trained on"
         reasons: tuple[str, ...] = ()
         if self.option_counts[row]:
-            reasons += self.support.option_reasons(self.table, row)
+            reasons += option_reasons(self.table, row, card.options, trained)
         if row in self.kinds:
-            reasons += self.support.kind_reasons(self.kinds[row])
-        columns = self.is_beyond[row].nonzero()[0].tolist()
-        return reasons + tuple(
-            self.support.range_reason(column, float(self.values[row, column])) for column in columns
-        )
+            unseen, known = (", ".join(sorted(kinds)) for kinds in (self.kinds[row], card.kinds))
+            reasons += (f"{_OF_KINDS} {unseen[:200]}; {trained} {known}",)
+        for column in self.is_beyond[row].nonzero()[0].tolist():
+            name, seen = self.support.range_words[column]
+            value = _amount(name, float(self.values[row, column]))
+            reasons += (f"{name} is {value}; {trained} {seen}",)
+        return reasons
 
     @property
     def has_unseen_option(self) -> Flags:

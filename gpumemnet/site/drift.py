@@ -82,16 +82,16 @@ class Finding:
     """
 
     kind: str
-    family: str
-    gpu: str | None
     name: str
     jobs: int
     effect: float
     matters: float
     probability: float
-    corrected: float
-    is_drift: bool
     sentence: str
+    family: str = ""
+    gpu: str | None = None
+    corrected: float = 1.0
+    is_drift: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,18 +251,6 @@ def _is_known(gpu: str) -> bool:
     return True
 
 
-def _finding(
-    kind: str,
-    name: str,
-    jobs: int,
-    effect: float,
-    matters: float,
-    probability: float,
-    sentence: str,
-) -> Finding:
-    return Finding(kind, "", None, name, jobs, effect, matters, probability, 1.0, False, sentence)
-
-
 def _error(rows: SiteRows, predicted: PredictionTable) -> Iterator[Finding]:
     """Sign test, without jobs that took what was expected: about half of the jobs should take more than expected."""
     ratios = np.log(rows.label_bytes / predicted.expected_bytes)[
@@ -274,9 +262,7 @@ def _error(rows: SiteRows, predicted: PredictionTable) -> Iterator[Finding]:
     above, below = int((ratios > 0).sum()), int((ratios < 0).sum())
     probability = float(stats.binomtest(above, above + below).pvalue) if above + below else 1.0
     sentence = f"half of {len(ratios)} jobs took {1 + median:.3g} times what was expected, or {'more' if median > 0 else 'less'}"
-    yield _finding(
-        "error", "median", len(ratios), abs(median), ERROR_MATTERS, probability, sentence
-    )
+    yield Finding("error", "median", len(ratios), abs(median), ERROR_MATTERS, probability, sentence)
 
 
 def _coverage(rows: SiteRows, predicted: PredictionTable, coverage: float) -> Iterator[Finding]:
@@ -289,7 +275,7 @@ def _coverage(rows: SiteRows, predicted: PredictionTable, coverage: float) -> It
     misses = len(kept) - int(kept.sum())
     excess = misses / len(kept) - (1.0 - coverage)
     sentence = f"{misses} of {len(kept)} jobs took more than their safe bytes, which promise {coverage:.4g} coverage"
-    yield _finding(
+    yield Finding(
         "coverage",
         "safe bytes",
         len(kept),
@@ -306,7 +292,7 @@ def _support(predicted: PredictionTable) -> Finding:
     why = f", most often: {Counter(outside).most_common(1)[0][0]}" if outside else ""
     sentence = f"{len(outside)} of {len(predicted)} jobs lie outside the support{why}"
     probability = binomial_tail(len(outside), len(predicted), TOLERATED_OUTSIDE)
-    return _finding(
+    return Finding(
         "support",
         "outside the support",
         len(predicted),
@@ -329,7 +315,7 @@ def _features(jobs: JobTable, reference: Mapping[str, Any]) -> Iterator[Finding]
         sentence = f"{name}: median {np.median(values):,.4g}, in training {quantiles[len(quantiles) // 2]:,.4g}"
         effective = len(jobs) * trained / (len(jobs) + trained)
         probability = float(stats.kstwo.sf(distance, max(1, round(effective))))
-        yield _finding(
+        yield Finding(
             "features", name, len(jobs), distance, DISTANCE_MATTERS, probability, sentence
         )
     for field in OPTIONS:
@@ -359,7 +345,7 @@ def _shares(
         sentence = (
             f"{field} {value}: {now / jobs:.0%} of the jobs, in training {then / of_trained:.0%}"
         )
-        yield _finding(
+        yield Finding(
             "features",
             f"{field} {value}",
             jobs,

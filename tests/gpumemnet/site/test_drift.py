@@ -343,7 +343,7 @@ def test_a_file_of_metrics_that_cannot_be_written(tmp_path: Path, file: str, wor
 
 
 def test_of_several_tests_of_a_kind_the_gravest_counts(tmp_path: Path) -> None:
-    first = Finding("features", "cnn", None, "x", 40, 0.4, 0.1, 0.5, 0.5, True, "in words")
+    first = Finding("features", "x", 40, 0.4, 0.1, 0.5, "in words", "cnn", is_drift=True)
     findings = (first, replace(first, effect=0.9, is_drift=False, jobs=50))
     write_drift_metrics(tmp_path / "a.prom", DriftReport(findings, (), 0.01, ("error",)))
     found = samples((tmp_path / "a.prom").read_text())
