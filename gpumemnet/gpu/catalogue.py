@@ -235,8 +235,7 @@ def context(profile: DeviceProfile) -> ContextEstimate:
     """Estimates the CUDA context on a GPU: measured if known, else published for this model, else
     typical of all GPUs."""
     if profile.context_bytes is not None:
-        bound = profile.context_bytes + CONTEXT_GROWTH_BYTES
-        return ContextEstimate(profile.context_bytes, bound, f"measured: {profile.context_source}")
+        return grown_context(profile.context_bytes, f"measured: {profile.context_source}")
     typical = [reading for reading in profile.context_readings if reading.is_typical]
     if not typical:
         source = f"not measured on {profile.name}: GPUs in general take 300 to 600 MiB with kernels loaded when first used"
@@ -245,6 +244,11 @@ def context(profile: DeviceProfile) -> ContextEstimate:
     bound = max(GENERIC_CONTEXT_BOUND_BYTES, largest.context_bytes + CONTEXT_GROWTH_BYTES)
     source = f"published for drivers since CUDA 12.2, not measured here: {largest.source}"
     return ContextEstimate(largest.context_bytes, bound, source)
+
+
+def grown_context(context_bytes: int, source: str) -> ContextEstimate:
+    """A context that somebody has read, with room for kernels that a job uses beside it."""
+    return ContextEstimate(context_bytes, context_bytes + CONTEXT_GROWTH_BYTES, source)
 
 
 # Profiles written by users.

@@ -9,18 +9,19 @@ Published labels do not count: their readers may have had another driver.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu.available import available_mib
 from gpumemnet.gpu.catalogue import (
-    CONTEXT_GROWTH_BYTES,
     MAX_CONTEXT_MIB,
     ContextEstimate,
+    DeviceProfile,
     context,
     device_profile,
+    grown_context,
 )
 from gpumemnet.job.layers import describe
 from gpumemnet.predict.bundle import Bundle
@@ -104,64 +105,49 @@ class GpuResolver:
         return self._default if gpu is None else self._find(gpu, REQUEST)
 
     def _find(self, gpu: str, source: str) -> PredictionGpu:
-        try:
-            profile = device_profile(gpu)
-        except InvalidRequestError:
-            own = [card for card in self._cards if card.gpu == gpu]
-            if not own:
-                raise
-            return self._remembered(
-                gpu, source, own[0].capacity_bytes, own[0].blas_workspace_bytes, _of_labels(own)
-            )
-        name = profile.name
-        measured = [
-            card for card in self._cards if card.gpu == name and card.provenance in OF_THE_SITE
-        ]
-        estimate = _of_labels(measured) if measured else context(profile)
-        return self._remembered(
-            name, source, profile.capacity_bytes, profile.blas_workspace_bytes, estimate
-        )
-
-    def _remembered(
-        self,
-        gpu: str,
-        source: str,
-        capacity_bytes: int,
-        blas_workspace_bytes: int,
-        estimate: ContextEstimate,
-    ) -> PredictionGpu:
         """The same object for the same GPU, so that what is computed for it can be kept."""
-        if (gpu, source) not in self._known:
-            calibrated = [
-                card.site_calibration for card in self._cards if card.site_calibration is not None
-            ]
-            sites = [one for one in calibrated if one.gpu == gpu]
-            if found := [one.context_bytes for one in sites if one.context_bytes is not None]:
-                amount = max(found)
-                estimate = ContextEstimate(
-                    amount,
-                    amount + CONTEXT_GROWTH_BYTES,
-                    "calibrated at this site (gpumemnet calibrate)",
-                )
-            elif self._context_bytes is not None:
-                estimate = stated_context(self._context_bytes)
-            available_bytes = _available_bytes(gpu, capacity_bytes)
-            self._known[gpu, source] = PredictionGpu(
-                gpu,
-                source,
-                capacity_bytes,
-                available_bytes,
-                blas_workspace_bytes,
-                estimate,
-                bool(sites),
+        name = gpu
+        try:
+            name = device_profile(gpu).name
+        except InvalidRequestError:
+            if all(card.gpu != gpu for card in self._cards):
+                raise
+        if (name, source) not in self._known:
+            self._known[name, source] = self._prediction_gpu(name, source)
+        return self._known[name, source]
+
+    def _prediction_gpu(self, gpu: str, source: str) -> PredictionGpu:
+        labels = [card for card in self._cards if card.gpu == gpu]
+        try:
+            device: DeviceProfile | BundleCard = device_profile(gpu)
+            estimate = context(device)
+            labels = [card for card in labels if card.provenance in OF_THE_SITE]
+        except InvalidRequestError:  # a GPU that only a bundle knows
+            device = labels[0]
+        sites = [
+            card.site_calibration
+            for card in self._cards
+            if card.site_calibration is not None and card.site_calibration.gpu == gpu
+        ]
+        if found := [one.context_bytes for one in sites if one.context_bytes is not None]:
+            estimate = grown_context(max(found), "calibrated at this site (gpumemnet calibrate)")
+        elif self._context_bytes is not None:
+            estimate = grown_context(self._context_bytes, "set by the site (GPUMEMNET_CONTEXT_MIB)")
+        elif labels:
+            # The largest of the families, because a context grows with the kernels in use.
+            largest = max(labels, key=lambda card: card.context_bytes)
+            estimate = grown_context(
+                largest.context_bytes, f"measured: contained in the labels of {largest.name}"
             )
-        return self._known[gpu, source]
-
-
-def stated_context(context_bytes: int) -> ContextEstimate:
-    """The context that a site states."""
-    bound = context_bytes + CONTEXT_GROWTH_BYTES
-    return ContextEstimate(context_bytes, bound, "set by the site (GPUMEMNET_CONTEXT_MIB)")
+        return PredictionGpu(
+            gpu,
+            source,
+            device.capacity_bytes,
+            _available_bytes(gpu, device.capacity_bytes),
+            device.blas_workspace_bytes,
+            estimate,
+            bool(sites),
+        )
 
 
 def label_gpu(card: BundleCard) -> PredictionGpu:
@@ -179,13 +165,3 @@ def _available_bytes(gpu: str, capacity_bytes: int) -> int:
         return available_mib(device_profile(gpu)) * MIB
     except InvalidRequestError:  # a GPU that only a bundle knows
         return capacity_bytes
-
-
-def _of_labels(cards: Sequence[BundleCard]) -> ContextEstimate:
-    """The context of measured labels: the largest of the families, because a context grows with the
-    kernels in use."""
-    largest = max(cards, key=lambda card: card.context_bytes)
-    source = f"measured: contained in the labels of {largest.name}"
-    return ContextEstimate(
-        largest.context_bytes, largest.context_bytes + CONTEXT_GROWTH_BYTES, source
-    )
