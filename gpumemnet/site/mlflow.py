@@ -25,7 +25,6 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from gpumemnet.errors import (
     BundleError,
@@ -165,6 +164,7 @@ def _laid_out(folder: Path, release: Release, bundles: Sequence[Bundle]) -> Path
 DEFAULT_MODEL: Final = "gpumemnet"
 """Name of the registered model, and of the experiment that its runs stand in."""
 
+_CREDENTIALS: Final = re.compile(r"://[^/\s]*@")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _ENVIRONMENT: Final = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -209,15 +209,9 @@ def check_name(name: str, field: str) -> str:
     return name
 
 
-def shown(uri: str) -> str:
-    """The address without the user's name and password."""
-    try:
-        parts = urlsplit(uri)
-        if "@" not in parts.netloc:
-            return uri
-        return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-    except ValueError:
-        return "an address that cannot be read"
+def shown(text: str) -> str:
+    """The address, or a sentence with one, without the user's name and password."""
+    return _CREDENTIALS.sub("://", text)
 
 
 class MlflowStore:
@@ -269,7 +263,7 @@ class MlflowStore:
                 raise
             except Exception as error:
                 raise TrackingError(
-                    f"the MLflow store {self.shown} {what}: {_reason(error)}"
+                    f"the MLflow store {self.shown} {what}: {shown(first_line(error, 300))}"
                 ) from None
 
     def experiment(self) -> str:
@@ -320,8 +314,3 @@ class MlflowStore:
         if self._file is None:
             return None  # the server knows where
         return (self._file.absolute().parent / f"{self._file.stem}-artifacts").as_uri()
-
-
-def _reason(error: Exception) -> str:
-    """The first line of a foreign error, without credentials."""
-    return re.sub(r"//[^/@\s]+@", "//", first_line(error, 300))
