@@ -37,11 +37,6 @@ def vdnn_all(chain: Chain, limit_bytes: float) -> Found:
     return _fixed(chain, limit_bytes, _SWAP, lambda unit: True)
 
 
-def vdnn_convolutions(chain: Chain, limit_bytes: float) -> Found:
-    """Swap every unit that has convolutions (vDNN)."""
-    return _fixed(chain, limit_bytes, _SWAP, lambda unit: chain.convolves[unit])
-
-
 def _fixed(chain: Chain, limit_bytes: float, option: int, applies: Callable[[int], bool]) -> Found:
     choices = chain.keep_all()
     for unit in range(chain.units):
@@ -248,8 +243,7 @@ REFERENCES: Final[Mapping[str, Callable[[Chain, float], Found]]] = {
     "every_block": every_block,
     "every_sqrt": every_sqrt,
     "vdnn_all": vdnn_all,
-    "vdnn_convolutions": vdnn_convolutions,
 }
 """Name → rule from the literature, on the same costs as the planner's searches."""
-FIXED: Final = frozenset({"every_block", "every_sqrt", "vdnn_all", "vdnn_convolutions"})
+FIXED: Final = frozenset({"every_block", "every_sqrt", "vdnn_all"})
 """Rules that do not look at the budget: their one plan fits or not."""

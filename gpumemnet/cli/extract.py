@@ -32,7 +32,6 @@ from gpumemnet.extract.extraction import (
     extraction_to_dict,
 )
 from gpumemnet.job.json_codec import job_to_json
-from gpumemnet.job.training_job import FAMILIES
 
 _SHOWN_LAYERS: Final = 10
 
@@ -51,13 +50,6 @@ def extract(
     optimizer: Optimizer = DEFAULT_OPTIONS.optimizer,
     precision: Precision = DEFAULT_OPTIONS.precision,
     settings: Settings = None,
-    family: Annotated[
-        str | None, typer.Option(metavar="|".join(FAMILIES), help="Instead of what the layers say.")
-    ] = None,
-    sequence_length: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Tokens per sample, instead of what the model shows."),
-    ] = None,
     gpu: Annotated[
         str,
         typer.Option(
@@ -83,10 +75,8 @@ def extract(
     options = ExtractOptions(
         optimizer=optimizer,
         precision=precision,
-        family=family,
-        sequence_length=sequence_length,
         gpu=gpu,
-        **training_settings(settings or (), ("ranks", "activation_function")),
+        **training_settings(settings or (), ("ranks",)),
     )
     if out is not None:
         check_writable(out)

@@ -202,13 +202,8 @@ def attention_steps(
         steps += [AttentionStep("matmul", scores), AttentionStep("softmax", scores)]
         if call["training"] and call["dropout_p"] > 0:
             steps.append(AttentionStep("dropout", scores))
-    kind = (
-        "matmul"
-        if explicit
-        else "attention"
-        if query.shape[0] == key.shape[0]
-        else "cross_attention"
-    )
+    fused = "attention" if query.shape[0] == key.shape[0] else "cross_attention"
+    kind = "matmul" if explicit else fused
     steps.append(AttentionStep(kind, query.shape, query_length=length))
     outputs = tuple(p for n in ("out_proj_weight", "out_proj_bias") if (p := call[n]) is not None)
     return [*steps, AttentionStep("linear", query.shape, outputs)]

@@ -21,7 +21,6 @@ from gpumemnet.job.json_codec import job_from_dict, job_to_dict
 from gpumemnet.job.layers import GROUP_OF_KIND, LAYER_GROUPS, Layer, check_count
 from gpumemnet.job.training_job import (
     ACTIVATION_FUNCTIONS,
-    FAMILIES,
     MAX_BATCH_SIZE,
     TrainingJob,
     TrainingOptions,
@@ -42,11 +41,9 @@ DEFAULT_GPU: Final = "A100"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtractOptions(TrainingOptions):
-    """The training options, and facts of the model; a fact that is ``None`` is read off the model.
+    """The training options, and the GPU of the training.
 
     Attributes:
-        family, activation_function, sequence_length: as in
-        :class:`~gpumemnet.job.training_job.TrainingJob`.
         gpu: name or alias of a GPU in the catalogue; it decides which attention kernel PyTorch
             chooses.
 
@@ -55,29 +52,11 @@ class ExtractOptions(TrainingOptions):
         InvalidRequestError: the catalogue has no such GPU.
     """
 
-    family: str | None = None
-    activation_function: str | None = None
-    sequence_length: int | None = None
     gpu: str = DEFAULT_GPU
 
     def __post_init__(self) -> None:
         TrainingOptions.__post_init__(self)
         device_profile(self.gpu)
-        known = {"family": FAMILIES[0], **self.job_fields()}
-        TrainingJob(
-            batch_size=1, input_elements=1, total_activations=0, total_parameters=0, **known
-        )
-
-    def job_fields(self) -> dict[str, Any]:
-        """The options, and the facts that are stated, as fields of a job."""
-        facts = {
-            name: getattr(self, name)
-            for name in ("family", "activation_function", "sequence_length")
-        }
-        return {
-            **TrainingOptions.job_fields(self),
-            **{name: value for name, value in facts.items() if value is not None},
-        }
 
 
 DEFAULT_OPTIONS: Final = ExtractOptions()
@@ -150,7 +129,7 @@ def extract_job(
         model: the model, on any device, meta included; its weights are neither read nor copied.
         inputs: a tensor, a tuple or list of arguments, or a dict of keyword arguments, each
             ``[batch, …]``; only shapes and dtypes matter.
-        options: how the model is trained, and facts that override those of the model.
+        options: how the model is trained.
         batch_size: samples per batch of the job; the batch size of ``inputs`` by default, see
             :func:`inputs_from_example`.
 
@@ -217,16 +196,14 @@ def extract_from(
         names.append(UNUSED)
     if not layers:
         raise ExtractError("the model executes no known layer: its output is a view of its input")
-    derived: dict[str, Any] = {
-        "family": family_of(seen.calls),
-        "activation_function": activation_function_of(seen.calls),
-        "sequence_length": sequence_length_of(seen.calls, inputs.tensors),
-    }
     stated = options.job_fields()
     if options.attention_kernel is None:
         stated["attention_kernel"] = attention_kernel_of(seen)
     job = TrainingJob(
-        **{**derived, **stated},
+        **stated,
+        family=family_of(seen.calls),
+        activation_function=activation_function_of(seen.calls),
+        sequence_length=sequence_length_of(seen.calls, inputs.tensors),
         batch_size=batch,
         input_elements=inputs.elements_per_sample,
         layers=tuple(layers),
@@ -264,15 +241,6 @@ def _notes(seen: Walk, inputs: ModelInputs, job: TrainingJob) -> list[str]:
     if seen.checkpointed and job.checkpointing == "none":
         notes.append(
             "checkpointing: the model calls torch.utils.checkpoint, but the job says none; set every_block."
-        )
-    if overwriting := sum(call.in_place for call in seen.calls):
-        notes.append(
-            f"{overwriting} layer(s) overwrite their input; their outputs are counted like all others."
-        )
-    if uneven := sum(call.elements % inputs.batch_size != 0 for call in seen.calls):
-        notes.append(
-            f"{uneven} layer(s) have outputs that do not divide by the batch size {inputs.batch_size}; "
-            "their elements per sample are rounded."
         )
     return notes
 
@@ -376,7 +344,7 @@ def extract_file(
     Args:
         source: ``path/to/file.py:factory``; the factory returns a ``torch.nn.Module`` or ``(model,
             inputs)``.
-        options: how the model is trained, and facts that override those of the model.
+        options: how the model is trained.
         inputs: shape of one sample for each input of the model, as
             :func:`gpumemnet.extract.inputs.parse_input` reads it; empty if the factory returns
             inputs.

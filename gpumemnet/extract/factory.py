@@ -194,11 +194,13 @@ def factory_request(
         InvalidRequestError: an input has another form.
     """
     file, name = split_source(source)
+    for text in inputs:
+        parse_input(text)
     return {
         "file": str(file),
         "name": name,
         "arguments": dict(arguments or {}),
-        "inputs": [str(parse_input(text)) for text in inputs],
+        "inputs": list(inputs),
         "batch_size": batch_size,
     }
 

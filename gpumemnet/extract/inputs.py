@@ -46,10 +46,6 @@ class InputSpec:
     dtype: str = "float32"
     name: str | None = None
 
-    def __str__(self) -> str:
-        named = f"{self.name}=" if self.name else ""
-        return f"{named}{'x'.join(map(str, self.shape))}:{self.dtype}"
-
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:

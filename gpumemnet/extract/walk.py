@@ -69,7 +69,6 @@ class Call:
         shape: shape of its (first) output, batch dimension included.
         elements: elements of all its outputs, for the whole batch.
         parameters: elements of the parameters that it is the first to use.
-        in_place: whether it overwrote its input.
         sequence_length: query positions of attention, or steps of a recurrent layer; else ``None``.
         joins_activations: whether it has two or more activations as inputs.
         part_of: the activation function that it is a step of, where a module of that name writes it
@@ -81,7 +80,6 @@ class Call:
     shape: tuple[int, ...]
     elements: int
     parameters: int = 0
-    in_place: bool = False
     sequence_length: int | None = None
     joins_activations: bool = False
     part_of: str | None = None
@@ -411,7 +409,6 @@ class _Recorder:
                 tuple(numeric[0].shape) if numeric else (),
                 sum(tensor.numel() for tensor in numeric),
                 self._claim(used),
-                in_place,
                 length,
                 joins_activations,
                 part_of,

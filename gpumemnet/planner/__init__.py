@@ -12,8 +12,7 @@ The parts, in the order of use:
   and step time of a plan;
 * ``gpumemnet.planner.fitting.choose_plan(step, machine, budget_bytes, optimizer="greedy") -> Plan``
   finds a plan that fits;
-* ``gpumemnet.planner.applied(model, plan)`` applies a plan to a model, and
-  ``gpumemnet.planner.executor`` checks on real data that the model computes the same.
+* ``gpumemnet.planner.applied(model, plan)`` applies a plan to a model.
 
 Importing this package loads neither torch nor scipy.
 """

@@ -40,16 +40,13 @@ from gpumemnet.planner.costs import (
     swapped_storages,
 )
 from gpumemnet.planner.plans import COPIES_BEHIND, FETCHED_AHEAD, Decision, pinned_bytes
-from gpumemnet.tracing.timeline import CONVOLUTION
 
 OPTIONS: Final = (
-    *(
-        Decision.KEEP,
-        Decision.RECOMPUTE,
-        Decision.SWAP,
-        Decision.RECOMPUTE_AND_SWAP_INPUT,
-        Decision.RECOMPUTE_CHEAP,
-    ),
+    Decision.KEEP,
+    Decision.RECOMPUTE,
+    Decision.SWAP,
+    Decision.RECOMPUTE_AND_SWAP_INPUT,
+    Decision.RECOMPUTE_CHEAP,
 )
 """The decisions in the order of the columns of every array below."""
 KEEP: Final = 0
@@ -95,7 +92,6 @@ class Chain:
         shared: storages that several units hold.
         host_limit_bytes: host memory that a plan may take.
         passes: number of such passes in a step.
-        convolves: whether each unit has convolutions.
     """
 
     allowed: NDArray[np.bool_]
@@ -114,7 +110,6 @@ class Chain:
     shared: tuple[SharedStorages, ...] = ()
     host_limit_bytes: float = float("inf")
     passes: int = 1
-    convolves: tuple[bool, ...] = ()
 
     @property
     def units(self) -> int:
@@ -255,15 +250,6 @@ def chain_of(step: StepCosts, machine: Machine) -> Chain:
         shared=shared,
         host_limit_bytes=machine.host_memory_bytes,
         passes=step.microbatches,
-        convolves=tuple(_convolves(step, unit) for unit in units),
-    )
-
-
-def _convolves(step: StepCosts, unit: UnitPass) -> bool:
-    storages = step.timeline.storages
-    return any(
-        e >= 0 and storages[e].operator.startswith(CONVOLUTION)
-        for e in step.timeline.events[unit.start : unit.end]
     )
 
 
@@ -317,20 +303,17 @@ class _Memory:
             0 if e == EMPTY_CACHE else self._sizes[e] if e >= 0 else -self._sizes[~e]
             for e in events
         ]
-        self._live = np.cumsum(signed)
+        live = np.cumsum(signed)
         cuts = {each.start, each.forward_end, each.end, len(events)}
         for unit in each.units:
             cuts |= {unit.start, unit.end, unit.backward_start}
         ordered = sorted(cuts)
-        spans = [(a, b) for a, b in pairwise(ordered)]
-        self._starts = np.array(
-            [a for a, _ in spans] + [unit.backward_start for unit in each.units]
-        )
-        self._ends = np.array([b for _, b in spans] + [unit.backward_start for unit in each.units])
+        spans = list(pairwise(ordered))
         at = [unit.backward_start for unit in each.units]
+        self._starts = np.array([a for a, _ in spans] + at)
+        self._ends = np.array([b for _, b in spans] + at)
         self._baseline = np.array(
-            [float(self._live[a:b].max()) for a, b in spans]
-            + [float(self._live[max(a - 1, 0)]) for a in at]
+            [float(live[a:b].max()) for a, b in spans] + [float(live[max(a - 1, 0)]) for a in at]
         )
         self._first_point = len(spans)
 

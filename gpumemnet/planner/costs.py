@@ -15,9 +15,8 @@ user.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -29,7 +28,13 @@ from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu.catalogue import PROFILE_FORMAT, DeviceProfile, find_profile
 from gpumemnet.job.layers import describe
-from gpumemnet.planner.plans import COPIES_BEHIND, FETCHED_AHEAD, MIN_SWAPPED_BYTES, Decision
+from gpumemnet.planner.plans import (
+    COPIES_BEHIND,
+    FETCHED_AHEAD,
+    MIN_SWAPPED_BYTES,
+    Decision,
+    read_json,
+)
 from gpumemnet.tracing.timeline import Timeline
 from gpumemnet.units import GIB
 
@@ -65,12 +70,6 @@ class Work:
     flops: NDArray[np.float64]
     moved_bytes: NDArray[np.float64]
     element_types: NDArray[np.int64]
-
-    def of(self, operators: NDArray[np.int64]) -> Work:
-        """Return some of the operators."""
-        return Work(
-            self.flops[operators], self.moved_bytes[operators], self.element_types[operators]
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +148,6 @@ class StepCosts:
 
     Attributes:
         units: names of the units in the order of the forward pass, as in ``named_modules()``.
-        kinds: class of each unit's module.
         passes: every microbatch of every recorded step, in order.
         timeline: the recorded steps.
         unreferenced: saved storage → position from which the program does not refer to it any more.
@@ -166,7 +164,6 @@ class StepCosts:
     """
 
     units: tuple[str, ...]
-    kinds: tuple[str, ...]
     passes: tuple[Pass, ...]
     timeline: Timeline
     unreferenced: Mapping[int, int]
@@ -262,12 +259,8 @@ def machine_of(gpu: DeviceProfile, host_memory_bytes: int = HOST_MEMORY_BYTES) -
     Raises:
         InvalidRequestError: the catalogue has no rates for it.
     """
-    fp32, fp16, memory, link = (
-        gpu.fp32_tflops,
-        gpu.fp16_tflops,
-        gpu.memory_gb_per_second,
-        gpu.host_link_gb_per_second,
-    )
+    fp32, fp16 = gpu.fp32_tflops, gpu.fp16_tflops
+    memory, link = gpu.memory_gb_per_second, gpu.host_link_gb_per_second
     if fp32 is None or fp16 is None or memory is None or link is None:
         raise InvalidRequestError(
             f"the catalogue has no rates for {gpu.name}; with --machine name a similar GPU, or a file of rates "
@@ -316,27 +309,16 @@ def find_machine(name_or_path: str | Path, host_memory_bytes: int | None = None)
     """
     if not str(name_or_path).endswith(".json"):
         return machine_of(find_profile(str(name_or_path)), host_memory_bytes or HOST_MEMORY_BYTES)
-    path = Path(name_or_path)
-    try:
-        document = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise InvalidRequestError(f"{path} cannot be read: {error.strerror}", "machine") from None
-    except ValueError:
-        raise InvalidRequestError(f"{path} is no JSON file", "machine") from None
+    document = read_json(Path(name_or_path), "machine")
     if isinstance(document, Mapping) and document.get("format") == PROFILE_FORMAT:
         document = document.get(MACHINE)
     machine = _machine_from_dict(document)
-    return (
-        machine
-        if host_memory_bytes is None
-        else replace(machine, host_memory_bytes=host_memory_bytes)
-    )
+    return replace(machine, host_memory_bytes=host_memory_bytes or machine.host_memory_bytes)
 
 
 def machine_to_dict(machine: Machine) -> dict[str, Any]:
     """Return ``machine`` as the JSON object that :func:`find_machine` reads."""
-    names = ("name", "flops_per_second", *_RATES, "host_memory_bytes", "efficiency", "source")
-    return {"format": MACHINE_FORMAT, **{name: getattr(machine, name) for name in names}}
+    return {"format": MACHINE_FORMAT, **asdict(machine)}
 
 
 def _machine_from_dict(document: object) -> Machine:

@@ -15,10 +15,10 @@ from types import MethodType, TracebackType
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gpumemnet.errors import PlanError
-from gpumemnet.planner.plans import Decision, Plan, load_plan
+from gpumemnet.planner.plans import Decision, Plan, checked_decisions, load_plan
 from gpumemnet.planner.recomputing import StateCheck, check_plan, recompute
 from gpumemnet.planner.swapping import Swaps
 
@@ -37,7 +37,7 @@ def applied(model: nn.Module, plan: Plan | Mapping[str, str] | Path | str) -> Ap
         plan: the plan, the path of its file, or a decision for each module by its name.
 
     Raises:
-        InvalidRequestError: the file holds no plan.
+        InvalidRequestError: the file holds no plan, or there is no such decision.
         PlanError: the plan does not belong to the model, or the model would compute something else
             under it.
 
@@ -55,18 +55,15 @@ class AppliedPlan:
     """A plan in force; see :func:`applied`."""
 
     def __init__(self, model: nn.Module, plan: Plan | Mapping[str, str]) -> None:
-        decisions = plan.decisions if isinstance(plan, Plan) else _checked(plan)
+        decisions = plan.decisions if isinstance(plan, Plan) else checked_decisions(plan)
         self._swaps = Swaps()
         self._forwards: list[UnitForward] = []
         units = check_plan(model, decisions)
         if any(decision.swaps for decision in decisions.values()):
             # Memory is released and fetched when other units run, those that keep everything among
             # them.
-            others = {} if not isinstance(plan, Plan) else dict.fromkeys(plan.units, Decision.KEEP)
-            units |= check_plan(
-                model,
-                {name: decision for name, decision in others.items() if name not in decisions},
-            )
+            others = set(plan.units if isinstance(plan, Plan) else ()) - decisions.keys()
+            units |= check_plan(model, dict.fromkeys(others, Decision.KEEP))
         for module, name in units.items():
             if isinstance(vars(module).get(_FORWARD), UnitForward):
                 raise PlanError(f"a plan is applied to '{name}' already: undo that one first")
@@ -77,8 +74,8 @@ class AppliedPlan:
 
     @property
     def host_bytes(self) -> int:
-        """Host memory that swapped tensors have taken so far."""
-        return self._swaps.host_bytes
+        """The most host memory that swapped tensors have taken at one time."""
+        return self._swaps.host_memory.peak_bytes
 
     def undo(self) -> None:
         """Give the modules back their own forward passes; without effect if that was done."""
@@ -147,88 +144,3 @@ class UnitForward:
         )
         state.check()
         return output
-
-
-def _checked(decisions: Mapping[str, str]) -> dict[str, Decision]:
-    try:
-        return {name: Decision(decision) for name, decision in decisions.items()}
-    except ValueError as error:
-        raise PlanError(f"{error}; the decisions are {', '.join(Decision)}") from None
-
-
-def verify(
-    model: nn.Module,
-    batch: Any,
-    loss: Callable[[Any], Tensor],
-    plan: Plan | Mapping[str, str],
-    *,
-    seed: int = 0,
-) -> tuple[str, ...]:
-    """Run one forward and backward pass without and with ``plan``, and compare loss, gradients and
-    buffers bit by bit.
-
-    The model is left as it was, gradients included.  Operators that PyTorch runs in a random order
-    differ without a plan, too: call ``torch.use_deterministic_algorithms(True)`` first.
-
-    Args:
-        model: the model, on the device and in the mode that it is trained in.
-        batch: what it is called with: a tensor, a tuple or list of arguments, or a dict of keyword
-            arguments.
-        loss: function from the model's output to a scalar.
-        plan: the plan, or a decision for each module by its name.
-        seed: of the random numbers of both runs.
-
-    Returns:
-        one sentence for each value that differs; nothing if all are equal.
-
-    Raises:
-        PlanError: the plan cannot be applied.
-    """
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    try:
-        plain = _results(model, batch, loss, seed)
-        _restore(model, buffers)
-        with applied(model, plan):
-            planned = _results(model, batch, loss, seed)
-    finally:
-        _restore(model, buffers)
-        for name, parameter in model.named_parameters():
-            parameter.grad = gradients[name]
-    return tuple(
-        f"{name} differs by up to {(planned[name].double() - value.double()).abs().max().item():.3g}"
-        for name, value in plain.items()
-        if not _same(value, planned[name])
-    )
-
-
-def _results(
-    model: nn.Module, batch: Any, loss: Callable[[Any], Tensor], seed: int
-) -> dict[str, Tensor]:
-    model.zero_grad(set_to_none=True)
-    devices = {tensor.device.index for tensor in model.parameters() if tensor.is_cuda}
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
-        inputs = batch if isinstance(batch, tuple | list) else (batch,)
-        output = model(**batch) if isinstance(batch, Mapping) else model(*inputs)
-        value = loss(output)
-        torch.autograd.backward(value)
-    found = {"the loss": value.detach()}
-    found |= {
-        f"the gradient of '{name}'": p.grad
-        for name, p in model.named_parameters()
-        if p.grad is not None
-    }
-    return found | {f"buffer '{name}'": buffer.clone() for name, buffer in model.named_buffers()}
-
-
-def _restore(model: nn.Module, buffers: dict[str, Tensor]) -> None:
-    with torch.no_grad():
-        for name, buffer in model.named_buffers():
-            buffer.copy_(buffers[name])
-
-
-def _same(first: Tensor, second: Tensor) -> bool:
-    return torch.equal(first.nan_to_num(), second.nan_to_num()) and torch.equal(
-        first.isnan(), second.isnan()
-    )

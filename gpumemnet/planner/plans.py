@@ -28,7 +28,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.errors import InvalidRequestError, did_you_mean
+from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
 from gpumemnet.tracing.result import TraceAnswer, answer_from_dict, answer_to_dict
 from gpumemnet.units import GIB
@@ -41,26 +41,21 @@ MIN_SWAPPED_BYTES: Final = 2**16
 """Smallest storage that is swapped: a copy of less takes longer to start than to run."""
 EXPENSIVE_OPERATORS: Final = frozenset(
     {
-        *(
-            "mm",
-            "addmm",
-            "_addmm_activation",
-            "bmm",
-            "baddbmm",
-            "_scaled_mm",
-            "_grouped_mm",
-            "convolution",
-        ),
-        *(
-            "_scaled_dot_product_flash_attention",
-            "_scaled_dot_product_flash_attention_for_cpu",
-            "_flash_attention_forward",
-        ),
-        *("_scaled_dot_product_efficient_attention", "_efficient_attention_forward"),
-        *(
-            "_scaled_dot_product_cudnn_attention",
-            "_scaled_dot_product_fused_attention_overrideable",
-        ),
+        "mm",
+        "addmm",
+        "_addmm_activation",
+        "bmm",
+        "baddbmm",
+        "_scaled_mm",
+        "_grouped_mm",
+        "convolution",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_flash_attention_forward",
+        "_scaled_dot_product_efficient_attention",
+        "_efficient_attention_forward",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_fused_attention_overrideable",
     }
 )
 """Operators of ``torch.ops.aten`` whose results :attr:`Decision.RECOMPUTE_CHEAP` keeps.  Attention
@@ -195,26 +190,17 @@ def plan_from_dict(document: object) -> Plan:
             "plan",
         )
     values = {name: value for name, value in document.items() if name not in ("format", "version")}
-    known = {each.name: str(each.type) for each in fields(Plan)}
-    for name in values:
-        if name not in known:
+    known = {each.name for each in fields(Plan)}
+    for name in sorted(known.symmetric_difference(values)):
+        problem = "is missing" if name in known else "is not a field of a plan"
+        raise InvalidRequestError(problem, f"plan.{name}")
+    for name in ("units", "notes"):
+        if not isinstance(values[name], list):
             raise InvalidRequestError(
-                f"is not a field of a plan; {did_you_mean(name, known, 'leave it out')}",
-                f"plan.{name}",
+                f"must be a list of texts, not {describe(values[name])}", f"plan.{name}"
             )
-    for name, kind in known.items():
-        if name not in values:
-            raise InvalidRequestError("is missing", f"plan.{name}")
-        if name not in _READERS and type(values[name]) not in _TYPES[kind]:
-            raise InvalidRequestError(
-                f"must be {kind}, not {describe(values[name])}", f"plan.{name}"
-            )
-    return Plan(
-        **{
-            name: _READERS[name](value, name) if name in _READERS else value
-            for name, value in values.items()
-        }
-    )
+        values[name] = tuple(values[name])
+    return Plan(**{**values, "decisions": checked_decisions(values["decisions"], "plan.decisions")})
 
 
 def load_plan(path: Path | str) -> Plan:
@@ -223,16 +209,24 @@ def load_plan(path: Path | str) -> Plan:
     Raises:
         InvalidRequestError: the file cannot be read, or holds no plan.
     """
+    return plan_from_dict(read_json(Path(path), "plan"))
+
+
+def read_json(path: Path, field: str) -> object:
+    """Return what the JSON file at ``path`` holds.
+
+    Raises:
+        InvalidRequestError: the file cannot be read, or is no JSON; it names ``field``.
+    """
     try:
-        document = json.loads(Path(path).read_text("utf-8"))
+        return json.loads(path.read_text("utf-8"))
     except OSError as error:
-        raise InvalidRequestError(f"{path} cannot be read: {error.strerror}", "plan") from None
+        raise InvalidRequestError(f"{path} cannot be read: {error.strerror}", field) from None
     except ValueError:
-        raise InvalidRequestError(f"{path} is no JSON file", "plan") from None
-    return plan_from_dict(document)
+        raise InvalidRequestError(f"{path} is no JSON file", field) from None
 
 
-def decisions_from_dict(document: object, field: str = "decisions") -> dict[str, Decision]:
+def checked_decisions(document: object, field: str = "decisions") -> dict[str, Decision]:
     """Return decisions by the name of their module.
 
     Raises:
@@ -242,33 +236,13 @@ def decisions_from_dict(document: object, field: str = "decisions") -> dict[str,
         raise InvalidRequestError(
             f"must be an object of decisions by module, not {describe(document)}", field
         )
-    known = [str(decision) for decision in Decision]
     for name, value in document.items():
-        if value not in known:
+        if value not in list(Decision):
             raise InvalidRequestError(
-                f"must be one of {', '.join(known)}, not {describe(value)}",
+                f"must be one of {', '.join(Decision)}, not {describe(value)}",
                 f"{field}[{describe(name)}]",
             )
     return {str(name): Decision(value) for name, value in document.items()}
-
-
-def _names(value: object, name: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
-        raise InvalidRequestError(f"must be a list of texts, not {describe(value)}", f"plan.{name}")
-    return tuple(value)
-
-
-_READERS: Final[dict[str, Any]] = {
-    "decisions": lambda value, name: decisions_from_dict(value, f"plan.{name}"),
-    "units": _names,
-    "notes": _names,
-}
-_TYPES: Final = {
-    "str": (str,),
-    "int": (int,),
-    "float": (float, int),
-    "float | None": (float, int, type(None)),
-}
 
 
 FITS: Final = "fits"

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -168,7 +167,7 @@ def check_plan(model: nn.Module, decisions: Mapping[str, Decision]) -> dict[nn.M
         first = units.setdefault(every[name], name)
         if decisions[first] != decision:
             raise PlanError(
-                f"'{first}' and '{name}' are one module, which cannot both {_words(decisions[first])} and {_words(decision)}: "
+                f"'{first}' and '{name}' are one module, which cannot both {decisions[first]} and {decision}: "
                 "give both names the same decision"
             )
     for module, name in units.items():
@@ -208,44 +207,27 @@ def _check_unit(module: nn.Module, name: str, decisions: Mapping[str, Decision])
         path = ".".join(filter(None, (name, inner)))
         if inner and decisions.get(path, Decision.KEEP) != Decision.KEEP:
             raise PlanError(
-                f"'{path}' is inside of '{name}', which {_words(decisions[name], 's')} as a whole, so that its own decision "
-                "would be ignored: remove one of the two from the plan"
+                f"'{path}' is inside of '{name}', which has the decision {decisions[name]} as a whole, so that its own "
+                "decision would be ignored: remove one of the two from the plan"
             )
         if not decisions[name].recomputes:
             continue
-        for parametrization in (
-            getattr(part, "parametrizations", {}).values()
-            if parametrize.is_parametrized(part)
-            else ()
-        ):
-            if next(parametrization.buffers(), None) is not None:
-                raise PlanError(
-                    f"'{path}' has a parametrization with a state ({_kinds(parametrization)}), which a recomputation of '{name}' "
-                    "would advance twice, with other gradients: keep or swap this module instead"
-                )
-        for hook in forward_hooks(part) if inner else ():
-            kind = type(hook).__name__
-            if kind == "SpectralNorm":
-                raise PlanError(
-                    f"'{path}' has spectral norm, whose state a recomputation of '{name}' would advance twice, with other "
-                    "gradients: keep or swap this module instead"
-                )
+        parametrizations = getattr(part, "parametrizations", None)
+        is_stateful = isinstance(parametrizations, nn.ModuleDict) and any(
+            True for _ in parametrizations.buffers()
+        )
+        hooks = {type(hook).__name__: hook for hook in (forward_hooks(part) if inner else ())}
+        if is_stateful or "SpectralNorm" in hooks:
+            raise PlanError(
+                f"'{path}' has a parametrization with a state, which a recomputation of '{name}' would advance twice, with "
+                "other gradients: keep or swap this module instead"
+            )
+        for kind, hook in hooks.items():
             if kind not in _STATELESS_HOOKS:
                 raise PlanError(
                     f"'{path}' has the forward hook {getattr(hook, '__qualname__', kind)}, which would run twice in each step "
                     f"if '{name}' is recomputed: remove the hook, or keep or swap this module"
                 )
-
-
-def _kinds(parametrization: nn.Module) -> str:
-    return ", ".join(type(each).__name__ for each in parametrization.children())
-
-
-def _words(decision: Decision, ending: str = "") -> str:
-    first, *others = decision.value.replace("recompute_cheap", "recompute cheap operators").split(
-        "_"
-    )
-    return " ".join([f"{first}{ending}" if " " not in first else first, *others])
 
 
 class StateCheck:

@@ -122,18 +122,13 @@ def _evict(chain: Chain, limit_bytes: float, usable: NDArray[np.bool_]) -> Choic
     """Change one decision after another, by what it frees above the limit for each second that it
     costs."""
     choices = chain.keep_all()
-    if (_least_bytes(chain, usable) > limit_bytes).any():
-        return None
     amounts = chain.region_bytes(choices[None])[0]
     seconds = chain.step_seconds(choices[None])[0]
     while (amounts > limit_bytes).any():
         rows = _single_changes(chain, choices, usable=usable)
         rows = rows[chain.host_bytes_of(rows) <= chain.host_limit_bytes]
         units = (rows != choices).argmax(axis=1)
-        after = _changed_bytes(
-            chain, np.repeat(choices[None], len(rows), axis=0), amounts[None], units, rows
-        )
-        freed = _excess(amounts[None], limit_bytes) - _excess(after, limit_bytes)
+        freed = _excess(amounts[None], limit_bytes) - _excess(chain.region_bytes(rows), limit_bytes)
         useful = np.flatnonzero(freed > 0)
         if not len(useful):
             return None
@@ -153,38 +148,6 @@ def _evict(chain: Chain, limit_bytes: float, usable: NDArray[np.bool_]) -> Choic
             chain.step_seconds(choices[None])[0],
         )
     return choices
-
-
-def _least_bytes(chain: Chain, usable: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return the bytes of each region if every unit took the option that frees most there."""
-    gone = np.where(usable[:, :, None], chain.gone_bytes, -np.inf).max(axis=1).sum(axis=0)
-    shared = sum(
-        (each.amount_bytes * each.regions for each in chain.shared), start=np.zeros_like(gone)
-    )
-    return np.asarray(chain.live_bytes - gone - shared)
-
-
-def _changed_bytes(
-    chain: Chain,
-    rows: Choices,
-    amounts: NDArray[np.float64],
-    units: NDArray[np.intp],
-    changed: Choices,
-) -> NDArray[np.float64]:
-    """Return the bytes of each region for ``changed``, which differs from ``rows`` in one decision
-    a row.
-
-    Args:
-        chain: the chain.
-        rows: plans, shape ``[plans, n]``, with ``amounts`` in their regions.
-        amounts: shape ``[plans, r]``, or ``[1, r]`` if all rows are equal.
-        units: the unit that changes in each row.
-        changed: the changed plans.
-    """
-    if chain.shared:
-        return chain.region_bytes(changed)
-    each, gone = np.arange(len(rows)), chain.gone_bytes
-    return np.asarray(amounts + gone[units, rows[each, units]] - gone[units, changed[each, units]])
 
 
 def _excess(amounts: NDArray[np.float64], limit_bytes: float) -> NDArray[np.float64]:
@@ -225,15 +188,11 @@ def _without_superfluous(chain: Chain, limit_bytes: float, rows: Choices) -> Cho
     rows, each = rows.copy(), np.arange(len(rows))
     cost = chain.recompute_seconds + np.maximum(chain.out_seconds, chain.in_seconds)
     order = (-cost[np.arange(chain.units), rows]).argsort(axis=1, kind="stable")
-    amounts = chain.region_bytes(rows)
     for place in range(int((rows != KEEP).sum(axis=1).max(initial=0))):
         tried = rows.copy()
         tried[each, order[:, place]] = KEEP
-        after = _changed_bytes(chain, rows, amounts, order[:, place], tried)
-        fits = (after.max(axis=1) <= limit_bytes) & (
-            chain.host_bytes_of(tried) <= chain.host_limit_bytes
-        )
-        rows[fits], amounts[fits] = tried[fits], after[fits]
+        fits = chain.fits(tried, limit_bytes)
+        rows[fits] = tried[fits]
     return rows
 
 

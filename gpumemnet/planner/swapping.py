@@ -8,14 +8,15 @@ knows which storages were copied: tensors that share a storage share the copy.  
 never swapped, follows the rules of :mod:`gpumemnet.planner.plans`.
 
 On a GPU, copies run on a stream of their own for each direction.  Fetched tensors are allocated on
-the stream that computes, so the caching allocator needs no second pool.  On a CPU the same code
-copies at once, so that its results are tested without a GPU.
+the stream that computes, so the caching allocator needs no second pool.  PyTorch's allocator of
+pinned memory reuses host memory, once the copies from it have ended.  On a CPU the same code copies
+at once, so that its results are tested without a GPU.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -43,19 +44,13 @@ class Swaps:
 
     def __init__(self) -> None:
         self._copies: dict[int, weakref.ref[_Copy]] = {}
-        self._buffers = _Buffers()
+        self.host_memory = _HostMemory()
         self._queues: dict[torch.device, tuple[_Queue, _Queue]] = {}
         self._behind: deque[UnitRun] = deque()
         self._last: Callable[[], UnitRun | None] = lambda: None
 
     def __reduce__(self) -> tuple[type[Swaps], tuple[()]]:
         return Swaps, ()
-
-    @property
-    def host_bytes(self) -> int:
-        """Host memory that the copies have taken so far; it is reused, and given back with the
-        plan."""
-        return self._buffers.total_bytes
 
     @contextmanager
     def running(self, module: nn.Module, swaps: bool) -> Iterator[UnitRun]:
@@ -97,7 +92,7 @@ class Swaps:
         queues = self._queues.get(tensor.device)
         if queues is None:
             queues = self._queues[tensor.device] = (_Queue(tensor.device), _Queue(tensor.device))
-        copy = _Copy(tensor, self._buffers, *queues)
+        copy = _Copy(tensor, self.host_memory, *queues)
         key = storage_id(tensor)
         copies = self._copies
         reference = weakref.ref(
@@ -140,16 +135,12 @@ class UnitRun:
         return _Saved(copy, tensor)
 
     def _is_swapped(self, tensor: Tensor) -> bool:
-        if (
-            type(tensor) is not Tensor
-            or tensor.layout is not torch.strided
-            or tensor.is_conj()
-            or tensor.is_neg()
-        ):
+        is_plain = type(tensor) is Tensor and tensor.layout is torch.strided
+        if not is_plain or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
             return False
         if self._device is not None and tensor.device != self._device:
             return False
-        if tensor.is_quantized or tensor.untyped_storage().nbytes() < MIN_SWAPPED_BYTES:
+        if tensor.untyped_storage().nbytes() < MIN_SWAPPED_BYTES:
             return False
         is_leaf = tensor.requires_grad and tensor.grad_fn is None
         return not (is_leaf or storage_id(tensor) in self._weights or _is_of_one_weight(tensor))
@@ -257,7 +248,9 @@ class _Copy:
         unread: tensors that view the storage and that the backward pass has not asked for yet.
     """
 
-    def __init__(self, tensor: Tensor, buffers: _Buffers, outward: _Queue, inward: _Queue) -> None:
+    def __init__(
+        self, tensor: Tensor, memory: _HostMemory, outward: _Queue, inward: _Queue
+    ) -> None:
         storage = tensor.untyped_storage()
         self.device = tensor.device
         self.unread = 0
@@ -265,8 +258,8 @@ class _Copy:
         self._version = version(tensor)
         self._held: torch.UntypedStorage | None = storage
         self._storage: Callable[[], torch.UntypedStorage | None] = weakref.ref(storage)
-        self._buffers, self._outward, self._inward = buffers, outward, inward
-        self._buffer: _Buffer | None = None
+        self._memory, self._outward, self._inward = memory, outward, inward
+        self._on_host: Tensor | None = None
         self._copied: Any = None
         self._fetched: Any = None
 
@@ -281,12 +274,13 @@ class _Copy:
 
     def copy_out(self) -> None:
         """Start the copy to the host, unless another unit that saved the storage has done so."""
-        if self._held is None or self._buffer is not None:
+        if self._held is None or self._on_host is not None:
             return
-        self._buffer = self._buffers.take(self._size_bytes, self.device)
-        self._copied = self._outward.copy(
-            self._buffer.tensor[: self._size_bytes], self._bytes_of(self._held), self._buffer.read
-        )
+        self._memory.add(pinned_bytes(self._size_bytes))
+        is_pinned = self.device.type == "cuda"
+        self._on_host = torch.empty(self._size_bytes, dtype=torch.uint8, pin_memory=is_pinned)
+        source = torch.empty(0, dtype=torch.uint8, device=self.device).set_(self._held)
+        self._copied = self._outward.copy(self._on_host, source)
 
     def release(self) -> None:
         """Let go of the device's memory, which what is computed from here on may use once the
@@ -314,21 +308,34 @@ class _Copy:
         return storage
 
     def _copy_in(self) -> torch.UntypedStorage:
-        assert self._buffer is not None
+        assert self._on_host is not None
         target = torch.empty(self._size_bytes, dtype=torch.uint8, device=self.device)
-        source = self._buffer.tensor[: self._size_bytes]
-        self._buffer.read = self._fetched = self._inward.copy(target, source, self._copied)
+        self._fetched = self._inward.copy(target, self._on_host, self._copied)
         storage = target.untyped_storage()
         self._held, self._storage = storage, weakref.ref(storage)
         return storage
 
-    def _bytes_of(self, storage: torch.UntypedStorage) -> Tensor:
-        return torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
-
     def __del__(self) -> None:
         self.release()
-        if self._buffer is not None:
-            self._buffers.give_back(self._buffer, self.device)
+        if self._on_host is not None:
+            self._memory.add(-pinned_bytes(self._size_bytes))
+
+
+class _HostMemory:
+    """Counts the pinned memory that the copies take.
+
+    Attributes:
+        peak_bytes: the most that they have taken at one time.
+    """
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self.peak_bytes = 0
+
+    def add(self, size_bytes: int) -> None:
+        """Count ``size_bytes`` more, or less if below 0."""
+        self._bytes += size_bytes
+        self.peak_bytes = max(self.peak_bytes, self._bytes)
 
 
 class _Queue:
@@ -338,7 +345,7 @@ class _Queue:
         self._device = device
         self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def copy(self, target: Tensor, source: Tensor, after: Any) -> Any:
+    def copy(self, target: Tensor, source: Tensor, after: Any = None) -> Any:
         """Copy, after what the device computes now and after the event ``after``; return the event
         of the end."""
         if self._stream is None:
@@ -355,50 +362,6 @@ class _Queue:
         """Let the device compute on only after ``event``."""
         if event is not None:
             torch.cuda.current_stream(self._device).wait_event(event)
-
-
-class _Buffer:
-    """Host memory for one storage.
-
-    Attributes:
-        tensor: its bytes.
-        read: the event at which the last copy to the device ends.
-    """
-
-    __slots__ = ("read", "tensor")
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-        self.read: Any = None
-
-
-class _Buffers:
-    """Host memory that is used again: pinned if it is for a GPU.
-
-    Attributes:
-        total_bytes: bytes of all buffers, those in use included.
-    """
-
-    def __init__(self) -> None:
-        self.total_bytes = 0
-        self._free: dict[tuple[int, str], list[_Buffer]] = defaultdict(list)
-
-    def take(self, size_bytes: int, device: torch.device) -> _Buffer:
-        """Return a buffer of at least ``size_bytes`` for copies to and from ``device``."""
-        size_bytes = pinned_bytes(size_bytes)
-        free = self._free[size_bytes, device.type]
-        if free:
-            return free.pop()
-        self.total_bytes += size_bytes
-        return _Buffer(
-            torch.empty(
-                size_bytes, dtype=torch.uint8, device="cpu", pin_memory=device.type == "cuda"
-            )
-        )
-
-    def give_back(self, buffer: _Buffer, device: torch.device) -> None:
-        """Keep ``buffer`` for the next storage of its size."""
-        self._free[buffer.tensor.numel(), device.type].append(buffer)
 
 
 def _is_of_one_weight(tensor: Tensor) -> bool:

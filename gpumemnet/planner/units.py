@@ -47,8 +47,6 @@ def plan_units(
     inputs: object,
     request: TraceRequest,
     batch_size: int | None = None,
-    *,
-    keep: Collection[str] = (),
 ) -> StepCosts:
     """Trace two training steps of ``model`` on meta tensors, and split them into units.
 
@@ -58,7 +56,6 @@ def plan_units(
         model, inputs, batch_size: as those of :func:`gpumemnet.trace`.
         request: how the model is trained, and the GPU, from
             :func:`~gpumemnet.tracing.options.checked_request`.
-        keep: names of modules that must not be recomputed nor swapped.
 
     Raises:
         ExtractError: the model cannot be traced, or nothing in it is large enough to plan for.
@@ -87,12 +84,9 @@ def plan_units(
     step = _Reading(recorders[-1], recording.timeline, model)
     unit_names, passes = step.units_and_passes()
     refused = _refused(model, unit_names)
-    keep = {*keep, *refused}
-    modules = dict(model.named_modules())
     first_of_last_step = recording.timeline.step_starts[-2]
     return StepCosts(
         units=unit_names,
-        kinds=tuple(type(modules[name]).__name__ for name in unit_names),
         passes=passes,
         timeline=recording.timeline,
         unreferenced=recorders[-1].unreferenced,
@@ -101,7 +95,7 @@ def plan_units(
         freed=step.freed,
         work=_work(recorders[-1].operators, tf32=options.tf32),
         optimizer=step.optimizer_operators(),
-        evictable=step.evictable(passes[-1], unit_names, keep),
+        evictable=step.evictable(passes[-1], unit_names, refused),
         device=request.gpu,
         settings=request.allocator,
         microbatches=sum(each.start >= first_of_last_step for each in passes),

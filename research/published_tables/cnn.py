@@ -306,8 +306,9 @@ def measurement_of_row(row: Row) -> Measurement:
     job = extract_job(
         network,
         torch.empty(batch_size, *image.shape, device="meta"),
-        ExtractOptions(**PUBLISHED_OPTIONS.job_fields(), family="cnn"),
+        ExtractOptions(**PUBLISHED_OPTIONS.job_fields()),
     ).job
+    job = dataclasses.replace(job, family="cnn")
     status = STATUS_OF.get(text_in(row, "Status"))
     if status is None:
         raise DatasetError(

@@ -229,7 +229,7 @@ def measurement_of_reading(
     extraction = extract_job(
         network,
         _images(model, reading.batch_size),
-        ExtractOptions(optimizer=model.optimizer, precision="fp32", family="cnn"),
+        ExtractOptions(optimizer=model.optimizer, precision="fp32"),
     )
     replayed = traced_memory(model, network, reading.batch_size).replayed
     options = {
@@ -239,7 +239,7 @@ def measurement_of_reading(
         "gpumemnet_mib": reading.gpumemnet,
     }
     return Measurement(
-        job=replace(extraction.job, traced_peak_bytes=replayed.reserved_bytes),
+        job=replace(extraction.job, family="cnn", traced_peak_bytes=replayed.reserved_bytes),
         status="ok",
         label_source="nvidia_smi_device_1s",
         capacity_bytes=PUBLISHED_CAPACITY_BYTES,

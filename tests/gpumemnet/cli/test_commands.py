@@ -110,7 +110,6 @@ GOOD = json.dumps(job_to_dict(small_job()))
         ([*EXTRACT, "--set", "channels_last=1"], "channels_last: must be true or false, not 1"),
         ([*EXTRACT, "--out", "/none/job.json"], "--out: the folder /none does not exist"),
         ([*EXTRACT, "--deadline", "-1"], "--deadline: must be above 0"),
-        ([*EXTRACT, "--family", "gan"], "--family: must be one of "),
         ([*TRACE, "--loss", "hinge"], "--loss: must be one of auto, "),
         ([*TRACE, "--set", "zero_grad=never"], "zero_grad: must be one of "),
         ([*TRACE, "--gpu", "/none.json"], "--gpu: /none.json cannot be read"),

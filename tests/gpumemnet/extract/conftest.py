@@ -36,9 +36,3 @@ def small() -> ModuleType:
 def broken() -> ModuleType:
     """The module of models that fail."""
     return _example("broken")
-
-
-@pytest.fixture(scope="session")
-def vit() -> ModuleType:
-    """The module of the vision transformer."""
-    return _example("vit")

@@ -76,17 +76,6 @@ def test_a_users_packages_called_like_ours_are_the_ones_that_are_imported(exampl
     assert extract(f"{examples}/project/train.py:build", "8").job.total_parameters == 45
 
 
-def test_values_that_are_read_while_the_model_is_built_are_there(examples: Path) -> None:
-    extraction = extract(f"{examples}/awkward.py:constants", "40x64")
-    assert kinds(extraction) == [
-        "linear",
-        "add",
-        *["linear", "drop_path", "add"] * 3,
-        "add",
-        "linear",
-    ]
-
-
 def test_devices_that_are_asked_for_and_weights_that_are_loaded_are_ignored(
     examples: Path, tmp_path: Path
 ) -> None:

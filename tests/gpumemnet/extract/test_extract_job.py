@@ -57,20 +57,9 @@ def test_modules_and_functions_give_the_same_layers(small: ModuleType) -> None:
 def test_every_functional_layer_is_seen(small: ModuleType) -> None:
     extraction = extract(small.Functions(), torch.zeros(2, 4, 8, 8))
     assert kinds(extraction) == [
-        *(
-            "conv2d",
-            "batch_norm2d",
-            "relu",
-            "add",
-            "layer_norm",
-            "gelu",
-            "sigmoid",
-            "concatenate",
-            "upsample",
-            "max_pool",
-            "pad",
-        ),
-        *("linear", "matmul", "softmax", "attention", "adaptive_avg_pool"),
+        *("conv2d", "batch_norm2d", "relu", "add", "layer_norm", "gelu", "sigmoid", "concatenate"),
+        *("upsample", "max_pool", "pad", "linear", "matmul", "softmax", "attention"),
+        "adaptive_avg_pool",
     ]
     by_kind = {layer.kind: layer for layer in extraction.job.layers}
     assert by_kind["conv2d"].parameters == 144
@@ -88,9 +77,6 @@ def test_a_shared_module_is_a_layer_each_time_and_owns_its_parameters_once(
         ("relu", 8, 0),
         *[("linear", 8, 0), ("relu", 8, 0)] * 2,
     ]
-    assert extraction.notes == (
-        "3 layer(s) overwrite their input; their outputs are counted like all others.",
-    )
 
 
 def test_parameters_outside_executed_layers_are_counted_and_named(small: ModuleType) -> None:
@@ -105,13 +91,6 @@ def test_parameters_outside_executed_layers_are_counted_and_named(small: ModuleT
     )
 
 
-def test_modules_may_return_tuples_dicts_and_dataclasses(small: ModuleType) -> None:
-    assert triples(extract(small.Outputs(), torch.zeros(2, 8))) == [
-        ("linear", 8, 72),
-        ("linear", 2, 18),
-    ]
-
-
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_a_recurrent_layer_outputs_its_states_too(small: ModuleType, batch_first: bool) -> None:
     extraction = extract(small.Recurrent(batch_first), torch.zeros(4, 9, 8))
@@ -121,54 +100,6 @@ def test_a_recurrent_layer_outputs_its_states_too(small: ModuleType, batch_first
         2 * (4 * 16 * (16 + 2)) + 4 * 16 * (8 + 16),
     )
     assert extraction.job.sequence_length == 9
-
-
-def test_vision_transformers_with_either_attention_have_the_published_parameters(
-    vit: ModuleType,
-) -> None:
-    with torch.device("meta"):
-        fused, by_hand = vit.build(), vit.build_by_hand()
-    images = torch.zeros(1, 3, 224, 224, device="meta")
-    first, second = (
-        extract_job(model, images, OPTIONS, batch_size=8) for model in (fused, by_hand)
-    )
-    for extraction in (first, second):
-        job = extraction.job
-        assert job.total_parameters == 86_567_656
-        assert (job.family, job.activation_function, job.sequence_length) == (
-            "transformer",
-            "gelu",
-            197,
-        )
-        assert triples(extraction)[:3] == [
-            ("conv2d", 196 * 768, 590_592),
-            ("concatenate", 197 * 768, 768),
-            ("positional_embedding", 197 * 768, 197 * 768),
-        ]
-        assert triples(extraction)[4][0] == "linear"
-        assert triples(extraction)[4][1] == 3 * 197 * 768
-        assert triples(extraction)[4][2] == 3 * 768 * 769
-    assert kinds(first)[4:7] == ["linear", "attention", "linear"]
-    assert kinds(second)[4:10] == ["linear", "matmul", "multiply", "softmax", "matmul", "linear"]
-    assert second.job.layers[7].activations == 12 * 197 * 197
-
-
-def test_attention_weights_that_are_asked_for_are_layers() -> None:
-    class Weighted(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention = nn.MultiheadAttention(16, 4, dropout=0.1, batch_first=True)
-
-        def forward(self, x: Tensor) -> Tensor:
-            weighted: Tensor = self.attention(x, x, x)[0]
-            return weighted
-
-    assert triples(extract(Weighted(), torch.zeros(2, 5, 16))) == [
-        ("linear", 3 * 5 * 16, 3 * 16 * 17),
-        *((kind, 4 * 5 * 5, 0) for kind in ("matmul", "softmax", "dropout")),
-        ("matmul", 5 * 16, 0),
-        ("linear", 5 * 16, 16 * 17),
-    ]
 
 
 def test_under_the_math_kernel_attention_is_its_steps() -> None:
@@ -248,15 +179,9 @@ def test_checkpointing_in_the_model_is_noticed(small: ModuleType, reentrant: boo
     assert extract(model, inputs, checkpointing="every_block").notes == ()
 
 
-def test_custom_functions_computed_weights_and_parametrisations_are_followed(
+def test_computed_weights_and_parametrisations_are_followed(
     small: ModuleType,
 ) -> None:
-    assert kinds(extract(small.Custom(), torch.zeros(2, 8))) == [
-        "linear",
-        "other",
-        "multiply",
-        "relu",
-    ]
     assert triples(extract(small.Standardised(), torch.zeros(2, 3, 9, 9))) == [
         ("conv2d", 4 * 7 * 7, 108)
     ]
@@ -267,27 +192,6 @@ def test_frozen_parameters_are_not_trainable(small: ModuleType) -> None:
     job = extract(small.Frozen(), torch.zeros(2, 8)).job
     assert [layer.kind for layer in job.layers] == ["linear", "relu", "dropout", "linear"]
     assert (job.total_parameters, job.trainable_parameters) == (212, 68)
-
-
-def test_outputs_that_do_not_divide_by_the_batch_are_rounded_and_said() -> None:
-    class Pooled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.positions = nn.Embedding(5, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            moved: Tensor = x + self.positions(torch.arange(5))
-            return moved
-
-    extraction = extract(Pooled(), torch.zeros(4, 5, 3))
-    assert triples(extraction) == [("embedding", 4, 15), ("add", 15, 0)]
-    assert any("do not divide by the batch size 4" in note for note in extraction.notes)
-
-
-def test_the_batch_may_be_folded_into_other_dimensions() -> None:
-    folded = nn.Sequential(nn.Flatten(0, 1), nn.Linear(8, 3))
-    extraction = extract(folded, torch.zeros(4, 7, 8))
-    assert triples(extraction) == [("linear", 7 * 3, 27)]
 
 
 def test_the_model_is_left_as_it_was() -> None:
@@ -302,24 +206,14 @@ def test_the_model_is_left_as_it_was() -> None:
     assert model(torch.ones(2, 8)).shape == (2, 6)
 
 
-def test_options_override_what_the_model_shows_and_survive_json(small: ModuleType) -> None:
-    job = extract(
-        small.ModuleMLP(),
-        torch.zeros(2, 8),
-        family="transformer",
-        sequence_length=128,
-        activation_function="gelu",
-        attention_kernel="flash",
-        channels_last=True,
-        gradient_accumulation=4,
-    ).job
-    assert (job.family, job.sequence_length, job.activation_function, job.attention_kernel) == (
-        "transformer",
-        128,
-        "gelu",
+def test_options_survive_json(small: ModuleType) -> None:
+    options: dict[str, Any] = {"attention_kernel": "flash", "channels_last": True}
+    job = extract(small.ModuleMLP(), torch.zeros(2, 8), gradient_accumulation=4, **options).job
+    assert (job.attention_kernel, job.channels_last, job.gradient_accumulation) == (
         "flash",
+        True,
+        4,
     )
-    assert (job.channels_last, job.gradient_accumulation) == (True, 4)
     assert job_from_json(job_to_json(job)) == job
 
 
@@ -342,24 +236,9 @@ def test_code_that_needs_values_is_named_with_its_line(
     assert "\n" not in str(raised.value)
 
 
-def test_inputs_that_do_not_fit_are_said_with_shapes_and_module(small: ModuleType) -> None:
-    with pytest.raises(
-        ExtractError,
-        match=r"small\.py line \d+, in forward: RuntimeError: .*\(in module 'first'\); inputs: 2x3$",
-    ):
-        extract(small.ModuleMLP(), torch.zeros(2, 3))
-
-
 def test_wrong_options_are_refused_with_their_name(small: ModuleType) -> None:
-    wrong: dict[str, Any] = {
-        "optimizer": "lion",
-        "family": "rnn",
-        "sequence_length": 0,
-        "activation_function": "sine",
-    }
-    for name, value in wrong.items():
-        with pytest.raises(InvalidJobError, match=f"{name}: must be"):
-            ExtractOptions(**{name: value})
+    with pytest.raises(InvalidJobError, match="optimizer: must be"):
+        ExtractOptions(optimizer="lion")
     with pytest.raises(InvalidJobError, match="batch_size: must be"):
         extract_job(small.ModuleMLP(), torch.zeros(2, 8), batch_size=0)
 
@@ -435,25 +314,3 @@ def test_a_dropout_of_nothing_is_no_layer() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.0), nn.Linear(8, 8), nn.Dropout(0.1))
     layers = extract_job(model, torch.empty(2, 8, device="meta")).job.layers
     assert [layer.kind for layer in layers] == ["linear", "linear", "dropout"]
-
-
-def test_an_activation_in_place_is_of_the_kind_that_keeps_the_same_tensors() -> None:
-    job = extract_job(
-        nn.Sequential(nn.Linear(8, 8), nn.LeakyReLU(inplace=True)), torch.empty(2, 8, device="meta")
-    ).job
-    assert [layer.kind for layer in job.layers] == ["linear", "relu"]
-    assert job.activation_function == "leaky_relu"
-
-
-def test_a_product_with_a_number_in_place_is_no_layer() -> None:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(8, 8)
-
-        def forward(self, values: Tensor) -> Tensor:
-            scaled: Tensor = self.linear(values).mul_(0.5) * 0.5
-            return scaled
-
-    layers = extract_job(Scaled(), torch.empty(2, 8, device="meta")).job.layers
-    assert [layer.kind for layer in layers] == ["linear", "other"]

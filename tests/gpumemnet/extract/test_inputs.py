@@ -8,19 +8,10 @@ from hypothesis import strategies as st
 from gpumemnet.errors import ExtractError, InvalidRequestError
 from gpumemnet.extract.inputs import (
     DTYPES,
-    InputSpec,
     inputs_from_example,
     inputs_from_specs,
     parse_input,
 )
-
-NAMES = st.none() | st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True)
-SHAPES = st.lists(st.integers(1, 1000), min_size=1, max_size=4).map(tuple)
-
-
-@given(st.builds(InputSpec, SHAPES, st.sampled_from(DTYPES), NAMES))
-def test_a_spec_survives_being_written(spec: InputSpec) -> None:
-    assert parse_input(str(spec)) == spec
 
 
 @given(st.text(max_size=30))

@@ -72,7 +72,6 @@ def random_chain(
         gone_bytes=gone,
         shared=shared,
         host_limit_bytes=float(random.choice([30, 1000])),
-        convolves=tuple(bool(unit % 2) for unit in range(n)),
     )
 
 

@@ -1,4 +1,4 @@
-"""Small networks of four kinds, each with dropout, whose blocks save tensors that are large enough
+"""Small networks of three kinds, each with dropout, whose blocks save tensors that are large enough
 to be swapped."""
 
 from __future__ import annotations
@@ -57,18 +57,6 @@ class Gpt(nn.Module):
         for block in self.blocks:
             x = block(x)
         out: Tensor = self.head(x)
-        return out
-
-
-class VisionTransformer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(3, 32, 4, stride=4)
-        self.blocks = nn.Sequential(*(Attention(32, causal=False) for _ in range(3)))
-        self.head = nn.Linear(32, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.blocks(self.patches(x).flatten(2).transpose(1, 2)).mean(1))
         return out
 
 
@@ -172,7 +160,6 @@ class Network(NamedTuple):
 
 NETWORKS = {
     "resnet": Network(ResNet, ("stem", *(f"layers.{n}" for n in range(3)), "head"), (4, 3, 32, 32)),
-    "vit": Network(VisionTransformer, tuple(f"blocks.{n}" for n in range(3)), (8, 3, 32, 32)),
     "gpt": Network(Gpt, tuple(f"blocks.{n}" for n in range(4)), (4, 128), takes_tokens=True),
     "unet": Network(UNet, ("down", "middle", "up"), (2, 3, 32, 32)),
 }

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 import gpumemnet
 from gpumemnet.planner import Decision, applied
-from gpumemnet.planner.executor import verify
 from tests.gpumemnet.planner.networks import NETWORKS, Network
 
 EVERY = tuple(Decision)
@@ -92,46 +91,27 @@ def gradients(model: nn.Module, batch: Tensor, *, backward_passes: int = 1) -> l
 
 
 @pytest.fixture
-def vit() -> tuple[nn.Module, Tensor]:
+def gpt() -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
-    return NETWORKS["vit"].build(), NETWORKS["vit"].batch()
+    return NETWORKS["gpt"].build(), NETWORKS["gpt"].batch()
 
 
 THREE = {"blocks.0": "swap", "blocks.1": "recompute_and_swap_input", "blocks.2": "recompute"}
 
 
-def test_a_graph_that_is_kept_runs_backward_again(vit: tuple[nn.Module, Tensor]) -> None:
-    model, batch = vit
+def test_a_graph_that_is_kept_runs_backward_again(gpt: tuple[nn.Module, Tensor]) -> None:
+    model, batch = gpt
     plain = gradients(model, batch, backward_passes=2)
     with applied(model, THREE):
         assert_same(gradients(model, batch, backward_passes=2), plain)
 
 
-def test_gradients_of_gradients_are_the_same() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        *(nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)) for _ in range(3))
-    )
-    batch = torch.randn(512, 64, requires_grad=True)
-
-    def penalty() -> list[Tensor]:
-        (slope,) = torch.autograd.grad(model(batch).square().sum(), batch, create_graph=True)
-        torch.autograd.backward(slope.square().sum())
-        found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        model.zero_grad(set_to_none=True)
-        return found
-
-    plain = penalty()
-    with applied(model, {"0": "swap", "1": "recompute", "2": "recompute_and_swap_input"}):
-        assert_same(penalty(), plain)
-
-
-def test_microbatches_may_be_interleaved(vit: tuple[nn.Module, Tensor]) -> None:
-    model, batch = vit
+def test_microbatches_may_be_interleaved(gpt: tuple[nn.Module, Tensor]) -> None:
+    model, batch = gpt
 
     def both() -> list[Tensor]:
         torch.manual_seed(1)
-        first, second = model(batch[:4]).square().mean(), model(batch[4:]).square().mean()
+        first, second = model(batch[:2]).square().mean(), model(batch[2:]).square().mean()
         first.backward()
         second.backward()
         found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
@@ -143,17 +123,8 @@ def test_microbatches_may_be_interleaved(vit: tuple[nn.Module, Tensor]) -> None:
         assert_same(both(), plain)
 
 
-def test_without_gradients_nothing_is_recomputed_or_swapped(vit: tuple[nn.Module, Tensor]) -> None:
-    model, batch = vit
-    model.eval()
-    plain = model(batch)
-    with applied(model, THREE) as plan, torch.no_grad():
-        assert torch.equal(model(batch), plain)
-        assert plan.host_bytes == 0
-
-
-def test_host_memory_is_used_again_in_the_next_step(vit: tuple[nn.Module, Tensor]) -> None:
-    model, batch = vit
+def test_host_memory_is_used_again_in_the_next_step(gpt: tuple[nn.Module, Tensor]) -> None:
+    model, batch = gpt
     with applied(model, THREE) as plan:
         gradients(model, batch)
         after_first = plan.host_bytes
@@ -161,8 +132,8 @@ def test_host_memory_is_used_again_in_the_next_step(vit: tuple[nn.Module, Tensor
         assert plan.host_bytes == after_first > 0
 
 
-def test_undo_leaves_no_trace(vit: tuple[nn.Module, Tensor]) -> None:
-    model, _ = vit
+def test_undo_leaves_no_trace(gpt: tuple[nn.Module, Tensor]) -> None:
+    model, _ = gpt
     names, state = [name for name, _ in model.named_modules()], list(model.state_dict())
     before = [set(vars(module)) for module in model.modules()]
     plan = applied(model, THREE)
@@ -173,28 +144,10 @@ def test_undo_leaves_no_trace(vit: tuple[nn.Module, Tensor]) -> None:
     assert [set(vars(module)) for module in model.modules()] == before
 
 
-def test_a_forward_pass_of_the_instance_is_given_back(vit: tuple[nn.Module, Tensor]) -> None:
-    model, batch = vit
-    block = model.get_submodule("blocks.0")
-    calls = []
-    own = block.forward
-
-    def counted(x: Tensor) -> Tensor:
-        calls.append(1)
-        out: Tensor = own(x)
-        return out
-
-    block.forward = counted
-    with applied(model, {"blocks.0": "recompute"}):
-        gradients(model, batch)
-    assert len(calls) == 2
-    assert block.forward is counted
-
-
 def test_what_wraps_a_planned_unit_goes_on_working_without_the_plan(
-    vit: tuple[nn.Module, Tensor],
+    gpt: tuple[nn.Module, Tensor],
 ) -> None:
-    model, batch = vit
+    model, batch = gpt
     plain = gradients(model, batch)
     block = model.get_submodule("blocks.0")
     plan = applied(model, THREE)
@@ -205,9 +158,9 @@ def test_what_wraps_a_planned_unit_goes_on_working_without_the_plan(
 
 
 def test_copies_and_pickles_of_a_planned_model_work_on_their_own(
-    vit: tuple[nn.Module, Tensor],
+    gpt: tuple[nn.Module, Tensor],
 ) -> None:
-    model, batch = vit
+    model, batch = gpt
     plain = gradients(model, batch)
     with applied(model, THREE):
         # torch.save pickles a whole model, and the "spawn" method of multiprocessing sends it to a
@@ -218,8 +171,8 @@ def test_copies_and_pickles_of_a_planned_model_work_on_their_own(
         assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_a_trace_that_checkpoints_leaves_the_plan_in_force(vit: tuple[nn.Module, Tensor]) -> None:
-    model, batch = vit
+def test_a_trace_that_checkpoints_leaves_the_plan_in_force(gpt: tuple[nn.Module, Tensor]) -> None:
+    model, batch = gpt
     with applied(model, THREE) as plan:
         gpumemnet.trace(model, batch, checkpointing="every_block")
         gradients(model, batch)
@@ -257,30 +210,6 @@ def test_a_forward_pass_that_fails_leaves_the_model_usable(decision: Decision) -
         assert_same(gradients(model, batch), plain)
         packed = torch.ones(2, requires_grad=True).exp()
         assert torch.equal(packed.grad_fn._saved_result, packed)  # type: ignore[union-attr]  # no hook was left behind
-
-
-def test_a_unit_may_run_twice_in_one_forward_pass() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block = nn.Sequential(
-                nn.Linear(64, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Dropout(0.2)
-            )
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.block(self.block(x))
-            return out
-
-    torch.manual_seed(0)
-    model, batch = Twice(), torch.randn(512, 64)
-    statistics = copy.deepcopy(model.state_dict())
-    plain = gradients(model, batch)
-    after = copy.deepcopy(model.state_dict())
-    for decision in EVERY[1:]:
-        model.load_state_dict(statistics)
-        with applied(model, {"block": decision}):
-            assert_same(gradients(model, batch), plain)
-        assert_same(list(model.state_dict().values()), list(after.values()))
 
 
 def swapped_bytes(module: nn.Module, batch: Tensor, autocast: bool = False) -> int:
@@ -339,29 +268,3 @@ def test_a_weight_that_changes_before_the_backward_pass_is_noticed_as_without_a_
             next(model[1].parameters()).add_(1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
-
-
-def test_verify_finds_nothing_where_all_is_well_and_what_differs() -> None:
-    torch.manual_seed(0)
-    network = NETWORKS["resnet"]
-    model, batch = network.build(), network.batch()
-    before = copy.deepcopy(model.state_dict())
-    assert (
-        verify(model, batch, lambda output: output.square().mean(), decisions_of(network, "mixed"))
-        == ()
-    )
-    assert_same(list(model.state_dict().values()), list(before.values()))
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-    class Counting(nn.Linear):
-        calls: list[int] = []  # noqa: RUF012  # a state that no check can see
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.calls.append(1)
-            return super().forward(x) * len(self.calls)
-
-    found = verify(
-        nn.Sequential(Counting(4, 4), nn.Tanh()), torch.ones(2, 4), torch.sum, {"0": "recompute"}
-    )
-    assert found[0].startswith("the loss differs by up to")
-    assert any("the gradient of '0.weight' differs" in each for each in found)

@@ -21,7 +21,7 @@ from gpumemnet.planner.costs import Machine, StepCosts, find_machine, machine_of
 from gpumemnet.planner.executor import applied
 from gpumemnet.planner.fitting import choose_plan
 from gpumemnet.planner.planned_step import choices_of, peak_memory, simulate
-from gpumemnet.planner.plans import Decision, Plan, pinned_bytes, plan_from_dict, plan_to_dict
+from gpumemnet.planner.plans import Decision, pinned_bytes, plan_from_dict, plan_to_dict
 from gpumemnet.planner.units import plan_units
 from gpumemnet.tracing.options import Platform, TraceOptions, checked_request
 from gpumemnet.tracing.training_loop import record
@@ -87,24 +87,6 @@ def test_the_peak_of_a_plan_is_that_of_a_trace_with_the_plan_applied(
     assert simulated.peak_reserved_bytes == pytest.approx(truth.reserved_bytes, rel=0.01)
 
 
-def test_units_are_the_blocks_with_what_they_save() -> None:
-    step = traced("transformer", "fp32")
-    assert step.units == tuple(f"blocks.{number}" for number in range(4))
-    assert step.kinds == ("Attention",) * 4
-    unit = step.passes[-1].units[1]
-    rows, width = 16 * 128, 128
-    elements = (
-        rows * width * (1 + 3 + 1 + 1 + 1 + 4 + 4)
-    )  # two norms' results, qkv, attention, its copy, residual, up, gelu
-    saved = sum(step.timeline.storages[s].size_bytes for s in unit.saved if s not in unit.inputs)
-    norms_and_attention = 4 * rows * 4 + 16 * 4 * 128 * 4
-    masks = 2 * rows * width
-    assert saved == pytest.approx(
-        elements * 4 + rows * width * 4 + norms_and_attention + masks, rel=0.1
-    )
-    assert [step.timeline.storages[s].size_bytes for s in unit.inputs] == [rows * width * 4]
-
-
 def test_swapped_units_take_host_memory_and_no_longer_the_gpus() -> None:
     step = traced("transformer", "fp32")
     keep = simulate(step, MACHINE, {})
@@ -156,15 +138,6 @@ def test_a_plan_fits_its_budget(optimizer: str) -> None:
     assert plan_from_dict(plan_to_dict(plan)) == plan
     if optimizer == "exact":
         assert plan.gap is not None
-
-
-def test_greedy_is_within_a_point_of_the_exact_search() -> None:
-    step = traced("convolutions", "fp32")
-    budget = simulate(step, MACHINE, {}).process_bytes - 10 * MIB
-    found: dict[str, Plan] = {
-        name: choose_plan(step, MACHINE, budget, name) for name in ("greedy", "exact")
-    }
-    assert found["greedy"].slowdown <= found["exact"].slowdown + 0.01
 
 
 @pytest.mark.nightly

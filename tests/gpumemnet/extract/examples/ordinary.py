@@ -53,59 +53,6 @@ class Attention(nn.Module):
         return self.outward(y.transpose(1, 2).flatten(2))
 
 
-class Patches(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.patches = nn.Conv2d(3, width, 16, 16)
-
-    def forward(self, images):
-        return self.patches(images).flatten(2).transpose(1, 2)
-
-
-class Mean(nn.Module):
-    def forward(self, x):
-        return x.mean(dim=1)
-
-
-class TokenMix(nn.Module):
-    def __init__(self, tokens):
-        super().__init__()
-        self.mix = nn.Sequential(nn.Linear(tokens, 64), nn.GELU(), nn.Linear(64, tokens))
-
-    def forward(self, x):
-        return self.mix(x.transpose(1, 2)).transpose(1, 2)
-
-
-class Recurrent(nn.Module):
-    def __init__(self, kind):
-        super().__init__()
-        self.embedding, self.recurrent = (
-            nn.Embedding(1000, 64),
-            kind(64, 128, 2, batch_first=True, bidirectional=True),
-        )
-        self.head = nn.Linear(256, 4)
-
-    def forward(self, ids):
-        return self.head(self.recurrent(self.embedding(ids))[0][:, -1])
-
-
-class Masked(nn.Module):
-    """Looks at the values of its mask, as the encoders of transformers do."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.attention, self.head = (
-            nn.Embedding(1000, 64),
-            Attention(64, 4, False),
-            nn.Linear(64, 2),
-        )
-
-    def forward(self, ids, attention_mask):
-        if not attention_mask.to(device=self.head.weight.device).bool().all():
-            raise RuntimeError("no padding here")
-        return self.head(self.attention(self.embedding(ids)).mean(dim=1))
-
-
 def _encoder(written, activation):
     block = [nn.LayerNorm(128), Attention(128, 4, written)]
     mlp = [nn.LayerNorm(128), nn.Linear(128, 512), activation(), nn.Linear(512, 128)]
@@ -121,27 +68,12 @@ def _ids(length=64):
     return torch.ones(8, length, dtype=torch.long)
 
 
-def _images():
-    return torch.zeros(8, 3, 64, 64)
-
-
 def residual_cnn():
     inner = nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.SiLU())
     head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
     return nn.Sequential(
         nn.ZeroPad2d(1), nn.Conv2d(3, 32, 3), Residual(inner, 0.1), *head
-    ), _images()
-
-
-def mixer():
-    return nn.Sequential(
-        Patches(128), Residual(TokenMix(16), 0.1), nn.LayerNorm(128), Mean(), nn.Linear(128, 10)
-    ), _images()
-
-
-def vision_transformer():
-    block = nn.Sequential(nn.LayerNorm(128), Attention(128, 4, False))
-    return nn.Sequential(Patches(128), Residual(block, 0.1), Mean(), nn.Linear(128, 10)), _images()
+    ), torch.zeros(8, 3, 64, 64)
 
 
 def language_model():
@@ -150,24 +82,6 @@ def language_model():
 
 def language_model_written_out():
     return _encoder(True, WrittenGelu), _ids()
-
-
-def masked():
-    return Masked(), {"ids": _ids(), "attention_mask": torch.ones(8, 64, dtype=torch.long)}
-
-
-def lstm():
-    return Recurrent(nn.LSTM), _ids()
-
-
-def gru():
-    return Recurrent(nn.GRU), _ids()
-
-
-def sound():
-    return nn.Sequential(
-        nn.Conv1d(1, 64, 9), nn.GroupNorm(8, 64), nn.GELU(), nn.Conv1d(64, 8, 1)
-    ), torch.zeros(8, 1, 4000)
 
 
 def perceptron():

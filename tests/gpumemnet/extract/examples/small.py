@@ -1,7 +1,5 @@
 """Small models, one for each thing that an extraction must see or say."""
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -86,32 +84,6 @@ class Unused(nn.Module):
         return self.used(x)
 
 
-@dataclass
-class Answer:
-    logits: torch.Tensor
-    extra: dict
-
-
-class Outputs(nn.Module):
-    """Modules that return tuples, dicts and dataclasses."""
-
-    class Inner(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(8, 8)
-
-        def forward(self, x):
-            return Answer(self.layer(x), {"twice": (x, x)})
-
-    def __init__(self):
-        super().__init__()
-        self.inner, self.head = self.Inner(), nn.Linear(8, 2)
-
-    def forward(self, x):
-        answer = self.inner(x)
-        return {"logits": self.head(answer.logits), "extra": answer.extra["twice"][0]}
-
-
 class Recurrent(nn.Module):
     def __init__(self, batch_first=True):
         super().__init__()
@@ -160,27 +132,6 @@ class Checkpointed(nn.Module):
 
     def forward(self, x):
         return checkpoint(self.body, x, use_reentrant=self.reentrant)
-
-
-class Cube(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x * x
-
-    @staticmethod
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        return 3 * x * x * grad
-
-
-class Custom(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x):
-        return torch.relu(Cube.apply(self.layer(x)))
 
 
 class Frozen(ModuleMLP):

@@ -1,21 +1,7 @@
-"""ViT-B/16 (arXiv 2010.11929) with PyTorch's own multi-head attention, or with attention by
-hand."""
+"""ViT-B/16 (arXiv 2010.11929) with PyTorch's own multi-head attention."""
 
 import torch
 from torch import nn
-
-
-class OwnAttention(nn.Module):
-    def __init__(self, width, heads):
-        super().__init__()
-        self.heads = heads
-        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-
-    def forward(self, x):
-        b, n, c = x.shape
-        q, k, v = self.qkv(x).reshape(b, n, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
-        weights = ((q @ k.transpose(-2, -1)) * (c // self.heads) ** -0.5).softmax(dim=-1)
-        return self.proj((weights @ v).transpose(1, 2).reshape(b, n, c))
 
 
 class TorchAttention(nn.MultiheadAttention):
@@ -57,7 +43,3 @@ class ViT(nn.Module):
 
 def build():
     return ViT(TorchAttention)
-
-
-def build_by_hand():
-    return ViT(OwnAttention)
