@@ -37,6 +37,7 @@ from gpumemnet.planner.costs import (
     UnitPass,
     copied_at,
     fetched_at,
+    held_until,
     swapped_storages,
 )
 from gpumemnet.planner.plans import COPIES_BEHIND, FETCHED_AHEAD, Decision, pinned_bytes
@@ -201,7 +202,7 @@ class Chain:
 def chain_of(step: StepCosts, machine: Machine) -> Chain:
     """Return the chain of the last pass of ``step`` on ``machine``."""
     each = step.passes[-1]
-    seconds = machine.seconds(step.work)
+    seconds = machine.seconds(step.operators)
 
     def total(operators: Sequence[int]) -> float:
         return float(seconds[list(operators)].sum())
@@ -298,6 +299,11 @@ class _Memory:
         self._step = step
         self._pass = each
         self._sizes = step.sizes
+        self._held = {
+            (number, option): held_until(step, unit, option)
+            for number, unit in enumerate(each.units)
+            for option in OPTIONS
+        }
         events = step.timeline.events
         signed = [
             0 if e == EMPTY_CACHE else self._sizes[e] if e >= 0 else -self._sizes[~e]
@@ -381,23 +387,12 @@ class _Memory:
         A unit that never held it lets go of it everywhere.
         """
         step, unit = self._step, self._pass.units[number]
+        if storage in self._held[number, option]:
+            return 1, 0
         outside = step.outside_until(storage)
-        never = (outside, step.freed[storage])
-        is_saved, is_input = storage in unit.saved, storage in unit.inputs
-        born_here = unit.start <= step.allocated[storage] < unit.end
-        if option is Decision.KEEP:
-            return (1, 0) if is_saved else never
         if storage in swapped_storages(step, unit, option):
             return max(outside, copied_at(self._pass, number)), fetched_at(self._pass, number)
-        if option is Decision.SWAP:
-            return (1, 0) if is_saved else never
-        if (
-            is_input
-            or (is_saved and not born_here)
-            or (option is Decision.RECOMPUTE_CHEAP and storage in unit.results)
-        ):
-            return 1, 0
-        return outside, unit.backward_start
+        return outside, unit.backward_start if option.recomputes else step.freed[storage]
 
     def _second_pass_bytes(self, unit: UnitPass, option: Decision) -> float:
         """Return the largest sum of what a second forward pass allocates."""
@@ -417,17 +412,9 @@ class _Memory:
         """Subtract what is held for the second forward pass, and was not held before, from one
         option's row of a table."""
         step = self._step
-        longer = dict.fromkeys((s for s in unit.inputs if s not in unit.saved), unit.backward_end)
-        if option is Decision.RECOMPUTE_CHEAP:
-            longer |= dict.fromkeys(
-                (s for s in unit.results if s not in unit.saved), unit.backward_start
-            )
-        if option is Decision.RECOMPUTE_AND_SWAP_INPUT:
-            for storage in swapped_storages(step, unit, option):
-                longer.pop(storage, None)
-        for storage, end in longer.items():
+        for storage, end in held_until(step, unit, option).items():
             freed = step.freed.get(storage, end)
-            if freed < end:
+            if storage not in unit.saved and freed < end:
                 overlap = (self._starts < end) & (self._ends > freed)
                 gone[overlap] -= self._sizes[storage]
         for storage in unit.saved:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,6 +39,7 @@ from gpumemnet.units import GIB
 
 if TYPE_CHECKING:
     from gpumemnet.planner.api import PlanRequest
+    from gpumemnet.planner.recording import OperatorCost
 
 ELEMENT_TYPES = ("fp64", "fp32", "tf32", "fp16", "bf16")
 EFFICIENCY: Final = 0.7
@@ -54,22 +54,6 @@ _RATES: Final = (
     "to_host_bytes_per_second",
     "from_host_bytes_per_second",
 )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Work:
-    """Operators, one entry for each, in order.
-
-    Attributes:
-        flops: floating-point operations of matrix products, convolutions and attention, shape
-            ``[operators]``.
-        moved_bytes: bytes read and written, shape ``[operators]``.
-        element_types: index into :data:`ELEMENT_TYPES`, shape ``[operators]``.
-    """
-
-    flops: NDArray[np.float64]
-    moved_bytes: NDArray[np.float64]
-    element_types: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +137,7 @@ class StepCosts:
         unreferenced: saved storage → position from which the program does not refer to it any more.
         released: saved storage → position at which operators outside of units let go of it.
         allocated, freed: storage → index of the event that allocates and that frees it.
-        work: all recorded operators.
+        operators: all recorded operators.
         optimizer: indices of the operators of the optimizer's step.
         evictable: whether each unit may do anything but keep: the last one may not if it is the
             head of the model, or if hardly anything runs between its passes.
@@ -170,7 +154,7 @@ class StepCosts:
     released: Mapping[int, int]
     allocated: Mapping[int, int]
     freed: Mapping[int, int]
-    work: Work
+    operators: Sequence[OperatorCost]
     optimizer: tuple[int, ...]
     evictable: tuple[bool, ...]
     device: DeviceProfile
@@ -198,6 +182,27 @@ def swapped_storages(step: StepCosts, unit: UnitPass, decision: Decision) -> lis
     elif decision is Decision.RECOMPUTE_AND_SWAP_INPUT:
         candidates = unit.inputs
     return [storage for storage in candidates if sizes[storage].size_bytes >= MIN_SWAPPED_BYTES]
+
+
+def held_until(step: StepCosts, unit: UnitPass, decision: Decision) -> dict[int, int]:
+    """Return the storages that a unit holds on the GPU from its forward pass on, and the positions
+    where it lets go."""
+    if decision is Decision.KEEP:
+        return dict(unit.saved)
+    swapped = set(swapped_storages(step, unit, decision))
+    if decision is Decision.SWAP:
+        return {storage: end for storage, end in unit.saved.items() if storage not in swapped}
+    held = {
+        storage: end
+        for storage, end in unit.saved.items()
+        if not unit.start <= step.allocated[storage] < unit.end
+    }
+    held |= dict.fromkeys(unit.inputs, unit.backward_end)
+    held = {storage: end for storage, end in held.items() if storage not in swapped}
+    if decision is Decision.RECOMPUTE_CHEAP:
+        for storage in unit.results:
+            held[storage] = max(unit.saved.get(storage, 0), unit.backward_start)
+    return held
 
 
 def fetched_at(each: Pass, unit: int) -> int:
@@ -241,15 +246,11 @@ class Machine:
     efficiency: float = EFFICIENCY
     source: str = ""
 
-    @cached_property
-    def _rates(self) -> NDArray[np.float64]:
-        fallback = self.flops_per_second["fp32"]
-        return np.array([self.flops_per_second.get(name, fallback) for name in ELEMENT_TYPES])
-
-    def seconds(self, work: Work) -> NDArray[np.float64]:
+    def seconds(self, operators: Sequence[OperatorCost]) -> NDArray[np.float64]:
         """Return the modelled seconds of each operator, shape ``[operators]``."""
-        computing = work.flops / self._rates[work.element_types]
-        moving = work.moved_bytes / self.memory_bytes_per_second
+        rates, fallback = self.flops_per_second, self.flops_per_second["fp32"]
+        computing = [each.flops / rates.get(each.element_type, fallback) for each in operators]
+        moving = [each.moved_bytes / self.memory_bytes_per_second for each in operators]
         return np.asarray(np.maximum(computing, moving) / self.efficiency)
 
 

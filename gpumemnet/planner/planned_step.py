@@ -28,6 +28,7 @@ from gpumemnet.planner.costs import (
     UnitPass,
     copied_at,
     fetched_at,
+    held_until,
     swapped_storages,
 )
 from gpumemnet.planner.plans import (
@@ -51,7 +52,7 @@ def planned_timeline(step: StepCosts, decisions: Mapping[str, Decision]) -> Time
         return step.timeline
     edit = _Edit(step)
     for each in step.passes:
-        _PassEdit(edit, each, chosen).apply()
+        edit.change(each, chosen)
     return edit.result()
 
 
@@ -77,6 +78,78 @@ class _Edit:
         """Free a recorded storage at ``position`` instead of where it was freed."""
         self._left_out.add(self.step.freed[storage])
         self.put_in(position, [~storage], 0)
+
+    def change(self, each: Pass, chosen: Sequence[Decision]) -> None:
+        """Put the changes of one pass in."""
+        step, units = self.step, each.units
+        touched: set[int] = set()
+        for unit, decision in zip(units, chosen, strict=True):
+            if decision is not Decision.KEEP:
+                touched |= unit.saved.keys() | set(unit.inputs)
+            if decision is Decision.RECOMPUTE_CHEAP:
+                touched |= unit.results
+        until = {
+            storage: step.outside_until(storage) for storage in touched if storage in step.freed
+        }
+        last = dict(until)
+        """Where the recorded holders of a storage have all let go: an event or a few before it was
+        freed."""
+        for unit in units:
+            for storage in unit.saved.keys() & until.keys():
+                last[storage] = max(last[storage], unit.saved[storage])
+        fetched: dict[int, tuple[int, int]] = {}
+        for number, (unit, decision) in enumerate(zip(units, chosen, strict=True)):
+            for storage, end in held_until(step, unit, decision).items():
+                if storage in until:
+                    until[storage] = max(until[storage], end)
+            for storage in swapped_storages(step, unit, decision):
+                if storage not in until:
+                    continue
+                if storage not in fetched:  # of several units, the first one copies it
+                    until[storage] = max(until[storage], copied_at(each, number))
+                start = fetched_at(each, number)
+                end = (
+                    unit.used_until.get(storage, unit.backward_end)
+                    if decision is Decision.SWAP
+                    else unit.backward_end
+                )
+                before = fetched.get(storage, (start, end))
+                fetched[storage] = (min(before[0], start), max(before[1], end))
+            if decision.recomputes:
+                self._recompute(unit, decision)
+        for storage, (start, end) in list(fetched.items()):
+            if until[storage] >= start:  # it is still there when it would be fetched
+                until[storage] = max(until[storage], end)
+                del fetched[storage]
+        for storage, end in until.items():
+            if end > step.freed[storage] or end < last[storage]:
+                self.free(storage, end)
+        for storage, (start, end) in fetched.items():
+            copy = self.new_storage(storage)
+            self.put_in(start, [copy], 1)
+            self.put_in(end, [~copy], 3)
+
+    def _recompute(self, unit: UnitPass, decision: Decision) -> None:
+        """Put the second forward pass in."""
+        step = self.step
+        skipped = unit.heavy if decision is Decision.RECOMPUTE_CHEAP else frozenset()
+        copies: dict[int, int] = {}
+        events: list[int] = []
+        for event in step.timeline.events[unit.start : unit.stop]:
+            if event == EMPTY_CACHE:
+                continue
+            if event >= 0:
+                if event in step.freed and event not in skipped:
+                    copies[event] = self.new_storage(event)
+                    events.append(copies[event])
+            elif ~event in copies:
+                events.append(~copies.pop(~event))
+        for storage, copy in list(copies.items()):
+            if storage in unit.saved:
+                self.put_in(unit.used_until.get(storage, unit.backward_end), [~copy], 3)
+            else:
+                events.append(~copy)
+        self.put_in(unit.backward_start, events, 2)
 
     def result(self) -> Timeline:
         """Return the changed timeline."""
@@ -105,109 +178,6 @@ class _Edit:
         )
 
 
-class _PassEdit:
-    """Changes one pass."""
-
-    def __init__(self, edit: _Edit, each: Pass, chosen: Sequence[Decision]) -> None:
-        self._edit = edit
-        self._step = edit.step
-        self._pass = each
-        self._chosen = chosen
-
-    def apply(self) -> None:
-        """Put the changes of this pass in."""
-        step, units = self._step, self._pass.units
-        touched: set[int] = set()
-        for unit, decision in zip(units, self._chosen, strict=True):
-            if decision is not Decision.KEEP:
-                touched |= unit.saved.keys() | set(unit.inputs)
-            if decision is Decision.RECOMPUTE_CHEAP:
-                touched |= unit.results
-        until = {
-            storage: step.outside_until(storage) for storage in touched if storage in step.freed
-        }
-        last = dict(until)
-        """Where the recorded holders of a storage have all let go: an event or a few before it was
-        freed."""
-        for unit in units:
-            for storage in unit.saved.keys() & until.keys():
-                last[storage] = max(last[storage], unit.saved[storage])
-        fetched: dict[int, tuple[int, int]] = {}
-        for number, (unit, decision) in enumerate(zip(units, self._chosen, strict=True)):
-            for storage, end in self._held(unit, decision).items():
-                if storage in until:
-                    until[storage] = max(until[storage], end)
-            for storage in swapped_storages(step, unit, decision):
-                if storage not in until:
-                    continue
-                if storage not in fetched:  # of several units, the first one copies it
-                    until[storage] = max(until[storage], copied_at(self._pass, number))
-                start = fetched_at(self._pass, number)
-                end = (
-                    unit.used_until.get(storage, unit.backward_end)
-                    if decision is Decision.SWAP
-                    else unit.backward_end
-                )
-                before = fetched.get(storage, (start, end))
-                fetched[storage] = (min(before[0], start), max(before[1], end))
-            if decision.recomputes:
-                self._recompute(unit, decision)
-        for storage, (start, end) in list(fetched.items()):
-            if until[storage] >= start:  # it is still there when it would be fetched
-                until[storage] = max(until[storage], end)
-                del fetched[storage]
-        for storage, end in until.items():
-            if end > step.freed[storage] or end < last[storage]:
-                self._edit.free(storage, end)
-        for storage, (start, end) in fetched.items():
-            copy = self._edit.new_storage(storage)
-            self._edit.put_in(start, [copy], 1)
-            self._edit.put_in(end, [~copy], 3)
-
-    def _held(self, unit: UnitPass, decision: Decision) -> dict[int, int]:
-        """Return the storages that a unit holds on the GPU from its forward pass on, and the
-        positions where it lets go."""
-        if decision is Decision.KEEP:
-            return dict(unit.saved)
-        if decision is Decision.SWAP:
-            swapped = set(swapped_storages(self._step, unit, decision))
-            return {storage: end for storage, end in unit.saved.items() if storage not in swapped}
-        held = {
-            storage: end
-            for storage, end in unit.saved.items()
-            if not unit.start <= self._step.allocated[storage] < unit.end
-        }
-        held |= dict.fromkeys(unit.inputs, unit.backward_end)
-        for storage in swapped_storages(self._step, unit, decision):
-            del held[storage]
-        if decision is Decision.RECOMPUTE_CHEAP:
-            for storage in unit.results:
-                held[storage] = max(unit.saved.get(storage, 0), unit.backward_start)
-        return held
-
-    def _recompute(self, unit: UnitPass, decision: Decision) -> None:
-        """Put the second forward pass in."""
-        step = self._step
-        skipped = unit.heavy if decision is Decision.RECOMPUTE_CHEAP else frozenset()
-        copies: dict[int, int] = {}
-        events: list[int] = []
-        for event in step.timeline.events[unit.start : unit.stop]:
-            if event == EMPTY_CACHE:
-                continue
-            if event >= 0:
-                if event in step.freed and event not in skipped:
-                    copies[event] = self._edit.new_storage(event)
-                    events.append(copies[event])
-            elif ~event in copies:
-                events.append(~copies.pop(~event))
-        for storage, copy in list(copies.items()):
-            if storage in unit.saved:
-                self._edit.put_in(unit.used_until.get(storage, unit.backward_end), [~copy], 3)
-            else:
-                events.append(~copy)
-        self._edit.put_in(unit.backward_start, events, 2)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Simulation:
     """A simulated training step.
@@ -217,7 +187,6 @@ class Simulation:
         process_bytes: peak memory of the process, CUDA context included.
         peak_reserved_bytes, peak_allocated_bytes: maxima of the caching allocator.
         peak: where the largest allocation happens.
-        parts: bytes of each memory class at the peak, and ``fragmentation``.
         step_seconds: modelled seconds of a step.
         host_bytes: pinned host memory.
         timeline: allocations of the planned steps.
@@ -228,7 +197,6 @@ class Simulation:
     peak_reserved_bytes: int
     peak_allocated_bytes: int
     peak: Peak
-    parts: Mapping[str, int]
     step_seconds: float
     host_bytes: int
     timeline: Timeline
@@ -275,7 +243,6 @@ def simulate(
         peak_reserved_bytes=memory.reserved_bytes,
         peak_allocated_bytes=memory.allocated_bytes,
         peak=memory.peak,
-        parts=memory.parts,
         step_seconds=float(chain.step_seconds(choices_of(step, decisions)[None])[0]),
         host_bytes=sum(
             pinned_bytes(step.timeline.storages[storage].size_bytes) for storage in host

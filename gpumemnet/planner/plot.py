@@ -46,7 +46,7 @@ def plot(answer: PlanAnswer, path: Path) -> None:
         f"step {100 * plan.slowdown:+.1f} % (modelled)"
     )
     words = [
-        f"{DECISION_TEXTS[decision]}: {shorten(units, 300, placeholder=' …')}"
+        f"{DECISION_TEXTS[decision]}: {shorten(units, 100, placeholder=' …')}"
         for decision, units in units_by_decision(plan).items()
     ]
 

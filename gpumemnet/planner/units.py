@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -19,7 +18,7 @@ import torch
 from gpumemnet.allocator import EMPTY_CACHE
 from gpumemnet.errors import ExtractError, InvalidRequestError, PlanError
 from gpumemnet.extract.inputs import as_model_inputs
-from gpumemnet.planner.costs import ELEMENT_TYPES, Pass, StepCosts, UnitPass, Work
+from gpumemnet.planner.costs import Pass, StepCosts, UnitPass
 from gpumemnet.planner.plans import Decision
 from gpumemnet.planner.recomputing import check_plan
 from gpumemnet.planner.recording import ModuleCall, OperatorCost, SavedTensor, StepRecorder
@@ -29,8 +28,6 @@ from gpumemnet.tracing.timeline import Timeline
 from gpumemnet.tracing.training_loop import record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import nn
 
     from gpumemnet.tracing.options import TraceRequest
@@ -79,8 +76,14 @@ def plan_units(
         recorders.append(StepRecorder(*args, **kwargs))
         return recorders[-1]
 
-    with _saving(recorders):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: recorders[-1].pack(tensor) if recorders else tensor.detach(),
+        lambda held: recorders[-1].unpack(held) if recorders else held,
+    ):
         recording = record(model, model_inputs, options, platform, new_recorder=new_recorder)
+    if not options.tf32:
+        for operator in recorders[-1].operators:
+            operator.element_type = operator.element_type.replace("tf32", "fp32")
     step = _Reading(recorders[-1], recording.timeline, model)
     unit_names, passes = step.units_and_passes()
     refused = _refused(model, unit_names)
@@ -93,7 +96,7 @@ def plan_units(
         released=step.released,
         allocated=step.allocated,
         freed=step.freed,
-        work=_work(recorders[-1].operators, tf32=options.tf32),
+        operators=recorders[-1].operators,
         optimizer=step.optimizer_operators(),
         evictable=step.evictable(passes[-1], unit_names, refused),
         device=request.gpu,
@@ -119,27 +122,6 @@ def _refused(model: nn.Module, names: Sequence[str]) -> dict[str, str]:
                 raise
             refused[name] = f"'{name}' keeps everything: {error}"
     return refused
-
-
-@contextmanager
-def _saving(recorders: Sequence[StepRecorder]) -> Iterator[None]:
-    """Context in which the last recorder, once there is one, records saved tensors."""
-    with torch.autograd.graph.saved_tensors_hooks(
-        lambda tensor: recorders[-1].pack(tensor) if recorders else tensor.detach(),
-        lambda held: recorders[-1].unpack(held) if recorders else held,
-    ):
-        yield
-
-
-def _work(operators: Sequence[OperatorCost], *, tf32: bool) -> Work:
-    types = {name: index for index, name in enumerate(ELEMENT_TYPES)}
-    if not tf32:
-        types["tf32"] = types["fp32"]
-    return Work(
-        np.array([each.flops for each in operators], dtype=np.float64),
-        np.array([each.moved_bytes for each in operators], dtype=np.float64),
-        np.array([types[each.element_type] for each in operators], dtype=np.int64),
-    )
 
 
 class _Reading:

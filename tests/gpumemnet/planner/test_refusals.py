@@ -132,24 +132,6 @@ def test_a_cache_of_keys_and_values_is_refused_which_a_recomputation_would_exten
         layer["h"](torch.ones(2, 4), past_key_values=Cache()).sum().backward()
 
 
-def test_weight_norm_keeps_no_state_and_is_recomputed() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 4)), nn.Tanh())
-    model(torch.ones(2, 4)).sum().backward()
-    plain = [
-        parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None
-    ]
-    model.zero_grad()
-    with applied(model, {"0": "recompute"}):
-        model(torch.ones(2, 4)).sum().backward()
-    assert len(plain) == 3
-    assert all(
-        torch.equal(a, b.grad)
-        for a, b in zip(plain, model.parameters(), strict=True)
-        if b.grad is not None
-    )
-
-
 def test_a_second_plan_is_refused_while_one_is_applied() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     with (
