@@ -46,7 +46,7 @@ def plot(answer: PlanAnswer, path: Path) -> None:
         f"step {100 * plan.slowdown:+.1f} % (modelled)"
     )
     words = [
-        f"{DECISION_TEXTS[decision]}: {shorten(units, 100, placeholder=' …')}"
+        fill(shorten(f"{DECISION_TEXTS[decision]}: {units}", 120, placeholder=" …"), 68)
         for decision, units in units_by_decision(plan).items()
     ]
 
@@ -67,8 +67,8 @@ def plot(answer: PlanAnswer, path: Path) -> None:
             bbox_to_anchor=(1, -0.12),
             reverse=True,
         )
-        text = "\n".join(fill(each, 70) for each in words)
-        figure.text(0.05, 0.27, text, va="top", linespacing=1.4, parse_math=False)
+        text = "\n".join(words)
+        figure.text(0.05, 0.28, text, va="top", fontsize=8.5, linespacing=1.4, parse_math=False)
 
     write_picture(path, draw, _SIZE_INCHES)
 
