@@ -62,8 +62,9 @@ class AppliedPlan:
         if any(decision.swaps for decision in decisions.values()):
             # Memory is released and fetched when other units run, those that keep everything among
             # them.
-            others = set(plan.units if isinstance(plan, Plan) else ()) - decisions.keys()
-            units |= check_plan(model, dict.fromkeys(others, Decision.KEEP))
+            others = plan.units if isinstance(plan, Plan) else ()
+            kept = {name: Decision.KEEP for name in others if name not in decisions}
+            units |= check_plan(model, kept)
         for module, name in units.items():
             if isinstance(vars(module).get(_FORWARD), UnitForward):
                 raise PlanError(f"a plan is applied to '{name}' already: undo that one first")
