@@ -66,14 +66,6 @@ def test_json_unless_plain_text_is_preferred(
     assert response.headers["content-type"] == "application/json"
 
 
-def test_a_client_that_accepts_nothing_in_particular_gets_json(
-    http: httpx.Client, job: Document
-) -> None:
-    request = http.build_request("POST", "/v1/predict", json={"job": job})
-    del request.headers["accept"]
-    assert http.send(request).headers["content-type"] == "application/json"
-
-
 @pytest.mark.parametrize(
     "query",
     [

@@ -88,8 +88,3 @@ def test_example_jobs_are_answered(http: httpx.Client, path: str) -> None:
     answer = http.post("/v1/predict", json={"job": job}).raise_for_status().json()
     assert answer["in_support"]
     assert answer["safe_bytes"] >= answer["expected_bytes"]
-
-
-def test_the_page_offers_every_example(http: httpx.Client) -> None:
-    offered = re.findall(r'data-example="(\w+)"', http.get("/").text)
-    assert sorted(f"/page/examples/{name}.json" for name in offered) == EXAMPLES

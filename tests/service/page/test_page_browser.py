@@ -260,29 +260,6 @@ def test_outside_the_support_no_number_is_offered(
     assert VERDICT_TEXTS["unknown"] in page.text("#fits-table tbody")
 
 
-def verdict_texts(page: Browser) -> list[WebElement]:
-    return page.driver.find_elements(By.CSS_SELECTOR, "#fits-table .verdict")
-
-
-def test_a_card_that_is_too_small_is_said_to_be(
-    page: Browser, example: Example, asked: Asked
-) -> None:
-    question = {"job": {**example("gpt2_small"), "batch_size": 16}, "gpu": "Tesla T4"}
-    answer = asked(**question)
-    assert ceil_mib(answer["expected_bytes"]) > 16 * 1024
-    page.run(
-        "const text = document.getElementById('job'); text.value = arguments[0]; text.dispatchEvent(new Event('input'));",
-        json.dumps(question),
-    )
-    has_answer(page, answer)
-    assert VERDICT_TEXTS["no"] in page.text("#answer-verdict")
-    assert {VERDICT_TEXTS["yes"], VERDICT_TEXTS["no"]} <= {
-        text.text[2:] for text in verdict_texts(page)
-    }
-    assert "choose a larger card" in page.text("#over-capacity")
-    assert "card ends at" in page.text("#bins-chart")
-
-
 def test_copy_boxes_hold_the_limit_and_for_kai_the_request(
     page: Browser, example: Example, asked: Asked
 ) -> None:
