@@ -135,7 +135,13 @@ def test_padding_and_other_jobs_do_not_change_the_transformer_s_answer(
     torch.testing.assert_close(by_itself, among_others, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("fit", "epochs"), [(fit_paper_mlp, 100), (fit_paper_transformer, 25)])
+@pytest.mark.parametrize(
+    ("fit", "epochs"),
+    [
+        (fit_paper_mlp, 100),
+        pytest.param(fit_paper_transformer, 25, marks=pytest.mark.nightly),
+    ],
+)
 def test_bins_of_unseen_jobs_are_predicted(
     synthetic: LabelledJobs, fit: Callable[..., Callable[[LabelledJobs], Answers]], epochs: int
 ) -> None:
@@ -156,6 +162,7 @@ def test_bins_of_unseen_jobs_are_predicted(
     np.testing.assert_array_equal(answers.safe_bytes, (predicted + 1) * 1000 * MIB)
 
 
+@pytest.mark.nightly
 def test_jobs_that_ran_out_of_memory_are_in_the_top_class_which_has_no_bound(
     synthetic: LabelledJobs,
 ) -> None:
