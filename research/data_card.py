@@ -269,13 +269,17 @@ def map_picture(family: str, rows: Sequence[Measurement], seed: int = 0) -> Figu
     """t-SNE of the feature vectors of at most 1,000 rows, coloured by label; out of memory are
     crosses."""
     from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
 
     picked = np.random.default_rng(seed).permutation(len(rows))[:_MAP_ROWS]
     chosen = [rows[index] for index in sorted(picked)]
     points = scaled_features([row.job for row in chosen])
     if len(chosen) > _FEWEST_EMBEDDED and points.shape[1] > 1:
         neighbours = min(_PERPLEXITY, (len(chosen) - 1) / 3)
-        points = TSNE(perplexity=neighbours, init="pca", random_state=seed).fit_transform(points)
+        # threads wait for each other on cores that other processes use
+        with threadpool_limits(1):
+            embedding = TSNE(perplexity=neighbours, init="pca", random_state=seed)
+            points = embedding.fit_transform(points)
     else:
         points = np.pad(points, ((0, 0), (0, 1)))[:, :2]
     labels = np.array([row.label_bytes or 0 for row in chosen], dtype=np.float64)
