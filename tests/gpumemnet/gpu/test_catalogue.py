@@ -69,67 +69,7 @@ def test_every_name_and_alias_means_one_gpu() -> None:
                 assert device_profile(written) is profile, written
 
 
-DATA_CENTRE = [
-    *(
-        "T4",
-        "V100",
-        "A10",
-        "A30",
-        "A40",
-        "L4",
-        "L40",
-        "L40S",
-        "A100",
-        "A100-80GB",
-        "H100",
-        "H100-PCIe",
-        "H100-NVL",
-        "H200",
-    ),
-    *("B100", "B200", "B300", "GB200", "GB300"),
-]
-WORKSTATION = [
-    "RTX A4000",
-    "RTX A5000",
-    "RTX A6000",
-    "RTX 6000 Ada",
-    "RTX PRO 4000 Blackwell",
-    "RTX PRO 6000",
-]
-GEFORCE = {
-    30: ["3050", "3060", "3060 Ti", "3070", "3070 Ti", "3080", "3080 Ti", "3090", "3090 Ti"],
-    40: [
-        "4060",
-        "4060 Ti",
-        "4070",
-        "4070 SUPER",
-        "4070 Ti",
-        "4070 Ti SUPER",
-        "4080",
-        "4080 SUPER",
-        "4090",
-    ],
-    50: ["5050", "5060", "5060 Ti", "5070", "5070 Ti", "5080", "5090"],
-}
-LAPTOP = [
-    "3050",
-    "3050 Ti",
-    "3060",
-    "3070",
-    "3070 Ti",
-    "3080",
-    "3080 Ti",
-    "4050",
-    "4060",
-    "4070",
-    "4080",
-    "4090",
-    "5060",
-    "5090",
-]
-
-
-@pytest.mark.parametrize("name", LAPTOP)
+@pytest.mark.parametrize("name", ["3050", "3080 Ti", "4090", "5090"])
 def test_a_laptop_s_gpu_is_another_one(name: str) -> None:
     profile = device_profile(f"NVIDIA GeForce RTX {name} Laptop GPU")
     assert profile is device_profile(f"rtx{name} laptop")

@@ -14,8 +14,6 @@ from gpumemnet.errors import InvalidJobError, InvalidRequestError
 from gpumemnet.gpu.catalogue import context, device_profile
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.predict.features import FEATURE_NAMES, feature_matrix
-from gpumemnet.predict.fits import fits, target
-from gpumemnet.predict.largest_batch import batch_sizes
 from gpumemnet.predict.prediction import PredictionTable
 from gpumemnet.units import MIB
 
@@ -43,20 +41,6 @@ def test_the_gpu_and_the_context_are_the_same_for_every_job() -> None:
         for one in DEFAULT.predict_many(JOBS, encoder=encoder):
             assert (one.gpu, one.gpu_source, one.context_bytes) == (A100, "default", expected)
             assert "for drivers since CUDA 12.2" in one.context_source
-
-
-def test_batch_sizes_and_fits_say_what_predict_says() -> None:
-    for batch in (1024, 1088):
-        job = replace(EXAMPLE, batch_size=batch)
-        request_mib = -(-DEFAULT.predict(job, gpu="A100").expected_bytes // MIB)
-        curve = {
-            point.batch_size: point
-            for point in batch_sizes(DEFAULT, job, target("A100"), max_batch=2048).curve
-        }
-        assert curve[batch].request_mib == pytest.approx(
-            request_mib, rel=0.02
-        )  # the running maximum
-        assert fits(DEFAULT, job, [target("A100")])[0].request_mib == request_mib
 
 
 def test_a_site_states_its_gpu_and_its_context() -> None:
