@@ -30,7 +30,6 @@ def test_a_plan_is_the_same_after_json() -> None:
     ("change", "place"),
     [
         ({"decisions": {"blocks.0": "forget"}}, "plan.decisions"),
-        ({"budget_bytes": "20GiB"}, "plan.budget_bytes"),
         ({"units": "blocks.0"}, "plan.units"),
         ({"colour": "red"}, "plan.colour"),
         ({"version": 2}, "plan"),
