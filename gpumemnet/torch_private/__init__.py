@@ -6,7 +6,7 @@ probe:
 
 * :mod:`~gpumemnet.torch_private.names`: how a name is declared, found, replaced and probed;
 * one module for each subject: operators and autograd, modules and tensors, what a training step
-  computes with, distributed training, and what a training script sees of CUDA.
+  computes with on one GPU and on several, and what a training script sees of CUDA.
 
 The package imports nothing of ``gpumemnet`` but its errors.
 """

@@ -186,7 +186,7 @@ def check(holds: bool, otherwise: str) -> None:
         raise AssertionError(otherwise)
 
 
-_SUBJECTS: Final = ("operators", "modules", "training", "distributed", "script")
+_SUBJECTS: Final = ("operators", "modules", "training", "script")
 """Modules that declare names."""
 
 

@@ -1,5 +1,5 @@
 """Private and replaced names of how a training step computes: optimizers, mixed precision, the
-order of attention kernels, and Dynamo, which a trace keeps from being imported.
+order of attention kernels, process groups, and Dynamo, which a trace keeps from being imported.
 
 Optimizers, checkpoints and reference kernels are wrapped in a function that imports
 ``torch._dynamo`` on its first call, which takes more than a second, only to exclude itself from
@@ -12,14 +12,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any, Final
 
 import torch
+from torch import nn
 from torch.optim import LBFGS
 
 from gpumemnet.torch_private.names import (
+    PARALLEL,
     SCRIPT,
     TorchName,
     check,
@@ -319,4 +322,167 @@ declare(
     "torch._compile:_disable_dynamo",
     "keep optimizers and checkpoints from importing Dynamo",
     probe=_probe_dynamo,
+)
+
+
+# Several GPUs: process groups, ``DistributedDataParallel`` and ``fully_shard``.  Importing
+# ``torch.distributed`` takes a second; so each name is looked up when it is used.
+
+_declare_parallel: Final = partial(declare, use=PARALLEL)
+
+_C10D: Final = ("torch.distributed", "torch.distributed.distributed_c10d")
+_OBJECT_COLLECTIVES: Final = (
+    "all_gather_object",
+    "gather_object",
+    "scatter_object_list",
+    "broadcast_object_list",
+)
+_FULLY_SHARD: Final = "torch.distributed.fsdp._fully_shard"
+_GROUP: Final = f"{_FULLY_SHARD}._fsdp_param_group:FSDPParamGroup"
+
+OBJECT_COLLECTIVES: Final = {
+    name: tuple(
+        _declare_parallel(f"{module}:{name}", "exchange Python objects among simulated ranks")
+        for module in _C10D
+    )
+    for name in _OBJECT_COLLECTIVES
+}
+"""Name of a collective for Python objects → where PyTorch has it."""
+
+INIT_PROCESS_GROUP: Final = tuple(
+    _declare_parallel(
+        f"{module}:init_process_group", "let a script start a simulated process group"
+    )
+    for module in (*_C10D, "torch.distributed.device_mesh")
+)
+DESTROY_PROCESS_GROUP: Final = tuple(
+    _declare_parallel(
+        f"{module}:destroy_process_group", "keep a simulated process group until the script ends"
+    )
+    for module in _C10D
+)
+GET_BACKEND: Final = tuple(
+    _declare_parallel(f"{module}:get_backend", "answer with the backend that a script asked for")
+    for module in _C10D
+)
+SPAWN: Final = _declare_parallel(
+    "torch.multiprocessing:spawn", "run the first of several processes in this one"
+)
+FSDP1_INIT: Final = _declare_parallel(
+    "torch.distributed.fsdp:FullyShardedDataParallel.__init__", "refuse FullyShardedDataParallel"
+)
+"""The first generation of FSDP, which is not traced."""
+
+DDP_INIT: Final = _declare_parallel(
+    "torch.nn.parallel:DistributedDataParallel.__init__",
+    "put replicas on meta tensors",
+    probe=has_parameters(
+        "torch.nn.parallel:DistributedDataParallel.__init__",
+        "self",
+        "module",
+        "device_ids",
+        "output_device",
+    ),
+)
+DDP_PRE_FORWARD: Final = _declare_parallel(
+    "torch.nn.parallel:DistributedDataParallel._pre_forward",
+    "know what replicas allocate to communicate",
+)
+SYNC_BATCH_NORM: Final = _declare_parallel(
+    "torch.nn:SyncBatchNorm.forward", "run synchronized batch norms, whose kernels are CUDA's alone"
+)
+VERIFY_SHAPES: Final = _declare_parallel(
+    "torch.nn.parallel.distributed:_verify_param_shape_across_processes",
+    "skip a comparison with ranks that do not exist",
+)
+
+DEVICE_MODULE: Final = declare(
+    "torch:meta", "give fully_shard the streams of a simulated GPU", use=PARALLEL, is_created=True
+)
+"""Where PyTorch looks for the module of the meta device, as ``torch.cuda`` is that of CUDA; there
+is none."""
+ACCELERATOR_STREAM: Final = _declare_parallel(
+    "torch.accelerator:current_stream", "give the streams of a simulated GPU"
+)
+RNG_SUPPORT: Final = _declare_parallel(
+    "torch.distributed.tensor._dispatch:is_rng_supported_mesh", "leave random numbers to each rank"
+)
+MESH_DEVICE: Final = _declare_parallel(
+    f"{_FULLY_SHARD}._fully_shard:_get_device_from_mesh",
+    "shard on meta tensors",
+    probe=has_parameters(f"{_FULLY_SHARD}._fully_shard:_get_device_from_mesh", "mesh"),
+)
+MOVE_STATES: Final = _declare_parallel(
+    f"{_FULLY_SHARD}._fsdp_init:_move_states_to_device",
+    "know which tensors fully_shard brings to the GPU",
+    probe=has_parameters(
+        f"{_FULLY_SHARD}._fsdp_init:_move_states_to_device", "params", "buffers", "device"
+    ),
+)
+NO_META_CHECK: Final = _declare_parallel(f"{_GROUP}._validate_no_meta_params", "shard meta tensors")
+OFFLOAD_CHECK: Final = _declare_parallel(
+    f"{_GROUP}._validate_cpu_offload_params", "refuse offloading to host memory"
+)
+COMMUNICATING_METHODS: Final = tuple(
+    _declare_parallel(f"{_GROUP}.{method}", "know what is allocated to communicate")
+    for method in ("unshard", "wait_for_unshard", "post_backward")
+)
+_MODULE_STATES: Final = _declare_parallel(
+    "torch.distributed._composable_state:_module_state_mapping", "leave a sharded model as it was"
+)
+_FAKE_STORE: Final = _declare_parallel(
+    "torch.testing._internal.distributed.fake_pg:FakeStore",
+    "start a process group without processes",
+)
+
+
+def fake_store() -> Any:
+    """A store for a process group whose other ranks do not exist."""
+    return _FAKE_STORE.value()()
+
+
+def forget_sharding(module: nn.Module) -> None:
+    """Remove what ``fully_shard`` remembers of a module."""
+    _MODULE_STATES.value().pop(module, None)
+
+
+def resolve_process_group(name: str) -> Any:
+    """The process group of that name.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    return torch.distributed.distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
+
+
+def finished_work(future: torch.futures.Future[Any]) -> Any:
+    """The handle that a collective returns, of one that is finished."""
+    return torch._C._distributed_c10d._create_work_from_future(future).boxed()  # type: ignore[attr-defined]
+
+
+def is_sharded(kind: type) -> bool:
+    """Whether tensors of a class are parts of larger ones whose rest other ranks hold."""
+    tensors = sys.modules.get(
+        "torch.distributed.tensor"
+    )  # without it there are none, and to load it takes a second
+    return tensors is not None and issubclass(kind, tensors.DTensor)
+
+
+def _probe_work() -> None:
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result([torch.empty(1, device="meta")])
+    check(finished_work(future) is not None, "a finished collective has no handle")
+
+
+_declare_parallel(
+    "torch.distributed.distributed_c10d:_resolve_process_group",
+    "know the process group of a functional collective",
+)
+_declare_parallel(
+    "torch._C:_distributed_c10d._create_work_from_future",
+    "answer collectives at once",
+    probe=_probe_work,
+)
+_declare_parallel(
+    "torch.distributed.tensor:DTensor._local_tensor", "know the part of a tensor that a rank holds"
 )

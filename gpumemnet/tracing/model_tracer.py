@@ -33,7 +33,7 @@ from gpumemnet.tracing.memory import (
     smallest_bytes,
 )
 from gpumemnet.tracing.missing_values import GuessedValues
-from gpumemnet.tracing.operators import KNOWN_DIFFERENCES
+from gpumemnet.tracing.operators.registry import KNOWN_DIFFERENCES
 from gpumemnet.tracing.options import Platform, TraceRequest, with_cudnn
 from gpumemnet.tracing.result import GpuFit, TraceAnswer
 from gpumemnet.tracing.timeline import LongRun, Timeline, repeated

@@ -27,17 +27,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gpumemnet.errors import ExtractError
-from gpumemnet.torch_private import distributed as names
-from gpumemnet.torch_private.distributed import (
+from gpumemnet.torch_private import training as names
+from gpumemnet.torch_private.modules import OWN_DICTS, STORAGE_RESIZE, own_parameters
+from gpumemnet.torch_private.names import replaced
+from gpumemnet.torch_private.operators import DispatchMode, schema
+from gpumemnet.torch_private.training import (
     OBJECT_COLLECTIVES,
     fake_store,
     finished_work,
     is_sharded,
     resolve_process_group,
 )
-from gpumemnet.torch_private.modules import OWN_DICTS, STORAGE_RESIZE, own_parameters
-from gpumemnet.torch_private.names import replaced
-from gpumemnet.torch_private.operators import DispatchMode, schema
 from gpumemnet.tracing.model_on_gpu import blocks
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script.simulated_cuda import Streams

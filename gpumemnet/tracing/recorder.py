@@ -34,8 +34,10 @@ from gpumemnet.torch_private.operators import (
     schema,
     without_function_modes,
 )
-from gpumemnet.tracing.operators import Scratch, blas_workspace, scratch, takes_scratch
+from gpumemnet.tracing.operators.cublas import blas_workspace
 from gpumemnet.tracing.operators.layouts import LayoutRule, layout_rule
+from gpumemnet.tracing.operators.registry import scratch, takes_scratch
+from gpumemnet.tracing.operators.rules import Scratch
 from gpumemnet.tracing.options import Platform
 from gpumemnet.tracing.timeline import Phase, Storage, Timeline
 

@@ -45,7 +45,8 @@ from gpumemnet.tracing.model_on_gpu import (
     on_rank,
     with_meta_tensors,
 )
-from gpumemnet.tracing.operators import cuda_autocast, cuda_overrides
+from gpumemnet.tracing.operators.autocast import cuda_autocast
+from gpumemnet.tracing.operators.registry import cuda_overrides
 from gpumemnet.tracing.operators.rules import overriding
 from gpumemnet.tracing.options import Platform, TraceOptions
 from gpumemnet.tracing.recorder import Recorder

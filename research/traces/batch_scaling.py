@@ -24,7 +24,8 @@ from gpumemnet.errors import ExtractError
 from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.extract.module_calls import ModulePath
 from gpumemnet.torch_private.operators import find_operator
-from gpumemnet.tracing.operators import blas_workspace, scratch, takes_scratch
+from gpumemnet.tracing.operators.cublas import blas_workspace
+from gpumemnet.tracing.operators.registry import scratch, takes_scratch
 from gpumemnet.tracing.options import Platform, TraceOptions
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.timeline import Timeline

@@ -4,23 +4,45 @@ the sum for the bias gradient.
 Sources: ``aten/src/ATen/native/Convolution.cpp`` chooses the kernels and the layout.
 ``aten/src/ATen/native/cudnn/ConvShared.cpp`` calls cuDNN for the gradient of the input, then for
 the gradient of the weight.
+
+The workspaces are those of cuDNN's own plans where it is installed, else they follow from rules.
+PyTorch allocates the workspace of the plan that cuDNN's heuristics rank first
+(``aten/src/ATen/native/cudnn/Conv_v8.cpp``), then those of the fallback list, and frees it after
+the call.  With ``torch.backends.cudnn.benchmark`` it first allocates the largest workspace of all
+plans, halved while it does not fit, times the plans, frees it and empties the allocator's cache.
+Which plan is fastest cannot be known without the GPU.  It is assumed to be the one that the
+heuristics rank first where published readings show a workspace (:func:`keeps_workspace`), and
+otherwise, of the first few, the one that takes least.
+
+The rules are for machines without cuDNN (:mod:`gpumemnet.cudnn`).  The workspace of the plan that
+cuDNN ranks first nearly always holds copies of the image, of the result or of both in another
+layout, and some multiple of the weight: a copy, or partial sums of its gradient.  What is copied is
+learned from answers of cuDNN 9.8 and 9.28; in fp32, from published readings too.
+``copied_tensors.json`` holds one decision tree for each compute capability, operation, type and
+layout.  ``benchmarks/convolution_workspaces.py`` makes it, and says how far it is off.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from gpumemnet.cudnn.execution_plans import BACKWARD_DATA, BACKWARD_FILTER, FORWARD
-from gpumemnet.torch_private.operators import aten
-from gpumemnet.tracing.operators.convolution_workspaces import (
-    Convolution,
-    workspace_by_plans,
-    workspace_by_rules,
+from gpumemnet.cudnn.execution_plans import (
+    BACKWARD_DATA,
+    BACKWARD_FILTER,
+    FORWARD,
+    ConvolutionQuestion,
 )
+from gpumemnet.physics.element_types import TF32_SMALLEST_CHANNELS
+from gpumemnet.torch_private.operators import aten
 from gpumemnet.tracing.operators.layouts import (
     copy_bytes,
     gradient_layouts,
@@ -30,6 +52,287 @@ from gpumemnet.tracing.operators.reductions import accumulator_bytes, reduction_
 from gpumemnet.tracing.operators.rules import Call, Rule, Scratch, exactly, tensor_bytes
 from gpumemnet.tracing.options import Platform
 from gpumemnet.tracing.timeline import CONVOLUTION_SEARCH, CONVOLUTION_WORKSPACE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Convolution:
+    """A convolution of images ``[batch, channels, *image]`` to ``[batch, outputs, *result]``.
+
+    A transposed convolution exchanges image and result: its forward pass is the backward pass of
+    the data.
+
+    Attributes:
+        batch: samples.
+        channels, outputs: channels of the image and of the result, summed over the groups.
+        image, result, filter: sizes of the spatial dimensions, one to three.
+        stride, padding, dilation: by spatial dimension.
+        groups: number of independent convolutions into which the channels are split.
+        dtype: type of the tensors.
+        channels_last: whether the memory layout of the tensors is channels last.
+    """
+
+    batch: int
+    channels: int
+    outputs: int
+    image: tuple[int, ...]
+    result: tuple[int, ...]
+    filter: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    dtype: torch.dtype
+    channels_last: bool
+
+    @property
+    def weight_elements(self) -> int:
+        """Number of elements of the weight."""
+        return self.channels // self.groups * self.outputs * math.prod(self.filter)
+
+    @property
+    def tensor_bytes(self) -> tuple[int, int, int]:
+        """Bytes of image, result and weight."""
+        size = self.dtype.itemsize
+        image = self.batch * self.channels * math.prod(self.image)
+        result = self.batch * self.outputs * math.prod(self.result)
+        return image * size, result * size, self.weight_elements * size
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether every group has one channel."""
+        return self.groups > 1 and self.groups == self.channels
+
+
+IMAGE, RESULT = 1, 2
+"""Bits of a leaf's number: what is copied."""
+FEATURES: Final = (
+    "batch",
+    "channels",
+    "outputs",
+    "groups",
+    "filter",
+    "stride",
+    "dilation",
+    "image",
+    "result",
+    "pixels",
+    "odd_channels",
+    "odd_outputs",
+    "multiplications",
+    "ratio",
+    "weight",
+)
+
+
+def features(convolution: Convolution) -> tuple[float, ...]:
+    """Return the numbers of :data:`FEATURES`: sizes, as logarithms where only their order
+    matters."""
+    channels, outputs = (
+        convolution.channels // convolution.groups,
+        convolution.outputs // convolution.groups,
+    )
+    image, result, taps = (
+        math.prod(sizes) for sizes in (convolution.image, convolution.result, convolution.filter)
+    )
+    return (
+        convolution.batch,
+        channels,
+        outputs,
+        convolution.groups,
+        taps,
+        math.prod(convolution.stride),
+        math.prod(convolution.dilation),
+        image,
+        result,
+        convolution.batch * result,
+        _odd(channels),
+        _odd(outputs),
+        math.log2(max(1, convolution.batch * result * channels * taps * outputs)),
+        channels * image / max(1, outputs * result),
+        channels * outputs * taps,
+    )
+
+
+def copied_bytes(convolution: Convolution, operation: str, capability: tuple[int, int]) -> int:
+    """Return the expected workspace of one operation on a GPU of this compute capability."""
+    node = _document()["trees"][_key(convolution, operation, capability)]
+    values = features(convolution)
+    while "feature" in node:
+        node = node["below" if values[node["feature"]] <= node["limit"] else "above"]
+    image, result, weight = convolution.tensor_bytes
+    copies = (image if node["copies"] & IMAGE else 0) + (result if node["copies"] & RESULT else 0)
+    return copies + round(float(node["weights"]) * weight)
+
+
+def tree_name(capability: str, operation: str, itemsize: int, channels_last: bool) -> str:
+    """Return the key of a tree in the file."""
+    return f"{capability} {operation} {8 * itemsize}-bit {'channels last' if channels_last else 'contiguous'}"
+
+
+def _odd(channels: int) -> int:
+    """Return the largest power of two up to 8 that divides the channels: tensor cores read several
+    at a time."""
+    return math.gcd(channels, 8)
+
+
+@cache
+def _document() -> dict[str, Any]:
+    text = (
+        resources.files("gpumemnet")
+        .joinpath("tracing/operators/copied_tensors.json")
+        .read_text("utf-8")
+    )
+    return dict(json.loads(text))
+
+
+@cache
+def _nearest(capability: tuple[int, int]) -> str:
+    """Return the compute capability whose trees are used: the newest that is not newer, or the
+    oldest there is."""
+    known = [tuple(map(int, name.split("."))) for name in _document()["capabilities"]]
+    older = [each for each in known if each <= capability]
+    major, minor = max(older) if older else min(known)
+    return f"{major}.{minor}"
+
+
+def _key(convolution: Convolution, operation: str, capability: tuple[int, int]) -> str:
+    return tree_name(
+        _nearest(capability), operation, convolution.dtype.itemsize, convolution.channels_last
+    )
+
+
+TF32_CAPABILITY: Final = (8, 0)
+"""First compute capability whose tensor cores run fp32 convolutions, in TF32."""
+SEARCH_COPIES: Final = 1.5
+"""Largest workspace that a search tries, by the bytes of image, result and weight.  Of 4,400
+convolutions of real networks, the median is 1.0 (H100) to 1.5 (A100, Ada) in fp32 and 1.0 to 2.1 in
+fp16; the 95th percentile is 2.2 to 5."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Workspace bytes of one operation.
+
+    Attributes:
+        expected_bytes: that of the plan that PyTorch is expected to run.
+        bound_bytes: the largest of the plans that may run instead.
+        search_bytes: the largest that a search tries.
+    """
+
+    expected_bytes: int
+    bound_bytes: int
+    search_bytes: int
+
+
+def workspace_by_rules(convolution: Convolution, operation: str, platform: Platform) -> Workspace:
+    """Return the workspace of one operation by rules."""
+    all_bytes = sum(convolution.tensor_bytes)
+    expected = _expected_bytes(convolution, operation, platform)
+    bound = max(expected, all_bytes)
+    return Workspace(expected, bound, max(bound, round(SEARCH_COPIES * all_bytes)))
+
+
+def _expected_bytes(convolution: Convolution, operation: str, platform: Platform) -> int:
+    """Return the workspace of the plan that is expected to run.
+
+    fp32 convolutions copy tensors only for the gradient of filters larger than 1 x 1, and there all
+    three if tensor cores run on channels first.  The patches of a vision transformer take no
+    workspace.  Published readings say so: of an A100, with a search and without, and of two GeForce
+    cards (``docs/accuracy/convolution-workspaces.md``).  Answers of cuDNN 9.8 and 9.28 copy more.
+    """
+    if not _is_learned(convolution, platform):
+        return 0
+    if convolution.dtype == torch.float32:
+        if not keeps_workspace(convolution, operation) or _embeds_patches(convolution):
+            return 0
+        if _runs_on_tensor_cores(convolution, platform) and not convolution.channels_last:
+            return sum(convolution.tensor_bytes)
+    return copied_bytes(convolution, operation, platform.compute_capability)
+
+
+def _embeds_patches(convolution: Convolution) -> bool:
+    """Whether the filter takes an image of few channels apart into patches that do not overlap."""
+    return convolution.stride == convolution.filter and not _is_wide(convolution)
+
+
+def _runs_on_tensor_cores(convolution: Convolution, platform: Platform) -> bool:
+    """Whether an fp32 convolution runs in TF32."""
+    return platform.compute_capability >= TF32_CAPABILITY and _is_wide(convolution)
+
+
+def _is_wide(convolution: Convolution) -> bool:
+    """Whether a group has the channels that tensor cores read at once in fp32."""
+    return (
+        min(convolution.channels, convolution.outputs) // convolution.groups
+        >= TF32_SMALLEST_CHANNELS
+    )
+
+
+def keeps_workspace(convolution: Convolution, operation: str) -> bool:
+    """Whether an fp32 convolution keeps a workspace: for the gradient of filters larger than 1 x 1,
+    by published readings."""
+    return operation == BACKWARD_FILTER and max(convolution.filter) > 1
+
+
+def _is_learned(convolution: Convolution, platform: Platform) -> bool:
+    """Whether answers for such convolutions were learned from; the others are expected to need no
+    workspace.
+
+    fp16 stands for bf16, which older GPUs convert without cuDNN's tensor cores; fp32 was asked for
+    with TF32 allowed.
+    """
+    if convolution.dtype == torch.float32:
+        return platform.tf32
+    return convolution.dtype == torch.float16 or (
+        convolution.dtype == torch.bfloat16 and platform.compute_capability >= (8, 0)
+    )
+
+
+_CONTENDERS: Final = 3
+"""Number of plans among which the bound is taken, and the plan after a search: versions of cuDNN
+order them differently."""
+
+
+def workspace_by_plans(
+    convolution: Convolution, operation: str, platform: Platform
+) -> Workspace | None:
+    """Return the workspace by cuDNN's own plans; ``None`` if cuDNN is not asked or has no
+    answer."""
+    if platform.cudnn is None:
+        return None
+    plans = platform.cudnn.plans(platform.device, _question(convolution, operation))
+    if plans is None:
+        return None
+    dtype = str(convolution.dtype).removeprefix("torch.")
+    capacity_bytes = platform.device.capacity_bytes
+    sizes = [
+        plan.workspace_bytes
+        for plan in plans.for_pytorch(dtype, platform.tf32)
+        if plan.workspace_bytes <= capacity_bytes
+    ]
+    if not sizes:
+        return None
+    contenders = sizes[:_CONTENDERS]
+    takes_least = platform.cudnn_benchmark and not keeps_workspace(convolution, operation)
+    return Workspace(min(contenders) if takes_least else sizes[0], max(contenders), max(sizes))
+
+
+def _question(convolution: Convolution, operation: str) -> ConvolutionQuestion:
+    return ConvolutionQuestion(
+        operation=operation,
+        image=(convolution.batch, convolution.channels, *convolution.image),
+        weight=(
+            convolution.outputs,
+            convolution.channels // convolution.groups,
+            *convolution.filter,
+        ),
+        result=(convolution.batch, convolution.outputs, *convolution.result),
+        channels_last=convolution.channels_last,
+        dtype=str(convolution.dtype).removeprefix("torch."),
+        padding=convolution.padding,
+        stride=convolution.stride,
+        dilation=convolution.dilation,
+    )
 
 
 def _forward(call: Call) -> tuple[Scratch, ...]:

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.module_calls import map_tensors, tensors_in
-from gpumemnet.torch_private import distributed as distributed
 from gpumemnet.torch_private import script as script
+from gpumemnet.torch_private import training
 from gpumemnet.torch_private.names import replaced
 from gpumemnet.torch_private.operators import without_function_modes
 from gpumemnet.tracing.parallel import process_group
@@ -227,8 +227,8 @@ def as_first_rank(
         stack.enter_context(sharding_on_meta(observer.recorder, observer.streams, arrived))
         name = str(backend or "nccl")
         sharded = not_traced("FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard")
-        backend_names = [(each, lambda *args, **kwargs: name) for each in distributed.GET_BACKEND]
-        stack.enter_context(replaced([*backend_names, (distributed.FSDP1_INIT, sharded)]))
+        backend_names = [(each, lambda *args, **kwargs: name) for each in training.GET_BACKEND]
+        stack.enter_context(replaced([*backend_names, (training.FSDP1_INIT, sharded)]))
         observer.recorder.set_ranks(rank_count)
         note(f"the first of {rank_count:,} ranks")
 
@@ -250,9 +250,9 @@ def as_first_rank(
         stack.enter_context(
             patch.dict(os.environ, {} if ranks is None else torchrun_environment(ranks))
         )
-        begins = [(name, begin) for name in distributed.INIT_PROCESS_GROUP]
-        ends = [(name, ended) for name in distributed.DESTROY_PROCESS_GROUP]
-        stack.enter_context(replaced([*begins, *ends, (distributed.SPAWN, _first_alone)]))
+        begins = [(name, begin) for name in training.INIT_PROCESS_GROUP]
+        ends = [(name, ended) for name in training.DESTROY_PROCESS_GROUP]
+        stack.enter_context(replaced([*begins, *ends, (training.SPAWN, _first_alone)]))
         try:
             yield
         finally:

@@ -37,7 +37,8 @@ from gpumemnet.torch_private.names import PARALLEL, SCRIPT, check_torch, replace
 from gpumemnet.torch_private.script import ALLOCATOR_SETTINGS, MEMORY_FRACTION
 from gpumemnet.torch_private.training import gpu_optimizers, without_dynamo
 from gpumemnet.tracing.model_tracer import result_of_run
-from gpumemnet.tracing.operators import cuda_autocast, cuda_overrides
+from gpumemnet.tracing.operators.autocast import cuda_autocast
+from gpumemnet.tracing.operators.registry import cuda_overrides
 from gpumemnet.tracing.operators.rules import overriding
 from gpumemnet.tracing.options import Platform
 from gpumemnet.tracing.result import TraceAnswer

@@ -12,7 +12,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpumemnet.gpu.catalogue import device_profile
-from gpumemnet.tracing.operators import cuda_autocast, cuda_overrides, overriding
+from gpumemnet.tracing.operators.autocast import cuda_autocast
+from gpumemnet.tracing.operators.registry import cuda_overrides
+from gpumemnet.tracing.operators.rules import overriding
 from gpumemnet.tracing.options import Platform
 
 Saved = Counter[str]

@@ -14,12 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpumemnet.cudnn.execution_plans import BACKWARD_DATA, BACKWARD_FILTER, FORWARD
 from gpumemnet.gpu.catalogue import device_profile
-from gpumemnet.tracing.operators import Scratch, scratch
-from gpumemnet.tracing.operators.convolution_workspaces import (
+from gpumemnet.tracing.operators.convolution import (
     Convolution,
     workspace_by_rules,
 )
 from gpumemnet.tracing.operators.layouts import result_layout
+from gpumemnet.tracing.operators.registry import scratch
+from gpumemnet.tracing.operators.rules import Scratch
 from gpumemnet.tracing.options import Platform
 from gpumemnet.units import GIB, MIB
 

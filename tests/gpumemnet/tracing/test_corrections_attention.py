@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.tracing.operators import cuda_overrides
+from gpumemnet.tracing.operators.registry import cuda_overrides
 from tests.gpumemnet.tracing.corrected import meta, operators, platform, saved
 
 HALF = torch.float16

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu.catalogue import device_profile
-from gpumemnet.tracing.operators import Scratch, blas_workspace, scratch
 from gpumemnet.tracing.operators.attention import key_splits
-from gpumemnet.tracing.operators.cublas import parse_workspace_setting
+from gpumemnet.tracing.operators.cublas import blas_workspace, parse_workspace_setting
 from gpumemnet.tracing.operators.layouts import is_channels_last
 from gpumemnet.tracing.operators.reductions import reduction_scratch
+from gpumemnet.tracing.operators.registry import scratch
+from gpumemnet.tracing.operators.rules import Scratch
 from gpumemnet.tracing.options import Platform
 from gpumemnet.units import MIB
 
