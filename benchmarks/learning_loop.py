@@ -13,7 +13,7 @@ Both drivers are simulated.  The observations are readings of the published A100
 context, of a driver that loads all kernels at once, is replaced by the one that the catalogue
 expects, so the first observations are those of a site with a current driver.  The second driver
 adds a constant to each (``--shift-mib``, in MiB).  The new jobs are architectures that no
-retraining trains on (:mod:`models.retrain.tracks`).  The shipped model was trained on them, so its
+retraining trains on (:mod:`models.retrain.row_splits`).  The shipped model was trained on them, so its
 error before the retraining is too low, except for the context.
 
 This is a benchmark, not an example, because it needs the repository's datasets and measures the
@@ -46,7 +46,7 @@ from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bundle import shipped_bundles
 from gpumemnet.units import MIB
-from models.retrain.tracks import is_held_out
+from models.retrain.row_splits import is_held_out
 
 ROOT = Path(__file__).resolve().parents[1]
 DATASET = ROOT / "dataset_builder" / "datasets" / "published_mlp_a100.parquet"

@@ -36,7 +36,7 @@ from gpumemnet.units import MIB
 from models.retrain.gate import losses
 from models.retrain.pipeline import retrain
 from models.retrain.release import Request
-from models.retrain.steps import JUDGING_CODE, TRAINING_CODE, code_hash
+from models.retrain.steps import code_hash, content_hash
 from models.training.classifier import save_classifier
 from models.training.data import load_labelled_jobs
 from models.training.mlp import mlp_plan, train_classifier
@@ -199,25 +199,27 @@ def run(folder: Path, kind: str, seed: int, published: Sequence[Measurement]) ->
     first, champion_bundles = mlps(registry, "first"), mlps(registry, registry.aliases().champion)
     # the bundles that the gate judged: the candidate replaces the champion, whether promoted or not
     trained = [
-        track
-        for track in outcome.document["tracks"]
-        if track["bundle"] and track["family"] == "mlp"
+        candidate
+        for candidate in outcome.document["candidates"]
+        if candidate["bundle"] and candidate["family"] == "mlp"
     ]
-    candidates = [load_bundle(request.work / track["folder"]) for track in trained]
+    candidates = [load_bundle(request.work / candidate["folder"]) for candidate in trained]
     before, after, offered = (
         figures(bundles, unseen, keeps_label_context=not observations)
         for bundles in (first, champion_bundles, [*first, *candidates[-1:]])
     )
-    tracks = outcome.document["tracks"]
+    entries = outcome.document["candidates"]
     reasons = [
-        f"{track['track']}: {reason}" for track in reversed(tracks) for reason in track["reasons"]
+        f"{candidate['name']}: {reason}"
+        for candidate in reversed(entries)
+        for reason in candidate["reasons"]
     ]
     reasons += [refused["reason"] for refused in outcome.document["refused"]]
     return {
         "kind": kind,
         "seed": seed,
         "promoted": {one.sha256 for one in first} != {one.sha256 for one in champion_bundles},
-        "promotions": [track["track"] for track in tracks if track["promote"]],
+        "promotions": [entry["name"] for entry in entries if entry["promote"]],
         "exit_code": outcome.exit_code,
         "worse": is_worse(before, after, UNSEEN),
         "offered_better": bool(candidates)
@@ -231,14 +233,14 @@ def run(folder: Path, kind: str, seed: int, published: Sequence[Measurement]) ->
         "cpu_seconds": time.process_time() - cpu_start,
         "reason": reasons[0] if reasons else "",
         "reasons": reasons,
-        "verdicts": {track["track"]: track["verdict"] for track in tracks},
+        "verdicts": {entry["name"]: entry["verdict"] for entry in entries},
     }
 
 
 def settings() -> dict[str, object]:
     """Return the settings of a run besides kind and seed; a finished run is reused only if all of
     them are equal."""
-    code = code_hash((*TRAINING_CODE, *JUDGING_CODE, "benchmarks/retrain_gate.py"))
+    code = content_hash(code_hash(), Path(__file__).read_text("utf-8"))
     data = hashlib.sha256(PUBLISHED.read_bytes()).hexdigest()
     return {"rows": [BASE, NEW, UNSEEN], "epochs": EPOCHS, "data": data[:12], "code": code[:12]}
 
@@ -296,7 +298,7 @@ def table(runs: Iterable[Run]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.candidate("\n")[0])
     parser.add_argument(
         "--seeds",
         type=int,

@@ -343,17 +343,17 @@ def retrain(
         print_json(outcome.document)
     typer.echo(f"{outcome.sentence}\nreport: {outcome.report}", err=as_json)
     if mlflow is not None:
-        _track(request, outcome, mlflow)
+        _log_to_mlflow(request, outcome, mlflow)
     raise typer.Exit(outcome.exit_code)
 
 
-def _track(request: Request, outcome: Outcome, uri: str) -> None:
+def _log_to_mlflow(request: Request, outcome: Outcome, uri: str) -> None:
     """Log the result of a retraining; a failure here is reported, but changes neither the champion
     nor the exit code."""
-    from .retrain.tracking import track
+    from .retrain.mlflow_log import log_run
 
     try:
-        typer.echo(f"tracking: {track(request, outcome, uri)}", err=True)
+        typer.echo(f"tracking: {log_run(request, outcome, uri)}", err=True)
     except (OSError, GpumemnetError) as error:
         typer.echo(
             f"warning: not tracked: {error}: the decision is unchanged, and the next run logs it",

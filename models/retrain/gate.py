@@ -36,7 +36,7 @@ class Rule:
     """The gate's numbers.
 
     Attributes:
-        alpha: significance level of an improvement for each track, divided among the tests.
+        alpha: significance level of an improvement for each split, divided among the tests.
         least_gain: smallest improvement that counts, as a share of the champion's loss.
         most_error, most_waste: largest increase of error and waste that is allowed, as a share of
             the champion's loss.

@@ -35,7 +35,7 @@ from gpumemnet.predict.predictor import TRUST, Predictor
 
 from .collect import Row
 from .gate import Judged, Rule, Verdict, judge
-from .tracks import HELD_OUT_RULE, Track, shift_label, source_of
+from .row_splits import HELD_OUT_RULE, RowSplit, shift_label, source_of
 
 HELD_OUT: Final = "held-out architectures"
 NEWEST: Final = "newest observations"
@@ -67,46 +67,46 @@ class Part:
 
 
 def parts_of(
-    track: Track,
-    tracks: Sequence[Track],
+    split: RowSplit,
+    splits: Sequence[RowSplit],
     shifts: dict[str, int],
     file_names: dict[str, str],
     rule: Rule,
 ) -> list[Part]:
-    """The track's own held-out and newest rows, which decide, and rows on which no candidate may be
+    """The split's own held-out and newest rows, which decide, and rows on which no candidate may be
     worse.
 
-    The latter are the same rows file by file, and the rows of the family's other tracks.  Rows that
-    were read where the track borrows from are shifted like its training rows.
+    The latter are the same rows file by file, and the rows of the family's other splits.  Rows that
+    were read where the split borrows from are shifted like its training rows.
     """
     parts = [
-        Part(HELD_OUT, track.held_out, track.gpu, True, True),
-        Part(NEWEST, track.newest, track.gpu, True, False),
+        Part(HELD_OUT, split.held_out, split.gpu, True, True),
+        Part(NEWEST, split.newest, split.gpu, True, False),
     ]
-    origins = sorted({row.origin for row in track.held_out})
+    origins = sorted({row.origin for row in split.held_out})
     for origin in origins if len(origins) > 1 else ():
-        rows = tuple(row for row in track.held_out if row.origin == origin)
-        parts.append(Part(f"{HELD_OUT} of {file_names[origin]}", rows, track.gpu, False, True))
-    for other in tracks:
-        if other is track or other.family != track.family:
+        rows = tuple(row for row in split.held_out if row.origin == origin)
+        parts.append(Part(f"{HELD_OUT} of {file_names[origin]}", rows, split.gpu, False, True))
+    for other in splits:
+        if other is split or other.family != split.family:
             continue
         description = f"{other.provenance} jobs on {other.gpu}"
         for name, rows, is_held_out in (
             (HELD_OUT, other.held_out, True),
             (NEWEST, other.newest, False),
         ):
-            if other.gpu == track.gpu:
-                rows = tuple(_shifted(row, shifts, track) for row in rows)
+            if other.gpu == split.gpu:
+                rows = tuple(_shifted(row, shifts, split) for row in rows)
             parts.append(Part(f"{name}, {description}", rows, other.gpu, False, is_held_out))
     return [part for part in parts if len(part.rows) >= rule.fewest_guard_rows]
 
 
-def _shifted(row: Row, shifts: dict[str, int], track: Track) -> Row:
+def _shifted(row: Row, shifts: dict[str, int], split: RowSplit) -> Row:
     shift = shifts.get(source_of(row.measurement))
     return (
         row
         if shift is None
-        else replace(row, measurement=shift_label(row.measurement, shift, track))
+        else replace(row, measurement=shift_label(row.measurement, shift, split))
     )
 
 
@@ -213,15 +213,15 @@ def _predictions(
         )
 
 
-def without_answer(candidate: Bundle, track: Track) -> int:
-    """Number of the track's jobs, training jobs included, for which the candidate's answer is not a
+def without_answer(candidate: Bundle, split: RowSplit) -> int:
+    """Number of the split's jobs, training jobs included, for which the candidate's answer is not a
     finite number."""
     rows = [
         row
-        for row in (*track.training, *track.held_out, *track.newest)
+        for row in (*split.training, *split.held_out, *split.newest)
         if _fits_encoder(row, candidate)
     ]
-    predictions = _predictions(Predictor([candidate]), rows, track.gpu, candidate.card.encoder)
+    predictions = _predictions(Predictor([candidate]), rows, split.gpu, candidate.card.encoder)
     return sum(NO_NUMBER in predictions.reasons(row) for row in range(len(rows)))
 
 
@@ -278,19 +278,19 @@ def newest_training_observation(bundles: Iterable[Bundle]) -> dict[str, float]:
     return until
 
 
-def known_held_out_architectures(bundle: Bundle, tracks: Iterable[Track]) -> frozenset[str]:
+def known_held_out_architectures(bundle: Bundle, splits: Iterable[RowSplit]) -> frozenset[str]:
     """The held-out architectures that a bundle was nevertheless trained on."""
     if not may_know_held_out(bundle):
         return frozenset()
     known = dataset_hashes(bundle)
-    rows = (row for track in tracks if track.family == bundle.card.family for row in track.held_out)
+    rows = (row for split in splits if split.family == bundle.card.family for row in split.held_out)
     return frozenset(row.measurement.architecture_key for row in rows if row.origin in known)
 
 
 def missing_comparison_data(
-    track: Track,
+    split: RowSplit,
     champion: Sequence[Bundle],
-    tracks: Sequence[Track],
+    splits: Sequence[RowSplit],
     files: Collection[str],
     fewest_rows: int,
 ) -> str | None:
@@ -302,19 +302,19 @@ def missing_comparison_data(
     no such test: it answers for jobs like the observed ones.
 
     Args:
-        track: the candidate's.
+        split: the candidate's.
         champion: the champion's bundles of the candidate's family and encoder.
-        tracks: all tracks of this run.
+        splits: all splits of this run.
         files: SHA-256 of the files that this run reads.
         fewest_rows: held-out rows that a test on one model's data needs.
     """
-    if track.provenance == OBSERVED:
+    if split.provenance == OBSERVED:
         return None
     for bundle in champion:
         name, provenance = bundle.card.name, slot_of(bundle)[2]
-        if _trust(provenance) < _trust(track.provenance):
+        if _trust(provenance) < _trust(split.provenance):
             continue
-        if provenance == track.provenance and bundle.card.site_calibration is not None:
+        if provenance == split.provenance and bundle.card.site_calibration is not None:
             return (
                 f"the champion's model {name} is calibrated to a site, and a new one would not be: retrain from the site's "
                 "observations, or calibrate a new model and put it into the registry by hand"
@@ -328,7 +328,7 @@ def missing_comparison_data(
         if not dataset_hashes(bundle):
             continue
         held_out = [
-            row for other in tracks if other.family == track.family for row in other.held_out
+            row for other in splits if other.family == split.family for row in other.held_out
         ]
         count = sum(row.origin in dataset_hashes(bundle) for row in held_out)
         if count < fewest_rows:

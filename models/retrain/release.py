@@ -33,7 +33,7 @@ def put_into_service(
         BundleError: when a candidate was altered or removed since it was trained.
     """
     name = document["release"]
-    accepted = [track for track in document["tracks"] if track["promote"]]
+    accepted = [candidate for candidate in document["candidates"] if candidate["promote"]]
 
     def outcome(exit_code: int, sentence: str, release: str | None = None) -> Outcome:
         return Outcome(
@@ -47,7 +47,7 @@ def put_into_service(
     if not accepted:
         why = "; ".join(document.get("missing", ())) or "no candidate is better"
         return outcome(NOTHING_BETTER, f"{why}: {champion} stays champion")
-    models = ", ".join(track["model"]["name"] for track in accepted)
+    models = ", ".join(candidate["model"]["name"] for candidate in accepted)
     alias = "challenger" if request.as_challenger else "champion"
     if request.registry is None:  # a dry run
         return outcome(PROMOTED, f"{models}: better; in a registry {name} would be {alias}", name)
@@ -66,9 +66,9 @@ def put_into_service(
             name,
         )
     hashes = []
-    for track in accepted:
-        folder = request.work / track["folder"]
-        if load_bundle(folder).sha256 != track["bundle"]:
+    for candidate in accepted:
+        folder = request.work / candidate["folder"]
+        if load_bundle(folder).sha256 != candidate["bundle"]:
             raise RegistryError(
                 f"{folder}: another bundle than the one that was judged: delete the folder and run it again"
             )
@@ -88,7 +88,7 @@ def put_into_service(
             note=f"retrained: {models}"[:200],
         )
     reason = "; ".join(
-        f"{track['model']['name']}: {', '.join(track['reasons'])}" for track in accepted
+        f"{candidate['model']['name']}: {', '.join(candidate['reasons'])}" for candidate in accepted
     )[:900]
     if request.as_challenger:
         registry.set_challenger(name)
@@ -142,11 +142,11 @@ def lineage(document: dict[str, Any]) -> dict[str, Any]:
                 "refused",
             )
         },
-        "tracks": [
+        "candidates": [
             {
-                name: track.get(name)
+                name: candidate.get(name)
                 for name in (
-                    "track",
+                    "name",
                     "encoder",
                     "bundle",
                     "rows",
@@ -156,7 +156,7 @@ def lineage(document: dict[str, Any]) -> dict[str, Any]:
                     "verdict",
                 )
             }
-            for track in document["tracks"]
+            for candidate in document["candidates"]
         ],
     }
 
@@ -230,7 +230,7 @@ def write_report(path: Path, document: dict[str, Any]) -> Path:
 
 def markdown(document: dict[str, Any]) -> str:
     """The report."""
-    better = [track["track"] for track in document["tracks"] if track["promote"]]
+    better = [candidate["name"] for candidate in document["candidates"] if candidate["promote"]]
     lines = ["# Retraining", ""]
     lines.append(
         f"Champion: {document['champion']}. {'Better: ' + ', '.join(better) if better else 'No candidate is better'}."
@@ -250,8 +250,8 @@ def markdown(document: dict[str, Any]) -> str:
             for refused in document["refused"]
         ]
         lines += [f"* {sentence}" for sentence in document["left_out"]]
-    for track in document["tracks"]:
-        lines += _track(track)
+    for candidate in document["candidates"]:
+        lines += _candidate_lines(candidate)
     lines += [
         "",
         "Each measure: the champion's mean loss → the candidate's; in brackets the p-value of the",
@@ -263,16 +263,16 @@ def markdown(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _track(track: dict[str, Any]) -> list[str]:
+def _candidate_lines(entry: dict[str, Any]) -> list[str]:
     rows = ", ".join(
-        f"{count:,} {name.replace('_', ' ')}" for name, count in track["rows"].items() if count
+        f"{count:,} {name.replace('_', ' ')}" for name, count in entry["rows"].items() if count
     )
-    lines = ["", f"## {track['track']}, {track['encoder']}", ""]
+    lines = ["", f"## {entry['name']}, {entry['encoder']}", ""]
     lines.append(
-        f"{track['gpu']}, read by {track['label_source']}: {rows or 'no'} rows. {'Better.' if track['promote'] else 'Not taken.'}"
+        f"{entry['gpu']}, read by {entry['label_source']}: {rows or 'no'} rows. {'Better.' if entry['promote'] else 'Not taken.'}"
     )
-    lines += ["", *(f"* {reason}" for reason in track["reasons"])]
-    verdict = track["verdict"]
+    lines += ["", *(f"* {reason}" for reason in entry["reasons"])]
+    verdict = entry["verdict"]
     if verdict and verdict["parts"]:
         lines += [
             "",

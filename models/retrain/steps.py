@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -17,16 +16,10 @@ from gpumemnet.errors import BundleError
 from gpumemnet.predict.bundle import Bundle, load_bundle
 from gpumemnet.predict.features import FEATURE_SCHEMA
 
-_MODELS: Final = __name__.removesuffix(".retrain.steps")
-"""``models`` in a checkout, ``gpumemnet.models`` where it is installed."""
 ROOT: Final = Path(__file__).resolve().parents[__name__.count(".")]
 """The folder that holds our packages."""
-TRAINING_CODE: Final = (f"{_MODELS}.retrain.training",)
-"""Modules whose change, or that of one that they import, makes another model of the same data."""
-JUDGING_CODE: Final = (f"{_MODELS}.retrain.pipeline", *TRAINING_CODE)
-"""Modules whose change, or that of one that they import, may give another verdict on the same
-models."""
-_OURS: Final = ("gpumemnet", _MODELS)
+_OURS: Final = tuple(dict.fromkeys(("gpumemnet", __name__.split(".")[0])))
+"""Packages whose change may make another model, or give another verdict."""
 _PACKAGES: Final = ("torch", "numpy", "scikit-learn", "onnx", "onnxscript", "onnxruntime", "scipy")
 
 
@@ -38,55 +31,21 @@ def content_hash(*parts: Any) -> str:
 
 
 @cache
-def code_hash(modules: tuple[str, ...]) -> str:
-    """Hash of the code of ``modules`` and of all of ours that it imports, and of the packages'
-    versions; nothing is imported."""
+def code_hash() -> str:
+    """Hash of the code that trains and judges, of the JSON beside it, and of the packages'
+    versions."""
+    paths = sorted(
+        path
+        for package in _OURS
+        for ending in ("*.py", "*.json")
+        for path in (ROOT / package).rglob(ending)
+        if "bundles" not in path.parts
+    )
     sources = [
         [str(path.relative_to(ROOT)), hashlib.sha256(path.read_bytes()).hexdigest()]
-        for path in code_files(modules)
+        for path in paths
     ]
     return content_hash(sources, packages(), FEATURE_SCHEMA)
-
-
-def code_files(modules: Iterable[str]) -> list[Path]:
-    """The files of ``modules``, of those that they import from us wherever they do so, and the JSON
-    beside each."""
-    found: set[Path] = set()
-    left = [path for name in modules for path in _file_of(name)]
-    while left:
-        path = left.pop()
-        if path not in found:
-            found.add(path)
-            package = path.relative_to(ROOT).parent.parts
-            names = (
-                name
-                for node in ast.walk(ast.parse(path.read_bytes()))
-                for name in _imported(node, package)
-            )
-            left += [imported for name in names for imported in _file_of(name)]
-    return sorted(
-        {*found, *(data for path in found if (data := path.with_suffix(".json")).is_file())}
-    )
-
-
-def _imported(node: ast.AST, package: tuple[str, ...]) -> list[str]:
-    """What ``node``, of a module in ``package``, imports by full names."""
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom):
-        above = package[: len(package) + 1 - node.level] if node.level else ()
-        module = ".".join([*above, *([node.module] if node.module else [])])
-        return [module, *(f"{module}.{alias.name}" for alias in node.names)]
-    return []
-
-
-def _file_of(module: str) -> list[Path]:
-    """The module's file where it is one of ours; a package's ``__init__`` counts, what else it
-    holds does not."""
-    if module.split(".")[0] not in _OURS:
-        return []
-    path = ROOT.joinpath(*module.split("."))
-    return [file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()]
 
 
 def packages() -> dict[str, str]:
@@ -110,8 +69,7 @@ def code_version() -> dict[str, Any]:
     return {
         "gpumemnet": version,
         "commit": _commit(),
-        "training_code": code_hash(TRAINING_CODE),
-        "judging_code": code_hash(JUDGING_CODE),
+        "sha256": code_hash(),
         "packages": packages(),
     }
 

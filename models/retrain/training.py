@@ -1,4 +1,4 @@
-"""Trains a candidate for a track, and a stand-in for a champion that was trained on held-out
+"""Trains a candidate for a split, and a stand-in for a champion that was trained on held-out
 rows."""
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ..training.classifier import Plan, default_plan, save_classifier, train
 from ..training.data import LabelledJobs, labelled_jobs
 from ..training.mlp import TrainingPlan
 from ..training.sequence import SequencePlan
-from .tracks import HELD_OUT_RULE, Track, TrainingData
+from .row_splits import HELD_OUT_RULE, RowSplit, TrainingData
 
 
 def train_candidate(
     folder: Path,
-    track: Track,
+    split: RowSplit,
     data: TrainingData,
     calibration: LabelledJobs | None,
     *,
@@ -35,9 +35,9 @@ def train_candidate(
 
     Args:
         folder: the bundle's folder.
-        track: the track that the candidate is trained for.
-        data: the track's training rows.
-        calibration: readings with traced peaks, for a track whose labels are traced.
+        split: the split that the candidate is trained for.
+        data: the split's training rows.
+        calibration: readings with traced peaks, for a split whose labels are traced.
         encoder: ``mlp`` or ``transformer``.
         seed, epochs: the plan's seed and number of epochs; the plan keeps its own epochs unless
             given.
@@ -47,14 +47,14 @@ def train_candidate(
         ValueError: when there are too few architectures to split.
     """
     plan = default_plan(encoder, data.data, seed, epochs)
-    name = track.name + ("-layers" if encoder == "transformer" else "")
+    name = split.name + ("-layers" if encoder == "transformer" else "")
     traces = calibration if encoder == "mlp" else None
     retraining = {
         "held_out": HELD_OUT_RULE,
-        "origins": list(track.origins),
-        "learned_until": track.learned_until,
-        "own_rows": len(track.training),
-        "borrowed_rows": len(track.borrowed),
+        "origins": list(split.origins),
+        "learned_until": split.learned_until,
+        "own_rows": len(split.training),
+        "borrowed_rows": len(split.borrowed),
         "copies_of_own_rows": data.copies,
         "moved_bytes": data.shifts,
     }
@@ -70,9 +70,9 @@ def train_candidate(
             traces=traces,
         )
     document = {**bundle.card.document, "retraining": retraining}
-    if track.provenance == OBSERVED:
-        description = f"jobs observed on {track.gpu}" + (
-            ", with borrowed rows moved to its context" if track.borrowed else ""
+    if split.provenance == OBSERVED:
+        description = f"jobs observed on {split.gpu}" + (
+            ", with borrowed rows moved to its context" if split.borrowed else ""
         )
         document["training_data"] = {**document["training_data"], "description": description}
     return save_bundle(folder, bundle.model, document)

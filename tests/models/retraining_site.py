@@ -143,8 +143,8 @@ class Promotion:
     def candidate(self, site: Site) -> Path:
         """The folder of the candidate that was promoted."""
         report = site.work / "runs" / self.release.removeprefix("retrain-") / "report.json"
-        tracks = json.loads(report.read_text("utf-8"))["tracks"]
-        folder: str = next(track["folder"] for track in tracks if track["promote"])
+        splits = json.loads(report.read_text("utf-8"))["candidates"]
+        folder: str = next(split["folder"] for split in splits if split["promote"])
         return site.work / folder
 
 

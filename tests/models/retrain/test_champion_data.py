@@ -21,16 +21,16 @@ from models.retrain.judging import (
     newest_training_observation,
     without_answer,
 )
-from models.retrain.steps import JUDGING_CODE, ROOT, TRAINING_CODE, cached_document, code_files
-from models.retrain.tracks import HELD_OUT_RULE, Track, find_tracks
+from models.retrain.row_splits import HELD_OUT_RULE, RowSplit, split_rows
+from models.retrain.steps import cached_document
 from tests.models.retraining import dataset, measured
 
 FEWEST = 15
 
 
 @pytest.fixture
-def track(tmp_path: Path) -> Track:
-    (found,), _ = find_tracks(collect([dataset(tmp_path / "a.parquet", measured(200, 1))]).rows, {})
+def split(tmp_path: Path) -> RowSplit:
+    (found,), _ = split_rows(collect([dataset(tmp_path / "a.parquet", measured(200, 1))]).rows, {})
     return found
 
 
@@ -52,57 +52,57 @@ def learned(
     )
 
 
-def test_the_champion_s_rows_are_available(track: Track, tmp_path: Path) -> None:
-    champion = [learned(tmp_path, "published", track.origins[0])]
-    assert missing_comparison_data(track, champion, [track], track.origins, FEWEST) is None
+def test_the_champion_s_rows_are_available(split: RowSplit, tmp_path: Path) -> None:
+    champion = [learned(tmp_path, "published", split.origins[0])]
+    assert missing_comparison_data(split, champion, [split], split.origins, FEWEST) is None
     assert "not among the files" in str(
-        missing_comparison_data(track, champion, [track], [], FEWEST)
+        missing_comparison_data(split, champion, [split], [], FEWEST)
     )
-    little = replace(track, held_out=track.held_out[:5])
+    little = replace(split, held_out=split.held_out[:5])
     assert "5 rows are held out" in str(
-        missing_comparison_data(little, champion, [little], track.origins, FEWEST)
+        missing_comparison_data(little, champion, [little], split.origins, FEWEST)
     )
 
 
 def test_the_data_of_a_less_trusted_model_must_be_available_too(
-    track: Track, tmp_path: Path
+    split: RowSplit, tmp_path: Path
 ) -> None:
     after, before = learned(tmp_path, "traced", "f" * 64), learned(tmp_path, "measured", "e" * 64)
     assert "(sha256 ffffffffffff" in str(
-        missing_comparison_data(track, [after], [track], track.origins, FEWEST)
+        missing_comparison_data(split, [after], [split], split.origins, FEWEST)
     )
-    assert missing_comparison_data(track, [before], [track], track.origins, FEWEST) is None
+    assert missing_comparison_data(split, [before], [split], split.origins, FEWEST) is None
 
 
-def test_a_site_s_observations_may_be_the_only_data(track: Track, tmp_path: Path) -> None:
+def test_a_site_s_observations_may_be_the_only_data(split: RowSplit, tmp_path: Path) -> None:
     champion = [learned(tmp_path, "published", "f" * 64)]
     assert (
-        missing_comparison_data(replace(track, provenance="observed"), champion, [], [], FEWEST)
+        missing_comparison_data(replace(split, provenance="observed"), champion, [], [], FEWEST)
         is None
     )
 
 
 def test_a_model_trained_on_all_rows_was_trained_on_held_out_ones(
-    track: Track, tmp_path: Path
+    split: RowSplit, tmp_path: Path
 ) -> None:
-    shipped = learned(tmp_path, "published", track.origins[0])
-    assert known_held_out_architectures(shipped, [track]) == {
-        row.measurement.architecture_key for row in track.held_out
+    shipped = learned(tmp_path, "published", split.origins[0])
+    assert known_held_out_architectures(shipped, [split]) == {
+        row.measurement.architecture_key for row in split.held_out
     }
-    said = {"held_out": HELD_OUT_RULE, "origins": list(track.origins), "learned_until": 7.0}
+    said = {"held_out": HELD_OUT_RULE, "origins": list(split.origins), "learned_until": 7.0}
     retrained = learned(tmp_path, "observed", "0" * 64, said)
-    assert known_held_out_architectures(retrained, [track]) == frozenset()
+    assert known_held_out_architectures(retrained, [split]) == frozenset()
     assert known_held_out_architectures(
-        learned(tmp_path, "measured", "0" * 64, said | {"held_out": "another rule"}), [track]
+        learned(tmp_path, "measured", "0" * 64, said | {"held_out": "another rule"}), [split]
     )
     assert newest_training_observation([shipped, retrained]) == {"mlp": 7.0}
 
 
 def test_a_candidate_that_does_not_answer_with_a_number_is_noticed(
-    track: Track, monkeypatch: pytest.MonkeyPatch
+    split: RowSplit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     candidate = next(one for one in shipped_bundles() if one.card.name == "mlp-a100-published")
-    assert without_answer(candidate, track) == 0
+    assert without_answer(candidate, split) == 0
 
     class Absurd(Predictor):
         def predict_table(
@@ -115,23 +115,7 @@ def test_a_candidate_that_does_not_answer_with_a_number_is_noticed(
             )
 
     monkeypatch.setattr("models.retrain.judging.Predictor", Absurd)
-    assert without_answer(candidate, track) > 0
-
-
-def test_the_hash_of_the_code_includes_imported_modules() -> None:
-    training, judging = (
-        {str(path.relative_to(ROOT)) for path in code_files(one)}
-        for one in (TRAINING_CODE, JUDGING_CODE)
-    )
-    assert {
-        "models/training/mlp.py",
-        "models/training/classifier.py",
-        "gpumemnet/predict/features.py",
-        "gpumemnet/gpu/catalogue.json",
-    } <= training
-    assert {"models/retrain/gate.py", "gpumemnet/predict/predictor.py"} <= judging
-    assert training < judging
-    assert not any("cli" in name or "service" in name for name in judging)
+    assert without_answer(candidate, split) > 0
 
 
 def test_a_document_is_made_again_only_when_it_is_damaged_or_outdated(tmp_path: Path) -> None:

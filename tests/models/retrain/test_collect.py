@@ -10,7 +10,7 @@ import pytest
 from gpumemnet.errors import DatasetError
 from gpumemnet.units import MIB
 from models.retrain.collect import Refusal, collect
-from models.retrain.tracks import find_tracks, is_held_out, too_few, training_data
+from models.retrain.row_splits import is_held_out, split_rows, too_few, training_data
 from tests.models.retraining import dataset, measured, observed, relabelled
 
 ROWS = 60
@@ -18,18 +18,6 @@ ROWS = 60
 
 def refused(*refusals: Refusal) -> str:
     return " / ".join(f"{one.file}: {one.rows}: {one.reason}" for one in refusals)
-
-
-def test_valid_rows_are_all_used(tmp_path: Path) -> None:
-    found = collect(
-        [
-            dataset(tmp_path / "a.parquet", measured(ROWS, 1)),
-            dataset(tmp_path / "b.parquet", measured(ROWS, 2)),
-        ]
-    )
-    assert len(found.rows) == 2 * ROWS
-    assert not found.refusals
-    assert [(file.rows, file.used) for file in found.files] == [(ROWS, ROWS)] * 2
 
 
 def test_a_file_given_twice_counts_once(tmp_path: Path) -> None:
@@ -57,12 +45,6 @@ def test_a_label_below_the_weights_is_refused(tmp_path: Path) -> None:
     found = collect([dataset(tmp_path / "a.parquet", rows)])
     assert len(found.rows) == ROWS - 1
     assert "a.parquet: 1: mlp: below-weights" in refused(*found.refusals)
-
-
-def test_a_label_above_the_capacity_is_refused(tmp_path: Path) -> None:
-    rows = measured(ROWS, 1)
-    rows[3] = replace(rows[3], capacity_bytes=1 * MIB)
-    assert "above-capacity" in refused(*collect([dataset(tmp_path / "a.parquet", rows)]).refusals)
 
 
 def test_a_file_with_mib_for_bytes_is_refused(tmp_path: Path) -> None:
@@ -145,58 +127,43 @@ def test_real_models_and_failures_are_left_out(tmp_path: Path) -> None:
     assert "for testing only" in refused(*found.refusals)
 
 
-def test_an_empty_export_is_no_error_beside_a_dataset(tmp_path: Path) -> None:
-    found = collect(
-        [dataset(tmp_path / "a.parquet", measured(ROWS, 1))],
-        [dataset(tmp_path / "none.parquet", [])],
-    )
-    assert "none.parquet: 0: holds no row" in refused(*found.refusals)
-
-
 def test_only_observed_rows_are_accepted_as_observations(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="no site has observed"):
         collect([], [dataset(tmp_path / "a.parquet", measured(ROWS, 1))])
 
 
-def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
-    whole = dataset(tmp_path / "a.parquet", measured(ROWS, 1)).read_bytes()
-    (tmp_path / "half.parquet").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DatasetError, match=r"half\.parquet is no whole Parquet file"):
-        collect([tmp_path / "half.parquet"])
-
-
 def test_held_out_architectures_are_about_a_seventh_and_never_trained_on(tmp_path: Path) -> None:
     found = collect([dataset(tmp_path / "a.parquet", measured(400, 1))])
-    (track,), _ = find_tracks(found.rows, {})
-    assert 0.08 < len(track.held_out) / 400 < 0.22
-    assert not any(is_held_out(row.measurement.architecture_key) for row in track.training)
-    assert len(training_data(track).data) == len(track.training)
+    (split,), _ = split_rows(found.rows, {})
+    assert 0.08 < len(split.held_out) / 400 < 0.22
+    assert not any(is_held_out(row.measurement.architecture_key) for row in split.training)
+    assert len(training_data(split).data) == len(split.training)
 
 
 def test_a_site_borrows_rows_shifted_to_its_context(tmp_path: Path) -> None:
     base = dataset(tmp_path / "base.parquet", measured(400, 1))
     site = dataset(tmp_path / "site.parquet", observed(measured(100, 2, context_bytes=500 * MIB)))
     found = collect([base], [site])
-    tracks, _ = find_tracks(found.rows, {})
-    track = tracks[-1]
-    assert track.provenance == "observed"
-    assert len(track.newest) == 20
-    assert min(row.observed_at or 0 for row in track.newest) > max(
-        row.observed_at or 0 for row in track.training
+    splits, _ = split_rows(found.rows, {})
+    split = splits[-1]
+    assert split.provenance == "observed"
+    assert len(split.newest) == 20
+    assert min(row.observed_at or 0 for row in split.newest) > max(
+        row.observed_at or 0 for row in split.training
     )
-    data = training_data(track)
+    data = training_data(split)
     (shift,) = data.shifts.values()
     assert shift == pytest.approx(-900 * MIB, abs=8 * MIB)
     assert data.copies == 4
-    assert len(data.weighted) == len(track.borrowed) + 4 * len(track.training)
+    assert len(data.weighted) == len(split.borrowed) + 4 * len(split.training)
     assert data.data.context_bytes == pytest.approx(500 * MIB, abs=40 * MIB)
 
 
 def test_observations_that_the_champion_was_trained_on_are_not_the_newest(tmp_path: Path) -> None:
     rows = collect([], [dataset(tmp_path / "site.parquet", observed(measured(100, 2)))]).rows
     late = 1.7e9 + 3600.0 * 95
-    (track,), _ = find_tracks(rows, {"mlp": late})
-    assert [row.observed_at for row in track.newest] == [
+    (split,), _ = split_rows(rows, {"mlp": late})
+    assert [row.observed_at for row in split.newest] == [
         late + 3600.0 * step for step in range(1, 5)
     ]
 
@@ -204,12 +171,12 @@ def test_observations_that_the_champion_was_trained_on_are_not_the_newest(tmp_pa
 def test_runs_of_one_job_count_once(tmp_path: Path) -> None:
     rows = measured(40, 2)
     site = dataset(tmp_path / "site.parquet", observed([rows[0]] * 60 + rows))
-    (track,), _ = find_tracks(collect([], [site]).rows, {})
-    jobs = [row.measurement.job for row in track.training]
+    (split,), _ = split_rows(collect([], [site]).rows, {})
+    jobs = [row.measurement.job for row in split.training]
     assert len(jobs) == len(set(jobs))
 
 
 def test_family_of_three_rows_says_so(tmp_path: Path) -> None:
-    (track,), _ = find_tracks(collect([dataset(tmp_path / "a.parquet", measured(3, 1))]).rows, {})
-    assert track.held_out  # one of the three
-    assert too_few(track) == "2 rows with layers to train on are too few: 120 are needed"
+    (split,), _ = split_rows(collect([dataset(tmp_path / "a.parquet", measured(3, 1))]).rows, {})
+    assert split.held_out  # one of the three
+    assert too_few(split) == "2 rows with layers to train on are too few: 120 are needed"

@@ -33,10 +33,3 @@ def test_another_context_is_detected_learned_and_served() -> None:
     assert cells["release"][0] == "shipped"
     assert cells["release"][1].startswith("retrain-")
     assert f"the running service answers from {cells['release'][1]}" in done.stdout
-
-
-def test_a_failing_step_ends_the_run() -> None:
-    done = loop("--jobs", 5000)
-    assert done.returncode == 1
-    assert "holds too few jobs" in done.stderr
-    assert "Traceback" not in done.stderr

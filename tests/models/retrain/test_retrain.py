@@ -9,15 +9,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from gpumemnet.atomic_files import locked
-from gpumemnet.job.dataset import dataset_schema
-from gpumemnet.job.job_files import VERSION_KEY
 from gpumemnet.predict.bundle import load_bundle, save_bundle
 from gpumemnet.site.releases import Registry
 from gpumemnet.units import MIB
@@ -97,8 +93,8 @@ def test_a_better_candidate_is_promoted_with_its_lineage(promotion: Promotion) -
     assert lineage["seed"] == 0
     assert lineage["champion"] == "first"
     assert lineage["code"]["packages"]["torch"]
-    taken = [track for track in lineage["tracks"] if track["promote"]]
-    assert [track["track"] for track in taken] == ["mlp-a100-observed"]
+    taken = [split for split in lineage["candidates"] if split["promote"]]
+    assert [split["name"] for split in taken] == ["mlp-a100-observed"]
     assert {part["name"] for part in taken[0]["verdict"]["parts"]} >= {
         "held-out architectures",
         "newest observations",
@@ -230,19 +226,6 @@ def test_its_own_data_again_is_no_improvement(site: Site) -> None:
     assert [release.name for release in site.registry.releases()] == ["shipped", "first"]
 
 
-def test_a_family_of_three_rows_keeps_its_model(site: Site, tmp_path: Path) -> None:
-    cnn = [
-        replace(one, job=replace(one.job, family="cnn"), architecture_key="")
-        for one in measured(3, 7)
-    ]
-    status, said = site.run("--dataset", dataset(tmp_path / "cnn.parquet", cnn))
-    assert status == 10
-    text = report_of(said).read_text("utf-8")
-    assert "## cnn-a100-published, mlp" in text
-    assert "rows with layers to train on are too few" in text
-    assert site.champion == "first"
-
-
 def test_too_few_observations_are_said_before_any_training(site: Site, tmp_path: Path) -> None:
     export = dataset(tmp_path / "site.parquet", observed(measured(1, 9)))
     status, said = site.run("--observations", export)
@@ -293,12 +276,6 @@ def test_a_truncated_file_is_one_sentence(site: Site, tmp_path: Path) -> None:
     assert "half.parquet is no whole Parquet file" in refused(
         site, "--observations", tmp_path / "half.parquet"
     )
-
-
-def test_a_newer_schema_is_one_sentence(site: Site, tmp_path: Path) -> None:
-    table = pq.read_table(site.base).cast(dataset_schema().with_metadata({VERSION_KEY: b"9"}))
-    pq.write_table(table.replace_schema_metadata({VERSION_KEY: b"9"}), tmp_path / "future.parquet")
-    assert "has dataset version 9" in refused(site, "--dataset", tmp_path / "future.parquet")
 
 
 def test_an_empty_dataset_is_an_error_only_when_it_is_alone(site: Site, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from gpumemnet.predict.bundle import load_bundle
 from gpumemnet.site.mlflow import MlflowStore
 from gpumemnet.site.releases import Registry
 from gpumemnet.units import MIB
-from models.retrain.tracks import HELD_OUT_RULE
+from models.retrain.row_splits import HELD_OUT_RULE
 from tests.mlflow_stores import empty_store, needs_mlflow, store_in
 from tests.models.retraining import EPOCHS, dataset, measured, observed
 from tests.registries import other_bundle, shipped
@@ -154,15 +154,6 @@ def test_nothing_changed_makes_no_second_version_and_rollback_is_followed(
     promoting = next(run for run in runs(place) if run.data.params["champion"] == "first")
     assert promoting.data.tags["gpumemnet.release"] == release
     assert "taken back" in promoting.data.tags["mlflow.note.content"]
-
-
-def test_a_challenger_has_the_alias_in_mlflow(place: Path, retrain: Retrain) -> None:
-    assert retrain("--challenger") == 0
-    assert store_of(place).client.get_registered_model("gpumemnet").aliases == {
-        "champion": 1,
-        "challenger": 2,
-    }
-    assert champion(place) == "first"
 
 
 def test_a_dry_run_is_logged_and_registers_nothing(place: Path, retrain: Retrain) -> None:

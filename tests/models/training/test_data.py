@@ -22,13 +22,6 @@ def test_groups_stay_together(groups: list[int], count: int, seed: int) -> None:
     assert sorted(tested) == list(range(len(codes)))
 
 
-def test_seeds_decide() -> None:
-    codes = np.arange(100)
-    assert fold_numbers(codes, 5, 0).tolist() == fold_numbers(codes, 5, 0).tolist()
-    assert fold_numbers(codes, 5, 0).tolist() != fold_numbers(codes, 5, 1).tolist()
-    assert np.bincount(fold_numbers(codes, 5, 0)).tolist() == [20] * 5
-
-
 def test_too_few_architectures_are_reported() -> None:
     with pytest.raises(ValueError, match="2 architectures cannot be split into 3"):
         fold_numbers(np.array([0, 1, 1]), 3, 0)

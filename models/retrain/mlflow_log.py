@@ -32,7 +32,7 @@ _MOST_TEXT: Final = 5000
 _PER_CALL: Final = {"params": 100, "metrics": 1000, "tags": 100}
 
 
-def track(request: Request, outcome: Outcome, uri: str) -> str:
+def log_run(request: Request, outcome: Outcome, uri: str) -> str:
     """Log the retraining's run, and those that could not be logged before, and let the aliases
     follow the registry.
 
@@ -108,7 +108,7 @@ def _log_waiting(store: MlflowStore, work: Path, waiting: Path) -> tuple[str, st
             **json.loads(report.with_suffix(".json").read_bytes()),
             "champion": record["champion"],
         }
-        return _log_run(store, work, record, report, document), record["release"]
+        return _log_complete_run(store, work, record, report, document), record["release"]
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _ReportError(
             f"{waiting}: its report is gone, or of another version ({type(error).__name__}: {error})"
@@ -119,7 +119,7 @@ class _ReportError(TrackingError):
     """The report of a run cannot be read."""
 
 
-def _log_run(
+def _log_complete_run(
     store: MlflowStore, work: Path, record: dict[str, Any], report: Path, document: dict[str, Any]
 ) -> str:
     """The complete run of a retraining; an unfinished run is continued."""
@@ -135,7 +135,7 @@ def _log_run(
                 json.dumps(lineage(document), indent=2, ensure_ascii=False) + "\n", "utf-8"
             )
             store.log_file(run, path)
-        for entry in document["tracks"]:
+        for entry in document["candidates"]:
             if entry.get("folder") and (work / entry["folder"]).is_dir():
                 store.log_folder(run, work / entry["folder"], f"bundles/{entry['model']['name']}")
     tags = {
@@ -155,8 +155,7 @@ def _params(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield name, _text(document[name])
     code = document["code"]
     yield "commit", _text(code["commit"])
-    yield "training_code", _text(code["training_code"])
-    yield "judging_code", _text(code["judging_code"])
+    yield "code", _text(code["sha256"])
     for name, value in code["packages"].items():
         yield f"package.{name}", _text(value)
     for name, value in document["rule"].items():
@@ -166,8 +165,8 @@ def _params(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
             _name("file", file["name"]),
             f"sha256 {file['sha256']}, {file['used']} of {file['rows']} rows used",
         )
-    for found in document["tracks"]:
-        place = (found["track"], found["encoder"])
+    for found in document["candidates"]:
+        place = (found["name"], found["encoder"])
         yield _name(*place, "gpu"), _text(found["gpu"])
         yield (
             _name(*place, "verdict"),
@@ -182,8 +181,8 @@ def _params(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _metrics(document: dict[str, Any]) -> Iterator[tuple[str, float]]:
     yield "promoted", float(len(document["promoted"]))
     yield "refused_rows", float(sum(refused["rows"] for refused in document["refused"]))
-    for found in document["tracks"]:
-        place = (found["track"], found["encoder"])
+    for found in document["candidates"]:
+        place = (found["name"], found["encoder"])
         for kind, count in found["rows"].items():
             yield _name(*place, "rows", kind), float(count)
         for part in (found["verdict"] or {}).get("parts", ()):

@@ -1,7 +1,7 @@
-"""Tracks: groups of rows for which one bundle is trained, by family, provenance, GPU and way of
+"""Row splits: groups of rows for which one bundle is trained, by family, provenance, GPU and way of
 reading memory.
 
-Observations are a track of their own.  It borrows the family's other rows, shifted by the
+Observations are a split of their own.  It borrows the family's other rows, shifted by the
 difference of the contexts: reserved bytes are the same under other drivers and ways of reading, the
     CUDA context is not.
 
@@ -43,15 +43,15 @@ MOST_COPIES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Track:
-    """The rows of one track by their purpose.
+class RowSplit:
+    """The rows of one split by their purpose.
 
     Attributes:
         family, provenance, gpu, label_source: the properties that its rows share.
         training: rows to train on.
         held_out: rows of held-out architectures.
         newest: the newest observations.
-        borrowed: rows of other tracks that are also trained on.
+        borrowed: rows of other splits that are also trained on.
         learned_until: time of the newest observation among ``training``.
     """
 
@@ -78,10 +78,10 @@ class Track:
         return tuple(sorted({row.origin for row in rows if row.measurement.provenance != OBSERVED}))
 
 
-def find_tracks(
+def split_rows(
     rows: Sequence[Row], champion_until: dict[str, float]
-) -> tuple[list[Track], list[str]]:
-    """The tracks, the most trusted last, and sentences about the rows that are in none.
+) -> tuple[list[RowSplit], list[str]]:
+    """The splits, the most trusted last, and sentences about the rows that are in none.
 
     Args:
         rows: all rows.
@@ -93,7 +93,7 @@ def find_tracks(
         groups.setdefault((measurement.job.family, measurement.provenance), {}).setdefault(
             (measurement.gpu, measurement.label_source), []
         ).append(row)
-    tracks, left_out = [], []
+    splits, left_out = [], []
     for (family, provenance), sources in groups.items():
         (gpu, label_source), chosen = max(sources.items(), key=lambda item: (len(item[1]), item[0]))
         for source, others in sources.items():
@@ -102,11 +102,11 @@ def find_tracks(
                     f"{len(others)} {provenance} {family} rows of {source[0]}, read by {source[1]}: a release holds one model "
                     f"for a family's {provenance} jobs, and {gpu}, read by {label_source}, has more rows"
                 )
-        tracks.append(
+        splits.append(
             _split(family, provenance, gpu, label_source, chosen, champion_until.get(family))
         )
-    tracks.sort(key=lambda track: (FAMILIES.index(track.family), -TRUST.index(track.provenance)))
-    return [_with_borrowed(track, tracks) for track in tracks], left_out
+    splits.sort(key=lambda split: (FAMILIES.index(split.family), -TRUST.index(split.provenance)))
+    return [_with_borrowed(split, splits) for split in splits], left_out
 
 
 def _split(
@@ -116,7 +116,7 @@ def _split(
     label_source: str,
     rows: Sequence[Row],
     until: float | None,
-) -> Track:
+) -> RowSplit:
     after = newest_after(rows, until) if provenance == OBSERVED else None
     parts: dict[str, list[Row]] = {"training": [], "held_out": [], "newest": []}
     for row in rows:
@@ -131,7 +131,7 @@ def _split(
         parts = {name: newest_runs(part) for name, part in parts.items()}
     training, held_out, newest = map(tuple, parts.values())
     learned_until = max(times, default=None)
-    return Track(
+    return RowSplit(
         family,
         provenance,
         gpu,
@@ -143,21 +143,21 @@ def _split(
     )
 
 
-def _with_borrowed(track: Track, tracks: Sequence[Track]) -> Track:
-    """Observations borrow from the tracks of their family: those on the same GPU, else the most
+def _with_borrowed(split: RowSplit, splits: Sequence[RowSplit]) -> RowSplit:
+    """Observations borrow from the splits of their family: those on the same GPU, else the most
     trusted."""
     others = [
-        other for other in tracks if other.family == track.family and other.provenance != OBSERVED
+        other for other in splits if other.family == split.family and other.provenance != OBSERVED
     ]
-    if track.provenance != OBSERVED or not others:
-        return track
-    near = [other for other in others if other.gpu == track.gpu] or [others[-1]]
-    return replace(track, borrowed=tuple(row for other in near for row in other.training))
+    if split.provenance != OBSERVED or not others:
+        return split
+    near = [other for other in others if other.gpu == split.gpu] or [others[-1]]
+    return replace(split, borrowed=tuple(row for other in near for row in other.training))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingData:
-    """The training data of a track's candidate.
+    """The training data of a split's candidate.
 
     Attributes:
         data: every row once.
@@ -172,12 +172,12 @@ class TrainingData:
     shifts: dict[str, int]
 
 
-def too_few(track: Track) -> str | None:
-    """Why a track has too few rows to train on; ``None`` if it has enough."""
+def too_few(split: RowSplit) -> str | None:
+    """Why a split has too few rows to train on; ``None`` if it has enough."""
     labelled = [
-        row.measurement for row in track.training if row.measurement.label_bytes is not None
+        row.measurement for row in split.training if row.measurement.label_bytes is not None
     ]
-    if track.borrowed and len(labelled) < FEWEST_OBSERVED_ROWS:
+    if split.borrowed and len(labelled) < FEWEST_OBSERVED_ROWS:
         missing = ceil(
             (FEWEST_OBSERVED_ROWS - len(labelled)) / (1 - HELD_OUT_SHARE) / (1 - NEWEST_SHARE)
         )
@@ -185,7 +185,7 @@ def too_few(track: Track) -> str | None:
             f"{len(labelled)} observed rows to train on are too few: {FEWEST_OBSERVED_ROWS} are needed, which takes some "
             f"{missing} observations more, as a part of them is for judging only"
         )
-    borrowed = sum(row.measurement.label_bytes is not None for row in track.borrowed)
+    borrowed = sum(row.measurement.label_bytes is not None for row in split.borrowed)
     count = sum(measurement.job.has_layers for measurement in labelled) + borrowed
     return (
         f"{count} rows with layers to train on are too few: {FEWEST_ROWS} are needed"
@@ -194,21 +194,21 @@ def too_few(track: Track) -> str | None:
     )
 
 
-def training_data(track: Track) -> TrainingData:
-    """The training data of a track, which must not have :func:`too_few` rows."""
-    own = [row.measurement for row in track.training]
+def training_data(split: RowSplit) -> TrainingData:
+    """The training data of a split, which must not have :func:`too_few` rows."""
+    own = [row.measurement for row in split.training]
     shifts: dict[str, int] = {}
     borrowed: list[Measurement] = []
-    for source, group in _rows_by_source(track.borrowed).items():
-        shifts[source] = context_shift([row.measurement for row in group], own, track.gpu)
-        borrowed += [shift_label(row.measurement, shifts[source], track) for row in group]
+    for source, group in _rows_by_source(split.borrowed).items():
+        shifts[source] = context_shift([row.measurement for row in group], own, split.gpu)
+        borrowed += [shift_label(row.measurement, shifts[source], split) for row in group]
     usable = [measurement for measurement in own if measurement.job.has_layers]
     copies = max(1, min(MOST_COPIES, len(borrowed) // max(1, len(usable))))
-    data = labelled_jobs([*usable, *borrowed], track.name, "")
+    data = labelled_jobs([*usable, *borrowed], split.name, "")
     data = replace(
         data,
-        capacity_bytes=_capacity_bytes(track.gpu, data.capacity_bytes),
-        sha256=digest(track, shifts),
+        capacity_bytes=_capacity_bytes(split.gpu, data.capacity_bytes),
+        sha256=digest(split, shifts),
     )
     if data.context_bytes is None:
         intercept = fit_line(data.features, data.label_bytes, LAYER_TERMS).intercept_mib
@@ -250,15 +250,15 @@ def context_shift(
     return round(float(np.median(np.concatenate(residuals))))
 
 
-def shift_label(measurement: Measurement, shift_bytes: int, track: Track) -> Measurement:
-    """The row with its label shifted, as if it had been read like the track's rows."""
+def shift_label(measurement: Measurement, shift_bytes: int, split: RowSplit) -> Measurement:
+    """The row with its label shifted, as if it had been read like the split's rows."""
     label = measurement.label_bytes
     peak = None if label is None else max(MIB, label + shift_bytes)
     return replace(
         measurement,
-        provenance=track.provenance,
-        label_source=track.label_source,
-        gpu=track.gpu,
+        provenance=split.provenance,
+        label_source=split.label_source,
+        gpu=split.gpu,
         capacity_bytes=measurement.capacity_bytes
         if label is not None
         else max(MIB, measurement.capacity_bytes + shift_bytes),
@@ -271,21 +271,21 @@ def shift_label(measurement: Measurement, shift_bytes: int, track: Track) -> Mea
     )
 
 
-def digest(track: Track, shifts: dict[str, int]) -> str:
-    """Hash of a track's training data: the rows, their files, and the shifts of borrowed rows."""
-    parts = [[row.key for row in rows] for rows in (track.training, track.borrowed)]
-    text = json.dumps([track.name, track.label_source, parts, shifts, MOST_COPIES], sort_keys=True)
+def digest(split: RowSplit, shifts: dict[str, int]) -> str:
+    """Hash of a split's training data: the rows, their files, and the shifts of borrowed rows."""
+    parts = [[row.key for row in rows] for rows in (split.training, split.borrowed)]
+    text = json.dumps([split.name, split.label_source, parts, shifts, MOST_COPIES], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def calibration_track(track: Track, tracks: Sequence[Track]) -> Track | None:
-    """The track whose readings calibrate traced peaks, for a track with traced labels."""
-    if track.provenance != TRACED:
+def calibration_split(split: RowSplit, splits: Sequence[RowSplit]) -> RowSplit | None:
+    """The split whose readings calibrate traced peaks, for a split with traced labels."""
+    if split.provenance != TRACED:
         return None
     readings = [
         other
-        for other in tracks
-        if other.family == track.family and other.provenance not in (TRACED, OBSERVED)
+        for other in splits
+        if other.family == split.family and other.provenance not in (TRACED, OBSERVED)
     ]
     return readings[-1] if readings and readings[-1].training else None
 
