@@ -58,6 +58,31 @@ class TensorSpec:
     high: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class RoughSizes:
+    """A network's sizes as its widths and depths give them without building it, within about a
+    factor of two of the extracted ones.
+
+    Jobs are drawn and admitted by these: extracting a network takes up to a second, and a draw
+    looks at thousands.
+
+    Attributes:
+        parameters: elements of all parameters.
+        activations: outputs of all layers, elements per sample.
+        recomputed_activations: the part that is kept when blocks are recomputed.
+        largest: the largest output, elements per sample.
+        outputs: logits per sample.
+        multiply_adds: operations of one forward pass per sample.
+    """
+
+    parameters: float
+    activations: float
+    recomputed_activations: float
+    largest: float
+    outputs: float
+    multiply_adds: float
+
+
 class Architecture(Hashable, Protocol):
     """A frozen dataclass with every parameter of a network of one family."""
 
@@ -82,6 +107,10 @@ class Family(Protocol):
 
     def obstacle(self, architecture: Any, batch_size: int) -> str | None:
         """Why the network cannot train at this batch size, if so."""
+        ...
+
+    def rough_sizes(self, architecture: Any) -> RoughSizes:
+        """The network's sizes, in microseconds."""
         ...
 
     def build(self, architecture: Any) -> nn.Module:

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from gpumemnet.errors import DatasetError, ExtractError
+from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import describe
 
-from . import Feature, TensorSpec, extracted_job
+from . import Feature, RoughSizes, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -44,6 +44,7 @@ NO_IN_PLACE: Final = ("gelu",)
 GRANULE: Final = 8
 """Widths are multiples of this number, as tensor cores require."""
 MAX_WIDTH: Final = 8192
+MAX_NORM_GROUPS: Final = 32
 MIN_IMAGE_SIZE: Final = 32
 STEM_REDUCTION: Final = {"conv": 1, "pooled": 4, "deep": 4, "patch": 4}
 
@@ -201,7 +202,7 @@ def rounded(width: float, granule: int) -> int:
 def norm_groups(channels: int) -> int:
     """Groups of a group norm: 32, the default of its authors (Wu & He, arXiv 1803.08494), or as
     many as divide the channels."""
-    groups = 32
+    groups = MAX_NORM_GROUPS
     while channels % groups:
         groups //= 2
     return groups
@@ -271,21 +272,98 @@ def parse(document: Mapping[str, Any]) -> CnnArchitecture:
 def obstacle(architecture: CnnArchitecture, batch_size: int) -> str | None:
     """Why the network cannot train: a map that is too small or does not fit its partner, or a norm
     over a single value."""
-    if architecture.image_size // architecture.reduction < 1:
-        return f"{architecture.image_size} pixels cannot be shrunk by {architecture.reduction}"
-    if architecture.classes < 2:
+    cnn = architecture
+    side = cnn.image_size // cnn.reduction
+    if side < 1:
+        return f"{cnn.image_size} pixels cannot be shrunk by {cnn.reduction}"
+    if cnn.style in DENSE_PREDICTION and cnn.image_size % cnn.reduction:
+        return f"{cnn.image_size} pixels do not come back after they are shrunk by {cnn.reduction}"
+    if cnn.classes < 2:
         return "cross-entropy needs at least two classes"
-    try:
-        layers = extracted_job("cnn", architecture).layers
-    except ExtractError as error:
-        return str(error)
-    for layer in layers:
-        channels = layer.parameters // 2  # a norm has a scale and a shift for each
-        if layer.kind == "batch_norm2d" and batch_size == 1 and layer.activations == channels:
-            return "batch norm cannot train on one value per channel"
-        if layer.kind == "group_norm" and layer.activations == norm_groups(channels):
-            return "group norm makes zeros of groups of one value"
+    if side == 1 and cnn.norm == "batch_norm" and batch_size == 1:
+        return "batch norm cannot train on one value per channel"
+    narrowest = min(cnn.widths[-2:]) // cnn.expansion
+    if side == 1 and cnn.norm == "group_norm" and narrowest <= MAX_NORM_GROUPS:
+        return "group norm makes zeros of groups of one value"
     return None
+
+
+def rough_sizes(architecture: CnnArchitecture) -> RoughSizes:
+    """See :class:`~dataset_builder.families.RoughSizes`."""
+    cnn, area = architecture, architecture.kernel**2
+    per_conv = 1 + (cnn.norm != "none") + (not cnn.in_place)
+    per_pixel = cnn.style in DENSE_PREDICTION
+    parameters = multiply_adds = 0.0
+    channels = (1 + (cnn.style == "dense")) * cnn.widths[0]
+    side = cnn.image_size // STEM_REDUCTION[cnn.stem]
+    pools = cnn.stem in ("pooled", "deep")  # after convolutions of maps of twice the side
+    largest = (side * (1 + pools)) ** 2 * channels
+    activations = kept = largest * (per_conv + (cnn.stem == "deep"))
+    for width, depth in zip(cnn.widths, cnn.depths, strict=True):
+        weights, outputs = 0.0, 0.0
+        for block in range(depth):
+            inputs = channels if block == 0 or cnn.style == "dense" else width
+            block_weights, outputs_per_pixel = _rough_block(cnn, inputs, width, area, per_conv)
+            weights, outputs = weights + block_weights, outputs + outputs_per_pixel
+            channels = inputs + width if cnn.style == "dense" else width
+        if per_pixel:  # the way back: another block or two, joined with the encoder's
+            weights *= 1 + (1.5 if cnn.style == "unet" else 2) / depth
+            outputs *= 1 + (3 if cnn.style == "unet" else 2) / depth
+        parameters += weights
+        activations += side**2 * outputs
+        kept += side**2 * (outputs / depth + depth * channels)
+        multiply_adds += side**2 * weights
+        largest = max(largest, side**2 * max(width, outputs / depth / per_conv / 2))
+        side = max(1, side // 2)
+        if cnn.style == "dense":
+            channels = channels // 2
+    logits = cnn.classes * (cnn.image_size**2 if per_pixel else 1)
+    head = channels * cnn.classes
+    if cnn.head == "hidden":
+        hidden = min(4096, 2 * channels)
+        head = (channels + cnn.classes) * hidden
+    elif cnn.head == "flattened":
+        pooled = min(7, max(1, cnn.image_size // cnn.reduction)) ** 2
+        hidden = min(4096, 8 * channels)
+        head = (pooled * channels + hidden + cnn.classes) * hidden
+    return RoughSizes(
+        parameters + head,
+        activations + logits,
+        min(kept, activations) + logits,
+        max(largest, logits),
+        logits,
+        multiply_adds + head * (side**2 if per_pixel else 1),
+    )
+
+
+def _rough_block(
+    cnn: CnnArchitecture, inputs: int, width: int, area: int, per_conv: int
+) -> tuple[float, float]:
+    """Weights of one block, and its outputs for each pixel."""
+    if cnn.style == "plain":
+        weights, outputs = area * inputs * width / cnn.groups, per_conv * width
+    elif cnn.style in ("basic", "unet"):
+        weights = area * (inputs + width) * width / cnn.groups
+        outputs = 2 * per_conv * width
+    elif cnn.style in ("bottleneck", "hourglass"):
+        inner = width / cnn.expansion
+        weights = (inputs + width) * inner + area * inner**2 / cnn.groups
+        outputs = per_conv * (2 * inner + width)
+    elif cnn.style == "dense":
+        inner = width * cnn.expansion
+        weights = inputs * inner + area * inner * width / cnn.groups
+        outputs = (per_conv - 1) * inputs + per_conv * inner + width + inputs + width
+    elif cnn.style == "inverted_residual":
+        hidden = inputs * cnn.expansion
+        weights = (inputs + width) * hidden / cnn.groups + area * hidden
+        outputs = per_conv * 2 * hidden + 2 * width
+    elif cnn.style == "separable":
+        weights, outputs = area * inputs + inputs * width / cnn.groups, per_conv * (inputs + width)
+    else:
+        hidden = width * cnn.expansion
+        weights = area * width + 2 * width * hidden
+        outputs = 4 * width + 2 * hidden
+    return weights, outputs + width * (cnn.squeeze_excitation + (cnn.block_dropout > 0))
 
 
 def build(architecture: CnnArchitecture) -> nn.Module:

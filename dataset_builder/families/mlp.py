@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import describe
 
-from . import Feature, TensorSpec
+from . import Feature, RoughSizes, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -161,6 +161,22 @@ def obstacle(architecture: MlpArchitecture, batch_size: int) -> str | None:
     if architecture.output_width < 2:
         return "cross-entropy needs at least two classes"
     return None
+
+
+def rough_sizes(architecture: MlpArchitecture) -> RoughSizes:
+    """See :class:`~dataset_builder.families.RoughSizes`."""
+    a, hidden = architecture, architecture.hidden_widths
+    residual = a.shape == "residual"
+    inputs = (a.input_width, *hidden[:-1])
+    linear = sum(first * second for first, second in zip(inputs, hidden, strict=True))
+    if residual:
+        linear = (a.input_width + 2 * len(hidden) * hidden[0]) * hidden[0]
+    linear += hidden[-1] * a.output_width
+    layers = 2 + residual + (a.norm != "none") + (a.dropout > 0)
+    activations = layers * sum(hidden) + a.output_width
+    kept = sum(inputs[1:]) + layers * max(hidden) + a.output_width
+    largest = max(*hidden, a.output_width)
+    return RoughSizes(linear, activations, min(kept, activations), largest, a.output_width, linear)
 
 
 def build(architecture: MlpArchitecture) -> nn.Module:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import describe
 
-from . import Feature, TensorSpec
+from . import Feature, RoughSizes, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -297,6 +297,39 @@ def obstacle(architecture: TransformerArchitecture, batch_size: int) -> str | No
     if max(architecture.classes, architecture.vocabulary) < 2:
         return "cross-entropy needs at least two classes"
     return None
+
+
+def rough_sizes(architecture: TransformerArchitecture) -> RoughSizes:
+    """See :class:`~dataset_builder.families.RoughSizes`."""
+    a = architecture
+    shared = 2 * a.key_value_heads * a.head_size
+    feed_forward = (2 + a.gated) * a.width * a.feed_forward_width
+    parameters = activations = kept = multiply_adds = largest = 0
+    for depth, length, crosses in (
+        (a.encoder_depth, a.sequence_length, 0),
+        (a.decoder_depth, a.target_length or a.sequence_length, a.style == "encoder_decoder"),
+    ):
+        weights = (1 + crosses) * (2 * a.width + shared) * a.width + feed_forward
+        scores = 2 * a.heads * length**2 if a.attention_kernel == "math" else 0
+        mixed = (1 + crosses) * (4 * a.width + shared + a.width * (1 + (a.dropout > 0)))
+        inner = (3 + (a.dropout > 0)) * a.width + (2 + 2 * a.gated) * a.feed_forward_width
+        block = length * (mixed + inner) + scores
+        parameters += depth * weights
+        activations += depth * block
+        kept += depth * length * a.width + (block if depth else 0)
+        multiply_adds += depth * length * (weights + 2 * (1 + crosses) * length * a.width)
+        largest = max(largest, scores // 2, length * max(a.width, a.feed_forward_width))
+    outputs = a.predicted_length * (a.classes or a.vocabulary)
+    head = a.width * (a.classes or a.vocabulary)
+    embedding = a.width * (a.vocabulary or IMAGE_CHANNELS * a.patch_size**2)
+    return RoughSizes(
+        parameters + embedding + (0 if a.head == "tied" else head),
+        activations + outputs,
+        min(kept, activations) + outputs,
+        max(largest, outputs),
+        outputs,
+        multiply_adds + a.predicted_length * head,
+    )
 
 
 def build(architecture: TransformerArchitecture) -> nn.Module:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import describe
 
-from . import Feature, TensorSpec, cnn
+from . import Feature, RoughSizes, TensorSpec, cnn, extracted_job, multiply_adds
 from .zoo_catalogue import CATALOGUE, IMAGE_CLASSES, PIXEL_CLASSES, Entry
 
 if TYPE_CHECKING:
@@ -28,6 +28,10 @@ FEATURES: Final[Mapping[str, Feature]] = {
     "sequence_length": Feature(int, 8, 1024),
 }
 IMAGE_GRANULE: Final = 32
+_SMALLEST_IMAGE: Final = 128
+_SMALLEST_TEXT: Final = 128
+_GROWING: Final = ("activations", "recomputed_activations", "largest", "multiply_adds")
+"""Sizes that grow with the input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +116,40 @@ def obstacle(architecture: ZooArchitecture, batch_size: int) -> str | None:
     if batch_size < 2 and not architecture.reads_text:
         return "batch norm cannot train on batches of one sample"
     return None
+
+
+def rough_sizes(architecture: ZooArchitecture) -> RoughSizes:
+    """Those that are extracted at the smallest usual size, in proportion to the elements of the
+    input."""
+    text = architecture.reads_text
+    smallest = ZooArchitecture(
+        model=architecture.model,
+        image_size=0 if text else _SMALLEST_IMAGE,
+        sequence_length=_SMALLEST_TEXT if text else 0,
+    )
+    ratio = (
+        architecture.sequence_length / _SMALLEST_TEXT
+        if text
+        else (architecture.image_size / _SMALLEST_IMAGE) ** 2
+    )
+    sizes = _extracted_sizes(smallest)
+    larger = {name: getattr(sizes, name) * ratio for name in _GROWING}
+    return dataclasses.replace(sizes, **larger)
+
+
+@cache
+def _extracted_sizes(architecture: ZooArchitecture) -> RoughSizes:
+    job = extracted_job("zoo", architecture)
+    outputs = [layer.activations for layer in job.layers]
+    assert job.total_parameters is not None
+    return RoughSizes(
+        job.total_parameters,
+        sum(outputs),
+        sum(outputs),
+        max(outputs),
+        outputs[-1],
+        multiply_adds("zoo", architecture),
+    )
 
 
 def build(architecture: ZooArchitecture) -> nn.Module:

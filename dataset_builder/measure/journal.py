@@ -10,22 +10,26 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import DatasetError, InvalidJobError
-from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.measurement import Measurement, measurement_from_dict, measurement_to_dict
+from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.sandbox.workers import in_processes
 
 from ..recipe.planned_job import PlannedJob, parse_planned, training_job
 
 _JOURNAL: Final = "journal.jsonl"
 _PLAN: Final = "plan.json"
+_WORTH_PROCESSES: Final = 32
+"""Jobs above which processes of their own, which first import torch, save time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,18 +132,12 @@ class Journal:
         return [parse_planned(each) for each in document["planned"]]
 
     def keep_plan(self, settings: Settings, planned: list[PlannedJob]) -> None:
-        """Write the plan, once, atomically, with the layers of its jobs: a campaign that reads NVML
-        every 20 ms has no time to extract them.
+        """Write the plan, once, atomically.
 
         Raises:
             DatasetError: when it cannot be written.
         """
-        document = {
-            "settings": asdict(settings),
-            "planned": [
-                each.to_dict() | {"job": job_to_dict(training_job(each))} for each in planned
-            ],
-        }
+        document = {"settings": asdict(settings), "planned": [each.to_dict() for each in planned]}
         with _writing(self.folder):
             replace_file(self.folder / _PLAN, json.dumps(document, separators=(",", ":")).encode())
 
@@ -147,17 +145,36 @@ class Journal:
 def read_journal(folder: Path) -> Iterator[Measurement]:
     """The finished measurements of a campaign, running or not, in the order in which they finished.
 
+    The layers of their jobs are extracted here, in several processes: a campaign that reads NVML
+    every 20 ms has no time for it.
+
     Raises:
         DatasetError: when there is no journal, or a row of it is damaged.
     """
     path = folder / _JOURNAL
     if not path.is_file():
         raise DatasetError(f"{folder} holds no campaign: it has no {_JOURNAL}")
+    rows: list[Measurement] = []
     for line, (_, row) in enumerate(_entries(path), start=1):
         try:
-            yield measurement_from_dict(row)
+            rows.append(measurement_from_dict(row))
         except (DatasetError, InvalidJobError) as error:
             raise DatasetError(f"{path}, line {line}: {error}") from None
+    bare = [(row,) for row in rows if not row.job.has_layers]
+    many = len(bare) > _WORTH_PROCESSES
+    jobs = iter(in_processes(_extract, bare, None) if many else itertools.starmap(_extract, bare))
+    for row in rows:
+        yield row if row.job.has_layers else replace(row, job=next(jobs))
+
+
+def _extract(row: Measurement) -> TrainingJob:
+    """The job of a row, with its layers."""
+    assert row.architecture is not None
+    assert row.options is not None
+    architecture, options = json.loads(row.architecture), json.loads(row.options)
+    name = "zoo" if "model" in architecture else row.job.family
+    document = {"family": name, "architecture": architecture, "options": options}
+    return training_job(parse_planned(document))
 
 
 def _entries(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpumemnet.job.measurement import Measurement, Phase
-from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.units import MIB
 
-from ..recipe.planned_job import PROTOCOL, PlannedJob, rough_bytes, training_job
+from ..recipe.planned_job import PROTOCOL, PlannedJob, rough_bytes, unextracted_job
 from . import channel
 from .fork_server import ForkServer
 from .nvml import Meter
@@ -73,7 +72,6 @@ class Running:
     """A job on the GPU."""
 
     planned: PlannedJob
-    job: TrainingJob
     admission_bytes: int
     pid: int
     end: socket.socket
@@ -188,7 +186,6 @@ class Pool:
         return True
 
     def _start(self, planned: PlannedJob) -> None:
-        job = training_job(planned)
         history = self._settings.history_of(planned)
         request = {
             "planned": planned.to_dict(),
@@ -199,7 +196,7 @@ class Pool:
         idle = None if self.running else self._idle_used_bytes
         pid, end = self._server.start(request)
         self.running.append(
-            Running(planned, job, _admission_bytes(planned), pid, end, time.monotonic(), idle)
+            Running(planned, _admission_bytes(planned), pid, end, time.monotonic(), idle)
         )
         for running_job in self.running:
             running_job.neighbours = max(running_job.neighbours, len(self.running) - 1)
@@ -355,7 +352,7 @@ class Pool:
             process_bytes = last.device_bytes - (running.idle_used_bytes or 0)
         history = settings.history_of(planned)
         return Measurement(
-            job=running.job,
+            job=unextracted_job(planned),
             status=outcome["status"],
             reason=outcome.get("reason"),
             label_source=self.source.label_source,
@@ -400,7 +397,7 @@ _ALLOCATOR_READINGS: Final = (
 @lru_cache(maxsize=4096)
 def _admission_bytes(planned: PlannedJob) -> int:
     """Memory that must be free before a job starts."""
-    return int(rough_bytes(training_job(planned)) * ADMISSION_MARGIN)
+    return int(rough_bytes(planned) * ADMISSION_MARGIN)
 
 
 def _maximum(known: int | None, reading: int) -> int:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gpumemnet.errors import DatasetError, InvalidJobError
-from gpumemnet.job.json_codec import job_from_dict
-from gpumemnet.job.layers import LAYER_GROUPS, Layer, check_count, describe
+from gpumemnet.job.layers import Layer, check_count, describe
 from gpumemnet.job.training_job import (
     MAX_BATCH_SIZE,
     TRAINING_OPTIONS,
@@ -145,16 +145,11 @@ def trainable_parameters(layers: tuple[Layer, ...], share: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """A network of a family, with its training options.
-
-    Attributes:
-        job: the job with its layers, where they have been extracted; see :func:`training_job`.
-    """
+    """A network of a family, with its training options."""
 
     family: str
     architecture: Architecture
     options: Options
-    job: TrainingJob | None = field(default=None, compare=False, repr=False)
 
     @property
     def architecture_json(self) -> str:
@@ -173,7 +168,7 @@ class PlannedJob:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; :func:`parse_planned` is the inverse, but for the job's layers."""
+        """JSON-ready; :func:`parse_planned` is the inverse."""
         return {
             "family": self.family,
             "architecture": self.architecture.to_dict(),
@@ -195,12 +190,21 @@ def parse_planned(document: Mapping[str, Any]) -> PlannedJob:
         )
     except (KeyError, TypeError):
         raise DatasetError("a planned job needs family, architecture and options") from None
-    job = document.get("job")
-    return PlannedJob(
-        name,
-        family(name).parse(architecture),
-        parse_options(options),
-        None if job is None else job_from_dict(job),
+    return PlannedJob(name, family(name).parse(architecture), parse_options(options))
+
+
+def unextracted_job(planned: PlannedJob) -> TrainingJob:
+    """The job with rough totals in place of its layers, for a row that is not yet collected."""
+    options = planned.options.to_dict()
+    sizes = family(planned.family).rough_sizes(planned.architecture)
+    trainable = int(sizes.parameters * (1 - options.pop("frozen_share")))
+    return TrainingJob(
+        family="cnn" if planned.family == "zoo" else planned.family,
+        input_elements=_input_elements(planned),
+        total_parameters=int(sizes.parameters),
+        total_activations=int(sizes.activations),
+        trainable_parameters=trainable,
+        **options,
     )
 
 
@@ -210,8 +214,6 @@ def training_job(planned: PlannedJob) -> TrainingJob:
     Raises:
         ExtractError: when the network does not run.
     """
-    if planned.job is not None:
-        return planned.job
     job = extracted_job(planned.family, planned.architecture)
     options = planned.options.to_dict()
     trainable = trainable_parameters(job.layers, options.pop("frozen_share"))
@@ -223,62 +225,38 @@ WORKSPACE_ALLOWANCE_BYTES: Final = 64 * MIB
 """Two cuBLAS workspaces of a Hopper GPU, because forward and backward run on different host
 threads."""
 
-_CHECKPOINTED_SHARE: Final = 0.35
-"""Share of the activations that remains when only the blocks' inputs are kept; a block has about
-three layers."""
-_ATTENTION_KINDS: Final = frozenset({"softmax", *LAYER_GROUPS["attention"]})
-_NORMS: Final = frozenset(LAYER_GROUPS["norm"])
 
-
-def rough_bytes(job: TrainingJob) -> int:
-    """Memory of the process that runs ``job``, CUDA context included, within about a factor of
+def rough_bytes(planned: PlannedJob) -> int:
+    """Memory of the process that runs ``planned``, CUDA context included, within about a factor of
     two."""
-    element = ELEMENT_BYTES[job.precision]
-    assert job.total_parameters is not None
-    assert job.trainable_parameters is not None
-    weights = job.total_parameters * (element.weight + element.weight_copy)
-    gradients = job.trainable_parameters * element.weight
-    copies = optimizer_copies(job.optimizer, job.optimizer_implementation)
+    members, options = family(planned.family), planned.options
+    sizes = members.rough_sizes(planned.architecture)
+    element, trained = ELEMENT_BYTES[options.precision], 1 - options.frozen_share
+    weights = sizes.parameters * (element.weight + element.weight_copy)
+    gradients = trained * sizes.parameters * element.weight
+    copies = optimizer_copies(options.optimizer, options.optimizer_implementation)
     state, step_scratch = gradients * copies.state, gradients * copies.temporary
-    saved, largest = _activations(job)
-    kept = _kept_with_checkpointing(job, saved) if job.checkpointing == "every_block" else saved
-    logits = job.layers[-1].activations if job.layers else 0
-    transient = max(2 * largest * element.activation, LOSS_TENSORS * logits * element.uncast)
-    activations = job.batch_size * (element.activation * kept + transient + 4 * job.input_elements)
+    kept = trained * sizes.activations
+    if options.checkpointing == "every_block":
+        kept = min(kept, sizes.recomputed_activations)
+    transient = max(
+        2 * sizes.largest * element.activation, LOSS_TENSORS * sizes.outputs * element.uncast
+    )
+    inputs = _input_elements(planned)
+    activations = options.batch_size * (element.activation * kept + transient + 4 * inputs)
     tensors = weights + state + gradients + max(activations, step_scratch)
     return int(tensors) + CONTEXT_ALLOWANCE_BYTES + WORKSPACE_ALLOWANCE_BYTES
 
 
-def _activations(job: TrainingJob) -> tuple[int, int]:
-    """Outputs per sample that the backward pass needs, and the largest single one; frozen layers at
-    the input keep none."""
-    assert job.total_parameters is not None
-    assert job.trainable_parameters is not None
-    frozen = job.total_parameters - job.trainable_parameters
-    outputs = [layer.activations for layer in job.layers]
-    unsaved = 0
-    while frozen > 0 and unsaved < len(outputs):
-        frozen -= job.layers[unsaved].parameters
-        unsaved += 1
-    return sum(outputs[unsaved:]), max(outputs, default=0)
+def _input_elements(planned: PlannedJob) -> int:
+    inputs, _ = family(planned.family).tensors(planned.architecture)
+    return sum(math.prod(spec.shape) for spec in inputs)
 
 
-def _kept_with_checkpointing(job: TrainingJob, saved: int) -> float:
-    """The part of ``saved`` that is kept when blocks are recomputed: their inputs, the logits, and
-    one block at a time.
-
-    A block with attention has two norms as wide as its input, and about one attention layer.
-    """
-    attentions = sum(layer.kind in _ATTENTION_KINDS for layer in job.layers)
-    if not attentions:
-        return saved * _CHECKPOINTED_SHARE
-    inputs = sum(layer.activations for layer in job.layers if layer.kind in _NORMS) / 2
-    logits = job.layers[-1].activations
-    return min(saved, inputs + logits + (saved - logits) / attentions)
-
-
-def operations_per_step(multiply_adds: int, options: Options) -> int:
+def operations_per_step(planned: PlannedJob) -> float:
     """Floating-point operations of one optimizer step: forward two, backward four per multiply-add
     (Kaplan et al., 2020)."""
+    options = planned.options
     recomputed = 2 if options.checkpointing == "every_block" else 0
-    return (6 + recomputed) * multiply_adds * options.batch_size * options.gradient_accumulation
+    forward = family(planned.family).rough_sizes(planned.architecture).multiply_adds
+    return (6 + recomputed) * forward * options.batch_size * options.gradient_accumulation

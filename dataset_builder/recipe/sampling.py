@@ -7,19 +7,16 @@ memory get their share, and systematic sampling draws from them.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.sandbox.workers import in_processes
 
-from ..families import family, multiply_adds
+from ..families import family
 from .planned_job import (
     Options,
     PlannedJob,
@@ -27,7 +24,6 @@ from .planned_job import (
     operations_per_step,
     option_obstacle,
     rough_bytes,
-    training_job,
 )
 from .recipe import Range, Recipe
 
@@ -36,8 +32,6 @@ _POOL_FACTOR: Final = 8
 _MIN_POOL_EXPONENT: Final = 12
 _MAX_POOL_EXPONENT: Final = 19
 _RAKING_ROUNDS: Final = 60
-_WORTH_PROCESSES: Final = 256
-"""Architectures above which processes of their own, which first import torch, save time."""
 _TILTS: Final = (1.0, 2.0, 4.0, 8.0)
 """Exponents of the four quarters of the pool: one uniform, three biased towards large values.
 
@@ -56,8 +50,7 @@ class _Pool:
 
 
 def sample_jobs(recipe: Recipe, count: int, seed: int, capacity_bytes: int) -> list[PlannedJob]:
-    """``count`` distinct jobs that can train, in random order, with their layers; the same for the
-    same arguments.
+    """``count`` distinct jobs that can train, in random order; the same for the same arguments.
 
     Args:
         recipe: the search space.
@@ -77,12 +70,11 @@ def sample_jobs(recipe: Recipe, count: int, seed: int, capacity_bytes: int) -> l
             f"recipe '{recipe.name}' spans no memory on this card: memory.to lies below memory.from",
             "memory",
         )
-    estimates = _Estimates(low, high, recipe.max_operations)
     exponent = max(_MIN_POOL_EXPONENT, math.ceil(math.log2(count * _POOL_FACTOR)))
-    pool = _pool(recipe, exponent, seed, estimates)
+    pool = _pool(recipe, exponent, seed, low, high)
     while len(pool.jobs) < 2 * count and exponent < _MAX_POOL_EXPONENT:
         exponent += 1
-        smaller, pool = pool, _pool(recipe, exponent, seed, estimates)
+        smaller, pool = pool, _pool(recipe, exponent, seed, low, high)
         if len(pool.jobs) < 1.2 * len(smaller.jobs):
             break  # the space is exhausted
     if len(pool.jobs) < count:
@@ -92,68 +84,10 @@ def sample_jobs(recipe: Recipe, count: int, seed: int, capacity_bytes: int) -> l
         )
     generator = np.random.default_rng([seed, 1])
     chosen = _systematic(_inclusion(_weights(pool, count), count), pool.estimates, generator)
-    drawn = [pool.jobs[index] for index in generator.permutation(chosen)]
-    jobs = _in_processes(training_job, [(planned,) for planned in drawn])
-    return [replace(planned, job=job) for planned, job in zip(drawn, jobs, strict=True)]
+    return [pool.jobs[index] for index in generator.permutation(chosen)]
 
 
-class _Estimates:
-    """Estimated memory of candidates, in log2 of bytes.
-
-    Extracting the layers of a network takes some hundredths of a second, so it is done in several
-    processes, once for each architecture.
-    """
-
-    def __init__(self, low: float, high: float, max_operations: float) -> None:
-        self.low, self.high = low, high
-        self._limits = (low, high, max_operations)
-        self._known: dict[PlannedJob, float | None] = {}
-
-    def of(self, jobs: Iterable[PlannedJob]) -> dict[PlannedJob, float]:
-        """The estimates of the jobs that can train between the memory limits, in their order."""
-        jobs = list(jobs)
-        variants: dict[object, list[PlannedJob]] = {}
-        for job in jobs:
-            if job not in self._known:
-                variants.setdefault(job.architecture, []).append(job)
-        tasks = [(each, *self._limits) for each in variants.values()]
-        found = _in_processes(_estimates, tasks)
-        for each, estimates in zip(variants.values(), found, strict=True):
-            self._known.update(zip(each, estimates, strict=True))
-        return {job: known for job in jobs if (known := self._known[job]) is not None}
-
-
-def _in_processes(function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]) -> Iterable[Any]:
-    """The results of ``function`` in order; in this process where there are few tasks."""
-    if len(tasks) < _WORTH_PROCESSES:
-        return itertools.starmap(function, tasks)
-    return in_processes(function, tasks, None)
-
-
-def _estimates(
-    variants: Sequence[PlannedJob], low: float, high: float, max_operations: float
-) -> list[float | None]:
-    """Estimates of jobs of one architecture, ``None`` for those that cannot train, lie outside of
-    the memory limits, or take too long."""
-    found: list[float | None] = []
-    for planned in variants:
-        members = family(planned.family)
-        if members.obstacle(planned.architecture, planned.options.batch_size):
-            found.append(None)
-            continue
-        estimate = math.log2(rough_bytes(training_job(planned)))
-        fits = low <= estimate < high and (
-            max_operations == math.inf
-            or operations_per_step(
-                multiply_adds(planned.family, planned.architecture), planned.options
-            )
-            <= max_operations
-        )
-        found.append(estimate if fits else None)
-    return found
-
-
-def _pool(recipe: Recipe, exponent: int, seed: int, estimates: _Estimates) -> _Pool:
+def _pool(recipe: Recipe, exponent: int, seed: int, low: float, high: float) -> _Pool:
     from scipy.stats import qmc
 
     names = [*recipe.features, *recipe.options]
@@ -175,8 +109,12 @@ def _pool(recipe: Recipe, exponent: int, seed: int, estimates: _Estimates) -> _P
         planned = _compose(recipe, values)
         if planned is not None:
             point_of.setdefault(planned, point)
-    found = estimates.of(point_of)
-    low, high = estimates.low, estimates.high
+    found = {
+        planned: estimate
+        for planned in point_of
+        if operations_per_step(planned) <= recipe.max_operations
+        and low <= (estimate := math.log2(rough_bytes(planned))) < high
+    }
     cells = [
         [
             *(
@@ -198,11 +136,16 @@ def _pool(recipe: Recipe, exponent: int, seed: int, estimates: _Estimates) -> _P
 
 
 def _compose(recipe: Recipe, values: dict[str, Any]) -> PlannedJob | None:
-    """The job of one point, or ``None`` when torch refuses its options."""
+    """The job of one point, or ``None`` when it cannot train."""
     options = Options(**{name: values[name] for name in recipe.options})
-    architecture = family(recipe.family).compose({name: values[name] for name in recipe.features})
+    members = family(recipe.family)
+    architecture = members.compose({name: values[name] for name in recipe.features})
     kernel = getattr(architecture, "attention_kernel", None)
-    if option_obstacle(options) or kernel_obstacle(kernel, options.precision):
+    if (
+        option_obstacle(options)
+        or kernel_obstacle(kernel, options.precision)
+        or members.obstacle(architecture, options.batch_size)
+    ):
         return None
     return PlannedJob(recipe.family, architecture, options)
 

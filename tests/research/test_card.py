@@ -53,7 +53,7 @@ def jobs_of_shipped_recipe() -> Iterator[PlannedJob]:
         architecture = mlp.compose({name: point.pop(name) for name in recipe.features})
         planned = PlannedJob("mlp", architecture, Options(**point))
         if family("mlp").obstacle(architecture, planned.options.batch_size) is None:
-            fits = rough_bytes(training_job(planned)) < 20 * GIB
+            fits = rough_bytes(planned) < 20 * GIB
             if fits and option_obstacle(planned.options) is None:
                 yield planned
 
@@ -64,7 +64,7 @@ def rows() -> list[Measurement]:
     made = []
     for index, planned in enumerate(itertools.islice(jobs_of_shipped_recipe(), 40)):
         job = training_job(planned)
-        label = rough_bytes(job)
+        label = rough_bytes(planned)
         fits = index % 10 != 3
         made.append(
             Measurement(
