@@ -297,7 +297,7 @@ def rough_sizes(architecture: CnnArchitecture) -> RoughSizes:
     channels = (1 + (cnn.style == "dense")) * cnn.widths[0]
     side = cnn.image_size // STEM_REDUCTION[cnn.stem]
     pools = cnn.stem in ("pooled", "deep")  # after convolutions of maps of twice the side
-    largest = (side * (1 + pools)) ** 2 * channels
+    largest: float = (side * (1 + pools)) ** 2 * channels
     activations = kept = largest * (per_conv + (cnn.stem == "deep"))
     for width, depth in zip(cnn.widths, cnn.depths, strict=True):
         weights, outputs = 0.0, 0.0
@@ -340,13 +340,15 @@ def _rough_block(
     cnn: CnnArchitecture, inputs: int, width: int, area: int, per_conv: int
 ) -> tuple[float, float]:
     """Weights of one block, and its outputs for each pixel."""
+    weights: float
+    outputs: float
     if cnn.style == "plain":
         weights, outputs = area * inputs * width / cnn.groups, per_conv * width
     elif cnn.style in ("basic", "unet"):
         weights = area * (inputs + width) * width / cnn.groups
         outputs = 2 * per_conv * width
     elif cnn.style in ("bottleneck", "hourglass"):
-        inner = width / cnn.expansion
+        inner: float = width / cnn.expansion
         weights = (inputs + width) * inner + area * inner**2 / cnn.groups
         outputs = per_conv * (2 * inner + width)
     elif cnn.style == "dense":

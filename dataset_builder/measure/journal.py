@@ -160,11 +160,11 @@ def read_journal(folder: Path) -> Iterator[Measurement]:
             rows.append(measurement_from_dict(row))
         except (DatasetError, InvalidJobError) as error:
             raise DatasetError(f"{path}, line {line}: {error}") from None
-    bare = [(row,) for row in rows if not row.job.has_layers]
+    bare = [(one,) for one in rows if not one.job.has_layers]
     many = len(bare) > _WORTH_PROCESSES
     jobs = iter(in_processes(_extract, bare, None) if many else itertools.starmap(_extract, bare))
-    for row in rows:
-        yield row if row.job.has_layers else replace(row, job=next(jobs))
+    for one in rows:
+        yield one if one.job.has_layers else replace(one, job=next(jobs), architecture_key="")
 
 
 def _extract(row: Measurement) -> TrainingJob:
