@@ -119,8 +119,9 @@ class GpuResolver:
     def _prediction_gpu(self, gpu: str, source: str) -> PredictionGpu:
         labels = [card for card in self._cards if card.gpu == gpu]
         try:
-            device: DeviceProfile | BundleCard = device_profile(gpu)
-            estimate = context(device)
+            profile = device_profile(gpu)
+            device: DeviceProfile | BundleCard = profile
+            estimate = context(profile)
             labels = [card for card in labels if card.provenance in OF_THE_SITE]
         except InvalidRequestError:  # a GPU that only a bundle knows
             device = labels[0]

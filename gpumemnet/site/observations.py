@@ -376,7 +376,7 @@ class SiteRows:
     def from_columns(jobs: JobTable | Sequence[TrainingJob], **known: Any) -> SiteRows:
         """Rows of ``jobs`` with the columns that are known; one value stands for all rows."""
         table = JobTable.from_jobs(jobs)
-        columns = {
+        columns: dict[str, Any] = {
             name: np.full(len(table), value, dtype=kind) for name, (value, kind) in _COLUMNS.items()
         }
         for name, values in known.items():
@@ -386,7 +386,7 @@ class SiteRows:
     @staticmethod
     def concatenate(parts: Sequence[SiteRows]) -> SiteRows:
         """Joins the rows of all ``parts`` in order."""
-        columns = {
+        columns: dict[str, Any] = {
             name: np.concatenate([np.empty(0, kind), *(getattr(part, name) for part in parts)])
             for name, (_, kind) in _COLUMNS.items()
         }

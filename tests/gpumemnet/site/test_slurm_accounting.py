@@ -3,6 +3,7 @@ import json
 import threading
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -153,7 +154,10 @@ def test_a_file_of_another_kind_is_said(tmp_path: Path, text: str) -> None:
         list(read_sacct(tmp_path / "x"))
 
 
-ODD = (None, True, -1, 2**70, "x", [], [7], {}, {"number": "x", "set": True}, [{"count": []}])
+ODD: tuple[Any, ...] = (
+    *(None, True, -1, 2**70, "x", [], [7], {}),
+    *({"number": "x", "set": True}, [{"count": []}]),
+)
 
 
 @pytest.mark.parametrize("value", ODD, ids=repr)
@@ -196,7 +200,8 @@ def test_the_command_sends_each_observation(
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             asked.append((self.path, self.headers["Authorization"], body["source"]))
-            status, document = 201, {"created": True}
+            status: int = 201
+            document: dict[str, object] = {"created": True}
             if len(asked) == 3:
                 status, document = 404, {"detail": "there is no prediction"}
             content = json.dumps(document).encode()
