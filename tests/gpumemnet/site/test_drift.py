@@ -115,7 +115,9 @@ def test_a_context_that_hardly_differs_is_none_however_many_jobs_show_it() -> No
 
 def test_only_the_newest_jobs_count() -> None:
     old = replace(rows_of(site_rows(200, shift_mib=-900)), observed_at=np.arange(200.0))
-    new = replace(rows_of(site_rows(200, shift_mib=0, seed=1)), observed_at=1e6 + np.arange(200))
+    new = replace(
+        rows_of(site_rows(200, shift_mib=0, seed=1)), observed_at=np.arange(1e6, 1e6 + 200)
+    )
     rows = SiteRows.concatenate([new, old])
     assert not report_of(rows).is_drift
     assert report_of(rows, window=400).is_drift
