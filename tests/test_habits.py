@@ -32,7 +32,7 @@ NEEDS_MORE = (
         ("service/api/operations.py", "tests/service/api"),
         ("service/settings.py", "tests/service/test_settings.py"),
         ("dataset_builder/families/zoo.py", "tests/dataset_builder/families"),
-        ("tests/models/training/test_splits.py", "tests/models/training/test_splits.py"),
+        ("tests/models/training/test_data.py", "tests/models/training/test_data.py"),
         ("tests/sites.py", "tests/gpumemnet/site/test_calibration.py"),
         ("benchmarks/chaos.py", "tests/service/test_chaos.py"),
         ("Dockerfile", "tests/test_dockerfile.py"),
