@@ -284,10 +284,11 @@ def map_picture(family: str, rows: Sequence[Measurement], seed: int = 0) -> Figu
         points = np.pad(points, ((0, 0), (0, 1)))[:, :2]
     labels = np.array([row.label_bytes or 0 for row in chosen], dtype=np.float64)
     fits = labels > 0
+    x, y = points[:, 0], points[:, 1]
     figure = _figure(9.0, 5.4)
     axes = figure.subplots()
-    axes.scatter(*points[~fits].T, marker="x", color=_OOM_COLOUR, s=14, label="out of memory")
-    dots = axes.scatter(*points[fits].T, c=np.log2(labels[fits]), cmap="cividis", s=10)
+    axes.scatter(x[~fits], y[~fits], marker="x", color=_OOM_COLOUR, s=14, label="out of memory")
+    dots = axes.scatter(x[fits], y[fits], c=np.log2(labels[fits]), cmap="cividis", s=10)
     figure.colorbar(dots, label="label", format=lambda exponent, _: format_bytes(2.0**exponent))
     axes.set(title=f"{family}: t-SNE of the feature vectors", xticks=[], yticks=[])
     axes.legend(frameon=False)
