@@ -102,7 +102,7 @@ def read_source(source: Path) -> list[Measurement]:
     Raises:
         DatasetError: when it cannot be read.
     """
-    return list(read_journal(source)) if source.is_dir() else read_dataset(source)
+    return list(read_journal(source) if source.is_dir() else read_dataset(source))
 
 
 def merge_datasets(sources: Sequence[Path], out: Path, keep: Keep | None = None) -> Merged:
