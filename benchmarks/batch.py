@@ -5,7 +5,7 @@
 Writes files of random jobs within the shipped models' support, answers them with ``gpumemnet
 predict --out`` as a user would, and
 prints a Markdown table: rows a second from the start of the command to its end, the same with the
-    start left out, and the largest
+start left out, and the largest
 resident memory of the command, of its largest worker and of all together.  With ``--other``, the local engine of another
 version (the Python interpreter that has it) runs in turn.
 """

@@ -6,7 +6,7 @@ needs a CUDA build of PyTorch, gcc and the toolkit's headers, but no GPU.  A cam
 runs on the null GPU of ``tests/dataset_builder/measure/null_gpu``, which counts memory and runs no
 kernel, and every job of it is traced.  Libraries
 are left out: cuDNN and cuBLAS allocate no memory there, so the trace omits the workspaces of
-    convolutions.  With ``--cudnn
+convolutions.  With ``--cudnn
 LIBRARY`` cuDNN states its plans on both sides, and PyTorch's own code chooses among them and
 allocates their workspaces.  Jobs whose memory depends on computed values are not comparable.  Jobs
 that call Triton kernels (Adafactor with convolutions, torch 2.13) end in an error and are left out.

@@ -66,7 +66,7 @@ def first_reading_bytes(row: Measurement) -> int:
     Published readings on an RTX 3060 suggest that the first reading, which is subtracted, was taken
     with the model and its
     optimizer in place: those of ConvNeXt lie one copy of the parameters lower than the trace, and
-        two with Adagrad, the one
+    two with Adagrad, the one
     optimizer whose state exists before the first step.  Readings of texts show no such difference.
     """
     if row.protocol != ABOVE_CONTEXT or json.loads(row.architecture)["library"] != "torchvision":

@@ -5,7 +5,7 @@
 
 ``tests/real_scripts/cases.toml`` names the scripts.  Those of others are not part of this
 repository: ``--checkouts`` is a folder of clones named ``OWNER+NAME``, work trees or git
-    directories.  A script whose repository or packages are missing is listed as not
+directories.  A script whose repository or packages are missing is listed as not
 at hand, which is no failure.  Data are made up (``real_scripts_data.py``) in a temporary folder, so
 nothing is downloaded.  Each case runs in a child process with a time limit; a second run with the
 same ``--out`` runs only what is not in it.

@@ -4,7 +4,7 @@ Each run is seeded.  It has a champion that was trained on few of the published 
 of further readings, and 600 held-out readings.  Twenty runs corrupt the further readings: a wrong
 unit, swapped columns, a missing family, a shifted context.
 Twenty runs have valid new data: more readings, or observations of a site whose driver has a smaller
-    context.  A promoted model is
+context.  A promoted model is
 worse in two cases.  Its mean error on the held-out readings is larger than the champion's, or
 significantly more of them exceed its safe bytes.  Each run appends its figures to a file, and
 finished runs in that file are skipped.

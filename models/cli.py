@@ -291,7 +291,7 @@ def retrain(
     """Train on new data, and promote what is better than the champion.
 
     Exit codes: 0 something was promoted (or would have been), 10 nothing is better, 2 a mistake in
-        command or data, 1 a failure.
+    command or data, 1 a failure.
     """
     from .retrain.pipeline import retrain as run_retraining
     from .retrain.release import FAILED, RETRAINED, Request, RetrainingError

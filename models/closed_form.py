@@ -217,7 +217,7 @@ USUAL_SLOPES: Final = (0.0, 8.0)
 
 At least 0, so that the line grows with the batch as its terms do.  At most 8, as no tensor has more
 copies at one time: with a larger slope the few bytes of a classifier's output would stand in for
-    the batch size.
+the batch size.
 """
 LEAST_LOG_SCALE: Final = 1e-3
 """Smallest scale of a group's errors, in log-bytes, for groups whose errors are all equal."""

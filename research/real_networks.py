@@ -3,7 +3,7 @@
 Every estimator answers from layers alone, and no row of the family that it answers for was in its
 training.  What is compared is
 the whole reading, with the CUDA context: one constant for each GPU and source
-    (:func:`models.training.data.above_context_bytes`).
+(:func:`models.training.data.above_context_bytes`).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ A change is what differs from the point where this branch left ``main`` and what
 yet, or the last commit where there is neither.  ``tests/`` mirrors the packages, so a module's
 tests are found by its path; a test that names a changed file is
 taken too.  This is a quick look: a change can break tests far from it, and ``make test`` runs them
-    all.
+all.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ PyTorch.
 
 Python imports this file at its start from ``PYTHONPATH``.  Some modules are changed when a script
 imports them: torchvision names two operators on import, which a build for another PyTorch lacks;
-    its data sets compare checksums, which made-up data do not
+its data sets compare checksums, which made-up data do not
 have; ``requests.get`` answers with the file that ``REAL_SCRIPTS_DOWNLOAD`` names;
 ``torch.hub.list`` finds nothing.
 """

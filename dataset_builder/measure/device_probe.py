@@ -2,7 +2,7 @@
 profile.
 
 Every stage runs in a fresh process: the CUDA context grows with each library that a process uses.
-    The context is the driver's
+The context is the driver's
 reading of the process less what the caching allocator has reserved, which the process reports.
 """
 

@@ -1,7 +1,7 @@
 """Readings of GPUs and processes from the driver, through NVML; no other module reads it.
 
 Design facts: version 1 of the memory call counts driver-reserved memory as used, so one version is
-    kept for a whole dataset;
+kept for a whole dataset;
 inside containers the process ids are the host's; a MIG parent's handle gives aggregates and is
 never used.
 """

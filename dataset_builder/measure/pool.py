@@ -3,7 +3,7 @@
 A job starts when its estimated memory fits into what is free, less what the running jobs may still
 take.  Neighbours must not
 influence a label: a job that ran out of memory or time, or made the allocator retry, while it had
-    neighbours is run again alone.
+neighbours is run again alone.
 """
 
 from __future__ import annotations

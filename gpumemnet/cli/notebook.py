@@ -3,7 +3,7 @@ script is.
 
 The cell does not run in the notebook.  It runs in a child process, on a simulated GPU, after the
 earlier cells that it needs: those that define a name that it uses, or change one, as
-    ``model.to("cuda")`` does.
+``model.to("cuda")`` does.
 """
 
 from __future__ import annotations

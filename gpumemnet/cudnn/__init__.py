@@ -3,5 +3,5 @@
 Since version 9.8, cuDNN answers for a described device (NVIDIA, cuDNN documentation, "Deviceless
 Ahead-of-Time Compilation"). :class:`~gpumemnet.cudnn.session.CudnnSession` asks it in a child
 process: which plans it has for a convolution, in the order in which PyTorch tries them, and the
-    workspace of each.
+workspace of each.
 """

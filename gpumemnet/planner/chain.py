@@ -3,7 +3,7 @@
 The chain follows the rules of :mod:`gpumemnet.planner.plans`.  Its memory is the sum of live
 storages by regions of the step,
 bounded from above: a storage counts as gone only where it is gone for a whole region.  Its times
-    are those of one forward and one
+are those of one forward and one
 backward pass:
 
 * the forward pass of a unit follows the one before, and waits at its end for the copies of the unit

@@ -4,7 +4,7 @@ needs it.
 Autograd hands each saved tensor to a pair of hooks (``torch.autograd.graph.saved_tensors_hooks``).
 One table for the whole model
 knows which storages were copied: tensors that share a storage share the copy.  When memory is
-    released and fetched, and what is
+released and fetched, and what is
 never swapped, follows the rules of :mod:`gpumemnet.planner.plans`.
 
 On a GPU, copies run on a stream of their own for each direction.  Fetched tensors are allocated on

@@ -43,7 +43,7 @@ TERMS: Final = (
 """What the line multiplies.
 
 In order: 1; the closed form with and without fragmentation; the logits, once more under autocast,
-    and once more for weights in
+and once more for weights in
 half precision; attention matrices; and what the norms of CNNs keep unless it is recomputed.
 
 The last has a slope below zero.  Where norms keep much, little of the peak is workspaces and

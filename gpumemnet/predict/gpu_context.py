@@ -3,7 +3,7 @@ before one of them answers.
 
 The context depends on the GPU, its driver and the software, not on the model that answers.  It is,
 the first that is known: what the site has calibrated, what the site has set, what the labels
-    measured on this GPU contain, and what the catalogue says.
+measured on this GPU contain, and what the catalogue says.
 Published labels do not count: their readers may have had another driver.
 """
 

@@ -7,7 +7,7 @@ the value of the job and the values seen.
 Jobs whose layers' memory is known, by the rules of :mod:`gpumemnet.physics.saved_tensors`, under
 options for which the closed form was tested on real networks get the closed form and its own
 calibrated bound: outside the support, and for models that do no better than the closed form inside
-    it, too.
+it, too.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 It names the job by the id of the prediction that it was scheduled with, or holds the job itself.  A
 job that ran out of GPU
 memory is a censored observation: it needed more than it had.  The service stores observations,
-    ``gpumemnet observations import-sacct`` makes
+``gpumemnet observations import-sacct`` makes
 them from Slurm's accounting, and they join the dataset.
 """
 

@@ -254,7 +254,7 @@ def _below_floor(rows: Iterable[_Numbered]) -> Iterator[Finding]:
     reading missed the peak.
 
     Real models are left out: they are networks of all sizes, so that a small one says nothing of a
-        large one.
+    large one.
     """
     made = (
         (row, each)

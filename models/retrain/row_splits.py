@@ -3,7 +3,7 @@ reading memory.
 
 Observations are a split of their own.  It borrows the family's other rows, shifted by the
 difference of the contexts: reserved bytes are the same under other drivers and ways of reading, the
-    CUDA context is not.
+CUDA context is not.
 
 Rows that no retraining trains on: architectures chosen by the hash of their key, and the newest
 observations.

@@ -4,7 +4,7 @@ splits.
 A label is an interval for two reasons.  Readings are granular: NVML and ``nvidia-smi`` count in
 MiB.  And a job that ran out of
 memory has a censored label: it needed more than the card has.  Such jobs do not form a separate
-    class.
+class.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def with_real_networks(data: LabelledJobs, paths: Sequence[str | Path]) -> Label
 
     Beside the traced steady state a reading holds one constant for each GPU and source, its CUDA
     context: the median difference. The context of ``data`` takes its place, because models learn
-        what lies above the context.  Features are those of each row's
+    what lies above the context.  Features are those of each row's
     own GPU.  An architecture family stays one group.
 
     Args:

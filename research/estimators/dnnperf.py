@@ -2,7 +2,7 @@
 memory of its training.
 
 The abstract tells this: the model is a directed acyclic graph, whose nodes and edges carry features
-    of what they compute and
+of what they compute and
 move.  An attention-based node-edge encoder (ANEE) encodes both.  It learned from thousands of
 measured configurations. The network itself is not described there and its code is not public.
 Assumptions:

@@ -54,7 +54,7 @@ def paper_features(jobs: Sequence[TrainingJob]) -> NDArray[np.float64]:
     """Return the feature vectors of ``B`` jobs of one family, shape ``[B, F]``.
 
     Columns: log(1 + …) of the layer counts of :data:`FAMILY_COUNTS`, batch size, parameters,
-        activations per sample and, for CNNs
+    activations per sample and, for CNNs
     and transformers, activations of the batch; then sine and cosine of the activation function.
     ``F`` is 8, 10 and 10.
 

@@ -4,7 +4,7 @@ the GPU.
 It learns from measured jobs, so it answers by folds: never for an architecture family that it was
 fitted on.  Features are those
 of its repository: megabytes of activations, parameters and input, and of the GPU memory bandwidth,
-    CUDA cores and
+CUDA cores and
 multiprocessors.  Its estimate is the prediction times one plus the largest error.  Assumed:
 activations are those of the whole batch; the largest error is the largest relative under-prediction
 of rows outside each tree's sample, because a forest's errors on its own rows say little.

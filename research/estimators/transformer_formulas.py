@@ -98,7 +98,7 @@ def korthikanti_bytes(
     """Activations that a transformer keeps: ``s b h (34 + 5 a s / h)`` per block in half precision.
 
     Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models",
-        MLSys 2023, equation 1.  Two of
+    MLSys 2023, equation 1.  Two of
     the 34 bytes per element are masks of dropout, and one of the 5.
 
     Args:

@@ -152,7 +152,7 @@ def load_timm() -> Any:
     torchvision's operators for detection exist in builds for the installed torch only.  No model
     here uses them, so they are
     declared where they are missing: torchvision, which timm imports, can then be loaded beside any
-        torch.
+    torch.
 
     Raises:
         DatasetError: timm is missing, or another version.

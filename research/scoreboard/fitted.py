@@ -3,7 +3,7 @@
 All answer by the same folds over architecture families (architectures, for sampled networks), so
 none has seen the family that it answers for.  DNNPerf and ours learn from what the shipped bundles
 learn from: for real networks sampled jobs with traced labels and runs of other real networks, for
-    the published sampled networks these alone.  SchedTune learns from readings of the same set.
+the published sampled networks these alone.  SchedTune learns from readings of the same set.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A document holds ``type``, ``title``, ``status`` and ``detail``.  For invalid fields it also holds
 ``errors``: each field's path and its fault.  The texts are those of the exceptions, so the command
-    line and the service report the same.
+line and the service report the same.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 the training.
 
 Unknown values stay unknown: the architecture is empty, and the recipe is ``observations``.  A job
-    that ran out of memory without
+that ran out of memory without
 a known limit or peak is left out, because it carries no information.
 """
 

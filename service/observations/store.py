@@ -655,8 +655,9 @@ class ObservationStore:
         if waiting:
             REFUSED.labels("database_away").inc(len(waiting))
         QUEUE.set(0)
-        for one in (*waiting, *queries):
-            _set_result(one.future, _busy(reason))
+        futures = [one.future for one in waiting] + [one.future for one in queries]
+        for future in futures:
+            _set_result(future, _busy(reason))
 
 
 def _set_result(future: asyncio.Future[Any], answer: Any) -> None:

@@ -4,7 +4,7 @@ a fault at their first step.
 A step ends when a file or a folder gets its final name, which has no dot in front.  Reads requests
 from its input, one a line as
 JSON, and answers each in a line: the exit status, which is negative for a signal, what was said,
-    and the step that it came to.
+and the step that it came to.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ row as it is made.
 
 Rows of one trace differ in nothing but the batch size, and those of one architecture share its
 layers: they are not independent. A trace is made at a prime batch size
-    (:mod:`gpumemnet.tracing.batch_sizes`); a row at another batch size has what
+(:mod:`gpumemnet.tracing.batch_sizes`); a row at another batch size has what
 :func:`gpumemnet.trace` finds there.
 """
 

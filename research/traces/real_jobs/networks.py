@@ -2,7 +2,7 @@
 with no weights downloaded.
 
 A document is a JSON object: ``library`` (``timm``, ``torchvision``, ``transformers`` or ``own``),
-    ``model``, and what else that
+``model``, and what else that
 library's constructor is told.
 """
 

@@ -4,7 +4,7 @@ a device that counts memory.
 ``tests/fixtures/cuda_code_peaks.json`` holds jobs of the recipes as ``benchmarks/cuda_code.py``
 runs them with a CUDA build of
 PyTorch: of seed 1 those that are quick to trace, whatever their figures, and three of seed 11 that
-    were wrong once.  It is no
+were wrong once.  It is no
 measurement: no kernel ran, cuDNN and cuBLAS asked for nothing.
 """
 

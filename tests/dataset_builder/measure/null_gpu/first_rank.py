@@ -3,7 +3,7 @@ PyTorch's allocator.
 
 ``python first_rank.py RANKS SCRIPT [ARGUMENTS]`` with the variables of ``build.environment``.
 There are no other ranks: collectives are PyTorch's fake ones, or gloo's with itself where DDP wants
-    their results.
+their results.
 """
 
 import json

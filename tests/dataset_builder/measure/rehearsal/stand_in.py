@@ -2,7 +2,7 @@
 is none.
 
 Nothing here measures: the numbers are invented, every row is marked ``stand_in``, and no dataset
-    accepts such a row.
+accepts such a row.
 A stand-in child pretends to hold memory by writing an amount to a file named after its process; the
 stand-in meter adds the files up.  What a child does is looked up in ``behaviour.json`` by the key
 of its job.
