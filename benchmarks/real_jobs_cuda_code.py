@@ -45,8 +45,8 @@ from gpumemnet.physics.element_types import (  # noqa: E402
     SCALED_PRECISIONS,
 )
 from gpumemnet.physics.optimizers import torch_call  # noqa: E402
+from gpumemnet.tracing.checkpointing import checkpointed  # noqa: E402
 from gpumemnet.tracing.losses_and_optimizers import loss_function  # noqa: E402
-from gpumemnet.tracing.model_on_gpu import checkpointed  # noqa: E402
 from gpumemnet.tracing.options import (  # noqa: E402
     Platform,
     TraceOptions,

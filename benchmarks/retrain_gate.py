@@ -29,14 +29,14 @@ from gpumemnet.job.dataset import read_dataset, write_dataset
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.measurement import OBSERVED, Measurement
 from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
-from gpumemnet.predict.coverage import binomial_tail
+from gpumemnet.predict.conformal import binomial_tail
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.site.releases import Registry
 from gpumemnet.units import MIB
 from models.retrain.gate import losses
 from models.retrain.pipeline import retrain
 from models.retrain.release import Request
-from models.retrain.steps import code_hash, content_hash
+from models.retrain.step_cache import code_hash, content_hash
 from models.training.classifier import save_classifier
 from models.training.data import load_labelled_jobs
 from models.training.mlp import mlp_plan, train_classifier

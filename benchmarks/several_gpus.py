@@ -40,7 +40,8 @@ from dataset_builder.recipe.recipe import load_recipe  # noqa: E402
 from dataset_builder.recipe.sampling import sample_jobs  # noqa: E402
 from gpumemnet.errors import GpumemnetError  # noqa: E402
 from gpumemnet.gpu.catalogue import device_profile  # noqa: E402
-from gpumemnet.tracing.model_on_gpu import blocks, gathered_in  # noqa: E402
+from gpumemnet.tracing.checkpointing import blocks  # noqa: E402
+from gpumemnet.tracing.meta_model import gathered_in  # noqa: E402
 from gpumemnet.tracing.training_loop import AUTOCAST  # noqa: E402
 from research.traces.labels import traceable  # noqa: E402
 

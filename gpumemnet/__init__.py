@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         feature_matrix,
         layer_sequence,
     )
-    from gpumemnet.predict.fits import RayResources, ray_resources
+    from gpumemnet.predict.gpu_fit import RayResources, ray_resources
     from gpumemnet.predict.prediction import (
         Estimator,
         Prediction,
@@ -65,7 +65,7 @@ _MODULE_OF = {
     **dict.fromkeys(
         ("job_from_dict", "job_from_json", "job_to_dict", "job_to_json"), "gpumemnet.job.json_codec"
     ),
-    **dict.fromkeys(("RayResources", "ray_resources"), "gpumemnet.predict.fits"),
+    **dict.fromkeys(("RayResources", "ray_resources"), "gpumemnet.predict.gpu_fit"),
     "BundleCard": "gpumemnet.predict.bundle_card",
     "Estimator": "gpumemnet.predict.prediction",
     "GpumemnetError": "gpumemnet.errors",

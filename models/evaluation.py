@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesRegressor
 from sklearn.metrics import f1_score
 
-from gpumemnet.predict.coverage import conformal_quantiles
+from gpumemnet.predict.conformal import conformal_quantiles
 from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme
 from gpumemnet.predict.features import FEATURE_SCHEMA
 from gpumemnet.predict.predictor import Predictor

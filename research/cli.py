@@ -175,7 +175,7 @@ def calibrate_closed_form(
     """Calibrate the closed form on real networks, in the cards of bundles, without training
     anything."""
     from gpumemnet.predict.bundle import load_bundle
-    from models.closed_form import (
+    from models.line_calibration import (
         calibration,
         extend_bundle,
         joined_networks,

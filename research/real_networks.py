@@ -23,7 +23,7 @@ from gpumemnet.job.measurement import Measurement
 from gpumemnet.predict.bundle import GRAPH_OUTPUTS
 from gpumemnet.predict.features import FEATURE_NAMES
 from gpumemnet.units import GIB, MIB
-from models.closed_form import RealNetworks, fit, networks_of_runs
+from models.line_calibration import RealNetworks, fit, networks_of_runs
 from models.networks.mlp import float_tensor
 from models.networks.physics_line import LAYER_TERMS, fit_line
 from models.training.data import (
@@ -40,7 +40,7 @@ COVERAGE: Final = 0.99
 _RESAMPLES: Final = 1_000
 SHIPPED: Final = "closed form, as shipped"
 """What the bundles of CNNs and transformers answer with
-(:mod:`gpumemnet.predict.closed_form`)."""
+(:mod:`gpumemnet.predict.calibrated_line`)."""
 _SEGMENT: Final = FEATURE_NAMES.index("segment_bytes")
 
 Array = NDArray[np.float64]

@@ -33,11 +33,11 @@ from .api.openapi import Operation, openapi_document
 from .api.operations import other_operations, prediction_operations
 from .api.predictions import PredictionApi
 from .api.problems import ProblemDocuments
-from .background import Repeated
 from .observations.database import DatabaseAwayError
 from .observations.routes import observation_operations
 from .observations.store import ObservationStore
 from .page import docs_routes, page_routes
+from .periodic import Repeated
 from .served_release import FOLLOW_SECONDS, ServedRelease
 from .settings import Settings, SettingsError, read_settings
 from .shadow import Shadow

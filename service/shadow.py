@@ -22,7 +22,7 @@ from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.predictor import Predictor
 
 from .api.predictions import PredictionRecord, RecordBatch, Recorder
-from .background import Repeated
+from .periodic import Repeated
 
 QUEUE_LENGTH: Final = 256
 MAX_BUSY_SHARE: Final = 0.1

@@ -12,7 +12,7 @@ import numpy as np
 from gpumemnet.batch.plan import Part
 from gpumemnet.errors import FieldError, InvalidRequestError, UnsupportedJobError
 from gpumemnet.job.job_table import Indices
-from gpumemnet.job.reader import Chunk, Reader
+from gpumemnet.job.table_reader import Chunk, Reader
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.predict.prediction import PredictionOptions, PredictionTable
 from gpumemnet.predict.predictor import Predictor

@@ -24,7 +24,7 @@ from gpumemnet.batch.answers import Answers, BatchOptions, answer_schema, encode
 from gpumemnet.batch.plan import PART_ROWS, Part
 from gpumemnet.errors import DatasetError, InvalidRequestError, first_line
 from gpumemnet.job.job_files import JobFile, is_url, local_path, store
-from gpumemnet.job.reader import CHUNK_ROWS
+from gpumemnet.job.table_reader import CHUNK_ROWS
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -24,7 +24,7 @@ from gpumemnet.job.job_files import (
     open_bytes,
     open_parquet,
 )
-from gpumemnet.job.reader import CHUNK_ROWS, Span
+from gpumemnet.job.table_reader import CHUNK_ROWS, Span
 
 PART_ROWS: Final = 64 * CHUNK_ROWS
 """Largest number of rows in a part."""
@@ -46,7 +46,7 @@ class Part:
     Attributes:
         number: position of the file among the inputs.
         file: the file.
-        first_row, row_count, start: see :class:`~gpumemnet.job.reader.Span`.
+        first_row, row_count, start: see :class:`~gpumemnet.job.table_reader.Span`.
         group: number of the row group that the part begins in; in a file of lines, of the part.
     """
 

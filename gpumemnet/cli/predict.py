@@ -26,7 +26,7 @@ from gpumemnet.units import MIB, ceil_mib, format_bytes
 if TYPE_CHECKING:
     from gpumemnet.predict.bundle import Bundle
     from gpumemnet.predict.distribution import BinScheme
-    from gpumemnet.predict.fits import Fit
+    from gpumemnet.predict.gpu_fit import Fit
     from gpumemnet.predict.largest_batch import BatchSizes
     from gpumemnet.predict.prediction import Prediction
     from gpumemnet.predict.predictor import Predictor
@@ -105,7 +105,7 @@ def predict(
     ] = None,
 ) -> None:
     """Predict how much GPU memory jobs take."""
-    from gpumemnet.job.reader import read_job_tables
+    from gpumemnet.job.table_reader import read_job_tables
     from gpumemnet.predict.distribution import bins_of_width
     from gpumemnet.predict.predictor import Predictor  # onnxruntime takes a tenth of a second
 
@@ -207,7 +207,7 @@ class _Fitting:
         Raises:
             InvalidRequestError: when the catalogue has no such GPU.
         """
-        from gpumemnet.predict.fits import fits, target
+        from gpumemnet.predict.gpu_fit import fits, target
         from gpumemnet.predict.largest_batch import batch_sizes
 
         found = fits(self._predictor, job, **self._options) if self._with_fits else None

@@ -31,7 +31,7 @@ from gpumemnet.predict.bundle import (
     save_bundle,
     shipped_bundles,
 )
-from gpumemnet.predict.coverage import rows_needed
+from gpumemnet.predict.conformal import rows_needed
 from gpumemnet.site.observations import read_site_rows
 from gpumemnet.site.releases import Registry
 from gpumemnet.units import MIB

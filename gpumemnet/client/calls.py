@@ -15,7 +15,7 @@ from gpumemnet.errors import InvalidRequestError, ServiceError
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme, bins_of_width
-from gpumemnet.predict.fits import Fit
+from gpumemnet.predict.gpu_fit import Fit
 from gpumemnet.predict.largest_batch import BatchPoint, BatchSizes
 from gpumemnet.predict.prediction import Prediction, PredictionOptions
 from gpumemnet.units import MIB

@@ -25,8 +25,8 @@ from gpumemnet.physics.optimizers import LEARNING_RATE, OPTIMIZER_RULES, torch_c
 from gpumemnet.planner.plans import Alternative
 from gpumemnet.torch_private.modules import is_batch_norm
 from gpumemnet.tracing.batch_sizes import BatchMemory, BatchTraces, verdict_of
+from gpumemnet.tracing.checkpointing import blocks
 from gpumemnet.tracing.memory import steady_memory
-from gpumemnet.tracing.model_on_gpu import blocks
 from gpumemnet.tracing.options import Platform, TraceOptions, TraceRequest, with_cudnn
 from gpumemnet.tracing.result import BatchPoint
 from gpumemnet.tracing.timeline import Timeline

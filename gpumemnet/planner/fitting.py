@@ -38,8 +38,8 @@ from gpumemnet.planner.planned_step import (
 from gpumemnet.planner.plans import Decision, Plan, PlanAnswer
 from gpumemnet.planner.searches import TIME_LIMIT_SECONDS, Found, exact, greedy
 from gpumemnet.planner.units import plan_units
+from gpumemnet.tracing.checkpointing import blocks
 from gpumemnet.tracing.memory import MARGIN
-from gpumemnet.tracing.model_on_gpu import blocks
 from gpumemnet.tracing.model_tracer import ModelTracer
 from gpumemnet.tracing.result import TraceAnswer
 from gpumemnet.units import MIB, format_bytes

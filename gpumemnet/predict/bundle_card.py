@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gpumemnet.errors import BundleError
 from gpumemnet.job.training_job import FAMILIES, NUMBER_FIELDS, OPTION_FIELDS
-from gpumemnet.predict.closed_form import GROUPS, TERMS, GroupCalibration
+from gpumemnet.predict.calibrated_line import GROUPS, TERMS, GroupCalibration
 from gpumemnet.predict.features import FEATURE_NAMES, FEATURE_SCHEMA
 from gpumemnet.units import MIB
 
@@ -54,11 +54,11 @@ class TracedPeakCalibration:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedFormCalibration:
     """The closed form's error on real networks, for jobs whose layers' memory is known
-    (:mod:`gpumemnet.predict.closed_form`).
+    (:mod:`gpumemnet.predict.calibrated_line`).
 
     Attributes:
-        slopes: of :data:`gpumemnet.predict.closed_form.TERMS`.
-        groups: for each of :data:`gpumemnet.predict.closed_form.GROUPS`, in that order.
+        slopes: of :data:`gpumemnet.predict.calibrated_line.TERMS`.
+        groups: for each of :data:`gpumemnet.predict.calibrated_line.GROUPS`, in that order.
         within_support: whether the closed form answers for jobs inside the model's support, at
             every batch size.
         beyond_support: whether it answers for jobs beyond it.

@@ -23,7 +23,7 @@ from gpumemnet.gpu.available import UNKNOWN, YES
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import MAX_BATCH_SIZE, TrainingJob
-from gpumemnet.predict.fits import (
+from gpumemnet.predict.gpu_fit import (
     Fit,
     Memory,
     Target,
@@ -69,7 +69,7 @@ class BatchSizes:
     """The largest batches that fit one target.
 
     Attributes:
-        gpu, mig, device, available_mib: the target, see :class:`~gpumemnet.predict.fits.Target`.
+        gpu, mig, device, available_mib: the target, see :class:`~gpumemnet.predict.gpu_fit.Target`.
         coverage: share of jobs that stay below the limit.
         max_batch: the largest batch size considered.
         safe_batch: the largest batch whose limit fits; ``None`` when no limit fits or there is no

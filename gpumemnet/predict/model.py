@@ -21,7 +21,7 @@ from gpumemnet.job.layers import describe
 from gpumemnet.physics.replicas import added_by_replicas
 from gpumemnet.predict.bundle import GRAPH_OUTPUTS, Bundle
 from gpumemnet.predict.bundle_card import COMMON, SiteCalibration
-from gpumemnet.predict.closed_form import (
+from gpumemnet.predict.calibrated_line import (
     group_codes,
     growing_features,
     has_benchmark,

@@ -28,7 +28,7 @@ from gpumemnet.physics.element_types import ELEMENT_BYTES
 from gpumemnet.physics.replicas import WITH_OTHERS
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.bundle_card import SiteCalibration, spread_unit, unit_levels
-from gpumemnet.predict.coverage import Centre, bounds_kept, conformal_quantiles, weighted_centre
+from gpumemnet.predict.conformal import Centre, bounds_kept, conformal_quantiles, weighted_centre
 from gpumemnet.predict.model import BundleModel
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.site.observations import SiteRows

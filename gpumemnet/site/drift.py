@@ -26,7 +26,7 @@ from gpumemnet.gpu.catalogue import GENERIC_BLAS_WORKSPACE_BYTES, device_profile
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.training_job import FAMILIES, OPTION_FIELDS
 from gpumemnet.physics.replicas import WITH_OTHERS
-from gpumemnet.predict.coverage import binomial_tail, bounds_kept
+from gpumemnet.predict.conformal import binomial_tail, bounds_kept
 from gpumemnet.predict.features import FEATURE_NAMES, feature_matrix
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE, PredictionTable
 from gpumemnet.predict.predictor import Predictor

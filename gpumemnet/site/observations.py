@@ -43,7 +43,7 @@ from gpumemnet.job.measurement import (
     SITE_PROCESS_SOURCES,
     TRACED,
 )
-from gpumemnet.job.reader import error_at, read_documents, read_job_tables
+from gpumemnet.job.table_reader import error_at, read_documents, read_job_tables
 from gpumemnet.job.training_job import FIELD_DEFAULTS, TrainingJob
 from gpumemnet.units import GIB, MIB
 

@@ -38,7 +38,7 @@ from gpumemnet.torch_private.training import (
     is_sharded,
     resolve_process_group,
 )
-from gpumemnet.tracing.model_on_gpu import blocks
+from gpumemnet.tracing.checkpointing import blocks
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script.simulated_cuda import Streams
 

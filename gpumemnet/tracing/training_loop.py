@@ -30,6 +30,7 @@ from gpumemnet.sandbox.user_code import fault_sentence
 from gpumemnet.torch_private.modules import part_on_rank
 from gpumemnet.torch_private.operators import unscale_gradients, without_function_modes
 from gpumemnet.torch_private.training import gpu_optimizers, without_dynamo
+from gpumemnet.tracing.checkpointing import checkpointed
 from gpumemnet.tracing.losses_and_optimizers import (
     Loss,
     TargetLoss,
@@ -37,14 +38,13 @@ from gpumemnet.tracing.losses_and_optimizers import (
     loss_name,
     optimizer_factory,
 )
-from gpumemnet.tracing.missing_values import GuessedValues, RefusedValues
-from gpumemnet.tracing.model_on_gpu import (
+from gpumemnet.tracing.meta_model import (
     MetaTensors,
-    checkpointed,
     gathered_in,
     on_rank,
     with_meta_tensors,
 )
+from gpumemnet.tracing.missing_values import GuessedValues, RefusedValues
 from gpumemnet.tracing.operators.autocast import cuda_autocast
 from gpumemnet.tracing.operators.registry import cuda_overrides
 from gpumemnet.tracing.operators.rules import overriding

@@ -4,7 +4,7 @@ memory.
 The encoder is GPUMemNet's (arXiv 2602.17817, section 5.1: an ensemble of tiny MLPs over the feature
 vector).  The head is a mixture of logistics over log-bytes relative to the calibrated closed form.
 So it supports bins of any width and respects their order.  The modules take raw feature columns, so
-the exported graph includes every transform (:mod:`models.networks.served`).
+the exported graph includes every transform (:mod:`models.networks.inference`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.predict.coverage import binomial_tail
+from gpumemnet.predict.conformal import binomial_tail
 from gpumemnet.units import GIB
 
 Array = NDArray[np.float64]

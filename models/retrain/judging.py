@@ -5,12 +5,6 @@ A champion of an earlier retraining was not trained on the held-out architecture
 itself.  A shipped bundle was trained on all rows of its dataset, which would be data leakage.  For
 held-out architectures a stand-in answers in its place: the champion's plan, trained again without
 them.  For all other architectures every champion answers itself.
-
-Checks that the champion's training data is available for regression tests.
-
-A model from an earlier retraining names its datasets in its card, and was not trained on the
-held-out architectures.  Any other model, such as a shipped bundle, was trained on all rows of its
-dataset.
 """
 
 from __future__ import annotations

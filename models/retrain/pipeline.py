@@ -37,7 +37,7 @@ from .judging import (
 )
 from .release import Outcome, Request, RetrainingError, put_into_service, write_report
 from .row_splits import RowSplit, calibration_split, split_rows, too_few, training_data
-from .steps import cached_bundle, cached_document, code_hash, code_version, content_hash
+from .step_cache import cached_bundle, cached_document, code_hash, code_version, content_hash
 
 NOTHING_NEW: Final = "not trained: the champion was trained on these data, and the observations are too few to learn from"
 

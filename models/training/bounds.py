@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.predict.coverage import conformal_quantiles, conformal_rank
+from gpumemnet.predict.conformal import conformal_quantiles, conformal_rank
 
 from ..networks.mlp import mode_name
 from .data import LabelledJobs

@@ -27,7 +27,7 @@ from gpumemnet.predict.bundle_card import ALL_FAMILIES, COMMON, FORMAT_VERSION
 from gpumemnet.predict.features import FEATURE_NAMES, FEATURE_SCHEMA
 from gpumemnet.site.drift import training_reference
 
-from ..networks.served import SequenceClassifier
+from ..networks.inference import SequenceClassifier
 from .bounds import conformal_bounds, has_enough_rows
 from .data import LabelledJobs
 from .mlp import TrainedClassifier, TrainingPlan

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from gpumemnet.predict.bundle import GRAPH_OUTPUTS, Bundle, save_bundle
 from gpumemnet.predict.features import SEQUENCE_COLUMNS
 
+from ..networks.inference import SequenceClassifier
 from ..networks.mlp import float_tensor
-from ..networks.served import SequenceClassifier
 from .card import classifier_card
 from .data import LabelledJobs
 from .graph_export import export_graph

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from gpumemnet.units import MIB
 
+from ..networks.inference import MixtureClassifier, MixtureHead, SequenceClassifier
 from ..networks.mlp import (
     FeatureTransform,
     MemberMLPs,
@@ -30,7 +31,6 @@ from ..networks.mlp import (
     mixture_cdf,
 )
 from ..networks.physics_line import LAYER_TERMS, TOTALS_TERMS, PhysicsLine, fit_line
-from ..networks.served import MixtureClassifier, MixtureHead, SequenceClassifier
 from .bounds import (
     Errors,
     added_spread,

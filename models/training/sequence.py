@@ -20,6 +20,14 @@ from torch import Tensor
 
 from gpumemnet.predict.features import layer_sequence
 
+from ..networks.inference import (
+    MixtureHead,
+    SequenceClassifier,
+    SequenceInputs,
+    SequenceNetwork,
+    encoder_width,
+    initialised,
+)
 from ..networks.mlp import (
     FeatureTransform,
     MemberMLPs,
@@ -29,14 +37,6 @@ from ..networks.mlp import (
     mixture_cdf,
 )
 from ..networks.physics_line import LAYER_TERMS
-from ..networks.served import (
-    MixtureHead,
-    SequenceClassifier,
-    SequenceInputs,
-    SequenceNetwork,
-    encoder_width,
-    initialised,
-)
 from .bounds import (
     Errors,
     added_spread,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
-from gpumemnet.predict.fits import Target, target
+from gpumemnet.predict.gpu_fit import Target, target
 from research.packing.amounts import Amounts
 from research.packing.trace import Workload
 

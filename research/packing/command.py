@@ -15,7 +15,7 @@ from rich.text import Text
 from gpumemnet.cli.options import AsJson, input_file
 from gpumemnet.cli.output import check_writable, write_text
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.predict.fits import MAX_FREE_MIB
+from gpumemnet.predict.gpu_fit import MAX_FREE_MIB
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from torch import nn
 from gpumemnet.gpu.catalogue import DeviceProfile, device_profile
 from gpumemnet.tracing.options import Platform, TraceOptions
 
-from .transforms import largest_transform_bytes
+from .cudnn_transforms import largest_transform_bytes
 
 Row = Mapping[str, str]
 """Column → text of one row of a published table."""

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.job.training_job import totals_only
 from gpumemnet.predict.bundle import GRAPH_OUTPUTS
-from models.closed_form import Fit, RealNetworks, fit, line_features, networks_of_runs
+from models.line_calibration import Fit, RealNetworks, fit, line_features, networks_of_runs
 from models.networks.mlp import float_tensor
 from models.training.data import (
     LabelledJobs,

@@ -30,7 +30,7 @@ _LEARNT: Final = (
         "gpumemnet, line over the closed form",
         "layers",
         "nothing on purpose",
-        "gpumemnet.predict.closed_form",
+        "gpumemnet.predict.calibrated_line",
     ),
     (
         "gpumemnet, classifier (layers)",

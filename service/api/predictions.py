@@ -24,7 +24,7 @@ from gpumemnet.job.json_codec import ReadJobs, read_jobs
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.features import FEATURE_SCHEMA
-from gpumemnet.predict.fits import Fit, fits_table, target
+from gpumemnet.predict.gpu_fit import Fit, fits_table, target
 from gpumemnet.predict.largest_batch import (
     DEFAULT_MAX_BATCH,
     BatchSizes,

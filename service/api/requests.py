@@ -28,7 +28,13 @@ from gpumemnet.predict.distribution import (
     bins_of_width,
     named_bins,
 )
-from gpumemnet.predict.fits import MAX_DEVICE_NAME, MAX_FREE_MIB, Target, catalogue_targets, target
+from gpumemnet.predict.gpu_fit import (
+    MAX_DEVICE_NAME,
+    MAX_FREE_MIB,
+    Target,
+    catalogue_targets,
+    target,
+)
 from gpumemnet.predict.largest_batch import DEFAULT_MAX_BATCH
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE, PredictionOptions
 from gpumemnet.units import MIB

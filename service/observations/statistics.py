@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, Row, Select, func, select
 
 from gpumemnet.job.training_job import FAMILIES
-from gpumemnet.predict.coverage import bounds_kept
+from gpumemnet.predict.conformal import bounds_kept
 
 from .database import CHALLENGES, JOBS, OBSERVATIONS, PREDICTIONS
 

@@ -25,7 +25,7 @@ from gpumemnet.job.measurement import (
     measurement_from_dict,
     measurement_to_dict,
 )
-from gpumemnet.job.reader import CHUNK_ROWS, read_job_tables
+from gpumemnet.job.table_reader import CHUNK_ROWS, read_job_tables
 from gpumemnet.job.training_job import TrainingJob, totals_only
 from tests.parquet_jobs import write_jobs
 

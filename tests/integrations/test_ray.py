@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gpumemnet import job_from_dict, ray_resources
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.predict.fits import target
+from gpumemnet.predict.gpu_fit import target
 from gpumemnet.predict.prediction import Prediction
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB

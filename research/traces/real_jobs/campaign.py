@@ -29,8 +29,8 @@ from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profile
 from gpumemnet.job.measurement import TRACED, Measurement
 from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.tracing.checkpointing import blocks
 from gpumemnet.tracing.memory import live_at, steady_run
-from gpumemnet.tracing.model_on_gpu import blocks
 from gpumemnet.tracing.options import Platform, TraceOptions
 from gpumemnet.tracing.timeline import STEADY_STEPS, Timeline
 from gpumemnet.units import GIB

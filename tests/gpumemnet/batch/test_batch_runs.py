@@ -18,7 +18,7 @@ import pytest
 from gpumemnet.batch import run as batch_run
 from gpumemnet.batch.answers import BatchOptions
 from gpumemnet.batch.run import predict_files
-from gpumemnet.job.reader import CHUNK_ROWS
+from gpumemnet.job.table_reader import CHUNK_ROWS
 from tests.gpumemnet.batch.batch_files import COMMAND, refused, run, totals, write
 
 ROWS = 60_000

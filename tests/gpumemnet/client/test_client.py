@@ -26,7 +26,7 @@ from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import FAMILIES, TrainingJob
 from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.predict.features import FEATURE_SCHEMA
-from gpumemnet.predict.fits import fits, target
+from gpumemnet.predict.gpu_fit import fits, target
 from gpumemnet.predict.largest_batch import batch_sizes
 from gpumemnet.predict.prediction import Prediction
 from gpumemnet.predict.predictor import Predictor

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemnet.predict.coverage import (
+from gpumemnet.predict.conformal import (
     binomial_tail,
     bounds_kept,
     conformal_quantiles,

@@ -25,7 +25,7 @@ from gpumemnet.gpu.available import (
 from gpumemnet.gpu.catalogue import device_profile, device_profiles
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.distribution import BinScheme
-from gpumemnet.predict.fits import Fit, Target, catalogue_targets, fits, target
+from gpumemnet.predict.gpu_fit import Fit, Target, catalogue_targets, fits, target
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB, ceil_mib
 from tests.jobs import jobs, small_job

@@ -15,8 +15,8 @@ from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import MAX_BATCH_SIZE, TrainingJob
 from gpumemnet.predict.distribution import BinScheme, MemoryDistribution
-from gpumemnet.predict.fits import Target, catalogue_targets, target
 from gpumemnet.predict.gpu_context import GpuResolver
+from gpumemnet.predict.gpu_fit import Target, catalogue_targets, target
 from gpumemnet.predict.largest_batch import batch_grid, batch_sizes, smallest_gpu
 from gpumemnet.predict.prediction import (
     ModelDistributions,

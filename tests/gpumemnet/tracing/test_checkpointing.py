@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import Tensor, nn
 
-from gpumemnet.tracing.model_on_gpu import blocks
+from gpumemnet.tracing.checkpointing import blocks
 
 WIDTH = 8
 

@@ -20,7 +20,7 @@ from gpumemnet import trace
 from gpumemnet.errors import ExtractError, InvalidJobError, InvalidRequestError
 from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.tracing import ExtraResults
-from gpumemnet.tracing.model_on_gpu import blocks
+from gpumemnet.tracing.checkpointing import blocks
 from gpumemnet.tracing.options import Platform, TraceOptions
 from gpumemnet.tracing.timeline import Timeline
 from gpumemnet.tracing.training_loop import record

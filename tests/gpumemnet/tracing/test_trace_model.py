@@ -21,7 +21,7 @@ from gpumemnet.errors import InvalidJobError, InvalidRequestError
 from gpumemnet.gpu.available import VERDICT_TEXTS, available_mib, verdict
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.json_codec import job_from_dict
-from gpumemnet.predict.fits import catalogue_targets
+from gpumemnet.predict.gpu_fit import catalogue_targets
 from gpumemnet.tracing import ExtraResults, TraceAnswer, trace
 from gpumemnet.tracing.result import PART_NAMES, answer_from_dict, answer_to_dict
 from gpumemnet.units import MIB, ceil_mib

@@ -22,7 +22,7 @@ from models.retrain.judging import (
     without_answer,
 )
 from models.retrain.row_splits import HELD_OUT_RULE, RowSplit, split_rows
-from models.retrain.steps import cached_document
+from models.retrain.step_cache import cached_document
 from tests.models.retraining import dataset, measured
 
 FEWEST = 15

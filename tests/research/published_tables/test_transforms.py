@@ -10,7 +10,7 @@ import torch
 from gpumemnet.cudnn.execution_plans import FORWARD
 from gpumemnet.tracing.operators.convolution import Convolution
 from gpumemnet.units import GIB
-from research.published_tables.transforms import largest_transform_bytes
+from research.published_tables.cudnn_transforms import largest_transform_bytes
 
 TRANSFORMS = [
     ((3, 256, 324, 3, 1), 441_769_984, 441_769_984),

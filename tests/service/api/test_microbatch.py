@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpumemnet.errors import InvalidJobError
-from service.api.endpoints import Microbatch
+from service.api.microbatch import Microbatch
 
 
 class Answers:

@@ -13,7 +13,7 @@ from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.predict.distribution import bins_of_width
 from gpumemnet.predict.features import FEATURE_SCHEMA
-from gpumemnet.predict.fits import Fit, fits, target
+from gpumemnet.predict.gpu_fit import Fit, fits, target
 from gpumemnet.predict.largest_batch import BatchPoint, batch_sizes
 from gpumemnet.predict.prediction import Prediction
 from gpumemnet.predict.predictor import Predictor

@@ -36,7 +36,7 @@ from gpumemnet.job.measurement import PUBLISHED
 from gpumemnet.job.training_job import OPTION_FIELDS, TrainingJob
 from gpumemnet.predict.bundle import Bundle, load_bundle, save_bundle
 from gpumemnet.predict.bundle_card import BundleCard
-from gpumemnet.predict.closed_form import (
+from gpumemnet.predict.calibrated_line import (
     GROUPS,
     TERMS,
     group_codes,
