@@ -153,9 +153,12 @@ def pack(
 
 def _show(made: Report) -> None:
     console = Console()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in _cells(made.figures[0]):
-        table.add_column(name, justify="left" if name.startswith("memory") else "right")
+        is_first = name.startswith("memory")
+        first, _, last = name.rpartition(" ")  # two short lines, so that 80 columns are enough
+        heading = f"{first}\n{last}".lstrip()
+        table.add_column(heading, justify="left" if is_first else "right", no_wrap=is_first)
     for line in made.figures:
         table.add_row(*_cells(line).values())
     console.print(Text(f"{made.jobs:,} jobs on {made.inventory}"), table)
@@ -167,14 +170,14 @@ def _cells(line: Figures) -> dict[str, str]:
     """The cells of one row, keyed by their headings."""
     return {
         "memory set aside by": line.title,
-        "collocated": f"{line.collocated_share:.0%}",
+        "shared": f"{line.collocated_share:.0%}",
         "jobs a GPU": f"{line.jobs_per_gpu:.2f}",
         "OOMs": f"{line.ooms:,}",
         "put alone": f"{line.alone:,}",
         "lost hours": f"{line.lost_hours:,.1f}",
         "waste GiB·h": f"{line.waste_gib_hours:,.0f}",
         "waste": f"{line.waste_share:.0%}",
-        "all done after h": f"{line.makespan_hours:,.1f}",
-        "mean wait h": f"{line.wait_hours:,.1f}",
+        "done after h": f"{line.makespan_hours:,.1f}",
+        "wait h": f"{line.wait_hours:,.1f}",
         "GPU hours": f"{line.gpu_hours:,.0f}",
     }

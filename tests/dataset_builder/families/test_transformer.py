@@ -372,7 +372,7 @@ def test_recomputation_and_kernels_move_the_estimate_as_they_move_memory() -> No
 
     plain = estimate(options)
     weights = 12 * 12 * 1024**2 * 2  # heads, blocks, a matrix of queries by keys in two bytes
-    assert estimate(options, attention_kernel="math") > plain + 2 * 16 * weights
+    assert estimate(options, attention_kernel="math") >= plain + 2 * 16 * weights
     logits = 16 * 1024 * 50_257 * 2
     recomputed = estimate(replace(options, checkpointing="every_block"))
     assert 4 * logits < recomputed < 0.7 * plain
