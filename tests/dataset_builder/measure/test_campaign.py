@@ -92,7 +92,8 @@ class Rehearsal:
         lines = (self.folder / "journal.jsonl").read_text().splitlines()
         keys = [json.loads(line)["key"] for line in lines]
         assert len(set(keys)) == len(keys), "a job was recorded twice"
-        return dict(zip(keys, self.rows(), strict=True))
+        # A running campaign may have added rows since the keys were read.
+        return dict(zip(keys, self.rows(), strict=False))
 
     def living_children(self) -> list[int]:
         return [
