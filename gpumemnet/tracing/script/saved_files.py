@@ -89,6 +89,7 @@ class SavedFiles:
         self._saved: dict[object, tuple[object, set[int]]] = {}
         self._temporary: set[Path] = set()
         self._temporary_buffers: list[bytes] = []
+        self._opened: set[Any] = set()
         self._backups: dict[Path, Path] = {}
         self._process = os.getpid()
         self._open, self._rename, self._write = builtins.open, os.rename, SAVE.value()
@@ -101,6 +102,7 @@ class SavedFiles:
         def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             if isinstance(mode, str) and "w" in mode and "b" in mode:
                 self._back_up(file)
+                self._opened.add(_path(file))
             return self._open(file, mode, *args, **kwargs)
 
         def renamed(source: Any, target: Any, **kwargs: Any) -> None:
@@ -287,10 +289,13 @@ class SavedFiles:
         """Remove the temporary files, and put back what they replaced."""
         for path in self._temporary:
             path.unlink(missing_ok=True)
+        for path in self._opened:  # to write a buffer, perhaps
+            if isinstance(path, Path) and path.is_file() and self._holds_a_buffer(path):
+                path.unlink()
         for path, backup in self._backups.items():
             if not backup.is_file():
                 continue
-            if path.is_file() and not self._holds_a_buffer(path):
+            if path.is_file():
                 shutil.copymode(backup, path)
                 backup.unlink()
             else:
@@ -313,7 +318,7 @@ def _write_safetensors_of_zeros(tensors: Mapping[str, Tensor], target: Path, met
         shape = list(tensor.shape)
         header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
-    with target.open("xb") as stream:
+    with target.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         stream.truncate(8 + len(text) + end)
 

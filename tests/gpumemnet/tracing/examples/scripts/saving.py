@@ -14,8 +14,10 @@ from torch import nn
 folder = Path(sys.argv[1])
 
 
-def seen(name):
-    (folder / "seen" / name).write_bytes((folder / name).read_bytes())
+def seen(name):  # below Python's open, which a trace watches
+    file = os.open(folder / "seen" / name, os.O_CREAT | os.O_WRONLY)
+    os.write(file, (folder / name).read_bytes())
+    os.close(file)
 
 
 torch.save({"vocabulary": torch.arange(5)}, folder / "data.pt")
@@ -41,6 +43,7 @@ for _ in range(3):
     buffer = io.BytesIO()
     torch.save(model.state_dict(), buffer)
     (folder / "buffer.pt").write_bytes(buffer.getvalue())
+    (folder / "new.pt").write_bytes(buffer.getvalue())
     seen("buffer.pt")
     save_file(model.state_dict(), folder / "model.safetensors")
     seen("model.safetensors")
