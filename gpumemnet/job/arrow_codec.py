@@ -34,11 +34,6 @@ if TYPE_CHECKING:
 
 Flags = NDArray[np.bool_]
 
-DEFAULTS: Final[dict[str, Any]] = {
-    name: None if name in REQUIRED_FIELDS else default for name, default in FIELD_DEFAULTS.items()
-}
-"""Field → value when a row does not state it; for required fields, ``None``, which every check
-refuses."""
 WORD_FIELDS: Final = tuple(FIELD_CHOICES)
 SWITCH_FIELDS: Final = tuple(name for name in OPTION_FIELDS if name not in FIELD_CHOICES)
 COUNT_FIELDS: Final = (*NUMBER_FIELDS, "schema_version")
@@ -128,7 +123,7 @@ def read_arrow_jobs(batch: pa.RecordBatch) -> ReadJobs:
     columns = {
         name: batch.column(index)
         for index, name in enumerate(batch.schema.names)
-        if name in DEFAULTS and batch.column(index).null_count < count
+        if name in FIELD_DEFAULTS and batch.column(index).null_count < count
     }
     layers = _read_layers(columns.get("layers"), count, is_invalid)
     numbers = np.empty((len(NUMBER_FIELDS), count))
@@ -165,7 +160,7 @@ def row_documents(batch: pa.RecordBatch, rows: Indices) -> list[dict[str, Any]]:
     fields that are not stated."""
     import pyarrow as pa
 
-    names = [name for name in batch.schema.names if name in DEFAULTS]
+    names = [name for name in batch.schema.names if name in FIELD_DEFAULTS]
     rows_as_read = batch.select(names).take(pa.array(rows, pa.int64())).to_pylist()
     return [
         {name: _whole(value) for name, value in row.items() if value is not None and value == value}
@@ -183,7 +178,7 @@ def _read_counts(column: pa.Array | None, name: str, is_invalid: Flags) -> Array
     fraction."""
     import pyarrow.types as types
 
-    default = np.nan if DEFAULTS[name] is None else float(DEFAULTS[name])
+    default = np.nan if FIELD_DEFAULTS[name] is None else float(FIELD_DEFAULTS[name])
     if column is None:
         return default
     if types.is_floating(column.type):
@@ -246,13 +241,13 @@ def _option_set(index: int) -> tuple[Any, ...]:
 def _option_codes(column: pa.Array | None, name: str, choices: Sequence[Any]) -> int | Indices:
     """Positions of the values among ``choices``; a single ``int`` when all rows have the same
     value."""
-    default = _NO_CODE if name in REQUIRED_FIELDS else choices.index(DEFAULTS[name])
+    default = _NO_CODE if name in REQUIRED_FIELDS else choices.index(FIELD_DEFAULTS[name])
     if column is None:
         return default
     if name in SWITCH_FIELDS:
         if not column.null_count and column.true_count in (0, len(column)):
             return int(column.true_count > 0)
-        filled = column.fill_null(DEFAULTS[name]) if column.null_count else column
+        filled = column.fill_null(FIELD_DEFAULTS[name]) if column.null_count else column
         return np.asarray(filled.to_numpy(zero_copy_only=False), dtype=np.int64)
     words, indices = _dictionary(column)
     codes = [

@@ -7,15 +7,15 @@ All computations take a job table; a single job is a table of one row.  Users co
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain, repeat
+from dataclasses import dataclass, replace
+from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import Any, Final, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.job.layers import CODE_OF_KIND, KINDS, OTHER_CODE, Layer
+from gpumemnet.job.layers import CODE_OF_KIND, KINDS, OTHER_CODE, Layer, unchecked_layers
 from gpumemnet.job.training_job import NUMBER_FIELDS, OPTION_FIELDS, UNSTATED_AS_ZERO, TrainingJob
 
 Array = NDArray[np.float64]
@@ -27,6 +27,13 @@ _OPTIONS_OF: Final = attrgetter(*OPTION_FIELDS)
 _NUMBERS_OF: Final = attrgetter(*NUMBER_FIELDS)
 _KIND, _ACTIVATIONS, _PARAMETERS = map(itemgetter, range(3))
 _INDEX_OF_NUMBER: Final = {name: index for index, name in enumerate(NUMBER_FIELDS)}
+
+
+def codes_with(unknown_kinds: Sequence[str]) -> dict[str, int]:
+    """Layer kind → its code in a table that has these unknown kinds."""
+    if not unknown_kinds:
+        return CODE_OF_KIND
+    return {kind: code for code, kind in enumerate((*KINDS, *unknown_kinds))}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,22 +101,14 @@ class JobTable(Sequence[TrainingJob]):
         """
         codes: dict[OptionSet, int] = {}
         option_codes = [codes.setdefault(option_set, len(codes)) for option_set in options]
-        unknown: tuple[str, ...] = ()
-        try:
-            kind_codes = list(map(CODE_OF_KIND.__getitem__, kinds))
-        except KeyError:
-            unknown = tuple(sorted(set(kinds) - CODE_OF_KIND.keys()))
-            code_of = {
-                **CODE_OF_KIND,
-                **{kind: len(KINDS) + index for index, kind in enumerate(unknown)},
-            }
-            kind_codes = list(map(code_of.__getitem__, kinds))
+        unknown = tuple(sorted(set(kinds) - CODE_OF_KIND.keys()))
+        code_of = codes_with(unknown)
         return cls(
             numbers,
             tuple(codes),
             np.array(option_codes, dtype=np.int64),
             layer_counts,
-            np.array(kind_codes, dtype=np.int64),
+            np.array([code_of[kind] for kind in kinds], dtype=np.int64),
             np.array(activations, dtype=np.float64),
             np.array(parameters, dtype=np.float64),
             unknown,
@@ -121,27 +120,19 @@ class JobTable(Sequence[TrainingJob]):
         tables = [table for table in tables if len(table)] or tables[:1] or [JobTable.from_jobs(())]
         if len(tables) == 1:
             return tables[0]
-        option_sets = tuple(
-            dict.fromkeys(chain.from_iterable(table.option_sets for table in tables))
-        )
+        option_sets = dict.fromkeys(chain.from_iterable(table.option_sets for table in tables))
         code_of = {options: code for code, options in enumerate(option_sets)}
         unknown = tuple(sorted(set(chain.from_iterable(table.unknown_kinds for table in tables))))
+        code_of_kind = codes_with(unknown)
         option_codes, kinds = [], []
         for table in tables:
             codes = np.array([code_of[options] for options in table.option_sets], dtype=np.int64)
             option_codes.append(codes[table.option_codes])
-            places = [
-                *range(len(KINDS)),
-                *(len(KINDS) + unknown.index(kind) for kind in table.unknown_kinds),
-            ]
-            kinds.append(
-                np.array(places, dtype=np.int64)[table.layer_kinds]
-                if unknown
-                else table.layer_kinds
-            )
+            places = np.array([code_of_kind[kind] for kind in table.kind_names], dtype=np.int64)
+            kinds.append(places[table.layer_kinds])
         return JobTable(
             numbers=np.concatenate([table.numbers for table in tables], axis=1),
-            option_sets=option_sets,
+            option_sets=tuple(option_sets),
             option_codes=np.concatenate(option_codes),
             layer_counts=np.concatenate([table.layer_counts for table in tables]),
             layer_kinds=np.concatenate(kinds),
@@ -161,22 +152,18 @@ class JobTable(Sequence[TrainingJob]):
 
     def __getitem__(self, index: int | slice) -> TrainingJob | JobTable:
         """One job for an index, a table for a slice."""
+        rows = np.arange(len(self))[index]
         if isinstance(index, slice):
-            start, stop, step = index.indices(len(self))
-            return (
-                self._stretch(start, max(start, stop))
-                if step == 1
-                else self.take(np.arange(start, stop, step))
-            )
-        row = range(len(self))[index]
-        start = int(self.layer_counts[:row].sum())
-        return self._job(row, start, start + int(self.layer_counts[row]))
+            return self.take(rows)
+        return next(iter(self.take(rows[None])))
 
     def __iter__(self) -> Iterator[TrainingJob]:
-        start = 0
-        for row, count in enumerate(self.layer_counts.tolist()):
-            yield self._job(row, start, start + count)
-            start += count
+        rows = zip(self.numbers.T.tolist(), self.option_codes.tolist(), self._layers(), strict=True)
+        for numbers, code, layers in rows:
+            values = dict(zip(OPTION_FIELDS, self.option_sets[code], strict=True))
+            for name, value in zip(NUMBER_FIELDS, numbers, strict=True):
+                values[name] = int(value) if value or name not in UNSTATED_AS_ZERO else None
+            yield TrainingJob(layers=layers, **values)
 
     def column(self, name: str) -> Array:
         """Values of the field ``name``, one of :data:`~gpumemnet.job.training_job.NUMBER_FIELDS`,
@@ -213,26 +200,23 @@ class JobTable(Sequence[TrainingJob]):
         counts = self.layer_counts[rows]
         ends = counts.cumsum()
         first = (self.layer_counts.cumsum() - self.layer_counts)[rows]
-        places = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(
-            first - (ends - counts), counts
+        places = np.arange(counts.sum()) + np.repeat(first - (ends - counts), counts)
+        return replace(
+            self,
+            numbers=self.numbers[:, rows],
+            option_codes=self.option_codes[rows],
+            layer_counts=counts,
+            layer_kinds=self.layer_kinds[places],
+            layer_activations=self.layer_activations[places],
+            layer_parameters=self.layer_parameters[places],
         )
-        return self._with(rows, places)
 
     def with_numbers(self, name: str, values: Array) -> JobTable:
         """A copy of the table in which the field ``name`` has the given ``values``, shape
         ``[B]``."""
         numbers = self.numbers.copy()
         numbers[_INDEX_OF_NUMBER[name]] = values
-        return JobTable(
-            numbers,
-            self.option_sets,
-            self.option_codes,
-            self.layer_counts,
-            self.layer_kinds,
-            self.layer_activations,
-            self.layer_parameters,
-            self.unknown_kinds,
-        )
+        return replace(self, numbers=numbers)
 
     def option_column(self, name: str) -> NDArray[Any]:
         """Each job's value of the field ``name``, one of
@@ -242,47 +226,25 @@ class JobTable(Sequence[TrainingJob]):
     def without_layers(self) -> JobTable:
         """The same jobs with their totals only."""
         none = np.empty(0)
-        return JobTable(
-            self.numbers,
-            self.option_sets,
-            self.option_codes,
-            np.zeros(len(self), dtype=np.int64),
-            none.astype(np.int64),
-            none,
-            none,
+        return replace(
+            self,
+            layer_counts=np.zeros(len(self), dtype=np.int64),
+            layer_kinds=none.astype(np.int64),
+            layer_activations=none,
+            layer_parameters=none,
+            unknown_kinds=(),
         )
 
-    def _stretch(self, start: int, stop: int) -> JobTable:
-        first = int(self.layer_counts[:start].sum())
-        return self._with(
-            slice(start, stop), slice(first, first + int(self.layer_counts[start:stop].sum()))
-        )
-
-    def _with(self, rows: Indices | slice, places: Indices | slice) -> JobTable:
-        return JobTable(
-            numbers=self.numbers[:, rows],
-            option_sets=self.option_sets,
-            option_codes=self.option_codes[rows],
-            layer_counts=self.layer_counts[rows],
-            layer_kinds=self.layer_kinds[places],
-            layer_activations=self.layer_activations[places],
-            layer_parameters=self.layer_parameters[places],
-            unknown_kinds=self.unknown_kinds,
-        )
-
-    def _job(self, row: int, start: int, stop: int) -> TrainingJob:
-        values = dict(zip(OPTION_FIELDS, self.option_sets[self.option_codes[row]], strict=True))
-        for name, value in zip(NUMBER_FIELDS, self.numbers[:, row].tolist(), strict=True):
-            values[name] = int(value) if value or name not in UNSTATED_AS_ZERO else None
-        return TrainingJob(layers=self._layers(start, stop), **values)
-
-    def _layers(self, start: int, stop: int) -> tuple[Layer, ...]:
+    def _layers(self) -> Iterator[tuple[Layer, ...]]:
+        """The layers of each job."""
         names = self.kind_names
-        kinds = [names[kind] for kind in self.layer_kinds[start:stop].tolist()]
-        activations, parameters = (
-            map(int, amounts[start:stop].tolist())
-            for amounts in (self.layer_activations, self.layer_parameters)
+        layers = unchecked_layers(
+            [names[kind] for kind in self.layer_kinds.tolist()],
+            map(int, self.layer_activations.tolist()),
+            map(int, self.layer_parameters.tolist()),
         )
-        return tuple(
-            map(tuple.__new__, repeat(Layer), zip(kinds, activations, parameters, strict=True))
+        ends = self.layer_counts.cumsum().tolist()
+        return (
+            layers[end - count : end]
+            for end, count in zip(ends, self.layer_counts.tolist(), strict=True)
         )

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
+from operator import itemgetter
 from types import NoneType
 from typing import Any, Final, NamedTuple
 
@@ -19,7 +20,7 @@ import numpy as np
 
 from gpumemnet.errors import FieldError, InvalidJobError, did_you_mean
 from gpumemnet.job.job_table import Indices, JobTable
-from gpumemnet.job.layers import MAX_LAYERS, Layer, are_layers, describe
+from gpumemnet.job.layers import MAX_LAYERS, Layer, are_layers, describe, unchecked_layers
 from gpumemnet.job.training_job import (
     FIELD_DEFAULTS,
     JOB_FIELDS,
@@ -34,9 +35,10 @@ from gpumemnet.job.training_job import (
     settle_columns,
 )
 
-_JOB_FIELDS: Final = frozenset(JOB_FIELDS)
-_REQUIRED_FIELDS: Final = frozenset(REQUIRED_FIELDS)
-_LAYER_FIELDS: Final = ("kind", "activations", "parameters")
+_NUMBERS_OF: Final = itemgetter(*NUMBER_FIELDS)
+_OPTIONS_OF: Final = itemgetter(*OPTION_FIELDS)
+_SWITCHES_OF: Final = itemgetter(*OPTION_SWITCHES)
+_LAYER_FIELDS: Final = Layer._fields
 _LAYER_FIELD_SET: Final = frozenset(_LAYER_FIELDS)
 _PARSER_MESSAGE: Final = re.compile(
     r'(?P<reason>(Detected duplicate key "(?P<key>.*)"|.*)) at line (?P<line>\d+) column (?P<column>\d+)',
@@ -49,13 +51,6 @@ _PLAIN_WORDS: Final = {
 }
 """Words of jiter → ours."""
 _LayerColumns = tuple[Sequence[str], Sequence[int], Sequence[int]]
-_DEFAULTS: Final[dict[str, Any]] = {
-    name: None if name in REQUIRED_FIELDS else value for name, value in FIELD_DEFAULTS.items()
-}
-"""Field → value when a document does not state it; for required fields, ``None``, which every check
-refuses."""
-_FEW: Final = 8
-"""Up to about twice this many documents are read one by one when any of them is invalid."""
 
 
 class ReadJobs(NamedTuple):
@@ -84,12 +79,6 @@ def read_jobs(documents: Sequence[object], max_layers: int = MAX_LAYERS) -> Read
     table = _table(documents, max_layers)
     if table is not None:
         return ReadJobs(table, np.arange(len(documents)), {})
-    half = len(documents) // 2
-    if half > _FEW:  # most documents are valid: halve the list to isolate the others
-        first, second = (
-            read_jobs(some, max_layers) for some in (documents[:half], documents[half:])
-        )
-        return merge_reads([(np.arange(half), first), (np.arange(half, len(documents)), second)])
     jobs: dict[int, TrainingJob] = {}
     errors: dict[int, FieldError] = {}
     for index, document in enumerate(documents):
@@ -108,54 +97,39 @@ def _table(documents: Sequence[Any], max_layers: int) -> JobTable | None:
     Returns ``None`` if :func:`job_from_dict` would refuse one of them, or if the documents do not
     all write layers in the same form.
     """
-    if not documents:
-        return JobTable.from_jobs(())
-    names = set().union(*documents) if set(map(type, documents)) == {dict} else set()
-    if not _REQUIRED_FIELDS <= names <= _JOB_FIELDS:
+    if set(map(type, documents)) - {dict}:
         return None
-    values = {
-        name: list(map(dict.get, documents, repeat(name), repeat(_DEFAULTS[name])))
-        for name in names
-    }
-    count, lists = len(documents), [layers or () for layers in values.get("layers", ())]
-    has_valid_types = (
-        all(
-            set(map(type, values[name])) <= {int, NoneType}
-            for name in NUMBER_FIELDS
-            if name in names
-        )
-        and all(set(map(type, values[name])) == {bool} for name in OPTION_SWITCHES if name in names)
-        and set(map(type, values.get("schema_version", ()))) <= {int}
-        and set(values.get("schema_version", ())) <= {SCHEMA_VERSION}
-        and set(map(type, values.get("layers", ()))) <= {list, tuple, NoneType}
-        and max(map(len, lists), default=0) <= max_layers
-    )
-    columns = _layer_columns([*chain.from_iterable(lists)]) if has_valid_types else None
+    rows = [{**FIELD_DEFAULTS, **document} for document in documents]
+    numbers, options = (list(map(values_of, rows)) for values_of in (_NUMBERS_OF, _OPTIONS_OF))
+    layers = [row["layers"] or () for row in rows]
+    if (
+        set(map(len, rows)) - {len(FIELD_DEFAULTS)}  # a field that no job has
+        or set(map(type, chain.from_iterable(numbers))) - {int, NoneType}
+        or set(map(type, chain.from_iterable(map(_SWITCHES_OF, rows)))) - {bool}
+        or {type(row["schema_version"]) for row in rows} - {int}
+        or {row["schema_version"] for row in rows} - {SCHEMA_VERSION}
+        or set(map(type, layers)) - {list, tuple}
+        or max(map(len, layers), default=0) > max_layers
+    ):
+        return None
+    columns = _layer_columns([*chain.from_iterable(layers)])
     if columns is None:
         return None
-    options = list(
-        zip(
-            *(values.get(name) or repeat(_DEFAULTS[name], count) for name in OPTION_FIELDS),
-            strict=True,
-        )
-    )
     try:
         for option_set in set(options):
             check_options(option_set)
-        numbers = np.array(
-            [values.get(name) or [_DEFAULTS[name]] * count for name in NUMBER_FIELDS],
-            dtype=np.float64,
+        table = JobTable.from_columns(
+            np.array(numbers, dtype=np.float64).reshape(-1, len(NUMBER_FIELDS)).T.copy(),
+            options,
+            np.array(list(map(len, layers)), dtype=np.int64),
+            *columns,
         )
-    except (
-        InvalidJobError,
-        TypeError,
-        OverflowError,
-    ):  # TypeError: an unhashable value is never a valid option
+    except (InvalidJobError, OverflowError, TypeError):  # an unhashable value is a TypeError
         return None
-    counts = np.array(list(map(len, lists)) or [0] * count, dtype=np.int64)
-    table = JobTable.from_columns(numbers, options, counts, *columns)
-    breaks = settle_columns(table.numbers, counts, table.layer_activations, table.layer_parameters)
-    return None if breaks.any() else table
+    is_broken = settle_columns(
+        table.numbers, table.layer_counts, table.layer_activations, table.layer_parameters
+    )
+    return None if is_broken.any() else table
 
 
 def merge_reads(parts: Sequence[tuple[Indices, ReadJobs]]) -> ReadJobs:
@@ -183,15 +157,13 @@ def job_from_dict(document: object, max_layers: int = MAX_LAYERS) -> TrainingJob
     """
     if not isinstance(document, Mapping):
         raise InvalidJobError(f"a job must be a JSON object, not {describe(document)}")
-    if not _JOB_FIELDS.issuperset(document):
-        check_schema_version(
-            document.get("schema_version", SCHEMA_VERSION)
-        )  # a newer schema explains unknown fields better
-        _refuse_unknown(document, JOB_FIELDS, "")
+    # A newer schema explains unknown fields better.
+    check_schema_version(document.get("schema_version", SCHEMA_VERSION))
+    _refuse_unknown(document, JOB_FIELDS)
     for name in REQUIRED_FIELDS:
         if name not in document:
             raise InvalidJobError("is missing: a job needs " + ", ".join(REQUIRED_FIELDS), name)
-    layers = document.get("layers")
+    layers = document.get("layers", ())
     if layers is None:
         layers = ()
     if not isinstance(layers, list | tuple):
@@ -199,8 +171,8 @@ def job_from_dict(document: object, max_layers: int = MAX_LAYERS) -> TrainingJob
     if len(layers) > max_layers:
         raise InvalidJobError(f"must hold at most {max_layers} layers, not {len(layers)}", "layers")
     columns = _layer_columns(layers)
-    checked = _checked_layers(layers) if columns is None else map(Layer, *columns)
-    return TrainingJob(**{**document, "layers": tuple(checked)})
+    checked = _checked_layers(layers) if columns is None else unchecked_layers(*columns)
+    return TrainingJob(**{**document, "layers": checked})
 
 
 def job_from_json(text: str | bytes) -> TrainingJob:
@@ -240,12 +212,8 @@ def _syntax_error(text: bytes, message: str) -> InvalidJobError:
         found = None
     if found is None:
         return InvalidJobError("no valid JSON: the text is not UTF-8")
-    reason, key, line, column = (
-        found["reason"],
-        found["key"],
-        int(found["line"]),
-        max(int(found["column"]), 1),
-    )
+    reason, key = found["reason"], found["key"]
+    line, column = int(found["line"]), max(int(found["column"]), 1)
     if key is not None:
         return InvalidJobError("appears twice", _printable(key))
     reason = _PLAIN_WORDS.get(reason, reason)
@@ -257,15 +225,9 @@ def _syntax_error(text: bytes, message: str) -> InvalidJobError:
 
 def job_to_dict(job: TrainingJob) -> dict[str, Any]:
     """Converts ``job`` to its JSON object; :func:`job_from_dict` returns an equal job."""
-    document: dict[str, Any] = {"schema_version": job.schema_version}
-    document |= {
-        name: getattr(job, name) for name in JOB_FIELDS if name not in ("schema_version", "layers")
-    }
-    document["layers"] = [
-        {"kind": layer.kind, "activations": layer.activations, "parameters": layer.parameters}
-        for layer in job.layers
-    ]
-    return document
+    names = ("schema_version", *(name for name in JOB_FIELDS if name != "schema_version"))
+    document = {name: getattr(job, name) for name in names}
+    return document | {"layers": [layer._asdict() for layer in job.layers]}
 
 
 def job_to_json(job: TrainingJob) -> str:
@@ -284,19 +246,19 @@ def _layer_columns(layers: Sequence[Any]) -> _LayerColumns | None:
     ``None``."""
     forms = set(map(type, layers))
     columns: Any = (), (), ()
-    if forms == {dict} and all(map(_LAYER_FIELD_SET.issuperset, layers)):
-        kinds, activations = (
-            list(map(dict.get, layers, repeat(name))) for name in ("kind", "activations")
+    if forms == {dict} and set().union(*layers) <= _LAYER_FIELD_SET:
+        columns = tuple(
+            list(map(dict.get, layers, repeat(name), repeat(default)))
+            for name, default in (("kind", None), ("activations", None), ("parameters", 0))
         )
-        columns = kinds, activations, list(map(dict.get, layers, repeat("parameters"), repeat(0)))
-    elif forms and forms <= {list, Layer} and set(map(len, layers)) == {len(_LAYER_FIELDS)}:
+    elif forms == {list} and set(map(len, layers)) == {len(_LAYER_FIELDS)}:
         columns = tuple(zip(*layers, strict=True))
     elif forms:
         return None
     return columns if are_layers(*columns) else None
 
 
-def _checked_layers(entries: Sequence[object]) -> list[Layer]:
+def _checked_layers(entries: Sequence[object]) -> tuple[Layer, ...]:
     """Checks the layers one by one, so that an error names the layer."""
     layers = []
     for index, entry in enumerate(entries):
@@ -305,12 +267,10 @@ def _checked_layers(entries: Sequence[object]) -> list[Layer]:
         except InvalidJobError as error:
             path = f"layers[{index}]" + (f".{error.field}" if error.field else "")
             raise InvalidJobError(error.reason, path) from None
-    return layers
+    return tuple(layers)
 
 
 def _layer(entry: object) -> Layer:
-    if isinstance(entry, Layer):
-        return entry
     if isinstance(entry, list | tuple):
         if len(entry) != 3:
             raise InvalidJobError(
@@ -321,21 +281,18 @@ def _layer(entry: object) -> Layer:
         raise InvalidJobError(
             f"must be an object with kind, activations and parameters, not {describe(entry)}"
         )
-    if not set(_LAYER_FIELDS).issuperset(entry):
-        _refuse_unknown(entry, tuple(sorted(_LAYER_FIELDS)), "")
-    if "kind" not in entry or "activations" not in entry:
-        raise InvalidJobError(
-            "is missing: a layer needs kind and activations",
-            "kind" if "kind" not in entry else "activations",
-        )
+    _refuse_unknown(entry, _LAYER_FIELDS)
+    for name in ("kind", "activations"):
+        if name not in entry:
+            raise InvalidJobError("is missing: a layer needs kind and activations", name)
     return Layer(entry["kind"], entry["activations"], entry.get("parameters", 0))
 
 
-def _refuse_unknown(document: Mapping[Any, Any], known: tuple[str, ...], prefix: str) -> None:
+def _refuse_unknown(document: Mapping[Any, Any], known: tuple[str, ...]) -> None:
     for name in document:
         if name not in known:
             hint = did_you_mean(name, known, f"known fields are {', '.join(known)}")
-            raise InvalidJobError(f"is not a field: {hint}", f"{prefix}{_printable(name)}")
+            raise InvalidJobError(f"is not a field: {hint}", _printable(name))
 
 
 def _printable(name: object) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 from gpumemnet.errors import InvalidJobError
@@ -173,6 +174,14 @@ class Layer(_Fields):
     def group(self) -> str:
         """The layer group of this kind."""
         return GROUP_OF_KIND.get(self.kind, "other")
+
+
+def unchecked_layers(
+    kinds: Iterable[str], activations: Iterable[int], parameters: Iterable[int]
+) -> tuple[Layer, ...]:
+    """Layers from columns that are known to be valid, much faster than one by one."""
+    columns = zip(kinds, activations, parameters, strict=True)
+    return tuple(map(tuple.__new__, repeat(Layer), columns))
 
 
 def are_layers(

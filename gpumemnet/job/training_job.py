@@ -13,11 +13,10 @@ builder use these declarations.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import lru_cache
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any, Final, cast
 
 import numpy as np
@@ -25,15 +24,6 @@ from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidJobError
 from gpumemnet.job.layers import MAX_ELEMENTS, MAX_LAYERS, Layer, check_count, describe
-from gpumemnet.job.settled_counts import (
-    IS_COMPILED,
-    LARGE_TOTAL,
-    LARGE_TRAINABLE,
-    MISSING_TOTAL,
-    OTHER_TOTAL,
-    PER_FIELD,
-    settle_counts,
-)
 
 OPTIMIZERS: Final = ("sgd", "sgd_momentum", "adam", "adamw", "rmsprop", "adagrad", "adafactor")
 OPTIMIZER_IMPLEMENTATIONS: Final = ("default", "foreach", "fused", "for_loop")
@@ -270,18 +260,42 @@ class TrainingJob:
     def __post_init__(self) -> None:
         check_schema_version(self.schema_version)
         check_options(_OPTIONS_OF(self))
-        layers = self.layers
-        if not isinstance(layers, tuple) or not all(
-            issubclass(kind, Layer) for kind in set(map(type, layers))
-        ):
+        if not isinstance(self.layers, tuple) or set(map(type, self.layers)) - {Layer}:
             raise InvalidJobError("must be a tuple of Layer", "layers")
-        stated = _NUMBERS_OF(self)
-        settled = settle_numbers(
-            stated, list(map(_ACTIVATIONS, layers)), list(map(_PARAMETERS, layers))
-        )
-        for name, before, value in zip(NUMBER_FIELDS, stated, settled, strict=True):
-            if value is not before:
-                object.__setattr__(self, name, value)
+        if len(self.layers) > MAX_LAYERS:
+            raise InvalidJobError(
+                f"must hold at most {MAX_LAYERS} layers, not {len(self.layers)}", "layers"
+            )
+        for name, minimum, maximum in FIELD_RANGES:
+            value = getattr(self, name)
+            if value is not None or name not in NULLABLE_FIELDS:
+                object.__setattr__(self, name, check_count(value, name, minimum, maximum))
+        self._settle_totals()
+
+    def _settle_totals(self) -> None:
+        """Checks the totals and derives those that are not stated; :func:`settle_columns` has the
+        same rules for tables."""
+        for name, field_of_layer in TOTAL_FIELDS.items():
+            stated = getattr(self, name)
+            total = sum(map(attrgetter(field_of_layer), self.layers))
+            if stated is None and not self.layers:
+                raise InvalidJobError(
+                    "is missing: give the layers, or total_activations and total_parameters", name
+                )
+            if stated is None:
+                object.__setattr__(self, name, check_count(total, name))
+            elif self.layers and stated != total:
+                raise InvalidJobError(
+                    f"is {stated}, but the layers add up to {total}: leave it out or correct it",
+                    name,
+                )
+        if self.trainable_parameters is None:
+            object.__setattr__(self, "trainable_parameters", self.total_parameters)
+        elif self.trainable_parameters > cast(int, self.total_parameters):
+            raise InvalidJobError(
+                f"is {self.trainable_parameters}, more than the {self.total_parameters} parameters",
+                "trainable_parameters",
+            )
 
     @property
     def has_layers(self) -> bool:
@@ -307,11 +321,17 @@ class TrainingJob:
         return self.trainable_parameters / self.total_parameters
 
 
+FIELD_DEFAULTS: Final[dict[str, Any]] = {
+    each.name: None if each.default is MISSING else each.default for each in fields(TrainingJob)
+}
+"""Field → its value when a job does not state it; for required fields ``None``, which every check
+refuses."""
+JOB_FIELDS: Final[tuple[str, ...]] = tuple(FIELD_DEFAULTS)
+REQUIRED_FIELDS: Final[tuple[str, ...]] = tuple(
+    each.name for each in fields(TrainingJob) if each.default is MISSING
+)
 NULLABLE_FIELDS: Final = frozenset(
-    {
-        *("activation_function", "sequence_length", "attention_kernel", "traced_peak_bytes"),
-        *("total_activations", "total_parameters", "trainable_parameters"),
-    }
+    each.name for each in fields(TrainingJob) if each.default is None
 )
 """Fields that may be left out or ``None``."""
 FIELD_RANGES: Final[tuple[tuple[str, int, int], ...]] = (
@@ -330,35 +350,21 @@ FIELD_RANGES: Final[tuple[tuple[str, int, int], ...]] = (
 OPTION_FIELDS: Final[tuple[str, ...]] = (*FIELD_CHOICES, *OPTION_SWITCHES)
 """Fields of a set of options, in this order."""
 NUMBER_FIELDS: Final[tuple[str, ...]] = tuple(name for name, _, _ in FIELD_RANGES)
-TOTAL_FIELDS: Final = ("total_activations", "total_parameters")
-"""Fields that the layers add up to."""
+TOTAL_FIELDS: Final = {"total_activations": "activations", "total_parameters": "parameters"}
+"""Field → the layers' field that adds up to it."""
 UNSTATED_AS_ZERO: Final = frozenset({"sequence_length", "traced_peak_bytes"})
 """Count fields that may stay unstated and are never 0; the job table stores them as 0 when
 unstated."""
 _KNOWN_OPTION_SETS: Final = 4096
 
 _OPTIONS_OF: Final = attrgetter(*OPTION_FIELDS)
-_NUMBERS_OF: Final = attrgetter(*NUMBER_FIELDS)
-_ACTIVATIONS, _PARAMETERS = itemgetter(1), itemgetter(2)
-_TOTALS: Final = [NUMBER_FIELDS.index(name) for name in TOTAL_FIELDS]
+_SMALLEST, _LARGEST = np.array([limits for _, *limits in FIELD_RANGES], dtype=np.float64).T[
+    ..., None
+]
+_MAY_STAY_UNSTATED: Final = np.array([[name in UNSTATED_AS_ZERO] for name in NUMBER_FIELDS])
+_TOTALS: Final = slice(*(NUMBER_FIELDS.index("total_activations") + end for end in (0, 2)))
+_PARAMETERS: Final = NUMBER_FIELDS.index("total_parameters")
 _TRAINABLE: Final = NUMBER_FIELDS.index("trainable_parameters")
-_LIMITS: Final = array(
-    "d",
-    [
-        *(smallest for _, smallest, _ in FIELD_RANGES),
-        *(largest for _, _, largest in FIELD_RANGES),
-        *(name in NULLABLE_FIELDS for name in NUMBER_FIELDS),
-    ],
-)
-"""Of each field the smallest value, then the largest, then whether it may be missing; for
-:func:`settle_counts`."""
-_BROKEN_TOTALS: Final = {
-    MISSING_TOTAL: "is missing: give the layers, or total_activations and total_parameters",
-    OTHER_TOTAL: "is {stated}, but the layers add up to {total}: leave it out or correct it",
-    LARGE_TOTAL: f"must be between 0 and {MAX_ELEMENTS}, not {{total}}",
-    LARGE_TRAINABLE: "is {stated}, more than the {total} parameters",
-}
-_NAN: Final = float("nan")
 
 
 def check_options(options: Sequence[object]) -> None:
@@ -388,49 +394,14 @@ def _check_options(*options: object) -> None:
             )
 
 
-def settle_numbers(
-    stated: Sequence[object], activations: Sequence[int], parameters: Sequence[int]
-) -> list[int | None]:
-    """Checks the counts of one job and derives its totals from its layers, if it has any.
-
-    Args:
-        stated: the values of :data:`NUMBER_FIELDS`, ``None`` where the job does not state one.
-        activations, parameters: elements of each layer.
-
-    Raises:
-        InvalidJobError: names the field and its allowed values.
-    """
-    numbers: list[int | None] = []
-    for (name, minimum, maximum), value in zip(FIELD_RANGES, stated, strict=True):
-        is_unstated = value is None and name in NULLABLE_FIELDS
-        numbers.append(None if is_unstated else check_count(value, name, minimum, maximum))
-    if len(activations) > MAX_LAYERS:
-        raise InvalidJobError(
-            f"must hold at most {MAX_LAYERS} layers, not {len(activations)}", "layers"
-        )
-    settled = array("d", [_NAN if number is None else number for number in numbers])
-    broken = array("q", (0,))
-    amounts = array("d", activations), array("d", parameters)
-    settle_counts(settled, array("q", (len(activations),)), *amounts, _LIMITS, broken)
-    if broken[0]:
-        field, rule = divmod(broken[0], PER_FIELD)
-        derived = sum(activations if field == _TOTALS[0] else parameters)
-        total = derived if activations else numbers[_TOTALS[1]]
-        raise InvalidJobError(
-            _BROKEN_TOTALS[rule].format(stated=numbers[field], total=total), NUMBER_FIELDS[field]
-        )
-    for index in (*_TOTALS, _TRAINABLE):
-        numbers[index] = int(settled[index])
-    return numbers
-
-
 def settle_columns(
     numbers: NDArray[np.float64],
     layer_counts: NDArray[np.int64],
     activations: NDArray[np.float64],
     parameters: NDArray[np.float64],
 ) -> NDArray[np.bool_]:
-    """Checks the counts of many jobs and derives their totals.
+    """Checks the counts of many jobs, and fills in what they do not state: totals from the layers,
+    the trainable parameters from all, and else 0.
 
     Args:
         numbers: the fields :data:`NUMBER_FIELDS`, NaN where a job does not state one, shape ``[9,
@@ -439,30 +410,26 @@ def settle_columns(
         activations, parameters: elements of all layers, shape ``[N]``.
 
     Returns:
-        Which jobs break a rule, shape ``[B]``; :func:`settle_numbers` says which rule.
+        Which jobs break a rule, shape ``[B]``; a :class:`TrainingJob` says which rule.
     """
-    broken = np.zeros(len(layer_counts), dtype=np.int64)
-    columns: Any = numbers.reshape(-1), layer_counts, activations, parameters, _LIMITS, broken
-    if IS_COMPILED:
-        settle_counts(*columns)
-    else:  # uncompiled Python reads lists faster than arrays
-        columns = [column.tolist() for column in columns]
-        settle_counts(*columns)
-        numbers[:], broken[:] = np.reshape(columns[0], numbers.shape), columns[-1]
-    is_broken: NDArray[np.bool_] = broken != 0
-    return is_broken
-
-
-FIELD_DEFAULTS: Final[dict[str, object]] = {f.name: f.default for f in fields(TrainingJob)}
-"""Field → its default; ``dataclasses.MISSING`` for required fields."""
-JOB_FIELDS: Final[tuple[str, ...]] = tuple(FIELD_DEFAULTS)
-REQUIRED_FIELDS: Final[tuple[str, ...]] = (
-    "family",
-    "batch_size",
-    "input_elements",
-    "optimizer",
-    "precision",
-)
+    owners = np.arange(len(layer_counts)).repeat(layer_counts)
+    sums = np.array(
+        [np.bincount(owners, each, len(layer_counts)) for each in (activations, parameters)],
+        dtype=np.float64,
+    )
+    has_none = layer_counts == 0
+    sums[:, has_none] = np.nan
+    is_unstated = np.isnan(numbers)
+    totals, trainable = numbers[_TOTALS], numbers[_TRAINABLE]
+    np.copyto(totals, sums, where=is_unstated[_TOTALS])
+    np.copyto(trainable, numbers[_PARAMETERS], where=is_unstated[_TRAINABLE])
+    stays_unstated = is_unstated & _MAY_STAY_UNSTATED
+    is_within = (numbers >= _SMALLEST) & (numbers <= _LARGEST)
+    is_right = (is_within | stays_unstated).all(axis=0)
+    is_right &= has_none | (totals == sums).all(axis=0)
+    is_right &= trainable <= numbers[_PARAMETERS]
+    numbers[stays_unstated] = 0.0
+    return ~is_right
 
 
 def check_schema_version(version: object) -> None:

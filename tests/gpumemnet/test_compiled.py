@@ -9,7 +9,6 @@ import random
 import shutil
 import subprocess
 import sys
-from array import array
 from collections.abc import Mapping
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -22,7 +21,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpumemnet
-from gpumemnet.job import settled_counts
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import KINDS, Layer
 from gpumemnet.job.training_job import TrainingJob
@@ -37,7 +35,7 @@ PACKAGE = Path(gpumemnet.__file__).parent
 WORKSPACE = 8_519_680
 COMPILED = [
     *(closed_form, layer_records, layer_roles, step_memory),
-    *(totals, bin_shares, settled_counts),
+    *(totals, bin_shares),
 ]
 COLUMNS = closed_form.COLUMNS
 
@@ -275,67 +273,6 @@ def test_mixtures_that_do_not_fit_are_refused(mixtures: int, components: int, an
         bin_shares.fill_shares(
             np.ones(mixtures), components, np.array([1.0, 2.0, 3.0]), np.zeros(answers)
         )
-
-
-# Stated counts, NaN where there is none, and the amounts of two layers; among them each broken
-# rule.
-_COUNTS = st.sampled_from([float("nan"), 0.0, 1.0, 2.0, 3.0, 4.0, 99.0])
-_LIMITS = [0.0] * 9 + [4.0] * 9 + [0.0, 0.0, *[1.0] * 7]
-
-
-@compiled
-@given(
-    st.lists(
-        st.tuples(st.lists(_COUNTS, min_size=9, max_size=9), st.integers(0, 2)),
-        min_size=1,
-        max_size=4,
-    )
-)
-def test_both_forms_settle_counts_alike(rows: list[tuple[list[float], int]]) -> None:
-    numbers, counts = (
-        np.array([stated for stated, _ in rows]).T.copy(),
-        [count for _, count in rows],
-    )
-    amounts = [float(index % 4) for index in range(sum(counts))]
-    plainly = [numbers.ravel().tolist(), [0] * len(rows)]
-    broken = np.zeros(len(rows), dtype=np.int64)
-    activations, parameters, limits = np.array(amounts), np.array(amounts[::-1]), np.array(_LIMITS)
-    settled_counts.settle_counts(
-        numbers.reshape(-1), array("q", counts), activations, parameters, limits, broken
-    )
-    uncompiled("job/settled_counts").settle_counts(
-        plainly[0], counts, amounts, amounts[::-1], _LIMITS, plainly[1]
-    )
-    assert [numbers.ravel().tolist(), broken.tolist()] == plainly
-    assert not np.isnan(numbers).any()
-
-
-@pytest.mark.parametrize(
-    "spoilt",
-    [
-        *(
-            {"numbers": np.ones(8)},
-            {"limits": np.ones(26)},
-            {"counts": np.array([3])},
-            {"counts": np.array([-1])},
-        ),
-        *({"counts": np.array([1, 1])}, {"activations": np.ones(1)}, {"parameters": np.ones(1)}),
-    ],
-)
-def test_counts_that_do_not_fit_are_refused(spoilt: dict[str, Any]) -> None:
-    given: dict[str, Any] = {
-        "numbers": np.ones(9),
-        "counts": np.array([2]),
-        "activations": np.ones(2),
-        "parameters": np.ones(2),
-        "limits": np.ones(27),
-        "broken": np.zeros(1, dtype=np.int64),
-    }
-    settled_counts.settle_counts(*given.values())
-    assert given["broken"].tolist() == [settled_counts.OTHER_TOTAL + settled_counts.PER_FIELD * 2]
-    given |= spoilt
-    with pytest.raises(ValueError, match="too few"):
-        settled_counts.settle_counts(*given.values())
 
 
 @pytest.mark.parametrize("module", COMPILED)

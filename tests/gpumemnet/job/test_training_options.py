@@ -33,7 +33,7 @@ TOTALS: dict[str, Any] = {
 @pytest.mark.parametrize("option", TRAINING_OPTIONS.values(), ids=TRAINING_OPTIONS)
 def test_a_job_declares_every_option_alike(option: Option) -> None:
     assert FIELD_DEFAULTS[option.name] == (
-        dataclasses.MISSING if option.name in REQUIRED_FIELDS else option.default
+        None if option.name in REQUIRED_FIELDS else option.default
     )
     assert (option.name in NULLABLE_FIELDS) == option.is_nullable
     assert FIELD_CHOICES.get(option.name, ()) == option.choices
