@@ -41,7 +41,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gpumemnet.client.client import Client
-from gpumemnet.gpu.catalogue import context, device_profile
+from gpumemnet.gpu import context, device_profile
 from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bundle import shipped_bundles

@@ -28,8 +28,7 @@ from benchmarks.ordinary_networks import Network
 from benchmarks.planner_networks import PLANNER_NETWORKS
 from gpumemnet.errors import PlanError
 from gpumemnet.extract.inputs import ModelInputs, inputs_from_example
-from gpumemnet.gpu.available import available_mib, with_available
-from gpumemnet.gpu.catalogue import find_profile
+from gpumemnet.gpu import available_mib, find_profile, with_available
 from gpumemnet.planner.costs import StepCosts, find_machine
 from gpumemnet.planner.fitting import choose_plan, expected_budget
 from gpumemnet.planner.plans import Plan

@@ -44,7 +44,7 @@ from torch import Tensor, nn  # noqa: E402
 import gpumemnet  # noqa: E402
 from gpumemnet.errors import BudgetError  # noqa: E402
 from gpumemnet.extract.inputs import ModelInputs, inputs_from_example  # noqa: E402
-from gpumemnet.gpu.catalogue import device_profile  # noqa: E402
+from gpumemnet.gpu import device_profile  # noqa: E402
 from gpumemnet.physics.element_types import AUTOCAST_TYPES  # noqa: E402
 from gpumemnet.physics.optimizers import torch_call  # noqa: E402
 from gpumemnet.planner import Decision, applied  # noqa: E402

@@ -37,7 +37,7 @@ from real_runs import (  # noqa: E402
 )
 
 from gpumemnet.allocator import EMPTY_CACHE, AllocatorSettings, OutOfMemory, replay  # noqa: E402
-from gpumemnet.gpu.available import available_mib  # noqa: E402
+from gpumemnet.gpu import available_mib  # noqa: E402
 from gpumemnet.job.dataset import read_dataset  # noqa: E402
 from gpumemnet.job.measurement import Measurement  # noqa: E402
 from gpumemnet.tracing.memory import non_allocator_memory  # noqa: E402

@@ -27,7 +27,7 @@ from dataset_builder.recipe.planned_job import PlannedJob, training_job  # noqa:
 from dataset_builder.recipe.recipe import load_recipe  # noqa: E402
 from dataset_builder.recipe.sampling import sample_jobs  # noqa: E402
 from gpumemnet.errors import GpumemnetError  # noqa: E402
-from gpumemnet.gpu.catalogue import context, device_profile  # noqa: E402
+from gpumemnet.gpu import context, device_profile  # noqa: E402
 from gpumemnet.job.dataset import read_dataset  # noqa: E402
 from gpumemnet.job.measurement import TRACED, architecture_key  # noqa: E402
 from gpumemnet.job.training_job import TrainingJob  # noqa: E402

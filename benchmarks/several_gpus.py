@@ -39,7 +39,7 @@ from dataset_builder.recipe.planned_job import PlannedJob, parse_planned, traini
 from dataset_builder.recipe.recipe import load_recipe  # noqa: E402
 from dataset_builder.recipe.sampling import sample_jobs  # noqa: E402
 from gpumemnet.errors import GpumemnetError  # noqa: E402
-from gpumemnet.gpu.catalogue import device_profile  # noqa: E402
+from gpumemnet.gpu import device_profile  # noqa: E402
 from gpumemnet.tracing.checkpointing import blocks  # noqa: E402
 from gpumemnet.tracing.meta_model import gathered_in  # noqa: E402
 from gpumemnet.tracing.training_loop import AUTOCAST  # noqa: E402

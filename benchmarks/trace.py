@@ -24,7 +24,7 @@ from rich.table import Table
 
 from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.extract.inputs import inputs_from_example
-from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.gpu import device_profile
 from gpumemnet.tracing.batch_sizes import affine_sizes
 from gpumemnet.tracing.memory import memory_of
 from gpumemnet.tracing.options import Platform, TraceOptions

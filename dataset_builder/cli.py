@@ -17,7 +17,7 @@ from gpumemnet.cli.commands import run
 from gpumemnet.cli.options import AsJson
 from gpumemnet.cli.output import print_result
 from gpumemnet.errors import MeasurementError
-from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.gpu import device_profile
 from gpumemnet.job.dataset import write_dataset
 from gpumemnet.planner.costs import MACHINE, machine_to_dict
 from gpumemnet.site.validation import validate

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpumemnet.client.client import AsyncClient, Client
     from gpumemnet.errors import GpumemnetError
     from gpumemnet.extract.placement import large_tensors_on_meta
-    from gpumemnet.gpu.catalogue import DeviceProfile, device_profile, device_profiles
+    from gpumemnet.gpu import DeviceProfile, device_profile, device_profiles
     from gpumemnet.job.job_table import JobTable
     from gpumemnet.job.json_codec import job_from_dict, job_from_json, job_to_dict, job_to_json
     from gpumemnet.job.layers import Layer
@@ -54,9 +54,7 @@ _MODULE_OF = {
     ),
     **dict.fromkeys(("Bundle", "load_bundle", "shipped_bundles"), "gpumemnet.predict.bundle"),
     **dict.fromkeys(("AsyncClient", "Client"), "gpumemnet.client.client"),
-    **dict.fromkeys(
-        ("DeviceProfile", "device_profile", "device_profiles"), "gpumemnet.gpu.catalogue"
-    ),
+    **dict.fromkeys(("DeviceProfile", "device_profile", "device_profiles"), "gpumemnet.gpu"),
     **dict.fromkeys(("Prediction", "PredictionOptions"), "gpumemnet.predict.prediction"),
     **dict.fromkeys(
         ("FEATURE_COLUMNS", "SEQUENCE_COLUMNS", "feature_matrix", "layer_sequence"),

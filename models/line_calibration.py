@@ -28,7 +28,7 @@ from scipy import sparse
 from scipy.optimize import linprog
 
 from gpumemnet.errors import DatasetError
-from gpumemnet.gpu.catalogue import blas_workspace_bytes, device_profile
+from gpumemnet.gpu import blas_workspace_bytes, device_profile
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import read_jobs
 from gpumemnet.job.layers import GROUP_OF_KIND

@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from gpumemnet.errors import GpumemnetError, did_you_mean
-from gpumemnet.gpu.catalogue import MAX_CONTEXT_MIB
+from gpumemnet.gpu import MAX_CONTEXT_MIB
 from gpumemnet.job.layers import describe
 from gpumemnet.units import MIB
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import MeasurementError
-from gpumemnet.gpu.catalogue import PROFILE_FORMAT, PROFILE_VERSION
+from gpumemnet.gpu import PROFILE_FORMAT, PROFILE_VERSION
 
 from . import channel
 from .fork_server import ForkServer
@@ -60,7 +60,7 @@ def probe_device(server: ForkServer, meter: Meter) -> dict[str, Any]:
         meter: the GPU's readings.
 
     Returns:
-        the profile's document: what :func:`gpumemnet.gpu.catalogue.load_profile` reads, with every
+        the profile's document: what :func:`gpumemnet.gpu.load_profile` reads, with every
         reading beside it.
 
     Raises:

@@ -21,7 +21,7 @@ from gpumemnet.job.training_job import TRAINING_OPTIONS
 from gpumemnet.units import GIB, MIB
 
 if TYPE_CHECKING:
-    from gpumemnet.gpu.catalogue import DeviceProfile
+    from gpumemnet.gpu import DeviceProfile
 
 STANDARD_INPUT: Final = "-"
 _PLOTS: Final = (".png", ".svg", ".pdf")
@@ -222,7 +222,7 @@ def parse_memory(text: str, field: str) -> int:
 
 def device_profile(gpu: str, context_mib: int | None) -> DeviceProfile:
     """Returns the profile of a GPU with the context that the user knows, if any."""
-    from gpumemnet.gpu.catalogue import asked_profile
+    from gpumemnet.gpu import asked_profile
 
     return asked_profile(gpu, context_mib, "--context-mib")
 

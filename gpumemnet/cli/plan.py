@@ -40,7 +40,7 @@ from gpumemnet.cli.trace import COLOURS, Loss, amount_text, verdict_text
 from gpumemnet.cudnn.session import OFF
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.extraction import DEFAULT_GPU
-from gpumemnet.gpu.available import YES
+from gpumemnet.gpu import YES
 from gpumemnet.planner.api import DEFAULT_PLANNER, PLANNERS, PlanRequest, plan_file, within_budget
 from gpumemnet.planner.plans import (
     DECISION_TEXTS,

@@ -18,7 +18,7 @@ from rich.text import Text
 from gpumemnet.cli.options import ContextMib, Gpu, input_file
 from gpumemnet.cli.output import print_facts, print_json, print_table
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.gpu.available import VERDICT_TEXTS
+from gpumemnet.gpu import VERDICT_TEXTS
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.units import MIB, ceil_mib, format_bytes
@@ -227,7 +227,7 @@ class _Fitting:
 
 
 def _show_fitting(fits: Sequence[Fit] | None, sizes: BatchSizes | None, console: Console) -> None:
-    from gpumemnet.gpu.catalogue import device_profile
+    from gpumemnet.gpu import device_profile
 
     if sizes is not None:
         gpu = sizes.gpu if sizes.mig is None else f"{sizes.gpu}, {sizes.mig}"

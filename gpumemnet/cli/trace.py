@@ -43,7 +43,7 @@ from gpumemnet.cli.output import check_writable, print_facts, shown_steps, write
 from gpumemnet.cudnn.session import OFF
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.extraction import DEFAULT_GPU
-from gpumemnet.gpu.available import NO, UNSURE, VERDICT_TEXTS, YES
+from gpumemnet.gpu import NO, UNSURE, VERDICT_TEXTS, YES
 from gpumemnet.job.layers import describe
 from gpumemnet.tracing.api import trace_file, trace_script
 from gpumemnet.tracing.options import (

@@ -10,7 +10,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, Final
 
-from gpumemnet.gpu.catalogue import DeviceProfile
+from gpumemnet.gpu import DeviceProfile
 
 FORWARD: Final = "forward"
 BACKWARD_DATA: Final = "backward_data"

@@ -31,7 +31,7 @@ from gpumemnet.cudnn.execution_plans import (
 )
 from gpumemnet.cudnn.library import answer_questions
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.gpu.catalogue import DeviceProfile
+from gpumemnet.gpu import DeviceProfile
 from gpumemnet.job.layers import describe
 from gpumemnet.sandbox.process import start_child
 

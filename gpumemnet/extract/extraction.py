@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gpumemnet.errors import ExtractError, MissingExtraError
 from gpumemnet.extract.factory import build, factory_request, source_code
 from gpumemnet.extract.inputs import ModelInputs, as_model_inputs
-from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.gpu import device_profile
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
 from gpumemnet.job.layers import GROUP_OF_KIND, LAYER_GROUPS, Layer, check_count
 from gpumemnet.job.training_job import (
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from gpumemnet.extract.placement import MissingValues
     from gpumemnet.extract.walk import Call, Walk
-    from gpumemnet.gpu.catalogue import DeviceProfile
+    from gpumemnet.gpu import DeviceProfile
 
 DEFAULT_GPU: Final = "A100"
 

@@ -54,7 +54,7 @@ def alternatives(
         model: the model, on any device.
         inputs: what it is called with.
         request: how it is trained, and the GPU with the memory that is available, see
-            :func:`~gpumemnet.gpu.available.with_available`.
+            :func:`~gpumemnet.gpu.with_available`.
 
     Returns:
         the alternatives, those that change least of the training first: settings that change no

@@ -16,8 +16,7 @@ from gpumemnet.cudnn.session import OFF
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.extraction import DEFAULT_GPU
 from gpumemnet.extract.factory import build, factory_request, source_code
-from gpumemnet.gpu.available import available_mib, with_available
-from gpumemnet.gpu.catalogue import asked_profile
+from gpumemnet.gpu import asked_profile, available_mib, with_available
 from gpumemnet.job.layers import describe
 from gpumemnet.planner.costs import requested_machine
 from gpumemnet.planner.plans import PlanAnswer, plan_answer_from_dict, plan_answer_to_dict
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from gpumemnet.allocator import AllocatorSettings
-    from gpumemnet.gpu.catalogue import DeviceProfile
+    from gpumemnet.gpu import DeviceProfile
 
 DEFAULT_PLANNER: Final = "greedy"
 PLANNERS: Final = (DEFAULT_PLANNER, "exact")

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.gpu.catalogue import PROFILE_FORMAT, DeviceProfile, find_profile
+from gpumemnet.gpu import PROFILE_FORMAT, DeviceProfile, find_profile
 from gpumemnet.job.layers import describe
 from gpumemnet.planner.plans import (
     COPIES_BEHIND,

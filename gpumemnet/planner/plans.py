@@ -269,7 +269,7 @@ class Alternative:
         change: what changes.
         expected_bytes, safe_bytes: the job's memory with it, as in
             :class:`~gpumemnet.tracing.result.TraceAnswer`.
-        verdict: whether that fits, one of :data:`~gpumemnet.gpu.available.VERDICTS`.
+        verdict: whether that fits, one of :data:`~gpumemnet.gpu.VERDICTS`.
         effect: what it does to numbers and time.
         how: how to make the change, in one line.
         slowdown: share by which a step takes longer, modelled; negative if it is shorter, ``None``

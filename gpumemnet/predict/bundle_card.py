@@ -89,7 +89,7 @@ class BundleCard:
         label_source: origin of the training labels: readings of a GPU, or ``traced``.
         gpu: the GPU model of the training labels.
         capacity_bytes, blas_workspace_bytes: of that GPU, see
-            :class:`gpumemnet.gpu.catalogue.DeviceProfile`.
+            :class:`gpumemnet.gpu.DeviceProfile`.
         context_bytes: CUDA context included in the training labels; for another GPU it is replaced
             by that GPU's context.
         traced_peak: calibration for jobs that state a traced peak; ``None`` when there is none.

@@ -164,7 +164,7 @@ def feature_matrix(table: JobTable, blas_workspace_bytes: int) -> NDArray[np.flo
     Args:
         table: the jobs; jobs without layers have zeros in :data:`LAYER_COLUMNS`.
         blas_workspace_bytes: cuBLAS workspace per handle on the GPU of the prediction
-            (:attr:`gpumemnet.gpu.catalogue.DeviceProfile.blas_workspace_bytes`).
+            (:attr:`gpumemnet.gpu.DeviceProfile.blas_workspace_bytes`).
     """
     matrix = np.zeros((len(table), _WIDTH))
     if not len(table):

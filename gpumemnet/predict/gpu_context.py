@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.gpu.available import available_mib
-from gpumemnet.gpu.catalogue import (
+from gpumemnet.gpu import (
     MAX_CONTEXT_MIB,
     ContextEstimate,
     DeviceProfile,
+    available_mib,
     context,
     device_profile,
     grown_context,
@@ -45,7 +45,7 @@ class PredictionGpu:
     Attributes:
         gpu: product name.
         gpu_source: one of :data:`GPU_SOURCES`.
-        capacity_bytes, blas_workspace_bytes: see :class:`~gpumemnet.gpu.catalogue.DeviceProfile`.
+        capacity_bytes, blas_workspace_bytes: see :class:`~gpumemnet.gpu.DeviceProfile`.
         available_bytes: the capacity without what the driver keeps, as far as that is known.
         context: the CUDA context in the answer, with its source.
         is_calibrated: whether the site has calibrated the models on this GPU, which then differ

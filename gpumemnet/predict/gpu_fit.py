@@ -1,7 +1,7 @@
 """Decides which GPUs hold a job: of the catalogue with its MIG profiles, or of a site's devices
 with their free memory.
 
-The rule is that of :mod:`gpumemnet.gpu.available`.  Targets on which a job takes the same memory
+The rule is that of :mod:`gpumemnet.gpu`.  Targets on which a job takes the same memory
 share one prediction.
 """
 
@@ -16,8 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.gpu.available import available_mib, mig_profile, mig_profiles, verdict
-from gpumemnet.gpu.catalogue import device_profile, device_profiles
+from gpumemnet.gpu import (
+    available_mib,
+    device_profile,
+    device_profiles,
+    mig_profile,
+    mig_profiles,
+    verdict,
+)
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import TrainingJob

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.gpu.available import UNKNOWN, YES
+from gpumemnet.gpu import UNKNOWN, YES
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import MAX_BATCH_SIZE, TrainingJob

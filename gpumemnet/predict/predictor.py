@@ -22,7 +22,7 @@ from gpumemnet.errors import (
     InvalidRequestError,
     UnsupportedJobError,
 )
-from gpumemnet.gpu.catalogue import GENERIC_BLAS_WORKSPACE_BYTES
+from gpumemnet.gpu import GENERIC_BLAS_WORKSPACE_BYTES
 from gpumemnet.job.job_table import Array, Indices, JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import FAMILIES, TrainingJob

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.errors import DatasetError
-from gpumemnet.gpu.catalogue import CONTEXT_GROWTH_BYTES, DeviceProfile, device_profile
+from gpumemnet.gpu import CONTEXT_GROWTH_BYTES, DeviceProfile, device_profile
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.measurement import TRACED, architecture_keys
 from gpumemnet.physics.element_types import ELEMENT_BYTES

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.gpu.catalogue import PROFILE_FORMAT, PROFILE_VERSION, device_profile
+from gpumemnet.gpu import PROFILE_FORMAT, PROFILE_VERSION, device_profile
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.bundle_card import ALL_FAMILIES
 from gpumemnet.site.calibration import Calibration, Figures, ModelCalibration
@@ -65,7 +65,7 @@ def calibrated_cards(calibration: Calibration) -> list[tuple[Bundle, dict[str, A
 
 def profile_document(calibration: Calibration) -> dict[str, Any]:
     """The GPU's profile with the site's context, in the form that
-    :func:`gpumemnet.gpu.catalogue.load_profile` reads.
+    :func:`gpumemnet.gpu.load_profile` reads.
 
     What is reserved for workspaces stays as in the catalogue: what a job took does not tell it from
     the context.

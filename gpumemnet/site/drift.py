@@ -22,7 +22,7 @@ from scipy import stats
 
 from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import InvalidRequestError, MissingExtraError, UnsupportedJobError
-from gpumemnet.gpu.catalogue import GENERIC_BLAS_WORKSPACE_BYTES, device_profile
+from gpumemnet.gpu import GENERIC_BLAS_WORKSPACE_BYTES, device_profile
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.training_job import FAMILIES, OPTION_FIELDS
 from gpumemnet.physics.replicas import WITH_OTHERS

@@ -30,7 +30,7 @@ from gpumemnet.errors import (
     InvalidRequestError,
     did_you_mean,
 )
-from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.gpu import device_profile
 from gpumemnet.job.job_table import Array, Indices, JobTable
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
 from gpumemnet.job.layers import describe

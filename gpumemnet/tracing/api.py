@@ -21,7 +21,7 @@ from gpumemnet.cudnn.session import OFF
 from gpumemnet.errors import ExtractError, MissingExtraError
 from gpumemnet.extract.extraction import DEFAULT_GPU
 from gpumemnet.extract.factory import build, existing_file, factory_request, source_code
-from gpumemnet.gpu.catalogue import DeviceProfile, asked_profile
+from gpumemnet.gpu import DeviceProfile, asked_profile
 from gpumemnet.sandbox.process import Progress, ask
 from gpumemnet.tracing.options import (
     DEADLINE_SECONDS,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from gpumemnet.allocator import AllocatorSettings
-    from gpumemnet.gpu.catalogue import DeviceProfile
+    from gpumemnet.gpu import DeviceProfile
     from gpumemnet.tracing.result import TraceAnswer
 
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpumemnet.allocator import AllocatorSettings
-from gpumemnet.gpu.available import YES, available_mib, verdict
-from gpumemnet.gpu.catalogue import DeviceProfile
+from gpumemnet.gpu import YES, DeviceProfile, available_mib, verdict
 from gpumemnet.tracing.memory import Memory, memory_of
 from gpumemnet.tracing.result import BatchPoint
 from gpumemnet.tracing.timeline import LongRun, Timeline, repeated
@@ -259,7 +258,7 @@ class BatchMemory:
 
 
 def verdict_of(memory: Memory, device: DeviceProfile) -> str:
-    """Return whether the memory fits ``device``, one of :data:`~gpumemnet.gpu.available.VERDICTS`."""
+    """Return whether the memory fits ``device``, one of :data:`~gpumemnet.gpu.VERDICTS`."""
     return verdict(
         ceil_mib(memory.expected_bytes), ceil_mib(memory.safe_bytes), available_mib(device)
     )

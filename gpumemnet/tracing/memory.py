@@ -20,8 +20,7 @@ from functools import partial
 from typing import Final
 
 from gpumemnet.allocator import EMPTY_CACHE, AllocatorSettings, OutOfMemory, replay, smallest_limit
-from gpumemnet.gpu.available import available_mib
-from gpumemnet.gpu.catalogue import ContextEstimate, DeviceProfile, context
+from gpumemnet.gpu import ContextEstimate, DeviceProfile, available_mib, context
 from gpumemnet.physics.replicas import NCCL_SOURCE, communicator_bound_bytes, communicator_bytes
 from gpumemnet.tracing.result import Curve, Peak
 from gpumemnet.tracing.timeline import CONVOLUTION, MEMORY_CLASSES, LongRun, Timeline, repeated

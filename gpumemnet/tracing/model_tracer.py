@@ -17,8 +17,7 @@ from torch.optim import Optimizer
 from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.extract.extraction import ExtractOptions, extract_from
 from gpumemnet.extract.inputs import ModelInputs
-from gpumemnet.gpu.available import available_mib
-from gpumemnet.gpu.catalogue import context, device_profiles
+from gpumemnet.gpu import available_mib, context, device_profiles
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.physics.replicas import communicator_bytes

@@ -14,7 +14,7 @@ from gpumemnet.allocator.settings import AllocatorSettings
 from gpumemnet.cudnn.session import AUTO, OFF, CudnnSession, find_library, open_session
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.extraction import DEFAULT_GPU, check_batch_size
-from gpumemnet.gpu.catalogue import ContextReading, DeviceProfile, find_profile
+from gpumemnet.gpu import ContextReading, DeviceProfile, find_profile
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import MAX_RANKS, TrainingOptions
 from gpumemnet.physics.element_types import SCALED_PRECISIONS

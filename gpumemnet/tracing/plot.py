@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import InvalidRequestError, MissingExtraError
-from gpumemnet.gpu.available import VERDICT_TEXTS
+from gpumemnet.gpu import VERDICT_TEXTS
 from gpumemnet.job.layers import describe
 from gpumemnet.tracing.result import PART_NAMES, TraceAnswer, shown_mib
 from gpumemnet.units import GIB, ceil_mib

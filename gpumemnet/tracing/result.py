@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any, Final
 
-from gpumemnet.gpu.available import VERDICT_TEXTS, YES, verdict
+from gpumemnet.gpu import VERDICT_TEXTS, YES, verdict
 from gpumemnet.units import GIB, MIB, ceil_mib
 
 PART_NAMES: Final[Mapping[str, tuple[str, str]]] = {
@@ -103,7 +103,7 @@ class BatchPoint:
     Attributes:
         batch_size: samples per step.
         expected_bytes, safe_bytes: as in :class:`TraceAnswer`.
-        verdict: whether it fits the GPU, one of :data:`~gpumemnet.gpu.available.VERDICTS`.
+        verdict: whether it fits the GPU, one of :data:`~gpumemnet.gpu.VERDICTS`.
         traced: whether this batch size was traced; ``False`` if it was interpolated from two
             others.
     """
@@ -123,7 +123,7 @@ class GpuFit:
         gpu: its name.
         available_bytes: memory that a process can use there.
         expected_bytes, safe_bytes: the job's memory with that GPU's context and kernels.
-        verdict: whether the job fits it, one of :data:`~gpumemnet.gpu.available.VERDICTS`.
+        verdict: whether the job fits it, one of :data:`~gpumemnet.gpu.VERDICTS`.
     """
 
     gpu: str
@@ -222,7 +222,7 @@ class TraceAnswer:
 
     @property
     def verdict(self) -> str:
-        """Whether the job fits the GPU, one of :data:`~gpumemnet.gpu.available.VERDICTS`."""
+        """Whether the job fits the GPU, one of :data:`~gpumemnet.gpu.VERDICTS`."""
         return verdict(
             ceil_mib(self.expected_bytes), ceil_mib(self.safe_bytes), self.available_bytes // MIB
         )

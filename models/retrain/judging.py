@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.gpu import device_profile
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.measurement import OBSERVED
 from gpumemnet.predict.bundle import Bundle

@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.gpu import device_profile
 from gpumemnet.job.measurement import OBSERVED, TRACED, Measurement
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.predict.predictor import TRUST

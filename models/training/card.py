@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from gpumemnet.gpu.catalogue import blas_workspace_bytes
+from gpumemnet.gpu import blas_workspace_bytes
 from gpumemnet.job.measurement import PUBLISHED_GPU, TRACED
 from gpumemnet.job.training_job import OPTION_FIELDS, UNSTATED_AS_ZERO
 from gpumemnet.predict.bundle_card import ALL_FAMILIES, COMMON, FORMAT_VERSION

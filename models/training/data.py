@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.errors import DatasetError
-from gpumemnet.gpu.catalogue import blas_workspace_bytes
+from gpumemnet.gpu import blas_workspace_bytes
 from gpumemnet.job.dataset import Dataset, read_dataset
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.measurement import Measurement

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profile
+from gpumemnet.gpu import DeviceProfile, context, device_profile
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.job.training_job import TrainingJob
 

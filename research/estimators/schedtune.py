@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.ensemble import RandomForestRegressor
 
-from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.gpu import device_profile
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.physics.element_types import ELEMENT_BYTES
 from gpumemnet.units import MIB

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidRequestError, UnsupportedJobError
-from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profile
+from gpumemnet.gpu import DeviceProfile, context, device_profile
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import JOB_FIELDS, TrainingJob

@@ -18,7 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from gpumemnet.errors import GpumemnetError, InvalidJobError, InvalidRequestError, first_line
-from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.gpu import device_profile
 from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.job_files import dataset_version
 from gpumemnet.job.json_codec import job_from_dict, parse_json

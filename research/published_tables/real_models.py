@@ -26,7 +26,7 @@ from torch import nn
 from gpumemnet.errors import DatasetError
 from gpumemnet.extract import ExtractOptions, extract_job
 from gpumemnet.extract.inputs import inputs_from_example
-from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.gpu import device_profile
 from gpumemnet.job.dataset import write_dataset
 from gpumemnet.job.measurement import PUBLISHED_GPU, Measurement
 from gpumemnet.tracing.memory import Memory, steady_memory

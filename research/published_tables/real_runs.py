@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from gpumemnet.gpu.catalogue import DeviceProfile, device_profile
+from gpumemnet.gpu import DeviceProfile, device_profile
 from gpumemnet.tracing.options import Platform, TraceOptions
 
 from .cudnn_transforms import largest_transform_bytes

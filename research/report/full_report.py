@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from gpumemnet.errors import DatasetError
-from gpumemnet.gpu.catalogue import context, device_profile
+from gpumemnet.gpu import context, device_profile
 from gpumemnet.job.measurement import TRACED, Measurement
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.units import GIB, MIB

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from gpumemnet.errors import DatasetError, GpumemnetError
-from gpumemnet.gpu.catalogue import DeviceProfile
+from gpumemnet.gpu import DeviceProfile
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.units import GIB
 from research.estimators.dnnmem import DNNMEM, DNNMEM_OF_MODULES

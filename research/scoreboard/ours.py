@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from gpumemnet.allocator import AllocatorSettings
-from gpumemnet.gpu.catalogue import context
+from gpumemnet.gpu import context
 from gpumemnet.predict.features import FEATURE_NAMES
 from gpumemnet.tracing.memory import memory_of, non_allocator_memory, smallest_bytes
 from gpumemnet.tracing.timeline import repeated

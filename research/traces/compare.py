@@ -19,7 +19,7 @@ from rich.table import Table
 
 from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import DatasetError, GpumemnetError
-from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profile
+from gpumemnet.gpu import DeviceProfile, context, device_profile
 from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.measurement import Measurement, measurement_from_dict, measurement_to_dict
 from gpumemnet.physics.element_types import ELEMENT_BYTES

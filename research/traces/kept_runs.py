@@ -14,7 +14,7 @@ import torch
 from gpumemnet.allocator import EMPTY_CACHE
 from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import DatasetError
-from gpumemnet.gpu.catalogue import DeviceProfile
+from gpumemnet.gpu import DeviceProfile
 from gpumemnet.tracing.memory import steady_run
 from gpumemnet.tracing.timeline import Phase, Storage, Timeline
 from research.traces.batch_scaling import OperatorCall, ScalableRun, TensorLayout

@@ -25,7 +25,7 @@ from dataset_builder.recipe.recipe import Recipe
 from dataset_builder.recipe.sampling import sample_jobs
 from gpumemnet.errors import GpumemnetError
 from gpumemnet.extract.inputs import ModelInputs
-from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profile
+from gpumemnet.gpu import DeviceProfile, context, device_profile
 from gpumemnet.job.dataset import read_dataset, write_dataset
 from gpumemnet.job.measurement import (
     TRACED,

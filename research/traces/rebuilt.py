@@ -13,7 +13,7 @@ import torch
 
 from gpumemnet.errors import DatasetError
 from gpumemnet.extract.inputs import inputs_from_example
-from gpumemnet.gpu.catalogue import DeviceProfile
+from gpumemnet.gpu import DeviceProfile
 from gpumemnet.job.measurement import PUBLISHED, Measurement
 from gpumemnet.tracing.options import Platform, TraceOptions
 from research.published_tables import real_models, timm_models, xmem_models

@@ -17,8 +17,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 
 from gpumemnet.errors import FieldError, InvalidRequestError
-from gpumemnet.gpu.available import available_mib, mig_profiles, reserve
-from gpumemnet.gpu.catalogue import device_profiles
+from gpumemnet.gpu import available_mib, device_profiles, mig_profiles, reserve
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import ReadJobs, read_jobs
 from gpumemnet.job.training_job import TrainingJob

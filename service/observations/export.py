@@ -17,7 +17,7 @@ from sqlalchemy import Connection, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from gpumemnet.errors import InvalidRequestError, first_line
-from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.gpu import device_profile
 from gpumemnet.job.dataset import write_dataset
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.measurement import OBSERVED, Measurement

@@ -14,7 +14,7 @@ import pytest
 from dataset_builder.families import mlp
 from dataset_builder.recipe.planned_job import Options, PlannedJob, training_job
 from gpumemnet.errors import DatasetError
-from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.gpu import device_profile
 from gpumemnet.job.dataset import write_dataset
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.tracing.training_loop import record

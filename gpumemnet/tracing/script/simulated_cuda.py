@@ -17,8 +17,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from gpumemnet.gpu.available import available_mib
-from gpumemnet.gpu.catalogue import context
+from gpumemnet.gpu import available_mib, context
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.names import TorchName
 from gpumemnet.tracing.options import Platform

@@ -26,7 +26,7 @@ from dataset_builder.measure.journal import Journal
 from gpumemnet.errors import DatasetError, ExtractError, GpumemnetError
 from gpumemnet.extract import ExtractOptions, extract_job
 from gpumemnet.extract.inputs import inputs_from_example
-from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profile
+from gpumemnet.gpu import DeviceProfile, context, device_profile
 from gpumemnet.job.measurement import TRACED, Measurement
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.tracing.checkpointing import blocks

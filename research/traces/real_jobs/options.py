@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.gpu import device_profile
 from gpumemnet.job.training_job import TrainingOptions
 from gpumemnet.physics.optimizers import OPTIMIZER_RULES
 

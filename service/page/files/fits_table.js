@@ -3,7 +3,7 @@
 import { element } from "./dom.js";
 import { count, gib, share, shortGpu } from "./words.js";
 
-// The words are those of gpumemnet/gpu/available.py.
+// The words are those of gpumemnet/gpu/__init__.py.
 const VERDICTS = { yes: ["✓ fits", 3], unsure: ["? may not fit", 2], unknown: ["– unknown", 1], no: ["✕ does not fit", 0] };
 const TALLEST_PX = 430;
 

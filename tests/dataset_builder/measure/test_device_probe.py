@@ -24,7 +24,7 @@ from dataset_builder.measure.device_stages import STAGES, run_stage
 from dataset_builder.measure.fork_server import ForkServer
 from dataset_builder.measure.nvml import visible_meters
 from gpumemnet.errors import InvalidRequestError, MeasurementError
-from gpumemnet.gpu.catalogue import context, find_profile, load_profile
+from gpumemnet.gpu import context, find_profile, load_profile
 from gpumemnet.planner.costs import find_machine
 from gpumemnet.units import MIB
 from tests.dataset_builder.measure.rehearsal.stand_in import StandInMeter

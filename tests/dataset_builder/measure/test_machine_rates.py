@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from dataset_builder.measure.machine_rates import measure_machine
-from gpumemnet.gpu.catalogue import PROFILE_FORMAT
+from gpumemnet.gpu import PROFILE_FORMAT
 from gpumemnet.planner.costs import MACHINE, find_machine, machine_to_dict
 
 

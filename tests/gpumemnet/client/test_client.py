@@ -20,7 +20,7 @@ import pytest
 from gpumemnet.client.calls import Device, ServedPrediction
 from gpumemnet.client.client import AsyncClient, Client
 from gpumemnet.errors import InvalidRequestError, ServiceError
-from gpumemnet.gpu.catalogue import device_profiles
+from gpumemnet.gpu import device_profiles
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import FAMILIES, TrainingJob

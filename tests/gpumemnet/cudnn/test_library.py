@@ -20,7 +20,7 @@ from gpumemnet.cudnn.execution_plans import (
 )
 from gpumemnet.cudnn.library import DRIVER_FUNCTIONS, DRIVER_NAME, strides
 from gpumemnet.cudnn.session import CudnnSession, open_session
-from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.gpu import device_profile
 from gpumemnet.units import MIB
 
 

@@ -22,7 +22,7 @@ from gpumemnet.cudnn.session import (
     open_session,
 )
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.gpu.catalogue import device_profile, device_profiles
+from gpumemnet.gpu import device_profile, device_profiles
 from tests.gpumemnet.cudnn.stand_in_child import answer_questions, ends_at_once
 
 A100 = device_profile("A100")

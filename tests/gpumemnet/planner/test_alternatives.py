@@ -8,8 +8,7 @@ from torch import nn
 
 import gpumemnet
 from gpumemnet.extract.inputs import inputs_from_example
-from gpumemnet.gpu.available import with_available
-from gpumemnet.gpu.catalogue import find_profile
+from gpumemnet.gpu import find_profile, with_available
 from gpumemnet.planner.alternatives import alternatives, microbatch_size
 from gpumemnet.planner.plans import Alternative
 from gpumemnet.tracing.options import TraceOptions, checked_request

@@ -10,8 +10,7 @@ from torch import nn
 
 import gpumemnet
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.gpu.available import with_available
-from gpumemnet.gpu.catalogue import find_profile
+from gpumemnet.gpu import find_profile, with_available
 from gpumemnet.planner import applied, load_plan, plan_to_dict
 from gpumemnet.planner.api import PlanRequest, plan_file
 from gpumemnet.planner.plans import (

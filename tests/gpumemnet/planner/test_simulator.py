@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gpumemnet.errors import BudgetError, ExtractError, InvalidRequestError
 from gpumemnet.extract.inputs import inputs_from_example
-from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.gpu import device_profile
 from gpumemnet.planner.api import PLANNERS
 from gpumemnet.planner.chain import chain_of
 from gpumemnet.planner.costs import Machine, StepCosts, find_machine, machine_of

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.cuda_code import peaks_of
 from gpumemnet.extract.inputs import inputs_from_example
-from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.gpu import device_profile
 from gpumemnet.planner import Decision, applied
 from gpumemnet.tracing.options import Platform, TraceOptions
 from tests.gpumemnet.planner.networks import NETWORKS

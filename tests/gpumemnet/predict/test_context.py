@@ -11,7 +11,7 @@ import pytest
 
 from gpumemnet import Predictor, TrainingJob, job_from_dict, job_from_json
 from gpumemnet.errors import InvalidJobError, InvalidRequestError
-from gpumemnet.gpu.catalogue import context, device_profile
+from gpumemnet.gpu import context, device_profile
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.predict.features import FEATURE_NAMES, feature_matrix
 from gpumemnet.predict.prediction import PredictionTable

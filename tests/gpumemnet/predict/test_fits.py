@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.gpu.available import (
+from gpumemnet.gpu import (
     GENERIC_RESERVED_MIB,
     MIG_RESERVED_MIB,
     NO,
@@ -18,11 +18,12 @@ from gpumemnet.gpu.available import (
     UNSURE,
     YES,
     available_mib,
+    device_profile,
+    device_profiles,
     mig_profile,
     mig_profiles,
     reserve,
 )
-from gpumemnet.gpu.catalogue import device_profile, device_profiles
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.distribution import BinScheme
 from gpumemnet.predict.gpu_fit import Fit, Target, catalogue_targets, fits, target

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
 from gpumemnet.errors import BundleError, InvalidRequestError, UnsupportedJobError
-from gpumemnet.gpu.catalogue import context, device_profile
+from gpumemnet.gpu import context, device_profile
 from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_from_json

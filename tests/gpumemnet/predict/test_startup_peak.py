@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 import gpumemnet
-from gpumemnet.gpu.available import available_mib
-from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.gpu import available_mib, device_profile
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob, totals_only
 from gpumemnet.units import MIB

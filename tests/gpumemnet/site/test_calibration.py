@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from gpumemnet.errors import BundleError, DatasetError, InvalidJobError, InvalidRequestError
-from gpumemnet.gpu.catalogue import CONTEXT_GROWTH_BYTES, load_profile
+from gpumemnet.gpu import CONTEXT_GROWTH_BYTES, load_profile
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.job.training_job import TrainingJob

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.gpu import device_profile
 from gpumemnet.tracing.options import Platform
 
 EXTRACT_EXAMPLES = Path(__file__).parents[1] / "extract" / "examples"

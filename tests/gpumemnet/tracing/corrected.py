@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.gpu import device_profile
 from gpumemnet.tracing.operators.autocast import cuda_autocast
 from gpumemnet.tracing.operators.registry import cuda_overrides
 from gpumemnet.tracing.operators.rules import overriding

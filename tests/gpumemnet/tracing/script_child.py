@@ -65,7 +65,7 @@ def _one_way(
     selected_share: float,
 ) -> Any:
     from gpumemnet.allocator import AllocatorSettings
-    from gpumemnet.gpu.catalogue import device_profile
+    from gpumemnet.gpu import device_profile
     from gpumemnet.tracing.options import Platform
     from gpumemnet.tracing.script.run import ScriptCall, trace_script
 

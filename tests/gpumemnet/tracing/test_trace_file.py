@@ -14,8 +14,7 @@ import pytest
 
 from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.errors import ExtractError, InvalidJobError, InvalidRequestError
-from gpumemnet.gpu.available import available_mib
-from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.gpu import available_mib, device_profile
 from gpumemnet.tracing import ExtraResults, TraceAnswer, trace_file
 from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.units import GIB, MIB

@@ -18,8 +18,7 @@ from torch import nn
 import gpumemnet
 from gpumemnet.cli.trace import show_trace
 from gpumemnet.errors import InvalidJobError, InvalidRequestError
-from gpumemnet.gpu.available import VERDICT_TEXTS, available_mib, verdict
-from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.gpu import VERDICT_TEXTS, available_mib, device_profile, verdict
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.predict.gpu_fit import catalogue_targets
 from gpumemnet.tracing import ExtraResults, TraceAnswer, trace

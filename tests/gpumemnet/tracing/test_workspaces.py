@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.gpu import device_profile
 from gpumemnet.tracing.operators.attention import key_splits
 from gpumemnet.tracing.operators.cublas import blas_workspace, parse_workspace_setting
 from gpumemnet.tracing.operators.layouts import is_channels_last

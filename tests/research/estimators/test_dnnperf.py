@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.gpu import device_profile
 from gpumemnet.job.layers import KINDS, Layer
 from gpumemnet.job.training_job import TrainingJob, totals_only
 from gpumemnet.units import MIB

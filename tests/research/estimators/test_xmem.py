@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from gpumemnet.extract.inputs import ModelInputs
-from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.gpu import device_profile
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.tracing.options import Platform, TraceOptions

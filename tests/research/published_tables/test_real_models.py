@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from gpumemnet.errors import DatasetError
-from gpumemnet.gpu.catalogue import context, device_profile
+from gpumemnet.gpu import context, device_profile
 from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.units import MIB

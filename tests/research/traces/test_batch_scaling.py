@@ -9,7 +9,7 @@ from torch import nn
 
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.inputs import ModelInputs, inputs_from_example
-from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.gpu import device_profile
 from gpumemnet.tracing.memory import steady_memory
 from gpumemnet.tracing.options import Platform, TraceOptions
 from gpumemnet.tracing.training_loop import record

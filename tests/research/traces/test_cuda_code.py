@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.cuda_code import Peaks, peaks_of
 from dataset_builder.recipe.planned_job import parse_planned, training_job
-from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.gpu import device_profile
 from gpumemnet.units import MIB
 from research.traces.labels import traceable
 from tests.nightly import nightly

@@ -12,7 +12,7 @@ import pytest
 
 from dataset_builder.families import mlp
 from dataset_builder.recipe.planned_job import Options, PlannedJob
-from gpumemnet.gpu.catalogue import context, device_profile
+from gpumemnet.gpu import context, device_profile
 from gpumemnet.job.dataset import read_dataset, write_dataset
 from gpumemnet.job.measurement import measurement_from_dict, measurement_to_dict
 from research.traces.labels import traced_measurement

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from gpumemnet.extract.inputs import inputs_from_example
-from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.gpu import device_profile
 from gpumemnet.tracing.memory import live_at
 from gpumemnet.tracing.options import Platform, TraceOptions
 from gpumemnet.tracing.timeline import Timeline, repeated

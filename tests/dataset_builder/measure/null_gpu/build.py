@@ -136,7 +136,7 @@ def cudnn_environment(library: Path) -> dict[str, str]:
         library: the file ``libcudnn.so.9``.
     """
     from gpumemnet.cudnn.execution_plans import device_description
-    from gpumemnet.gpu.catalogue import device_profile
+    from gpumemnet.gpu import device_profile
 
     return {
         "NULL_GPU_CUDNN": str(library),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.gpu.catalogue import (
+from gpumemnet.gpu import (
     PROFILE_FORMAT,
     PROFILE_VERSION,
     ContextReading,
