@@ -19,8 +19,8 @@ from gpumemnet.cli.output import print_result
 from gpumemnet.errors import MeasurementError
 from gpumemnet.gpu import device_profile
 from gpumemnet.job.dataset import write_dataset
+from gpumemnet.job.implausible_rows import implausible_rows
 from gpumemnet.planner.costs import MACHINE, machine_to_dict
-from gpumemnet.site.validation import validate
 from gpumemnet.units import format_bytes
 
 from .measure.campaign import (
@@ -228,7 +228,7 @@ def _check(sources: Sequence[Path], as_json: bool) -> None:
     for source in sources:
         measurements = read_source(source)
         rows += len(measurements)
-        findings += [f"{source} {finding}" for finding in validate(measurements)]
+        findings += [f"{source} {finding}" for finding in implausible_rows(measurements)]
     text = "\n".join([*findings, f"{rows:,} rows, {len(findings):,} findings"])
     print_result({"rows": rows, "findings": findings}, text, as_json=as_json)
     if findings:

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.dataset import read_dataset
+from gpumemnet.job.implausible_rows import implausible_rows
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.measurement import STATUSES, Measurement
 from gpumemnet.job.training_job import FAMILIES, TrainingJob
 from gpumemnet.predict.features import feature_matrix
-from gpumemnet.site.validation import validate
 from gpumemnet.units import MIB, format_bytes
 from models.training.data import ZOO
 from research.sample_coverage import (
@@ -97,7 +97,7 @@ def write_card(dataset: Path, out: Path) -> list[Path]:
         f"The feature vectors of at most {_MAP_ROWS:,} rows of each family in two dimensions by "
         "t-SNE (van der Maaten & Hinton, 2008), coloured by label.",
         *(f"![Map of {family}](map_{family}.png)" for family in judged),
-        "## Findings of `validate`",
+        "## Implausible rows",
         _findings(rows),
         "## Licence and credit",
         _credit(rows),
@@ -222,7 +222,7 @@ def _spread_line(spread: Spread) -> list[str]:
 
 
 def _findings(rows: Sequence[Measurement]) -> str:
-    findings = Counter(finding.rule for finding in validate(rows))
+    findings = Counter(finding.rule for finding in implausible_rows(rows))
     return table(
         ["rule", "rows"], [[rule, f"{count:,}"] for rule, count in sorted(findings.items())]
     )

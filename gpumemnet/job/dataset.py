@@ -249,6 +249,10 @@ def write_dataset(path: str | Path, measurements: Iterable[Measurement]) -> int:
         with partial.open("wb") as file:
             with pq.ParquetWriter(file, schema, compression="zstd") as writer:
                 while batch := list(itertools.islice(rows, _ROWS_AT_ONCE)):
+                    if any(row["provenance"] == "stand_in" for row in batch):
+                        raise DatasetError(
+                            "a rehearsal with a stand-in process measured nothing: its rows cannot enter a dataset"
+                        )
                     writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=schema))
                     count += len(batch)
             file.flush()
@@ -264,10 +268,6 @@ def write_dataset(path: str | Path, measurements: Iterable[Measurement]) -> int:
 
 
 def _row(measurement: Measurement) -> dict[str, Any]:
-    if measurement.provenance == "stand_in":
-        raise DatasetError(
-            "a rehearsal with a stand-in process measured nothing: its rows cannot enter a dataset"
-        )
     maps = {name: list(getattr(measurement, name).items()) for name in ("allocator", "traced")}
     return measurement_to_dict(measurement) | maps
 

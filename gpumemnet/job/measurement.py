@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
+import numpy as np
+
 from gpumemnet.errors import DatasetError, InvalidJobError
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
@@ -259,6 +261,19 @@ def architecture_keys(jobs: JobTable) -> Iterator[str]:
         structure = structure or [int(total) for total in own]
         text = json.dumps([families[code], structure], separators=(",", ":"))
         yield hashlib.sha256(text.encode()).hexdigest()[:16]
+        first += count
+
+
+def job_texts(jobs: JobTable) -> Iterator[str]:
+    """A text for each job, equal for equal jobs."""
+    kinds = np.array(jobs.kind_names)[jobs.layer_kinds].tolist()
+    numbers = jobs.layer_activations.tolist(), jobs.layer_parameters.tolist()
+    layers = [*zip(kinds, *numbers, strict=True)]
+    first = 0
+    for row, code, count in zip(
+        jobs.numbers.T.tolist(), jobs.option_codes, jobs.layer_counts.tolist(), strict=True
+    ):
+        yield repr((row, jobs.option_sets[code], layers[first : first + count]))
         first += count
 
 

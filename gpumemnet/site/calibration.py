@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from gpumemnet.errors import DatasetError
 from gpumemnet.gpu import CONTEXT_GROWTH_BYTES, DeviceProfile, device_profile
-from gpumemnet.job.job_table import JobTable
-from gpumemnet.job.measurement import TRACED, architecture_keys
+from gpumemnet.job.measurement import TRACED, architecture_keys, job_texts
 from gpumemnet.physics.element_types import ELEMENT_BYTES
 from gpumemnet.physics.replicas import WITH_OTHERS
 from gpumemnet.predict.bundle import Bundle
@@ -297,27 +296,10 @@ def _different(rows: SiteRows) -> SiteRows:
     """
     # Calibrated is what answers without a trace.
     rows = replace(rows, jobs=rows.jobs.with_numbers("traced_peak_bytes", np.zeros(len(rows))))
-    job_hashes = np.array([*map(_hash, _job_texts(rows.jobs))])
+    job_hashes = np.array([*map(_hash, job_texts(rows.jobs))])
     order = np.lexsort((np.nan_to_num(rows.label_bytes), rows.is_oom, job_hashes))
     is_last = np.append(job_hashes[order][1:] != job_hashes[order][:-1], True)
     return rows.take(order[is_last])
-
-
-def _job_texts(jobs: JobTable) -> Iterator[str]:
-    """A text for each job, equal for equal jobs."""
-    layers = [
-        *zip(
-            np.array(jobs.kind_names)[jobs.layer_kinds].tolist(),
-            jobs.layer_activations.tolist(),
-            jobs.layer_parameters.tolist(),
-            strict=True,
-        )
-    ]
-    ends = jobs.layer_counts.cumsum()
-    for numbers, code, start, end in zip(
-        jobs.numbers.T.tolist(), jobs.option_codes, ends - jobs.layer_counts, ends, strict=True
-    ):
-        yield repr((numbers, jobs.option_sets[code], layers[start:end]))
 
 
 def _parts(

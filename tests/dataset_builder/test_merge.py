@@ -15,8 +15,8 @@ import pytest
 from dataset_builder.merge import ConflictError, Keep, merge_datasets
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.dataset import read_dataset, write_dataset
+from gpumemnet.job.implausible_rows import implausible_rows
 from gpumemnet.job.measurement import Measurement
-from gpumemnet.site.validation import validate
 from gpumemnet.units import GIB, MIB
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,7 @@ def test_two_gpus_and_repeated_rows(
     assert (merged.read, merged.written, merged.exact, merged.repeats) == (5, 3, 1, 1)
     assert not [
         finding
-        for finding in validate(read_dataset(tmp_path / "all.parquet"))
+        for finding in implausible_rows(read_dataset(tmp_path / "all.parquet"))
         if finding.rule == "duplicate"
     ]
 

@@ -13,9 +13,9 @@ import pytest
 import gpumemnet
 from gpumemnet.extract import ExtractOptions, extract_job
 from gpumemnet.job.dataset import read_dataset
+from gpumemnet.job.implausible_rows import implausible_rows
 from gpumemnet.job.measurement import TRACED_PARTS, Measurement
 from gpumemnet.job.training_job import TrainingOptions
-from gpumemnet.site.validation import validate
 from research.cli import main
 from research.traces.real_jobs import campaign
 from research.traces.real_jobs.architectures import timm_names
@@ -147,7 +147,7 @@ def test_a_row_is_what_trace_and_extract_say(document: dict[str, Any], each: Pla
         "traced",
         TRACED_PARTS,
     )
-    assert validate(rows) == []
+    assert implausible_rows(rows) == []
 
 
 def test_a_stopped_campaign_continues(
@@ -177,7 +177,7 @@ def test_a_stopped_campaign_continues(
 
 def test_the_dataset_keeps_families_whole() -> None:
     rows = read_dataset(DATASET)
-    assert {finding.rule for finding in validate(rows)} <= {
+    assert {finding.rule for finding in implausible_rows(rows)} <= {
         "not-monotone"
     }  # cuDNN may choose a smaller workspace
     groups: dict[str, set[str]] = {}

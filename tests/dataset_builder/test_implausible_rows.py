@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from gpumemnet.job.dataset import read_dataset
+from gpumemnet.job.implausible_rows import implausible_rows, training_state_bytes
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.measurement import Measurement
-from gpumemnet.site.validation import training_state_bytes, validate
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.units import GIB, MIB
 
 PUBLISHED = Path("dataset_builder/datasets/published_mlp_a100.parquet")
@@ -31,7 +33,7 @@ def test_a_valid_dataset_has_no_finding(measurement: Measurement, oom: Measureme
         torch=None,
         driver=None,
     )
-    assert validate([measurement, batch(oom, 9_999), larger, failed]) == []
+    assert implausible_rows([measurement, batch(oom, 9_999), larger, failed]) == []
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,7 @@ def test_a_valid_dataset_has_no_finding(measurement: Measurement, oom: Measureme
                 "peak_device_bytes": 340 * MIB,
             },
             "reserved-above-process",
-            "above peak_process_bytes, 99 MiB",
+            "above the process, 99 MiB",
         ),
         (
             {"peak_allocated_bytes": 500 * MIB},
@@ -66,19 +68,14 @@ def test_a_valid_dataset_has_no_finding(measurement: Measurement, oom: Measureme
         (
             {"peak_device_bytes": 900 * MIB},
             "device-far-from-process",
-            "900 MiB, the process's reading 600 MiB",
+            "300 MiB above the process's",
         ),
         (
             {"driver": None, "protocol": None},
             "missing-provenance",
             "a measured row without driver, protocol",
         ),
-        (
-            {"phases": (), "context_bytes": None},
-            "missing-provenance",
-            "without context_bytes, phases",
-        ),
-        ({"status": "oom", "reason": None}, "no-reason", "the status is oom"),
+        ({"context_bytes": None}, "missing-provenance", "without context_bytes"),
         (
             {"status": "oom", "reason": "full", "capacity_bytes": 0},
             "oom-without-capacity",
@@ -87,7 +84,7 @@ def test_a_valid_dataset_has_no_finding(measurement: Measurement, oom: Measureme
         (
             {"status": "oom", "reason": "full", "neighbours": 3},
             "oom-with-neighbours",
-            "beside 3 other jobs",
+            "beside other jobs",
         ),
     ],
 )
@@ -95,7 +92,7 @@ def test_an_impossible_row_is_found(
     measurement: Measurement, changes: dict[str, object], rule: str, sentence: str
 ) -> None:
     quiet = replace(measurement, neighbours=0)
-    findings = validate([replace(quiet, gpu="another"), replace(quiet, **changes)])  # type: ignore[arg-type]
+    findings = implausible_rows([replace(quiet, gpu="another"), replace(quiet, **changes)])  # type: ignore[arg-type]
     assert [(finding.row, finding.rule) for finding in findings] == [(2, rule)]
     finding = findings[0]
     assert sentence in finding.sentence
@@ -103,17 +100,15 @@ def test_an_impossible_row_is_found(
     assert "\n" not in str(finding)
 
 
-def test_training_state_counts_what_the_optimizer_keeps(measurement: Measurement) -> None:
-    weights, state = training_state_bytes(
-        measurement
-    )  # AdamW in fp32, 63 of 283 parameters trained
-    assert (weights, state) == (4 * 283, 4 * (283 + 3 * 63))
-    plain = replace(measurement, job=replace(measurement.job, optimizer="sgd", precision="bf16"))
-    assert training_state_bytes(plain) == (2 * 283, 2 * (283 + 63))
+def test_training_state_counts_what_the_optimizer_keeps(job: TrainingJob) -> None:
+    plain = replace(job, optimizer="sgd", precision="bf16")
+    weights, state = training_state_bytes(JobTable.from_jobs([job, plain]))
+    assert weights.tolist() == [4 * 283, 2 * 283]
+    assert state.tolist() == [4 * (283 + 3 * 63), 2 * (283 + 63)]  # 63 parameters are trained
 
 
 def test_a_repeated_row_is_found(measurement: Measurement) -> None:
-    findings = validate(
+    findings = implausible_rows(
         [measurement, replace(measurement, gpu="another"), replace(measurement, seconds=9.0)]
     )
     assert [(finding.row, finding.rule) for finding in findings] == [(3, "duplicate")]
@@ -124,13 +119,13 @@ def test_less_memory_for_a_larger_batch_is_found(
     measurement: Measurement, oom: Measurement
 ) -> None:
     larger = batch(measurement, 64, peak_process_bytes=500 * MIB, peak_device_bytes=None)
-    [finding] = validate([larger, measurement])
+    [finding] = implausible_rows([larger, measurement])
     assert (finding.row, finding.rule) == (1, "not-monotone")
-    assert finding.sentence == "batch 64 took 500 MiB, a smaller batch 600 MiB (row 2)"
-    assert validate([replace(larger, torch="2.12.0"), measurement]) == []
+    assert finding.sentence == "batch 64 took 500 MiB, a smaller batch 600 MiB or more"
+    assert implausible_rows([replace(larger, torch="2.12.0"), measurement]) == []
     full = replace(oom, neighbours=0)
-    [finding] = validate([larger, full])
-    assert finding.sentence == "batch 64 took 500 MiB, a smaller batch did not fit 80.0 GiB (row 2)"
+    [finding] = implausible_rows([larger, full])
+    assert finding.sentence == "batch 64 took 500 MiB, a smaller batch 80.0 GiB or more"
 
 
 def test_a_context_far_from_its_kind_is_found(measurement: Measurement) -> None:
@@ -139,15 +134,15 @@ def test_a_context_far_from_its_kind_is_found(measurement: Measurement) -> None:
         for number in range(40)
     ]
     unusual = replace(similar[30], context_bytes=900 * MIB)
-    [finding] = validate([*similar[:30], unusual, *similar[31:]])
+    [finding] = implausible_rows([*similar[:30], unusual, *similar[31:]])
     assert (finding.row, finding.rule) == (31, "unusual-context")
-    assert "900 MiB, those of similar rows 500 MiB to 506 MiB" in finding.sentence
-    assert validate([*similar[:10], unusual]) == [], "too few to compare"
+    assert "900 MiB, at similar rows 506 MiB, or less" in finding.sentence
+    assert implausible_rows([*similar[:10], unusual]) == [], "too few to compare"
 
 
 def test_published_labels_that_missed_their_peak_are_found() -> None:
     """Four of the 3,000 one-second readings lie below what every other job needed before its first
     tensor."""
-    findings = validate(read_dataset(PUBLISHED))
+    findings = implausible_rows(read_dataset(PUBLISHED))
     assert {finding.rule for finding in findings} == {"below-floor"}
     assert [finding.row for finding in findings] == [83, 178, 656, 2372]
