@@ -311,7 +311,7 @@ def retrain(
             f"no dataset: {COMMITTED_DATASETS} holds none, and neither --dataset nor --observations was given"
         )
     if mlflow is not None:
-        from gpumemnet.site.mlflow import check_store
+        from .retrain.mlflow_log import check_store
 
         check_store(mlflow, "mlflow")
     request = Request(
@@ -350,13 +350,13 @@ def retrain(
 def _log_to_mlflow(request: Request, outcome: Outcome, uri: str) -> None:
     """Log the result of a retraining; a failure here is reported, but changes neither the champion
     nor the exit code."""
-    from .retrain.mlflow_log import log_run
+    from .retrain.mlflow_log import log_retraining
 
     try:
-        typer.echo(f"tracking: {log_run(request, outcome, uri)}", err=True)
-    except (OSError, GpumemnetError) as error:
+        typer.echo(f"tracking: {log_retraining(request, outcome, uri)}", err=True)
+    except GpumemnetError as error:
         typer.echo(
-            f"warning: not tracked: {error}: the decision is unchanged, and the next run logs it",
+            f"warning: not tracked: {error}: the decision is unchanged, and the next run moves the aliases",
             err=True,
         )
 

@@ -1,216 +1,220 @@
-"""Logs a finished retraining to an MLflow store: a run with figures and files, model versions,
-aliases.
+"""Logs a finished retraining to an MLflow store: a run with figures and files, a version of the
+registered model for each release that has an alias, and the aliases.
 
-The registry in the folder is authoritative, and the verdict is final before this is called: nothing
-here promotes anything.  What could not be logged waits in the work folder for the next run.  That
-run, also moves the aliases.
+The registry in the folder is the truth, and the verdict is final before this is called: nothing
+here promotes anything, and nothing reads MLflow.
 """
 
 from __future__ import annotations
 
-import json
+import logging
+import math
+import os
 import re
-import tempfile
+import warnings
 from collections.abc import Iterator
-from itertools import islice
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.atomic_files import locked, replace_file
-from gpumemnet.errors import TrackingError
-from gpumemnet.site.mlflow import MlflowStore, push
-from gpumemnet.site.releases import Registry
+from gpumemnet.errors import (
+    GpumemnetError,
+    InvalidRequestError,
+    MissingExtraError,
+    TrackingError,
+    first_line,
+)
+from gpumemnet.site.releases import Registry, release_digest
 
-from .gate import MEASURES
-from .release import PROMOTED, Outcome, Request, lineage
+from .release import PROMOTED, Outcome, Request
 
-KEY_TAG: Final = "gpumemnet.run"
+MODEL: Final = "gpumemnet"
+"""Name of the registered model, and of the experiment that its runs stand in."""
+RUN_TAG: Final = "gpumemnet.run"
 """Names a run by the hash of its inputs: the same retraining again is the same run."""
-_KIND: Final = {"gpumemnet.kind": "retraining"}
-_LOCK_SECONDS: Final = 60.0
+RELEASE_TAG: Final = "gpumemnet.release"
+DIGEST_TAG: Final = "gpumemnet.digest"
+_MOST_METRICS: Final = 1000
+"""As many as MLflow takes in one call."""
 _MOST_TEXT: Final = 5000
-_PER_CALL: Final = {"params": 100, "metrics": 1000, "tags": 100}
+_CREDENTIALS: Final = re.compile(r"://[^/\s]*@")
+_ENVIRONMENT: Final = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+}
+"""Unless the user has set them: MLflow tells its makers nothing, prints nothing, and waits seconds
+for a server that is down."""
 
 
-def log_run(request: Request, outcome: Outcome, uri: str) -> str:
-    """Log the retraining's run, and those that could not be logged before, and let the aliases
-    follow the registry.
+def check_store(uri: str, field: str) -> None:
+    """Refuse, before any work is done, an address that cannot be one, or an installation without
+    MLflow.
+
+    Raises:
+        InvalidRequestError: when ``uri`` is neither an SQLite file nor a server.
+        MissingExtraError: when MLflow is not installed.
+    """
+    if not re.match(r"sqlite:///.|https?://.", uri):
+        raise InvalidRequestError(
+            f"must be an SQLite file (sqlite:///mlflow.db) or an MLflow server (https://…), not '{_shown(uri)}'",
+            field,
+        )
+    if find_spec("mlflow") is None:
+        raise MissingExtraError("mlflow-skinny", "mlflow", "MLflow")
+
+
+def log_retraining(request: Request, outcome: Outcome, uri: str) -> str:
+    """Log the retraining's run, and let the aliases be what they are in the registry, unless it is
+    a dry run.
 
     Args:
         request: the retraining's request.
         outcome: its result.
-        uri: address of the store.
+        uri: address of the store, as :func:`check_store` takes it.
 
     Returns:
         A sentence.
 
     Raises:
-        TrackingError: when MLflow cannot be reached or refuses, or another run is being logged from
-            the same folder.
-        RegistryError: when the registry, which the aliases follow, is damaged.
-        OSError: when the work folder cannot be written to.
+        TrackingError: when MLflow cannot be reached or refuses.
+        RegistryError: when the registry is damaged.
     """
-    waiting = request.work / "untracked"
-    waiting.mkdir(exist_ok=True)
-    replace_file(
-        waiting / f"{outcome.document['run'][:12]}.json",
-        json.dumps(_outcome_record(request, outcome)).encode(),
-    )
-    try:
-        with locked(request.work / ".tracking.lock", _LOCK_SECONDS):
-            store = MlflowStore(uri)
-            run, runs, failure = "", {}, None
-            for path in sorted(waiting.glob("*.json"), key=lambda path: path.stat().st_mtime):
-                try:
-                    run, release = _log_waiting(store, request.work, path)
-                    if release:
-                        runs[release] = run
-                except _ReportError as error:
-                    failure = error
-                path.unlink()  # a deleted report cannot be logged later either
-            moves_aliases = (
-                request.registry is not None
-                and request.registry.is_dir()
-                and not request.is_dry_run
-            )
-            moved = (
-                push(Registry(request.registry), store, runs)
-                if request.registry is not None and moves_aliases
-                else {}
-            )
-    except TimeoutError:
-        raise TrackingError(f"another run is being logged from {request.work}") from None
-    if failure is not None:
-        raise failure
-    alias_texts = "".join(f", {alias} is version {version}" for alias, version in moved.items())
-    return f"run {run} in {store.shown}{alias_texts}"
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    for name in ("mlflow", "alembic"):  # they tell of each table that they make
+        logging.getLogger(name).setLevel(logging.ERROR)
+    with _store_errors(uri):
+        from mlflow import MlflowClient
+
+        client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+        experiment = _experiment(client, uri)
+        run = _run(client, experiment, RUN_TAG, outcome.document["run"], outcome.report.parent.name)
+        _log(client, run, request, outcome)
+        if request.registry is not None and not request.is_dry_run:
+            runs = {outcome.release: run} if outcome.exit_code == PROMOTED else {}
+            _set_aliases(client, experiment, Registry(request.registry), runs)
+        return f"run {run} in {_shown(uri)}"
 
 
-def _outcome_record(request: Request, outcome: Outcome) -> dict[str, Any]:
-    """The result of this retraining; its report has everything else."""
-    is_made = outcome.exit_code == PROMOTED and not request.is_dry_run
-    return {
-        "report": str(outcome.report.relative_to(request.work)),
-        "champion": outcome.document["champion"],
-        "exit_code": outcome.exit_code,
-        "sentence": outcome.sentence,
-        "release": outcome.release if is_made else None,
-        "is_dry_run": request.is_dry_run,
-    }
+@contextmanager
+def _store_errors(uri: str) -> Iterator[None]:
+    """Whatever goes wrong in MLflow, its database or its connections is one sentence."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # MLflow's own use of what other packages deprecate
+        try:
+            yield
+        except GpumemnetError:
+            raise
+        except Exception as error:
+            raise TrackingError(
+                f"the MLflow store {_shown(uri)}: {_shown(first_line(error, 300))}"
+            ) from None
 
 
-def _log_waiting(store: MlflowStore, work: Path, waiting: Path) -> tuple[str, str | None]:
-    """Log the result in the file ``waiting``; return its run, and the release that it made."""
-    try:
-        record = json.loads(waiting.read_bytes())
-        report = work / record["report"]
-        document = {
-            **json.loads(report.with_suffix(".json").read_bytes()),
-            "champion": record["champion"],
-        }
-        return _log_complete_run(store, work, record, report, document), record["release"]
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _ReportError(
-            f"{waiting}: its report is gone, or of another version ({type(error).__name__}: {error})"
-        ) from None
+def _experiment(client: Any, uri: str) -> str:
+    """The id of the experiment, made where there is none; files of an SQLite store lie in a folder
+    beside it."""
+    found = client.get_experiment_by_name(MODEL)
+    if found is not None:
+        return str(found.experiment_id)
+    folder = None  # a server knows where
+    if uri.startswith("sqlite:"):
+        file = Path(uri.removeprefix("sqlite:///")).absolute()
+        folder = (file.parent / f"{file.stem}-artifacts").as_uri()
+    return str(client.create_experiment(MODEL, artifact_location=folder))
 
 
-class _ReportError(TrackingError):
-    """The report of a run cannot be read."""
+def _run(client: Any, experiment: str, tag: str, value: str, name: str) -> str:
+    """The run with this tag, made where there is none."""
+    found = client.search_runs([experiment], f"tags.`{tag}` = '{value}'", max_results=1)
+    run = found[0] if found else client.create_run(experiment, run_name=name, tags={tag: value})
+    return str(run.info.run_id)
 
 
-def _log_complete_run(
-    store: MlflowStore, work: Path, record: dict[str, Any], report: Path, document: dict[str, Any]
-) -> str:
-    """The complete run of a retraining; an unfinished run is continued."""
-    run, is_logged = store.run({**_KIND, KEY_TAG: document["run"]}, document["release"])
-    if not is_logged:
-        _log(store, run, "params", dict(_params(document)))
-        _log(store, run, "metrics", dict(_metrics(document)))
-        store.log_file(run, report)
-        store.log_file(run, report.with_suffix(".json"))
-        with tempfile.TemporaryDirectory(prefix="gpumemnet-") as scratch:
-            path = Path(scratch) / "lineage.json"
-            path.write_text(
-                json.dumps(lineage(document), indent=2, ensure_ascii=False) + "\n", "utf-8"
-            )
-            store.log_file(run, path)
-        for entry in document["candidates"]:
-            if entry.get("folder") and (work / entry["folder"]).is_dir():
-                store.log_folder(run, work / entry["folder"], f"bundles/{entry['model']['name']}")
-    tags = {
-        "gpumemnet.exit_code": str(record["exit_code"]),
-        "gpumemnet.dry_run": str(record["is_dry_run"]).lower(),
-        "mlflow.note.content": record["sentence"],
-    }
-    if record["release"]:  # even if the release was withdrawn and the retraining runs again
-        tags["gpumemnet.release"] = record["release"]
-    _log(store, run, "tags", tags)
-    store.finish(run)
-    return run
+def _log(client: Any, run: str, request: Request, outcome: Outcome) -> None:
+    from mlflow.entities import Metric, Param, RunTag
 
-
-def _params(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    for name in ("champion", "seed", "epochs", "encoders"):
-        yield name, _text(document[name])
-    code = document["code"]
-    yield "commit", _text(code["commit"])
-    yield "code", _text(code["sha256"])
-    for name, value in code["packages"].items():
-        yield f"package.{name}", _text(value)
-    for name, value in document["rule"].items():
-        yield f"rule.{name}", _text(value)
+    document = outcome.document
+    params = {name: document[name] for name in ("champion", "seed", "epochs", "encoders")}
+    params |= {"commit": document["code"]["commit"], "code": document["code"]["sha256"]}
     for file in document["files"]:
-        yield (
-            _name("file", file["name"]),
-            f"sha256 {file['sha256']}, {file['used']} of {file['rows']} rows used",
-        )
+        used = f"{file['used']} of {file['rows']} rows used"
+        params[f"file/{file['name']}"] = f"sha256 {file['sha256']}, {used}"
     for found in document["candidates"]:
-        place = (found["name"], found["encoder"])
-        yield _name(*place, "gpu"), _text(found["gpu"])
-        yield (
-            _name(*place, "verdict"),
-            _text(
-                ("better: " if found["promote"] else "not taken: ") + "; ".join(found["reasons"])
-            ),
-        )
-        if found["bundle"]:
-            yield _name(*place, "bundle"), found["bundle"]
+        is_better = "better" if found["promote"] else "not taken"
+        params[f"verdict/{found['name']}"] = f"{is_better}: {'; '.join(found['reasons'])}"
+    tags = {
+        "gpumemnet.exit_code": outcome.exit_code,
+        "gpumemnet.dry_run": str(request.is_dry_run).lower(),
+        "mlflow.note.content": outcome.sentence,
+    }
+    if outcome.exit_code == PROMOTED and outcome.release and not request.is_dry_run:
+        tags[RELEASE_TAG] = outcome.release
+    metrics = dict(_numbers(document["candidates"], ""))
+    client.log_batch(
+        run,
+        metrics=[Metric(*one, 0, 0) for one in [*metrics.items()][:_MOST_METRICS]],
+        params=[Param(_name(name), str(text)[:_MOST_TEXT]) for name, text in params.items()],
+        tags=[RunTag(name, str(text)[:_MOST_TEXT]) for name, text in tags.items()],
+    )
+    for report in (outcome.report, outcome.report.with_suffix(".json")):
+        client.log_artifact(run, str(report))
+    client.set_terminated(run, "FINISHED")
 
 
-def _metrics(document: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    yield "promoted", float(len(document["promoted"]))
-    yield "refused_rows", float(sum(refused["rows"] for refused in document["refused"]))
-    for found in document["candidates"]:
-        place = (found["name"], found["encoder"])
-        for kind, count in found["rows"].items():
-            yield _name(*place, "rows", kind), float(count)
-        for part in (found["verdict"] or {}).get("parts", ()):
-            for measure in MEASURES:
-                compared = part["measures"][measure]
-                for who in ("champion", "candidate", "p_not_better"):
-                    yield _name(*place, part["name"], measure, who), float(compared[who])
+def _numbers(value: Any, path: str) -> Iterator[tuple[str, float]]:
+    """Every finite number of a JSON value under its path; parts of a list go by their names."""
+    if isinstance(value, list):
+        value = {str(one["name"]): one for one in value if isinstance(one, dict) and "name" in one}
+    if isinstance(value, dict):
+        for name, one in value.items():
+            yield from _numbers(one, f"{path}/{name}")
+    elif isinstance(value, int | float) and math.isfinite(value):
+        yield _name(path[1:]), float(value)
 
 
-def _log(store: MlflowStore, run: str, kind: str, values: dict[str, Any]) -> None:
-    """Log ``params``, ``metrics`` or ``tags``, so many in a call as MLflow takes."""
-    with store.calls(f"does not take the {kind} of a run"):
-        from mlflow.entities import Metric, Param, RunTag
+def _set_aliases(client: Any, experiment: str, registry: Registry, runs: dict[Any, str]) -> None:
+    """Let champion and challenger point at the versions that hold the registry's.
 
-        make = {
-            "params": Param,
-            "metrics": lambda name, value: Metric(name, value, 0, 0),
-            "tags": RunTag,
-        }[kind]
-        entities = (make(name, value) for name, value in values.items())
-        while some := list(islice(entities, _PER_CALL[kind])):
-            store.client.log_batch(run, **{kind: some})
+    Args:
+        client: of MLflow.
+        experiment: its id.
+        registry: the truth.
+        runs: release → the run that made it; others get a run of their own.
+    """
+    if not client.search_registered_models(f"name = '{MODEL}'", max_results=1):
+        client.create_registered_model(MODEL, description="Releases of gpumemnet's bundles")
+    aliases = registry.aliases()
+    for alias, name in (("champion", aliases.champion), ("challenger", aliases.challenger)):
+        if name is None:
+            client.delete_registered_model_alias(MODEL, alias)
+            continue
+        bundles = registry.load(name)
+        digest = release_digest(bundles)
+        is_it = f"name = '{MODEL}' and tags.`{DIGEST_TAG}` = '{digest}'"
+        found = client.search_model_versions(f"{is_it} and tags.`{RELEASE_TAG}` = '{name}'")
+        if not found:
+            run = runs.get(name) or _run(client, experiment, RELEASE_TAG, name, f"release {name}")
+            client.log_dict(run, asdict(registry.release(name)), "release/release.json")
+            for bundle in bundles:
+                client.log_artifacts(run, bundle.source, f"release/bundles/{bundle.sha256}")
+            source = f"{client.get_run(run).info.artifact_uri}/release"
+            tags = {RELEASE_TAG: name, DIGEST_TAG: digest}
+            found = [client.create_model_version(MODEL, source, run, tags=tags)]
+            client.set_terminated(run, "FINISHED")
+        client.set_registered_model_alias(MODEL, alias, found[0].version)
 
 
-def _name(*parts: str) -> str:
+def _name(path: str) -> str:
     """A name that MLflow takes, of letters, digits and a few signs."""
-    return "/".join(re.sub(r"[^\w.\- :]", "_", part) for part in parts)[:250]
+    return re.sub(r"[^\w.\- :/]", "_", path)[:250]
 
 
-def _text(value: object) -> str:
-    return (", ".join(map(str, value)) if isinstance(value, list) else str(value))[:_MOST_TEXT]
+def _shown(text: str) -> str:
+    """An address, or a sentence with one, without the user's name and password."""
+    return _CREDENTIALS.sub("://", text)
