@@ -19,8 +19,8 @@ from gpumemnet.cli.output import print_result
 from gpumemnet.errors import MeasurementError
 from gpumemnet.gpu import device_profile
 from gpumemnet.job.dataset import write_dataset
-from gpumemnet.job.implausible_rows import implausible_rows
 from gpumemnet.planner.costs import MACHINE, machine_to_dict
+from gpumemnet.site.implausible_rows import implausible_rows
 from gpumemnet.units import format_bytes
 
 from .measure.campaign import (

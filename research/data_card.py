@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.dataset import read_dataset
-from gpumemnet.job.implausible_rows import implausible_rows
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.measurement import STATUSES, Measurement
 from gpumemnet.job.training_job import FAMILIES, TrainingJob
 from gpumemnet.predict.features import feature_matrix
+from gpumemnet.site.implausible_rows import implausible_rows
 from gpumemnet.units import MIB, format_bytes
 from models.training.data import ZOO
 from research.sample_coverage import (

@@ -2,7 +2,7 @@
 cannot be true.
 
 A row is refused if its numbers contradict physics or each other
-(:mod:`gpumemnet.job.implausible_rows`, :func:`is_swapped`).  If a file has many such rows of a family, the whole family of that file is
+(:mod:`gpumemnet.site.implausible_rows`, :func:`is_swapped`).  If a file has many such rows of a family, the whole family of that file is
 refused.  So it is if all its labels are in another unit.
 
 Finds rows with batch size and input size swapped: the first layer's weights fit the batch size
@@ -33,10 +33,10 @@ import numpy as np
 
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.dataset import read_dataset
-from gpumemnet.job.implausible_rows import implausible_rows
 from gpumemnet.job.measurement import OBSERVED, Measurement, identity
 from gpumemnet.job.training_job import FAMILIES, TrainingJob
 from gpumemnet.physics.replicas import WITH_OTHERS
+from gpumemnet.site.implausible_rows import implausible_rows
 
 from ..training.data import ZOO
 
@@ -55,7 +55,7 @@ REFUSING_RULES: Final = frozenset(
         *("above-capacity", "device-far-from-process", "oom-without-capacity"),
     }
 )
-"""Rules of :mod:`gpumemnet.job.implausible_rows` that refuse a row.  ``below-floor`` is not
+"""Rules of :mod:`gpumemnet.site.implausible_rows` that refuse a row.  ``below-floor`` is not
 among them, as it compares a row with others and would refuse the smallest jobs."""
 MOST_REFUSED: Final = 0.1
 """Share of refused rows above which the other rows of that file and family are refused too."""

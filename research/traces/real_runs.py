@@ -24,10 +24,10 @@ from gpumemnet.errors import DatasetError, GpumemnetError
 from gpumemnet.extract import ExtractOptions
 from gpumemnet.extract.extraction import extract_from
 from gpumemnet.extract.inputs import inputs_from_example
-from gpumemnet.job.implausible_rows import training_state_bytes
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
 from gpumemnet.job.measurement import Measurement
+from gpumemnet.site.implausible_rows import training_state_bytes
 from gpumemnet.tracing.missing_values import GuessedValues
 from research.published_tables import timm_models, xmem_models
 from research.published_tables.real_runs import Reading, RealModel, RealRuns

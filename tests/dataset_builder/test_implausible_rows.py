@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from gpumemnet.job.dataset import read_dataset
-from gpumemnet.job.implausible_rows import implausible_rows, training_state_bytes
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.site.implausible_rows import implausible_rows, training_state_bytes
 from gpumemnet.units import GIB, MIB
 
 PUBLISHED = Path("dataset_builder/datasets/published_mlp_a100.parquet")

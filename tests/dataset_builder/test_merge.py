@@ -15,8 +15,8 @@ import pytest
 from dataset_builder.merge import ConflictError, Keep, merge_datasets
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.dataset import read_dataset, write_dataset
-from gpumemnet.job.implausible_rows import implausible_rows
 from gpumemnet.job.measurement import Measurement
+from gpumemnet.site.implausible_rows import implausible_rows
 from gpumemnet.units import GIB, MIB
 
 ROOT = Path(__file__).parents[2]

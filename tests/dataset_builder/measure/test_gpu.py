@@ -15,9 +15,9 @@ from dataset_builder.measure.journal import read_journal
 from dataset_builder.measure.nvml import visible_meters
 from gpumemnet.errors import MeasurementError
 from gpumemnet.job.dataset import read_dataset
-from gpumemnet.job.implausible_rows import implausible_rows
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.physics.element_types import ELEMENT_BYTES
+from gpumemnet.site.implausible_rows import implausible_rows
 from gpumemnet.units import MIB
 
 pytestmark = pytest.mark.gpu

@@ -13,9 +13,9 @@ import pytest
 import gpumemnet
 from gpumemnet.extract import ExtractOptions, extract_job
 from gpumemnet.job.dataset import read_dataset
-from gpumemnet.job.implausible_rows import implausible_rows
 from gpumemnet.job.measurement import TRACED_PARTS, Measurement
 from gpumemnet.job.training_job import TrainingOptions
+from gpumemnet.site.implausible_rows import implausible_rows
 from research.cli import main
 from research.traces.real_jobs import campaign
 from research.traces.real_jobs.architectures import timm_names

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gpumemnet.job.dataset import read_dataset
-from gpumemnet.job.implausible_rows import implausible_rows
 from gpumemnet.job.measurement import TRACED_PARTS, Measurement
+from gpumemnet.site.implausible_rows import implausible_rows
 from gpumemnet.units import MIB
 from research.cli import main
 from research.published_tables import timm_models
