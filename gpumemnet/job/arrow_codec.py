@@ -8,15 +8,15 @@ NaN where the job does not state one: pandas writes an optional count so.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.errors import DatasetError
-from gpumemnet.job.job_table import Array, Indices, JobTable
+from gpumemnet.job.job_table import Array, Indices, JobTable, OptionSet, codes_with
 from gpumemnet.job.json_codec import ReadJobs, merge_reads, read_jobs
-from gpumemnet.job.layers import CODE_OF_KIND, KINDS, MAX_ELEMENTS, MAX_LAYERS, is_kind
+from gpumemnet.job.layers import CODE_OF_KIND, MAX_ELEMENTS, MAX_LAYERS, Layer, is_kind
 from gpumemnet.job.training_job import (
     FIELD_CHOICES,
     FIELD_DEFAULTS,
@@ -37,7 +37,6 @@ Flags = NDArray[np.bool_]
 WORD_FIELDS: Final = tuple(FIELD_CHOICES)
 SWITCH_FIELDS: Final = tuple(name for name in OPTION_FIELDS if name not in FIELD_CHOICES)
 COUNT_FIELDS: Final = (*NUMBER_FIELDS, "schema_version")
-LAYER_FIELDS: Final = ("kind", "activations", "parameters")
 
 _CHOICES: Final[dict[str, tuple[Any, ...]]] = {
     name: (*choices, None) if name in NULLABLE_FIELDS else choices
@@ -45,22 +44,6 @@ _CHOICES: Final[dict[str, tuple[Any, ...]]] = {
 } | dict.fromkeys(SWITCH_FIELDS, (False, True))
 """Option field → its allowed values; the code of a value is its position."""
 _NO_CODE: Final = -1
-
-
-class _LayerColumns(NamedTuple):
-    """The layers of all jobs; for the fields see the layer attributes of
-    :class:`~gpumemnet.job.job_table.JobTable`."""
-
-    counts: Indices
-    kinds: Indices
-    activations: Array
-    parameters: Array
-    unknown_kinds: tuple[str, ...]
-
-
-_NO_LAYERS: Final = _LayerColumns(
-    np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0), ()
-)
 
 
 def check_names(names: Sequence[str], where: str) -> None:
@@ -126,23 +109,13 @@ def read_arrow_jobs(batch: pa.RecordBatch) -> ReadJobs:
         if name in FIELD_DEFAULTS and batch.column(index).null_count < count
     }
     layers = _read_layers(columns.get("layers"), count, is_invalid)
-    numbers = np.empty((len(NUMBER_FIELDS), count))
-    for index, name in enumerate(NUMBER_FIELDS):
-        numbers[index] = _read_counts(columns.get(name), name, is_invalid)
-    is_invalid |= (
-        _read_counts(columns.get("schema_version"), "schema_version", is_invalid) != SCHEMA_VERSION
-    )
+    counts = [_read_counts(columns.get(name), name, is_invalid) for name in COUNT_FIELDS]
+    *numbers, versions = np.broadcast_arrays(*counts, np.empty(count))[:-1]
     option_sets, option_codes = _read_options(columns, count, is_invalid)
-    is_invalid |= settle_columns(numbers, layers.counts, layers.activations, layers.parameters)
-    table = JobTable(
-        numbers=numbers,
-        option_sets=option_sets,
-        option_codes=option_codes,
-        layer_counts=layers.counts,
-        layer_kinds=layers.kinds,
-        layer_activations=layers.activations,
-        layer_parameters=layers.parameters,
-        unknown_kinds=layers.unknown_kinds,
+    table = JobTable(np.array(numbers), option_sets, option_codes, *layers)
+    is_invalid |= versions != SCHEMA_VERSION
+    is_invalid |= settle_columns(
+        table.numbers, table.layer_counts, table.layer_activations, table.layer_parameters
     )
     if not is_invalid.any():
         return ReadJobs(table, np.arange(count), {})
@@ -163,12 +136,12 @@ def row_documents(batch: pa.RecordBatch, rows: Indices) -> list[dict[str, Any]]:
     names = [name for name in batch.schema.names if name in FIELD_DEFAULTS]
     rows_as_read = batch.select(names).take(pa.array(rows, pa.int64())).to_pylist()
     return [
-        {name: _whole(value) for name, value in row.items() if value is not None and value == value}
+        {name: whole(value) for name, value in row.items() if value is not None and value == value}
         for row in rows_as_read
     ]
 
 
-def _whole(value: Any) -> Any:
+def whole(value: Any) -> Any:
     """The value; a floating-point number without a fraction as a whole number."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -176,149 +149,81 @@ def _whole(value: Any) -> Any:
 def _read_counts(column: pa.Array | None, name: str, is_invalid: Flags) -> Array | float:
     """The counts as floats, NaN where a job does not state one; sets ``is_invalid`` for rows with a
     fraction."""
-    import pyarrow.types as types
-
     default = np.nan if FIELD_DEFAULTS[name] is None else float(FIELD_DEFAULTS[name])
     if column is None:
         return default
-    if types.is_floating(column.type):
-        counts: Array = column.to_numpy(zero_copy_only=False).astype(np.float64)
-        is_stated = ~np.isnan(counts)
-        is_invalid |= is_stated & (counts != np.floor(counts))
-        return np.where(is_stated, counts, default)
-    values, is_null = _whole_numbers(column)
-    if is_null is not None:
-        values[is_null] = default
-    return values
+    counts = _numbers(column)
+    is_invalid |= counts > np.floor(counts)
+    return np.where(np.isnan(counts), default, counts)
 
 
-def _whole_numbers(column: pa.Array) -> tuple[Array, Flags | None]:
-    """The numbers as floats, exact within the allowed range, and which rows are null; ``None`` when
-    no row is."""
-    if not column.null_count:
-        return column.to_numpy().astype(np.float64), None
-    is_null = column.is_null().to_numpy(zero_copy_only=False)
-    return column.fill_null(0).to_numpy().astype(np.float64), is_null
+def _numbers(column: pa.Array) -> Array:
+    """The numbers as floats, exact within the allowed range; NaN for null."""
+    floats = column.cast("float64", safe=False)
+    return np.asarray(floats.to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
 def _read_options(
     columns: Mapping[str, pa.Array], count: int, is_invalid: Flags
-) -> tuple[tuple[tuple[Any, ...], ...], Indices]:
-    """The distinct sets of options, and the position of each row's set; sets ``is_odd`` for rows
-    with an invalid option."""
-    index: int | Indices = 0
-    size = 1
-    for name in OPTION_FIELDS:
-        choices = _CHOICES[name]
-        codes = _option_codes(columns.get(name), name, choices)
-        if isinstance(codes, int):
-            if codes == _NO_CODE:
-                is_invalid |= True
-                codes = 0
-        elif codes.min() == _NO_CODE:
-            is_invalid |= codes == _NO_CODE
-            codes = np.maximum(codes, 0)
-        index = index * len(choices) + codes
-        size *= len(choices)
-    if isinstance(index, int):
-        return (_option_set(index),), np.zeros(count, dtype=np.int64)
-    is_there = np.zeros(size, dtype=np.bool_)
-    is_there[index] = True
-    places = np.flatnonzero(is_there)
-    position = np.empty(size, dtype=np.int64)
-    position[places] = np.arange(len(places))
-    return tuple(map(_option_set, places.tolist())), position[index]
+) -> tuple[tuple[OptionSet, ...], Indices]:
+    """The distinct sets of options, and the position of each row's set; sets ``is_invalid`` for
+    rows with an invalid option."""
+    codes = np.array([_option_codes(columns.get(name), name, count) for name in OPTION_FIELDS])
+    is_invalid |= (codes == _NO_CODE).any(axis=0)
+    sizes = tuple(len(_CHOICES[name]) for name in OPTION_FIELDS)
+    numbers, positions = np.unique(
+        np.ravel_multi_index(tuple(np.maximum(codes, 0)), sizes), return_inverse=True
+    )
+    places = zip(OPTION_FIELDS, np.unravel_index(numbers, sizes), strict=True)
+    values = [[_CHOICES[name][place] for place in each.tolist()] for name, each in places]
+    return tuple(zip(*values, strict=True)), positions
 
 
-def _option_set(index: int) -> tuple[Any, ...]:
-    values = []
-    for name in reversed(OPTION_FIELDS):
-        index, code = divmod(index, len(_CHOICES[name]))
-        values.append(_CHOICES[name][code])
-    return tuple(reversed(values))
-
-
-def _option_codes(column: pa.Array | None, name: str, choices: Sequence[Any]) -> int | Indices:
-    """Positions of the values among ``choices``; a single ``int`` when all rows have the same
-    value."""
+def _option_codes(column: pa.Array | None, name: str, count: int) -> Indices:
+    """Positions of the values among the option's choices."""
+    choices = _CHOICES[name]
     default = _NO_CODE if name in REQUIRED_FIELDS else choices.index(FIELD_DEFAULTS[name])
     if column is None:
-        return default
-    if name in SWITCH_FIELDS:
-        if not column.null_count and column.true_count in (0, len(column)):
-            return int(column.true_count > 0)
-        filled = column.fill_null(FIELD_DEFAULTS[name]) if column.null_count else column
-        return np.asarray(filled.to_numpy(zero_copy_only=False), dtype=np.int64)
-    words, indices = _dictionary(column)
+        return np.full(count, default)
+    values, indices = _dictionary(column)
     codes = [
-        default if word is None else choices.index(word) if word in choices else _NO_CODE
-        for word in words
+        default if value is None else choices.index(value) if value in choices else _NO_CODE
+        for value in values
     ]
-    if indices.null_count:
-        codes.append(default)
-        indices = indices.fill_null(len(words))
-    if len(codes) == 1:
-        return codes[0]
-    positions: Indices = np.array(codes, dtype=np.int64)[indices.to_numpy()]
-    return positions
+    return np.array([*codes, default])[indices]
 
 
-def _dictionary(column: pa.Array) -> tuple[list[Any], pa.Array]:
-    """The distinct strings of a column, and each row's position among them."""
+def _dictionary(column: pa.Array) -> tuple[list[Any], Indices]:
+    """The distinct values of a column, and each row's position among them; for null, the position
+    after the last."""
     import pyarrow as pa
 
     if not isinstance(column, pa.DictionaryArray):
         column = column.dictionary_encode()
-    return column.dictionary.to_pylist(), column.indices
+    values = column.dictionary.to_pylist()
+    return values, column.indices.cast("int64").fill_null(len(values)).to_numpy()
 
 
-def _read_layers(column: pa.Array | None, count: int, is_invalid: Flags) -> _LayerColumns:
+def _read_layers(column: pa.Array | None, count: int, is_invalid: Flags) -> tuple[Any, ...]:
+    """The layers of all jobs, as the layer attributes of
+    :class:`~gpumemnet.job.job_table.JobTable` in their order."""
     if column is None:
-        return _NO_LAYERS._replace(counts=np.zeros(count, dtype=np.int64))
-    counts = column.value_lengths()
-    counts = np.asarray(
-        (counts.fill_null(0) if counts.null_count else counts).to_numpy(), dtype=np.int64
-    )
+        return np.zeros(count, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0), ()
+    counts = column.value_lengths().fill_null(0).cast("int64").to_numpy()
     layers = column.flatten()  # flatten() respects the slice and leaves out null lists
-    if not len(layers):
-        return _NO_LAYERS._replace(counts=counts)
-    kinds, unknown, is_wrong = _read_kinds(layers.field(layers.type.get_field_index("kind")))
-    amounts = []
-    for name in LAYER_FIELDS[1:]:
-        index = layers.type.get_field_index(name)
-        if index < 0:  # only the field of the parameters is optional
-            amounts.append(np.zeros(len(layers)))
-            continue
-        values, is_null = _whole_numbers(layers.field(index))
-        if is_null is not None:
-            is_wrong = is_null if is_wrong is None else is_wrong | is_null
-        if not 0 <= values.min() <= values.max() <= MAX_ELEMENTS:
-            is_beyond = (values < 0) | (values > MAX_ELEMENTS)
-            is_wrong = is_beyond if is_wrong is None else is_wrong | is_beyond
-        amounts.append(values)
-    if layers.null_count:
-        is_null = layers.is_null().to_numpy(zero_copy_only=False)
-        is_wrong = is_null if is_wrong is None else is_wrong | is_null
-    if is_wrong is not None:
-        is_invalid[np.repeat(np.arange(count), counts)[is_wrong]] = True
-    if counts.max(initial=0) > MAX_LAYERS:
-        is_invalid |= counts > MAX_LAYERS
-    return _LayerColumns(counts, kinds, amounts[0], amounts[1], unknown)
-
-
-def _read_kinds(column: pa.Array) -> tuple[Indices, tuple[str, ...], Flags | None]:
-    """Codes of the layers' kinds, the unknown kinds, and which layers have an invalid kind;
-    ``None`` when none has."""
-    words, indices = _dictionary(column)
+    parts = dict(zip((field.name for field in layers.type), layers.flatten(), strict=True))
+    words, indices = _dictionary(parts["kind"])
     unknown = tuple(sorted({word for word in words if word not in CODE_OF_KIND and is_kind(word)}))
-    codes_of = CODE_OF_KIND | {word: len(KINDS) + index for index, word in enumerate(unknown)}
-    codes = np.array([*(codes_of.get(word, _NO_CODE) for word in words), _NO_CODE], dtype=np.int64)
-    if indices.null_count:
-        indices = indices.fill_null(len(words))
-    kinds = codes[indices.to_numpy()]
-    if codes[:-1].min(initial=0) >= 0 and not column.null_count:
-        return kinds, unknown, None
-    return kinds, unknown, kinds == _NO_CODE
+    code_of = codes_with(unknown)
+    kinds = np.array([*(code_of.get(word, _NO_CODE) for word in words), _NO_CODE])[indices]
+    activations = _numbers(parts["activations"])
+    parameters = _numbers(parts["parameters"]) if "parameters" in parts else 0 * activations
+    is_wrong = kinds == _NO_CODE
+    for amounts in (activations, parameters):
+        is_wrong |= ~((amounts >= 0) & (amounts <= MAX_ELEMENTS))
+    is_invalid |= counts > MAX_LAYERS
+    is_invalid[np.arange(count).repeat(counts)[is_wrong]] = True
+    return counts, kinds, activations, parameters, unknown
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -337,7 +242,7 @@ def _is_layers(kind: pa.DataType) -> bool:
         return False
     parts = {field.name: field.type for field in layer}
     if len(parts) != layer.num_fields or not {"kind", "activations"} <= parts.keys() <= set(
-        LAYER_FIELDS
+        Layer._fields
     ):
         return False
     word = parts.pop("kind")

@@ -10,16 +10,14 @@ from __future__ import annotations
 import bisect
 import io
 import json
-import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpumemnet.errors import (
     DatasetError,
@@ -31,9 +29,11 @@ from gpumemnet.errors import (
 from gpumemnet.job.arrow_codec import (
     COUNT_FIELDS,
     SWITCH_FIELDS,
+    WORD_FIELDS,
     check_columns,
     read_arrow_jobs,
     row_documents,
+    whole,
 )
 from gpumemnet.job.job_files import (
     FORMATS,
@@ -58,12 +58,9 @@ transformer-based predictions depend on it."""
 MAX_JSON_BYTES: Final = 64 * 2**20
 _ID_COLUMNS: Final = ("job_id", "id")
 """Columns that may hold the job ids, in order of preference."""
-_SWITCH_WORDS: Final = {
-    word: word.lower() == "true" for word in ("true", "false", "True", "False", "TRUE", "FALSE")
-}
-_WHOLE_NUMBER: Final = r"^-?[0-9]{1,18}$"
-_NO_FRACTION: Final = r"\.0*$"
-"""What pandas writes behind a whole number in a column with gaps."""
+_CSV_TYPES: Final = dict.fromkeys(COUNT_FIELDS, "float64") | dict.fromkeys(SWITCH_FIELDS, "bool")
+"""Column → its Arrow type; text for other columns.  Counts are floats because pandas writes ``1.0``
+in a column with gaps."""
 _LEAST_BLOCK_BYTES: Final = 2**16
 
 
@@ -390,68 +387,72 @@ def _json_chunks(file: JobFile, span: Span, id_column: str | None) -> Iterator[C
 
 
 def _csv_chunks(file: JobFile, span: Span, id_column: str | None) -> Iterator[Chunk]:
+    pa = import_pyarrow("reading CSV")
     header, names = csv_header(file.location)
     id_name = id_column_of(names, id_column, file.location)
-    columns = [name for name in dict.fromkeys((*JOB_FIELDS, id_name)) if name in names]
+    kinds = {
+        name: _CSV_TYPES.get(name, "string")
+        for name in dict.fromkeys((*JOB_FIELDS, id_name))
+        if name in names
+    }
     if not span.start:
-        span = Span(span.first_row, span.row_count, len(header))
+        span = replace(span, start=len(header))
     for first, lines in _lines(file, span):
         texts = [line for line in lines if not line.isspace()]
-        numbers = np.array(
-            [number for number, line in enumerate(lines, first + 1) if not line.isspace()],
-            dtype=np.int64,
-        )
-        tables = _csv_tables(header, columns, texts, 0)
-        good = [at for start, table in tables for at in range(start, start + table.num_rows)]
-        broken: dict[int, FieldError] = {
-            position: InvalidJobError(f"is no line of CSV with {len(names)} columns in UTF-8")
-            for position in set(range(len(texts))).difference(good)
-        }
+        numbers = [number for number, line in enumerate(lines, first + 1) if not line.isspace()]
+        tables, good, reads = [], [], []
+        for start, table in _csv_tables(header, kinds, texts, 0):
+            if table is None:
+                reads.append((np.array([start]), _bad_csv_line(header, kinds, texts[start])))
+            else:
+                tables.append(table)
+                good += range(start, start + table.num_rows)
         ids = None
-        read = read_jobs([])
-        if good:
-            pa = import_pyarrow("reading CSV")
-            [batch] = pa.concat_tables([table for _, table in tables]).combine_chunks().to_batches()
-            read = merge_reads([(np.array(good, dtype=np.int64), _read_csv(batch))])
+        if tables:
+            [batch] = pa.concat_tables(tables).combine_chunks().to_batches()
+            reads.append((np.array(good), _read_csv(batch)))
             if id_name is not None:
-                places = np.searchsorted(good, np.arange(len(texts)))
-                is_lost = np.isin(np.arange(len(texts)), good, invert=True)
-                ids = batch.column(id_name).take(pa.array(places, mask=is_lost))
-        yield Chunk(numbers, read._replace(errors=read.errors | broken), ids, len(lines))
+                places = np.full(len(texts), -1)
+                places[good] = np.arange(len(good))
+                ids = batch.column(id_name).take(pa.array(places, mask=places < 0))
+        read = merge_reads(reads) if reads else read_jobs([])
+        yield Chunk(np.array(numbers, dtype=np.int64), read, ids, len(lines))
 
 
 def _csv_tables(
-    header: bytes, columns: list[str], lines: list[bytes], start: int
-) -> list[tuple[int, pa.Table]]:
-    """Parses these columns into tables of strings, each with the position of its first line; leaves
-    out malformed lines."""
-    table = _parsed_csv(header, columns, lines)
-    if table is not None:
-        return [(start, table)]
-    if len(lines) < 2:
-        return []
-    half = len(lines) // 2
-    return _csv_tables(header, columns, lines[:half], start) + _csv_tables(
-        header, columns, lines[half:], start + half
-    )
+    header: bytes, kinds: Mapping[str, str], lines: list[bytes], start: int
+) -> Iterator[tuple[int, pa.Table | None]]:
+    """Parses these columns into tables, each with the position of its first line; ``None`` for a
+    malformed line."""
+    table = _parsed_csv(header, kinds, lines)
+    if table is not None or len(lines) == 1:
+        yield start, table
+    elif lines:
+        half = len(lines) // 2
+        yield from _csv_tables(header, kinds, lines[:half], start)
+        yield from _csv_tables(header, kinds, lines[half:], start + half)
 
 
-def _parsed_csv(header: bytes, columns: list[str], lines: list[bytes]) -> pa.Table | None:
-    """Parses the lines as one table of strings; ``None`` when one of them is malformed."""
-    pa = import_pyarrow("reading CSV")
+def _parsed_csv(header: bytes, kinds: Mapping[str, str], lines: list[bytes]) -> pa.Table | None:
+    """Parses columns of these types; ``None`` when a line is malformed, or a cell has another
+    type."""
+    import pyarrow as pa
     from pyarrow import csv
 
     content = header + b"".join(lines) + b"\n"
-    block_bytes = max(len(content), _LEAST_BLOCK_BYTES)
     try:
         table = csv.read_csv(
             io.BytesIO(content),
-            read_options=csv.ReadOptions(use_threads=False, block_size=block_bytes),
+            read_options=csv.ReadOptions(
+                use_threads=False, block_size=max(len(content), _LEAST_BLOCK_BYTES)
+            ),
             convert_options=csv.ConvertOptions(
-                include_columns=columns,
-                column_types=dict.fromkeys(columns, pa.string()),
+                include_columns=list(kinds),
+                column_types=dict(kinds),
                 strings_can_be_null=True,
                 null_values=[""],
+                true_values=["true", "True", "TRUE"],
+                false_values=["false", "False", "FALSE"],
             ),
         )
     except pa.ArrowInvalid:
@@ -460,80 +461,31 @@ def _parsed_csv(header: bytes, columns: list[str], lines: list[bytes]) -> pa.Tab
 
 
 def _read_csv(batch: pa.RecordBatch) -> ReadJobs:
-    """Reads jobs without layers from the columns; jobs with layers, and rows with an invalid cell,
-    as dictionaries."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if "layers" in batch.schema.names and batch.column("layers").null_count < len(batch):
-        return read_jobs(_csv_documents(batch, np.arange(len(batch))))
+    """Reads jobs without layers from the columns; jobs with layers as dictionaries."""
     names = [name for name in batch.schema.names if name in JOB_FIELDS and name != "layers"]
-    arrays = []
-    is_malformed = np.zeros(len(batch), dtype=np.bool_)
-    for name in names:
-        column = batch.column(name)
-        if name in COUNT_FIELDS:
-            column = pc.replace_substring_regex(column, _NO_FRACTION, "")
-            column = _cast(
-                column,
-                pa.int64(),
-                lambda texts: pc.match_substring_regex(texts, _WHOLE_NUMBER),
-                is_malformed,
-            )
-        elif name in SWITCH_FIELDS:
-            column = _cast(
-                column,
-                pa.bool_(),
-                lambda texts: pc.is_in(texts, pa.array(list(_SWITCH_WORDS))),
-                is_malformed,
-            )
-        arrays.append(column)
-    columns = pa.RecordBatch.from_arrays(arrays, names)
-    if not is_malformed.any():
-        return read_arrow_jobs(columns)
-    well_formed, malformed = (~is_malformed).nonzero()[0], is_malformed.nonzero()[0]
-    from_columns = read_arrow_jobs(columns.take(pa.array(well_formed)))
-    return merge_reads(
-        [(well_formed, from_columns), (malformed, read_jobs(_csv_documents(batch, malformed)))]
-    )
+    if "layers" in batch.schema.names and batch.column("layers").null_count < len(batch):
+        return read_jobs(_csv_documents(batch))
+    return read_arrow_jobs(batch.select(names))
 
 
-def _cast(
-    column: pa.Array,
-    kind: pa.DataType,
-    is_well_formed: Callable[[pa.Array], pa.Array],
-    is_malformed: NDArray[np.bool_],
-) -> pa.Array:
-    """Casts strings to ``kind``; strings in another form become null and set ``is_malformed``."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    well_formed = is_well_formed(column)
-    if pc.all(well_formed, min_count=0).as_py() is not False:
-        return column.cast(kind)
-    well_formed = well_formed.fill_null(True)
-    is_malformed |= ~well_formed.to_numpy(zero_copy_only=False)
-    return pc.if_else(well_formed, column, pa.scalar(None, column.type)).cast(kind)
+def _bad_csv_line(header: bytes, kinds: Mapping[str, str], line: bytes) -> ReadJobs:
+    """Reads a line in which some cell has another type than its column."""
+    table = _parsed_csv(header, dict.fromkeys(kinds, "string"), [line])
+    if table is None:
+        columns = header.count(b",") + 1
+        return read_jobs([])._replace(
+            errors={0: InvalidJobError(f"is no line of CSV with {columns} columns in UTF-8")}
+        )
+    return read_jobs(_csv_documents(table.to_batches()[0]))
 
 
-def _csv_documents(batch: pa.RecordBatch, rows: Indices) -> list[dict[str, Any]]:
+def _csv_documents(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     """Converts rows to dictionaries for :func:`gpumemnet.job.json_codec.read_jobs`; a cell of the
     wrong type stays a string."""
-    documents = row_documents(batch, rows)
+    documents = row_documents(batch, np.arange(len(batch)))
     for document in documents:
-        for name, text in document.items():
-            if name in COUNT_FIELDS:
-                document[name] = _whole(text)
-            elif name in SWITCH_FIELDS:
-                document[name] = _SWITCH_WORDS.get(text, text)
-            elif name == "layers":
-                try:
-                    document[name] = parse_json(text)
-                except InvalidJobError:
-                    document[name] = text
+        for name, value in document.items():
+            if isinstance(value, str) and name not in WORD_FIELDS:
+                with suppress(InvalidJobError):
+                    document[name] = whole(parse_json(value if name == "layers" else value.lower()))
     return documents
-
-
-def _whole(text: str) -> int | str:
-    whole = re.sub(_NO_FRACTION, "", text)
-    return int(whole) if re.match(_WHOLE_NUMBER, whole) else text
