@@ -31,7 +31,7 @@ from torch import nn
 from gpumemnet.cudnn.execution_plans import BACKWARD_DATA, OPERATIONS, ConvolutionQuestion
 from gpumemnet.cudnn.session import CudnnSession, find_library
 from gpumemnet.gpu import device_profile
-from gpumemnet.tracing.operators.convolution import (
+from gpumemnet.tracing.operators.library_workspaces import (
     FEATURES,
     IMAGE,
     RESULT,

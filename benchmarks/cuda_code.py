@@ -39,13 +39,9 @@ from gpumemnet.extract.inputs import ModelInputs  # noqa: E402
 from gpumemnet.gpu import device_profile  # noqa: E402
 from gpumemnet.job.measurement import Measurement  # noqa: E402
 from gpumemnet.sandbox.workers import in_processes  # noqa: E402
-from gpumemnet.tracing.operators import convolution as convolution_scratch  # noqa: E402
-from gpumemnet.tracing.operators.rules import Scratch  # noqa: E402
-from gpumemnet.tracing.options import (  # noqa: E402
-    Platform,
-    TraceOptions,
-    with_cudnn,
-)
+from gpumemnet.tracing.operators import library_workspaces  # noqa: E402
+from gpumemnet.tracing.operators.rules import Platform, Scratch, with_cudnn  # noqa: E402
+from gpumemnet.tracing.options import TraceOptions  # noqa: E402
 from research.traces.labels import subject, traced_run  # noqa: E402
 
 FAMILIES = ("mlp", "cnn", "transformer", "zoo")
@@ -195,16 +191,16 @@ def without_cudnn() -> Iterator[None]:
     def nothing(
         convolution: Any, operation: str, platform: Platform, after: int | None = None
     ) -> tuple[Scratch, ...]:
-        if convolution_scratch.is_native(convolution) or not platform.cudnn_benchmark:
+        if library_workspaces.is_native(convolution) or not platform.cudnn_benchmark:
             return ()
         return (Scratch(0, 0, "convolution_benchmark", after=after, once=(operation, convolution)),)
 
-    original = convolution_scratch.cudnn_workspace
-    convolution_scratch.cudnn_workspace = nothing
+    original = library_workspaces.cudnn_workspace
+    library_workspaces.cudnn_workspace = nothing
     try:
         yield
     finally:
-        convolution_scratch.cudnn_workspace = original
+        library_workspaces.cudnn_workspace = original
 
 
 def _figures(pairs: list[tuple[Measurement, Peaks, Peaks]]) -> list[str]:

@@ -34,8 +34,8 @@ from gpumemnet.planner.fitting import choose_plan, expected_budget
 from gpumemnet.planner.plans import Plan
 from gpumemnet.planner.units import plan_units
 from gpumemnet.tracing.api import trace_request
-from gpumemnet.tracing.memory import steady_memory
 from gpumemnet.tracing.options import ExtraResults, TraceOptions, checked_request
+from gpumemnet.tracing.timeline import steady_memory
 from gpumemnet.units import MIB
 
 TRACED_AS: Final = "A100-80GB"

@@ -53,11 +53,8 @@ from gpumemnet.planner.fitting import choose_plan  # noqa: E402
 from gpumemnet.planner.planned_step import simulate  # noqa: E402
 from gpumemnet.planner.units import plan_units  # noqa: E402
 from gpumemnet.tracing.losses_and_optimizers import loss_function  # noqa: E402
-from gpumemnet.tracing.options import (  # noqa: E402
-    Platform,
-    TraceOptions,
-    checked_request,
-)
+from gpumemnet.tracing.operators.rules import Platform  # noqa: E402
+from gpumemnet.tracing.options import TraceOptions, checked_request  # noqa: E402
 from gpumemnet.units import GIB  # noqa: E402
 
 GPU = "H200"

@@ -21,7 +21,7 @@ import numpy as np
 from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.physics.element_types import FULL_BYTES
-from gpumemnet.tracing.memory import MARGIN, WORKSPACE_MARGIN
+from gpumemnet.tracing.timeline import MARGIN, WORKSPACE_MARGIN
 from gpumemnet.units import MIB
 from research.published_tables.xmem_models import PROTOCOL as ABOVE_CONTEXT
 

@@ -40,9 +40,14 @@ from gpumemnet.allocator import EMPTY_CACHE, AllocatorSettings, OutOfMemory, rep
 from gpumemnet.gpu import available_mib  # noqa: E402
 from gpumemnet.job.dataset import read_dataset  # noqa: E402
 from gpumemnet.job.measurement import Measurement  # noqa: E402
-from gpumemnet.tracing.memory import non_allocator_memory  # noqa: E402
-from gpumemnet.tracing.options import Platform  # noqa: E402
-from gpumemnet.tracing.timeline import CONVOLUTION_WORKSPACE, LongRun, Timeline, repeated  # noqa: E402
+from gpumemnet.tracing.operators.rules import Platform  # noqa: E402
+from gpumemnet.tracing.timeline import (  # noqa: E402
+    CONVOLUTION_WORKSPACE,
+    LongRun,
+    Timeline,
+    non_allocator_memory,
+    repeated,
+)
 from gpumemnet.units import MIB  # noqa: E402
 from research.published_tables import timm_models  # noqa: E402
 from research.published_tables.real_runs import RealModel  # noqa: E402

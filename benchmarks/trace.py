@@ -25,10 +25,10 @@ from rich.table import Table
 from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.gpu import device_profile
-from gpumemnet.tracing.batch_sizes import affine_sizes
-from gpumemnet.tracing.memory import memory_of
-from gpumemnet.tracing.options import Platform, TraceOptions
-from gpumemnet.tracing.timeline import repeated
+from gpumemnet.tracing.model_tracer import affine_sizes
+from gpumemnet.tracing.operators.rules import Platform
+from gpumemnet.tracing.options import TraceOptions
+from gpumemnet.tracing.timeline import memory_of, repeated
 from gpumemnet.tracing.training_loop import record
 
 EXAMPLES = Path(__file__).parents[1] / "tests/gpumemnet/extract/examples"

@@ -1,9 +1,9 @@
 """A simulation of PyTorch's CUDA caching allocator: computes reserved memory from allocations and
 releases."""
 
-from gpumemnet.allocator.blocks import Segment, SegmentBlock, Statistics
 from gpumemnet.allocator.caching_allocator import CachingAllocator, OutOfMemory
 from gpumemnet.allocator.replay import EMPTY_CACHE, Replay, replay, smallest_limit
+from gpumemnet.allocator.segments import Segment, SegmentBlock, Statistics
 from gpumemnet.allocator.settings import (
     DEFAULT_SETTINGS,
     AllocatorSettings,

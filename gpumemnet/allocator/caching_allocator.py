@@ -13,21 +13,19 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Hashable
 
-from gpumemnet.allocator.blocks import (
+from gpumemnet.allocator.segments import (
     ADDRESS_BITS,
     GONE,
     IN_USE,
+    AddressSpace,
     Block,
+    ExpandableSegments,
+    LowestFreeAddress,
     Pool,
     Segment,
     Statistics,
     edge_block,
     segments_of,
-)
-from gpumemnet.allocator.expandable_segments import (
-    AddressSpace,
-    ExpandableSegments,
-    LowestFreeAddress,
 )
 from gpumemnet.allocator.settings import (
     DEFAULT_SETTINGS,
@@ -86,7 +84,7 @@ class CachingAllocator:
         capacity_bytes: memory that the driver has for segments; ``None`` for no limit.
         device_bytes: total memory of the device, to which ``per_process_memory_fraction`` applies;
             by default the capacity.
-        addresses: assigns addresses to segments, see :mod:`gpumemnet.allocator.expandable_segments`.
+        addresses: assigns addresses to segments, see :mod:`gpumemnet.allocator.segments`.
 
     Attributes:
         allocated_bytes, requested_bytes, reserved_bytes: sizes of blocks, of requests and of

@@ -22,8 +22,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.allocator.blocks import GONE, Block
 from gpumemnet.allocator.caching_allocator import CachingAllocator, OutOfMemory
+from gpumemnet.allocator.segments import GONE, Block
 from gpumemnet.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
 from gpumemnet.units import MIB
 

@@ -24,12 +24,12 @@ from gpumemnet.physics.element_types import AUTOCAST_TYPES
 from gpumemnet.physics.optimizers import LEARNING_RATE, OPTIMIZER_RULES, torch_call
 from gpumemnet.planner.plans import Alternative
 from gpumemnet.torch_private.modules import is_batch_norm
-from gpumemnet.tracing.batch_sizes import BatchMemory, BatchTraces, verdict_of
 from gpumemnet.tracing.checkpointing import blocks
-from gpumemnet.tracing.memory import steady_memory
-from gpumemnet.tracing.options import Platform, TraceOptions, TraceRequest, with_cudnn
+from gpumemnet.tracing.model_tracer import BatchMemory, BatchTraces, verdict_of
+from gpumemnet.tracing.operators.rules import Platform, with_cudnn
+from gpumemnet.tracing.options import TraceOptions, TraceRequest
 from gpumemnet.tracing.result import BatchPoint
-from gpumemnet.tracing.timeline import Timeline
+from gpumemnet.tracing.timeline import Timeline, steady_memory
 from gpumemnet.tracing.training_loop import record
 
 _LOG: Final = logging.getLogger(__name__)

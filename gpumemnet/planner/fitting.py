@@ -39,9 +39,9 @@ from gpumemnet.planner.plans import Decision, Plan, PlanAnswer
 from gpumemnet.planner.searches import TIME_LIMIT_SECONDS, Found, exact, greedy
 from gpumemnet.planner.units import plan_units
 from gpumemnet.tracing.checkpointing import blocks
-from gpumemnet.tracing.memory import MARGIN
 from gpumemnet.tracing.model_tracer import ModelTracer
 from gpumemnet.tracing.result import TraceAnswer
+from gpumemnet.tracing.timeline import MARGIN
 from gpumemnet.units import MIB, format_bytes
 
 _LOG: Final = logging.getLogger(__name__)

@@ -35,9 +35,15 @@ from gpumemnet.planner.plans import (
     Decision,
     pinned_bytes,
 )
-from gpumemnet.tracing.memory import Replayed, non_allocator_memory, replayed
 from gpumemnet.tracing.result import Peak
-from gpumemnet.tracing.timeline import Storage, Timeline, repeated
+from gpumemnet.tracing.timeline import (
+    Replayed,
+    Storage,
+    Timeline,
+    non_allocator_memory,
+    repeated,
+    replayed,
+)
 
 
 def planned_timeline(step: StepCosts, decisions: Mapping[str, Decision]) -> Timeline:

@@ -23,7 +23,7 @@ from gpumemnet.planner.plans import Decision
 from gpumemnet.planner.recomputing import check_plan
 from gpumemnet.planner.recording import ModuleCall, OperatorCost, SavedTensor, StepRecorder
 from gpumemnet.tracing.checkpointing import blocks
-from gpumemnet.tracing.options import Platform, with_cudnn
+from gpumemnet.tracing.operators.rules import Platform, with_cudnn
 from gpumemnet.tracing.timeline import Timeline
 from gpumemnet.tracing.training_loop import record
 

@@ -350,7 +350,7 @@ def _trace(document: dict[str, Any]) -> dict[str, Any]:
 
 def _script_in_child(document: dict[str, Any], request: TraceRequest) -> TraceAnswer:
     _LOG.info("importing torch")
-    from gpumemnet.tracing.options import Platform, with_cudnn
+    from gpumemnet.tracing.operators.rules import Platform, with_cudnn
     from gpumemnet.tracing.script import batch_sizes, run
 
     _LOG.info("running up to the second step")

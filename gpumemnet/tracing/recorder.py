@@ -34,11 +34,9 @@ from gpumemnet.torch_private.operators import (
     schema,
     without_function_modes,
 )
-from gpumemnet.tracing.operators.cublas import blas_workspace
-from gpumemnet.tracing.operators.layouts import LayoutRule, layout_rule
-from gpumemnet.tracing.operators.registry import scratch, takes_scratch
-from gpumemnet.tracing.operators.rules import Scratch
-from gpumemnet.tracing.options import Platform
+from gpumemnet.tracing.operators.elementwise import LayoutRule, layout_rule
+from gpumemnet.tracing.operators.library_workspaces import blas_workspace
+from gpumemnet.tracing.operators.rules import Platform, Scratch, scratch, takes_scratch
 from gpumemnet.tracing.timeline import Phase, Storage, Timeline
 
 _UNKNOWN: Final = "temporary"

@@ -36,8 +36,8 @@ from gpumemnet.torch_private.modules import storage_id
 from gpumemnet.torch_private.operators import DispatchMode, tree_leaves
 from gpumemnet.torch_private.training import without_dynamo
 from gpumemnet.tracing.losses_and_optimizers import loss_function
-from gpumemnet.tracing.meta_model import with_meta_tensors
 from gpumemnet.tracing.missing_values import GuessedValues
+from gpumemnet.tracing.training_loop import with_meta_tensors
 from gpumemnet.units import MIB
 
 from .estimator import PublishedEstimator, Subject

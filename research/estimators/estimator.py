@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from gpumemnet.extract.inputs import ModelInputs
-    from gpumemnet.tracing.options import Platform, TraceOptions
+    from gpumemnet.tracing.options import TraceOptions
+from gpumemnet.tracing.operators.rules import Platform
 
 NEEDS: Final = ("totals", "layers", "module", "cpu run")
 """What an estimator may need, cheapest first: a job's totals, its layers, the model as a module, or

@@ -16,9 +16,8 @@ from typing import Final
 from torch import Tensor
 
 from gpumemnet.extract.module_calls import tensors_in
-from gpumemnet.tracing.memory import live_at
 from gpumemnet.tracing.options import TraceOptions
-from gpumemnet.tracing.timeline import MEMORY_CLASSES, peak_of
+from gpumemnet.tracing.timeline import MEMORY_CLASSES, live_at, peak_of
 from gpumemnet.tracing.training_loop import record
 
 from .estimator import PublishedEstimator, Subject, Training

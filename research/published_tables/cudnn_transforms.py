@@ -14,7 +14,7 @@ import math
 from typing import Final
 
 from gpumemnet.cudnn.execution_plans import BACKWARD_DATA, BACKWARD_FILTER, FORWARD
-from gpumemnet.tracing.operators.convolution import Convolution
+from gpumemnet.tracing.operators.library_workspaces import Convolution
 from gpumemnet.tracing.operators.rules import ceil_div, round_up
 
 _COMPLEX_BYTES: Final = 8

@@ -18,8 +18,7 @@ import numpy as np
 from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.gpu import context
 from gpumemnet.predict.features import FEATURE_NAMES
-from gpumemnet.tracing.memory import memory_of, non_allocator_memory, smallest_bytes
-from gpumemnet.tracing.timeline import repeated
+from gpumemnet.tracing.timeline import memory_of, non_allocator_memory, repeated, smallest_bytes
 from gpumemnet.tracing.training_loop import record
 from models.training.data import features_on
 from research.estimators.estimator import NotCoveredError, PublishedEstimator, Subject

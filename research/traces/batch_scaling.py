@@ -6,7 +6,7 @@ which of them hold the batch.  Scratch memory does not scale; it is computed aga
 operators' arguments, by the recorder that recorded the run.  Of the calls that take scratch memory
 only the layouts of tensors are kept: what a rule reads of its arguments.  This needs no second
 trace and gives workspaces of libraries at each batch size, which
-:mod:`gpumemnet.tracing.batch_sizes` can only interpolate.  A sum of a term with the batch and one
+:mod:`gpumemnet.tracing.model_tracer` can only interpolate.  A sum of a term with the batch and one
 without it would be taken for a constant; no vision model has one.
 """
 
@@ -24,9 +24,9 @@ from gpumemnet.errors import ExtractError
 from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.extract.module_calls import ModulePath
 from gpumemnet.torch_private.operators import find_operator
-from gpumemnet.tracing.operators.cublas import blas_workspace
-from gpumemnet.tracing.operators.registry import scratch, takes_scratch
-from gpumemnet.tracing.options import Platform, TraceOptions
+from gpumemnet.tracing.operators.library_workspaces import blas_workspace
+from gpumemnet.tracing.operators.rules import Platform, scratch, takes_scratch
+from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.timeline import Timeline
 from gpumemnet.tracing.training_loop import record

@@ -15,8 +15,7 @@ from gpumemnet.allocator import EMPTY_CACHE
 from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import DatasetError
 from gpumemnet.gpu import DeviceProfile
-from gpumemnet.tracing.memory import steady_run
-from gpumemnet.tracing.timeline import Phase, Storage, Timeline
+from gpumemnet.tracing.timeline import Phase, Storage, Timeline, steady_run
 from research.traces.batch_scaling import OperatorCall, ScalableRun, TensorLayout
 
 _STREAM: Final = 1

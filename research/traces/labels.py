@@ -35,9 +35,9 @@ from gpumemnet.job.measurement import (
 )
 from gpumemnet.sandbox.workers import in_processes
 from gpumemnet.tracing.losses_and_optimizers import TargetLoss
-from gpumemnet.tracing.memory import Replayed, steady_memory
-from gpumemnet.tracing.options import Platform, TraceOptions
-from gpumemnet.tracing.timeline import STEADY_STEPS
+from gpumemnet.tracing.operators.rules import Platform
+from gpumemnet.tracing.options import TraceOptions
+from gpumemnet.tracing.timeline import STEADY_STEPS, Replayed, steady_memory
 from gpumemnet.tracing.training_loop import record
 from research.published_tables.importing import Rebuilds, published_family
 from research.published_tables.rows import PUBLISHED_OPTIONS

@@ -20,15 +20,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.attention import attention_call, attention_setup
-from gpumemnet.job.layers import describe
 from gpumemnet.physics.attention_kernels import (
     CUDNN,
     EFFICIENT,
@@ -40,37 +38,22 @@ from gpumemnet.physics.attention_kernels import (
     obstacle,
 )
 from gpumemnet.torch_private.operators import aten
-from gpumemnet.tracing.operators.elementwise import adding_in_place
-from gpumemnet.tracing.operators.layouts import copy_bytes
+from gpumemnet.tracing.operators.elementwise import adding_in_place, copy_bytes
 from gpumemnet.tracing.operators.rules import (
+    OVERRIDES,
+    SCRATCH_RULES,
     Call,
     Override,
-    Rule,
+    Platform,
     Scratch,
     ceil_div,
     exactly,
     round_up,
     tensor_bytes,
 )
-from gpumemnet.tracing.options import Platform
 
 _MASKED: Final = {CUDNN: -65504.0}
 """Kernel → what a masked position adds to its score; minus infinity for the others."""
-
-
-def attention_overrides(platform: Platform) -> tuple[Override, ...]:
-    """Overrides of this module.
-
-    Raises:
-        InvalidRequestError: ``platform.attention_kernel`` names no kernel.
-    """
-    forced = platform.attention_kernel
-    if forced is not None and forced not in KERNELS:
-        raise InvalidRequestError(
-            f"unknown kernel {describe(forced)}: choose from {', '.join(KERNELS)}",
-            "attention_kernel",
-        )
-    return (Override(aten.scaled_dot_product_attention.default, partial(_attention, platform)),)
 
 
 def _attention(
@@ -369,11 +352,16 @@ def _safe_softmax(call: Call) -> tuple[Scratch, ...]:
     return tuple(piece for amount in pieces for piece in exactly(amount, KIND, held=True))
 
 
-SCRATCH_RULES: Final[dict[Any, Rule]] = {
-    aten._scaled_dot_product_flash_attention.default: _flash_forward,
-    aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
-    aten._scaled_dot_product_efficient_attention.default: _efficient_forward,
-    aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
-    aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,
-    aten._safe_softmax.default: _safe_softmax,
-}
+OVERRIDES.append(
+    Override(aten.scaled_dot_product_attention.default, _attention, depends_on_gpu=True)
+)
+SCRATCH_RULES.update(
+    {
+        aten._scaled_dot_product_flash_attention.default: _flash_forward,
+        aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
+        aten._scaled_dot_product_efficient_attention.default: _efficient_forward,
+        aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
+        aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,
+        aten._safe_softmax.default: _safe_softmax,
+    }
+)

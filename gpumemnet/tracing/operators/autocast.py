@@ -6,7 +6,7 @@ ahead of autograd, with the cache of cast weights.  Whether a region is entered,
 PyTorch's own thread-local state.
 
 PyTorch's Python code for mixed precision checks whether CUDA is available, whether a tensor's
-device is ``cuda``, and how large a scale is.  Inside :func:`cuda_autocast` the answers are those of
+device is ``cuda``, and how large a scale is.  Inside :func:`cuda_kernels` the answers are those of
 the simulated GPU, so that ``torch.autocast("cuda")`` and ``GradScaler("cuda")`` do not switch
 themselves off.
 """
@@ -34,8 +34,7 @@ from gpumemnet.torch_private import training
 from gpumemnet.torch_private.modules import is_view
 from gpumemnet.torch_private.names import replaced
 from gpumemnet.torch_private.operators import find_operator, schema, without_function_modes
-from gpumemnet.tracing.operators.rules import Override
-from gpumemnet.tracing.options import Platform
+from gpumemnet.tracing.operators.rules import OVERRIDES, Override, Platform, overriding
 
 _CASTABLE: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
@@ -205,7 +204,18 @@ def _name(operator: Any) -> str:
 
 
 @contextmanager
-def cuda_autocast(platform: Platform) -> Iterator[None]:
+def cuda_kernels(platform: Platform) -> Iterator[None]:
+    """Context in which operators, autocast, gradient scalers and optimizers run as on CUDA.
+
+    Autocast casts before any other kernel sees a tensor's type.
+    """
+    overrides = [*autocast_overrides(), *OVERRIDES]
+    with _cuda_autocast(platform), training.gpu_optimizers(), overriding(overrides, platform):
+        yield
+
+
+@contextmanager
+def _cuda_autocast(platform: Platform) -> Iterator[None]:
     """Context in which ``torch.autocast("cuda")``, gradient scalers and checkpoints work as on a
     GPU.
 

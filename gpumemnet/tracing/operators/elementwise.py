@@ -1,4 +1,25 @@
-"""Elementwise operators: dropout, the gradient of mish, and sums that CUDA computes in place.
+"""Memory layouts: the layout of results on CUDA, where meta kernels differ (mostly strides), and the
+copies of arguments whose layout a kernel does not support.
+
+Layouts cost no memory themselves, but a later convolution or pooling may have to copy because of
+them.  Kernels that need contiguous arguments copy views first (``expect_contiguous()``,
+``contiguous()`` in the sources named below).  Elementwise kernels support any layout.
+
+* Convolutions are contiguous on meta tensors, and the gradients of their weights lie as those;
+  cuDNN's follow what they are computed from (``aten/src/ATen/native/cudnn/ConvShared.cpp``).
+* Group norm, softmax and the gradient of a gated linear unit are contiguous on CUDA, whatever they
+  are computed from, and the gradient of a native batch norm's input lies as the input does
+  (``aten/src/ATen/native/cuda/Normalization.cu``).
+* Elementwise gradients lie as their kernel's first operand, mostly the gradient of the result.
+  Some are taken apart on meta tensors, and the parts end in the layout of the other operand.
+* An image of one pixel is contiguous and channels last at once.  Of elementwise operators
+  ``TensorIteratorBase::fast_set_up`` (``aten/src/ATen/TensorIterator.cpp``) makes the result
+  contiguous then; meta kernels keep the strides.
+* Some losses are formed element by element and summed into the same tensor, made small afterwards:
+  its storage stays as large as the output that is compared (``aten/src/ATen/native/BinaryOps.cpp``,
+  ``Loss.cpp``, ``cuda/Loss.cu``).
+
+Elementwise operators: dropout, the gradient of mish, and sums that CUDA computes in place.
 
 * Dropout is one kernel on CUDA that keeps a mask of one byte per element; the composite keeps noise
   in the input's type.  Of all forms of dropout only ``aten::dropout`` has such a kernel
@@ -12,21 +33,331 @@
   happens in four places: sums of the gradients of several consumers of one tensor
   (``torch/csrc/autograd/input_buffer.cpp``), the bias of a linear layer whose input is not
   contiguous, the mask of the math attention kernel, and backward formulas of indexing.
+
+Indexing, embeddings and sorting: scratch memory of operators that sort on the GPU.
+
+The rows of equal indices must be summed in order.  So the gradient of an embedding sorts its
+indices and sums pieces of ten rows.  Memory is allocated for the largest possible number of pieces,
+which can exceed the incoming gradient.  Sources:
+``aten/src/ATen/native/cuda/{Embedding,EmbeddingBackwardKernel,Indexing,SortStable}.cu`` and
+``ATen/cuda/cub-RadixSortPairs.cuh``.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
+import torch
 from torch import Tensor
 
 from gpumemnet import torch_private
+from gpumemnet.physics.element_types import CHANNELS_LAST_FORMATS
 from gpumemnet.torch_private.modules import reference_counts
-from gpumemnet.torch_private.operators import aten, called_by_engine
-from gpumemnet.tracing.operators.rules import Override
+from gpumemnet.torch_private.operators import aten, called_by_engine, operator_name
+from gpumemnet.tracing.operators.rules import (
+    OVERRIDES,
+    SCRATCH_RULES,
+    Call,
+    Override,
+    Rule,
+    Scratch,
+    ceil_div,
+    exactly,
+    round_up,
+    tensor_bytes,
+)
+
+CHANNELS_LAST: Final[dict[int, torch.memory_format]] = {
+    dimensions: getattr(torch, name) for dimensions, name in CHANNELS_LAST_FORMATS.items()
+}
+"""Dimensions of a tensor → its channels-last format."""
+
+
+def is_channels_last(tensor: Tensor) -> bool:
+    """Whether a tensor has channels-last strides, by the rule of ``suggest_memory_format``."""
+    if tensor.dim() not in CHANNELS_LAST or tensor.stride(1) == 0:
+        return False
+    smallest = 0
+    for dim in (1, *range(tensor.dim() - 1, 1, -1), 0):
+        stride, size = tensor.stride(dim), tensor.shape[dim]
+        if size == 0 or stride < smallest or (dim == 0 and smallest == tensor.stride(1)):
+            return False
+        smallest = stride * size if size > 1 else stride
+    return True
+
+
+def memory_format(tensor: Tensor) -> torch.memory_format:
+    """Return the memory format of results that are computed from ``tensor``."""
+    return CHANNELS_LAST[tensor.dim()] if is_channels_last(tensor) else torch.contiguous_format
+
+
+def copy_bytes(tensor: Tensor, wanted: torch.memory_format = torch.contiguous_format) -> int:
+    """Return the bytes of the copy that ``tensor.contiguous(memory_format=wanted)`` makes; 0 if it
+    makes none."""
+    return 0 if tensor.is_contiguous(memory_format=wanted) else tensor_bytes(tensor)
+
+
+def laid_out(tensor: Tensor, layout: torch.memory_format = torch.contiguous_format) -> Tensor:
+    """Return a meta tensor with the shape and type of ``tensor`` and this ``layout``."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta", memory_format=layout)
+
+
+def contiguous(*names: str, after: int | None = None) -> Rule:
+    """Return a rule for arguments that must be contiguous.
+
+    Structured kernels allocate their outputs before the copies.  Other kernels copy first: pass 0
+    for ``after``.
+    """
+
+    def copies(call: Call) -> tuple[Scratch, ...]:
+        return tuple(
+            piece
+            for name in names
+            for piece in exactly(copy_bytes(call.arguments[name]), "copy", held=True, after=after)
+        )
+
+    return copies
+
+
+def as_laid_out(of: str, *names: str, after: int | None = None) -> Rule:
+    """Return a rule for arguments that must have the memory format of the argument ``of``."""
+
+    def copies(call: Call) -> tuple[Scratch, ...]:
+        wanted = memory_format(call.arguments[of])
+        amounts = [copy_bytes(call.arguments[name], wanted) for name in names]
+        return tuple(
+            piece for amount in amounts for piece in exactly(amount, "copy", held=True, after=after)
+        )
+
+    return copies
+
+
+def result_layout(given: Tensor, weight: Tensor) -> torch.memory_format:
+    """Return the layout that a CUDA convolution uses for its result and for copies of its operands.
+
+    It is channels last if the input or the weight is, except for fp64
+    (``cudnn_conv_suggest_memory_format``).  Meta tensors do not follow this rule.
+    """
+    if given.dtype == torch.float64 or not (is_channels_last(given) or is_channels_last(weight)):
+        return torch.contiguous_format
+    return CHANNELS_LAST[weight.dim()]
+
+
+SCRATCH_RULES.update(
+    {
+        aten.max_pool2d_with_indices.default: as_laid_out("self", "self"),
+        aten.max_pool2d_with_indices_backward.default: as_laid_out("self", "grad_output", "self"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GradientLayouts:
+    """Memory layouts of a convolution's gradients.
+
+    ``is_moved`` is true if the gradient of the result must be copied into another layout.
+    """
+
+    of_input: torch.memory_format
+    of_weight: torch.memory_format
+    is_moved: bool
+
+
+def gradient_layouts(
+    grad: Tensor, given: Tensor, weight: Tensor, needs_weight: bool
+) -> GradientLayouts:
+    """Return the layouts that ``cudnn_convolution_backward`` uses.
+
+    The gradient of the result takes the layout of the input.  The other gradients depend on both.
+    The strides decide each layout, so an image of one pixel, which needs no copy, keeps its
+    strides.
+    """
+    wanted = result_layout(given, weight)
+    read = laid_out(given, wanted) if needs_weight and copy_bytes(given, wanted) else given
+    common = memory_format(read)
+    is_moved = memory_format(grad) is not common
+    moved = laid_out(grad, common) if is_moved else grad
+    return GradientLayouts(result_layout(moved, weight), result_layout(read, moved), is_moved)
+
+
+LayoutRule = Callable[[Sequence[Any], Any], Any]
+"""Called with arguments and result of an operator on meta tensors; returns the result with the
+layout on CUDA."""
+
+_BINARY: Final = frozenset(
+    {
+        "add",
+        "sub",
+        "rsub",
+        "mul",
+        "div",
+        "fmod",
+        "remainder",
+        "copysign",
+        "xlogy",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "bitwise_and",
+        "bitwise_or",
+        "bitwise_xor",
+        "bitwise_left_shift",
+        "bitwise_right_shift",
+    }
+)
+"""Elementwise operators of which an operand may be a number, which the iterator takes for a tensor
+of another shape."""
+_KEEP_STRIDES: Final = frozenset(
+    {
+        "clone",
+        "hardtanh",
+        "masked_fill",
+        "native_dropout_backward",
+        "nan_to_num",
+        "_conj_physical",
+        "deg2rad",
+        "rad2deg",
+    }
+)
+"""Said to be elementwise, but they fill a tensor that is made like their argument."""
+_UNTAGGED: Final = frozenset({"hardswish", "leaky_relu_backward", "mish_backward"})
+"""Elementwise operators that do not say so in their tags."""
+_TAKEN_APART: Final = frozenset(
+    f"{name}_backward" for name in ("hardtanh", "elu", "hardswish", "hardsigmoid", "softplus")
+)
+"""Elementwise gradients that are several operators on meta tensors."""
+
+
+def layout_rule(operator: Any) -> LayoutRule | None:
+    """Return the rule for the layout of ``operator``'s results on CUDA; ``None`` if meta tensors
+    have the same layout."""
+    if operator in _LAYOUT_RULES:
+        return _LAYOUT_RULES[operator]
+    name = operator_name(operator)
+    if name in _TAKEN_APART:
+        return _elementwise_gradient
+    if name in _UNTAGGED or (
+        torch.Tag.pointwise in operator.tags
+        and name not in _KEEP_STRIDES
+        and not name.startswith("special_")
+    ):
+        return _binary if name in _BINARY else _elementwise
+    return None
+
+
+def _convolution_layout(arguments: Sequence[Any], result: Tensor) -> Tensor | None:
+    return _laid_out(result, result_layout(arguments[0], arguments[1]))
+
+
+def _convolution_gradients(
+    arguments: Sequence[Any], gradients: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    grad, given, weight = arguments[:3]
+    layouts = gradient_layouts(grad, given, weight, gradients[1] is not None)
+    return (
+        _laid_out(gradients[0], layouts.of_input),
+        _laid_out(gradients[1], layouts.of_weight),
+        gradients[2],
+    )
+
+
+def _laid_out(result: Tensor | None, layout: torch.memory_format) -> Tensor | None:
+    if result is None or layout not in (torch.contiguous_format, CHANNELS_LAST.get(result.dim())):
+        return result
+    return _with_strides_of(result, laid_out(result, layout))
+
+
+def _with_strides_of(result: Tensor, other: Tensor) -> Tensor:
+    return result if result.stride() == other.stride() else other
+
+
+def _contiguous_result(arguments: Sequence[Any], result: Tensor) -> Tensor:
+    return _with_strides_of(result, laid_out(result))
+
+
+def _first_contiguous(arguments: Sequence[Any], results: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return (_contiguous_result(arguments, results[0]), *results[1:])
+
+
+def _batch_norm_gradients(arguments: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
+    given: Tensor = arguments[1]
+    if results[0] is None:
+        return results
+    if not given.is_contiguous(memory_format=memory_format(given)):
+        return _first_contiguous(arguments, results)
+    return (_with_strides_of(results[0], torch.empty_like(given, device="meta")), *results[1:])
+
+
+def _binary(arguments: Sequence[Any], result: Any) -> Any:
+    return (
+        _elementwise(arguments, result)
+        if all(isinstance(argument, Tensor) for argument in arguments[:2])
+        else result
+    )
+
+
+def _elementwise_gradient(arguments: Sequence[Any], result: Tensor) -> Tensor:
+    grad, given = (argument for argument in arguments if isinstance(argument, Tensor))
+    if grad.dim() in CHANNELS_LAST and grad.stride() != given.stride():
+        result = _with_strides_of(
+            result, aten.gelu_backward(grad, given)
+        )  # a gradient that meta tensors do not take apart
+    return result if _keeps_strides(arguments, result) else _contiguous_result(arguments, result)
+
+
+def _elementwise(arguments: Sequence[Any], result: Any) -> Any:
+    if not isinstance(result, Tensor) or _keeps_strides(arguments, result):
+        return result
+    return _contiguous_result(arguments, result)
+
+
+def _loss(arguments: Sequence[Any], result: Tensor) -> Tensor:
+    compared = torch.broadcast_shapes(*(argument.shape for argument in arguments[:2]))  # type: ignore[no-untyped-call]
+    if result.shape == compared:  # nothing was summed
+        return result
+    return torch.empty(compared, dtype=result.dtype, device="meta").resize_(result.shape)
+
+
+def _keeps_strides(arguments: Sequence[Any], result: Tensor) -> bool:
+    """Whether an elementwise result lies as its operands do; else they are one shape, contiguous,
+    and channels last besides."""
+    if result.dim() not in CHANNELS_LAST or result.stride(-1) == 1 or not result.is_contiguous():
+        return True
+    operands = [argument for argument in arguments if isinstance(argument, Tensor)]
+    return any(
+        operand is result or operand.shape != result.shape or not operand.is_contiguous()
+        for operand in operands
+    )
+
+
+_LAYOUT_RULES: Final[dict[Any, LayoutRule]] = {
+    aten.convolution.default: _convolution_layout,
+    aten.convolution_backward.default: _convolution_gradients,
+    aten.native_group_norm.default: _first_contiguous,
+    aten._softmax.default: _contiguous_result,
+    aten._softmax_backward_data.default: _contiguous_result,
+    aten._log_softmax.default: _contiguous_result,
+    aten._log_softmax_backward_data.default: _contiguous_result,
+    aten.glu_backward.default: _contiguous_result,
+    aten.native_batch_norm_backward.default: _batch_norm_gradients,
+    **dict.fromkeys(
+        (
+            aten.mse_loss.default,
+            aten.smooth_l1_loss.default,
+            aten.soft_margin_loss.default,
+            aten.binary_cross_entropy.default,
+        ),
+        _loss,
+    ),
+}
 
 
 def _dropout(original: Callable[..., Tensor], input: Tensor, p: float, train: bool) -> Tensor:
@@ -148,14 +479,139 @@ def _is_held_once(tensor: Tensor) -> bool:
     )
 
 
-OVERRIDES: Final = (
-    Override(aten.dropout.default, _dropout),
-    Override(aten.mish_backward.default, _mish_backward),
-    Override(aten.add.Tensor, _add),
-    Override(aten.linear.default, _linear),
-    Override(aten.index_put.default, _index_put),
-    Override(aten.scatter_add.default, _scatter_add),
-    Override(aten.scatter.src, _scatter),
-    Override(aten.index_add.default, _index_add),
+OVERRIDES.extend(
+    (
+        Override(aten.dropout.default, _dropout),
+        Override(aten.mish_backward.default, _mish_backward),
+        Override(aten.add.Tensor, _add),
+        Override(aten.linear.default, _linear),
+        Override(aten.index_put.default, _index_put),
+        Override(aten.scatter_add.default, _scatter_add),
+        Override(aten.scatter.src, _scatter),
+        Override(aten.index_add.default, _index_add),
+    )
 )
-"""Overrides of this module."""
+
+
+UNSORTED_LIMIT: Final = 3072
+"""Up to this number of indices, the gradient of an embedding is summed without sorting."""
+ROWS_PER_PIECE: Final = 10
+MAX_BLOCK: Final = 1024
+BLOCKS_FOR_ATOMICS: Final = 4
+"""Below this number of thread blocks per multiprocessor, partial sums are added in place.
+
+PyTorch's name for it is ``MAX_ATOMIC_ACCUM_BLOCKS_PER_SM``.
+"""
+SMALL_SORT: Final = 4096
+"""Up to this number of elements, a slice is sorted in place (``should_use_small_sort``)."""
+MANY_SEGMENTS: Final = 128
+INDEX_BYTES: Final = 8
+
+
+def radix_sort_bytes(count: int, pair_bytes: int) -> int:
+    """Return the bytes that ``cub::DeviceRadixSort`` needs for ``count`` pairs: a second buffer of
+    keys and values."""
+    return count * pair_bytes
+
+
+def _embedding_gradient(call: Call) -> tuple[Scratch, ...]:
+    grad: Tensor = call.arguments["grad_output"]
+    indices: Tensor = call.arguments["indices"]
+    count, by_frequency = indices.numel(), call.arguments["scale_grad_by_freq"]
+    copy = exactly(0 if grad.is_contiguous() else tensor_bytes(grad), "copy", held=True)
+    if count <= UNSORTED_LIMIT and not by_frequency:
+        return copy
+    width, index_bytes = indices.element_size(), indices.element_size()
+    kept = (3 if by_frequency else 2) * count * width  # sorted, original positions, frequencies
+    sorting = count * width + radix_sort_bytes(count, 2 * index_bytes)
+    return (
+        *copy,
+        *exactly(kept, "embedding_backward", held=True),
+        *exactly(sorting, "embedding_backward"),
+        *exactly(_pieces_bytes(call, grad, count, width), "embedding_backward"),
+    )
+
+
+def _pieces_bytes(call: Call, grad: Tensor, count: int, index_bytes: int) -> int:
+    """Return the bytes of the partial sums, and of the tables that assign them to rows."""
+    rows: int = call.arguments["num_weights"]
+    width = grad.shape[-1]
+    segments = min(count, rows)
+    pieces = count // ROWS_PER_PIECE + segments
+    tables = (count + 2 * segments + pieces) * index_bytes
+    warps = round_up(width, 32)
+    blocks = ceil_div(segments * warps, min(warps, MAX_BLOCK))
+    in_place = (
+        blocks < call.platform.device.multiprocessors * BLOCKS_FOR_ATOMICS
+        and pieces > 4 * blocks
+        and not torch.are_deterministic_algorithms_enabled()
+    )
+    if in_place:
+        return tables + pieces * index_bytes + (rows * width * 4 if grad.element_size() < 4 else 0)
+    return tables + pieces * width * max(4, grad.element_size())
+
+
+def _indexed_write(call: Call) -> tuple[Scratch, ...]:
+    if not call.arguments["accumulate"] and not torch.are_deterministic_algorithms_enabled():
+        return ()  # values are written in any order, without a sort
+    indices: Sequence[Tensor | None] = call.arguments["indices"]
+    given = [index for index in indices if index is not None]
+    if not given or given[0].dtype == torch.bool:
+        return ()  # the number of elements that a mask selects is only known at run time
+    count = math.prod(_broadcast(given))
+    values: Tensor = call.arguments["values"]
+    target: Tensor = call.arguments["self"]
+    selected = count * math.prod(
+        target.shape[dim]
+        for dim in range(target.dim())
+        if dim >= len(indices) or indices[dim] is None
+    )
+    expanded = selected != values.numel() or not values.is_contiguous()
+    return (
+        *exactly(selected * values.element_size() if expanded else 0, "copy", held=True),
+        *exactly(
+            4 * count * INDEX_BYTES, "index_put", held=True
+        ),  # linear, sorted, original position, range
+        *exactly(radix_sort_bytes(count, 2 * INDEX_BYTES), "index_put"),
+    )
+
+
+def _broadcast(tensors: Sequence[Tensor]) -> torch.Size:
+    return torch.broadcast_shapes(*(tensor.shape for tensor in tensors))  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _sort(call: Call) -> tuple[Scratch, ...]:
+    tensor: Tensor = call.arguments["self"]
+    if not tensor.dim():
+        return ()
+    dim = call.arguments["dim"] % tensor.dim()
+    length = tensor.shape[dim]
+    if length <= SMALL_SORT:
+        return ()
+    key_bytes, count = tensor.element_size(), tensor.numel()
+    copy = exactly(0 if tensor.stride(dim) == 1 else tensor_bytes(tensor), "copy", held=True)
+    if (
+        count // length < MANY_SEGMENTS
+    ):  # all slices at once: (index, slice) pairs, twice, and the keys
+        return (
+            *copy,
+            *exactly(2 * count * 8, "sort", held=True),
+            *exactly(count * key_bytes + radix_sort_bytes(count, key_bytes + 8), "sort"),
+        )
+    return (
+        *copy,
+        *exactly(length * INDEX_BYTES + radix_sort_bytes(length, key_bytes + INDEX_BYTES), "sort"),
+    )
+
+
+SCRATCH_RULES.update(
+    {
+        aten.embedding_dense_backward.default: _embedding_gradient,
+        aten.index_put.default: _indexed_write,
+        aten.index_put_.default: _indexed_write,
+        aten._index_put_impl_.default: _indexed_write,
+        aten._unsafe_index_put.default: _indexed_write,
+        aten.sort.default: _sort,
+        aten.sort.stable: _sort,
+    }
+)

@@ -22,7 +22,15 @@ from torch import Tensor
 
 from gpumemnet.physics.saved_tensors import reserve_elements
 from gpumemnet.torch_private.operators import aten
-from gpumemnet.tracing.operators.rules import Call, Override, Rule, Scratch, exactly, tensor_bytes
+from gpumemnet.tracing.operators.rules import (
+    OVERRIDES,
+    SCRATCH_RULES,
+    Call,
+    Override,
+    Scratch,
+    exactly,
+    tensor_bytes,
+)
 
 _GRU_WORKSPACE: Final = 5
 """``GRU_WORKSPACE_MULTIPLIER`` of ``aten/src/ATen/native/cuda/RNN.cu``."""
@@ -300,13 +308,15 @@ class _FusedGruCell(torch.autograd.Function):
         return of_input, of_hidden, torch.empty_like(hx), *of_biases
 
 
-OVERRIDES: Final = (
-    Override(aten.lstm.input, _lstm),
-    Override(aten.lstm.data, _lstm_packed),
-    Override(aten.gru.input, _gru),
-    Override(aten.gru.data, _gru_packed),
-    Override(aten.lstm_cell.default, _lstm_cell),
-    Override(aten.gru_cell.default, _gru_cell),
+OVERRIDES.extend(
+    (
+        Override(aten.lstm.input, _lstm),
+        Override(aten.lstm.data, _lstm_packed),
+        Override(aten.gru.input, _gru),
+        Override(aten.gru.data, _gru_packed),
+        Override(aten.lstm_cell.default, _lstm_cell),
+        Override(aten.gru_cell.default, _gru_cell),
+    )
 )
 """The overrides that this module defines."""
 
@@ -317,4 +327,4 @@ def _packed(call: Call) -> tuple[Scratch, ...]:
     return exactly(tensor_bytes(call.outputs[0]), "copy", held=True, after=0)
 
 
-SCRATCH_RULES: Final[dict[Any, Rule]] = {aten._pack_padded_sequence.default: _packed}
+SCRATCH_RULES.update({aten._pack_padded_sequence.default: _packed})

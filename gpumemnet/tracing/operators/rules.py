@@ -15,14 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor
 
-from gpumemnet.torch_private.operators import overriding_kernels
-from gpumemnet.tracing.options import Platform
+from gpumemnet.cudnn.session import OFF, CudnnSession, open_session
+from gpumemnet.gpu import DeviceProfile
+from gpumemnet.torch_private.operators import OpOverload, overriding_kernels, schema
+from gpumemnet.tracing.options import TraceOptions
 
 Operator = Any
 """An ``OpOverload`` such as ``torch.ops.aten.dropout.default``."""
@@ -32,6 +34,68 @@ Kernel = Callable[..., Any]
 without this override."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Platform:
+    """The GPU and the process-wide switches that decide which kernels run.
+
+    Attributes:
+        device: profile of the GPU.
+        attention_kernel: the scaled-dot-product kernel to use; ``None`` for the kernel that PyTorch
+            would choose.
+        cudnn_benchmark: whether cuDNN tries every convolution algorithm
+            (``torch.backends.cudnn.benchmark``).
+        tf32: whether fp32 convolutions may run on TF32 tensor cores
+            (``torch.backends.cudnn.allow_tf32``, on by default).
+        further_search_bytes: returns what that search tries beyond the workspaces of plans, for a
+            convolution, an operation and the bytes of the GPU, such as the transforms of earlier
+            versions of cuDNN; ``None`` for nothing.
+        cudnn: the cuDNN that lists its plans for convolutions; ``None`` to compute workspaces by
+            rules.
+    """
+
+    device: DeviceProfile
+    attention_kernel: str | None = None
+    cudnn_benchmark: bool = False
+    tf32: bool = True
+    further_search_bytes: Callable[[Any, str, int], int] | None = None
+    cudnn: CudnnSession | None = None
+
+    @classmethod
+    def of(cls, device: DeviceProfile, options: TraceOptions) -> Platform:
+        """The platform of a job with ``options`` on ``device``."""
+        return cls(
+            device=device,
+            attention_kernel=options.attention_kernel,
+            cudnn_benchmark=options.cudnn_benchmark,
+            tf32=options.tf32,
+        )
+
+    @property
+    def compute_capability(self) -> tuple[int, int]:
+        """Major and minor."""
+        return self.device.compute_capability
+
+
+def with_cudnn(platform: Platform, cudnn: str) -> tuple[Platform, tuple[str, ...]]:
+    """Return the platform with the cuDNN that is to be asked, and notes on why an installed one is
+    not.
+
+    Args:
+        platform: the GPU and its switches.
+        cudnn: ``off``, ``auto`` or the path of a cuDNN library.
+
+    Raises:
+        InvalidRequestError: ``cudnn`` is a path, and the cuDNN there cannot answer.
+    """
+    if cudnn == OFF:
+        return platform, ()
+    session, reason = open_session(cudnn)
+    if session is not None and not session.supports(platform.device):
+        reason, session = f"cuDNN {session.version} does not know {platform.device.name}", None
+    notes = (f"convolution workspaces come from rules: {reason}",) if reason else ()
+    return replace(platform, cudnn=session), notes
+
+
 @dataclass(frozen=True, slots=True)
 class Override:
     """One operator's kernel.
@@ -39,19 +103,28 @@ class Override:
     Attributes:
         operator: the ``OpOverload``.
         kernel: the kernel that runs instead.
+        depends_on_gpu: whether the kernel takes the platform as its first argument.
     """
 
     operator: Operator
     kernel: Kernel
+    depends_on_gpu: bool = False
+
+
+OVERRIDES: Final[list[Override]] = []
+"""The kernels that differ on CUDA; each family's module adds its own."""
 
 
 @contextmanager
-def overriding(overrides: Sequence[Override]) -> Iterator[None]:
+def overriding(overrides: Sequence[Override], platform: Platform) -> Iterator[None]:
     """Context in which the kernels run; of several for one operator, each sees the next one as the
     original."""
     by_operator: dict[Operator, list[Kernel]] = {}
     for override in overrides:
-        by_operator.setdefault(override.operator, []).append(override.kernel)
+        kernel = override.kernel
+        by_operator.setdefault(override.operator, []).append(
+            partial(kernel, platform) if override.depends_on_gpu else kernel
+        )
     with overriding_kernels(
         {operator: _chained(kernels) for operator, kernels in by_operator.items()}
     ):
@@ -114,6 +187,59 @@ class Call:
 
 Rule = Callable[[Call], tuple[Scratch, ...]]
 """Returns the scratch memory of an operator's call."""
+
+SCRATCH_RULES: Final[dict[Any, Rule]] = {}
+"""Operator → the rule for its scratch memory; each family's module adds its own."""
+
+# Not modelled:
+# * cross-entropy, pooling, upsampling, dropout, cat: no scratch, or a few bytes.
+# * cumulative sums, top-k: one state per block of threads; the sort of the result is small.
+# * foreach and fused optimizers, gradient scaler: lists of tensors travel as kernel arguments.
+# * recurrent cuDNN layers: cuDNN's workspace for them is not documented.
+# * FFT, linear algebra, cuSPARSE: their libraries' workspaces are not modelled.
+# * nonzero, unique, boolean masks: sizes depend on the data.
+# * memory that cuDNN and cuBLAS allocate by themselves: outside the allocator: it counts as
+#   context.
+
+
+def takes_scratch(operator: OpOverload) -> bool:
+    """Whether :func:`scratch` has a rule for ``operator``."""
+    return operator in SCRATCH_RULES
+
+
+def scratch(
+    operator: OpOverload,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    outputs: Sequence[Tensor],
+    platform: Platform,
+) -> tuple[Scratch, ...]:
+    """Return the scratch memory that one call of ``operator`` allocates on ``platform``, in order.
+
+    Args:
+        operator: the operator, as a dispatch mode below autograd receives it.
+        args, kwargs: arguments of the call; only shapes, strides and types matter.
+        outputs: the tensors that the call returned.
+        platform: the GPU that it runs on.
+    """
+    rule = SCRATCH_RULES.get(operator)
+    if rule is None:
+        return ()
+    return rule(Call(_named(operator, args, kwargs), outputs, platform))
+
+
+def _named(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments by name; the dispatcher omits those that equal their default, so these
+    are added."""
+    arguments = schema(operator).arguments
+    named = {
+        argument.name: argument.default_value
+        for argument in arguments[len(args) :]
+        if argument.has_default_value()
+    }
+    named.update(zip((argument.name for argument in arguments), args, strict=False))
+    named.update(kwargs)
+    return named
 
 
 def exactly(

@@ -35,7 +35,7 @@ from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.modules import id_of_storage, own_buffers, own_parameters, storage_id
 from gpumemnet.torch_private.names import replaced
 from gpumemnet.torch_private.operators import without_function_modes
-from gpumemnet.tracing.options import Platform
+from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.script.processes import data_parallel_forward
 from gpumemnet.tracing.script.read_values import MAX_VALUES, ReadValues
 from gpumemnet.tracing.script.saved_files import SavedFiles

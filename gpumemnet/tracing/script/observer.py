@@ -38,7 +38,7 @@ from gpumemnet.torch_private.names import replaced
 from gpumemnet.torch_private.operators import leaves_of
 from gpumemnet.torch_private.script import BACKWARD, GRADIENTS, OPTIMIZER
 from gpumemnet.torch_private.training import fill_history
-from gpumemnet.tracing.options import Platform
+from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script.simulated_cuda import Streams
 

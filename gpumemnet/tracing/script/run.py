@@ -35,12 +35,10 @@ from gpumemnet.extract.placement import KnownValues, launches_do_nothing
 from gpumemnet.sandbox.user_code import fault_sentence, is_user_code, user_location
 from gpumemnet.torch_private.names import PARALLEL, SCRIPT, check_torch, replaced
 from gpumemnet.torch_private.script import ALLOCATOR_SETTINGS, MEMORY_FRACTION
-from gpumemnet.torch_private.training import gpu_optimizers, without_dynamo
+from gpumemnet.torch_private.training import without_dynamo
 from gpumemnet.tracing.model_tracer import result_of_run
-from gpumemnet.tracing.operators.autocast import cuda_autocast
-from gpumemnet.tracing.operators.registry import cuda_overrides
-from gpumemnet.tracing.operators.rules import overriding
-from gpumemnet.tracing.options import Platform
+from gpumemnet.tracing.operators.autocast import cuda_kernels
+from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.result import TraceAnswer
 from gpumemnet.tracing.script.gpu import GpuRequests, present_gpu
 from gpumemnet.tracing.script.observer import EnoughSteps, ScriptObserver
@@ -390,9 +388,7 @@ def _run(
         stack.enter_context(without_dynamo())
         stack.enter_context(launches_do_nothing(before_import=True))
         stack.enter_context(requests)
-        stack.enter_context(cuda_autocast(platform))
-        stack.enter_context(gpu_optimizers())
-        stack.enter_context(overriding(cuda_overrides(platform)))
+        stack.enter_context(cuda_kernels(platform))
         stack.enter_context(
             present_gpu(platform, observer, values, requests, local_ranks(call.ranks or 1))
         )

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from gpumemnet.gpu import available_mib, context
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.names import TorchName
-from gpumemnet.tracing.options import Platform
+from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.units import MIB
 
 

@@ -3,7 +3,7 @@ row as it is made.
 
 Rows of one trace differ in nothing but the batch size, and those of one architecture share its
 layers: they are not independent. A trace is made at a prime batch size
-(:mod:`gpumemnet.tracing.batch_sizes`); a row at another batch size has what
+(:mod:`gpumemnet.tracing.model_tracer`); a row at another batch size has what
 :func:`gpumemnet.trace` finds there.
 """
 
@@ -30,9 +30,9 @@ from gpumemnet.gpu import DeviceProfile, context, device_profile
 from gpumemnet.job.measurement import TRACED, Measurement
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.tracing.checkpointing import blocks
-from gpumemnet.tracing.memory import live_at, steady_run
-from gpumemnet.tracing.options import Platform, TraceOptions
-from gpumemnet.tracing.timeline import STEADY_STEPS, Timeline
+from gpumemnet.tracing.operators.rules import Platform
+from gpumemnet.tracing.options import TraceOptions
+from gpumemnet.tracing.timeline import STEADY_STEPS, Timeline, live_at, steady_run
 from gpumemnet.units import GIB
 from research.traces.kept_runs import traced_parts
 

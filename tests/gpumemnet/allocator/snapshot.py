@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from gpumemnet.allocator.blocks import Block
 from gpumemnet.allocator.caching_allocator import CachingAllocator
-from gpumemnet.allocator.expandable_segments import LowestFreeAddress
+from gpumemnet.allocator.segments import Block, LowestFreeAddress
 from gpumemnet.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
 from gpumemnet.errors import DatasetError
 

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from gpumemnet.gpu import device_profile
-from gpumemnet.tracing.options import Platform
+from gpumemnet.tracing.operators.rules import Platform
 
 EXTRACT_EXAMPLES = Path(__file__).parents[1] / "extract" / "examples"
 

@@ -12,10 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpumemnet.gpu import device_profile
-from gpumemnet.tracing.operators.autocast import cuda_autocast
-from gpumemnet.tracing.operators.registry import cuda_overrides
-from gpumemnet.tracing.operators.rules import overriding
-from gpumemnet.tracing.options import Platform
+from gpumemnet.tracing.operators.autocast import cuda_kernels
+from gpumemnet.tracing.operators.rules import Platform
 
 Saved = Counter[str]
 
@@ -36,7 +34,7 @@ def platform(gpu: str = "A100", **options: Any) -> Platform:
 @contextmanager
 def corrected(gpu: str = "A100", **options: Any) -> Iterator[None]:
     chosen = platform(gpu, **options)
-    with cuda_autocast(chosen), overriding(cuda_overrides(chosen)):
+    with cuda_kernels(chosen):
         yield
 
 

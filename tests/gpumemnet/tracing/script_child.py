@@ -66,7 +66,7 @@ def _one_way(
 ) -> Any:
     from gpumemnet.allocator import AllocatorSettings
     from gpumemnet.gpu import device_profile
-    from gpumemnet.tracing.options import Platform
+    from gpumemnet.tracing.operators.rules import Platform
     from gpumemnet.tracing.script.run import ScriptCall, trace_script
 
     platform = Platform(device=device_profile("A100"))

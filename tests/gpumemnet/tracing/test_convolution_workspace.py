@@ -14,14 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpumemnet.cudnn.execution_plans import BACKWARD_DATA, BACKWARD_FILTER, FORWARD
 from gpumemnet.gpu import device_profile
-from gpumemnet.tracing.operators.convolution import (
+from gpumemnet.tracing.operators.elementwise import result_layout
+from gpumemnet.tracing.operators.library_workspaces import (
     Convolution,
     workspace_by_rules,
 )
-from gpumemnet.tracing.operators.layouts import result_layout
-from gpumemnet.tracing.operators.registry import scratch
-from gpumemnet.tracing.operators.rules import Scratch
-from gpumemnet.tracing.options import Platform
+from gpumemnet.tracing.operators.rules import Platform, Scratch, scratch
 from gpumemnet.units import GIB, MIB
 
 OPERATIONS = (FORWARD, BACKWARD_DATA, BACKWARD_FILTER)

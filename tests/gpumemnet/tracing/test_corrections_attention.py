@@ -7,8 +7,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.tracing.operators.registry import cuda_overrides
-from tests.gpumemnet.tracing.corrected import meta, operators, platform, saved
+from tests.gpumemnet.tracing.corrected import meta, operators, saved
 
 HALF = torch.float16
 
@@ -140,14 +139,6 @@ def test_a_forced_kernel_that_cannot_run_is_an_error_of_one_sentence() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         saved(lambda: attention(2, 3, 40, 16), attention_kernel="flash")
     assert str(caught.value) == message
-
-
-def test_an_unknown_kernel_is_refused_before_anything_runs() -> None:
-    with pytest.raises(
-        InvalidRequestError,
-        match="unknown kernel 'xformers': choose from flash, memory_efficient, cudnn, math",
-    ):
-        cuda_overrides(platform(attention_kernel="xformers"))
 
 
 def test_multi_head_attention_without_weights_runs_the_kernel() -> None:

@@ -15,9 +15,9 @@ from torch.nn.modules import module as module_hooks
 
 from gpumemnet.errors import ExtractError, InvalidRequestError
 from gpumemnet.extract.inputs import inputs_from_example
-from gpumemnet.tracing.memory import live_at
-from gpumemnet.tracing.options import Platform, TraceOptions
-from gpumemnet.tracing.timeline import Timeline, peak_of
+from gpumemnet.tracing.operators.rules import Platform
+from gpumemnet.tracing.options import TraceOptions
+from gpumemnet.tracing.timeline import Timeline, live_at, peak_of
 from gpumemnet.tracing.training_loop import record
 
 FLOAT = 4

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpumemnet.tracing.operators.layouts import layout_rule
+from gpumemnet.tracing.operators.elementwise import layout_rule
 
 aten: Any = torch.ops.aten
 IMAGE, PIXEL = (3, 16, 4, 4), (3, 16, 1, 1)

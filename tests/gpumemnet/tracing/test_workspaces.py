@@ -16,12 +16,10 @@ from torch import Tensor
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu import device_profile
 from gpumemnet.tracing.operators.attention import key_splits
-from gpumemnet.tracing.operators.cublas import blas_workspace, parse_workspace_setting
-from gpumemnet.tracing.operators.layouts import is_channels_last
+from gpumemnet.tracing.operators.elementwise import is_channels_last
+from gpumemnet.tracing.operators.library_workspaces import blas_workspace, parse_workspace_setting
 from gpumemnet.tracing.operators.reductions import reduction_scratch
-from gpumemnet.tracing.operators.registry import scratch
-from gpumemnet.tracing.operators.rules import Scratch
-from gpumemnet.tracing.options import Platform
+from gpumemnet.tracing.operators.rules import Platform, Scratch, scratch
 from gpumemnet.units import MIB
 
 aten: Any = torch.ops.aten

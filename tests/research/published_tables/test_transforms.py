@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gpumemnet.cudnn.execution_plans import FORWARD
-from gpumemnet.tracing.operators.convolution import Convolution
+from gpumemnet.tracing.operators.library_workspaces import Convolution
 from gpumemnet.units import GIB
 from research.published_tables.cudnn_transforms import largest_transform_bytes
 
