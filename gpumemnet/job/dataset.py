@@ -41,6 +41,7 @@ from gpumemnet.job.measurement import (
     architecture_keys,
     check_states,
     label_column,
+    measurement_of,
     measurement_to_dict,
 )
 from gpumemnet.job.training_job import JOB_FIELDS, TOTAL_FIELDS, TrainingJob
@@ -119,10 +120,7 @@ class Dataset(Sequence[Measurement]):
             row for batch in self.columns.to_batches(_ROWS_AT_ONCE) for row in batch.to_pylist()
         )
         for job, document in zip(self.jobs, documents, strict=True):
-            document["phases"] = tuple(Phase(**phase) for phase in document["phases"] or ())
-            document["allocator"] = dict(document["allocator"] or ())
-            document["traced"] = dict(document["traced"] or ())
-            yield Measurement(job=job, **document)
+            yield measurement_of(job, document)
 
     def take(self, rows: Indices) -> Dataset:
         """The measurements in ``rows``, in that order."""
@@ -202,28 +200,27 @@ def read_dataset(path: str | Path) -> Dataset:
         schema = dataset_schema()
         _check_schema(path, parquet.schema_arrow, schema)
         present = [name for name in schema.names if name in parquet.schema_arrow.names]
-        tables, batches, count = [], [], 0
+        jobs, batches, count = [], [], 0
         try:
             for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=present):
                 read = read_arrow_jobs(batch)
                 for row, error in sorted(read.errors.items()):
                     raise DatasetError(f"{path}, row {count + row + 1}: {error}")
-                tables.append(read.table)
+                jobs.append(read.table)
                 batches.append(batch)
                 count += len(batch)
         except (OSError, pa.ArrowException) as error:
             raise DatasetError(
                 f"{path} is damaged after row {count}: {first_line(error)}"
             ) from None
-    found = pa.Table.from_batches(batches, pa.schema([schema.field(name) for name in present]))
-    for name in MEASUREMENT_FIELDS:
+    columns = pa.Table.from_batches(batches, pa.schema([schema.field(name) for name in present]))
+    for name in schema.names:
         if name not in present:
-            found = found.append_column(
-                schema.field(name), pa.nulls(count, schema.field(name).type)
-            )
-    jobs = JobTable.concatenate(tables)
-    keys = np.array(list(architecture_keys(jobs)), dtype=object)
-    dataset = Dataset(jobs, found.select(MEASUREMENT_FIELDS), keys)
+            empty = pa.nulls(count, schema.field(name).type)
+            columns = columns.append_column(schema.field(name), empty)
+    table = JobTable.concatenate(jobs)
+    keys = np.array(list(architecture_keys(table)), dtype=object)
+    dataset = Dataset(table, columns.select(MEASUREMENT_FIELDS), keys)
     _check_rows(dataset, path)
     return dataset
 
@@ -268,8 +265,8 @@ def write_dataset(path: str | Path, measurements: Iterable[Measurement]) -> int:
 
 
 def _row(measurement: Measurement) -> dict[str, Any]:
-    maps = {name: list(getattr(measurement, name).items()) for name in ("allocator", "traced")}
-    return measurement_to_dict(measurement) | maps
+    document = measurement_to_dict(measurement)
+    return document | {name: list(document[name].items()) for name in ("allocator", "traced")}
 
 
 def _schema(names: Sequence[str]) -> pa.Schema:

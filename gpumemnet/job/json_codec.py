@@ -40,16 +40,6 @@ _OPTIONS_OF: Final = itemgetter(*OPTION_FIELDS)
 _SWITCHES_OF: Final = itemgetter(*OPTION_SWITCHES)
 _LAYER_FIELDS: Final = Layer._fields
 _LAYER_FIELD_SET: Final = frozenset(_LAYER_FIELDS)
-_PARSER_MESSAGE: Final = re.compile(
-    r'(?P<reason>(Detected duplicate key "(?P<key>.*)"|.*)) at line (?P<line>\d+) column (?P<column>\d+)',
-    re.DOTALL,
-)
-"""How jiter words an error."""
-_PLAIN_WORDS: Final = {
-    "recursion limit exceeded": "it is nested too deeply",
-    "number out of range": "a number has too many digits",
-}
-"""Words of jiter → ours."""
 _LayerColumns = tuple[Sequence[str], Sequence[int], Sequence[int]]
 
 
@@ -108,7 +98,7 @@ def _table(documents: Sequence[Any], max_layers: int) -> JobTable | None:
         or set(map(type, chain.from_iterable(map(_SWITCHES_OF, rows)))) - {bool}
         or {type(row["schema_version"]) for row in rows} - {int}
         or {row["schema_version"] for row in rows} - {SCHEMA_VERSION}
-        or set(map(type, layers)) - {list, tuple}
+        or {type(row["layers"]) for row in rows} - {list, tuple, NoneType}
         or max(map(len, layers), default=0) > max_layers
     ):
         return None
@@ -199,28 +189,10 @@ def parse_json(text: str | bytes) -> Any:
     try:
         return jiter.from_json(text, allow_inf_nan=False, catch_duplicate_keys=True)
     except ValueError as error:
-        raise _syntax_error(text, str(error)) from None
-
-
-def _syntax_error(text: bytes, message: str) -> InvalidJobError:
-    """What is wrong with ``text``, from the parser's ``message``, which ends with line and
-    column."""
-    found = _PARSER_MESSAGE.fullmatch(message)
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        found = None
-    if found is None:
-        return InvalidJobError("no valid JSON: the text is not UTF-8")
-    reason, key = found["reason"], found["key"]
-    line, column = int(found["line"]), max(int(found["column"]), 1)
-    if key is not None:
-        return InvalidJobError("appears twice", _printable(key))
-    reason = _PLAIN_WORDS.get(reason, reason)
-    if reason == "expected value":
-        rest = text.split(b"\n")[line - 1][column - 1 :].decode(errors="replace")
-        reason += f", found {_printable(rest[:16])}"
-    return InvalidJobError(f"no valid JSON at line {line}, column {column}: {reason}")
+        duplicate = re.match(r'Detected duplicate key "(.*)" at line', str(error), re.DOTALL)
+        if duplicate is not None:
+            raise InvalidJobError("appears twice", _printable(duplicate[1])) from None
+        raise InvalidJobError(f"no valid JSON: {error}") from None
 
 
 def job_to_dict(job: TrainingJob) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
 import numpy as np
@@ -281,12 +281,8 @@ def measurement_to_dict(measurement: Measurement) -> dict[str, Any]:
     """A flat JSON-ready object: the job's fields under their own names, then the measurement's."""
     document = job_to_dict(measurement.job)
     document |= {name: getattr(measurement, name) for name in MEASUREMENT_FIELDS}
-    document["phases"] = [
-        {f.name: getattr(phase, f.name) for f in fields(Phase)} for phase in measurement.phases
-    ]
-    document["allocator"] = dict(measurement.allocator)
-    document["traced"] = dict(measurement.traced)
-    return document
+    document["phases"] = [asdict(phase) for phase in measurement.phases]
+    return document | {name: dict(getattr(measurement, name)) for name in ("allocator", "traced")}
 
 
 def measurement_from_dict(document: Mapping[str, Any]) -> Measurement:
@@ -296,16 +292,19 @@ def measurement_from_dict(document: Mapping[str, Any]) -> Measurement:
         DatasetError: on unknown, missing or impossible values.
         InvalidJobError: when the job's fields make no job.
     """
-    known = set(MEASUREMENT_FIELDS)
-    values = {name: value for name, value in document.items() if name in known}
-    job = job_from_dict({name: value for name, value in document.items() if name not in known})
+    values = {name: value for name, value in document.items() if name in MEASUREMENT_FIELDS}
+    job = job_from_dict({name: value for name, value in document.items() if name not in values})
     try:
-        values["phases"] = tuple(Phase(**phase) for phase in values.get("phases") or ())
-        values["allocator"] = dict(values.get("allocator") or {})
-        values["traced"] = dict(values.get("traced") or {})
-        return Measurement(job=job, **values)
+        return measurement_of(job, values)
     except TypeError as error:
         raise DatasetError(f"no measurement: {error}") from None
+
+
+def measurement_of(job: TrainingJob, values: Mapping[str, Any]) -> Measurement:
+    """The measurement of ``job`` with these values of its other fields, as JSON or Arrow has them."""
+    phases = tuple(Phase(**phase) for phase in values.get("phases") or ())
+    maps = {name: dict(values.get(name) or ()) for name in ("allocator", "traced")}
+    return Measurement(job=job, **{**values, "phases": phases, **maps})
 
 
 def identity(measurement: Measurement) -> tuple[object, ...]:

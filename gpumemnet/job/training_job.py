@@ -152,16 +152,6 @@ TRAINING_OPTIONS: Final[dict[str, Option]] = {
     for each in fields(TrainingOptions)
 }
 """Name → declaration, in the order of the fields."""
-OPTION_CHOICES: Final[dict[str, tuple[str, ...]]] = {
-    name: option.choices for name, option in TRAINING_OPTIONS.items() if option.choices
-}
-"""Name → allowed strings, for options that are strings."""
-OPTION_RANGES: Final[dict[str, tuple[int, int]]] = {
-    name: (option.minimum, option.maximum)
-    for name, option in TRAINING_OPTIONS.items()
-    if option.is_count
-}
-"""Name → smallest and largest value, for options that are counts."""
 OPTION_SWITCHES: Final = tuple(
     name for name, option in TRAINING_OPTIONS.items() if option.is_switch
 )
@@ -192,12 +182,12 @@ ACTIVATION_FUNCTIONS: Final = (
     *("sigmoid", "relu6", "hardswish", "swiglu", "geglu", "other"),
 )
 
-_WORDS_OF_MODEL: Final[dict[str, tuple[str, ...]]] = {
-    "family": FAMILIES,
-    "activation_function": ACTIVATION_FUNCTIONS,
-}
+_DECLARATIONS: Final[dict[str, Option]] = {
+    "family": Option("family", "", "the family of the network", FAMILIES),
+    "activation_function": Option("activation_function", None, "", ACTIVATION_FUNCTIONS),
+} | TRAINING_OPTIONS
 FIELD_CHOICES: Final[dict[str, tuple[str, ...]]] = {
-    name: (_WORDS_OF_MODEL | OPTION_CHOICES)[name]
+    name: _DECLARATIONS[name].choices
     for name in (
         *("family", "optimizer", "precision", "activation_function", "attention_kernel"),
         *("optimizer_implementation", "checkpointing"),
@@ -341,8 +331,8 @@ FIELD_RANGES: Final[tuple[tuple[str, int, int], ...]] = (
     ("total_parameters", 0, MAX_ELEMENTS),
     ("trainable_parameters", 0, MAX_ELEMENTS),
     ("sequence_length", 1, MAX_ELEMENTS),
-    ("gradient_accumulation", *OPTION_RANGES["gradient_accumulation"]),
-    ("ranks", *OPTION_RANGES["ranks"]),
+    ("gradient_accumulation", 1, MAX_GRADIENT_ACCUMULATION),
+    ("ranks", 1, MAX_RANKS),
     ("traced_peak_bytes", 1, MAX_ELEMENTS),
 )
 """Name, smallest and largest value of each count field."""
@@ -384,14 +374,7 @@ def check_options(options: Sequence[object]) -> None:
 @lru_cache(maxsize=_KNOWN_OPTION_SETS, typed=True)
 def _check_options(*options: object) -> None:
     for name, value in zip(OPTION_FIELDS, options, strict=True):
-        if name in TRAINING_OPTIONS:
-            TRAINING_OPTIONS[name].checked(value)
-        elif value not in FIELD_CHOICES[name] and (
-            value is not None or name not in NULLABLE_FIELDS
-        ):
-            raise InvalidJobError(
-                f"must be one of {', '.join(FIELD_CHOICES[name])}, not {describe(value)}", name
-            )
+        _DECLARATIONS[name].checked(value)
 
 
 def settle_columns(

@@ -96,7 +96,7 @@ GOOD = json.dumps(job_to_dict(small_job()))
         (["predict", JOB, "--workers", "2"], "--out: --engine, --workers and --id-column need"),
         (["predict", "none.json"], "none.json does not exist"),
         (["predict", "job.yaml"], "must end in .json"),
-        (["predict", "{"], "no valid JSON at line 1, column 1"),
+        (["predict", "{"], "no valid JSON: EOF"),
         (["predict", "[1]"], "[0]: a job must be a JSON object, not 1"),
         (["predict", '{"family": "mlp"}'], "batch_size: is missing"),
         (["predict", GOOD.replace("adam", "adman")], "optimizer: must be one of"),

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumemnet.errors import InvalidJobError
-from gpumemnet.job.json_codec import job_from_dict, job_from_json, job_to_dict, job_to_json
+from gpumemnet.job.json_codec import (
+    job_from_dict,
+    job_from_json,
+    job_to_dict,
+    job_to_json,
+    read_jobs,
+)
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import JOB_FIELDS, SCHEMA_VERSION, TrainingJob, totals_only
 from tests.jobs import jobs, small_job
@@ -94,6 +100,7 @@ def test_a_wrong_value_is_named(change: dict[str, Any], field: str, says: str) -
     assert caught.value.field == field
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert str(read_jobs([document]).errors[0]) == str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -109,15 +116,15 @@ def test_a_missing_field_is_named(field: str) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "line 1, column 1"),
-        ('{"family": "mlp",}', "no valid JSON at line 1"),
+        ("", "no valid JSON: EOF"),
+        ('{"family": "mlp",}', "no valid JSON: trailing comma at line 1"),
         ("[1, 2]", "a job must be a JSON object, not a list"),
-        ('{"batch_size": NaN}', "column 16: expected value, found NaN"),
-        ('{"batch_size":\n -Infinity}', "line 2, column 3: invalid number"),
+        ('{"batch_size": NaN}', "expected value at line 1 column 16"),
+        ('{"batch_size":\n -Infinity}', "invalid number at line 2 column 3"),
         ('{"batch_size": 1, "batch_size": 2}', "batch_size: appears twice"),
-        ('{"batch_size": ' + "9" * 6000 + "}", "too many digits"),
-        ("[" * 100_000, "nested too deeply"),
-        (b"\xff\xfe{", "not UTF-8"),
+        ('{"batch_size": ' + "9" * 6000 + "}", "number out of range"),
+        ("[" * 100_000, "recursion limit exceeded"),
+        (b"\xff\xfe{", "no valid JSON"),
         (
             b"\xef\xbb\xbf[1, 2]",
             "a job must be a JSON object, not a list",
