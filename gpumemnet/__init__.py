@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gpumemnet.job.json_codec import job_from_dict, job_from_json, job_to_dict, job_to_json
     from gpumemnet.job.layers import Layer
     from gpumemnet.job.training_job import TrainingJob, TrainingOptions
+    from gpumemnet.named.fit import fit
     from gpumemnet.planner.api import plan
     from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
     from gpumemnet.predict.bundle_card import BundleCard
@@ -76,6 +77,7 @@ _MODULE_OF = {
     "TrainingJob": "gpumemnet.job.training_job",
     "TrainingOptions": "gpumemnet.job.training_job",
     "load_ipython_extension": "gpumemnet.cli.notebook",
+    "fit": "gpumemnet.named.fit",
     "plan": "gpumemnet.planner.api",
     "trace": "gpumemnet.tracing.api",
 }
@@ -106,6 +108,7 @@ __all__ = [
     "device_profile",
     "device_profiles",
     "feature_matrix",
+    "fit",
     "job_from_dict",
     "job_from_json",
     "job_to_dict",

@@ -49,6 +49,12 @@ ENTRIES: Final = {
     entry.name: entry
     for entry in (
         Entry(
+            "fit",
+            "gpumemnet.cli.fit:fit",
+            "Tell whether fine-tuning a model fits a GPU, by the model's name.",
+            _ASK,
+        ),
+        Entry(
             "predict",
             "gpumemnet.cli.predict:predict",
             "Predict how much GPU memory jobs take.",

@@ -1,0 +1,240 @@
+"""``gpumemnet fit``: whether fine-tuning a model fits a GPU, asked by the model's name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from gpumemnet.cli.options import AsJson
+from gpumemnet.cli.output import print_facts, print_json, print_table
+from gpumemnet.named.methods import (
+    ALL_LINEAR,
+    ATTENTION,
+    FIT_OPTIMIZERS,
+    KERNELS,
+    METHODS,
+    PARALLEL,
+    PRECISIONS,
+)
+from gpumemnet.units import GIB, format_bytes
+
+if TYPE_CHECKING:
+    from gpumemnet.named.fit import FitAnswer
+
+DOES_NOT_FIT: Final = 3
+"""Exit code of a job that is not safe on the GPU."""
+_PART_NAMES: Final = {
+    "base_weights_bytes": "base weights",
+    "adapters_bytes": "adapters",
+    "gradients_bytes": "gradients",
+    "optimizer_bytes": "optimizer",
+    "activations_bytes": "activations",
+    "logits_bytes": "logits and loss",
+    "workspace_bytes": "workspace",
+    "fragmentation_bytes": "fragmentation",
+    "context_bytes": "CUDA context",
+}
+_BAR: Final = 30
+
+
+def fit(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A hub id such as Qwen/Qwen3-8B, a local folder, or the path of a config.json.",
+        ),
+    ],
+    method: Annotated[
+        str, typer.Option(metavar="|".join(METHODS), help="What is trained.")
+    ] = METHODS[0],
+    sequence_length: Annotated[
+        int | None, typer.Option(metavar="TOKENS", help="Tokens of a sample; 2048 by default.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(metavar="N", help="Samples on one GPU.")] = 1,
+    accumulation: Annotated[
+        int, typer.Option(metavar="N", help="Batches for one step of the optimizer.")
+    ] = 1,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu",
+            "--gpus",
+            envvar="GPUMEMNET_GPU",
+            metavar="GPU",
+            help="RTX-4090, A100-80GB, 8xH100 …",
+        ),
+    ] = None,
+    parallel: Annotated[
+        str | None,
+        typer.Option(metavar="|".join(PARALLEL), help="How several GPUs share the training."),
+    ] = None,
+    precision: Annotated[
+        str,
+        typer.Option(
+            metavar="|".join(PRECISIONS),
+            help="bf16: weights in bfloat16, as trainers load them; amp_…: trained weights in fp32.",
+        ),
+    ] = PRECISIONS[0],
+    optimizer: Annotated[
+        str, typer.Option(metavar="NAME", help=f"{', '.join(FIT_OPTIMIZERS)}.")
+    ] = "adamw",
+    checkpointing: Annotated[
+        bool, typer.Option(help="Recompute each block in the backward pass.")
+    ] = True,
+    lora_rank: Annotated[int, typer.Option(metavar="N", help="Rank of the adapters.")] = 16,
+    lora_target: Annotated[
+        str, typer.Option(metavar="NAMES", help="Layers with adapters, such as q_proj,v_proj.")
+    ] = ALL_LINEAR,
+    attention: Annotated[
+        str | None,
+        typer.Option(metavar="|".join(ATTENTION), help="PyTorch's choice on this GPU by default."),
+    ] = None,
+    kernels: Annotated[
+        str,
+        typer.Option(metavar="|".join(KERNELS), help="fused_loss and liger make no logits."),
+    ] = KERNELS[0],
+    as_json: AsJson = False,
+) -> None:
+    """Tell whether fine-tuning a model fits a GPU, by the model's name."""
+    from gpumemnet.named.fit import fit as ask
+
+    values = {
+        "sequence_length": sequence_length,
+        "parallel": parallel or ("fsdp2" if gpu and gpu[:1].isdecimal() else None),
+    }
+    answer = ask(
+        model,
+        gpu=gpu,
+        method=method,
+        batch_size=batch_size,
+        gradient_accumulation=accumulation,
+        precision=precision,
+        optimizer=optimizer,
+        checkpointing=checkpointing,
+        lora_rank=lora_rank,
+        lora_target=lora_target,
+        attention=attention,
+        kernels=kernels,
+        **{name: value for name, value in values.items() if value is not None},
+    )
+    if as_json:
+        print_json(answer.document() | {"fits": answer.fits})
+    else:
+        _show(answer, gpu, Console())
+    if not answer.fits:
+        raise typer.Exit(DOES_NOT_FIT)
+
+
+def _show(answer: FitAnswer, gpu: str | None, console: Console) -> None:
+    from gpumemnet.named.fit import verdict_text
+
+    title = f"{answer.model}: {verdict_text(answer)}"
+    facts = [("model", _model_text(answer)), ("training", _training_text(answer))]
+    if answer.gpu is not None:
+        facts.append(("GPU", f"{answer.gpu}, {format_bytes(answer.available_bytes or 0)} free"))
+    safe = f"{format_bytes(answer.safe_bytes)}, covers 98 % of published readings"
+    facts += [
+        ("expected", f"{format_bytes(answer.expected_bytes)}, most in the {answer.moment}"),
+        ("safe", safe),
+        ("attention", answer.attention),
+        *(("note", note) for note in answer.notes),
+    ]
+    print_facts(console, title, facts)
+    console.print()
+    console.print(Text("What it is made of", style="bold"))
+    for name, size in answer.parts.items():
+        if size:
+            bar = "█" * round(_BAR * size / answer.expected_bytes)
+            console.print(Text(f"{_PART_NAMES[name]:>17}  {format_bytes(size):>10}  {bar}"))
+    console.print()
+    _show_table(answer, console)
+    _show_limits(answer, gpu, console)
+
+
+def _model_text(answer: FitAnswer) -> str:
+    blocks = ", ".join(f"{count} x {name}" for count, name in answer.blocks if count > 1)
+    return f"{answer.parameters / 1e9:,.2f} billion parameters, {blocks}"
+
+
+def _training_text(answer: FitAnswer) -> str:
+    how = answer.method
+    name = how.method
+    if how.has_adapters:
+        name = f"{name} of rank {how.lora_rank} on {how.lora_target}"
+    parts = [
+        name,
+        f"{how.batch_size} x {how.sequence_length:,} tokens",
+        how.precision,
+        how.optimizer,
+        "checkpointing" if how.checkpointing else "no checkpointing",
+    ]
+    if how.kernels != "none":
+        parts.append(f"{how.kernels} kernels")
+    if how.gradient_accumulation > 1:
+        parts.append(f"{how.gradient_accumulation} batches accumulated")
+    if how.gpus > 1:
+        parts.append(f"{how.gpus} GPUs by {how.parallel}")
+    share = answer.trained_parameters / max(answer.parameters, 1)
+    return f"{', '.join(parts)}; trains {share:.2%}"
+
+
+def _show_table(answer: FitAnswer, console: Console) -> None:
+    lengths = list(answer.table[0]["safe_bytes"])
+    rows = []
+    for row in answer.table:
+        cells = [_cell(size, answer.available_bytes) for size in row["safe_bytes"].values()]
+        rows.append((row["method"], "on" if row["checkpointing"] else "off", *cells))
+    columns = ("method", "checkpointing", *(f"{int(each):,}" for each in lengths))
+    print_table(console, "What would fit: safe GiB by tokens of a sample", columns, rows)
+
+
+def _cell(size: int, available: int | None) -> str:
+    text = f"{size / GIB:,.1f}"
+    if available is None:
+        return text
+    return f"{text} {'fits' if size <= available else '-'}"
+
+
+def _show_limits(answer: FitAnswer, gpu: str | None, console: Console) -> None:
+    facts = []
+    if answer.largest_batch is not None:
+        facts.append(
+            ("largest batch", f"{answer.largest_batch:,}" if answer.largest_batch else "none fits")
+        )
+    if answer.longest_sequence is not None:
+        longest = f"{answer.longest_sequence:,} tokens" if answer.longest_sequence else "none fits"
+        facts.append(("longest sample", longest))
+    facts.append(("smallest GPU", answer.smallest_gpu or "none of the catalogue"))
+    if answer.fewest_gpus is not None and answer.fewest_gpus > 1:
+        facts.append(("fewest of this GPU", f"{answer.fewest_gpus}, sharded by FSDP2"))
+    print_facts(console, "Limits", facts)
+    if answer.fits:
+        return
+    console.print()
+    console.print(Text("Cheapest changes that make it fit", style="bold"))
+    for number, change in enumerate(answer.changes, 1):
+        console.print(Text(f" {number}. {change.text}: safe {format_bytes(change.safe_bytes)}"))
+    console.print(Text("Next", style="bold"))
+    console.print(Text(f" {next_command(answer, gpu)}"), soft_wrap=True)
+
+
+def next_command(answer: FitAnswer, gpu: str | None) -> str:
+    """The command that asks for the cheapest change, else for the exact trace."""
+    if not answer.changes:
+        return f"gpumemnet fit {answer.model} --method qlora --kernels liger --gpu 8xH200"
+    how = answer.method
+    stated = (
+        f"--method {how.method} --sequence-length {how.sequence_length} "
+        f"--batch-size {how.batch_size} --gpu {gpu}"
+    )
+    change = answer.changes[0].options
+    kept = [
+        f"--{part}"
+        for part in stated.removeprefix("--").split(" --")
+        if part.split()[0] not in change
+    ]
+    return f"gpumemnet fit {answer.model} {' '.join(kept)} {change}"

@@ -1,0 +1,126 @@
+"""Finds the configuration of a model by its name.
+
+``catalogue.json`` holds the sizes of popular models; ``python -m research catalogue`` makes it from
+a table of configurations, and checks each total of parameters.  Any other model comes from a
+``config.json``: of a local folder, of ``huggingface_hub``'s cache, or of the hub.  Weights are never
+read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+from gpumemnet.errors import InvalidRequestError, did_you_mean
+
+PUBLISHED: Final = "published"
+RECALLED: Final = "recalled"
+UNCHECKED: Final = "unchecked"
+_CONFIG: Final = "config.json"
+_MAX_CONFIG_BYTES: Final = 2**20
+_EXTRACTED: Final = ("timm/", "torchvision/")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """A model and its sizes.
+
+    Attributes:
+        name: as the catalogue or the user writes it.
+        config: its ``config.json``, as far as memory depends on it.
+        parameters: total of the catalogue; ``None`` for a model from elsewhere.
+        checked: whether the total is ``published``, ``recalled`` from memory or ``unchecked``.
+        source: where the configuration comes from.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    parameters: int | None
+    checked: str
+    source: str
+
+
+@cache
+def _document() -> dict[str, Any]:
+    text = resources.files("gpumemnet").joinpath("named/catalogue.json").read_text("utf-8")
+    document: dict[str, Any] = json.loads(text)
+    return document
+
+
+@cache
+def _by_key() -> dict[str, str]:
+    """Name in lower case, with and without its maker → name in the catalogue."""
+    document = _document()
+    found: dict[str, str] = {}
+    names = [*((name, name) for name in document["models"]), *document["aliases"].items()]
+    for name, model in names:
+        found.setdefault(name.casefold().rpartition("/")[2], model)
+    return found | {name.casefold(): model for name, model in names}
+
+
+def model_names() -> tuple[str, ...]:
+    """All names that the catalogue knows, aliases included."""
+    document = _document()
+    return (*document["models"], *document["aliases"])
+
+
+def find_model(name: str) -> NamedModel:
+    """Finds a model.
+
+    Args:
+        name: a name of the catalogue, a hub id, a local folder, or the path of a ``config.json``.
+
+    Raises:
+        InvalidRequestError: nothing is known of the model.
+    """
+    path = Path(name)
+    if name.endswith(".json") or path.is_dir():
+        return _from_file(path / _CONFIG if path.is_dir() else path, name)
+    found = _by_key().get(name.casefold())
+    if found is not None:
+        entry = _document()["models"][found]
+        source = "the catalogue" if found == name else f"the catalogue, as {found}"
+        return NamedModel(name, entry["config"], entry["parameters"], entry["checked"], source)
+    if "/" in name and not name.startswith(_EXTRACTED):
+        cached = _hub_config(name)
+        if cached is not None:
+            return _from_file(cached, name)
+    raise InvalidRequestError(f"no model {name!r} is known: {_hint(name)}", "model")
+
+
+def _hint(name: str) -> str:
+    remedy = "give the path of its config.json, or a hub id with huggingface_hub installed"
+    keys = list(_by_key())
+    return did_you_mean(name, keys, remedy, similarity=0.75, key=str.casefold)
+
+
+def _from_file(path: Path, name: str) -> NamedModel:
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MAX_CONFIG_BYTES + 1)
+        config = json.loads(text)
+    except OSError as error:
+        raise InvalidRequestError(f"{path} cannot be read: {error.strerror}", "model") from None
+    except (ValueError, RecursionError):
+        raise InvalidRequestError(f"{path} is no JSON file", "model") from None
+    if not isinstance(config, dict) or len(text) > _MAX_CONFIG_BYTES:
+        raise InvalidRequestError(f"{path} is no config.json of a model", "model")
+    return NamedModel(name, config, None, UNCHECKED, str(path))
+
+
+def _hub_config(name: str) -> Path | None:
+    """The ``config.json`` of a hub id: from the cache, else from the hub."""
+    try:
+        from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    except ImportError:
+        return None
+    try:
+        cached = try_to_load_from_cache(name, _CONFIG)
+        return Path(cached if isinstance(cached, str) else hf_hub_download(name, _CONFIG))
+    except (OSError, ValueError):  # no network, no such model, or a name that the hub refuses
+        return None

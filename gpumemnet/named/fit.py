@@ -1,0 +1,469 @@
+"""Answers whether fine-tuning a named model fits a GPU, what its memory is made of, and what would
+fit.
+
+The answer is *instant*: from the blocks of the model, by the rules of
+:mod:`gpumemnet.named.step_walk`, without torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
+from importlib import resources
+from typing import Any, Final
+
+from gpumemnet.errors import InvalidRequestError
+from gpumemnet.gpu.available import VERDICT_TEXTS, YES, available_mib, verdict
+from gpumemnet.gpu.catalogue import (
+    DeviceProfile,
+    context,
+    device_profile,
+    device_profiles,
+    find_profile,
+)
+from gpumemnet.named.architectures import Network, network
+from gpumemnet.named.catalogue import NamedModel, find_model
+from gpumemnet.named.methods import MAX_SEQUENCE_LENGTH, SHARDED, Method
+from gpumemnet.named.step_walk import PARTS, StepPeak, step_peak
+from gpumemnet.physics.attention_kernels import (
+    FLASH,
+    AttentionCall,
+    AttentionSetup,
+    choose_kernel,
+    obstacle,
+)
+from gpumemnet.units import GIB, MIB, ceil_mib
+
+COVERAGE: Final = 0.98
+"""Share of the published readings that lie below the safe bytes."""
+TABLE_METHODS: Final = ("full", "lora", "qlora")
+TABLE_LENGTHS: Final = (1024, 2048, 4096, 8192, 16384)
+MAX_SEARCHED_BATCH: Final = 2**16
+_TYPES: Final = {"bf16": "bfloat16", "amp_bf16": "bfloat16", "amp_fp16": "float16"}
+_SHOWN_CHANGES: Final = 3
+_MOST_GPUS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change that makes a job fit.
+
+    Attributes:
+        text: what to do, and what it costs.
+        options: the command's options that do it.
+        expected_bytes, safe_bytes: of the changed job.
+    """
+
+    text: str
+    options: str
+    expected_bytes: int
+    safe_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FitAnswer:
+    """Whether a fine-tuning job fits.
+
+    Attributes:
+        model: the model's name; ``source`` says where its sizes come from, ``checked`` whether
+            their total of ``parameters`` was compared with a published one.
+        trained_parameters: elements that receive gradients.
+        method: how it is trained, with every default.
+        gpu, available_bytes: the GPU asked for, and what a process can use of it; ``None`` without.
+        verdict: ``yes``, ``unsure``, ``no``, or ``None`` where no GPU was named.
+        expected_bytes, safe_bytes: of the process on one GPU, CUDA context included.
+        parts: what the expected bytes are made of; they add up.
+        moment: when the peak is.
+        blocks: how many blocks of which kind the model has.
+        attention: the kernel of the attention, and why PyTorch does not run a faster one.
+        table: for each method and checkpointing, the safe bytes at each sequence length.
+        largest_batch, longest_sequence: that are safe on this GPU, all else equal; 0 if none is.
+        smallest_gpu: of the catalogue that holds this job; ``None`` if none does.
+        fewest_gpus: of the asked kind that hold it when FSDP2 shards it; ``None`` if 64 do not.
+        changes: up to three that make it fit, in the order of their costs.
+        notes: what was assumed.
+        depth: ``instant``.
+    """
+
+    model: str
+    source: str
+    checked: str
+    parameters: int
+    trained_parameters: int
+    method: Method
+    gpu: str | None
+    available_bytes: int | None
+    verdict: str | None
+    expected_bytes: int
+    safe_bytes: int
+    parts: Mapping[str, int]
+    moment: str
+    blocks: tuple[tuple[int, str], ...]
+    attention: str
+    table: tuple[Mapping[str, Any], ...]
+    largest_batch: int | None
+    longest_sequence: int | None
+    smallest_gpu: str | None
+    fewest_gpus: int | None
+    changes: tuple[Change, ...]
+    notes: tuple[str, ...]
+    depth: str = "instant"
+
+    @property
+    def fits(self) -> bool:
+        """Whether the job is safe on the GPU; also true where no GPU was named."""
+        return self.verdict in (None, YES)
+
+    def document(self) -> dict[str, Any]:
+        """The answer as a JSON object."""
+        return asdict(self)
+
+
+@cache
+def safety() -> dict[str, float]:
+    """How far published readings lie above the expectation: ``python -m research readings --write``
+    makes it."""
+    text = resources.files("gpumemnet").joinpath("named/safety.json").read_text("utf-8")
+    document: dict[str, float] = json.loads(text)
+    return document
+
+
+class _Asked:
+    """The question, and the memory of jobs like it."""
+
+    def __init__(self, model: NamedModel, profile: DeviceProfile | None) -> None:
+        self.model, self.profile = model, profile
+        self.networks: dict[int, Network] = {}
+        known = profile or device_profile("A100-80GB")
+        self.context = context(known)
+        self.workspace_bytes = known.blas_workspace_bytes
+
+    def network(self, tokens: int) -> Network:
+        """The model at a sequence length."""
+        if tokens not in self.networks:
+            self.networks[tokens] = network(self.model.config, tokens)
+        return self.networks[tokens]
+
+    def peak(self, method: Method) -> StepPeak:
+        """The peak of a training step."""
+        if method.attention is None:
+            method = replace(method, attention=self.kernel(method)[0])
+        return step_peak(self.network(method.sequence_length), method, self.workspace_bytes)
+
+    def expected(self, method: Method) -> int:
+        """Expected bytes of the process."""
+        return self.peak(method).reserved_bytes + self.context.expected_bytes
+
+    def safe(self, method: Method, expected: int | None = None) -> int:
+        """Safe bytes of the process."""
+        expected = self.expected(method) if expected is None else expected
+        above_context = expected - self.context.expected_bytes
+        return round(above_context * safety()["factor"]) + self.context.bound_bytes
+
+    def is_safe(self, method: Method, profile: DeviceProfile | None = None) -> bool:
+        """Whether the safe bytes are available on a GPU."""
+        profile = profile or self.profile
+        return profile is None or ceil_mib(self.safe(method)) <= available_mib(profile)
+
+    def kernel(self, method: Method) -> tuple[str, str]:
+        """The kernel that PyTorch runs for the model's attention, and why not flash."""
+        call = _attention_call(self.network(method.sequence_length), method)
+        if call is None:
+            return FLASH, ""
+        capability = (8, 0) if self.profile is None else self.profile.compute_capability
+        setup = AttentionSetup(compute_capability=capability)
+        kernel = method.attention or choose_kernel(call, setup) or "math"
+        reason = obstacle(FLASH, call, setup) if kernel in ("math", "memory_efficient") else None
+        return kernel, reason or ""
+
+
+def _attention_call(built: Network, method: Method) -> AttentionCall | None:
+    for section in built.sections:
+        for operator in section.operators:
+            if operator.kind == "attention":
+                positions = operator.elements // (operator.heads * operator.width) or 1
+                groups = operator.heads
+                for source in operator.inputs[1:2]:
+                    given = section.operators[source]
+                    if given.kind != "linear" or given.elements < operator.elements:
+                        groups = max(1, given.elements // (positions * operator.width))
+                shapes = [
+                    (method.batch_size, heads, positions, operator.width)
+                    for heads in (operator.heads, groups, groups)
+                ]
+                return AttentionCall(
+                    query=shapes[0],
+                    key=shapes[1],
+                    value=shapes[2],
+                    dtype=_TYPES.get(method.precision, "float32"),
+                    is_causal=built.is_causal,
+                    enable_gqa=groups != operator.heads,
+                )
+    return None
+
+
+def fit(model: str, *, gpu: str | DeviceProfile | None = None, **method: Any) -> FitAnswer:
+    """Answers whether fine-tuning a named model fits a GPU.
+
+    Args:
+        model: a hub id, a local folder, or the path of a ``config.json``.
+        gpu: a GPU of the catalogue; ``8xH100`` means eight of them.
+        **method: fields of :class:`~gpumemnet.named.methods.Method`.
+
+    Raises:
+        InvalidRequestError: the model or the GPU is not known, or an option has a wrong value.
+    """
+    known = {each.name for each in fields(Method)}
+    for name in method:
+        if name not in known:
+            raise InvalidRequestError(f"is no option: known are {', '.join(sorted(known))}", name)
+    profile, count, note = _asked_gpu(gpu)
+    if count is not None:
+        method.setdefault("gpus", count)
+    found = find_model(model)
+    asked = _Asked(found, profile)
+    how = _with_defaults(found, method)
+    notes = [note] if note else []
+    return _answer(asked, how, notes)
+
+
+def _asked_gpu(gpu: str | DeviceProfile | None) -> tuple[DeviceProfile | None, int | None, str]:
+    """Profile, number of GPUs, and what the name means if it is ambiguous."""
+    if gpu is None or isinstance(gpu, DeviceProfile):
+        return gpu, None, ""
+    head, times, name = gpu.partition("x")
+    count = int(head) if times and head.isdecimal() else None
+    profile = find_profile(name if count else gpu)
+    asked = name if count else gpu
+    others = [
+        each
+        for each in device_profiles()
+        if each.name != profile.name and any(a.startswith(f"{asked}-") for a in each.aliases)
+    ]
+    note = ""
+    if others:
+        size = profile.capacity_bytes // GIB
+        alternatives = ", ".join(each.aliases[0] for each in others[:3])
+        note = f"{asked} means the {size} GB card, {profile.name}; others: {alternatives}"
+    return profile, count, note
+
+
+def _with_defaults(model: NamedModel, stated: Mapping[str, Any]) -> Method:
+    """The method with the defaults of the model; a quantised base stays quantised."""
+    values = dict(stated)
+    longest = model.config.get("max_position_embeddings")
+    if "sequence_length" not in values and isinstance(longest, int) and longest > 0:
+        default = Method().sequence_length
+        values["sequence_length"] = min(default, longest)
+    quantised = model.config.get("quantization_config") or {}
+    if quantised.get("quant_method") in ("gptq", "awq"):
+        values.setdefault("quantisation", "gptq")
+    return Method(**values)
+
+
+def _answer(asked: _Asked, method: Method, notes: list[str]) -> FitAnswer:
+    kernel, reason = asked.kernel(method)
+    peak = asked.peak(method)
+    expected = asked.expected(method)
+    safe = asked.safe(method, expected)
+    built, profile = asked.network(method.sequence_length), asked.profile
+    available = None if profile is None else available_mib(profile) * MIB
+    judged = None
+    if available is not None:
+        judged = verdict(ceil_mib(expected), ceil_mib(safe), available // MIB)
+    parameters = asked.model.parameters or built.parameters
+    parts = {name: getattr(peak, name) for name in PARTS}
+    parts["context_bytes"] = asked.context.expected_bytes
+    return FitAnswer(
+        model=asked.model.name,
+        source=asked.model.source,
+        checked=asked.model.checked,
+        parameters=parameters,
+        trained_parameters=_trained(built, method),
+        method=method,
+        gpu=None if profile is None else profile.name,
+        available_bytes=available,
+        verdict=judged,
+        expected_bytes=expected,
+        safe_bytes=safe,
+        parts=parts,
+        moment=peak.moment,
+        blocks=tuple((each.count, each.name) for each in built.sections),
+        attention=f"{kernel}: flash does not run, {reason}" if reason else kernel,
+        table=tuple(_table(asked, method)),
+        largest_batch=_largest_batch(asked, method),
+        longest_sequence=_longest_sequence(asked, method),
+        smallest_gpu=_smallest_gpu(asked, method),
+        fewest_gpus=_fewest_gpus(asked, method),
+        changes=() if judged in (None, YES) else tuple(_changes(asked, method)),
+        notes=(*notes, *_notes(asked.model, method)),
+    )
+
+
+def _trained(built: Network, method: Method) -> int:
+    if not method.has_adapters:
+        return built.parameters
+    return sum(
+        section.count * sum(method.adapter_elements(operator))
+        for section in built.sections
+        for operator in section.operators
+        if method.is_target(operator, section.is_checkpointed)
+    )
+
+
+def _notes(model: NamedModel, method: Method) -> Iterator[str]:
+    if model.checked == "recalled":
+        yield "the total of parameters was compared with a recalled number only"
+    if method.optimizer.startswith("paged_"):
+        yield "paged optimizer state is counted as lying in host memory"
+    if "vision_config" in model.config:
+        yield "the vision tower's activations are not counted: samples of text only"
+
+
+def _table(asked: _Asked, method: Method) -> Iterator[dict[str, Any]]:
+    """Safe bytes of other methods and lengths."""
+    methods = TABLE_METHODS if method.method in TABLE_METHODS else (*TABLE_METHODS, method.method)
+    lengths = sorted({*TABLE_LENGTHS[:4], method.sequence_length})[:5]
+    for name in methods:
+        for checkpointing in (True, False):
+            row = replace(method, method=name, checkpointing=checkpointing)
+            yield {
+                "method": name,
+                "checkpointing": checkpointing,
+                "safe_bytes": {
+                    str(length): asked.safe(replace(row, sequence_length=length))
+                    for length in lengths
+                },
+            }
+
+
+def _largest(is_safe: Callable[[int], bool], most: int) -> int:
+    """The largest whole number that is safe, if larger ones are less so; 0 if 1 is not."""
+    if not is_safe(1):
+        return 0
+    low, high = 1, 2
+    while high <= most and is_safe(high):
+        low, high = high, high * 2
+    while high - low > 1 and high - low > low // 64:
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_safe(middle) else (low, middle)
+    return min(low, most)
+
+
+def _largest_batch(asked: _Asked, method: Method) -> int | None:
+    if asked.profile is None:
+        return None
+    return _largest(
+        lambda batch: asked.is_safe(replace(method, batch_size=batch)), MAX_SEARCHED_BATCH
+    )
+
+
+def _longest_sequence(asked: _Asked, method: Method) -> int | None:
+    """In steps of 128 tokens, up to what the model can read."""
+    if asked.profile is None:
+        return None
+    longest = asked.model.config.get("max_position_embeddings")
+    most = (longest if isinstance(longest, int) else MAX_SEQUENCE_LENGTH) // 128
+    found = _largest(
+        lambda steps: asked.is_safe(replace(method, sequence_length=128 * steps)), max(most, 1)
+    )
+    return 128 * found
+
+
+def _smallest_gpu(asked: _Asked, method: Method) -> str | None:
+    needed = ceil_mib(asked.safe(method))
+    holding = [
+        (available_mib(each), each.aliases[0] if each.aliases else each.name)
+        for each in device_profiles()
+        if not each.is_laptop and available_mib(each) >= needed
+    ]
+    return min(holding)[1] if holding else None
+
+
+def _fewest_gpus(asked: _Asked, method: Method) -> int | None:
+    if asked.profile is None:
+        return None
+    if asked.is_safe(replace(method, gpus=1)):
+        return 1
+    count = 2
+    while count <= _MOST_GPUS:
+        if asked.is_safe(replace(method, gpus=count, parallel="fsdp2")):
+            return count
+        count *= 2
+    return None
+
+
+def _changes(asked: _Asked, method: Method) -> Iterator[Change]:
+    """The cheapest changes that make the job fit: single ones, else several together."""
+    steps = list(_steps(method))
+    singles = [
+        _change(asked, text, options, changed)
+        for text, options, values in steps
+        if asked.is_safe(changed := replace(method, **values))
+    ]
+    found = singles[:_SHOWN_CHANGES]
+    yield from found
+    if found:
+        return
+    texts: list[str] = []
+    options: list[str] = []
+    together: dict[str, Any] = {}
+    for text, option, values in steps:
+        texts.append(text)
+        options.append(option)
+        together |= values
+        changed = replace(method, **together)
+        if len(texts) > 1 and asked.is_safe(changed):
+            yield _change(asked, " + ".join(texts), " ".join(options), changed)
+            return
+
+
+def _change(asked: _Asked, text: str, options: str, changed: Method) -> Change:
+    expected = asked.expected(changed)
+    return Change(text, options, expected, asked.safe(changed, expected))
+
+
+def _steps(method: Method) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Single changes in the order of their costs: text, options, and fields of the method."""
+    if method.kernels == "none":
+        yield "Liger kernels (costs nothing)", "--kernels liger", {"kernels": "liger"}
+    if not method.checkpointing:
+        yield "gradient checkpointing (a third slower)", "--checkpointing", {"checkpointing": True}
+    if method.optimizer in ("adam", "adamw"):
+        yield (
+            "8-bit AdamW, paged",
+            "--optimizer paged_adamw_8bit",
+            {"optimizer": "paged_adamw_8bit"},
+        )
+    if method.batch_size > 1:
+        accumulated = method.gradient_accumulation * method.batch_size
+        yield (
+            f"batch 1, {accumulated} accumulated (slower)",
+            f"--batch-size 1 --accumulation {accumulated}",
+            {"batch_size": 1, "gradient_accumulation": accumulated},
+        )
+    if method.method == "full":
+        yield "LoRA instead of full fine-tuning", "--method lora", {"method": "lora"}
+    if method.method != "qlora":
+        yield "QLoRA: a base of 4 bits (slower)", "--method qlora", {"method": "qlora"}
+    if method.sequence_length > 512:
+        half = method.sequence_length // 2
+        yield (
+            f"sequences of {half:,} tokens",
+            f"--sequence-length {half}",
+            {"sequence_length": half},
+        )
+    for count in (2, 4, 8):
+        if count > method.gpus or method.parallel not in SHARDED:
+            yield (
+                f"{count} GPUs, sharded by FSDP2",
+                f"--gpus {count} --parallel fsdp2",
+                {"gpus": max(count, method.gpus), "parallel": "fsdp2"},
+            )
+
+
+def verdict_text(answer: FitAnswer) -> str:
+    """The verdict as a person reads it."""
+    return VERDICT_TEXTS[answer.verdict] if answer.verdict else "no GPU was named"

@@ -1,0 +1,221 @@
+"""What a fine-tuning method trains, and in which number formats it keeps weights.
+
+* ``full`` trains every parameter.
+* ``lora`` trains two low-rank matrices beside each target (arXiv 2106.09685), as ``peft`` builds
+  them: adapters in fp32, over a frozen base.
+* ``dora`` also trains a magnitude for each output feature (arXiv 2402.09353).
+* ``qlora`` is LoRA over a base of 4-bit NormalFloat with double quantisation (arXiv 2305.14314), as
+  ``bitsandbytes`` stores it: each linear layer is dequantised while it runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Final
+
+from gpumemnet.errors import InvalidRequestError
+from gpumemnet.job.layers import check_count, describe
+from gpumemnet.job.training_job import MAX_BATCH_SIZE, MAX_RANKS, OPTIMIZERS
+from gpumemnet.named.architectures import Operator
+from gpumemnet.physics.element_types import FULL_BYTES, HALF_BYTES
+from gpumemnet.physics.optimizers import optimizer_copies
+
+METHODS: Final = ("full", "lora", "dora", "qlora")
+PRECISIONS: Final = ("bf16", "amp_bf16", "amp_fp16", "fp32")
+EIGHT_BIT: Final = ("adamw_8bit", "paged_adamw_8bit")
+FIT_OPTIMIZERS: Final = (*OPTIMIZERS, *EIGHT_BIT, "paged_adamw")
+KERNELS: Final = ("none", "fused_loss", "liger")
+PARALLEL: Final = ("ddp", "fsdp1", "fsdp2", "zero2", "zero3")
+SHARDED: Final = ("fsdp1", "fsdp2", "zero3")
+ATTENTION: Final = ("flash", "memory_efficient", "cudnn", "math")
+ALL_LINEAR: Final = "all-linear"
+LORA_RANK: Final = 16
+SEQUENCE_LENGTH: Final = 2048
+MAX_SEQUENCE_LENGTH: Final = 2**24
+MAX_RANK: Final = 2**14
+_SMALLEST_QUANTISED_STATE: Final = 4096
+"""Elements of the smallest parameter whose optimizer state bitsandbytes keeps in 8 bits
+(``min_8bit_size``)."""
+_STATE_BLOCK: Final = 256
+_WEIGHT_BLOCK: Final = 64
+_SCALE_BLOCK: Final = 256
+_GPTQ_GROUP: Final = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """How a named model is trained.
+
+    Attributes:
+        method: one of :data:`METHODS`.
+        lora_rank, lora_target, lora_dropout: of the adapters; targets are ``all-linear`` or names
+            such as ``q_proj,v_proj``.
+        sequence_length: tokens of one sample, padding included.
+        batch_size: samples of one forward pass on one GPU.
+        gradient_accumulation: forward passes for one step of the optimizer.
+        precision: ``bf16`` keeps weights in bfloat16 and runs under autocast, as trainers do;
+            ``amp_…`` keeps trained weights in fp32; ``fp32`` has no half type.
+        optimizer: one of :data:`FIT_OPTIMIZERS`.
+        implementation: PyTorch's implementation of the optimizer; trainers choose the fused one.
+        checkpointing: whether each block is recomputed in the backward pass.
+        attention: kernel of the attention; PyTorch's choice on this GPU if ``None``.
+        kernels: ``fused_loss`` never makes the logits; ``liger`` also fuses norms and gates.
+        gpus, parallel: how many GPUs share the training, and how.
+        has_autocast: whether the forward pass runs under autocast.
+        raises_frozen: whether ``prepare_model_for_kbit_training`` casts to fp32 what is not
+            quantised.
+        quantisation: ``nf4``, ``gptq``, or none.
+        shifts_logits: whether the loss copies the logits without their last position, as
+            transformers did before 4.50.
+    """
+
+    method: str = "full"
+    lora_rank: int = LORA_RANK
+    lora_target: str = ALL_LINEAR
+    lora_dropout: float = 0.0
+    sequence_length: int = SEQUENCE_LENGTH
+    batch_size: int = 1
+    gradient_accumulation: int = 1
+    precision: str = "bf16"
+    optimizer: str = "adamw"
+    implementation: str = "fused"
+    checkpointing: bool = True
+    attention: str | None = None
+    kernels: str = "none"
+    gpus: int = 1
+    parallel: str = "ddp"
+    has_autocast: bool = True
+    raises_frozen: bool = True
+    quantisation: str = ""
+    shifts_logits: bool = False
+
+    def __post_init__(self) -> None:
+        for name, allowed in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in allowed and not (name == "attention" and value is None):
+                raise InvalidRequestError(
+                    f"must be one of {', '.join(allowed)}, not {describe(value)}", name
+                )
+        for name, largest in _COUNTS.items():
+            check_count(getattr(self, name), name, 1, largest)
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether adapters are trained over a frozen base."""
+        return self.method != "full"
+
+    @property
+    def is_half(self) -> bool:
+        """Whether the forward pass computes in a half type."""
+        return self.precision != "fp32"
+
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes of an element that a linear layer gives."""
+        return HALF_BYTES if self.is_half else FULL_BYTES
+
+    @property
+    def base_bytes(self) -> int:
+        """Bytes of an element of the model's own weights."""
+        if self.precision == "fp32" or (self.precision != "bf16" and not self.has_adapters):
+            return FULL_BYTES
+        return HALF_BYTES
+
+    @property
+    def outer_bytes(self) -> int:
+        """Bytes of an element of the weights that are never quantised: embeddings, norms, head."""
+        return FULL_BYTES if self.is_quantised and self.raises_frozen else self.base_bytes
+
+    @property
+    def is_autocast(self) -> bool:
+        """Whether autocast chooses the types."""
+        return self.has_autocast and self.is_half
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether the linear layers of the base have 4 bits."""
+        return self.method == "qlora" or bool(self.quantisation)
+
+    def is_target(self, operator: Operator, is_inner: bool) -> bool:
+        """Whether this linear layer has an adapter."""
+        if not self.has_adapters or operator.kind != "linear" or operator.copies > 1:
+            return False
+        if self.lora_target == ALL_LINEAR:
+            return is_inner
+        asked = self.lora_target.split(",")
+        parts = _PARTS.get(operator.name, (operator.name,))
+        return operator.name in asked or any(part in asked for part in parts)
+
+    def adapter_elements(self, operator: Operator) -> tuple[int, ...]:
+        """Elements of the parameters of a layer's adapter."""
+        inputs, outputs = operator.width, operator.elements // operator.rows
+        pair = (inputs * self.lora_rank, outputs * self.lora_rank)
+        return (*pair, outputs) if self.method == "dora" else pair
+
+    def weight_bytes(self, operator: Operator, is_inner: bool) -> tuple[float, ...]:
+        """Bytes of the tensors of a layer's own parameters, without an adapter's."""
+        if not operator.parameters:
+            return ()
+        if operator.kind != "linear" or not is_inner:
+            return (operator.parameters * self.outer_bytes,)
+        bias = operator.parameters - operator.copies * self.matrix_elements(operator)
+        matrix = operator.parameters - bias
+        tensors = [float(bias * self.outer_bytes)] if bias else []
+        if not self.is_quantised:
+            return (matrix * self.base_bytes, *tensors)
+        if self.quantisation == "gptq":
+            scales = matrix / _GPTQ_GROUP
+            return (matrix / 2, scales * HALF_BYTES, scales / 2, *tensors)
+        scales = matrix / _WEIGHT_BLOCK
+        if self.quantisation == "nf4":
+            return (matrix / 2, scales * FULL_BYTES, *tensors)
+        return (matrix / 2, scales, scales / _SCALE_BLOCK * FULL_BYTES, *tensors)
+
+    @staticmethod
+    def matrix_elements(operator: Operator) -> int:
+        """Elements of one weight of a linear layer."""
+        return operator.width * (operator.elements // operator.rows)
+
+    def state_bytes(self, elements: float, element_bytes: float) -> float:
+        """What the optimizer keeps on the GPU for a parameter; paged state counts as none."""
+        if self.optimizer.startswith("paged_"):
+            return 0.0
+        if self.optimizer in EIGHT_BIT:
+            if elements < _SMALLEST_QUANTISED_STATE:
+                return 2 * FULL_BYTES * elements
+            return 2 * (elements + FULL_BYTES * elements / _STATE_BLOCK)
+        copies = optimizer_copies(self.optimizer, self._implementation)
+        return copies.state * elements * element_bytes
+
+    def step_copies(self) -> float:
+        """Temporaries of the optimizer's step, in copies of all trained parameters."""
+        if self.optimizer not in OPTIMIZERS:
+            return 0.0
+        return optimizer_copies(self.optimizer, self._implementation).temporary
+
+    @property
+    def _implementation(self) -> str:
+        return self.implementation if self.optimizer in ("adam", "adamw") else "default"
+
+
+_CHOICES: Final = {
+    "method": METHODS,
+    "precision": PRECISIONS,
+    "optimizer": FIT_OPTIMIZERS,
+    "attention": ATTENTION,
+    "kernels": KERNELS,
+    "parallel": PARALLEL,
+}
+_COUNTS: Final = {
+    "lora_rank": MAX_RANK,
+    "sequence_length": MAX_SEQUENCE_LENGTH,
+    "batch_size": MAX_BATCH_SIZE,
+    "gradient_accumulation": 2**31 - 1,
+    "gpus": MAX_RANKS,
+}
+_PARTS: Final = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj", "query_key_value", "c_attn", "Wqkv"),
+    "o_proj": ("dense", "c_proj", "out_proj"),
+}
+"""Name of a layer here → what families call it."""
+METHOD_FIELDS: Final[tuple[str, ...]] = tuple(each.name for each in fields(Method))

@@ -1,0 +1,677 @@
+"""The peak of a training step of a named model: one block is walked through, and counts as often as
+it stands in the network.
+
+The walk follows autograd.  In the forward pass each operator's output lives until its last reader
+has run, or until the backward pass if a formula saves it (``tools/autograd/derivatives.yaml``).  In
+the backward pass gradients flow from the loss to the first block.  Sizes are in bytes of the
+allocator's blocks, and beside the sum the peak of each block class is kept
+(:mod:`gpumemnet.physics.step_memory`), because blocks of one class take over each other's segments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from gpumemnet.named.architectures import BLOCK_INPUT, Network, Operator, Section
+from gpumemnet.named.methods import SHARDED, Method
+from gpumemnet.physics.element_types import FULL_BYTES, HALF_BYTES
+from gpumemnet.physics.replicas import communicator_bytes
+from gpumemnet.physics.saved_tensors import KIND_RULES
+from gpumemnet.physics.step_memory import (
+    BLOCK_CLASSES,
+    block_bytes,
+    class_of_block,
+    segment_cost,
+)
+
+_PASSED_ON: Final = ("add", "identity")
+"""Kinds whose backward pass hands their gradient on."""
+_NORM_TEMPORARIES: Final = 3
+"""Tensors in fp32 of an RMS norm's backward pass in single operations, at once."""
+_GATHERED_UNITS: Final = 2
+"""Blocks whose weights FSDP holds at once: the one that runs and the one fetched ahead."""
+
+
+class Amounts:
+    """Bytes that are held: their sum, and their cost in segments by block class."""
+
+    __slots__ = ("costs", "total")
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self.costs = [0.0] * BLOCK_CLASSES
+
+    def add(self, size: float, count: float = 1.0) -> None:
+        """Adds ``count`` tensors of ``size`` bytes."""
+        if size <= 0:
+            return
+        block = block_bytes(size)
+        block_class = class_of_block(block)
+        self.total += count * block
+        self.costs[block_class] += count * segment_cost(block, block_class)
+
+    def add_all(self, other: Amounts, count: float = 1.0) -> None:
+        """Adds ``count`` times what ``other`` holds."""
+        self.total += count * other.total
+        for at, cost in enumerate(other.costs):
+            self.costs[at] += count * cost
+
+    def rise_to(self, other: Amounts) -> None:
+        """Becomes the larger of the two, class by class."""
+        self.total = max(self.total, other.total)
+        self.costs = [max(pair) for pair in zip(self.costs, other.costs, strict=True)]
+
+    def copy(self) -> Amounts:
+        """A copy of its own."""
+        made = Amounts()
+        made.add_all(self)
+        return made
+
+
+class _Live:
+    """What is alive while a block is walked through, and the most that was."""
+
+    def __init__(self) -> None:
+        self.now, self.peak = Amounts(), Amounts()
+
+    def take(self, size: float) -> float:
+        """Allocates; returns the size."""
+        if size > 0:
+            self.now.add(size)
+            self.peak.rise_to(self.now)
+        return size
+
+    def free(self, size: float) -> None:
+        """Frees."""
+        self.now.add(size, -1.0) if size > 0 else None
+
+
+class _Buffer:
+    """A tensor with the number of its holders."""
+
+    __slots__ = ("holders", "size")
+
+    def __init__(self, size: float) -> None:
+        self.size, self.holders = size, 1
+
+
+@dataclass
+class BlockMemory:
+    """What one block holds.
+
+    Attributes:
+        weights, adapters: its parameters.
+        frozen_elements, trained: elements of its parameters; trained ones with their bytes.
+        saved: kept from its forward pass to its backward pass.
+        forward, backward: the most during these passes beyond what other blocks hold; what it saved
+            is included in ``backward``.
+        gradients: of its parameters.
+        logits: the part of ``backward`` that the loss holds.
+        output_bytes: of the tensor that it gives.
+    """
+
+    weights: Amounts = field(default_factory=Amounts)
+    adapters: Amounts = field(default_factory=Amounts)
+    trained: list[tuple[float, float]] = field(default_factory=list)
+    saved: Amounts = field(default_factory=Amounts)
+    forward: Amounts = field(default_factory=Amounts)
+    backward: Amounts = field(default_factory=Amounts)
+    gradients: Amounts = field(default_factory=Amounts)
+    logits: float = 0.0
+    output_bytes: float = 0.0
+
+
+class _BlockWalk:
+    """Walks through one block, forward and backward."""
+
+    def __init__(
+        self, section: Section, method: Method, stream_bytes: int, is_causal: bool
+    ) -> None:
+        self.section, self.method, self.is_causal = section, method, is_causal
+        self.batch = method.batch_size
+        self.is_inner = section.is_checkpointed
+        self.found = BlockMemory()
+        self.live = _Live()
+        self.element_bytes = {BLOCK_INPUT: stream_bytes}
+        self.elements = {BLOCK_INPUT: section.input_elements * self.batch}
+        self.needs_gradient = {BLOCK_INPUT: bool(section.input_elements)}
+        self.tensors: dict[int, _Buffer] = {}
+        self.saved: list[list[_Buffer]] = []
+
+    def walk(self) -> BlockMemory:
+        """Returns what the block holds."""
+        found, live = self.found, self.live
+        operators = self.section.operators
+        for operator in operators:
+            self._note_parameters(operator)
+        last_reader = {
+            source: at for at, operator in enumerate(operators) for source in operator.inputs
+        }
+        if self.section.input_elements:
+            self.tensors[BLOCK_INPUT] = _Buffer(live.take(self._bytes(BLOCK_INPUT)))
+        for at, operator in enumerate(operators):
+            self._forward(at, operator)
+            for source in set(operator.inputs):
+                if last_reader[source] == at:
+                    self._drop(self.tensors[source]) if source in self.tensors else None
+        last = len(operators) - 1
+        found.output_bytes = self._bytes(last)
+        found.forward.add_all(live.peak)
+        self._drop(self.tensors[last])
+        found.saved.add_all(live.now)
+        live.peak = live.now.copy()
+        self._backward(last)
+        found.backward.add_all(live.peak)
+        return found
+
+    def _bytes(self, at: int) -> float:
+        return float(self.elements[at] * self.element_bytes[at])
+
+    def _drop(self, buffer: _Buffer) -> None:
+        buffer.holders -= 1
+        if not buffer.holders:
+            self.live.free(buffer.size)
+
+    def _trains(self, operator: Operator) -> bool:
+        return not self.method.has_adapters and operator.parameters > 0
+
+    def _note_parameters(self, operator: Operator) -> None:
+        method, found = self.method, self.found
+        for size in method.weight_bytes(operator, self.is_inner):
+            found.weights.add(size)
+        if self._trains(operator):
+            element_bytes = method.outer_bytes
+            found.trained.append((operator.parameters, element_bytes))
+            found.gradients.add(operator.parameters * element_bytes)
+        if method.is_target(operator, self.is_inner):
+            for elements in method.adapter_elements(operator):
+                found.trained.append((elements, FULL_BYTES))
+                found.adapters.add(elements * FULL_BYTES)
+                found.gradients.add(elements * FULL_BYTES)
+
+    # ---- forward
+
+    def _forward(self, at: int, operator: Operator) -> None:
+        """Allocates the output, what is saved, and temporaries."""
+        method, live = self.method, self.live
+        sources = [source for source in operator.inputs if source in self.element_bytes]
+        widest = max((self.element_bytes[source] for source in sources), default=FULL_BYTES)
+        has_adapter = method.is_target(operator, self.is_inner)
+        needs = self._trains(operator) or has_adapter
+        needs = needs or any(self.needs_gradient[source] for source in sources)
+        if operator.kind == "embedding":
+            needs = self._trains(operator)
+        self.needs_gradient[at] = needs
+        self.elements[at] = operator.elements * self.batch
+        self.element_bytes[at] = self._output_bytes(operator, widest)
+        if operator.kind == "loss":
+            self.elements[at] = 1
+        elif operator.kind == "identity":
+            self.elements[at] = 0
+        self.tensors[at] = _Buffer(live.take(self._bytes(at)))
+        kept, own, temporary = self._rule(at, operator, widest, has_adapter)
+        buffers = [_Buffer(live.take(size)) for size in own]
+        live.take(temporary)
+        live.free(temporary)
+        for source in kept:
+            if source in self.tensors:
+                self.tensors[source].holders += 1
+                buffers.append(self.tensors[source])
+        self.saved.append(buffers)
+
+    def _output_bytes(self, operator: Operator, widest: int) -> int:
+        method, kind = self.method, operator.kind
+        if kind in ("linear", "attention"):
+            return method.compute_bytes
+        if kind == "embedding":
+            return method.outer_bytes
+        if kind == "rms_norm":
+            return max(method.outer_bytes, widest)
+        if kind == "layer_norm":
+            return FULL_BYTES if method.is_autocast else widest
+        if kind == "loss":
+            return FULL_BYTES
+        return widest
+
+    def _rule(
+        self, at: int, operator: Operator, widest: int, has_adapter: bool
+    ) -> tuple[list[int], list[float], float]:
+        """Which tensors an operator saves, sizes of what it saves beside them, and temporaries."""
+        method, kind = self.method, operator.kind
+        elements, sources = self.elements[at], list(operator.inputs)
+        if not self.needs_gradient[at]:
+            return [], [], 0.0
+        if kind == "linear":
+            return self._linear(operator, widest, has_adapter)
+        if kind == "rms_norm":
+            if method.kernels == "liger":
+                return sources, [], 0.0
+            own = [float(FULL_BYTES * elements)] if widest < FULL_BYTES else []
+            if self._trains(operator):
+                own.append(float(widest * elements))
+            return sources if widest == FULL_BYTES else [], own, 2.0 * FULL_BYTES * elements
+        if kind == "layer_norm":
+            if method.is_autocast and widest < FULL_BYTES:
+                return [], [float(FULL_BYTES * elements)], 0.0
+            return sources, [], 0.0
+        if kind == "rotary":
+            return [], [], 0.0 if method.kernels == "liger" else 2.0 * self._bytes(at)
+        if kind == "attention":
+            return self._attention(at, operator)
+        if kind == "multiply" and method.kernels == "liger":
+            return sources[1:], [], 0.0  # the activation is computed again
+        if kind == "loss":
+            return self._loss(operator)
+        if kind in ("add", "concatenate", "other", "embedding"):
+            return [], [], 0.0
+        rule = KIND_RULES[kind]
+        own = [float(rule.mask_bytes * elements)] if rule.mask_bytes else []
+        return (sources if rule.saves_input else []) + ([at] if rule.saves_output else []), own, 0.0
+
+    def _linear(
+        self, operator: Operator, widest: int, has_adapter: bool
+    ) -> tuple[list[int], list[float], float]:
+        method, rows = self.method, operator.rows * self.batch
+        compute = method.compute_bytes
+        inputs, matrix = rows * operator.width, method.matrix_elements(operator) * operator.copies
+        is_fused_loss = operator.name == "lm_head" and method.kernels != "none"
+        kept: list[int] = []
+        own: list[float] = []
+        cast = float(compute * inputs) if widest > compute else 0.0
+        temporary = cast
+        if self._trains(operator):
+            if cast:
+                own.append(cast)
+            else:
+                kept += operator.inputs
+        is_quantised = method.is_quantised and self.is_inner
+        weight_bytes = method.base_bytes if self.is_inner else method.outer_bytes
+        if is_quantised and method.quantisation != "gptq":
+            temporary += float(compute * matrix)
+        elif weight_bytes > compute and not is_quantised:
+            own.append(float(compute * matrix))  # autocast's copy of the weight
+        if has_adapter:
+            more, sizes, extra = self._adapter(operator, inputs, widest)
+            kept, own, temporary = kept + more, own + sizes, temporary + extra
+        if is_fused_loss:
+            own.append(float(compute * inputs))
+        return kept, own, temporary
+
+    def _adapter(
+        self, operator: Operator, inputs: int, widest: int
+    ) -> tuple[list[int], list[float], float]:
+        """What the two matrices of an adapter save.
+
+        Without autocast ``peft`` casts the input to the adapter's fp32, so that all of the branch
+        is in fp32.
+        """
+        method = self.method
+        element_bytes = method.compute_bytes if method.is_autocast else FULL_BYTES
+        kept: list[int] = []
+        own = [float(element_bytes * operator.rows * self.batch * method.lora_rank)]
+        if method.lora_dropout:
+            own += [float(inputs), float(element_bytes * inputs)]
+        elif widest == element_bytes:
+            kept += operator.inputs
+        else:
+            own.append(float(element_bytes * inputs))
+        outputs = operator.elements * self.batch
+        temporary = 2.0 * element_bytes * outputs
+        if method.method == "dora":
+            own += [float(element_bytes * outputs), float(method.compute_bytes * outputs)]
+            temporary += FULL_BYTES * 2.0 * method.matrix_elements(operator)
+        return kept, own, temporary
+
+    def _attention(self, at: int, operator: Operator) -> tuple[list[int], list[float], float]:
+        method = self.method
+        kept = [*operator.inputs, at]
+        positions = operator.elements // (operator.heads * operator.width)
+        scores = float(operator.heads * positions * positions * self.batch)
+        if method.attention == "math":
+            raised = sum(self.elements[source] for source in operator.inputs)
+            raised = raised * FULL_BYTES if method.compute_bytes < FULL_BYTES else 0
+            return kept, [FULL_BYTES * scores, float(raised)], FULL_BYTES * scores
+        own = [float(FULL_BYTES * operator.heads * positions * self.batch)]
+        if method.attention == "memory_efficient":
+            repeated = self.elements[at] * method.compute_bytes
+            own += [
+                float(repeated)
+                for source in operator.inputs[1:]
+                if self.elements[source] < self.elements[at]
+            ]
+        return kept, own, 0.0
+
+    def _loss(self, operator: Operator) -> tuple[list[int], list[float], float]:
+        """Cross-entropy in fp32 (``transformers/loss/loss_utils.py``): a copy of the logits, their
+        logarithms of probabilities, and for older versions a copy without the last position."""
+        method = self.method
+        logits = float(operator.elements * self.batch * FULL_BYTES)
+        if method.kernels != "none":
+            return [], [], 0.0
+        copies = 1.0 if self.method.compute_bytes < FULL_BYTES else 0.0
+        return [], [logits], (copies + method.shifts_logits) * logits
+
+    # ---- backward
+
+    def _backward(self, last: int) -> None:
+        live = self.live
+        gradients: dict[int, _Buffer] = {last: _Buffer(live.take(self._bytes(last)))}
+        for at in range(last, -1, -1):
+            operator = self.section.operators[at]
+            gradient = gradients.pop(at, None)
+            if gradient is not None:
+                self._propagate(operator, gradient, gradients)
+            for buffer in self.saved[at]:
+                self._drop(buffer)
+
+    def _propagate(
+        self, operator: Operator, gradient: _Buffer, gradients: dict[int, _Buffer]
+    ) -> None:
+        """One operator's backward pass."""
+        live = self.live
+        temporary = self._backward_temporary(operator)
+        live.take(temporary)
+        for source in sorted(set(operator.inputs)):
+            if not self.needs_gradient.get(source):
+                continue
+            if operator.kind in _PASSED_ON:
+                if source in gradients:  # the sum of two gradients
+                    if gradients[source].holders > 1:
+                        self._drop(gradients[source])
+                        gradients[source] = _Buffer(live.take(self._bytes(source)))
+                else:
+                    gradient.holders += 1
+                    gradients[source] = gradient
+                continue
+            size = live.take(self._bytes(source))
+            if source in gradients and gradients[source].holders == 1:
+                live.free(size)
+            else:
+                if source in gradients:
+                    self._drop(gradients[source])
+                gradients[source] = _Buffer(size)
+        live.free(temporary)
+        self._drop(gradient)
+
+    def _backward_temporary(self, operator: Operator) -> float:
+        method, kind = self.method, operator.kind
+        elements = float(operator.elements * self.batch)
+        compute = method.compute_bytes
+        if kind == "linear":
+            matrix = method.matrix_elements(operator) * operator.copies
+            inputs = operator.rows * self.batch * operator.width
+            found = 0.0
+            if method.is_quantised and self.is_inner and method.quantisation != "gptq":
+                found += compute * matrix
+            if max(self.element_bytes.get(each, 0) for each in operator.inputs) > compute:
+                found += compute * inputs  # before it is cast to the input's type
+            if method.is_target(operator, self.is_inner):
+                wide = compute if method.is_autocast else FULL_BYTES
+                found += max(wide * elements, wide * inputs)
+            if operator.name == "lm_head" and method.kernels != "none":
+                found += self._fused_loss_bytes(operator)
+            return found
+        if kind == "rms_norm":
+            return compute * elements if method.kernels == "liger" else self._norm_bytes(elements)
+        if kind == "attention":
+            return self._attention_temporary(operator, elements)
+        if kind == "loss":
+            if method.kernels != "none":
+                return 0.0
+            # The gradient of the logarithms and that of the logits, both in fp32.
+            return 2.0 * FULL_BYTES * elements
+        if kind == "multiply":
+            return 0.0
+        return 0.0
+
+    @staticmethod
+    def _norm_bytes(elements: float) -> float:
+        return float(_NORM_TEMPORARIES * FULL_BYTES * elements)
+
+    def _fused_loss_bytes(self, operator: Operator) -> float:
+        """Logits of one chunk and their gradients (Liger: as many chunks as the vocabulary is wider
+        than the hidden state)."""
+        rows = operator.rows * self.batch
+        vocabulary = operator.elements // operator.rows
+        chunk = -(-rows // -(-vocabulary // operator.width))
+        return float(chunk * vocabulary * (2 * FULL_BYTES + HALF_BYTES))
+
+    def _attention_temporary(self, operator: Operator, elements: float) -> float:
+        method = self.method
+        positions = operator.elements // (operator.heads * operator.width)
+        if method.attention == "math":
+            scores = float(operator.heads * positions * positions * self.batch)
+            return 2.0 * FULL_BYTES * scores
+        sums = FULL_BYTES * elements
+        grouped = any(self.elements.get(each, elements) < elements for each in operator.inputs)
+        return sums + (2.0 * method.compute_bytes * elements if grouped else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPeak:
+    """The peak of a training step on one GPU, without the CUDA context.
+
+    Attributes:
+        base_weights_bytes, adapters_bytes, gradients_bytes, optimizer_bytes: at the peak.
+        activations_bytes: what blocks keep and compute with.
+        logits_bytes: logits, their loss, and the gradients of both.
+        workspace_bytes: of cuBLAS, and NCCL's buffers.
+        fragmentation_bytes: reserved by the allocator beyond what is in use.
+        moment: when the peak is.
+    """
+
+    base_weights_bytes: int
+    adapters_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    logits_bytes: int
+    workspace_bytes: int
+    fragmentation_bytes: int
+    moment: str
+
+    @property
+    def allocated_bytes(self) -> int:
+        """In use at the peak: what ``torch.cuda.max_memory_allocated`` reads."""
+        return self.reserved_bytes - self.fragmentation_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What the allocator reserves, and NCCL holds."""
+        return sum(getattr(self, name) for name in PARTS)
+
+
+PARTS: Final = (
+    *("base_weights_bytes", "adapters_bytes", "gradients_bytes", "optimizer_bytes"),
+    *("activations_bytes", "logits_bytes", "workspace_bytes", "fragmentation_bytes"),
+)
+
+
+def step_peak(network: Network, method: Method, workspace_bytes: float) -> StepPeak:
+    """Finds the peak of a training step.
+
+    Args:
+        network: the model, at the sequence length of ``method``.
+        method: how it is trained.
+        workspace_bytes: of cuBLAS, for each of the two threads of a training process.
+    """
+    return _Step(network, method, workspace_bytes).peak()
+
+
+class _Step:
+    """Adds the blocks of a network up."""
+
+    def __init__(self, network: Network, method: Method, workspace_bytes: float) -> None:
+        self.method, self.sections = method, network.sections
+        self.blocks: list[BlockMemory] = []
+        stream = method.outer_bytes
+        for section in network.sections:
+            block = _BlockWalk(section, method, stream, network.is_causal).walk()
+            self.blocks.append(block)
+        self.tied = network.tied_parameters
+        self.shares = method.gpus if method.parallel in SHARDED else 1
+        self.workspace_bytes = 2.0 * workspace_bytes
+        self.is_raised = self.shares > 1 and method.is_autocast and not method.has_adapters
+        """Whether FSDP keeps trained weights in fp32 (accelerate with mixed precision)."""
+
+    def peak(self) -> StepPeak:
+        """The largest of all moments."""
+        resident, parts = self._resident()
+        best = (0.0, "", Amounts(), 0.0, 0.0)
+        highest = Amounts()
+        for moment, held, gradients, logits in self._moments():
+            highest.rise_to(held)
+            if held.total > best[0]:
+                best = (held.total, moment, held, gradients, logits)
+        _, moment, _, gradients, logits = best
+        accumulated = parts["gradients_bytes"]
+        allocated = resident.total + best[0]
+        if self.workspace_bytes:
+            resident.add(self.workspace_bytes / 2, 2.0)
+        reserved = sum(resident.costs) + sum(highest.costs)
+        fragmentation = max(reserved - allocated - self.workspace_bytes, 0.0)
+        activations = best[0] - gradients - logits
+        nccl = communicator_bytes((self.method.gpus,))
+        return StepPeak(
+            round(parts["base_weights_bytes"]),
+            round(parts["adapters_bytes"]),
+            round(accumulated + gradients),
+            round(parts["optimizer_bytes"]),
+            round(activations),
+            round(logits),
+            round(self.workspace_bytes + nccl),
+            round(fragmentation),
+            moment,
+        )
+
+    def _resident(self) -> tuple[Amounts, dict[str, float]]:
+        """What stays from step to step."""
+        method, shares = self.method, self.shares
+        weights, adapters, state, gradients = Amounts(), Amounts(), Amounts(), Amounts()
+        is_kept = method.gradient_accumulation > 1 and shares == 1
+        growth = FULL_BYTES / method.outer_bytes if self.is_raised else 1.0
+        for section, block in zip(self.sections, self.blocks, strict=True):
+            weights.add_all(block.weights, section.count * growth / shares)
+            adapters.add_all(block.adapters, section.count / shares)
+            if is_kept:
+                gradients.add_all(block.gradients, section.count)
+            for elements, element_bytes in block.trained:
+                size = method.state_bytes(elements, element_bytes * growth)
+                zero = method.gpus if method.parallel == "zero2" else shares
+                state.add(size, section.count / zero)
+        if self.tied:
+            weights.add(self.tied * method.outer_bytes * growth, -1.0 / shares)
+            if not method.has_adapters:
+                elements = float(self.tied)
+                state.add(method.state_bytes(elements, method.outer_bytes * growth), -1.0 / shares)
+                if is_kept:
+                    gradients.add(elements * method.outer_bytes, -1.0)
+        resident = Amounts()
+        for each in (weights, adapters, state, gradients):
+            resident.add_all(each)
+        return resident, {
+            "base_weights_bytes": weights.total,
+            "adapters_bytes": adapters.total,
+            "optimizer_bytes": state.total,
+            "gradients_bytes": gradients.total,
+        }
+
+    def _kept(self, at: int) -> Amounts:
+        """What a block of a section keeps from its forward pass on."""
+        section, block = self.sections[at], self.blocks[at]
+        if not (self.method.checkpointing and section.is_checkpointed):
+            return block.saved
+        kept = Amounts()
+        kept.add(section.input_elements * self.method.batch_size * self.method.outer_bytes)
+        return kept
+
+    def _moments(self) -> list[tuple[str, Amounts, float, float]]:
+        """Name of each moment, what is held beyond what stays, and the gradients and logits in
+        it."""
+        moments = []
+        before = Amounts()
+        kept = [self._kept(at) for at in range(len(self.blocks))]
+        later = self._new_gradients()
+        for at, (section, block) in enumerate(zip(self.sections, self.blocks, strict=True)):
+            created = self._gradients_of(block, 1.0)
+            later.add_all(created, -float(section.count))
+            logits = 0.0
+            if section.operators[-1].kind == "loss":
+                logits = max(block.backward.total, block.forward.total) - self._hidden_bytes(
+                    section
+                )
+            for number in {0, section.count - 1}:
+                behind = section.count - 1 - number
+                held = before.copy()
+                held.add_all(kept[at], number)
+                if self.method.checkpointing and section.is_checkpointed:
+                    held.add_all(kept[at])
+                peak = block.backward.copy()
+                peak.rise_to(block.forward)
+                held.add_all(peak)
+                held.add_all(later)
+                held.add_all(created, behind + 1.0)
+                held.add_all(self._gathered(block))
+                moments.append(
+                    (
+                        f"backward pass of {section.name}",
+                        held,
+                        later.total + created.total * (behind + 1.0),
+                        max(logits, 0.0),
+                    )
+                )
+            before.add_all(kept[at], section.count)
+        moments.append(self._optimizer_step())
+        return moments
+
+    def _hidden_bytes(self, section: Section) -> float:
+        return 3.0 * section.input_elements * self.method.batch_size * self.method.compute_bytes
+
+    def _gradients_of(self, block: BlockMemory, count: float) -> Amounts:
+        """Gradients that the backward pass of a block creates."""
+        created = Amounts()
+        if self.method.gradient_accumulation > 1 and self.shares == 1:
+            return created
+        growth = FULL_BYTES / self.method.outer_bytes if self.is_raised else 1.0
+        created.add_all(block.gradients, count * growth / self.shares)
+        if self.method.parallel == "zero2":
+            created = Amounts()
+            created.add_all(block.gradients, count / self.method.gpus)
+        if self.method.parallel == "ddp" and self.method.gpus > 1:
+            created.add_all(block.gradients, count)
+        return created
+
+    def _new_gradients(self) -> Amounts:
+        found = Amounts()
+        for section, block in zip(self.sections, self.blocks, strict=True):
+            found.add_all(self._gradients_of(block, float(section.count)))
+        if self.tied and not self.method.has_adapters and self.method.gradient_accumulation == 1:
+            found.add(self.tied * self.method.outer_bytes, -1.0 / self.shares)
+        return found
+
+    def _gathered(self, block: BlockMemory) -> Amounts:
+        """Weights that sharded training gathers while a block runs, in the type of the computation,
+        with the gradients before they are reduced."""
+        found = Amounts()
+        if self.shares == 1:
+            return found
+        found.add_all(block.weights, float(_GATHERED_UNITS))
+        found.add_all(block.gradients)
+        for section, outer in zip(self.sections, self.blocks, strict=True):
+            if not section.is_checkpointed and outer is not block:
+                found.add_all(outer.weights)
+        return found
+
+    def _optimizer_step(self) -> tuple[str, Amounts, float, float]:
+        held = self._new_gradients()
+        gradients = held.total
+        trained = Amounts()
+        growth = FULL_BYTES / self.method.outer_bytes if self.is_raised else 1.0
+        copies = self.method.step_copies() * growth / self.shares
+        for section, block in zip(self.sections, self.blocks, strict=True):
+            trained.add_all(block.gradients, section.count * copies)
+        if self.tied and not self.method.has_adapters:
+            trained.add(self.tied * self.method.outer_bytes, -copies)
+        held.add_all(trained)
+        return "optimizer step", held, gradients, 0.0

@@ -1,0 +1,108 @@
+"""``gpumemnet fit``: asked by a model's name, on the command line and in Python."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gpumemnet
+from gpumemnet.cli import main
+from gpumemnet.errors import FieldError
+from gpumemnet.named.architectures import network
+from gpumemnet.named.catalogue import find_model, model_names
+from gpumemnet.named.fit import fit
+from gpumemnet.named.step_walk import PARTS
+
+QWEN = "Qwen/Qwen3-8B"
+
+
+def test_every_model_of_the_catalogue_is_answered_and_has_its_total_of_parameters() -> None:
+    for name in model_names():
+        model = find_model(name)
+        computed = network(model.config, 128).parameters
+        assert model.parameters is not None
+        assert abs(computed / model.parameters - 1.0) <= 0.01, name
+
+
+def test_the_parts_add_up_and_adapters_need_less_than_all_parameters() -> None:
+    answers = {
+        method: fit(QWEN, method=method, gpu="A100-80GB", sequence_length=1024)
+        for method in ("full", "lora", "qlora")
+    }
+    for answer in answers.values():
+        assert set(answer.parts) == {*PARTS, "context_bytes"}
+        assert sum(answer.parts.values()) == answer.expected_bytes <= answer.safe_bytes
+    expected = [answers[method].expected_bytes for method in ("full", "lora", "qlora")]
+    assert expected == sorted(expected, reverse=True)
+    assert answers["lora"].trained_parameters < answers["full"].trained_parameters / 100
+
+
+def test_limits_are_where_the_answer_changes() -> None:
+    asked = {"method": "qlora", "gpu": "RTX-4090", "sequence_length": 512}
+    largest = fit(QWEN, **asked).largest_batch
+    assert largest is not None
+    assert fit(QWEN, batch_size=largest, **asked).fits
+    assert not fit(QWEN, batch_size=largest + largest // 16 + 1, **asked).fits
+
+
+def test_python_and_command_line_give_the_same_bytes(capfd: pytest.CaptureFixture[str]) -> None:
+    options = ["--method", "lora", "--sequence-length", "4096", "--gpu", "RTX-4090", "--json"]
+    code = main(["fit", QWEN, *options])
+    shown = json.loads(capfd.readouterr().out)
+    answer = fit(QWEN, method="lora", sequence_length=4096, gpu="RTX-4090")
+    assert code == (0 if answer.fits else 3)
+    assert shown["expected_bytes"] == answer.expected_bytes
+    assert shown["safe_bytes"] == answer.safe_bytes
+    assert gpumemnet.fit is fit
+
+
+def test_what_does_not_fit_has_exit_code_3_and_names_the_next_command(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    asked = ["fit", QWEN, "--method", "qlora", "--batch-size", "2", "--sequence-length", "4096"]
+    assert main([*asked, "--gpu", "RTX-4090"]) == 3
+    shown = capfd.readouterr().out
+    assert "36 x Qwen3DecoderLayer" in shown
+    command = next(line for line in shown.splitlines() if line.startswith(" gpumemnet fit "))
+    assert main(command.split()[1:]) == 0
+    assert max(len(line) for line in shown.splitlines() if line != command) <= 80
+
+
+def test_a_short_name_of_a_gpu_says_which_card_it_means(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", QWEN, "--method", "qlora", "--gpu", "A100"]) == 0
+    assert "A100 means the 40 GB card" in " ".join(capfd.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("Qwen/Qwen3-9B", {}),
+        (QWEN, {"method": "lorra"}),
+        (QWEN, {"batch_size": 0}),
+        (QWEN, {"rank": 8}),
+        (QWEN, {"gpu": "A1000000"}),
+    ],
+)
+def test_wrong_questions_are_refused(model: str, options: dict[str, object]) -> None:
+    with pytest.raises(FieldError):
+        fit(model, **options)  # type: ignore[arg-type]
+
+
+def test_a_config_file_and_a_folder_are_models(tmp_path: Path) -> None:
+    config = dict(find_model(QWEN).config)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    expected = fit(QWEN, method="lora").expected_bytes
+    assert fit(str(tmp_path), method="lora").expected_bytes == expected
+    assert fit(str(tmp_path / "config.json"), method="lora").expected_bytes == expected
+
+
+def test_the_answer_needs_no_torch() -> None:
+    code = (
+        "import sys, gpumemnet\n"
+        f"gpumemnet.fit({QWEN!r}, method='lora', gpu='A100')\n"
+        "assert not {'torch', 'transformers', 'onnxruntime'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
