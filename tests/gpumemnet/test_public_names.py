@@ -43,6 +43,7 @@ def test_names_are_these() -> None:
         "device_profile",
         "device_profiles",
         "feature_matrix",
+        "fit",
         "job_from_dict",
         "job_from_json",
         "job_to_dict",
