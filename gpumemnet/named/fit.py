@@ -15,13 +15,16 @@ from importlib import resources
 from typing import Any, Final
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.gpu.available import VERDICT_TEXTS, YES, available_mib, verdict
-from gpumemnet.gpu.catalogue import (
+from gpumemnet.gpu import (
+    VERDICT_TEXTS,
+    YES,
     DeviceProfile,
+    available_mib,
     context,
     device_profile,
     device_profiles,
     find_profile,
+    verdict,
 )
 from gpumemnet.named.architectures import Network, network
 from gpumemnet.named.catalogue import NamedModel, find_model
