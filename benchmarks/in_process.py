@@ -212,7 +212,7 @@ def main() -> None:
     ):
         print(f"{name:44}{milliseconds(action):12.1f}")
     example = EXAMPLE_JOBS["mlp"]
-    api = PredictionApi(predictor, max_jobs=1000)
+    api = PredictionApi(predictor)
     text, request_body = json.dumps(example).encode(), json.dumps({"job": example}).encode()
     batch = json.dumps({"jobs": [example] * 1000}).encode()
     for name, action in (

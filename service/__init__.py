@@ -3,9 +3,9 @@
 It loads trained models (bundles) and no training code, and runs on uvicorn (:mod:`.__main__`) with
 a bounded protocol (:mod:`.protocol`).  :mod:`.app` assembles the application:
 
-* :mod:`.api`: the gate that every request passes, the endpoints, and the OpenAPI description.
-* :mod:`.served_release` with :mod:`.self_test` and :mod:`.shadow`: the served release, its test,
-  its challenger, and its replacement without a restart.
+* :mod:`.api`: what every request passes, the operations, and the OpenAPI description.
+* :mod:`.served_release` and :mod:`.shadow`: the served release, its test, its challenger, and its
+  replacement without a restart.
 * :mod:`.observations`: stores what finished jobs used, and compares it with the predictions.
 * :mod:`.page`: the start page and the API documentation.
 """

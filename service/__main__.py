@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn
 from gpumemnet.compiled import NOT_COMPILED, is_compiled
 from gpumemnet.errors import GpumemnetError
 
-from .api.logs import log_configuration
+from .api.monitoring import log_configuration
 from .settings import PREFIX, Settings, SettingsError, read_settings, unknown_variables
 
 SHUTDOWN_SECONDS: Final = 20

@@ -10,10 +10,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Final
 
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
@@ -24,20 +24,16 @@ from gpumemnet.errors import GpumemnetError
 from gpumemnet.site.releases import Registry
 from gpumemnet.units import MIB
 
-from .api.access import KeyRing
-from .api.endpoints import Endpoint
-from .api.gate import Gate
-from .api.logs import log_other_failures
-from .api.metrics import CountingRecorder, Vitals
-from .api.openapi import Operation, openapi_document
+from .api.access import AccessControl, KeyRing
+from .api.handlers import JsonHandler
+from .api.monitoring import Vitals, log_other_failures
+from .api.openapi import openapi_document
 from .api.operations import other_operations, prediction_operations
-from .api.predictions import PredictionApi
-from .api.problems import ProblemDocuments
+from .api.predictions import PredictionApi, Recorder
 from .observations.database import DatabaseAwayError
 from .observations.routes import observation_operations
 from .observations.store import ObservationStore
 from .page import docs_routes, page_routes
-from .periodic import Repeated
 from .served_release import FOLLOW_SECONDS, ServedRelease
 from .settings import Settings, SettingsError, read_settings
 from .shadow import Shadow
@@ -45,6 +41,8 @@ from .shadow import Shadow
 KEYS_SECONDS: Final = 1.0
 """Time between two looks at the file of keys."""
 VITALS_SECONDS: Final = 1.0
+STOP_SECONDS: Final = 1.0
+"""How long the service waits for a thread when it ends: a folder in the network may hang."""
 SWITCH_SECONDS: Final = 0.001
 """How long a prediction waits for Python's lock while a thread computes; Python's own 5 ms add up
 over each of its steps."""
@@ -90,18 +88,19 @@ def create_app(settings: Settings) -> FastAPI:
     """
     keys, store = settings.keys(), None
     if (database := settings.observations()) is not None:
-        store = ObservationStore(
-            database, prediction_retention_days=settings.prediction_retention_days
-        )
+        store = ObservationStore(database)
         try:
             store.prepare()
         except DatabaseAwayError as error:
             logger.warning("observations are refused until the database can be reached: %s", error)
-    shadow = Shadow(store, settings.shadow_share)
-    recorder = CountingRecorder(shadow)
+    recorder: Recorder | None = store
+    registry = shadow = None
+    if settings.registry is not None:
+        registry = Registry(settings.registry)
+        recorder = shadow = Shadow(store)
     serving = ServedRelease(
-        lambda predictor, release: PredictionApi(predictor, settings.max_jobs, recorder, release),
-        registry=None if settings.registry is None else Registry(settings.registry),
+        lambda predictor, release: PredictionApi(predictor, recorder, release),
+        registry=registry,
         bundles=settings.bundles,
         shadow=shadow,
         predictor_settings={
@@ -115,14 +114,19 @@ def create_app(settings: Settings) -> FastAPI:
         *other_operations(serving),
         *observation_operations(store),
     ]
-    document = openapi_document(
-        _INFO, operations, max_jobs=settings.max_jobs, has_keys=keys is not None
-    )
-    threads = [shadow.thread, Repeated("gpumemnet-vitals", VITALS_SECONDS, Vitals().update)]
-    if serving.registry is not None:
+    document = openapi_document(_INFO, operations, has_keys=keys is not None)
+    threads = [Repeated("gpumemnet-vitals", VITALS_SECONDS, Vitals().update)]
+    if shadow is not None:
+        threads.append(Repeated("gpumemnet-shadow", 0.0, shadow.compare_next))
         threads.append(Repeated("gpumemnet-registry", FOLLOW_SECONDS, serving.follow))
     if keys is not None and settings.api_keys_file is not None:
         threads.append(Repeated("gpumemnet-keys", KEYS_SECONDS, KeyFile(settings, keys).follow))
+    routes = [
+        *(Route(one.path, one.handler, methods=[one.method]) for one in operations),
+        Route("/openapi.json", JsonHandler(lambda body: document), methods=["GET"]),
+        *page_routes(),
+        *docs_routes(),
+    ]
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -134,9 +138,11 @@ def create_app(settings: Settings) -> FastAPI:
             thread.start()
         gc.collect()
         gc.freeze()  # a full collection over permanent objects would pause all responses for some 10 ms
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
         logger.info(
-            "listening on %s (a page to try it in a browser; its API at /docs)",
-            _address(settings),
+            "listening on http://%s:%d (a page to try it in a browser; its API at /docs)",
+            host,
+            settings.port,
         )
         yield
         for thread in threads:
@@ -145,7 +151,7 @@ def create_app(settings: Settings) -> FastAPI:
             await run_in_threadpool(store.drain)
 
     app = FastAPI(
-        routes=[*_routes(operations, document), *page_routes(), *docs_routes()],
+        routes=routes,
         openapi_url=None,  # FastAPI's own route would write the document anew for every request
         docs_url=None,
         redoc_url=None,
@@ -161,15 +167,51 @@ def create_app(settings: Settings) -> FastAPI:
     app.openapi = lambda: document  # type: ignore[method-assign]  # FastAPI's documented way
     app.state.settings = settings
     # The default layers of Starlette and FastAPI (errors, exit stacks of dependencies) cost 30 µs a
-    # request, a tenth of a response.  The gate handles the errors instead.
-    app.build_middleware_stack = lambda: Gate(  # type: ignore[method-assign]
-        ProblemDocuments(app.router),
+    # request, a tenth of a response.  The access control handles the errors instead.
+    app.build_middleware_stack = lambda: AccessControl(  # type: ignore[method-assign]
+        app.router,
         keys=keys,
         hosts=settings.hosts(),
-        fallback=lambda: serving.fallback,
+        fallback=serving.fallback,
         max_concurrency=settings.max_concurrency,
     )
     return app
+
+
+class Repeated:
+    """Calls a function in a thread of its own until it is stopped; the thread survives errors.
+
+    Args:
+        name: name of the thread.
+        seconds: pause before each call.
+        action: the function.
+    """
+
+    def __init__(self, name: str, seconds: float, action: Callable[[], None]) -> None:
+        self._stopping = threading.Event()
+        self._name = name
+        self._seconds = seconds
+        self._action = action
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread; call it in the process that serves."""
+        self._stopping.clear()
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread, and wait a moment until it has ended."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(STOP_SECONDS)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._seconds):
+            try:
+                self._action()
+            except Exception:
+                logger.exception("%s failed", self._name)
 
 
 class KeyFile:
@@ -198,16 +240,3 @@ class KeyFile:
         self._failure = ""
         if keys is not None and self._keys.replace(keys):
             logger.info("the keys have changed: %d", len(self._keys))
-
-
-def _routes(operations: Sequence[Operation], document: dict[str, Any]) -> list[Route]:
-    described = Endpoint(lambda body: document)
-    return [
-        *(Route(one.path, one.endpoint, methods=[one.method]) for one in operations),
-        Route("/openapi.json", described, methods=["GET"]),
-    ]
-
-
-def _address(settings: Settings) -> str:
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"http://{host}:{settings.port}"

@@ -16,7 +16,7 @@ import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from .api.metrics import REFUSED
+from .api.monitoring import REFUSALS
 from .api.problems import (
     INVALID_HTTP,
     LARGE_HEAD,
@@ -25,6 +25,7 @@ from .api.problems import (
     REQUEST_TIMEOUT,
     ProblemKind,
     Refusal,
+    problem_document,
 )
 
 MAX_HEAD_BYTES: Final = 32 * 1024
@@ -54,7 +55,7 @@ class BoundedProtocol(HttpToolsProtocol):
             others = (one for one in self.connections if one is not self)
             idle = next((one for one in others if _is_idle(one)), None)
             if idle is None:
-                self._refuse("connections", OVERLOADED, "too many connections are open: try again")
+                self._refuse(OVERLOADED, "too many connections are open: try again")
                 return
             idle.transport.close()
         self._start_timer(self._head_seconds)
@@ -116,7 +117,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is not valid HTTP."""
-        self._refuse("invalid", INVALID_HTTP, "the request is not valid HTTP/1.1")
+        self._refuse(INVALID_HTTP, "the request is not valid HTTP/1.1")
 
     def shutdown(self) -> None:
         """The service ends: answer what is in work, and what is on its way."""
@@ -145,22 +146,22 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         part = "head" if self._is_in_head else "body"
         detail = f"the {part} of the request has not arrived within {seconds:g} s"
-        self._refuse(f"slow_{part}", REQUEST_TIMEOUT, detail)
+        self._refuse(REQUEST_TIMEOUT, detail)
 
     def _refuse_head(self) -> None:
         detail = (
             f"the request's head is larger than {MAX_HEAD_BYTES} bytes or has more than "
             f"{MAX_HEAD_FIELDS} fields"
         )
-        self._refuse("large_head", LARGE_HEAD, detail)
+        self._refuse(LARGE_HEAD, detail)
 
-    def _refuse(self, reason: str, kind: ProblemKind, detail: str) -> None:
+    def _refuse(self, kind: ProblemKind, detail: str) -> None:
         """Send an error after the responses to the requests before, and end the connection."""
         if self._is_over:
             return
         self._is_over = True
-        REFUSED[reason].inc()
-        body = orjson.dumps(Refusal(kind, detail).document())
+        REFUSALS.labels(kind.name).inc()
+        body = orjson.dumps(problem_document(Refusal(kind, detail)))
         head = (
             f"HTTP/1.1 {kind.status} {HTTPStatus(kind.status).phrase}\r\n"
             f"content-type: {MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n"

@@ -102,13 +102,6 @@ class Settings(BaseSettings):
         description="whether the service is ready only while it serves the registry's champion; otherwise it answers from the "
         "release before, or the shipped one, and says so in the header `Gpumemnet-Fallback` of every answer",
     )
-    shadow_share: float = Field(
-        ge=0,
-        le=1,
-        allow_inf_nan=False,
-        default=0.1,
-        description="share of the predictions that the challenger answers in the background",
-    )
     max_body_bytes: int = Field(
         ge=1024,
         le=1024 * MIB,
@@ -128,7 +121,6 @@ class Settings(BaseSettings):
         default=1024,
         description="most open connections of a worker; an idle one gives way",
     )
-    max_jobs: int = Field(ge=1, le=100_000, default=1000, description="most jobs in one batch")
     max_concurrency: int = Field(
         ge=1,
         le=100_000,
@@ -152,13 +144,6 @@ class Settings(BaseSettings):
         default="",
         repr=False,  # may hold a password
         description="where observations are kept: a SQLAlchemy URL, `off`, or when empty a SQLite file in the state folder",
-    )
-    prediction_retention_days: float = Field(
-        ge=0.01,
-        le=36_500,
-        allow_inf_nan=False,
-        default=30.0,
-        description="how long a prediction is kept that nobody reports on",
     )
     log_level: Annotated[
         Literal["critical", "error", "warning", "info", "debug"], BeforeValidator(_lower)

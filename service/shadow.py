@@ -21,12 +21,14 @@ from gpumemnet.errors import GpumemnetError
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.predictor import Predictor
 
-from .api.predictions import PredictionRecord, RecordBatch, Recorder
-from .periodic import Repeated
+from .api.predictions import RecordBatch, Recorder
 
 QUEUE_LENGTH: Final = 256
 MAX_BUSY_SHARE: Final = 0.1
 """Share of the processor time for background predictions."""
+
+SHARE: Final = 0.1
+"""Share of the predictions that the challenger predicts, too."""
 
 _IDLE_SECONDS: Final = 0.5
 
@@ -70,22 +72,17 @@ class Shadow:
 
     Args:
         store: stores the predictions of champion and challenger; ``None`` when nothing is stored.
-        share: from 0 to 1.
-
-    Attributes:
-        thread: in which the challenger predicts; to be started in the process that serves.
+        share: of the predictions that the challenger predicts, from 0 to 1.
     """
 
-    def __init__(self, store: ShadowStore | None, share: float) -> None:
+    def __init__(self, store: ShadowStore | None, share: float = SHARE) -> None:
         self._store = store
         self._share = share
-        self._queue: queue.Queue[tuple[Challenger, PredictionRecord]] = queue.Queue(QUEUE_LENGTH)
+        self._queue: queue.Queue[tuple[Challenger, RecordBatch, int]] = queue.Queue(QUEUE_LENGTH)
         self._challenger: Challenger | None = None
         self._encoders: Mapping[str, str] = {}
-        self.thread = Repeated("gpumemnet-shadow", 0.0, self._compare_next)
-        self._dropped = SHADOWED.labels("dropped")
-        self._compared = SHADOWED.labels("compared")
-        self._failed = SHADOWED.labels("failed")
+        for outcome in ("dropped", "compared", "failed"):
+            SHADOWED.labels(outcome)
 
     @property
     def release(self) -> str | None:
@@ -114,45 +111,46 @@ class Shadow:
         if challenger is not None:
             for row in range(len(records)):
                 if random.random() < self._share:
-                    self._enqueue(challenger, records[row])
+                    try:
+                        self._queue.put_nowait((challenger, records, row))
+                    except queue.Full:
+                        SHADOWED.labels("dropped").inc()
 
-    def _enqueue(self, challenger: Challenger, record: PredictionRecord) -> None:
+    def compare_next(self) -> None:
+        """Let the challenger predict the job that waits longest; call it again and again in a thread
+        of its own."""
         try:
-            self._queue.put_nowait((challenger, record))
-        except queue.Full:
-            self._dropped.inc()
-
-    def _compare_next(self) -> None:
-        try:
-            challenger, record = self._queue.get(timeout=_IDLE_SECONDS)
+            challenger, records, row = self._queue.get(timeout=_IDLE_SECONDS)
         except queue.Empty:
             return
         began = time.thread_time()
         if challenger is self._challenger:
-            self._predict(challenger, record)
-        self.thread.stopping.wait((time.thread_time() - began) * (1 / MAX_BUSY_SHARE - 1))
+            self._predict(challenger, records, row)
+        time.sleep((time.thread_time() - began) * (1 / MAX_BUSY_SHARE - 1))
 
-    def _predict(self, challenger: Challenger, record: PredictionRecord) -> None:
-        prediction = record.estimate
+    def _predict(self, challenger: Challenger, records: RecordBatch, row: int) -> None:
+        prediction = records.estimates[row]
+        outcome = "failed"
         try:
             estimate = challenger.predictor.predict(
-                record.job,
+                records.jobs[row],
                 coverage=prediction.coverage,
                 gpu=prediction.gpu,
-                encoder=self._encoders.get(record.model_sha256),
+                encoder=self._encoders.get(records.model_sha256s[row]),
             )
             SHADOW_DIFFERENCE.observe(
                 abs(math.log(estimate.expected_bytes / prediction.expected_bytes))
             )
-            sha256 = challenger.sha256_of[estimate.estimator]
             if self._store is not None:
                 self._store.record_shadow(
-                    record.prediction_id, sha256, estimate.expected_bytes, estimate.safe_bytes
+                    records.prediction_ids[row],
+                    challenger.sha256_of[estimate.estimator],
+                    estimate.expected_bytes,
+                    estimate.safe_bytes,
                 )
-        except GpumemnetError:  # the challenger lacks the champion's coverage, encoder or family
-            self._failed.inc()
+            outcome = "compared"
+        except GpumemnetError:
+            pass  # the challenger lacks the champion's coverage, encoder or family
         except Exception:
-            self._failed.inc()
             logger.exception("the challenger %s failed", challenger.release)
-        else:
-            self._compared.inc()
+        SHADOWED.labels(outcome).inc()

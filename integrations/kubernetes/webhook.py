@@ -114,7 +114,7 @@ async def ask(client: httpx.AsyncClient, settings: Settings, job: str, gpu: str)
     try:
         headers = {"Content-Type": "application/json"}
         if settings.key_file:
-            headers["X-API-Key"] = settings.key_file.read_text().strip()
+            headers["Authorization"] = f"Bearer {settings.key_file.read_text().strip()}"
         async with asyncio.timeout(settings.timeout_seconds):
             response = await client.post(
                 f"{settings.url}/v1/predict", content=content, headers=headers

@@ -182,7 +182,7 @@ local function ask(job)
     local key_file = setting("key_file", "GPUMEMNET_API_KEY_FILE")
     if key_file ~= "" then
       local key = string.match(read_file(key_file, 4096, "the key file"), "^%s*(.-)%s*$")
-      config[#config + 1] = "header = " .. quoted("X-API-Key: " .. key) -- here and not in the process list
+      config[#config + 1] = "header = " .. quoted("Authorization: Bearer " .. key) -- here and not in the process list
     end
     write_file(body_path, body)
     write_file(config_path, table.concat(config, "\n") .. "\n")

@@ -1,11 +1,10 @@
 """The HTTP interface, from the request to the response.
 
-* :mod:`.gate` is the middleware around every endpoint.  It asks :mod:`.access` for keys, hosts and
-  rates, and tells :mod:`.logs` and :mod:`.metrics`.
-* :mod:`.operations` lists the endpoints; :mod:`.openapi` turns them into routes and the description.
-* :mod:`.endpoints` reads a body and sends the response; :mod:`.microbatch` collects requests that
-  arrive together.
-* :mod:`.requests` declares and validates the requests, :mod:`.responses` declares the responses.
-* :mod:`.predictions` predicts; :mod:`.problems` turns errors into problem documents (RFC 9457).
+* :mod:`.access` is the middleware around every operation: keys, hosts, concurrency, errors.  It tells
+  :mod:`.monitoring`, which logs and counts.
+* :mod:`.handlers` reads a body, collects requests that arrive together, and sends the response.
+* :mod:`.predictions` predicts.
+* :mod:`.schemas` declares requests and responses, :mod:`.problems` the errors (RFC 9457).
+* :mod:`.operations` lists the operations; :mod:`.openapi` describes them.
 * :mod:`.examples` holds example jobs and requests.
 """

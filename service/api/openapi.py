@@ -29,12 +29,11 @@ from gpumemnet.job.training_job import (
     TrainingJob,
 )
 
-from .gate import rule_of
+from .access import rule_of
+from .handlers import JSON, TEXT
 from .problems import MEDIA_TYPE
-from .responses import JOB_SCHEMA, Problem
+from .schemas import JOB_SCHEMA, Problem
 
-JSON: Final = "application/json"
-TEXT: Final = "text/plain"
 KEY_REFUSALS: Final = {
     401: "The API key is missing or unknown.",
     403: "The API key lacks the scope of this operation.",
@@ -53,16 +52,9 @@ BODY_REFUSALS: Final = {
 }
 """The further errors of an operation with a body."""
 
-_KEY_SCHEMES: Final = {
-    "bearer": {"type": "http", "scheme": "bearer", "description": "`Authorization: Bearer KEY`"},
-    "header": {
-        "type": "apiKey",
-        "in": "header",
-        "name": "X-API-Key",
-        "description": "the same key in a header of its own",
-    },
+_KEY_SCHEME: Final = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "`Authorization: Bearer KEY`"}
 }
-"""Both ways to send a key."""
 _REFERENCE: Final = "#/components/schemas/{model}"
 _ELEMENTS: Final = {"type": "integer", "minimum": 0, "maximum": MAX_ELEMENTS}
 
@@ -94,7 +86,7 @@ class Operation:
         method, path: the HTTP method and the path.
         name: its ``operationId``.
         tag, summary, description: texts of the documentation.
-        endpoint: the ASGI application.
+        handler: the ASGI application.
         request: model of the JSON body; ``None`` without a body.
         examples: bodies by name.
         answers: status → successful response.
@@ -107,7 +99,7 @@ class Operation:
     name: str
     tag: str
     summary: str
-    endpoint: ASGIApp
+    handler: ASGIApp
     answers: Mapping[int, Answer]
     request: Schemas | None = None
     examples: Mapping[str, Any] = field(default_factory=dict)
@@ -132,7 +124,7 @@ class Operation:
             "operationId": self.name,
         }
         if has_keys and rule_of(self.path).scope is not None:
-            operation["security"] = [{name: []} for name in _KEY_SCHEMES]
+            operation["security"] = [{name: [] for name in _KEY_SCHEME}]
         if self.description:
             operation["description"] = self.description
         if self.parameters:
@@ -161,14 +153,13 @@ class Operation:
 
 
 def openapi_document(
-    info: JsonSchema, operations: Iterable[Operation], *, max_jobs: int, has_keys: bool = False
+    info: JsonSchema, operations: Iterable[Operation], *, has_keys: bool = False
 ) -> JsonSchema:
     """The OpenAPI document.
 
     Args:
         info: OpenAPI's ``info``.
         operations: all operations.
-        max_jobs: most jobs of a request.
         has_keys: whether keys are set.
     """
     paths: dict[str, JsonSchema] = {}
@@ -180,10 +171,7 @@ def openapi_document(
         shapes |= dict.fromkeys((shape, "serialization") for shape in answered)
     _, found = models_json_schema(list(shapes), ref_template=_REFERENCE)  # type: ignore[arg-type]
     schemas = _with_jobs(found["$defs"]) | {"TrainingJob": job_schema(), "Layer": layer_schema()}
-    schemas["BatchRequest"]["properties"]["jobs"]["maxItems"] = max_jobs
-    components = {"schemas": schemas} | (
-        {"securitySchemes": dict(_KEY_SCHEMES)} if has_keys else {}
-    )
+    components = {"schemas": schemas} | ({"securitySchemes": _KEY_SCHEME} if has_keys else {})
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": components}
 
 

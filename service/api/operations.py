@@ -8,20 +8,26 @@ from __future__ import annotations
 from typing import Any, Final
 
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from ..served_release import ServedRelease
-from . import examples, requests, responses
-from .endpoints import TEXT_FIELDS, Endpoint, PredictEndpoint, SearchEndpoint, send_response
-from .metrics import MEDIA_TYPE, metrics_document
-from .openapi import BODY_REFUSALS, TEXT, Answer, Operation
+from . import examples, schemas
+from .handlers import (
+    TEXT,
+    TEXT_FIELDS,
+    JsonHandler,
+    PredictHandler,
+    SearchHandler,
+    send_response,
+)
+from .monitoring import MEDIA_TYPE, metrics_document
+from .openapi import BODY_REFUSALS, Answer, Operation
 from .predictions import Document, gpus_document
+from .problems import NOT_READY, Refusal
 
-NOT_READY: Final = (
+_NOT_READY_MEANING: Final = (
     "The registry's champion cannot be served, and `GPUMEMNET_REQUIRE_CHAMPION` is set."
 )
-"""When readiness is refused; at every other time a tested release is served."""
 
 _TEXT_DESCRIPTION: Final = (
     f"With `Accept: {TEXT}` the response is one line: `{TEXT_FIELDS[0]}`, or the fields named by `?field=`, separated by "
@@ -52,11 +58,11 @@ def prediction_operations(serving: ServedRelease) -> list[Operation]:
             tag="predict",
             summary="Predict one job",
             description=_TEXT_DESCRIPTION,
-            endpoint=PredictEndpoint(lambda: serving.api),
-            request=requests.PredictRequest,
+            handler=PredictHandler(serving),
+            request=schemas.PredictRequest,
             examples=examples.predict_examples(family),
             parameters=[_TEXT_PARAMETER],
-            answers={200: Answer(shape=responses.Prediction, has_text=True)},
+            answers={200: Answer(shape=schemas.Prediction, has_text=True)},
             refusals=BODY_REFUSALS,
         ),
         Operation(
@@ -65,10 +71,10 @@ def prediction_operations(serving: ServedRelease) -> list[Operation]:
             name="predict_batch",
             tag="predict",
             summary="Predict many jobs",
-            endpoint=Endpoint(lambda body: serving.api.predict_batch(body)),
-            request=requests.BatchRequest,
+            handler=JsonHandler(lambda body: serving.api.predict_batch(body)),
+            request=schemas.BatchRequest,
             examples=examples.batch_examples(family),
-            answers={200: Answer(shape=responses.BatchPrediction)},
+            answers={200: Answer(shape=schemas.BatchPrediction)},
             refusals=BODY_REFUSALS,
         ),
         Operation(
@@ -77,10 +83,10 @@ def prediction_operations(serving: ServedRelease) -> list[Operation]:
             name="batch_sizes",
             tag="predict",
             summary="The largest batch that fits",
-            endpoint=SearchEndpoint(lambda body: serving.api.batch_sizes_search(body)),
-            request=requests.BatchSizesRequest,
+            handler=SearchHandler(lambda body: serving.api.batch_sizes_search(body)),
+            request=schemas.BatchSizesRequest,
             examples=examples.batch_sizes_examples(family),
-            answers={200: Answer(shape=responses.BatchSizes)},
+            answers={200: Answer(shape=schemas.BatchSizes)},
             refusals=BODY_REFUSALS,
         ),
     ]
@@ -96,7 +102,7 @@ def other_operations(serving: ServedRelease) -> list[Operation]:
             name=path.rpartition("/")[2],
             tag=tag,
             summary=summary,
-            endpoint=Endpoint(lambda body: read()),
+            handler=JsonHandler(lambda body: read()),
             answers={200: Answer(shape=shape)},
             **more,
         )
@@ -106,30 +112,30 @@ def other_operations(serving: ServedRelease) -> list[Operation]:
             "/v1/models",
             "models",
             "The loaded models and their cards",
-            responses.Models,
+            schemas.Models,
             lambda: _models(serving),
         ),
         reading(
             "/v1/gpus",
             "models",
             "The known GPUs and their MIG profiles",
-            responses.Gpus,
+            schemas.Gpus,
             gpus_document,
         ),
         reading(
             "/healthz",
             "health",
             "Liveness: is the process alive?",
-            responses.Health,
+            schemas.Health,
             lambda: {"status": "ok"},
         ),
         reading(
             "/readyz",
             "health",
             "Readiness: may requests be sent here?",
-            responses.Readiness,
+            schemas.Readiness,
             lambda: _readiness(serving),
-            refusals={503: NOT_READY},
+            refusals={503: _NOT_READY_MEANING},
         ),
         Operation(
             method="GET",
@@ -137,13 +143,13 @@ def other_operations(serving: ServedRelease) -> list[Operation]:
             name="metrics",
             tag="health",
             summary="All metrics of all workers, in Prometheus' text format",
-            endpoint=_MetricsEndpoint(),
+            handler=_MetricsHandler(),
             answers={200: Answer(shape=None, meaning="The metrics.")},
         ),
     ]
 
 
-class _MetricsEndpoint:
+class _MetricsHandler:
     """ASGI application of ``GET /metrics``; a thread adds up the files, because that takes
     milliseconds."""
 
@@ -161,8 +167,8 @@ def _readiness(serving: ServedRelease) -> Document:
     """Runs no model: a release is served only after its self-test, and a probe must not delay
     predictions."""
     if not serving.is_ready:
-        raise HTTPException(
-            503,
+        raise Refusal(
+            NOT_READY,
             f"the registry's champion cannot be served, only {serving.release}; the cause is in the log",
         )
     return {"status": "ready", "families": list(serving.api.families)}

@@ -1,16 +1,17 @@
 """Predicts: reads the jobs into a table, calls the predictor once, and writes the JSON documents of
 the response.
 
-It knows nothing of HTTP.  Every prediction gets an id and goes to a :class:`Recorder`, which may
-count it, store it, or let the challenger predict the same job.
+It knows nothing of HTTP.  Every prediction gets an id, is counted, and goes to a :class:`Recorder`,
+which may store it or let the challenger predict the same job.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache, partial
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -20,28 +21,30 @@ from gpumemnet.errors import FieldError, InvalidRequestError
 from gpumemnet.gpu import available_mib, device_profiles, mig_profiles, reserve
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import ReadJobs, read_jobs
-from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bundle import Bundle
+from gpumemnet.predict.distribution import bins_of_width, named_bins
 from gpumemnet.predict.features import FEATURE_SCHEMA
-from gpumemnet.predict.gpu_fit import Fit, fits_table, target
+from gpumemnet.predict.gpu_fit import Target, catalogue_targets, fits_table, target
 from gpumemnet.predict.largest_batch import (
     DEFAULT_MAX_BATCH,
     BatchSizes,
     batch_sizes,
     layers_of_batch_sizes,
 )
-from gpumemnet.predict.prediction import DEFAULT_COVERAGE, Prediction, PredictionTable
+from gpumemnet.predict.prediction import DEFAULT_COVERAGE, PredictionOptions, PredictionTable
 from gpumemnet.predict.predictor import Predictor
+from gpumemnet.predict.support import reason_code
 from gpumemnet.units import MIB
 
-from .problems import field_problem, located
-from .requests import (
+from .monitoring import PREDICTIONS, WITHOUT_LIMIT
+from .problems import located, problem_document
+from .schemas import (
+    MAX_JOBS,
     BatchRequest,
     BatchSizesRequest,
-    JobRequest,
-    Options,
-    options_of,
-    read_job_request,
+    Device,
+    PredictOptions,
+    PredictRequest,
     read_request,
 )
 
@@ -56,36 +59,17 @@ SHIPPED_RELEASE: Final = "shipped"
 Document = dict[str, Any]
 
 
-class PredictionRecord(NamedTuple):
-    """One prediction as it was sent.
-
-    Attributes:
-        prediction_id: its id in the response.
-        made_at_seconds: creation time, in seconds since the epoch.
-        job: the job.
-        estimate: the prediction, for ``estimate.gpu``.
-        model_sha256: hash of the bundle that made it.
-        release: name of the release that the bundle belongs to; empty when unknown.
-    """
-
-    prediction_id: str
-    made_at_seconds: float
-    job: TrainingJob
-    estimate: Prediction
-    model_sha256: str
-    release: str = ""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordBatch:
     """Predictions made at once.
 
     Attributes:
         prediction_ids: of each prediction.
-        made_at_seconds, release: of all, as in :class:`PredictionRecord`.
-        model_sha256s: of each prediction.
+        made_at_seconds: creation time of all, in seconds since the epoch.
         jobs: the jobs; at least one.
         estimates: the predictions.
+        model_sha256s: hash of the bundle that made each prediction.
+        release: name of the release that the bundles belong to.
     """
 
     prediction_ids: Sequence[str]
@@ -98,17 +82,6 @@ class RecordBatch:
     def __len__(self) -> int:
         return len(self.prediction_ids)
 
-    def __getitem__(self, row: int) -> PredictionRecord:
-        """The record of one row."""
-        return PredictionRecord(
-            self.prediction_ids[row],
-            self.made_at_seconds,
-            self.jobs[row],
-            self.estimates[row],
-            self.model_sha256s[row],
-            self.release,
-        )
-
 
 class Recorder(Protocol):
     """Receives predictions."""
@@ -116,6 +89,79 @@ class Recorder(Protocol):
     def record(self, records: RecordBatch) -> None:
         """Record predictions; never blocks, never raises, and may drop some under load."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(PredictionOptions):
+    """The options of a request; requests with equal options are predicted together.
+
+    Attributes:
+        targets: the GPUs, MIG profiles or devices of ``fits``; ``None`` without ``fits``.
+    """
+
+    targets: tuple[Target, ...] | None = None
+
+
+def options_of(request: PredictOptions) -> Options:
+    """The options of ``request``.
+
+    Raises:
+        InvalidRequestError: for an unknown GPU or bin scheme.
+    """
+    bins = None
+    if request.bins is not None:
+        if request.bin_width_mib is not None:
+            reason = "must not stand beside bin_width_mib: give one of them"
+            raise InvalidRequestError(reason, "bins")
+        bins = named_bins(request.bins)
+    elif request.bin_width_mib is not None:
+        bins = bins_of_width(request.bin_width_mib * MIB)
+    coverage = DEFAULT_COVERAGE if request.coverage is None else request.coverage
+    return Options(
+        coverage=coverage,
+        bins=bins,
+        gpu=request.gpu,
+        encoder=request.encoder,
+        targets=_targets(request.fits, request.devices),
+    )
+
+
+def _targets(
+    names: bool | Sequence[str] | None, devices: Sequence[Device] | None
+) -> tuple[Target, ...] | None:
+    """The GPUs, MIG profiles and devices that a request names; ``None`` where it names none."""
+    if names in (None, False) and devices is None:
+        return None
+    targets = list(catalogue_targets()) if names is True else []
+    path = ""
+    try:
+        for index, name in enumerate(() if isinstance(names, bool) else names or ()):
+            path = f"fits[{index}]"
+            targets.append(target(name))
+        for index, each in enumerate(devices or ()):
+            path = f"devices[{index}].{{}}"
+            targets.append(target(each.gpu, mig=each.mig, free_mib=each.free_mib, device=each.id))
+    except InvalidRequestError as error:
+        raise InvalidRequestError(error.reason, path.format(error.field)) from None
+    return tuple(targets)
+
+
+class JobRequest(NamedTuple):
+    """The request of one prediction: the JSON document of the job, not read yet, and the
+    options."""
+
+    job: Any
+    options: Options
+
+
+def read_job_request(body: bytes) -> JobRequest:
+    """The request in a body of ``POST /v1/predict``.
+
+    Raises:
+        InvalidRequestError: when the body is not JSON, or a member beside the job is invalid.
+    """
+    request = read_request(body, PredictRequest)
+    return JobRequest(request.job, options_of(request))
 
 
 class Search(NamedTuple):
@@ -132,44 +178,29 @@ class PredictionApi:
 
     Args:
         predictor: makes the predictions.
-        max_jobs: most jobs in one request.
         recorder: receives every prediction; ``None`` records nothing.
         release: name of the release that the predictor's bundles belong to; every prediction names
             it.
+
+    Attributes:
+        families: the families with a loaded model.
     """
 
     def __init__(
         self,
         predictor: Predictor,
-        max_jobs: int,
         recorder: Recorder | None = None,
         release: str = SHIPPED_RELEASE,
     ) -> None:
-        self._predictor = predictor
-        self._max_jobs = max_jobs
+        self.predictor = predictor
         self._recorder = recorder
-        self._release = release
+        self.release = release
         self._bundles = {bundle.card.name: bundle for bundle in predictor.bundles}
         self._summaries = {name: model_summary(bundle) for name, bundle in self._bundles.items()}
         self._origin = {"release": release, "feature_schema": FEATURE_SCHEMA}
-        self._families = tuple(
+        self.families = tuple(
             dict.fromkeys(family for bundle in predictor.bundles for family in bundle.card.families)
         )
-
-    @property
-    def families(self) -> tuple[str, ...]:
-        """The families with a loaded model."""
-        return self._families
-
-    @property
-    def predictor(self) -> Predictor:
-        """The predictor in use."""
-        return self._predictor
-
-    @property
-    def release(self) -> str:
-        """Name of the served release."""
-        return self._release
 
     def predict(self, body: bytes) -> Document:
         """The response to ``POST /v1/predict``.
@@ -210,16 +241,16 @@ class PredictionApi:
             InvalidRequestError: when the request itself is invalid, and not just one of its jobs.
         """
         request = read_request(body, BatchRequest)
-        if len(request.jobs) > self._max_jobs:
+        if len(request.jobs) > MAX_JOBS:
             raise InvalidRequestError(
-                f"must hold at most {self._max_jobs} jobs, not {len(request.jobs)}: send them in several requests",
+                f"must hold at most {MAX_JOBS} jobs, not {len(request.jobs)}: send them in several requests",
                 "jobs",
             )
         options = options_of(request)
         _check_size(len(request.jobs), options)
         jobs = self.read(request.jobs, options.encoder, "jobs[{}]".format)
         results = [
-            {"problem": field_problem(result)}
+            {"problem": problem_document(result)}
             if isinstance(result, FieldError)
             else {"prediction": _chosen(result, request.fields)}
             for result in _in_order(jobs, self._documents(jobs.table, options))
@@ -237,7 +268,7 @@ class PredictionApi:
             path: maps a job's index to its path in the request.
         """
         table, rows, invalid = read_jobs(documents)
-        refusals = self._predictor.refusals(table, encoder)
+        refusals = self.predictor.refusals(table, encoder)
         if not invalid and not refusals:
             return ReadJobs(table, rows, {})
         errors = invalid | {int(rows[at]): error for at, error in refusals.items()}
@@ -254,13 +285,13 @@ class PredictionApi:
     def _documents(self, jobs: JobTable, options: Options) -> list[Document]:
         """The JSON documents of the predictions for ``jobs``."""
         if not len(jobs):  # no job asks a model, and the options must be valid all the same
-            self._predictor.prediction_gpu(options.gpu)
-            self._predictor.models_reaching(options.coverage, self._families[0])[0].level(
+            self.predictor.prediction_gpu(options.gpu)
+            self.predictor.models_reaching(options.coverage, self.families[0])[0].level(
                 options.coverage
             )
             return []
-        predictions = self._predictor.predict_table(jobs, options)
-        identities = self.record(jobs, predictions)
+        predictions = self.predictor.predict_table(jobs, options)
+        identities = self._record(jobs, predictions)
         documents = [
             {
                 "prediction_id": identity,
@@ -272,14 +303,14 @@ class PredictionApi:
         ]
         if options.targets is not None:
             found = fits_table(
-                self._predictor,
+                self.predictor,
                 jobs,
                 options.targets,
                 coverage=options.coverage,
                 encoder=options.encoder,
             )
             for document, fits in zip(documents, found, strict=True):
-                document["fits"] = [fit_document(fit) for fit in fits]
+                document["fits"] = fits
         return documents
 
     def batch_sizes_search(self, body: bytes) -> Search:
@@ -293,12 +324,15 @@ class PredictionApi:
         if request.gpu is None and request.mig is not None:
             raise InvalidRequestError("needs 'gpu': a MIG profile is a part of a GPU", "mig")
         coverage = DEFAULT_COVERAGE if request.coverage is None else request.coverage
-        job = self._job(request.job, request.encoder)
-        gpu = request.gpu or self._predictor.prediction_gpu(None).gpu
+        read = self.read([request.job], request.encoder, lambda row: "job")
+        for error in read.errors.values():
+            raise error
+        job = read.table[0]
+        gpu = request.gpu or self.predictor.prediction_gpu(None).gpu
         max_batch = request.max_batch or DEFAULT_MAX_BATCH
         found_for = partial(
             batch_sizes,
-            self._predictor,
+            self.predictor,
             job,
             target(gpu, mig=request.mig, free_mib=request.free_mib),
             coverage=coverage,
@@ -310,50 +344,37 @@ class PredictionApi:
         )
 
     def _batch_sizes_document(self, found: BatchSizes) -> Document:
-        curve = [
-            {
-                "batch_size": point.batch_size,
-                "request_mib": point.request_mib,
-                "limit_mib": point.limit_mib,
-            }
-            for point in found.curve
-        ]
-        return {
-            "gpu": found.gpu,
-            "mig": found.mig,
-            "available_mib": found.available_mib,
-            "coverage": found.coverage,
-            "max_batch": found.max_batch,
-            "safe_batch": found.safe_batch,
-            "likely_batch": found.likely_batch,
-            "reasons": list(found.reasons),
-            "curve": curve,
-            **self._origin,
-        }
+        document = asdict(found) | self._origin
+        del document["device"]
+        return document
 
-    def record(self, jobs: JobTable, predictions: PredictionTable) -> list[str]:
-        """Record new predictions if there is a recorder; returns their ids."""
+    def _record(self, jobs: JobTable, predictions: PredictionTable) -> list[str]:
+        """Count and record new predictions; returns their ids."""
         now_nanoseconds = time.time_ns()
         identities = [prediction_id(now_nanoseconds) for _ in range(len(jobs))]
+        in_support = predictions.in_support.tolist()
+        families = jobs.options("family")
+        for (code, is_inside), number in Counter(
+            zip(jobs.option_codes.tolist(), in_support, strict=True)
+        ).items():
+            _counter(families[code], is_inside).inc(number)
+        for row, is_inside in enumerate(in_support):
+            if not is_inside:
+                for reason in set(map(reason_code, predictions.reasons(row))):
+                    WITHOUT_LIMIT.labels(reason).inc()
         if self._recorder is not None:
             sha256 = [self._bundles[model.name].sha256 for model in predictions.models]
             sha256s = [sha256[model] for model in predictions.model_index.tolist()]
             self._recorder.record(
                 RecordBatch(
-                    identities, now_nanoseconds / 1e9, jobs, predictions, sha256s, self._release
+                    identities, now_nanoseconds / 1e9, jobs, predictions, sha256s, self.release
                 )
             )
         return identities
 
     def models(self) -> list[Document]:
         """The loaded models, as ``GET /v1/models`` lists them."""
-        return [model_details(bundle) for bundle in self._predictor.bundles]
-
-    def _job(self, document: Any, encoder: str | None) -> TrainingJob:
-        read = self.read([document], encoder, lambda row: "job")
-        for error in read.errors.values():
-            raise error
-        return read.table[0]
+        return [model_details(bundle) for bundle in self.predictor.bundles]
 
 
 def _in_order(
@@ -369,18 +390,9 @@ def _chosen(document: Document, fields: Sequence[str] | None) -> Document:
     return document if fields is None else {name: document.get(name) for name in fields}
 
 
-def fit_document(fit: Fit) -> Document:
-    """The JSON document of one fit verdict."""
-    return {
-        "gpu": fit.gpu,
-        "mig": fit.mig,
-        "device": fit.device,
-        "available_mib": fit.available_mib,
-        "request_mib": fit.request_mib,
-        "limit_mib": fit.limit_mib,
-        "verdict": fit.verdict,
-        "probability": fit.probability,
-    }
+@cache
+def _counter(family: str, is_inside: bool) -> Any:
+    return PREDICTIONS.labels(family, str(is_inside).lower())
 
 
 def _check_size(jobs: int, options: Options) -> None:

@@ -9,14 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Any, Final
 
-import orjson
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpumemnet.errors import FieldError, InvalidJobError, InvalidRequestError, UnsupportedJobError
 
@@ -53,38 +48,23 @@ UNKNOWN: Final = ProblemKind("unknown", 404, "Not found")
 REQUEST_TIMEOUT: Final = ProblemKind("request-timeout", 408, "The request did not arrive in time")
 INVALID_HTTP: Final = ProblemKind("invalid-http", 400, "The request is not valid HTTP")
 LARGE_HEAD: Final = ProblemKind("head-too-large", 431, "The head of the request is too large")
+TOO_LARGE: Final = ProblemKind("body-too-large", 413, "The body is too large")
+NO_JSON: Final = ProblemKind("unsupported-media-type", 415, "The body must be JSON")
+NOT_FOUND: Final = ProblemKind("not-found", 404, "There is nothing at this path")
+WRONG_METHOD: Final = ProblemKind(
+    "method-not-allowed", 405, "The path does not support this method"
+)
 
 _KIND_OF_ERROR: Final[dict[type[FieldError], ProblemKind]] = {
     InvalidJobError: INVALID_JOB,
     InvalidRequestError: INVALID_REQUEST,
     UnsupportedJobError: UNSUPPORTED_JOB,
 }
-_KIND_OF_STATUS: Final = {
-    kind.status: kind
-    for kind in (
-        ProblemKind("not-found", 404, "There is nothing at this path"),
-        ProblemKind("method-not-allowed", 405, "The path does not support this method"),
-        ProblemKind("body-too-large", 413, "The body is too large"),
-        ProblemKind("unsupported-media-type", 415, "The body must be JSON"),
-        NOT_READY,
-    )
-}
-
 PROBLEM_KINDS: Final = (
     *_KIND_OF_ERROR.values(),
-    *_KIND_OF_STATUS.values(),
-    OUTSIDE_SUPPORT,
-    *(
-        OVERLOADED,
-        MISDIRECTED,
-        UNAUTHORIZED,
-        FORBIDDEN,
-        CONFLICT,
-        UNKNOWN,
-        REQUEST_TIMEOUT,
-    ),
-    *(INVALID_HTTP, LARGE_HEAD),
-    INTERNAL_ERROR,
+    *(OUTSIDE_SUPPORT, UNKNOWN, CONFLICT, NOT_FOUND, WRONG_METHOD, TOO_LARGE, NO_JSON),
+    *(UNAUTHORIZED, FORBIDDEN, MISDIRECTED, OVERLOADED, NOT_READY),
+    *(INVALID_HTTP, LARGE_HEAD, REQUEST_TIMEOUT, INTERNAL_ERROR),
 )
 """Every problem type of the service."""
 
@@ -102,10 +82,6 @@ class Refusal(HTTPException):
         super().__init__(kind.status, detail, dict(headers or {}))
         self.kind = kind
 
-    def document(self) -> dict[str, Any]:
-        """The problem document."""
-        return _document(self.kind, self.detail)
-
 
 def located(error: FieldError, path: str) -> FieldError:
     """The same error with the field's path from the request's body: ``layers[3].kind`` at ``job``
@@ -113,56 +89,21 @@ def located(error: FieldError, path: str) -> FieldError:
     return type(error)(error.reason, f"{path}.{error.field}" if error.field else path)
 
 
-def field_problem(error: FieldError) -> dict[str, Any]:
-    """The problem document of an error that names a field."""
-    document = _document(_KIND_OF_ERROR[type(error)], str(error))
-    document["errors"] = [{"field": error.field, "message": error.reason}]
-    return document
-
-
-class ProblemDocuments:
-    """ASGI middleware that turns the exceptions of a request into problem documents."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
-        try:
-            await self._app(scope, receive, send)
-        except (FieldError, HTTPException) as error:
-            await problem_answer(Request(scope), error)(scope, receive, send)
-
-
-def problem_answer(request: Request, error: FieldError | HTTPException) -> Response:
-    """The response to a request that raised ``error``."""
+def problem_document(
+    error: FieldError | HTTPException, method: str = "", path: str = ""
+) -> dict[str, Any]:
+    """The problem document of an error in a request with this method and path."""
     if isinstance(error, FieldError):
-        return _response(field_problem(error))
+        document = _document(_KIND_OF_ERROR[type(error)], str(error))
+        return document | {"errors": [{"field": error.field, "message": error.reason}]}
     if isinstance(error, Refusal):
-        return _response(error.document(), error.headers)
-    kind = _KIND_OF_STATUS.get(error.status_code)
-    if kind is None:  # only the framework raises such a status; RFC 9457, section 4.2.1
-        phrase = HTTPStatus(error.status_code).phrase
-        return _response(
-            {
-                "type": "about:blank",
-                "title": phrase,
-                "status": error.status_code,
-                "detail": error.detail,
-            }
-        )
-    detail = error.detail
-    if kind.status == 404:
-        detail = f"there is nothing at {request.url.path[:200]}: the paths are listed at /docs"
-    elif kind.status == 405:
+        return _document(error.kind, error.detail)
+    if error.status_code == 405:  # this and the rest are from the router
         allowed = (error.headers or {}).get("Allow", "another method")
-        detail = f"{request.url.path} answers to {allowed}, not to {request.method}"
-    return _response(_document(kind, detail), error.headers)
+        return _document(WRONG_METHOD, f"{path} answers to {allowed}, not to {method}")
+    detail = f"there is nothing at {path[:200]}: the paths are listed at /docs"
+    return _document(NOT_FOUND, detail)
 
 
 def _document(kind: ProblemKind, detail: str) -> dict[str, Any]:
     return {"type": kind.uri, "title": kind.title, "status": kind.status, "detail": detail}
-
-
-def _response(document: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
-    return Response(orjson.dumps(document), document["status"], headers, MEDIA_TYPE)

@@ -1,29 +1,37 @@
-"""The endpoints of observations: they store observations, summarise them, and show a prediction with
+"""The operations of observations: they store observations, summarise them, and show a prediction with
 its observation."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import parse_qs
 
 import orjson
+from pydantic import ConfigDict, Field
 from starlette.types import Receive, Scope, Send
 
 from gpumemnet.errors import FieldError, InvalidJobError, InvalidRequestError
 from gpumemnet.job.json_codec import parse_json
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import FAMILIES
-from gpumemnet.site.observations import MAX_TEXT_LENGTH, Observation, observation_from_dict
+from gpumemnet.site.observations import (
+    MAX_BYTES,
+    MAX_KEY_LENGTH,
+    MAX_TEXT_LENGTH,
+    MIN_BYTES,
+    SOURCES,
+    observation_from_dict,
+)
+from gpumemnet.site.observations import Observation as ReadObservation
+from gpumemnet.units import MIB
 
-from ..api.endpoints import handle_body, read_json_body, send_response
 from ..api.examples import EXAMPLE_JOBS
-from ..api.openapi import BODY_REFUSALS, JSON, Answer, Operation
-from ..api.problems import OVERLOADED, UNKNOWN, Refusal, field_problem, located
-from ..api.responses import StoredPrediction
-from . import schemas
-from .rows import Stored
-from .schemas import MAX_OBSERVATIONS
+from ..api.handlers import JSON, handle_body, read_json_body, send_response
+from ..api.openapi import BODY_REFUSALS, Answer, Operation
+from ..api.problems import OVERLOADED, UNKNOWN, Refusal, located, problem_document
+from ..api.schemas import Job, OneOf, Problem, Schema, StoredPrediction
+from .statements import Stored
 from .store import ObservationStore, Reply
 
 DEFAULT_DAYS: Final = 30
@@ -56,6 +64,183 @@ _REPORTS: Final = {
 }
 
 
+MAX_OBSERVATIONS: Final = 1000
+"""Most observations in one request."""
+
+_Mib = Annotated[float, Field(ge=MIN_BYTES // MIB, le=MAX_BYTES // MIB)]
+_Bytes = Annotated[int, Field(ge=MIN_BYTES, le=MAX_BYTES)]
+_Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT_LENGTH)]
+_LIMIT: Final = "the memory that it could have had: its limit, or the whole GPU"
+
+
+class Observation(Schema):
+    """The memory that one run of a job used."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"anyOf": [{"required": ["prediction_id"]}, {"required": ["job", "gpu"]}]}
+    )
+
+    prediction_id: Annotated[str, Field(json_schema_extra={"format": "uuid"})] | None = Field(
+        None, description="id of the prediction that the job was scheduled with"
+    )
+    job: Job | None = Field(
+        None, description="the job, if there is no prediction or it may have been deleted"
+    )
+    gpu: _Text | None = Field(
+        None,
+        description="the GPU that it ran on; by default that of the prediction; required with a job",
+    )
+    peak_mib: _Mib | None = Field(
+        None,
+        description="the most GPU memory that it took, CUDA context included, in MiB (2**20 bytes)",
+    )
+    peak_bytes: _Bytes | None = Field(None, description="the same in bytes, instead")
+    source: Annotated[str, OneOf(SOURCES)] = Field(
+        description="where the peak comes from. "
+        + "; ".join(f"`{name}`: {meaning}" for name, meaning in SOURCES.items())
+    )
+    oom: bool | None = Field(
+        False, description="whether it ran out of GPU memory; then the peak may be left out"
+    )
+    limit_mib: _Mib | None = Field(None, description=_LIMIT)
+    limit_bytes: _Bytes | None = Field(None, description="the same in bytes, instead")
+    observed_at: Annotated[str, Field(json_schema_extra={"format": "date-time"})] | None = Field(
+        None, description="when it ended"
+    )
+    idempotency_key: Annotated[str, Field(min_length=1, max_length=MAX_KEY_LENGTH)] | None = Field(
+        None,
+        description="the client's key: an observation with the same key is stored once. By default, its content is the key",
+    )
+    driver: _Text | None = Field(None, description="version of the GPU's driver")
+    cuda: _Text | None = Field(None, description="version of CUDA")
+    torch: _Text | None = Field(None, description="version of PyTorch")
+
+
+class Observations(Schema):
+    """Several observations; an invalid one does not fail the others."""
+
+    observations: list[Observation] = Field(max_length=MAX_OBSERVATIONS)
+
+
+class StoredObservation(Schema):
+    """An observation that is on the disk."""
+
+    observation_id: str
+    created: bool = Field(
+        description="whether this request stored it; false when the same had been stored before"
+    )
+    prediction_id: str | None = Field(description="the prediction that it is compared with")
+    job_sha256: str = Field(description="hash of the job")
+    gpu: str = Field(description="the GPU that it was stored for")
+
+
+class ObservedResult(Schema):
+    """The result of a stored observation."""
+
+    observation: StoredObservation
+
+
+class RefusedObservation(Schema):
+    """The result of an observation that was not stored; the others are."""
+
+    problem: Problem
+
+
+class ObservationResults(Schema):
+    """One result per observation, in order."""
+
+    failed: int = Field(ge=0, description="number of observations that were not stored")
+    results: list[ObservedResult | RefusedObservation]
+
+
+class Worth(Schema):
+    """Coverage and error of predictions, compared with what the jobs used."""
+
+    judged: int = Field(
+        ge=0, description="jobs whose observation can confirm or contradict the safe bytes"
+    )
+    covered: int = Field(ge=0, description="of these, jobs within the safe bytes")
+    coverage: float | None = Field(description="covered / judged")
+    promised_coverage: float | None = Field(description="mean of the requested coverages")
+    median_error_percent: float | None = Field(
+        description="median of expected minus observed, in percent of the observed"
+    )
+    median_absolute_error_percent: float | None
+    under_prediction_rate: float | None = Field(
+        description="share of the jobs that used more than expected"
+    )
+    waste_share: float | None = Field(
+        description="share of the safe bytes that was not used, over the covered jobs"
+    )
+
+
+class SideBySide(Schema):
+    """Champion and challenger on the jobs that both predicted."""
+
+    champion: Worth
+    challenger: Worth
+
+
+class ObservedGroup(Schema):
+    """Predictions of one release for one family and GPU."""
+
+    family: str
+    gpu: str
+    release: str
+    observations: int = Field(ge=0)
+    oom: int = Field(ge=0, description="jobs that ran out of memory")
+    without_limit: dict[str, int] = Field(
+        description="predictions without a limit, by the option or feature that the model does not know; what to measure next"
+    )
+    champion: Worth
+    challenger: SideBySide | None
+
+
+class FamilyAlarm(Schema):
+    """Whether the coverage of a family is significantly too low."""
+
+    family: str
+    on: bool
+    judged: int = Field(ge=0)
+    covered: int = Field(ge=0)
+    coverage: float | None
+    promised_coverage: float | None
+    probability: float = Field(
+        ge=0,
+        le=1,
+        description="probability of at least as many misses if the coverage held (p-value)",
+    )
+
+
+class CoverageAlarm(Schema):
+    """The alarm's rule and its state."""
+
+    rule: str
+    threshold: float
+    window: int = Field(description="number of latest observations of a family that it tests")
+    families: list[FamilyAlarm]
+
+
+class ObservationSummary(Schema):
+    """Coverage and error of the predictions of the last days."""
+
+    days: float
+    observations: int = Field(ge=0)
+    oom: int = Field(ge=0)
+    without_prediction: int = Field(
+        ge=0,
+        description="observations with a job and no prediction; kept for training, not compared",
+    )
+    on_another_gpu: int = Field(
+        ge=0, description="observations from another GPU than predicted; not compared"
+    )
+    sources: dict[str, int] = Field(description="observations by the source of their peak")
+    compared: int = Field(ge=0, description="observations in the groups below")
+    complete: bool = Field(description="whether these are all observations and not only the newest")
+    groups: list[ObservedGroup]
+    alarm: CoverageAlarm
+
+
 def observation_operations(store: ObservationStore | None) -> list[Operation]:
     """The operations below ``/v1/observations``; without a store they respond that observations are
     disabled."""
@@ -66,7 +251,7 @@ def observation_operations(store: ObservationStore | None) -> list[Operation]:
             name="prediction",
             tag="observations",
             summary="A prediction that was made, and what its job used",
-            endpoint=_Endpoint(store, _prediction),
+            handler=_Handler(store, _prediction),
             parameters=[
                 {
                     "name": "prediction_id",
@@ -88,13 +273,13 @@ def observation_operations(store: ObservationStore | None) -> list[Operation]:
             tag="observations",
             summary="Report the memory that finished jobs used",
             description="The response is sent once the observation is on the disk. Sending it again is safe: it is stored once.",
-            endpoint=_Endpoint(store, _observe),
-            request=(schemas.Observation, schemas.Observations),
+            handler=_Handler(store, _observe),
+            request=(Observation, Observations),
             examples=_REPORTS,
             answers={
-                201: Answer(shape=schemas.StoredObservation, meaning="The observation is stored."),
+                201: Answer(shape=StoredObservation, meaning="The observation is stored."),
                 200: Answer(
-                    shape=(schemas.StoredObservation, schemas.ObservationResults),
+                    shape=(StoredObservation, ObservationResults),
                     meaning="The observation had been stored before; or the results of several observations.",
                 ),
             },
@@ -111,7 +296,7 @@ def observation_operations(store: ObservationStore | None) -> list[Operation]:
             name="observation_summary",
             tag="observations",
             summary="Coverage and error of the predictions",
-            endpoint=_Endpoint(store, _summary),
+            handler=_Handler(store, _summary),
             parameters=[
                 {
                     "name": "days",
@@ -126,7 +311,7 @@ def observation_operations(store: ObservationStore | None) -> list[Operation]:
                     },
                 }
             ],
-            answers={200: Answer(shape=schemas.ObservationSummary, meaning="The summary.")},
+            answers={200: Answer(shape=ObservationSummary, meaning="The summary.")},
             refusals={
                 404: "This service stores no observations.",
                 422: "A parameter is invalid.",
@@ -136,8 +321,8 @@ def observation_operations(store: ObservationStore | None) -> list[Operation]:
     ]
 
 
-class _Endpoint:
-    """ASGI application of an endpoint that needs a store: ``respond`` gives status and document."""
+class _Handler:
+    """ASGI application of an operation that needs a store: ``respond`` gives status and document."""
 
     def __init__(
         self,
@@ -172,19 +357,19 @@ async def _observe(
         return None
     read = await handle_body(read_observations, body)
     key_name = str(scope.get("state", {}).get(KEY_NAME) or "")[:MAX_TEXT_LENGTH]
-    if isinstance(read, Observation):
+    if isinstance(read, ReadObservation):
         stored = await store.add(read, key_name)
         return 201 if stored.created else 200, _document(stored)
-    valid = [one for one in read if isinstance(one, Observation)]
+    valid = [one for one in read if isinstance(one, ReadObservation)]
     answers = iter(await store.add_many(valid, key_name))
-    return 200, _batch([next(answers) if isinstance(one, Observation) else one for one in read])
+    return 200, _batch([next(answers) if isinstance(one, ReadObservation) else one for one in read])
 
 
 async def _summary(store: ObservationStore, scope: Scope, receive: Receive) -> tuple[int, Any]:
     return 200, await store.summary(_days(scope["query_string"]))
 
 
-def read_observations(body: bytes) -> Observation | list[Observation | FieldError]:
+def read_observations(body: bytes) -> ReadObservation | list[ReadObservation | FieldError]:
     """The observation in a body, or those of a list, each parsed or rejected separately.
 
     Raises:
@@ -221,7 +406,7 @@ def read_observations(body: bytes) -> Observation | list[Observation | FieldErro
     return [_read_one(entry, f"observations[{index}]") for index, entry in enumerate(listed)]
 
 
-def _read_one(entry: Any, path: str) -> Observation | FieldError:
+def _read_one(entry: Any, path: str) -> ReadObservation | FieldError:
     try:
         return observation_from_dict(entry)
     except FieldError as error:
@@ -248,14 +433,10 @@ def _batch(results: Sequence[Reply]) -> dict[str, Any]:
     documents = [
         {"observation": _document(result)}
         if isinstance(result, Stored)
-        else {"problem": _problem(result)}
+        else {"problem": problem_document(result)}
         for result in results
     ]
     return {"failed": len(results) - len(stored), "results": documents}
-
-
-def _problem(error: FieldError | Refusal) -> dict[str, Any]:
-    return error.document() if isinstance(error, Refusal) else field_problem(error)
 
 
 def _days(query: bytes) -> int:

@@ -33,7 +33,7 @@ from gpumemnet.site.observations import Observation, content_hash
 from ..api.predictions import RecordBatch, prediction_id
 from ..api.problems import CONFLICT, OVERLOADED, UNKNOWN, Refusal
 from .database import DatabaseError, database_url, ensure_schema, make_engine, reading, shown
-from .rows import (
+from .statements import (
     ChallengeRecord,
     Incoming,
     KnownJobs,

@@ -204,7 +204,9 @@ def test_a_removed_key_stops_working_by_itself(
     def statuses(key: str) -> set[int]:
         """Of several connections, so that every worker answers some."""
         return {
-            httpx.get(f"{running.url}/v1/models", headers={"X-API-Key": key}).status_code
+            httpx.get(
+                f"{running.url}/v1/models", headers={"Authorization": f"Bearer {key}"}
+            ).status_code
             for _ in range(8)
         }
 

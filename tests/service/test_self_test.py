@@ -12,7 +12,7 @@ from gpumemnet.job.job_table import JobTable
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.model import BundleModel, GraphOutput
 from gpumemnet.predict.predictor import Predictor
-from service.self_test import check_golden
+from service.served_release import check_golden
 from tests.registries import shipped
 
 Bend = Callable[[GraphOutput], GraphOutput]

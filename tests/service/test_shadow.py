@@ -1,8 +1,6 @@
 """The challenger's questions are few, dropped rather than waited for, and never reach the
 caller."""
 
-import time
-
 import pytest
 from prometheus_client import REGISTRY
 
@@ -12,7 +10,6 @@ from service.api.predictions import RecordBatch
 from service.shadow import QUEUE_LENGTH, Shadow
 from tests.jobs import small_job
 from tests.registries import shipped
-from tests.waiting import wait_until
 
 
 class Notes:
@@ -62,9 +59,7 @@ def test_what_is_too_much_is_dropped_and_counted(
     assert notes.recorded == records
     assert count("dropped") - before == len(records) - QUEUE_LENGTH
     shadow.withdraw()
-    shadow.thread.start()
-    time.sleep(0.1)
-    shadow.thread.stop()
+    shadow.compare_next()
     assert notes.shadowed == []  # who was withdrawn is not asked about what was waiting
 
 
@@ -83,12 +78,9 @@ def test_a_challenger_that_cannot_answer_is_counted(records: list[RecordBatch]) 
     notes, before = Notes(), count("failed")
     shadow = Shadow(notes, 1.0)
     shadow.challenge("r1", Predictor([shipped()]))  # of CNNs only
-    shadow.thread.start()
-    try:
-        shadow.record(records[0])
-        wait_until(lambda: count("failed") == before + 1)
-    finally:
-        shadow.thread.stop()
+    shadow.record(records[0])
+    shadow.compare_next()
+    assert count("failed") == before + 1
     assert notes.shadowed == []
 
 
@@ -98,9 +90,6 @@ def test_nothing_need_be_stored(predictor: Predictor, records: list[RecordBatch]
     shadow.record(records[0])
     shadow.challenge("r1", predictor)
     shadow.champion_is(predictor.bundles)
-    shadow.thread.start()
-    try:
-        shadow.record(records[0])
-        wait_until(lambda: count("compared") == before + 1)
-    finally:
-        shadow.thread.stop()
+    shadow.record(records[0])
+    shadow.compare_next()
+    assert count("compared") == before + 1

@@ -32,7 +32,7 @@ export const addressOf = (path) => new URL(path, document.baseURI).href;
 
 async function call(path, options) {
   const headers = options.body === undefined ? {} : { "Content-Type": "application/json" };
-  if (hasKey()) headers["X-API-Key"] = sessionStorage.getItem(KEY_ITEM);
+  if (hasKey()) headers["Authorization"] = `Bearer ${sessionStorage.getItem(KEY_ITEM)}`;
   let response;
   let document;
   try {

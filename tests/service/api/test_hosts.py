@@ -71,7 +71,7 @@ def test_names_of_this_machine_are_answered(client: httpx.Client, value: str) ->
 def test_health_and_metrics_are_answered_under_any_name(client: httpx.Client) -> None:
     for path in ("/healthz", "/readyz", "/metrics"):
         assert client.get(path, headers={"Host": "10.1.2.3:8000"}).status_code == 200
-    refused = 'gpumemnet_refusals_total{reason="host"}'
+    refused = 'gpumemnet_refusals_total{problem="misdirected"}'
     client.get("/v1/models", headers={"Host": "evil.example"})
     [line] = [line for line in client.get("/metrics").text.splitlines() if line.startswith(refused)]
     assert float(line.split()[-1]) >= 1
@@ -98,7 +98,7 @@ def test_hosts_are_a_setting(start_service: StartService) -> None:
 def test_with_keys_any_host_is_answered(start_service: StartService) -> None:
     key, entry = new_key("ci", "predict")
     with start_service(GPUMEMNET_API_KEYS=entry) as running:
-        headers = {"X-API-Key": key, "Host": "gpumemnet.svc:8000"}
+        headers = {"Authorization": f"Bearer {key}", "Host": "gpumemnet.svc:8000"}
         assert httpx.get(f"{running.url}/v1/models", headers=headers).status_code == 200
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.api.logs import LineFormatter
+from service.api.monitoring import LineFormatter
 from service.api.predictions import Document
 from tests.conftest import StartService
 from tests.waiting import wait_until

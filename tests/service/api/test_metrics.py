@@ -76,10 +76,10 @@ def test_the_process_is_described(service: RunningService) -> None:
     assert labels.keys() == {"version", "python", "onnxruntime"}
 
 
-def test_refusals_are_counted_by_reason(start_service: StartService) -> None:
+def test_refusals_are_counted_by_problem(start_service: StartService) -> None:
     with start_service(GPUMEMNET_MAX_BODY_BYTES="1024") as running:
         assert httpx.post(f"{running.url}/v1/predict", json={"job": "x" * 2000}).status_code == 413
-        assert value(scrape(running.url), "gpumemnet_refusals_total", reason="large_body") == 1
+        assert value(scrape(running.url), "gpumemnet_refusals_total", problem="body-too-large") == 1
 
 
 def test_why_there_is_no_limit_is_counted(start_service: StartService) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpumemnet.errors import InvalidJobError
-from service.api.microbatch import Microbatch
+from service.api.handlers import Microbatch
 
 
 class Answers:

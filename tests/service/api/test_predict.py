@@ -18,7 +18,7 @@ from gpumemnet.predict.largest_batch import BatchPoint, batch_sizes
 from gpumemnet.predict.prediction import Prediction
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB
-from service.api.predictions import Document, PredictionApi, PredictionRecord
+from service.api.predictions import Document, PredictionApi, RecordBatch
 from tests.conftest import RunningService
 
 
@@ -337,25 +337,25 @@ def test_an_inverse_question_without_sense_is_named(
 
 
 def test_every_prediction_is_handed_to_the_recorder(predictor: Predictor, job: Document) -> None:
-    kept: list[PredictionRecord] = []
-    api = PredictionApi(predictor, 10, SimpleNamespace(record=kept.extend), release="r7")
+    kept: list[RecordBatch] = []
+    api = PredictionApi(predictor, SimpleNamespace(record=kept.append), release="r7")
     first = api.predict(json.dumps({"job": job, "gpu": "H100"}).encode())
     batch = api.predict_batch(json.dumps({"jobs": [job, 1, job]}).encode())
     answers = [
         first,
         *(result["prediction"] for result in batch["results"] if "prediction" in result),
     ]
-    assert [record.prediction_id for record in kept] == [
-        answer["prediction_id"] for answer in answers
-    ]
     assert {answer["release"] for answer in answers} == {"r7"}
-    for record, answer in zip(kept, answers, strict=True):
-        assert record.job == job_from_dict(job)
-        assert record.model_sha256 == answer["model"]["sha256"]
-        assert record.estimate.gpu == answer["gpu"]
-        assert abs(record.made_at_seconds - time.time()) < 60
+    assert [len(records) for records in kept] == [1, 2]
+    rows = [(records, row) for records in kept for row in range(len(records))]
+    for (records, row), answer in zip(rows, answers, strict=True):
+        assert records.prediction_ids[row] == answer["prediction_id"]
+        assert records.jobs[row] == job_from_dict(job)
+        assert records.model_sha256s[row] == answer["model"]["sha256"]
+        assert records.estimates[row].gpu == answer["gpu"]
+        assert abs(records.made_at_seconds - time.time()) < 60
     api.batch_sizes_search(json.dumps({"job": job}).encode()).answer()
-    assert len(kept) == 3
+    assert len(kept) == 2
 
 
 def test_the_models_are_those_of_the_predictor(http: httpx.Client, predictor: Predictor) -> None:

@@ -26,7 +26,7 @@ from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.json_codec import job_from_dict
 from service.api.examples import EXAMPLE_JOBS
 from service.api.predictions import Document
-from service.observations.schemas import ObservationResults, ObservationSummary, StoredObservation
+from service.observations.routes import ObservationResults, ObservationSummary, StoredObservation
 from tests.service.databases import PostgreSQL, running_postgresql
 
 APP = Path(__file__).with_name("observation_app.py")

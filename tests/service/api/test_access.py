@@ -12,8 +12,7 @@ import httpx
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.access import parse_keys
-from service.api.gate import Gate
+from service.api.access import AccessControl, parse_keys
 from service.api.predictions import Document
 from tests.conftest import StartService
 from tests.service.sockets import connect, post_head
@@ -122,12 +121,12 @@ def test_a_crowd_is_admitted_up_to_the_bound() -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    async def ask(gate: Gate) -> None:
+    async def ask(access: AccessControl) -> None:
         async def send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 order.append(message["status"])
 
-        await gate(
+        await access(
             {
                 "type": "http",
                 "path": "/v1/predict",
@@ -140,9 +139,9 @@ def test_a_crowd_is_admitted_up_to_the_bound() -> None:
         )
 
     async def crowd() -> None:
-        gate = Gate(application, max_concurrency=20)
-        await asyncio.gather(*(ask(gate) for _ in range(60)))
-        await asyncio.gather(*(ask(gate) for _ in range(20)))
+        access = AccessControl(application, max_concurrency=20)
+        await asyncio.gather(*(ask(access) for _ in range(60)))
+        await asyncio.gather(*(ask(access) for _ in range(20)))
 
     asyncio.run(crowd())
     assert order[:40] == [503] * 40
@@ -153,12 +152,12 @@ def test_a_crowd_is_admitted_up_to_the_bound() -> None:
 
 
 def run_through(
-    gate_arguments: dict[str, Any],
+    arguments: dict[str, Any],
     application: ASGIApp,
     path: str = "/v1/predict",
     headers: Sequence[tuple[bytes, bytes]] = (),
 ) -> list[Message]:
-    """One request through a gate; returns the messages that were sent."""
+    """One request through the middleware; returns the messages that were sent."""
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -172,7 +171,7 @@ def run_through(
             "http_version": "1.0",
             "headers": [(b"x-request-id", b"the-id"), *headers],
         }
-        await Gate(application, **gate_arguments)(scope, receive_nothing, send)
+        await AccessControl(application, **arguments)(scope, receive_nothing, send)
 
     asyncio.run(ask())
     return sent

@@ -1,35 +1,39 @@
-"""The ASGI applications of the endpoints: they read a body, pass it on, and send the response.
+"""The ASGI applications of the operations: they read a body, pass it on, and send the response.
 
 They bypass FastAPI's dependencies, second validation and thread per request.  Each would add
-between a tenth and a half to the cost of a response (benchmarks/http_latency.py).
+between a tenth and a half to the cost of a response (benchmarks/http_latency.py).  Predictions that
+are asked for together are made together (:class:`Microbatch`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVarTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, TypeVarTuple
 from urllib.parse import parse_qsl
 
 import orjson
 from anyio import CapacityLimiter, to_thread
 from anyio.lowlevel import RunVar
-from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
 from gpumemnet.units import ceil_mib
 
-from .microbatch import Microbatch, Result
-from .openapi import JSON, TEXT
-from .problems import OUTSIDE_SUPPORT, OVERLOADED, Refusal
-from .requests import JobRequest, read_job_request
+from .predictions import JobRequest, Search, read_job_request
+from .problems import NO_JSON, OUTSIDE_SUPPORT, OVERLOADED, TOO_LARGE, Refusal
 
 if TYPE_CHECKING:
-    from .predictions import PredictionApi, Search
+    from ..served_release import ServedRelease
 
 Arguments = TypeVarTuple("Arguments")
+Request = TypeVar("Request")
+Result = TypeVar("Result")
+
+JSON: Final = "application/json"
+TEXT: Final = "text/plain"
 
 INLINE_BODY_BYTES: Final = 32 * 1024
 """Longer bodies are handled by :func:`run_in_turn`, so that one long batch does not delay
@@ -56,14 +60,13 @@ MIB_FIELDS: Final = {"limit_mib": "safe_bytes", "request_mib": "expected_bytes"}
 
 _NOT_JSON: Final = f"the body must be sent with the header 'Content-Type: {JSON}'"
 _ENCODED: Final = "the body must not be compressed: send it without Content-Encoding"
-_CLOSE: Final = {"Connection": "close"}
 _TURN: Final = RunVar[CapacityLimiter]("one thread for long bodies")
 _ANYTHING: Final = (b"*/*", JSON.encode())
 
 logger = logging.getLogger("gpumemnet.service")
 
 
-class Endpoint:
+class JsonHandler:
     """ASGI application that responds with JSON, and reads a JSON body unless it is a GET; long
     bodies are handled in a thread.
 
@@ -78,7 +81,7 @@ class Endpoint:
         """Respond to one request.
 
         Raises:
-            HTTPException: 413 or 415 for a body that is too large or not declared as JSON.
+            Refusal: 413 or 415 for a body that is too large or not declared as JSON.
             FieldError: when a field of the body is invalid.
         """
         body = await read_json_body(scope, receive) if scope["method"] == "POST" else b""
@@ -89,7 +92,7 @@ class Endpoint:
         return orjson.dumps(self._respond(body))
 
 
-class SearchEndpoint:
+class SearchHandler:
     """ASGI application of a search over many batch sizes.  Searches wait for each other in a thread
     of their own, and too many are refused.
 
@@ -111,7 +114,7 @@ class SearchEndpoint:
         """Respond to one request.
 
         Raises:
-            HTTPException: as :class:`Endpoint`; 503 when too many searches wait.
+            Refusal: as :class:`JsonHandler`; 503 when too many searches wait.
             FieldError: when a field of the body is invalid.
         """
         body = await read_json_body(scope, receive)
@@ -133,24 +136,80 @@ class SearchEndpoint:
         await send_response(send, 200, JSON, content)
 
 
-class PredictEndpoint:
+class Microbatch(Generic[Request, Result]):
+    """Microbatching: requests that arrive in one iteration of the event loop are predicted together
+    at the next.
+
+    A model takes little longer for twenty jobs than for one.  A lone request is never delayed.
+
+    Args:
+        predict: takes several requests; returns a prediction or an exception for each.
+    """
+
+    def __init__(
+        self, predict: Callable[[Sequence[Request]], Sequence[Result | Exception]]
+    ) -> None:
+        self._predict = predict
+        self._waiting: list[tuple[Request, asyncio.Future[Result]]] = []
+
+    async def predict(self, request: Request) -> Result:
+        """The prediction for one request.
+
+        Raises:
+            Exception: the exception that ``predict`` returned for it.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Result] = loop.create_future()
+        self._waiting.append((request, future))
+        if len(self._waiting) == 1:
+            loop.call_soon(self._predict_waiting)
+        return await future
+
+    def _predict_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        waiting = [
+            (request, future) for request, future in waiting if not future.done()
+        ]  # cancelled: client disconnected
+        results = self._results([request for request, _ in waiting]) if waiting else []
+        for (_, future), result in zip(waiting, results, strict=True):
+            if isinstance(result, Exception):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+    def _results(self, requests: Sequence[Request]) -> Sequence[Any]:
+        try:
+            return self._predict(requests)
+        except Exception as error:
+            if len(requests) == 1:
+                return [error]
+            logger.exception(
+                "%d requests could not be predicted together: each is predicted alone",
+                len(requests),
+            )
+            return [
+                self._results([request])[0] for request in requests
+            ]  # one failure must not fail the others
+
+
+class PredictHandler:
     """ASGI application of ``POST /v1/predict``, in JSON or plain text.
 
     Args:
-        current: returns the prediction API; a model swap replaces it.
+        serving: holds the prediction API; a model swap replaces it.
     """
 
-    def __init__(self, current: Callable[[], PredictionApi]) -> None:
-        self._current = current
+    def __init__(self, serving: ServedRelease) -> None:
+        self._serving = serving
         self._microbatch = Microbatch[JobRequest, Any](
-            lambda requests: current().predict_requests(requests)
+            lambda requests: serving.api.predict_requests(requests)
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to one request.
 
         Raises:
-            HTTPException: as :class:`Endpoint`; 422 when a requested field has no value.
+            Refusal: as :class:`JsonHandler`; 422 when a requested field has no value.
             FieldError: when a field of the body or a query parameter is invalid.
         """
         names = text_fields(query) if (query := scope["query_string"]) else TEXT_FIELDS[:1]
@@ -158,7 +217,7 @@ class PredictEndpoint:
         if body is None:
             return
         if len(body) > INLINE_BODY_BYTES:
-            document = await run_in_turn(self._current().predict, body)
+            document = await run_in_turn(self._serving.api.predict, body)
         else:
             document = await self._microbatch.predict(read_job_request(body))
         if wants_text(scope):
@@ -191,7 +250,7 @@ async def read_json_body(scope: Scope, receive: Receive) -> bytes | None:
     """The whole body, or ``None`` when the client disconnected before it was sent.
 
     Raises:
-        HTTPException: 415 when the body is compressed or not declared as JSON, 413 when it is
+        Refusal: 415 when the body is compressed or not declared as JSON, 413 when it is
             larger than the settings allow.
     """
     is_json = expects_continue = False
@@ -202,11 +261,11 @@ async def read_json_body(scope: Scope, receive: Receive) -> bytes | None:
         elif name == b"content-length":
             announced_bytes = int(value)  # digits only: the server has checked it
         elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
-            raise HTTPException(415, _ENCODED)
+            raise Refusal(NO_JSON, _ENCODED)
         elif name == b"expect":
             expects_continue = True
     if not is_json:
-        raise HTTPException(415, _NOT_JSON)
+        raise Refusal(NO_JSON, _NOT_JSON)
     max_bytes: int = scope["app"].state.settings.max_body_bytes
     chunks: list[bytes] = []
     if expects_continue and announced_bytes > max_bytes:
@@ -227,9 +286,9 @@ async def read_json_body(scope: Scope, receive: Receive) -> bytes | None:
             return b"".join(chunks)
 
 
-def _too_large(max_bytes: int) -> HTTPException:
+def _too_large(max_bytes: int) -> Refusal:
     detail = f"the body is larger than the {max_bytes} bytes that this service reads: send fewer jobs at a time"
-    return HTTPException(413, detail, _CLOSE)
+    return Refusal(TOO_LARGE, detail, {"Connection": "close"})
 
 
 async def send_response(send: Send, status: int, media_type: str, content: bytes) -> None:

@@ -1,0 +1,290 @@
+"""What the service tells its operators: a log line for each event, and the metrics of requests and
+processes.
+
+*Logs* are one line per event on standard error, as JSON or as text, from every source.  Keys and
+bodies are never logged, and control characters are escaped.
+
+*Metrics* are at ``GET /metrics`` in Prometheus' text format.  One worker counts in memory.  Several
+workers count in shared files (``PROMETHEUS_MULTIPROC_DIR``), and the worker that handles the request
+adds them up.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import struct
+import threading
+import time
+import traceback
+from contextlib import suppress
+from contextvars import ContextVar
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+from prometheus_client import (
+    GC_COLLECTOR,
+    PLATFORM_COLLECTOR,
+    PROCESS_COLLECTOR,
+    REGISTRY,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from .problems import PROBLEM_KINDS
+
+REQUEST_ID: Final[ContextVar[str]] = ContextVar("gpumemnet_request_id", default="")
+"""Id of the current request, for every line that is logged meanwhile."""
+
+_EVENT: Final = "gpumemnet_event"
+"""The attribute of a log record with the fields of a request."""
+_MAX_TEXT: Final = 2500
+"""Characters of a message: a line of at most 4,096 bytes is not mixed with another worker's
+(POSIX, ``PIPE_BUF``)."""
+_CONTROL: Final = {
+    code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160), 0x2028, 0x2029)
+} | {
+    10: "\\n",
+    13: "\\r",
+    9: "\\t",
+}
+
+_requests = logging.getLogger("gpumemnet.requests")
+
+MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+FOLDER_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
+"""Names the folder where several workers count; read by prometheus_client."""
+_ATTEMPTS: Final = 3
+
+for _collector in (GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR):
+    REGISTRY.unregister(_collector)  # they cover only one process
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+REQUESTS: Final = Counter(
+    "gpumemnet_requests",
+    "Finished requests by path and status; 499 when the client disconnected first.",
+    ("path", "status"),
+)
+SECONDS: Final = Histogram(
+    "gpumemnet_request_seconds",
+    "Time from the arrival of a request's head to the end of its response.",
+    ("path",),
+    buckets=(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
+)
+REFUSALS: Final = Counter(
+    "gpumemnet_refusals",
+    "Requests answered with a problem document, by the last part of its type.",
+    ("problem",),
+)
+IN_WORK: Final = Gauge(
+    "gpumemnet_requests_in_work", "Requests in progress.", multiprocess_mode="livesum"
+)
+PREDICTIONS: Final = Counter(
+    "gpumemnet_predictions",
+    "Predictions made, by family and whether the job was inside the model's support.",
+    ("family", "in_support"),
+)
+WITHOUT_LIMIT: Final = Counter(
+    "gpumemnet_predictions_without_limit",
+    "Predictions without a limit, by the option or feature of the job that the model does not know; a job may have several.",
+    ("reason",),
+)
+RESIDENT: Final = Gauge(
+    "gpumemnet_worker_resident_bytes",
+    "Resident memory of a worker, by its process id.",
+    ("worker",),
+    multiprocess_mode="livesum",
+)
+CPU: Final = Counter(
+    "gpumemnet_worker_cpu_seconds", "Processor time of a worker, user and system.", ("worker",)
+)
+STARTED: Final = Gauge(
+    "gpumemnet_worker_start_time_seconds",
+    "When a worker was started, since the epoch.",
+    ("worker",),
+    multiprocess_mode="livesum",
+)
+BUILD: Final = Gauge(
+    "gpumemnet_build_info",
+    "Always 1; the labels name the versions.",
+    ("version", "python", "onnxruntime"),
+    multiprocess_mode="max",
+)
+
+for _kind in PROBLEM_KINDS:
+    REFUSALS.labels(_kind.name)
+BUILD.labels(version("gpumemnet"), platform.python_version(), version("onnxruntime")).set(1)
+
+
+class RequestRecords:
+    """Logs and counts finished requests; caches the children of a metric, because finding one by its
+    labels is slow."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, Histogram] = {}
+        self._requests: dict[tuple[str, int], Counter] = {}
+
+    def add(
+        self, method: str, path: str, status: int, seconds: float, sent_bytes: int, **names: str
+    ) -> None:
+        """Log and count one finished request.
+
+        Args:
+            method: as the client sent it.
+            path: the path's name, its variable parts in braces.
+            status: of the response; 499 when the client disconnected before it.
+            seconds: from the arrival of the request's head to the end of the response.
+            sent_bytes: length of the response body.
+            names: the names of its API key (``key``) and W3C trace (``trace_id``); left out of the
+                log where empty.
+        """
+        if (path, status) not in self._requests:
+            self._requests[path, status] = REQUESTS.labels(path, str(status))
+            self._seconds[path] = SECONDS.labels(path)
+        self._requests[path, status].inc()
+        self._seconds[path].observe(seconds)
+        level = logging.ERROR if status == 500 else logging.INFO
+        if _requests.isEnabledFor(level):
+            event: dict[str, Any] = {"method": method, "path": path, "status": status}
+            event |= {"seconds": round(seconds, 6), "bytes": sent_bytes}
+            event |= {name: value for name, value in names.items() if value}
+            _requests.log(level, "request", extra={_EVENT: event})
+
+
+class Vitals:
+    """Gauges of this process's memory and processor time, as of the last :meth:`update`."""
+
+    def __init__(self) -> None:
+        worker = str(os.getpid())
+        STARTED.labels(worker).set(time.time())
+        self._resident = RESIDENT.labels(worker)
+        self._cpu = CPU.labels(worker)
+        self._cpu_seconds = 0.0
+
+    def update(self) -> None:
+        """Update the gauges."""
+        times = os.times()
+        used_seconds = times.user + times.system
+        self._cpu.inc(max(0.0, used_seconds - self._cpu_seconds))
+        self._cpu_seconds = used_seconds
+        with suppress(OSError):  # only Linux has it
+            pages = int(Path("/proc/self/statm").read_bytes().split()[1])
+            self._resident.set(pages * os.sysconf("SC_PAGE_SIZE"))
+
+
+def metrics_document() -> bytes:
+    """All metrics, of all workers."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if folder is None:
+        return generate_latest(REGISTRY)
+    for file in Path(folder).glob("gauge_live*_*.db"):  # of a worker that has died
+        if not _is_alive(int(file.stem.rpartition("_")[2])):
+            file.unlink(missing_ok=True)
+    for attempt in range(_ATTEMPTS):
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
+        try:
+            return generate_latest(registry)
+        except (OSError, struct.error):  # a worker that starts or ends now adds or removes files
+            if attempt == _ATTEMPTS - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+class LineFormatter(logging.Formatter):
+    """Formats a record as one line.
+
+    Args:
+        log_format: ``json`` or ``text``.
+    """
+
+    def __init__(self, log_format: str) -> None:
+        super().__init__()
+        self._is_json = log_format == "json"
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, without its end."""
+        try:
+            message = record.getMessage()
+        except Exception:  # the arguments do not match the message: log that, and do not fail
+            message = f"{record.msg} {record.args}"
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        event: dict[str, Any] = {
+            "time": f"{stamp}.{int(record.created % 1 * 1000):03d}Z",
+            "level": record.levelname.lower(),
+            "message": _short(message),
+            "process": record.process,
+        }
+        if request_id := REQUEST_ID.get():
+            event["request_id"] = request_id
+        event |= getattr(record, _EVENT, {})
+        if record.exc_info and record.exc_info[0] is not None:
+            kind, error, trace = record.exc_info
+            event["error"] = _short("".join(traceback.format_exception_only(kind, error)).strip())
+            event["where"] = [
+                f"{frame.filename.rpartition('/site-packages/')[2][-80:]}:{frame.lineno} {frame.name[:60]}"
+                for frame in reversed(traceback.extract_tb(trace)[-8:])
+            ]
+        return orjson.dumps(event).decode() if self._is_json else _text(event)
+
+
+def log_configuration(log_format: str, level: str) -> dict[str, Any]:
+    """The configuration of ``logging`` for every process of the service.
+
+    Args:
+        log_format: ``json`` or ``text``.
+        level: name of the lowest level that is written.
+    """
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"line": {"()": LineFormatter, "log_format": log_format}},
+        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+        "root": {"handlers": ["stderr"], "level": level.upper()},
+        # It logs steps that the service logs itself.
+        "loggers": {"uvicorn.error": {"level": "ERROR"}},
+    }
+
+
+def log_other_failures() -> None:
+    """Let warnings and errors in threads become lines of the log."""
+    logging.captureWarnings(True)
+
+    def log_failed_thread(failure: threading.ExceptHookArgs) -> None:
+        if failure.exc_type is not SystemExit and failure.exc_value is not None:
+            name = failure.thread.name if failure.thread else "a thread"
+            exc_info = (failure.exc_type, failure.exc_value, failure.exc_traceback)
+            logging.getLogger("gpumemnet.service").error("%s failed", name, exc_info=exc_info)
+
+    threading.excepthook = log_failed_thread
+
+
+def _short(text: str) -> str:
+    text = text.encode("utf-8", "replace").decode()  # lone surrogates, which UTF-8 cannot encode
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
+
+
+def _text(event: dict[str, Any]) -> str:
+    fields = dict(event)
+    start = f"{fields.pop('time')} {fields.pop('level'):<8} {fields.pop('message')}"
+    rest = " ".join(f"{name}={value}" for name, value in fields.items())
+    return f"{start} {rest}".rstrip().translate(_CONTROL)
