@@ -6,10 +6,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -17,26 +16,15 @@ from gpumemnet.cli.commands import run
 from gpumemnet.cli.options import AsJson
 from gpumemnet.cli.output import print_result
 from gpumemnet.errors import MeasurementError
-from gpumemnet.gpu import device_profile
 from gpumemnet.job.dataset import write_dataset
-from gpumemnet.planner.costs import MACHINE, machine_to_dict
 from gpumemnet.site.implausible_rows import implausible_rows
 from gpumemnet.units import format_bytes
 
-from .measure.campaign import (
-    ProgressLine,
-    Tally,
-    accounting,
-    fork_server,
-    run_campaign,
-    with_history,
-)
-from .measure.fork_server import ForkServer
+from .measure.campaign import ProgressLine, RunSettings, Tally, run_campaign
 from .measure.journal import Journal, Settings
 from .measure.nvml import visible_meters
-from .measure.pool import RunSettings
+from .measure.probe import probe_device, write_profile
 from .merge import ConflictError, Keep, merge_datasets, read_source
-from .recipe.planned_job import PlannedJob
 from .recipe.recipe import Recipe, load_recipe
 
 FINDINGS_EXIT_CODE: Final = 3
@@ -87,24 +75,6 @@ def campaign(
         float,
         typer.Option(metavar="SECONDS", min=1, help="A single job is killed after this long."),
     ] = 60.0,
-    record_history: Annotated[
-        int,
-        typer.Option(metavar="N", min=0, help="Record the allocator's events of this many jobs."),
-    ] = 0,
-    enable_accounting: Annotated[
-        bool,
-        typer.Option(
-            "--enable-accounting",
-            help="Switch on the driver's accounting, which gives exact peaks, for the campaign; needs root.",
-        ),
-    ] = False,
-    draw_for: Annotated[
-        str | None,
-        typer.Option(
-            metavar="GPU",
-            help="Only draw the jobs, for this GPU; on any machine, so that the GPU does not wait.",
-        ),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the jobs of a recipe, as many as a time budget allows.
@@ -112,16 +82,9 @@ def campaign(
     Writes dataset.parquet into the folder. Run it again to continue.
     """
     space = load_recipe(recipe)
-    settings = Settings(space.name, space.digest, seed, jobs)
-    if draw_for is not None:
-        capacity_bytes = device_profile(draw_for).capacity_bytes
-        with Journal(out) as journal:
-            _draw(space, settings, journal, capacity_bytes)
-        drawn = {"jobs": jobs, "folder": out}
-        print_result(drawn, f"{jobs:,} jobs drawn in {out}", as_json=as_json)
-        return
-    run = RunSettings(space.name, seed, workers, deadline, out)
-    _measure(space, settings, run, time_budget, record_history, enable_accounting)
+    _measure(
+        space, Settings(space.name, space.digest, seed, jobs), out, time_budget, workers, deadline
+    )
     rows, dataset = read_source(out), out / "dataset.parquet"
     if any(row.provenance == "stand_in" for row in rows):
         rehearsal = f"{len(rows):,} rows of a rehearsal in {out}: not measured, so no dataset"
@@ -131,46 +94,32 @@ def campaign(
     print_result({"rows": len(rows), "dataset": dataset}, sentence, as_json=as_json)
 
 
-def _draw(
-    recipe: Recipe, settings: Settings, journal: Journal, capacity_bytes: int
-) -> list[PlannedJob]:
-    """Returns the jobs of a campaign: those drawn when it began, if it has begun."""
-    from .recipe.sampling import sample_jobs
-
-    planned = journal.plan(settings)
-    if planned is None:
-        planned = sample_jobs(recipe, settings.jobs, settings.seed, capacity_bytes)
-        journal.keep_plan(settings, planned)
-    return planned
-
-
 def _measure(
     recipe: Recipe,
     settings: Settings,
-    run: RunSettings,
+    folder: Path,
     time_budget: float | None,
-    record_history: int,
-    enable_accounting: bool,
+    workers: int,
+    deadline: float,
 ) -> None:
+    from .recipe.sampling import sample_jobs
+
     started = time.monotonic()
     meters = visible_meters()
-    capacity_bytes = min(meter.gpu.total_bytes for meter in meters)
-    with accounting(meters if enable_accounting else []), Journal(run.folder) as journal:
-        planned = _draw(recipe, settings, journal, capacity_bytes)
+    with Journal(folder) as journal:
+        planned = journal.plan(settings)
+        if planned is None:
+            capacity_bytes = min(meter.gpu.total_bytes for meter in meters)
+            planned = sample_jobs(recipe, settings.jobs, settings.seed, capacity_bytes)
+            journal.keep_plan(settings, planned)
         tally = Tally(settings.jobs, len(journal.finished), started, time_budget)
         left = [job for job in planned if job.key not in journal.finished]
+        run = RunSettings(recipe.name, settings.seed, workers, deadline, folder)
         line = ProgressLine()
         try:
-            with fork_server(run.folder) as server:
-                run_campaign(
-                    left,
-                    lambda job, one: journal.append(job.key, one),
-                    server,
-                    meters,
-                    with_history(run, planned, record_history),
-                    tally,
-                    line,
-                )
+            run_campaign(
+                left, lambda job, one: journal.append(job.key, one), meters, run, tally, line
+            )
         finally:
             line.close(tally)
 
@@ -216,8 +165,7 @@ def merge(
         print(conflict, file=sys.stderr)
     sentence = (
         f"{merged.written:,} of {merged.read:,} rows written to {out}: {merged.exact:,} were there already, {merged.repeats:,} "
-        f"repeated a job, {len(merged.conflicts):,} contradicted another; {merged.histories:,} histories were copied, "
-        f"{merged.lost_histories:,} were not found"
+        f"repeated a job, {len(merged.conflicts):,} contradicted another"
     )
     conflicts = [str(conflict) for conflict in merged.conflicts]
     print_result(asdict(merged) | {"conflicts": conflicts}, sentence, as_json=as_json)
@@ -244,40 +192,20 @@ def probe_gpu(
 ) -> None:
     """Measure the first visible GPU while nothing else uses it.
 
-    Reads its CUDA context, the workspaces of cuBLAS and cuDNN, and the rates by which plans model
-    times.
+    Reads its CUDA context after training steps, and the workspace of cuBLAS.
     """
-    from .measure.device_probe import probe_device, write_profile
-
     [meter, *_] = visible_meters()
     if not out.absolute().parent.is_dir():
         raise MeasurementError(f"{out} cannot be written: there is no such folder")
-    with closing(ForkServer(log=sys.stderr.buffer)) as server:
-        document = probe_device(server, meter)
-    if document["provenance"] == "measured":
-        document[MACHINE] = _rates()
+    document = probe_device(meter)
     write_profile(document, out)
-    lines = [
-        *(
-            f"context after {reading['stage']}: {format_bytes(reading['context_bytes'])}"
-            for reading in document["contexts"]
-        ),
-        f"cuBLAS workspace: {document['blas_workspaces']['forward_bytes']:,} bytes",
-        f"profile of {meter.gpu.name} written to {out}: give it as --gpu, and as --machine of a plan",
-    ]
-    print_result(document, "\n".join(lines), as_json=as_json)
-
-
-def _rates() -> dict[str, Any]:
-    """Returns the rates of the first GPU as the JSON object that ``gpumemnet plan --machine``
-    reads."""
-    import torch
-
-    from .measure.machine_rates import measure_machine
-
-    if not torch.cuda.is_available():
-        raise MeasurementError("no rates can be measured here: PyTorch finds no GPU")
-    return machine_to_dict(measure_machine(torch.device("cuda")))
+    found = document["profile"]
+    text = (
+        f"context after training steps: {format_bytes(found['context_bytes'])}\n"
+        f"cuBLAS workspace: {found['blas_workspace_bytes']:,} bytes\n"
+        f"profile of {meter.gpu.name} written to {out}: give it as --gpu"
+    )
+    print_result(document, text, as_json=as_json)
 
 
 def main() -> None:

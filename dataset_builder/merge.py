@@ -7,14 +7,12 @@ informative row is kept. Contradicting rows are an error unless the caller state
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.dataset import read_dataset, write_dataset
 from gpumemnet.job.measurement import STATUSES, Measurement, identity
@@ -25,7 +23,6 @@ from .measure.journal import read_journal
 LABEL_TOLERANCE_BYTES: Final = 2 * MIB
 """Labels of the same job on the same GPU and software agree within this: one small segment of the
 caching allocator."""
-HISTORY_FOLDER: Final = "history"
 
 
 class Keep(StrEnum):
@@ -67,9 +64,6 @@ class Merged:
         exact: rows left out because they were there already, in every field.
         repeats: rows left out because the same job was measured again and they add nothing.
         conflicts: contradictions that ``keep`` settled.
-        histories: recorded allocator histories that were copied.
-        lost_histories: rows whose recorded history was not found beside their dataset; they no
-            longer name one.
     """
 
     read: int
@@ -77,8 +71,6 @@ class Merged:
     exact: int
     repeats: int
     conflicts: tuple[Conflict, ...]
-    histories: int
-    lost_histories: int
 
 
 class ConflictError(DatasetError):
@@ -115,8 +107,7 @@ def merge_datasets(sources: Sequence[Path], out: Path, keep: Keep | None = None)
 
     Args:
         sources: datasets and folders of campaigns; all are read before anything is written.
-        out: Parquet file to write; recorded histories go to ``history/`` beside it, named by their
-            content.
+        out: Parquet file to write.
         keep: ``None`` refuses contradictions; :attr:`Keep.FIRST` takes the row that comes first;
             :attr:`Keep.ALL` keeps these and also repeats that agree.
 
@@ -145,26 +136,17 @@ def merge_datasets(sources: Sequence[Path], out: Path, keep: Keep | None = None)
         kept.update(id(row) for row in (distinct if keep is Keep.ALL else [first]))
     if conflicts and keep is None:
         raise ConflictError(conflicts)
-    histories = _Histories(out.parent)
-    written = write_dataset(out, (histories.copy(row) for row in rows if id(row) in kept))
+    written = write_dataset(out, (row.measurement for row in rows if id(row) in kept))
     repeats = len(rows) - exact - written - (len(conflicts) if keep is Keep.FIRST else 0)
-    return Merged(
-        len(rows), written, exact, repeats, tuple(conflicts), histories.carried, histories.lost
-    )
+    return Merged(len(rows), written, exact, repeats, tuple(conflicts))
 
 
 def _distinct(group: Iterable[Row]) -> list[Row]:
-    """The rows, without those that differ from an earlier one in their history only; a row with a
-    history is preferred."""
+    """The rows, without those that equal an earlier one."""
     distinct: list[Row] = []
-    seen: list[Measurement] = []
     for row in group:
-        bare = replace(row.measurement, history=None)
-        if bare not in seen:
-            seen.append(bare)
+        if all(row.measurement != other.measurement for other in distinct):
             distinct.append(row)
-        elif row.measurement.history and not distinct[seen.index(bare)].measurement.history:
-            distinct[seen.index(bare)] = row
     return distinct
 
 
@@ -194,40 +176,3 @@ def _outcome(row: Row) -> str:
         if one.status == "oom"
         else one.status
     )
-
-
-class _Histories:
-    """Copies recorded allocator histories to the merged dataset's folder and counts them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.carried = 0
-        self.lost = 0
-        self._folder = folder
-
-    def copy(self, row: Row) -> Measurement:
-        """The row's measurement, naming its history at its new place."""
-        one = row.measurement
-        if one.history is None:
-            return one
-        home = (row.source if row.source.is_dir() else row.source.parent).resolve()
-        path = (home / one.history).resolve()
-        if not path.is_relative_to(home):
-            raise DatasetError(f"{row} names a history outside its folder: {one.history[:100]!r}")
-        try:
-            data = path.read_bytes()
-        except OSError:
-            self.lost += 1
-            return replace(one, history=None)
-        name = f"{HISTORY_FOLDER}/{hashlib.sha256(data).hexdigest()[:16]}.json.gz"
-        self._write(self._folder / name, data)
-        self.carried += 1
-        return replace(one, history=name)
-
-    def _write(self, target: Path, data: bytes) -> None:
-        if target.exists():
-            return
-        try:
-            target.parent.mkdir(exist_ok=True)
-            replace_file(target, data)
-        except OSError as error:
-            raise DatasetError(f"{target} cannot be written: {error.strerror}") from None

@@ -66,19 +66,6 @@ class Meter(Protocol):
         """Process id → used bytes, ``None`` where the driver does not report it."""
         ...
 
-    def accounted_peak(self, pid: int) -> int | None:
-        """The driver's own maximum for a process, running or ended; ``None`` where accounting is
-        off or does not know it."""
-        ...
-
-    def enable_accounting(self) -> bool:
-        """Switch the driver's accounting on; ``True`` when this call has switched it on."""
-        ...
-
-    def disable_accounting(self) -> None:
-        """Leave accounting as it was found."""
-        ...
-
 
 class NvmlMeter:
     """A GPU as the driver describes it."""
@@ -114,41 +101,6 @@ class NvmlMeter:
             int(each.pid): None if each.usedGpuMemory is None else int(each.usedGpuMemory)
             for each in listed
         }
-
-    def accounted_peak(self, pid: int) -> int | None:
-        """The driver's maximum for ``pid``.
-
-        Raises:
-            MeasurementError: when the GPU is lost.
-        """
-        try:
-            peak = self._call(
-                self._nvml.nvmlDeviceGetAccountingStats, self._handle, pid
-            ).maxMemoryUsage
-        except _NotAvailableError:
-            return None
-        return int(peak) if peak else None
-
-    def enable_accounting(self) -> bool:
-        """Switch the driver's accounting on (root only); ``True`` when this call has switched it
-        on."""
-        nvml = self._nvml
-        try:
-            if (
-                self._call(nvml.nvmlDeviceGetAccountingMode, self._handle)
-                == nvml.NVML_FEATURE_ENABLED
-            ):
-                return False
-            self._call(nvml.nvmlDeviceSetAccountingMode, self._handle, nvml.NVML_FEATURE_ENABLED)
-        except _NotAvailableError:
-            return False
-        return True
-
-    def disable_accounting(self) -> None:
-        """Leave accounting as it was found."""
-        self._call(
-            self._nvml.nvmlDeviceSetAccountingMode, self._handle, self._nvml.NVML_FEATURE_DISABLED
-        )
 
     def _call(self, function: Callable[..., T], *arguments: object) -> T:
         nvml = self._nvml

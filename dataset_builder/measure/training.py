@@ -1,5 +1,4 @@
-"""The training steps that are measured: build, move to the device, then forward, loss, backward,
-optimizer step.
+"""What runs in a measuring process: it trains one job and reports every phase to its campaign.
 
 The loop is that of PyTorch's tutorials, with one function per step:
 
@@ -11,21 +10,27 @@ The loop is that of PyTorch's tutorials, with one function per step:
   freed;
 * the network is in training mode, is not compiled, and its weights never lie on the device twice.
 
-A change of these conventions is a new :data:`~dataset_builder.recipe.planned_job.PROTOCOL`.  This
-module reads neither NVML nor CUDA's statistics: the caller passes ``observe``, which is called when
-a phase has ended.
+A change of these conventions is a new :data:`~dataset_builder.planned_job.PROTOCOL`.  This module
+reads the caching allocator and never NVML: after each phase it waits until the campaign has done
+so.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from multiprocessing.connection import Connection
+from typing import Any, Final
 
 import torch
+import torch._dynamo  # every optimizer loads it on first use: loaded once here, before the fork, it costs the children nothing
+import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch.nn import functional
 
+from gpumemnet.errors import first_line
 from gpumemnet.physics.element_types import (
     AUTOCAST_TYPES,
     IMAGE_DIMENSIONS,
@@ -36,7 +41,7 @@ from gpumemnet.physics.optimizers import torch_call
 
 from ..families import Family, TensorSpec, family
 from ..families.blocks import checkpoint_blocks
-from ..recipe.planned_job import Options, PlannedJob, frozen_layers
+from ..recipe.planned_job import Options, PlannedJob, frozen_layers, parse_planned
 
 MIN_STEPS: Final = 3
 MAX_STEPS: Final = 10
@@ -258,3 +263,178 @@ def _random(spec: TensorSpec, run: _Run) -> Tensor:
     tensor = torch.empty(shape, dtype=block.dtype, device=run.device, memory_format=layout)
     _copy_over(tensor, block)
     return tensor
+
+
+_PHASE_READINGS: Final = {
+    "allocated_bytes": "allocated_bytes.all.current",
+    "reserved_bytes": "reserved_bytes.all.current",
+    "peak_allocated_bytes": "allocated_bytes.all.peak",
+    "peak_reserved_bytes": "reserved_bytes.all.peak",
+}
+_PEAKS: Final = {
+    "requested_bytes.all.peak": "peak_requested_bytes",
+    "active_bytes.all.peak": "peak_active_bytes",
+    "inactive_split_bytes.all.peak": "peak_inactive_split_bytes",
+}
+"""Peaks are reset with every phase, so the maximum over the run is kept here."""
+_COUNTERS: Final = {
+    "num_alloc_retries": "alloc_retries",
+    "num_ooms": "ooms",
+    "inactive_split_bytes.all.current": "inactive_split_bytes",
+    "allocation.all.allocated": "allocations",
+    "segment.all.current": "segments",
+    "segment.small_pool.current": "small_segments",
+    "segment.large_pool.current": "large_segments",
+}
+_OUT_OF_MEMORY: Final = (
+    *("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
+    "NVML_SUCCESS == r INTERNAL ASSERT FAILED",
+)
+"""Failures that mean a full card: of CUDA libraries that do not ask the allocator, and of the
+allocator's message about a full card where NVML does not list processes, as in some containers
+(``reportProcessMemoryInfo`` in ``CUDACachingAllocator.cpp``)."""
+
+
+def measure(request: Mapping[str, Any], connection: Connection) -> None:
+    """Train the job of ``request`` and report over ``connection``.
+
+    Args:
+        request: ``planned`` and ``seed``, or ``probe_bytes`` (amounts to allocate one after the
+            other), or ``profile`` (see :func:`_profile`); ``visible`` is the GPU's UUID.
+        connection: every message is a phase or, with ``status``, the result.  The campaign answers
+            when it has read NVML.
+
+    Raises:
+        EOFError, ConnectionError: when the campaign is gone.
+    """
+    os.environ["CUDA_VISIBLE_DEVICES"] = request["visible"]
+    allocator: dict[str, int] = {}
+
+    def report(message: Mapping[str, Any]) -> None:
+        connection.send(message)
+        connection.recv()
+
+    try:
+        outcome = {"status": "ok"} | _measure_on_gpu(request, report, allocator)
+    except (EOFError, ConnectionError):
+        raise
+    except RuntimeError as error:
+        is_full = isinstance(error, torch.OutOfMemoryError) or any(
+            each in str(error) for each in _OUT_OF_MEMORY
+        )
+        outcome = {"status": "oom" if is_full else "error", "reason": first_line(error)}
+    except Exception as error:
+        outcome = {"status": "error", "reason": f"{type(error).__name__}: {first_line(error)}"}
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        note_statistics(torch.cuda.memory_stats(), allocator)
+    report(outcome | {"allocator": allocator})
+
+
+def _measure_on_gpu(
+    request: Mapping[str, Any],
+    report: Callable[[Mapping[str, Any]], None],
+    allocator: dict[str, int],
+) -> dict[str, Any]:
+    """Run the job; ``allocator`` takes up the allocator's statistics, also of a job that fails."""
+    device = torch.device("cuda", 0)
+
+    def observe(name: str, **details: object) -> int:
+        torch.cuda.synchronize(device)
+        statistics = torch.cuda.memory_stats(device)
+        note_statistics(statistics, allocator)
+        phase = {reading: int(statistics.get(key, 0)) for reading, key in _PHASE_READINGS.items()}
+        report({"name": name, **phase, **details})
+        torch.cuda.reset_peak_memory_stats(device)
+        return phase["reserved_bytes"]
+
+    stack = software_stack()
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    observe("context", stack=stack)
+    if "profile" in request:
+        return {"found": _profile(device, observe)}
+    held = []
+    for size_bytes in request.get("probe_bytes", ()):
+        held.append(torch.empty(size_bytes, dtype=torch.uint8, device=device).zero_())
+        observe("probe")
+    if held:
+        return {}
+    return {"steps": train(parse_planned(request["planned"]), device, request["seed"], observe)}
+
+
+def software_stack() -> dict[str, str | None]:
+    """Versions that a label depends on, and the allocator's settings.
+
+    Raises:
+        RuntimeError: when cuDNN is not the one that PyTorch was built for.
+    """
+    cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    settings = (
+        os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    )
+    return {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": None if cudnn is None else str(cudnn),
+        "allocator_settings": settings,
+    }
+
+
+def note_statistics(statistics: Mapping[str, int], totals: dict[str, int]) -> None:
+    """Write the caching allocator's statistics to ``totals``, under the names of the dataset."""
+    for key, name in _COUNTERS.items():
+        if key in statistics:
+            totals[name] = int(statistics[key])
+    for key, name in _PEAKS.items():
+        if key in statistics:
+            totals[name] = max(totals.get(name, 0), int(statistics[key]))
+
+
+def _profile(device: torch.device, observe: Callable[[str], int]) -> dict[str, Any]:
+    """What a device profile holds beside the context, which the phase ``training`` shows."""
+    properties = torch.cuda.get_device_properties(device)
+    found = {
+        "compute_capability": [properties.major, properties.minor],
+        "multiprocessors": properties.multi_processor_count,
+        "blas_workspace_bytes": blas_workspace_bytes(device),
+    }
+    small_training_run(device)
+    observe("training")
+    return found
+
+
+def blas_workspace_bytes(device: torch.device) -> int:
+    """Growth of the allocator at the first matrix product of a thread."""
+    square, product = torch.randn(256, 256, device=device), torch.empty(256, 256, device=device)
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_stats(device)["requested_bytes.all.current"]
+    torch.mm(square, square, out=product)
+    torch.cuda.synchronize(device)
+    return int(torch.cuda.memory_stats(device)["requested_bytes.all.current"] - before)
+
+
+def small_training_run(device: torch.device) -> None:
+    """Load the kernels of convolutions, attention and matrix products, in fp32 and with autocast:
+    the driver keeps them in the context."""
+    stem = nn.Sequential(
+        nn.Conv2d(3, 64, 3, padding=1),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(2),
+    )
+    network = nn.ModuleList(
+        [stem, nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), nn.Linear(64, 10)]
+    ).to(device)
+    optimizer = torch.optim.AdamW(network.parameters())
+    images, targets = (
+        torch.randn(8, 3, 16, 16, device=device),
+        torch.zeros(8, dtype=torch.int64, device=device),
+    )
+    for mixed in (False, True, True):
+        with torch.autocast(device.type, torch.float16, enabled=mixed):
+            hidden = network[1](network[0](images).transpose(1, 2))
+            loss = functional.cross_entropy(network[2](hidden.mean(1)), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()

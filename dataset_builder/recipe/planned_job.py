@@ -30,11 +30,12 @@ from gpumemnet.units import MIB
 
 from ..families import Architecture, Feature, extracted_job, family
 
-PROTOCOL: Final = "step-2"
+PROTOCOL: Final = "step-3"
 """Version of the training conventions of :mod:`dataset_builder.measure.training` and of the reading
 protocol; stored in every row.
 
-``step-2`` since fp32 leaves convolutions the TF32 that PyTorch lets them use.
+``step-2`` since fp32 leaves convolutions the TF32 that PyTorch lets them use, ``step-3`` since the
+label is the steady state.
 """
 
 

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 LATER_COLUMNS: Final = frozenset(
     {"traced_peak_bytes", "ranks", "architecture_family", "label_state", "traced", "traced_version"}
+    | {"steady_process_bytes", "startup_peak_bytes"}
 )
 """Columns added to version 1 after its first files; a file without one has no values there."""
 _ROWS_AT_ONCE: Final = 2_000
@@ -151,7 +152,8 @@ class Dataset(Sequence[Measurement]):
         for source in set(sources):
             own = is_ok & (sources == source)
             labels[own] = self.numbers(label_column(source))[own]
-        return labels
+        steady = self.numbers("steady_process_bytes")
+        return np.where(is_ok & ~np.isnan(steady), steady, labels)
 
     @property
     def split_groups(self) -> NDArray[np.object_]:

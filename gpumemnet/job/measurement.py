@@ -28,9 +28,9 @@ trace."""
 PUBLISHED: Final = "published"
 """Provenance of readings that others published."""
 PROCESS_SOURCES: Final = ("nvml_accounting", "nvml_process", TRACED)
-"""Label sources whose label is ``peak_process_bytes``."""
+"""Label sources that read the process."""
 DEVICE_SOURCES: Final = ("nvml_device_difference", "nvidia_smi_device_1s")
-"""Label sources whose label is ``peak_device_bytes``."""
+"""Label sources that read the whole device."""
 SITE_PROCESS_SOURCES: Final = ("slurm_gpumem",)
 """Readings of the process every few seconds, by schedulers and monitors; a short peak may be
 missed."""
@@ -57,8 +57,9 @@ start-up's peak, allocated bytes in the steady state, and the largest workspace 
 chosen and as tried by ``cudnn.benchmark``."""
 
 COUNT_COLUMNS: Final = (
-    *("capacity_bytes", "peak_process_bytes", "peak_device_bytes", "peak_reserved_bytes"),
-    *("peak_allocated_bytes", "context_bytes", "steps", "seed", "neighbours"),
+    *("capacity_bytes", "steady_process_bytes", "startup_peak_bytes", "peak_process_bytes"),
+    *("peak_device_bytes", "peak_reserved_bytes", "peak_allocated_bytes", "context_bytes"),
+    *("steps", "seed", "neighbours"),
 )
 MAX_BYTES: Final = 2 * MAX_ELEMENTS
 
@@ -104,6 +105,10 @@ class Measurement:
             ``architecture_family``.
         architecture_family: group of networks that a split keeps together, such as all ResNets.
         reason: why the job did not end ``ok``.
+        steady_process_bytes: memory of the process in the steady state, at the end of the last step
+            and with the context; the label wherever it is known.
+        startup_peak_bytes: the most that the process took at any moment, cuDNN's search included:
+            the allocator's largest reserved bytes and the context.
         peak_process_bytes: NVML's per-process used memory, maximum over the run.
         peak_device_bytes: NVML's device used memory minus its idle reading, maximum over the run.
         label_state: which state the label is of, one of :data:`LABEL_STATES`; ``None`` where nobody
@@ -118,7 +123,6 @@ class Measurement:
         steps, seconds, seed: length and seed of the run.
         neighbours: most jobs that shared the GPU with this one at any time.
         protocol: version of the training loop and of the reading convention.
-        history: file with the allocator's recorded history, relative to the campaign's folder.
         driver, cuda, cudnn, torch, allocator_settings: the software stack.
 
     Raises:
@@ -138,6 +142,8 @@ class Measurement:
     architecture_family: str | None = None
     reason: str | None = None
     label_state: str | None = None
+    steady_process_bytes: int | None = None
+    startup_peak_bytes: int | None = None
     peak_process_bytes: int | None = None
     peak_device_bytes: int | None = None
     peak_reserved_bytes: int | None = None
@@ -152,7 +158,6 @@ class Measurement:
     seed: int | None = None
     neighbours: int | None = None
     protocol: str | None = None
-    history: str | None = None
     driver: str | None = None
     cuda: str | None = None
     cudnn: str | None = None
@@ -188,16 +193,18 @@ class Measurement:
 
     @property
     def label_bytes(self) -> int | None:
-        """The label: peak process bytes, or peak device bytes where the source is the device;
+        """The label: the steady state where it is known, else the peak that the source reads;
         ``None`` unless ``ok``."""
         if self.status != "ok":
             return None
+        if self.steady_process_bytes is not None:
+            return self.steady_process_bytes
         label: int | None = getattr(self, label_column(self.label_source))
         return label
 
 
 def label_column(label_source: str) -> str:
-    """The field of a measurement that holds the label of this source."""
+    """The field that holds the label of this source where the steady state is not known."""
     of_process = label_source in PROCESS_SOURCES + SITE_PROCESS_SOURCES
     return "peak_process_bytes" if of_process else "peak_device_bytes"
 

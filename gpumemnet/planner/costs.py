@@ -16,16 +16,16 @@ user.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.gpu import PROFILE_FORMAT, DeviceProfile, find_profile
+from gpumemnet.gpu import DeviceProfile, find_profile
 from gpumemnet.job.layers import describe
 from gpumemnet.planner.plans import (
     COPIES_BEHIND,
@@ -47,8 +47,6 @@ EFFICIENCY: Final = 0.7
 HOST_MEMORY_BYTES: Final = 64 * GIB
 """Pinned host memory that a plan may take, if nothing else is said."""
 MACHINE_FORMAT: Final = "gpumemnet-machine"
-MACHINE: Final = "machine"
-"""Key of the rates in a device profile that was measured."""
 _RATES: Final = (
     "memory_bytes_per_second",
     "to_host_bytes_per_second",
@@ -296,8 +294,8 @@ def requested_machine(request: PlanRequest) -> Machine:
 def find_machine(name_or_path: str | Path, host_memory_bytes: int | None = None) -> Machine:
     """Return the machine of a GPU in the catalogue, or the one in a JSON file.
 
-    The file is what ``gpumemnet build probe`` writes, or an object of yours.  Its ``format`` is ``gpumemnet-machine``, and it has ``name``,
-    ``flops_per_second`` (rates by element type, at least that of ``fp32``),
+    The file's ``format`` is ``gpumemnet-machine``, and it has ``name``, ``flops_per_second`` (rates
+    by element type, at least that of ``fp32``),
     ``memory_bytes_per_second``, ``to_host_bytes_per_second`` and ``from_host_bytes_per_second``.
     It may have ``host_memory_bytes``, ``efficiency`` and ``source``.
 
@@ -311,15 +309,8 @@ def find_machine(name_or_path: str | Path, host_memory_bytes: int | None = None)
     if not str(name_or_path).endswith(".json"):
         return machine_of(find_profile(str(name_or_path)), host_memory_bytes or HOST_MEMORY_BYTES)
     document = read_json(Path(name_or_path), "machine")
-    if isinstance(document, Mapping) and document.get("format") == PROFILE_FORMAT:
-        document = document.get(MACHINE)
     machine = _machine_from_dict(document)
     return replace(machine, host_memory_bytes=host_memory_bytes or machine.host_memory_bytes)
-
-
-def machine_to_dict(machine: Machine) -> dict[str, Any]:
-    """Return ``machine`` as the JSON object that :func:`find_machine` reads."""
-    return {"format": MACHINE_FORMAT, **asdict(machine)}
 
 
 def _machine_from_dict(document: object) -> Machine:

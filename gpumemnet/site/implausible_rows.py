@@ -103,13 +103,14 @@ def _contradictions(frame: pd.DataFrame) -> Found:
     """Contradictions between the numbers of one row."""
     frame = frame[frame.label.notna()]
     label, process, reserved = frame.label, frame.peak_process_bytes, frame.peak_reserved_bytes
+    peak = frame.startup_peak_bytes.fillna(label)
     state = frame.state.where(label >= frame.weights)
     of_device = process.where(frame.label_source.isin(DEVICE_SOURCES))
     training = "weights, gradients and optimizer state take"
     for rule, name, amount, limit_name, limit in (
         ("below-weights", "the weights take", frame.weights, "the label", label),
         ("below-training-state", training, state, "the label", label),
-        ("reserved-above-label", "peak_reserved_bytes is", reserved, "the label", label),
+        ("reserved-above-label", "peak_reserved_bytes is", reserved, "the label", peak),
         ("reserved-above-process", "peak_reserved_bytes is", reserved, "the process", of_device),
         (
             "allocated-above-reserved",

@@ -206,8 +206,8 @@ def trace_recipe(
 def traced_measurement(
     planned: PlannedJob, recipe: str, seed: int, device: DeviceProfile
 ) -> Measurement:
-    """One row whose label is the trace's expectation; above the card's memory it is ``oom``, as a
-    run would be."""
+    """One row whose label is the steady state that the trace expects; a job whose start-up takes
+    more than the card has is ``oom``, as a run would be."""
     job = training_job(planned)
     row: dict[str, Any] = {
         "job": job,
@@ -223,17 +223,21 @@ def traced_measurement(
     }
     start = time.monotonic()
     try:
-        reserved = traced_run(*traceable(planned, job.attention_kernel, device)).reserved_bytes
+        run = traced_run(*traceable(planned, job.attention_kernel, device))
     except GpumemnetError as error:
         return Measurement(**row, status="error", reason=str(error)[:500])
     context_bytes = context(device).expected_bytes
-    fits = reserved + context_bytes <= device.capacity_bytes
+    startup_peak_bytes = run.startup_peak_reserved_bytes + context_bytes
+    if startup_peak_bytes > device.capacity_bytes:
+        reason = "the trace needs more than the card has"
+        return Measurement(**row, status="oom", reason=reason, context_bytes=context_bytes)
     return Measurement(
         **row,
-        status="ok" if fits else "oom",
-        reason=None if fits else "the trace needs more than the card has",
-        peak_process_bytes=reserved + context_bytes if fits else None,
-        peak_reserved_bytes=reserved if fits else None,
+        status="ok",
+        label_state="steady",
+        steady_process_bytes=run.reserved_bytes + context_bytes,
+        startup_peak_bytes=startup_peak_bytes,
+        peak_reserved_bytes=run.startup_peak_reserved_bytes,
         context_bytes=context_bytes,
         steps=STEADY_STEPS,
         seconds=time.monotonic() - start,

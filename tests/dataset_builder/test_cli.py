@@ -43,23 +43,11 @@ def test_without_a_gpu_it_is_one_sentence_and_no_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "c").exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("family: mlp\nfetures: {}\n", "fetures: is not a known key: did you mean 'features'?"),
-        (
-            (ROOT / "dataset_builder/recipe/recipes/mlp.yaml")
-            .read_text()
-            .replace("batch_size: {from: 1,", "batch_size: {from: 70000,"),
-            "options.batch_size: is an impossible range",
-        ),
-    ],
-)
-def test_a_wrong_recipe_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
-    (tmp_path / "r.yaml").write_text(text)
+def test_a_wrong_recipe_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("family: mlp\nfetures: {}\n")
     done = run("campaign", tmp_path / "r.yaml", "--out", tmp_path / "c")
     assert (done.returncode, done.stdout) == (2, "")
-    assert sentence in done.stderr
+    assert "fetures: is not a known key: did you mean 'features'?" in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "c").exists()
 
@@ -68,15 +56,13 @@ def test_merge_writes_a_campaign_and_checks_datasets(
     tmp_path: Path, measurement: Measurement, oom: Measurement
 ) -> None:
     with Journal(tmp_path / "c") as journal:
-        journal.append("a", replace(measurement, history="h.json.gz"))
+        journal.append("a", measurement)
         journal.append("b", replace(oom, job=replace(oom.job, batch_size=999)))
-    (tmp_path / "c/h.json.gz").write_bytes(b"events")
     out = tmp_path / "d.parquet"
     done = run("merge", tmp_path / "c", "--out", out)
     assert (done.returncode, done.stdout) == (
         0,
-        f"2 of 2 rows written to {out}: 0 were there already, 0 repeated a job, 0 contradicted another; "
-        "1 histories were copied, 0 were not found\n",
+        f"2 of 2 rows written to {out}: 0 were there already, 0 repeated a job, 0 contradicted another\n",
     )
     assert [row.status for row in read_dataset(out)] == ["ok", "oom"]
     done = run("merge", out, tmp_path / "c")
@@ -87,14 +73,6 @@ def test_merge_writes_a_campaign_and_checks_datasets(
     assert done.returncode == 3
     duplicate = "row 2: duplicate: the same job on the same GPU and software as row 1"
     assert done.stdout.startswith(f"{out} {duplicate}\n")
-
-
-def test_a_campaign_is_drawn_on_a_machine_without_a_gpu(tmp_path: Path) -> None:
-    draw = ("campaign", ROOT / "tests/dataset_builder/small_recipes/mlp.yaml", "--jobs", 3)
-    done = run(*draw, "--draw-for", "A100-40GB", "--out", tmp_path / "c")
-    assert (done.returncode, done.stdout) == (0, f"3 jobs drawn in {tmp_path / 'c'}\n")
-    assert len(json.loads((tmp_path / "c/plan.json").read_text())["planned"]) == 3
-    assert run("merge", tmp_path / "c").stdout == "0 rows, 0 findings\n"
 
 
 def test_missing_files_are_one_sentence(tmp_path: Path) -> None:
@@ -119,7 +97,7 @@ def test_the_campaign_process_never_loads_torch() -> None:
 def test_the_fork_server_loads_all_that_training_needs_and_starts_no_thread() -> None:
     code = """
 import os, sys
-import dataset_builder.measure.child
+import dataset_builder.measure.training
 assert len(os.listdir("/proc/self/task")) == 1, "a process with threads must not be forked"
 before = set(sys.modules)
 import torch

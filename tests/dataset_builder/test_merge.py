@@ -3,7 +3,6 @@ settled in silence."""
 
 from __future__ import annotations
 
-import gzip
 import json
 import subprocess
 import sys
@@ -102,40 +101,6 @@ def test_out_of_memory_rows_beside_a_label(
         merge_datasets([dataset(tmp_path, "c", measurement, oom)], tmp_path / "all.parquet")
     assert "(600 MiB) contradicts" in str(caught.value.conflicts[0])
     assert "out of memory with 80.0 GiB free" in str(caught.value.conflicts[0])
-
-
-def test_recorded_histories_are_copied(tmp_path: Path, measurement: Measurement) -> None:
-    with_history = replace(measurement, history="history/k.json.gz")
-    elsewhere = replace(with_history, gpu="another")
-    gone = replace(with_history, gpu="a third")
-    one, two = (
-        dataset(tmp_path, "one", replace(measurement, seed=7), gone),
-        dataset(tmp_path, "two", with_history, elsewhere),
-    )
-    (tmp_path / "two/history").mkdir()
-    (tmp_path / "two/history/k.json.gz").write_bytes(gzip.compress(b"{}", mtime=0))
-    out = tmp_path / "out" / "all.parquet"
-    out.parent.mkdir()
-    merged = merge_datasets([one, two], out)
-    assert (merged.exact, merged.histories, merged.lost_histories) == (1, 2, 1)
-    rows = {row.gpu: row for row in read_dataset(out)}
-    for gpu in ("NVIDIA Example", "another"):
-        assert gzip.decompress((out.parent / str(rows[gpu].history)).read_bytes()) == b"{}"
-    assert rows["a third"].history is None
-    again = merge_datasets([out, two], out)
-    assert (again.written, again.histories, again.lost_histories) == (3, 2, 0)
-    assert len(list((out.parent / "history").iterdir())) == 1
-
-
-@pytest.mark.parametrize("history", ["../secret", "/etc/hostname"])
-def test_a_history_outside_its_folder_is_refused(
-    tmp_path: Path, measurement: Measurement, history: str
-) -> None:
-    (tmp_path / "secret").write_text("x")
-    source = dataset(tmp_path, "one", replace(measurement, history=history))
-    with pytest.raises(DatasetError, match="row 1 names a history outside its folder"):
-        merge_datasets([source], tmp_path / "all.parquet")
-    assert not (tmp_path / "all.parquet").exists()
 
 
 def test_sources_that_cannot_be_read_leave_the_old_file(

@@ -306,7 +306,8 @@ def _row(
     job: TrainingJob, document: Document, plan: Plan, device: DeviceProfile, parts: dict[str, int]
 ) -> Measurement:
     reserved, context_bytes = parts["steady_reserved_bytes"], context(device).expected_bytes
-    fits = parts["startup_peak_reserved_bytes"] + context_bytes <= device.capacity_bytes
+    peak_reserved = parts["startup_peak_reserved_bytes"]
+    fits = peak_reserved + context_bytes <= device.capacity_bytes
     return Measurement(
         job=job,
         status="ok" if fits else "oom",
@@ -320,8 +321,9 @@ def _row(
         architecture=json.dumps(document, sort_keys=True),
         architecture_family=family_of(document),
         options=json.dumps({"frozen": plan.options.frozen, "trace": plan.key}, sort_keys=True),
-        peak_process_bytes=reserved + context_bytes if fits else None,
-        peak_reserved_bytes=reserved if fits else None,
+        steady_process_bytes=reserved + context_bytes if fits else None,
+        startup_peak_bytes=peak_reserved + context_bytes if fits else None,
+        peak_reserved_bytes=peak_reserved if fits else None,
         traced=parts,
         traced_version=PROTOCOL,
         context_bytes=context_bytes,

@@ -4,13 +4,21 @@ speak of."""
 from __future__ import annotations
 
 import itertools
+from typing import Any, cast
 
 import pytest
 import torch
 
 from dataset_builder.families import mlp
 from dataset_builder.families.blocks import checkpoint_blocks
-from dataset_builder.measure.training import INITIAL_SCALE, build_network, make_optimizer, train
+from dataset_builder.measure.training import (
+    INITIAL_SCALE,
+    build_network,
+    make_optimizer,
+    measure,
+    note_statistics,
+    train,
+)
 from dataset_builder.recipe.planned_job import Options, PlannedJob, option_obstacle
 from gpumemnet.job.training_job import OPTIMIZER_IMPLEMENTATIONS, OPTIMIZERS, PRECISIONS
 
@@ -146,3 +154,64 @@ def test_tied_weights_stay_tied(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_loss_scale_does_not_overflow_at_first() -> None:
     assert torch.finfo(torch.float16).max / 64 > INITIAL_SCALE
     assert train(planned(precision="amp_fp16", optimizer="adam"), CPU, 0, lambda _: 0) == 3
+
+
+class Campaign:
+    """The campaign's end of a connection: it answers every message."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.messages.append(message)
+
+    def recv(self) -> bool:
+        return True
+
+
+def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The only message of :func:`measure`, run here without a GPU."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    campaign = Campaign()
+    measure({"visible": "", "probe_bytes": [1]}, cast(Any, campaign))
+    [result] = campaign.messages
+    return result
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"),
+    [
+        ("CUDA error: out of memory", "oom"),
+        ("CUDNN_STATUS_ALLOC_FAILED", "oom"),
+        (
+            'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "c10/cuda/CUDACachingAllocator.cpp":1407',
+            "oom",
+        ),
+        ("CUDA error: an illegal memory access was encountered", "error"),
+    ],
+)
+def test_failures_that_mean_out_of_memory(
+    failure: str, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        raise RuntimeError(failure)
+
+    monkeypatch.setattr(torch.cuda, "init", fails)
+    result = measured(monkeypatch)
+    assert result["status"] == status
+    assert result["reason"].startswith(failure[:30])
+
+
+def test_without_a_gpu_the_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    assert measured(monkeypatch)["status"] == "error"
+
+
+def test_the_peaks_of_all_phases_are_kept() -> None:
+    noted: dict[str, int] = {}
+    for peak, retries in ((5, 0), (9, 1), (2, 3)):
+        note_statistics(
+            {"requested_bytes.all.peak": peak, "num_alloc_retries": retries, "unknown": 1}, noted
+        )
+    assert noted == {"peak_requested_bytes": 9, "alloc_retries": 3}

@@ -73,6 +73,8 @@ def test_a_traced_row_is_reserved_bytes_and_context_and_is_marked_as_traced() ->
     assert row.peak_reserved_bytes is not None
     assert row.peak_reserved_bytes > 4 * 4 * parameters  # weights, gradients, Adam's two moments
     assert row.label_bytes == row.peak_reserved_bytes + context(H200).expected_bytes
+    assert row.label_bytes == row.steady_process_bytes == row.startup_peak_bytes
+    assert row.label_state == "steady"
     assert row.job.traced_peak_bytes is None  # the label must not stand among the features
     assert measurement_from_dict(measurement_to_dict(row)) == row
 

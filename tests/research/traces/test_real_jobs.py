@@ -132,14 +132,9 @@ def test_a_row_is_what_trace_and_extract_say(document: dict[str, Any], each: Pla
         inputs, options = sample(document, row.job.batch_size), each.options.training.job_fields()
         options.pop("ranks")
         answer = gpumemnet.trace(network, inputs, gpu=each.options.gpu, **options)
-        assert (
-            row.traced["steady_reserved_bytes"] == row.peak_reserved_bytes == answer.reserved_bytes
-        )
+        assert row.traced["steady_reserved_bytes"] == answer.reserved_bytes
         assert row.label_bytes == answer.expected_bytes
-        assert (
-            row.traced["startup_peak_reserved_bytes"] + (row.context_bytes or 0)
-            == answer.startup_peak_bytes
-        )
+        assert row.startup_peak_bytes == answer.startup_peak_bytes
         assert replace(row.job, batch_size=SAMPLES) == extracted
     assert (row.status, row.label_state, row.provenance, tuple(row.traced)) == (
         "ok",

@@ -57,7 +57,6 @@ class NullGpu:
     total_bytes: int = 150_754_820_096
     driver_bytes: int = 600 * 2**20
     context_bytes: int = 524 * 2**20
-    accounting: int = 0
     lists: bool = True
 
 
@@ -117,10 +116,8 @@ def environment(folder: Path, gpu: NullGpu = NullGpu(), card: str = "state") -> 
     """The variables of a command that runs on ``gpu``, empty at first; commands of another ``card``
     do not share it."""
     state = folder / card
-    header = struct.pack(
-        "<5Q", gpu.total_bytes, gpu.driver_bytes, gpu.context_bytes, gpu.accounting, gpu.lists
-    )
-    state.write_bytes(header + bytes(SLOTS * struct.calcsize("<q2Q")))
+    header = struct.pack("<4Q", gpu.total_bytes, gpu.driver_bytes, gpu.context_bytes, gpu.lists)
+    state.write_bytes(header + bytes(SLOTS * struct.calcsize("<qQ")))
     return {
         "LD_PRELOAD": str(folder / "libnull_cuda.so"),
         "LD_LIBRARY_PATH": str(folder),

@@ -46,7 +46,7 @@ static null_gpu_slot *slot(void) {
     }
     if (found && null_gpu_used(state) + state->context_bytes <= state->total_bytes) {
         found->pid = getpid();
-        found->held_bytes = found->peak_bytes = state->context_bytes;
+        found->held_bytes = state->context_bytes;
         own = found;
         own_pid = getpid();
         base = unused = (uintptr_t)mmap(NULL, ADDRESSES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -64,10 +64,7 @@ EXPORT cudaError_t cudaMalloc(void **pointer, size_t bytes) {
     null_gpu_state *state = null_gpu_open();
     null_gpu_lock();
     int fits = null_gpu_used(state) + whole <= state->total_bytes;
-    if (fits) {
-        mine->held_bytes += whole;
-        if (mine->held_bytes > mine->peak_bytes) mine->peak_bytes = mine->held_bytes;
-    }
+    if (fits) mine->held_bytes += whole;
     null_gpu_unlock();
     if (!fits) return fail(cudaErrorMemoryAllocation);
     allocation *made = malloc(sizeof *made);

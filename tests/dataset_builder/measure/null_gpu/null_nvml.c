@@ -1,4 +1,4 @@
-/* NVML of the null GPU: device, processes and accounting read from the shared state. */
+/* NVML of the null GPU: device and processes read from the shared state. */
 #include <stdio.h>
 #include <string.h>
 
@@ -24,12 +24,6 @@ typedef struct {
     unsigned pid;
     unsigned long long used_bytes;
 } process_v1;
-typedef struct {
-    unsigned gpu_utilization, memory_utilization;
-    unsigned long long max_memory, time, start;
-    unsigned running, reserved[5];
-} accounting;
-
 static int text(char *to, unsigned length, const char *from) {
     snprintf(to, length, "%s", from);
     return SUCCESS;
@@ -76,30 +70,6 @@ EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count
     }
     *count = living;
     return living > room ? INSUFFICIENT_SIZE : SUCCESS;
-}
-EXPORT int nvmlDeviceGetAccountingMode(void *device, unsigned *mode) {
-    (void)device;
-    *mode = null_gpu_open()->accounting == 1;
-    return null_gpu_open()->accounting == 2 ? NOT_SUPPORTED : SUCCESS;
-}
-EXPORT int nvmlDeviceSetAccountingMode(void *device, unsigned mode) {
-    (void)device;
-    if (null_gpu_open()->accounting == 2) return NOT_SUPPORTED;
-    null_gpu_open()->accounting = mode;
-    return SUCCESS;
-}
-EXPORT int nvmlDeviceGetAccountingStats(void *device, unsigned pid, accounting *found) {
-    (void)device;
-    const null_gpu_state *state = null_gpu_open();
-    if (state->accounting != 1) return NOT_SUPPORTED;
-    for (int i = 0; i < NULL_GPU_SLOTS && state->slots[i].pid; i++)
-        if (state->slots[i].pid == (int64_t)pid) {
-            memset(found, 0, sizeof *found);
-            found->max_memory = state->slots[i].peak_bytes;
-            found->running = (unsigned)null_gpu_alive(&state->slots[i]);
-            return SUCCESS;
-        }
-    return NOT_FOUND;
 }
 
 /* PyTorch's allocator lists processes when memory runs out, and fails where that is refused, as in some containers. */

@@ -5,16 +5,14 @@
 #define NULL_GPU_SLOTS 4096
 
 typedef struct {
-    int64_t pid; /* 0: never used; kept after the process has ended, for the accounting */
+    int64_t pid; /* 0: never used; kept after the process has ended */
     uint64_t held_bytes;
-    uint64_t peak_bytes;
 } null_gpu_slot;
 
 typedef struct {
     uint64_t total_bytes;
     uint64_t driver_bytes;  /* the driver's own share */
     uint64_t context_bytes; /* of each process */
-    uint64_t accounting;    /* 0: off, 1: on, 2: this driver has none */
     uint64_t lists;         /* 1: used bytes per process are told */
     null_gpu_slot slots[NULL_GPU_SLOTS];
 } null_gpu_state;

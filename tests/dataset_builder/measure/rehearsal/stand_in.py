@@ -13,13 +13,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import time
 from collections.abc import Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from dataset_builder.measure import channel
 from dataset_builder.measure.nvml import DeviceMemory, Gpu
 from dataset_builder.recipe.planned_job import parse_planned
 from gpumemnet.errors import MeasurementError
@@ -28,39 +27,44 @@ from gpumemnet.units import GIB, MIB
 FOLDER_VARIABLE = "STAND_IN_FOLDER"
 CONTEXT_BYTES = 400 * MIB
 RESERVED_BYTES = 64 * MIB
+SEARCH_BYTES = 32 * MIB
+TRAINING_BYTES = 90 * MIB
 TOTAL_BYTES = 80 * GIB
 CONTAINER_OFFSET = 1_000_000
 
 
-def measure(request: Mapping[str, Any], end: socket.socket) -> None:
-    """The stand-in of ``dataset_builder.measure.child.measure``: the same messages, no GPU."""
+def measure(request: Mapping[str, Any], connection: Connection) -> None:
+    """The stand-in of ``dataset_builder.measure.training.measure``: the same messages, no GPU."""
     folder = Path(os.environ[FOLDER_VARIABLE])
     held = folder / "held" / str(os.getpid())
-    _tell(end, {"event": "started", "pids": [os.getpid()], "stack": {"torch": "stand-in"}})
+    behaviours = json.loads((folder / "behaviour.json").read_text())
+    stack = {"torch": "stand-in", "cuda": "0", "cudnn": "0", "allocator_settings": ""}
     held.write_text(str(CONTEXT_BYTES))
-    _phase(end, "context", 0)
-    if request.get("probe_bytes"):
-        held.write_text(str(CONTEXT_BYTES + request["probe_bytes"]))
-        _phase(end, "probe", request["probe_bytes"])
+    _phase(connection, "context", 0, stack=stack)
+    reserved = 0
+    for size_bytes in request.get("probe_bytes", ()):
+        reserved += size_bytes
+        held.write_text(str(CONTEXT_BYTES + reserved))
+        _phase(connection, "probe", reserved)
+    if reserved:
+        _tell(connection, {"status": "ok"})
+        return
+    if "profile" in request:
+        _profile(connection, held, behaviours.get("profile", "ok"))
         return
     key = parse_planned(request["planned"]).key
-    behaviour = json.loads((folder / "behaviour.json").read_text()).get(key, "ok")
+    behaviour = behaviours.get(key, "ok")
     with (folder / "runs.log").open("a") as log:
         log.write(f"{key}\n")
     held.write_text(str(CONTEXT_BYTES + RESERVED_BYTES))
-    _phase(end, "build", RESERVED_BYTES)
+    _phase(connection, "build", RESERVED_BYTES)
     if behaviour == "hang":
         time.sleep(3600)
     if behaviour == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if behaviour == "crash":
         os._exit(7)
-    outcome: dict[str, Any] = {
-        "event": "result",
-        "status": "ok",
-        "steps": 3,
-        "allocator": {"alloc_retries": 0},
-    }
+    outcome: dict[str, Any] = {"status": "ok", "steps": 3, "allocator": {"alloc_retries": 0}}
     if behaviour == "slow":
         time.sleep(0.3)
     if behaviour == "oom":
@@ -71,23 +75,46 @@ def measure(request: Mapping[str, Any], end: socket.socket) -> None:
         full = {"status": "oom", "reason": "the stand-in card is full of neighbours"}
         outcome |= full if behaviour == "crowded" else {"allocator": {"alloc_retries": 2}}
     for step in range(1, 4):
-        _phase(end, f"step_{step}", RESERVED_BYTES)
-    _tell(end, outcome)
+        searched = SEARCH_BYTES if step == 1 else 0
+        grown = step * MIB if behaviour == "grows" else 0
+        _phase(connection, f"step_{step}", RESERVED_BYTES + grown, searched)
+    _tell(connection, outcome)
+
+
+def _profile(connection: Connection, held: Path, behaviour: str) -> None:
+    if behaviour == "crash":
+        os._exit(7)
+    if behaviour == "error":
+        reason = "no kernel for the stand-in card"
+        _tell(connection, {"status": "error", "reason": reason})
+        return
+    grown = CONTEXT_BYTES + TRAINING_BYTES + RESERVED_BYTES
+    held.write_text(str(MIB if behaviour == "lies" else grown))
+    _phase(connection, "training", RESERVED_BYTES)
+    workspace = 0 if behaviour == "no_workspace" else 32 * MIB
+    found = {
+        "compute_capability": [9, 0],
+        "multiprocessors": 132,
+        "blas_workspace_bytes": workspace,
+    }
+    _tell(connection, {"status": "ok", "found": found})
 
 
 def _first_time(folder: Path, key: str) -> bool:
     return (folder / "runs.log").read_text().split().count(key) == 1
 
 
-def _phase(end: socket.socket, name: str, reserved: int) -> None:
-    readings = ("allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
-    _tell(end, {"event": "phase", "name": name, **dict.fromkeys(readings, reserved)})
+def _phase(
+    connection: Connection, name: str, reserved: int, searched: int = 0, **details: Any
+) -> None:
+    peaks = dict.fromkeys(("peak_allocated_bytes", "peak_reserved_bytes"), reserved + searched)
+    now = dict.fromkeys(("allocated_bytes", "reserved_bytes"), reserved)
+    _tell(connection, {"name": name, **now, **peaks, **details})
 
 
-def _tell(end: socket.socket, message: Mapping[str, Any]) -> None:
-    channel.send(end, message)
-    if channel.receive(end) is None:
-        raise ConnectionResetError("the campaign is gone")
+def _tell(connection: Connection, message: Mapping[str, Any]) -> None:
+    connection.send(message)
+    connection.recv()
 
 
 def _living(folder: Path) -> Any:
@@ -106,8 +133,8 @@ class StandInMeter:
     Args:
         folder: where the children write what they hold.
         mode: ``process`` (ids as they are), ``container`` (the driver knows other ids), ``device``
-            (no processes), ``accounting``, ``blind`` (readings follow nothing) or ``lost`` (the GPU
-            is lost after a while).
+            (no processes), ``blind`` (readings follow nothing) or ``lost`` (the GPU is lost after a
+            while).
     """
 
     provenance = "stand_in"
@@ -130,15 +157,6 @@ class StandInMeter:
             return {}
         offset = CONTAINER_OFFSET if self._mode == "container" else 0
         return {pid + offset: amount for pid, amount in self._held()}
-
-    def accounted_peak(self, pid: int) -> int | None:
-        return dict(self._held()).get(pid) if self._mode == "accounting" else None
-
-    def enable_accounting(self) -> bool:
-        return False
-
-    def disable_accounting(self) -> None:
-        raise AssertionError("nothing was switched on")
 
     def _held(self) -> list[tuple[int, int]]:
         try:
