@@ -44,16 +44,11 @@ from gpumemnet.job.measurement import (
     measurement_of,
     measurement_to_dict,
 )
-from gpumemnet.job.training_job import JOB_FIELDS, TOTAL_FIELDS, TrainingJob
+from gpumemnet.job.training_job import JOB_FIELDS, REQUIRED_FIELDS, TOTAL_FIELDS, TrainingJob
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-LATER_COLUMNS: Final = frozenset(
-    {"traced_peak_bytes", "ranks", "architecture_family", "label_state", "traced", "traced_version"}
-    | {"steady_process_bytes", "startup_peak_bytes"}
-)
-"""Columns added to version 1 after its first files; a file without one has no values there."""
 _ROWS_AT_ONCE: Final = 2_000
 _OR_NONE: Final = " | None"
 _FILLED_FIELDS: Final = {*TOTAL_FIELDS, "trainable_parameters"}
@@ -299,7 +294,10 @@ def _schema(names: Sequence[str]) -> pa.Schema:
 
 
 def _check_schema(path: str | Path, found: pa.Schema, schema: pa.Schema) -> None:
-    """Refuses a file whose schema is not this version's dataset schema."""
+    """Refuses a file whose schema is not this version's dataset schema.
+
+    A column that may be empty may be missing: columns were added to version 1 after its first files.
+    """
     if dataset_version(found, str(path)) is None:
         raise DatasetError(f"{path} is no gpumemnet dataset: its metadata state no dataset version")
     for column in schema:
@@ -309,7 +307,7 @@ def _check_schema(path: str | Path, found: pa.Schema, schema: pa.Schema) -> None
                 raise DatasetError(
                     f"{path}: the column '{column.name}' is {kind}, not {column.type}"
                 )
-        elif column.name not in LATER_COLUMNS:
+        elif column.name in REQUIRED_FIELDS or not (column.nullable or column.name in JOB_FIELDS):
             raise DatasetError(f"{path} lacks the column '{column.name}'")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter, itemgetter
-from typing import Any, Final, overload
+from typing import Any, Final, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from gpumemnet.job.training_job import NUMBER_FIELDS, OPTION_FIELDS, UNSTATED_AS
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
+T = TypeVar("T")
 OptionSet = tuple[Any, ...]
 """Values of the fields :data:`~gpumemnet.job.training_job.OPTION_FIELDS`, in that order."""
 
@@ -163,7 +164,7 @@ class JobTable(Sequence[TrainingJob]):
             values = dict(zip(OPTION_FIELDS, self.option_sets[code], strict=True))
             for name, value in zip(NUMBER_FIELDS, numbers, strict=True):
                 values[name] = int(value) if value or name not in UNSTATED_AS_ZERO else None
-            yield TrainingJob(layers=layers, **values)
+            yield TrainingJob(layers=tuple(layers), **values)
 
     def column(self, name: str) -> Array:
         """Values of the field ``name``, one of :data:`~gpumemnet.job.training_job.NUMBER_FIELDS`,
@@ -235,16 +236,19 @@ class JobTable(Sequence[TrainingJob]):
             unknown_kinds=(),
         )
 
-    def _layers(self) -> Iterator[tuple[Layer, ...]]:
+    def split_by_job(self, values: Sequence[T]) -> Iterator[Sequence[T]]:
+        """Divides values of all layers, ``N``, into those of each job."""
+        ends = self.layer_counts.cumsum().tolist()
+        starts = (0, *ends)
+        return (values[start:end] for start, end in zip(starts, ends, strict=False))
+
+    def _layers(self) -> Iterator[Sequence[Layer]]:
         """The layers of each job."""
         names = self.kind_names
-        layers = unchecked_layers(
-            [names[kind] for kind in self.layer_kinds.tolist()],
-            map(int, self.layer_activations.tolist()),
-            map(int, self.layer_parameters.tolist()),
-        )
-        ends = self.layer_counts.cumsum().tolist()
-        return (
-            layers[end - count : end]
-            for end, count in zip(ends, self.layer_counts.tolist(), strict=True)
+        return self.split_by_job(
+            unchecked_layers(
+                [names[kind] for kind in self.layer_kinds.tolist()],
+                map(int, self.layer_activations.tolist()),
+                map(int, self.layer_parameters.tolist()),
+            )
         )

@@ -256,32 +256,22 @@ def architecture_key(job: TrainingJob) -> str:
 
 def architecture_keys(jobs: JobTable) -> Iterator[str]:
     """The :func:`architecture_key` of each job."""
-    names, families = jobs.kind_names, jobs.options("family")
-    kinds = [names[kind] for kind in jobs.layer_kinds.tolist()]
-    layers = list(map(list, zip(kinds, map(int, jobs.layer_parameters.tolist()), strict=True)))
-    totals = zip(*(jobs.column(name).tolist() for name in TOTAL_FIELDS), strict=True)
-    first = 0
-    for code, count, own in zip(
-        jobs.option_codes.tolist(), jobs.layer_counts.tolist(), totals, strict=True
-    ):
-        structure: list[Any] = layers[first : first + count]
-        structure = structure or [int(total) for total in own]
-        text = json.dumps([families[code], structure], separators=(",", ":"))
+    families = np.array(jobs.options("family"))[jobs.option_codes].tolist()
+    kinds = np.array(jobs.kind_names)[jobs.layer_kinds].tolist()
+    layers = list(zip(kinds, map(int, jobs.layer_parameters.tolist()), strict=True))
+    totals = zip(*(map(int, jobs.column(name).tolist()) for name in TOTAL_FIELDS), strict=True)
+    for family, own, total in zip(families, jobs.split_by_job(layers), totals, strict=True):
+        text = json.dumps([family, own or total], separators=(",", ":"))
         yield hashlib.sha256(text.encode()).hexdigest()[:16]
-        first += count
 
 
 def job_texts(jobs: JobTable) -> Iterator[str]:
     """A text for each job, equal for equal jobs."""
     kinds = np.array(jobs.kind_names)[jobs.layer_kinds].tolist()
-    numbers = jobs.layer_activations.tolist(), jobs.layer_parameters.tolist()
-    layers = [*zip(kinds, *numbers, strict=True)]
-    first = 0
-    for row, code, count in zip(
-        jobs.numbers.T.tolist(), jobs.option_codes, jobs.layer_counts.tolist(), strict=True
-    ):
-        yield repr((row, jobs.option_sets[code], layers[first : first + count]))
-        first += count
+    amounts = jobs.layer_activations.tolist(), jobs.layer_parameters.tolist()
+    layers = jobs.split_by_job([*zip(kinds, *amounts, strict=True)])
+    for numbers, code, own in zip(jobs.numbers.T.tolist(), jobs.option_codes, layers, strict=True):
+        yield repr((numbers, jobs.option_sets[code], own))
 
 
 def measurement_to_dict(measurement: Measurement) -> dict[str, Any]:

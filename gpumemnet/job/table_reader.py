@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -96,7 +96,7 @@ class Chunk(NamedTuple):
 
 
 class Reader:
-    """Reads spans of files.
+    """Reads spans of files; a context manager.
 
     It keeps a Parquet file open between spans, because the next span often begins where the last
     one ended.
@@ -115,7 +115,6 @@ class Reader:
     def __exit__(self, *_: object) -> None:
         if self._parquet is not None:
             self._parquet.close()
-            self._parquet = None
 
     def chunks(self, file: JobFile, span: Span) -> Iterator[Chunk]:
         """Reads the chunks of ``span`` in order.
@@ -209,19 +208,16 @@ class _ParquetCursor:
             check_columns(parquet.schema_arrow, file.location)
             names = parquet.schema_arrow.names
             self._ids = id_column_of(names, id_column, file.location)
-            columns = dict.fromkeys(
-                name for name in (*JOB_FIELDS, self._ids) if name is not None and name in names
-            )
-            metadata = parquet.metadata
-            sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-            self._starts = [sum(sizes[:group]) for group in range(len(sizes))]
-            self._rows = metadata.num_rows
+            self._rows = parquet.metadata.num_rows
+            groups = range(parquet.num_row_groups)
+            sizes = [parquet.metadata.row_group(group).num_rows for group in groups]
+            self._starts = [0, *accumulate(sizes)][:-1] or [0]
             group = self._group(first)
-            self._next_row = self._starts[group] if sizes else 0
+            self._next_row = self._starts[group]
             self._batches: Iterator[pa.RecordBatch] = parquet.iter_batches(
                 CHUNK_ROWS,
-                row_groups=list(range(group, len(sizes))),
-                columns=list(columns),
+                row_groups=groups[group:],
+                columns=[name for name in dict.fromkeys((*JOB_FIELDS, self._ids)) if name in names],
                 use_threads=False,
             )
         except BaseException:
@@ -236,14 +232,17 @@ class _ParquetCursor:
 
     def chunks(self, span: Span) -> Iterator[Chunk]:
         """Reads the rows of ``span``."""
+        import pyarrow as pa
+
         stop = self._rows if span.row_count is None else span.first_row + span.row_count
         while self._next_row < stop:
-            found = next(self._aligned, None)
-            if found is None:
+            try:
+                first, batch = next(self._aligned)
+            except (OSError, pa.ArrowException, StopIteration) as error:
+                reason = first_line(error) or "it holds fewer rows than it says"
                 raise DatasetError(
-                    f"{self._file.location} is damaged after row {self._next_row}: it holds fewer rows than it says"
-                )
-            first, batch = found
+                    f"{self._file.location} is damaged after row {self._next_row}: {reason}"
+                ) from None
             if first >= span.first_row:
                 yield self._chunk(first, batch)
 
@@ -254,36 +253,23 @@ class _ParquetCursor:
     def _align(self) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Cuts the file's batches anew at multiples of :data:`CHUNK_ROWS`; yields each with the
         number of rows before it."""
+
         first = self._next_row
         skip = -first % CHUNK_ROWS
         first += skip
         held: list[pa.RecordBatch] = []
-        size = 0
-        for batch in self._read():
-            rest = batch.slice(skip)
-            skip -= len(batch) - len(rest)
-            while len(rest):
-                taken = rest.slice(0, CHUNK_ROWS - size)
-                rest = rest.slice(len(taken))
-                held.append(taken)
-                size += len(taken)
-                if size == CHUNK_ROWS:
-                    self._next_row = first + size
-                    yield first, _joined(held)
-                    first, held, size = first + size, [], 0
-        if held:
+        for batch in self._batches:
+            held.append(batch.slice(skip))
+            skip -= len(batch) - len(held[-1])
+            while (size := sum(map(len, held))) >= CHUNK_ROWS:
+                rest = held[-1].slice(len(held[-1]) - (size - CHUNK_ROWS))
+                held[-1] = held[-1].slice(0, len(held[-1]) - len(rest))
+                self._next_row = first + CHUNK_ROWS
+                yield first, _joined(held)
+                first, held = self._next_row, [rest]
+        if size := sum(map(len, held)):
             self._next_row = first + size
             yield first, _joined(held)
-
-    def _read(self) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
-        try:
-            yield from self._batches
-        except (OSError, pa.ArrowException) as error:
-            raise DatasetError(
-                f"{self._file.location} is damaged after row {self._next_row}: {first_line(error)}"
-            ) from None
 
     def _chunk(self, first: int, batch: pa.RecordBatch) -> Chunk:
         import pyarrow as pa
@@ -305,11 +291,10 @@ class _ParquetCursor:
 
 
 def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(batches) == 1:
-        return batches[0]
     import pyarrow as pa
 
-    return pa.Table.from_batches(batches).unify_dictionaries().combine_chunks().to_batches()[0]
+    table = pa.Table.from_batches([batch for batch in batches if len(batch)])
+    return table.unify_dictionaries().combine_chunks().to_batches()[0]
 
 
 def _lines(file: JobFile, span: Span) -> Iterator[tuple[int, list[bytes]]]:
