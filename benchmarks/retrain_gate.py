@@ -123,8 +123,8 @@ def first_champion(folder: Path, base: Path, seed: int) -> Registry:
     )
     registry = Registry(folder / "registry")
     others = [bundle for bundle in shipped_bundles() if bundle.card.family != "mlp"]
-    hashes = [registry.add_bundle(bundle.source).sha256 for bundle in (first, *others)]
-    registry.create_release("first", hashes, parent=None)
+    folders = [bundle.source for bundle in (first, *others)]
+    registry.create_release("first", folders, parent=None)
     registry.set_champion("first", by="benchmark", reason="")
     return registry
 

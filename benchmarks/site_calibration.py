@@ -142,7 +142,7 @@ def drift_table(rows: SiteRows, bundles: Sequence[Bundle], seeds: int) -> None:
             for seed in range(seeds):
                 places = random.Random(seed).choices(range(len(rows)), k=count)
                 drawn = change(rows.take(np.array(places)))
-                drifts += find_drift(drawn, predictor).is_drift
+                drifts += bool(find_drift(drawn, predictor).causes)
             shares.append(f"{drifts} of {seeds}")
         print_line(f"| {name} | " + " | ".join(shares) + " |")
 

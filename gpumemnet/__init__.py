@@ -17,7 +17,6 @@ import os.path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpumemnet.cli.notebook import load_ipython_extension as load_ipython_extension
     from gpumemnet.client.client import AsyncClient, Client
     from gpumemnet.errors import GpumemnetError
     from gpumemnet.extract.placement import large_tensors_on_meta
@@ -76,7 +75,6 @@ _MODULE_OF = {
     "TraceAnswer": "gpumemnet.tracing.result",
     "TrainingJob": "gpumemnet.job.training_job",
     "TrainingOptions": "gpumemnet.job.training_job",
-    "load_ipython_extension": "gpumemnet.cli.notebook",
     "fit": "gpumemnet.named.fit",
     "plan": "gpumemnet.planner.api",
     "trace": "gpumemnet.tracing.api",

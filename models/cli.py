@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from gpumemnet.cli.options import AsJson
+from gpumemnet.cli.options import AsJson, RegistryFolder, Seed
 from gpumemnet.cli.output import print_json, print_result, progress_bar
 from gpumemnet.errors import BundleError, DatasetError, GpumemnetError, InvalidRequestError
 from gpumemnet.job.training_job import FAMILIES
@@ -38,11 +38,17 @@ Dataset = Annotated[
 Family = Annotated[
     str, typer.Option("--family", metavar="FAMILY", help=f"One of {', '.join(FAMILIES)}.")
 ]
+Epochs = Annotated[
+    int | None,
+    typer.Option(
+        "--epochs",
+        min=1,
+        max=10_000,
+        help="Passes over the training jobs; the plan decides unless given.",
+    ),
+]
 Folds = Annotated[
     int, typer.Option("--folds", metavar="N", min=2, max=20, help="Folds, split by architecture.")
-]
-Seed = Annotated[
-    int, typer.Option("--seed", metavar="N", min=0, help="Seed of folds, initialisation and order.")
 ]
 
 
@@ -97,10 +103,7 @@ def train(
         ),
     ] = None,
     seed: Seed = 0,
-    epochs: Annotated[
-        int | None,
-        typer.Option("--epochs", min=1, max=10_000, help="Passes over the training jobs."),
-    ] = None,
+    epochs: Epochs = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a classifier on a dataset, and write its bundle. The encoder common learns from several
@@ -196,9 +199,7 @@ def evaluate(
     ] = None,
     folds: Folds = 3,
     seed: Seed = 0,
-    epochs: Annotated[
-        int, typer.Option("--epochs", min=1, max=10_000, help="Passes over the training jobs.")
-    ] = 80,
+    epochs: Epochs = 80,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate every estimator on held-out architectures. Prints a table."""
@@ -221,14 +222,7 @@ def evaluate(
 
 
 def retrain(
-    registry: Annotated[
-        Path | None,
-        typer.Option(
-            "--registry",
-            envvar="GPUMEMNET_REGISTRY",
-            help="The registry's folder; a dry run needs none.",
-        ),
-    ] = None,
+    registry: RegistryFolder = None,
     dataset: Annotated[
         list[Path] | None,
         typer.Option(
@@ -263,15 +257,7 @@ def retrain(
         ),
     ] = None,
     seed: Seed = 0,
-    epochs: Annotated[
-        int | None,
-        typer.Option(
-            "--epochs",
-            min=1,
-            max=10_000,
-            help="Passes over the training jobs; the plan decides unless given.",
-        ),
-    ] = None,
+    epochs: Epochs = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Train and judge, but do not change the registry.")
     ] = False,

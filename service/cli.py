@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -13,17 +14,12 @@ from typing import Annotated, Any, Final
 import typer
 
 from gpumemnet.cli.commands import App
-from gpumemnet.cli.options import STANDARD_INPUT, AsJson, input_file
-from gpumemnet.cli.output import check_writable, write_text
+from gpumemnet.cli.options import AsJson, Bundles, RegistryFolder, input_file
+from gpumemnet.cli.output import check_writable, print_result, write_text
 from gpumemnet.client.client import API_KEY_VARIABLE, Client
 from gpumemnet.errors import InvalidRequestError, ServiceError
-from gpumemnet.site.observations import Observation
-from gpumemnet.site.sacct import (
-    Skipped,
-    observation_lines,
-    read_known_jobs,
-    read_sacct,
-)
+from gpumemnet.site.observations import Observation, listed, observation_to_dict
+from gpumemnet.site.sacct import Skipped, read_known_jobs, read_sacct
 
 from .api.access import SCOPES, new_key
 
@@ -56,20 +52,8 @@ def serve(
             help="Processes that predict; GPUMEMNET_WORKERS or 1 by default.",
         ),
     ] = None,
-    bundle: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--bundle",
-            metavar="FOLDER",
-            help="Bundle folder instead of the shipped ones; may be repeated.",
-        ),
-    ] = None,
-    registry: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Registry to predict from; GPUMEMNET_REGISTRY by default."
-        ),
-    ] = None,
+    bundle: Bundles = None,
+    registry: RegistryFolder = None,
     database_url: Annotated[
         str | None,
         typer.Option(
@@ -110,12 +94,11 @@ def make_key(
 ) -> None:
     """Make a key: prints it this once, and the entry for the settings."""
     key, entry = new_key(name, scopes)
-    if as_json:
-        typer.echo(json.dumps({"key": key, "entry": entry}))
-        return
-    typer.echo(
+    print_result(
+        {"key": key, "entry": entry},
         f"key, shown this once and stored nowhere; clients send it as 'Authorization: Bearer KEY':\n  {key}\n"
-        f"entry for GPUMEMNET_API_KEYS (separated by commas) or a line of GPUMEMNET_API_KEYS_FILE:\n  {entry}"
+        f"entry for GPUMEMNET_API_KEYS (separated by commas) or a line of GPUMEMNET_API_KEYS_FILE:\n  {entry}",
+        as_json=as_json,
     )
 
 
@@ -149,11 +132,10 @@ def export_observations(
     from .observations.export import export
 
     written, left_out = export(database_url, out, since=_seconds(since))
-    if as_json:
-        typer.echo(json.dumps({"written": written, "left_out": left_out, "file": str(out)}))
-        return
-    typer.echo(
-        f"{written} observations in {out}; {left_out} left out that say nothing of the memory"
+    print_result(
+        {"written": written, "left_out": left_out, "file": out},
+        f"{written} observations in {out}; {left_out} left out that say nothing of the memory",
+        as_json=as_json,
     )
 
 
@@ -199,13 +181,6 @@ def import_sacct(
             help=f"Send them to this service; a key is taken from {API_KEY_VARIABLE}.",
         ),
     ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.jsonl",
-            help="File for what was left out and why, one JSON object a line; FILE.skipped.jsonl unless given.",
-        ),
-    ] = None,
     gpu: Annotated[
         list[str] | None,
         typer.Option(
@@ -218,46 +193,36 @@ def import_sacct(
     """Read what finished Slurm jobs used."""
     if (out is None) == (url is None):
         raise InvalidRequestError("give either --out or --url", "out")
-    name = "sacct" if str(file) == STANDARD_INPUT else file.name
-    skipped_file = report or file.with_name(f"{name}.skipped.jsonl")
-    check_writable(skipped_file, "report")
     if out is not None:
         check_writable(out)
-    skipped: list[Skipped] = []
-    found = _without_skipped(
-        read_sacct(
-            input_file(file),
-            None if jobs is None else read_known_jobs(jobs),
-            _gpus(gpu or []),
-        ),
-        skipped,
-    )
-    try:
-        if url is not None:
-            counts = _send(found, url.rstrip("/"), skipped)
-            message = f"{counts['stored']} observations stored, {counts['there_before']} were there before"
-        else:
-            assert out is not None
-            lines = list(observation_lines(found))
-            write_text(out, "".join(lines))
-            counts = {"written": len(lines)}
-            message = f"{len(lines)} observations in {out}"
-    finally:
-        write_text(
-            skipped_file, "".join(json.dumps(asdict(one)) + "\n" for one in skipped), "report"
+    known = None if jobs is None else read_known_jobs(jobs)
+    found = read_sacct(input_file(file), known, _gpus(gpu or []))
+    skipped: dict[str, list[str]] = defaultdict(list)
+    if url is not None:
+        counts = _send(found, url.rstrip("/"), skipped)
+        message = (
+            f"{counts['stored']} observations stored, {counts['there_before']} were there before"
         )
-    if as_json:
-        typer.echo(json.dumps({**counts, "left_out": len(skipped), "report": str(skipped_file)}))
     else:
-        typer.echo(f"{message}; {len(skipped)} left out, see {skipped_file}")
+        assert out is not None
+        lines = [
+            json.dumps(observation_to_dict(one)) + "\n" for one in _without_skipped(found, skipped)
+        ]
+        write_text(out, "".join(lines))
+        counts = {"written": len(lines)}
+        message = f"{len(lines)} observations in {out}"
+    reasons = [
+        f"{len(some)} jobs left out: {reason}: {listed(some)}" for reason, some in skipped.items()
+    ]
+    print_result({**counts, "left_out": skipped}, "\n".join([*reasons, message]), as_json=as_json)
 
 
 def _without_skipped(
-    found: Iterator[Observation | Skipped], skipped: list[Skipped]
+    found: Iterator[Observation | Skipped], skipped: dict[str, list[str]]
 ) -> Iterator[Observation]:
     for one in found:
         if isinstance(one, Skipped):
-            skipped.append(one)
+            skipped[one.reason].append(one.job_id or one.location)
         else:
             yield one
 
@@ -274,19 +239,20 @@ def _gpus(texts: Sequence[str]) -> dict[str, str]:
     return gpus
 
 
-def _send(observations: Iterator[Observation], url: str, skipped: list[Skipped]) -> dict[str, int]:
+def _send(
+    found: Iterator[Observation | Skipped], url: str, skipped: dict[str, list[str]]
+) -> dict[str, int]:
     """Report the observations to a service; each is stored once, however often it is sent."""
     counts = {"stored": 0, "there_before": 0}
     with Client(url, timeout_seconds=_TIMEOUT_SECONDS) as client:
-        for one in observations:
+        for one in _without_skipped(found, skipped):
             observed: Any = {each.name: getattr(one, each.name) for each in fields(one)}
             try:
                 answer = client.observe(**observed)
             except ServiceError as error:
                 if error.status not in _REFUSED:
                     raise
-                reason = f"the service: {error.problem['detail']}"
-                skipped.append(Skipped(one.idempotency_key or "", None, reason))
+                skipped[f"the service: {error.problem['detail']}"].append(one.idempotency_key or "")
             else:
                 counts["stored" if answer["created"] else "there_before"] += 1
     return counts

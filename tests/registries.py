@@ -28,6 +28,6 @@ def other_bundle(
 def add_release(registry: Registry, work: Path, release: str, **changes: Any) -> str:
     """Add the release ``release`` whose CNN bundle has it as its version; returns that bundle's
     hash."""
-    sha256 = registry.add_bundle(other_bundle(work / release, release, **changes).source).sha256
-    registry.create_release(release, [sha256])
-    return sha256
+    bundle = other_bundle(work / release, release, **changes)
+    registry.create_release(release, [bundle.source])
+    return bundle.sha256

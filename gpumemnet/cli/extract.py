@@ -13,6 +13,7 @@ from rich.text import Text
 from gpumemnet.cli.options import (
     BatchSize,
     Deadline,
+    Factory,
     FactoryArguments,
     Inputs,
     Optimizer,
@@ -37,13 +38,7 @@ _SHOWN_LAYERS: Final = 10
 
 
 def extract(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE.py:FACTORY",
-            help="A function that returns a torch.nn.Module or (model, inputs).",
-        ),
-    ],
+    source: Factory,
     batch_size: BatchSize = None,
     inputs: Inputs = None,
     argument: FactoryArguments = None,

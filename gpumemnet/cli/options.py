@@ -18,6 +18,7 @@ from gpumemnet.cli.output import check_writable
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import TRAINING_OPTIONS
+from gpumemnet.predict.bundle_card import ENCODERS
 from gpumemnet.units import GIB, MIB
 
 if TYPE_CHECKING:
@@ -49,6 +50,32 @@ ContextMib = Annotated[
         help="Size of the CUDA context, where you know yours; the catalogue's by default.",
     ),
 ]
+
+Bundles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--bundle",
+        metavar="FOLDER",
+        help="Bundle folder, or folder of such, instead of the shipped ones; may be repeated.",
+    ),
+]
+RegistryFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--registry",
+        envvar="GPUMEMNET_REGISTRY",
+        metavar="FOLDER",
+        help="The registry's folder; its champion predicts.",
+        show_default=False,
+    ),
+]
+Coverage = Annotated[
+    float, typer.Option(metavar="SHARE", help="Share of jobs that the safe bytes cover.")
+]
+Encoder = Annotated[
+    str | None, typer.Option(metavar="|".join(ENCODERS), help="Which classifier predicts.")
+]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of all that is drawn.")]
 
 # ---- commands that run the code of a model
 model_option: Final = partial(typer.Option, rich_help_panel="The model")
@@ -129,6 +156,13 @@ Cudnn = Annotated[
     machine_option(
         metavar="auto|off|PATH",
         help="Take the workspaces of convolutions from cuDNN, which needs no GPU: the installed one, none, or the one there.",
+    ),
+]
+Factory = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE.py:FACTORY",
+        help="A function that returns a torch.nn.Module, (model, inputs) or (model, inputs, loss).",
     ),
 ]
 Deadline = Annotated[float, typer.Option(metavar="SECONDS", help="Give up after this long.")]

@@ -21,6 +21,7 @@ from gpumemnet.cli.options import (
     BestEffort,
     Cudnn,
     Deadline,
+    Factory,
     FactoryArguments,
     Inputs,
     Optimizer,
@@ -70,13 +71,7 @@ NO_PLAN_CODE: Final = 1
 
 
 def plan(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE.py:FACTORY",
-            help="A function that returns a torch.nn.Module, (model, inputs) or (model, inputs, loss).",
-        ),
-    ],
+    source: Factory,
     batch_size: BatchSize = None,
     inputs: Inputs = None,
     argument: FactoryArguments = None,

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from gpumemnet.cli.options import ContextMib, Gpu, input_file
+from gpumemnet.cli.options import Bundles, ContextMib, Coverage, Encoder, Gpu, input_file
 from gpumemnet.cli.output import print_facts, print_json, print_table
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu import VERDICT_TEXTS
@@ -44,27 +44,15 @@ def predict(
             "With --out files, globs or URLs (.parquet, .csv, .jsonl).",
         ),
     ],
-    bundle: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--bundle",
-            metavar="FOLDER",
-            help="Bundle folder instead of the shipped ones; may be repeated.",
-        ),
-    ] = None,
-    coverage: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of jobs that the safe bytes cover.")
-    ] = DEFAULT_COVERAGE,
+    bundle: Bundles = None,
+    coverage: Coverage = DEFAULT_COVERAGE,
     bin_width: Annotated[
         int | None,
         typer.Option("--bin-width", metavar="MIB", help="Width of a bin; 1024 by default."),
     ] = None,
     gpu: Gpu = None,
     context_mib: ContextMib = None,
-    encoder: Annotated[
-        str | None,
-        typer.Option(metavar="mlp|transformer|common", help="Which classifier predicts."),
-    ] = None,
+    encoder: Encoder = None,
     fits: Annotated[
         bool,
         typer.Option(
@@ -145,11 +133,19 @@ def predict(
         for table in tables
     )
     numbers = itertools.count(1)
-    fitting = _Fitting(predictor, fits, largest_batch, coverage, encoder)
+
+    def fitting(job: TrainingJob) -> tuple[tuple[Fit, ...] | None, BatchSizes | None]:
+        return _fitting(predictor, job, fits, largest_batch, coverage=coverage, encoder=encoder)
+
     if as_json:
         for table, predictions in predicted:
             for job, document in zip(table, predictions.documents(), strict=True):
-                whole = {"job": next(numbers), **document, **fitting.document(job)}
+                whole = {"job": next(numbers), **document}
+                found, sizes = fitting(job)
+                if found is not None:
+                    whole["fits"] = [asdict(fit) for fit in found]
+                if sizes is not None:
+                    whole["batch_sizes"] = asdict(sizes)
                 sys.stdout.write(json.dumps(whole) + "\n")
         return
     rows = ((next(numbers), *pair) for pairs in predicted for pair in zip(*pairs, strict=True))
@@ -161,9 +157,9 @@ def predict(
     console = Console()
     if len(shown) == 1:
         _, job, prediction = shown[0]
-        found = fitting.find(job)
+        found_fits = fitting(job)
         _show_job(job, prediction, console)
-        _show_fitting(*found, console)
+        _show_fitting(*found_fits, console)
     else:
         _show_jobs(shown, rows, console)
 
@@ -187,43 +183,21 @@ def _predict_into_file(
     sys.stderr.write("\n".join(lines) + "\n")
 
 
-class _Fitting:
-    """Finds what else is asked of a job: which GPUs hold it, and the largest batch that fits one."""
+def _fitting(
+    predictor: Predictor, job: TrainingJob, with_fits: bool, batch_gpu: str | None, **options: Any
+) -> tuple[tuple[Fit, ...] | None, BatchSizes | None]:
+    """Which GPUs hold a job, and the largest batch that fits one; ``None`` for what was not asked.
 
-    def __init__(
-        self,
-        predictor: Predictor,
-        with_fits: bool,
-        batch_gpu: str | None,
-        coverage: float,
-        encoder: str | None,
-    ) -> None:
-        self._predictor, self._with_fits, self._batch_gpu = predictor, with_fits, batch_gpu
-        self._options: dict[str, Any] = {"coverage": coverage, "encoder": encoder}
+    Raises:
+        InvalidRequestError: when the catalogue has no such GPU.
+    """
+    from gpumemnet.predict.gpu_fit import fits, target
+    from gpumemnet.predict.largest_batch import batch_sizes
 
-    def find(self, job: TrainingJob) -> tuple[tuple[Fit, ...] | None, BatchSizes | None]:
-        """Returns what was asked, ``None`` for what was not.
-
-        Raises:
-            InvalidRequestError: when the catalogue has no such GPU.
-        """
-        from gpumemnet.predict.gpu_fit import fits, target
-        from gpumemnet.predict.largest_batch import batch_sizes
-
-        found = fits(self._predictor, job, **self._options) if self._with_fits else None
-        if self._batch_gpu is None:
-            return found, None
-        return found, batch_sizes(self._predictor, job, target(self._batch_gpu), **self._options)
-
-    def document(self, job: TrainingJob) -> dict[str, Any]:
-        """Returns what was asked as a JSON object."""
-        fits, sizes = self.find(job)
-        document: dict[str, Any] = {}
-        if fits is not None:
-            document["fits"] = [asdict(fit) for fit in fits]
-        if sizes is not None:
-            document["batch_sizes"] = asdict(sizes)
-        return document
+    found = fits(predictor, job, **options) if with_fits else None
+    if batch_gpu is None:
+        return found, None
+    return found, batch_sizes(predictor, job, target(batch_gpu), **options)
 
 
 def _show_fitting(fits: Sequence[Fit] | None, sizes: BatchSizes | None, console: Console) -> None:
@@ -360,17 +334,11 @@ def models(
 
 def _card_facts(bundle: Bundle) -> list[tuple[str, str]]:
     card, data = bundle.card, bundle.card.document.get("training_data", {})
-    stated = {
-        field: [str(value) for value in values if value not in (None, False)]
-        for field, values in card.options.items()
-    }
-    options = [f"{field} {' or '.join(values)}" for field, values in stated.items() if values]
     rows = f"{data.get('rows', 0):,} {data.get('provenance', '')} jobs"
     return [
         ("predicts", f"{', '.join(card.families)} jobs on {card.gpu}"),
         ("trained on", f"{rows}: {data.get('description', '')}"),
         *((name, str(data[name])) for name in ("licence", "credit") if name in data),
-        ("with", "; ".join(options)),
         ("sha256", bundle.sha256),
         ("folder", bundle.source),
     ]

@@ -113,11 +113,8 @@ def add(
     as_json: AsJson = False,
 ) -> None:
     """Copy bundles into the registry and make a release of them; it predicts once it is promoted."""
-    # All bundles are read before the first is written.
-    found = [one for folder in bundle for one in load_bundles(folder)]
-    store = Registry(registry)
-    hashes = [store.add_bundle(one.source).sha256 for one in found]
-    made = store.create_release(release, hashes, parent=parent, note=note)
+    folders = [one.source for folder in bundle for one in load_bundles(folder)]
+    made = Registry(registry).create_release(release, folders, parent=parent, note=note)
     print_result(asdict(made), f"release {made.name}: {len(made.bundles)} bundles", as_json=as_json)
 
 

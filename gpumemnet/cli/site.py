@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.console import Console
 
-from gpumemnet.cli.options import AsJson, ContextMib, input_file
+from gpumemnet.cli.options import AsJson, Bundles, ContextMib, RegistryFolder, input_file
 from gpumemnet.cli.output import (
     check_writable,
     print_facts,
@@ -32,12 +32,12 @@ from gpumemnet.predict.bundle import (
     shipped_bundles,
 )
 from gpumemnet.predict.conformal import rows_needed
-from gpumemnet.site.observations import read_site_rows
+from gpumemnet.site.observations import listed, read_site_rows
 from gpumemnet.site.releases import Registry
 from gpumemnet.units import MIB
 
 if TYPE_CHECKING:
-    from gpumemnet.site.calibration import Calibration, Figures, ModelCalibration
+    from gpumemnet.site.calibration import Calibration, Figures, Fit
     from gpumemnet.site.drift import DriftReport, Finding
 
 DRIFT_EXIT_CODE: Final = 10
@@ -49,23 +49,6 @@ Rows = Annotated[
     typer.Argument(
         metavar="FILE",
         help="Datasets or exported observations (.parquet), observations a line (.jsonl); - is standard input.",
-    ),
-]
-Bundles = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--bundle",
-        metavar="FOLDER",
-        help="Bundle folder, or folder of such, instead of the shipped ones.",
-    ),
-]
-RegistryFolder = Annotated[
-    Path | None,
-    typer.Option(
-        "--registry",
-        envvar="GPUMEMNET_REGISTRY",
-        metavar="FOLDER",
-        help="Registry whose champion is used.",
     ),
 ]
 
@@ -174,19 +157,18 @@ def _add_release(
     document: Mapping[str, Any],
 ) -> None:
     parent = store.aliases().champion
-    with tempfile.TemporaryDirectory(prefix="gpumemnet-calibrate-") as folder:
-        hashes = [
-            store.add_bundle(_save(Path(folder) / str(number), source.model, card).source).sha256
-            for number, (source, card) in enumerate(cards)
-        ]
     names = ("gpu", "label_source", "jobs", "files", "first", "last")
-    store.create_release(
-        release,
-        hashes,
-        parent=parent,
-        lineage={"calibration": {name: document[name] for name in names}},
-        note=f"{parent} calibrated to {document['gpu']} on {document['jobs']} jobs",
-    )
+    with tempfile.TemporaryDirectory(prefix="gpumemnet-calibrate-") as folder:
+        store.create_release(
+            release,
+            [
+                _save(Path(folder) / str(number), source.model, card).source
+                for number, (source, card) in enumerate(cards)
+            ],
+            parent=parent,
+            lineage={"calibration": {name: document[name] for name in names}},
+            note=f"{parent} calibrated to {document['gpu']} on {document['jobs']} jobs",
+        )
 
 
 def _show_calibration(made: Calibration, console: Console) -> None:
@@ -196,7 +178,10 @@ def _show_calibration(made: Calibration, console: Console) -> None:
     dates = f", {made.first[:10]} to {made.last[:10]}" if made.first and made.last else ""
     facts = [
         ("jobs", f"{made.jobs} different ones, read by {made.label_source}{dates}"),
-        *(("left out", f"{count}: {reason}") for reason, count in made.left_out.items()),
+        *(
+            ("left out", f"{len(some)}: {reason}: {listed(some)}")
+            for reason, some in made.left_out.items()
+        ),
         (
             "context",
             f"{context.value / MIB:,.0f} MiB ({interval} with confidence {context.confidence:.2g}), {source}",
@@ -207,22 +192,18 @@ def _show_calibration(made: Calibration, console: Console) -> None:
     print_facts(console, f"Calibration to {made.gpu}", facts)
     notes: dict[str, None] = {}
     for model in made.models:
-        name = model.bundle.card.name
-        if not model.is_own:
+        name, fit = model.bundle.card.name, model.fit
+        if not fit.is_own:
             notes[f"{name}: calibrated by the context alone, for want of jobs of its own."] = None
         if model.before is None or model.after is None:
             continue
-        jobs = f"{model.fit_jobs} + {model.calibration_jobs} jobs"
-        title = f"{name}: {model.site.shift_bytes / MIB:+,.0f} MiB, from {jobs if model.is_own else 'the context alone'}"
+        jobs = f"{fit.fit_jobs} + {fit.calibration_jobs} jobs"
+        title = f"{name}: {fit.site.shift_bytes / MIB:+,.0f} MiB, from {jobs if fit.is_own else 'the context alone'}"
         columns = (f"{model.family} jobs", "before", "after")
-        rows = zip(
-            _figure_names(model),
-            _figure_texts(model.before),
-            _figure_texts(model.after),
-            strict=True,
-        )
+        texts = _figure_texts(model.before), _figure_texts(model.after)
+        rows = zip(_figure_names(model.before, fit), *texts, strict=True)
         print_table(console, title, columns, list(rows))
-        if model.is_own and None in model.site.multiples:
+        if fit.is_own and None in fit.site.multiples:
             needed = ", ".join(
                 f"{rows_needed(share)} for {share:.0%}" for share in _SHOWN_COVERAGES
             )
@@ -235,23 +216,22 @@ def _show_calibration(made: Calibration, console: Console) -> None:
         typer.echo(note)
 
 
-def _figure_names(model: ModelCalibration) -> list[str]:
-    assert model.before is not None
+def _figure_names(figures: Figures, fit: Fit) -> list[str]:
     names = ["judged", "median error", "took more than expected"]
-    for coverage, multiple in zip(model.before.coverages, model.site.multiples, strict=True):
-        if coverage in _SHOWN_COVERAGES:
-            carried = "" if multiple is not None else " *" if model.is_own else " (shipped)"
-            names.append(f"within the {coverage:.0%} bound{carried}")
+    for one, multiple in zip(figures.coverages, fit.site.multiples, strict=True):
+        if one.coverage in _SHOWN_COVERAGES:
+            carried = "" if multiple is not None else " *" if fit.is_own else " (shipped)"
+            names.append(f"within the {one.coverage:.0%} bound{carried}")
     return names
 
 
 def _figure_texts(figures: Figures) -> list[str]:
     error = f"{figures.median_error_mib:,.1f} MiB, {figures.median_error_percent:.2f} %"
     texts = [f"{figures.jobs}", error, f"{figures.under_predicted:.0%}"]
-    for coverage, one in figures.coverages.items():
-        if coverage in _SHOWN_COVERAGES:
-            over = "" if one.over_allocation is None else f", {one.over_allocation:+.1%} memory"
-            texts.append(f"{one.covered} of {one.judged}{over}")
+    for one in figures.coverages:
+        if one.coverage in _SHOWN_COVERAGES:
+            over = f"{one.over_allocation:+.1%} memory"
+            texts.append(f"{one.covered} of {one.judged}, {over}")
     return texts
 
 
@@ -260,19 +240,6 @@ def drift(
     bundle: Bundles = None,
     registry: RegistryFolder = None,
     context_mib: ContextMib = None,
-    alpha: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SHARE", help="Probability of a false alarm in one run; 0.01 by default."
-        ),
-    ] = None,
-    on: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="error|coverage|support|features",
-            help="What calls for retraining; may be repeated. By default all, features only where nobody knows what jobs took.",
-        ),
-    ] = None,
     as_json: AsJson = False,
     metrics: Annotated[
         Path | None,
@@ -287,7 +254,12 @@ def drift(
     if find_spec("scipy") is None:
         raise MissingExtraError("scipy", "drift", "testing for drift")
     from gpumemnet.predict.predictor import Predictor
-    from gpumemnet.site.drift import ALPHA, find_drift, write_drift_metrics  # loads onnxruntime
+    from gpumemnet.site.drift import (  # loads onnxruntime
+        ALPHA,
+        RULE,
+        find_drift,
+        write_drift_metrics,
+    )
 
     if metrics is not None and metrics.suffix != ".prom":
         raise InvalidRequestError(
@@ -299,22 +271,20 @@ def drift(
         context_bytes=None if context_mib is None else context_mib * MIB,
     )
     found = read_site_rows([input_file(path) for path in rows])
-    left_out = [f"{count} rows left out: {reason}" for reason, count in found.left_out.items()]
+    left_out = [
+        f"{len(some)} rows left out: {reason}: {listed(some)}"
+        for reason, some in found.left_out.items()
+    ]
     if not len(found):
         raise DatasetError("; ".join([f"{', '.join(found.files)} holds no jobs", *left_out]))
-    report = find_drift(
-        found,
-        predictor,
-        alpha=ALPHA if alpha is None else alpha,
-        kinds=on or None,
-    )
+    report = find_drift(found, predictor)
     if metrics is not None:
         write_drift_metrics(metrics, report)
     if as_json:
         document = {
-            "drift": report.is_drift,
-            "rule": report.rule,
-            "alpha": report.alpha,
+            "drift": bool(report.causes),
+            "rule": RULE,
+            "alpha": ALPHA,
             "tests": len(report.findings),
             "causes": [asdict(finding) for finding in report.causes],
             "findings": [asdict(finding) for finding in report.findings],
@@ -324,12 +294,12 @@ def drift(
         }
         print_json(document)
     else:
-        _show_drift(report, left_out)
-    if report.is_drift:
+        _show_drift(report, [*report.notes, *left_out, RULE])
+    if report.causes:
         raise typer.Exit(DRIFT_EXIT_CODE)
 
 
-def _show_drift(report: DriftReport, left_out: Sequence[str]) -> None:
+def _show_drift(report: DriftReport, notes: Sequence[str]) -> None:
     groups: dict[str, list[Finding]] = defaultdict(list)
     for finding in report.findings:
         on_gpu = f" on {finding.gpu}" if finding.gpu else ""
@@ -346,9 +316,9 @@ def _show_drift(report: DriftReport, left_out: Sequence[str]) -> None:
             found = sum(one.is_drift for one in more)
             facts.append(("", f"and {len(more)} more tests, {found} of drift"))
         print_facts(Console(), title, facts)
-    for line in (*report.notes, *left_out, report.rule):
+    for line in notes:
         typer.echo(line)
-    if report.is_drift:
+    if report.causes:
         typer.echo(f"Drift: a retraining is due (exit code {DRIFT_EXIT_CODE}).")
     else:
         typer.echo("No retraining is due." if report.findings else "Nothing could be tested.")

@@ -5,6 +5,9 @@ A site differs from the machine that a model learned on mostly by the CUDA conte
 describes, and by how far its own jobs scatter.  A third of a model's jobs give the shift, a
 weighted median; the others give the bounds, by split conformal prediction.  Before and after are
 judged by cross-validation: on jobs whose architecture the calibration judged has not seen.
+
+Rows that cannot be true are left out, with the reason.  A calibration is refused where too many
+are, or where it would move or widen the answers more than a difference between sites explains.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,15 +26,15 @@ from numpy.typing import NDArray
 from gpumemnet.errors import DatasetError
 from gpumemnet.gpu import CONTEXT_GROWTH_BYTES, DeviceProfile, device_profile
 from gpumemnet.job.measurement import TRACED, architecture_keys, job_texts
-from gpumemnet.physics.element_types import ELEMENT_BYTES
 from gpumemnet.physics.replicas import WITH_OTHERS
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.bundle_card import SiteCalibration, spread_unit, unit_levels
 from gpumemnet.predict.conformal import Centre, bounds_kept, conformal_quantiles, weighted_centre
 from gpumemnet.predict.model import BundleModel
 from gpumemnet.predict.predictor import Predictor
-from gpumemnet.site.observations import SiteRows
-from gpumemnet.units import MIB
+from gpumemnet.site.implausible_rows import training_state_bytes
+from gpumemnet.site.observations import SiteRows, listed
+from gpumemnet.units import GIB, MIB, format_bytes
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -43,6 +46,13 @@ MIN_READINGS: Final = 3
 MAX_FIT_JOBS: Final = 50
 """More jobs hardly move a median: the others say more about the bounds."""
 FOLDS: Final = 10
+MOST_IMPOSSIBLE: Final = 0.1
+"""Share of rows that cannot be true above which the others are not trusted either."""
+MAX_WIDENING: Final = 1.5
+"""Most by which a bound over the expectation may grow, in the median.  A choice: jobs that scatter
+more call for another model, and a few wrong rows widen the bounds of all jobs."""
+MAX_CONTEXT_BYTES: Final = 4 * GIB
+"""Twice the largest CUDA context that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +60,10 @@ class CoverageFigures:
     """The bound at one coverage: jobs that it was put to the test by, those within it, bytes above
     what they took over these."""
 
+    coverage: float
     judged: int
     covered: int
-    over_allocation: float | None
+    over_allocation: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +74,36 @@ class Figures:
         jobs: number of them.
         median_error_mib, median_error_percent: medians of the absolute error.
         under_predicted: share of jobs that took more than expected.
-        coverages: coverage → how its bound did.
+        coverages: how the bound at each coverage did.
     """
 
     jobs: int
     median_error_mib: float
     median_error_percent: float
     under_predicted: float
-    coverages: Mapping[float, CoverageFigures]
+    coverages: tuple[CoverageFigures, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A calibration with the jobs that it is from.
+
+    Attributes:
+        site: the calibration.
+        shift: the shift, in bytes, with its interval.
+        fit_jobs, calibration_jobs: different jobs for the shift; for the bounds.  None where the
+            model has too few of its own: it has the context alone.
+    """
+
+    site: SiteCalibration
+    shift: Centre
+    fit_jobs: int = 0
+    calibration_jobs: int = 0
+
+    @property
+    def is_own(self) -> bool:
+        """Whether shift and bounds are from jobs that this model answers for."""
+        return self.fit_jobs > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,25 +112,16 @@ class ModelCalibration:
 
     Attributes:
         bundle: the bundle that it is of, as it was.
-        family, encoder: of the model.
-        site: the calibration.
-        is_own: whether shift and bounds are from jobs that this model answers for; else it has the
-            context alone.
-        shift: the shift, in bytes, with its interval.
-        jobs, fit_jobs, calibration_jobs: different jobs that it answers for; for the shift; for the
-            bounds.
+        family: of the model.
+        fit: its calibration.
+        jobs: different jobs that it answers for.
         before, after: cross-validated; ``None`` where it answers for no job of the site.
     """
 
     bundle: Bundle
     family: str
-    encoder: str
-    site: SiteCalibration
-    is_own: bool
-    shift: Centre
+    fit: Fit
     jobs: int
-    fit_jobs: int
-    calibration_jobs: int
     before: Figures | None
     after: Figures | None
 
@@ -109,7 +133,7 @@ class Calibration:
     Attributes:
         gpu, label_source: of the rows.
         jobs: different jobs.
-        left_out: reason → rows that were not used.
+        left_out: reason → the locations of the rows that were not used.
         context: the CUDA context in bytes, with its interval.
         is_context_read: whether probes read it; else it is what jobs took less the reserved part
             that the models expect.
@@ -121,7 +145,7 @@ class Calibration:
     gpu: str
     label_source: str
     jobs: int
-    left_out: Mapping[str, int]
+    left_out: Mapping[str, Sequence[str]]
     context: Centre
     is_context_read: bool
     models: tuple[ModelCalibration, ...]
@@ -137,30 +161,28 @@ class _Part:
 
     Attributes:
         model: the model.
+        rows: the jobs.
+        fold: of each job's architecture.
         expected, bounds: of the graph, shapes ``[B]`` and ``[B, L]``.
-        unit: of spread, shape ``[B]``.
-        label: what the job took, NaN where it ran out of memory.
-        limit: what it could have had, NaN where that is not known.
-        reading: the context where it was read, else NaN.
-        fold: of the job's architecture.
+        answered, answered_bounds: the same, as the model answers until now.
     """
 
     model: BundleModel
+    rows: SiteRows
+    fold: NDArray[np.int64]
     expected: Array
     bounds: Array
-    unit: Array
-    label: Array
-    limit: Array
-    reading: Array
-    fold: NDArray[np.int64]
+    answered: Array
+    answered_bounds: Array
+
+    @property
+    def unit(self) -> Array:
+        """Each job's unit of spread, shape ``[B]``."""
+        return spread_unit(self.bounds, unit_levels(self.model.card.coverages))
 
 
-@dataclass(frozen=True, slots=True)
-class _Fit:
-    site: SiteCalibration
-    shift: Centre
-    fit_jobs: int
-    calibration_jobs: int
+_Parts = Mapping[tuple[str, str, str], _Part]
+"""Family, encoder and name of a model → the jobs that it answers for."""
 
 
 def calibrate(
@@ -184,40 +206,24 @@ def calibrate(
         InvalidRequestError: when there is no profile of the GPU.
         BundleError: when a bundle does not run.
     """
-    rows, left_out = _one_kind(found, gpu, label_source)
+    left_out = {reason: [*locations] for reason, locations in found.left_out.items()}
+    rows = _one_kind(found, left_out, gpu, label_source)
     device = device_profile(rows.gpu[0])
     predictor = Predictor(bundles)
-    weights = rows.jobs.column("total_parameters") * np.array(
-        [ELEMENT_BYTES[name].weight for name in rows.jobs.options("precision")]
-    ).take(rows.jobs.option_codes)
-    possible = rows.take(np.flatnonzero(~(rows.label_bytes < weights)))
-    kept = _different(possible)
-    _count(
-        left_out,
-        "took less than their weights: the unit is wrong",
-        len(rows) - len(possible),
-    )
-    _count(
-        left_out,
-        "another run of the same job, which took no more",
-        len(possible) - len(kept),
-    )
+    kept = _different(_possible(rows, left_out, device), left_out)
     parts, outside = _parts(predictor, kept, device.name)
     readings = kept.context_bytes[~np.isnan(kept.context_bytes)]
     is_read = len(readings) >= MIN_READINGS
-    inside = max((sum(len(part.label) for part in of.values()) for of in parts.values()), default=0)
-    _count(left_out, "outside the support of every model", len(kept) - inside)
-    if not is_read:
-        _check_enough(inside, len(kept), outside)
-    context = (
-        weighted_centre(readings, np.ones(len(readings)))
-        if is_read
-        else _residual_context(parts, None)
+    is_inside = np.isin(
+        kept.location, [one for part in parts.values() for one in part.rows.location]
     )
-    if context is None:
-        raise DatasetError(
-            f"all {len(kept)} jobs ran out of memory: what they took is not known, so nothing can be calibrated"
-        )
+    _leave_out(left_out, "outside the support of every model", kept, ~is_inside)
+    if not is_read:
+        _check_enough(int(is_inside.sum()), len(kept), outside)
+    context = (
+        weighted_centre(readings, np.ones(len(readings))) if is_read else _residual_context(parts)
+    )
+    _check_context(context.value, "the jobs")
     times = kept.observed_at[~np.isnan(kept.observed_at)].tolist()
     return Calibration(
         gpu=device.name,
@@ -226,7 +232,13 @@ def calibrate(
         left_out=left_out,
         context=context,
         is_context_read=is_read,
-        models=tuple(_calibrated(predictor, parts, device, context, is_read)),
+        models=tuple(
+            _calibrated(
+                model, family, parts.get((family, encoder, model.card.name)), device, context
+            )
+            for family, encoder in _slots(predictor)
+            for model in predictor.models_of(family, encoder)
+        ),
         files=found.files,
         first=_iso(min(times)) if times else None,
         last=_iso(max(times)) if times else None,
@@ -236,59 +248,82 @@ def calibrate(
 # rows
 
 
+def _leave_out(left_out: dict[str, list[str]], reason: str, rows: SiteRows, which: Flags) -> None:
+    if which.any():
+        left_out.setdefault(reason, []).extend(rows.location[which])
+
+
 def _one_kind(
-    found: SiteRows, gpu: str | None, label_source: str | None
-) -> tuple[SiteRows, dict[str, int]]:
-    """The rows of one GPU and one source with a known peak; and the number of other rows by
-    reason."""
-    left_out, names = dict(found.left_out), ", ".join(found.files)
+    found: SiteRows, left_out: dict[str, list[str]], gpu: str | None, label_source: str | None
+) -> SiteRows:
+    """The rows of one GPU and one source with a known peak."""
+    names = ", ".join(found.files)
     is_run = found.gpu.astype(bool) & (found.is_oom | ~np.isnan(found.label_bytes))
     is_alone = found.jobs.column("ranks") <= 1
-    _count(left_out, "without what the job took, and on which GPU", int((~is_run).sum()))
-    _count(left_out, WITH_OTHERS, int((is_run & ~is_alone).sum()))
+    _leave_out(left_out, "without what the job took, and on which GPU", found, ~is_run)
+    _leave_out(left_out, WITH_OTHERS, found, is_run & ~is_alone)
     rows = found.take(np.flatnonzero(is_run & is_alone))
     if not len(rows):
-        why = (
-            "; ".join(f"{count} rows: {reason}" for reason, count in left_out.items())
-            or "it is empty"
-        )
+        why = "; ".join(f"{len(some)} rows: {reason}" for reason, some in left_out.items())
         raise DatasetError(
-            f"{names} says of no job what it took ({why}): give measurements or observations"
+            f"{names} says of no job what it took ({why or 'it is empty'}): give measurements or observations"
         )
-    traced = int((rows.provenance == TRACED).sum())
-    if traced:
+    if (rows.provenance == TRACED).any():
         raise DatasetError(
-            f"{names} holds {traced} rows with traced labels, which are predictions themselves: calibrate on what a GPU has run"
+            f"{names} holds traced labels, which are predictions themselves: calibrate on what a GPU has run"
         )
-    for field, chosen, option in (
-        ("gpu", gpu and device_profile(gpu).name, "--gpu"),
-        ("label_source", label_source, "--label-source"),
+    for field, chosen, what, option in (
+        ("gpu", gpu and device_profile(gpu).name, "several GPUs", "--gpu"),
+        (
+            "label_source",
+            label_source,
+            "labels that were read in different ways, which differ by themselves",
+            "--label-source",
+        ),
     ):
         values = getattr(rows, field)
         counts = Counter(values)
         if chosen is None and len(counts) > 1:
-            listed = ", ".join(f"{value} ({count})" for value, count in counts.most_common())
-            what = (
-                "several GPUs"
-                if field == "gpu"
-                else "labels that were read in different ways, which differ by themselves"
-            )
-            raise DatasetError(f"{names} holds rows of {what}: {listed}; choose one with {option}")
+            several = ", ".join(f"{value} ({count})" for value, count in counts.most_common())
+            raise DatasetError(f"{names} holds rows of {what}: {several}; choose one with {option}")
         if chosen is not None:
             if chosen not in counts:
                 raise DatasetError(
                     f"{names} holds no rows of {chosen}: there are {', '.join(counts)}"
                 )
+            _leave_out(left_out, f"of another {field.replace('_', ' ')}", rows, values != chosen)
             rows = rows.take(np.flatnonzero(values == chosen))
-            _count(
-                left_out,
-                f"of another {'GPU' if field == 'gpu' else 'label source'}",
-                sum(counts.values()) - len(rows),
-            )
-    return rows, left_out
+    return rows
 
 
-def _different(rows: SiteRows) -> SiteRows:
+def _possible(rows: SiteRows, left_out: dict[str, list[str]], device: DeviceProfile) -> SiteRows:
+    """The rows that can be true.
+
+    Raises:
+        DatasetError: when so many cannot that the others are not trusted either.
+    """
+    impossible = {
+        "took less than weights, gradients and optimizer state": rows.label_bytes
+        < training_state_bytes(rows.jobs)[1],
+        f"took more than {device.name} has": rows.label_bytes > device.capacity_bytes,
+    }
+    for reason, which in impossible.items():
+        _leave_out(left_out, reason, rows, which)
+    is_wrong = np.any([*impossible.values()], axis=0)
+    if is_wrong.sum() > MOST_IMPOSSIBLE * len(rows):
+        why = "; ".join(
+            f"{listed(left_out[reason])}: {reason}"
+            for reason, which in impossible.items()
+            if which.any()
+        )
+        raise DatasetError(
+            f"{is_wrong.sum()} of {len(rows)} rows cannot be true, so the others are not trusted either ({why}): "
+            "is the unit right? Correct or remove them"
+        )
+    return rows.take(np.flatnonzero(~is_wrong))
+
+
+def _different(rows: SiteRows, left_out: dict[str, list[str]]) -> SiteRows:
     """One row for each job: the run with the largest reading, or the one that ran out of memory.
 
     They come in an order that has nothing to do with what they took, nor with the order of the
@@ -299,28 +334,29 @@ def _different(rows: SiteRows) -> SiteRows:
     job_hashes = np.array([*map(_hash, job_texts(rows.jobs))])
     order = np.lexsort((np.nan_to_num(rows.label_bytes), rows.is_oom, job_hashes))
     is_last = np.append(job_hashes[order][1:] != job_hashes[order][:-1], True)
-    return rows.take(order[is_last])
+    rows = rows.take(order)
+    _leave_out(left_out, "another run of the same job, which took no more", rows, ~is_last)
+    return rows.take(np.flatnonzero(is_last))
 
 
-def _parts(
-    predictor: Predictor, rows: SiteRows, gpu: str
-) -> tuple[dict[str, dict[tuple[str, str], _Part]], Counter[str]]:
-    """Encoder → family and name of a model → the jobs that it answers for, as the predictor asks;
-    why others have none."""
+def _parts(predictor: Predictor, rows: SiteRows, gpu: str) -> tuple[_Parts, Counter[str]]:
+    """The jobs that each model answers for, as the predictor asks them; why others have none."""
     keys = [*architecture_keys(rows.jobs)]
     fold_of = {key: number % FOLDS for number, key in enumerate(sorted(set(keys), key=_hash))}
     folds = np.array([fold_of[key] for key in keys])
     families = rows.jobs.option_column("family")
-    parts: dict[str, dict[tuple[str, str], _Part]] = {}
+    parts: dict[tuple[str, str, str], _Part] = {}
     outside: Counter[str] = Counter()
     for family, encoder in _slots(predictor):
-        is_readable = (rows.jobs.layer_counts > 0) | (encoder != "transformer")
-        left = np.flatnonzero((families == family) & is_readable)
+        left = np.flatnonzero(families == family)
         for model in predictor.models_of(family, encoder):
+            if model.needs_layers:
+                left = left[rows.jobs.layer_counts[left] > 0]
             if not len(left):
                 break
             own = rows.take(left)
-            features = model.features(own.jobs, predictor.model_gpu(model, gpu))
+            model_gpu = predictor.model_gpu(model, gpu)
+            features = model.features(own.jobs, model_gpu)
             unseen = model.support.check(own.jobs, features)
             inside, others = np.flatnonzero(unseen.counts == 0), np.flatnonzero(unseen.counts)
             outside.update(
@@ -329,15 +365,18 @@ def _parts(
             if len(inside):
                 mine = own.take(inside)
                 predicted = model.run(mine.jobs, features[inside])
-                parts.setdefault(encoder, {})[family, model.card.name] = _Part(
+                expected, bounds = predicted.expected_bytes, predicted.bounds_bytes
+                answered = (
+                    bounds if model_gpu.site is None else model_gpu.site.bounds(expected, bounds)
+                )
+                parts[family, encoder, model.card.name] = _Part(
                     model=model,
-                    expected=predicted.expected_bytes,
-                    bounds=predicted.bounds_bytes,
-                    unit=spread_unit(predicted.bounds_bytes, unit_levels(model.card.coverages)),
-                    label=mine.label_bytes,
-                    limit=mine.limit_bytes,
-                    reading=mine.context_bytes,
+                    rows=mine,
                     fold=folds[left[inside]],
+                    expected=expected,
+                    bounds=bounds,
+                    answered=expected + model_gpu.shift_bytes,
+                    answered_bounds=answered + model_gpu.shift_bound_bytes,
                 )
             left = left[others]
     return parts, outside
@@ -355,7 +394,6 @@ def _slots(predictor: Predictor) -> list[tuple[str, str]]:
 
 
 def _check_enough(inside: int, rows: int, outside: Counter[str]) -> None:
-    remedy = f"{MIN_JOBS} are needed, about 50 are better; or {MIN_READINGS} rows of dataset_builder, which read the context"
     if not inside:
         commonest = (
             f": {outside.most_common(1)[0][0]}"
@@ -367,7 +405,8 @@ def _check_enough(inside: int, rows: int, outside: Counter[str]) -> None:
         )
     if inside < MIN_JOBS:
         raise DatasetError(
-            f"{inside} different jobs within the models' support are too few to calibrate on: {remedy}"
+            f"{inside} different jobs within the models' support are too few to calibrate on: {MIN_JOBS} are needed, "
+            f"about 50 are better; or {MIN_READINGS} rows of dataset_builder, which read the context"
         )
 
 
@@ -375,119 +414,81 @@ def _check_enough(inside: int, rows: int, outside: Counter[str]) -> None:
 
 
 def _calibrated(
-    predictor: Predictor,
-    parts: Mapping[str, Mapping[tuple[str, str], _Part]],
-    device: DeviceProfile,
-    context: Centre,
-    is_read: bool,
-) -> list[ModelCalibration]:
-    calibrated = []
-    folds = range(FOLDS)
-    contexts = {fold: _context_without(parts, fold, is_read) for fold in folds}
-    for family, encoder in _slots(predictor):
-        for model in predictor.models_of(family, encoder):
-            part = parts.get(encoder, {}).get((family, model.card.name))
-            is_own = part is not None and len(part.label) >= MIN_JOBS
-            fit = _fit(model, device.name, part, None, context, is_own)
-            before = after = None
-            if part is not None:
-                fits = {
-                    fold: _fit(
-                        model,
-                        device.name,
-                        part,
-                        part.fold != fold,
-                        contexts[fold] or context,
-                        is_own,
-                    )
-                    for fold in folds
-                    if (part.fold == fold).any()
-                    and (part.fold != fold).any()
-                    and contexts[fold] is not None
-                }
-                before, after = _judged(part, predictor.model_gpu(model, device.name), fits)
-            calibrated.append(
-                ModelCalibration(
-                    bundle=model.bundle,
-                    family=family,
-                    encoder=encoder,
-                    site=fit.site,
-                    is_own=fit.fit_jobs > 0,
-                    shift=fit.shift,
-                    jobs=0 if part is None else len(part.label),
-                    fit_jobs=fit.fit_jobs,
-                    calibration_jobs=fit.calibration_jobs,
-                    before=before,
-                    after=after,
-                )
-            )
-    return calibrated
+    model: BundleModel, family: str, part: _Part | None, device: DeviceProfile, context: Centre
+) -> ModelCalibration:
+    """The calibration of one model, judged by jobs of architectures that it has not seen; only the
+    context, one number, is that of all jobs."""
+    fit, before, after = _context_fit(model, device.name, context), None, None
+    if part is not None:
+        is_own = len(part.rows) >= MIN_JOBS
+        fit = (is_own and _fit(part, device.name, np.ones(len(part.rows), bool))) or fit
+        expected, bounds = np.empty_like(part.expected), np.empty_like(part.bounds)
+        for fold in set(part.fold.tolist()):
+            mine = part.fold == fold
+            one = (is_own and _fit(part, device.name, ~mine)) or fit
+            expected[mine] = part.expected[mine] + one.site.shift_bytes
+            bounds[mine] = one.site.bounds(part.expected[mine], part.bounds[mine])
+            bounds[mine] += one.site.shift_bound_bytes
+        before = _figures(part, part.answered, part.answered_bounds)
+        after = _figures(part, expected, bounds)
+        if fit.is_own:
+            _check_plausible(part, fit)
+    return ModelCalibration(
+        model.bundle, family, fit, 0 if part is None else len(part.rows), before, after
+    )
 
 
-def _context_without(
-    parts: Mapping[str, Mapping[tuple[str, str], _Part]], fold: int, is_read: bool
-) -> Centre | None:
-    """The context by the jobs of the other folds; ``None`` if there are none."""
-    if is_read:
-        known = [part.reading[part.fold != fold] for of in parts.values() for part in of.values()]
-        readings = np.concatenate(known) if known else np.empty(0)
-        readings = readings[~np.isnan(readings)]
-        return weighted_centre(readings, np.ones(len(readings))) if len(readings) else None
-    return _residual_context(parts, fold)
-
-
-def _residual_context(
-    parts: Mapping[str, Mapping[tuple[str, str], _Part]], without: int | None
-) -> Centre | None:
+def _residual_context(parts: _Parts) -> Centre:
     """The context as what jobs took less the part that the models expect to be reserved, by the
     encoder that answers for most."""
-    of = max(parts.values(), key=lambda models: sum(len(part.label) for part in models.values()))
-    values, weights = [], []
-    for part in of.values():
-        known = ~np.isnan(part.label) & (part.fold != (-1 if without is None else without))
-        values.append((part.label - part.expected + part.model.card.context_bytes)[known])
-        weights.append(1.0 / part.unit[known])
-    amounts = np.concatenate(values)
-    return weighted_centre(amounts, np.concatenate(weights)) if len(amounts) else None
+    jobs: Counter[str] = Counter()
+    for (_, encoder, _), part in parts.items():
+        jobs[encoder] += len(part.rows)
+    [(chosen, _)] = jobs.most_common(1)
+    own = [part for (_, encoder, _), part in parts.items() if encoder == chosen]
+    context = [
+        part.rows.label_bytes - part.expected + part.model.card.context_bytes for part in own
+    ]
+    amounts, weights = np.concatenate(context), np.concatenate([1.0 / part.unit for part in own])
+    is_known = ~np.isnan(amounts)
+    if not is_known.any():
+        raise DatasetError(
+            f"all {len(amounts)} jobs ran out of memory: what they took is not known, so nothing can be calibrated"
+        )
+    return weighted_centre(amounts[is_known], weights[is_known])
 
 
-def _fit(
-    model: BundleModel,
-    gpu: str,
-    part: _Part | None,
-    keep: Flags | None,
-    context: Centre,
-    is_own: bool,
-) -> _Fit:
-    """The calibration of ``model`` by the jobs of ``part`` that ``keep`` names, all unless given;
-    by the context alone else."""
-    coverages, levels = model.card.coverages, unit_levels(model.card.coverages)
-    if is_own and part is not None:
-        rows = np.flatnonzero(np.ones(len(part.label), dtype=bool) if keep is None else keep)
-        count = min(max(len(rows) // 3, 1), MAX_FIT_JOBS)
-        first, others = rows[:count], rows[count:]
-        first = first[~np.isnan(part.label[first])]
-        if len(first):
-            shift = weighted_centre((part.label - part.expected)[first], 1.0 / part.unit[first])
-            shift_bytes = round(shift.value)
-            expected = part.expected + shift_bytes
-            # Whether a job is expected to fit does not depend on what it took, so that leaving the
-            # others out biases nothing.
-            others = others[~(expected > part.limit)[others]]
-            scores = ((part.label - expected) / part.unit)[others]
-            finite = scores[~np.isnan(scores)]
-            site = SiteCalibration(
-                gpu=gpu,
-                shift_bytes=shift_bytes,
-                shift_bound_bytes=shift_bytes,
-                multiples=conformal_quantiles(
-                    np.where(np.isnan(scores), np.inf, scores), coverages
-                ),
-                largest=float(finite.max()) if len(finite) else None,
-                unit_levels=levels,
-            )
-            return _Fit(site, shift, len(first), len(others))
-    own = model.card.context_bytes
+def _fit(part: _Part, gpu: str, is_used: Flags) -> Fit | None:
+    """The calibration by the used jobs; ``None`` where those for the shift ran out of memory."""
+    coverages, unit, label = part.model.card.coverages, part.unit, part.rows.label_bytes
+    rows = np.flatnonzero(is_used)
+    count = min(max(len(rows) // 3, 1), MAX_FIT_JOBS)
+    first, others = rows[:count], rows[count:]
+    first = first[~np.isnan(label[first])]
+    if not len(first):
+        return None
+    shift = weighted_centre((label - part.expected)[first], 1.0 / unit[first])
+    shift_bytes = round(shift.value)
+    expected = part.expected + shift_bytes
+    # Whether a job is expected to fit does not depend on what it took, so that leaving the
+    # others out biases nothing.
+    others = others[~(expected > part.rows.limit_bytes)[others]]
+    scores = ((label - expected) / unit)[others]
+    finite = scores[~np.isnan(scores)]
+    site = SiteCalibration(
+        gpu=gpu,
+        shift_bytes=shift_bytes,
+        shift_bound_bytes=shift_bytes,
+        multiples=conformal_quantiles(np.where(np.isnan(scores), np.inf, scores), coverages),
+        largest=float(finite.max()) if len(finite) else None,
+        unit_levels=unit_levels(coverages),
+    )
+    return Fit(site, shift, len(first), len(others))
+
+
+def _context_fit(model: BundleModel, gpu: str, context: Centre) -> Fit:
+    """The calibration by the context alone."""
+    coverages, own = model.card.coverages, model.card.context_bytes
     shift = replace(
         context, value=context.value - own, low=context.low - own, high=context.high - own
     )
@@ -497,72 +498,64 @@ def _fit(
         shift_bound_bytes=math.ceil(max(shift.value, shift.high)) + CONTEXT_GROWTH_BYTES,
         multiples=(None,) * len(coverages),
         largest=None,
-        unit_levels=levels,
+        unit_levels=unit_levels(coverages),
     )
-    return _Fit(site, shift, 0, 0)
+    return Fit(site, shift)
 
 
-def _judged(
-    part: _Part, model_gpu: Any, fits: Mapping[int, _Fit]
-) -> tuple[Figures | None, Figures | None]:
-    """Figures of the model as it answers now, and as each fold's jobs are answered by the
-    calibration of the others."""
-    rows = np.flatnonzero(np.isin(part.fold, list(fits)))
-    if not len(rows) or np.isnan(part.label[rows]).all():
-        return None, None
-    expected, bounds = np.full(len(part.label), np.nan), np.full(part.bounds.shape, np.nan)
-    for fold, fit in fits.items():
-        mine = part.fold == fold
-        expected[mine] = part.expected[mine] + fit.site.shift_bytes
-        bounds[mine] = (
-            fit.site.bounds(part.expected[mine], part.bounds[mine]) + fit.site.shift_bound_bytes
+def _check_plausible(part: _Part, fit: Fit) -> None:
+    """Refuses a calibration that a difference between sites does not explain.
+
+    Raises:
+        DatasetError: names the bound and the rows that took most beyond theirs.
+    """
+    card = part.model.card
+    _check_context(fit.shift.value + card.context_bytes, card.name)
+    expected = (part.expected + fit.site.shift_bytes)[:, None]
+    bounds = fit.site.bounds(part.expected, part.bounds) + fit.site.shift_bound_bytes
+    widening = np.median(
+        (bounds / expected) / (part.answered_bounds / part.answered[:, None]), axis=0
+    )
+    for level in np.flatnonzero(widening > MAX_WIDENING).tolist():
+        before = part.bounds[:, level] + fit.site.shift_bytes
+        excess = np.nan_to_num(part.rows.label_bytes / before)
+        worst = np.argsort(-excess, kind="stable")[: max(1, int((excess > 1.0).sum()))]
+        raise DatasetError(
+            f"{card.name}: the bound at coverage {card.coverages[level]:g} would become {widening[level]:.3g} times as wide, "
+            f"and no more than {MAX_WIDENING:g} is plausible: {listed(part.rows.location[worst])} took up to {excess.max():.3g} "
+            "times their old bound; correct or remove these rows, or retrain if they are right"
         )
-    before = (
-        part.bounds if model_gpu.site is None else model_gpu.site.bounds(part.expected, part.bounds)
-    )
-    coverages = part.model.card.coverages
-    label, limit = part.label[rows], part.limit[rows]
-    return (
-        _figures(
-            label,
-            limit,
-            (part.expected + model_gpu.shift_bytes)[rows],
-            (before + model_gpu.shift_bound_bytes)[rows],
-            coverages,
-        ),
-        _figures(label, limit, expected[rows], bounds[rows], coverages),
-    )
 
 
-def _figures(
-    label: Array, limit: Array, expected: Array, bounds: Array, coverages: Sequence[float]
-) -> Figures:
-    expected = np.maximum(expected, 1.0)
+def _check_context(context_bytes: float, name: str) -> None:
+    if not 0 < context_bytes <= MAX_CONTEXT_BYTES:
+        raise DatasetError(
+            f"by {name} a CUDA context would take {format_bytes(context_bytes)}, which none does: are unit and GPU right?"
+        )
+
+
+def _figures(part: _Part, expected: Array, bounds: Array) -> Figures | None:
+    label, expected = part.rows.label_bytes, np.maximum(expected, 1.0)
     is_known = ~np.isnan(label)
+    if not is_known.any():
+        return None
     errors = np.abs(expected - label)[is_known]
-    figures = {}
-    for level, coverage in enumerate(coverages):
+    total = label[is_known].sum()
+    figures = []
+    for level, coverage in enumerate(part.model.card.coverages):
         safe = np.maximum(bounds[:, level], expected)
         # A job that ran out of less than its bound does not put the bound to the test.
-        kept = bounds_kept(label, ~is_known, limit, safe)
-        total = label[is_known].sum()
-        figures[coverage] = CoverageFigures(
-            int((~np.isnan(kept)).sum()),
-            int(np.nansum(kept)),
-            float((safe[is_known].sum() - total) / total),
-        )
+        kept = bounds_kept(label, ~is_known, part.rows.limit_bytes, safe)
+        judged, covered = int((~np.isnan(kept)).sum()), int(np.nansum(kept))
+        over_allocation = float(safe[is_known].sum() / total - 1.0)
+        figures.append(CoverageFigures(coverage, judged, covered, over_allocation))
     return Figures(
         jobs=len(errors),
         median_error_mib=float(np.median(errors) / MIB),
         median_error_percent=float(100.0 * np.median(errors / label[is_known])),
         under_predicted=float((expected < label)[is_known].mean()),
-        coverages=figures,
+        coverages=tuple(figures),
     )
-
-
-def _count(left_out: dict[str, int], reason: str, number: int) -> None:
-    if number:
-        left_out[reason] = left_out.get(reason, 0) + number
 
 
 def _hash(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from gpumemnet.gpu import PROFILE_FORMAT, PROFILE_VERSION, device_profile
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.bundle_card import ALL_FAMILIES
-from gpumemnet.site.calibration import Calibration, Figures, ModelCalibration
+from gpumemnet.site.calibration import Calibration, ModelCalibration
 from gpumemnet.units import MIB
 
 GUARANTEE: Final = (
@@ -27,6 +27,10 @@ METHOD: Final = (
     "multiples: split conformal quantiles, with the finite-sample correction, of the errors in units of the spread, on the "
     "others; runs of one job count once, by the largest reading; a job that ran out of memory counts as an infinite error"
 )
+CONTEXT_METHOD: Final = (
+    "the context of the site's GPU, from other models' jobs or from probes; no bounds"
+)
+NO_GUARANTEE: Final = "none: bounds as shipped, with room for the context's uncertainty and growth"
 
 
 def calibrated_cards(calibration: Calibration) -> list[tuple[Bundle, dict[str, Any]]]:
@@ -80,26 +84,21 @@ def profile_document(calibration: Calibration) -> dict[str, Any]:
     source = (
         f"gpumemnet calibrate, {context.count} jobs ({one.label_source}): {how}; median, {interval}"
     )
-    profile = asdict(device_profile(one.gpu)) | {
-        "context_bytes": max(1, round(context.value)),
-        "context_source": source,
-    }
+    profile = asdict(device_profile(one.gpu))
     return {
         "format": PROFILE_FORMAT,
         "version": PROFILE_VERSION,
         "provenance": "measured",
-        "profile": profile,
+        "profile": profile | {"context_bytes": round(context.value), "context_source": source},
     }
 
 
 def calibration_document(calibration: Calibration) -> dict[str, Any]:
     """All figures for programs; amounts in bytes."""
     one = calibration
+    names = ("gpu", "label_source", "jobs", "left_out", "files", "first", "last")
     return {
-        **{
-            name: getattr(one, name)
-            for name in ("gpu", "label_source", "jobs", "left_out", "files", "first", "last")
-        },
+        **{name: getattr(one, name) for name in names},
         "context_bytes": asdict(one.context),
         "is_context_read": one.is_context_read,
         "guarantee": GUARANTEE,
@@ -111,17 +110,18 @@ def calibration_document(calibration: Calibration) -> dict[str, Any]:
 
 
 def _site_document(calibration: Calibration, model: ModelCalibration) -> dict[str, Any]:
-    card, shift = model.bundle.card, model.shift
+    card, fit = model.bundle.card, model.fit
+    judged = {"before": model.before, "after": model.after}
     return {
-        **asdict(model.site),
+        **asdict(fit.site),
         "family": model.family,
         "coverages": list(card.of(model.family).coverages),
-        "is_own": model.is_own,
-        "shift_interval_bytes": [math.floor(shift.low), math.ceil(shift.high)],
-        "shift_confidence": round(shift.confidence, 4),
+        "is_own": fit.is_own,
+        "shift_interval_bytes": [math.floor(fit.shift.low), math.ceil(fit.shift.high)],
+        "shift_confidence": round(fit.shift.confidence, 4),
         "jobs": model.jobs,
-        "fit_jobs": model.fit_jobs,
-        "calibration_jobs": model.calibration_jobs,
+        "fit_jobs": fit.fit_jobs,
+        "calibration_jobs": fit.calibration_jobs,
         "context_bytes": round(calibration.context.value),
         "label_source": calibration.label_source,
         "first": calibration.first,
@@ -134,22 +134,7 @@ def _site_document(calibration: Calibration, model: ModelCalibration) -> dict[st
             "version": str(card.version).partition("+site.")[0],
             "sha256": model.bundle.sha256,
         },
-        "method": METHOD
-        if model.is_own
-        else "the context of the site's GPU, from other models' jobs or from probes; no bounds",
-        "guarantee": GUARANTEE
-        if model.is_own
-        else "none: bounds as shipped, with room for the context's uncertainty and growth",
-        "cross_validated": {
-            name: None if figures is None else _figures_document(figures)
-            for name, figures in (("before", model.before), ("after", model.after))
-        },
+        "method": METHOD if fit.is_own else CONTEXT_METHOD,
+        "guarantee": GUARANTEE if fit.is_own else NO_GUARANTEE,
+        "cross_validated": {name: one and asdict(one) for name, one in judged.items()},
     }
-
-
-def _figures_document(figures: Figures) -> dict[str, Any]:
-    document = asdict(figures)
-    document["coverages"] = [
-        {"coverage": coverage, **asdict(one)} for coverage, one in figures.coverages.items()
-    ]
-    return document

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -76,7 +76,7 @@ class Finding:
             distributions.
         matters: the effect from which it counts.
         probability: of such an effect, or a larger one, by chance.
-        corrected: the same, corrected for the number of tests.
+        corrected: the same, by Bonferroni's correction for the number of tests.
         is_drift: whether it is both unlikely and large.
         sentence: in words.
     """
@@ -94,6 +94,14 @@ class Finding:
     is_drift: bool = False
 
 
+RULE: Final = (
+    f"Retrain when a test of {', '.join(KINDS[:3])}, or of features where the memory of the jobs is unknown, fails: its "
+    f"probability is below {ALPHA:g} after Bonferroni's correction for all tests of the run, and its effect matters: a median "
+    f"{ERROR_MATTERS:.0%} off, coverage below the promise, more than {TOLERATED_OUTSIDE:.0%} of the jobs outside the "
+    f"support, or a distribution {DISTANCE_MATTERS:.0%} of the jobs away."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class DriftReport:
     """The tests of one run and their results.
@@ -101,82 +109,30 @@ class DriftReport:
     Attributes:
         findings: every test: drift first, then in the order of :data:`KINDS`, the least likely
             first.
+        causes: the findings that start a retraining, by :data:`RULE`: other jobs do not need other
+            models as long as the predictions are right.
         notes: what could not be tested, and why.
-        alpha: probability with which a run errs at all, if nothing has drifted.
-        kinds: those that start a retraining; ``None`` for all, but features only if the memory of
-            the jobs is unknown.
     """
 
     findings: tuple[Finding, ...]
+    causes: tuple[Finding, ...]
     notes: tuple[str, ...]
-    alpha: float
-    kinds: tuple[str, ...] | None
-
-    @property
-    def causes(self) -> tuple[Finding, ...]:
-        """The findings that start a retraining."""
-        judged = {
-            (finding.family, finding.gpu) for finding in self.findings if finding.kind == "error"
-        }
-
-        def counts(finding: Finding) -> bool:
-            if self.kinds is not None:
-                return finding.kind in self.kinds
-            return finding.kind != "features" or (finding.family, finding.gpu) not in judged
-
-        return tuple(finding for finding in self.findings if finding.is_drift and counts(finding))
-
-    @property
-    def is_drift(self) -> bool:
-        """Whether a retraining is due."""
-        return bool(self.causes)
-
-    @property
-    def rule(self) -> str:
-        """The rule that starts a retraining."""
-        which = ", ".join(self.kinds or KINDS[:3])
-        alone = "" if self.kinds else ", or of features where the memory of the jobs is unknown,"
-        return (
-            f"Retrain when a test of {which}{alone} fails: its probability is below {self.alpha:g} after Holm's "
-            "correction for all tests of the run, and its effect matters: a median "
-            f"{ERROR_MATTERS:.0%} off, coverage below the promise, more than {TOLERATED_OUTSIDE:.0%} of the jobs outside the "
-            f"support, or a distribution {DISTANCE_MATTERS:.0%} of the jobs away."
-        )
 
 
 def find_drift(
-    rows: SiteRows,
-    predictor: Predictor,
-    *,
-    window: int = WINDOW,
-    alpha: float = ALPHA,
-    coverage: float = DEFAULT_COVERAGE,
-    kinds: Sequence[str] | None = None,
+    rows: SiteRows, predictor: Predictor, *, coverage: float = DEFAULT_COVERAGE
 ) -> DriftReport:
-    """Test the newest ``window`` rows of every family and GPU.
+    """Test the newest :data:`WINDOW` rows of every family and GPU.
 
     Args:
-        rows: recent jobs, with what they took where that is known.
+        rows: recent jobs, with what they took where that is known; without times, the last rows of
+            the files are the newest.
         predictor: what predicts now.
-        window: number of newest rows of each group; the last rows of the files if no row has a
-            time.
-        alpha: probability with which a run may err at all.
         coverage: of the safe bytes.
-        kinds: the kinds of tests that start a retraining, the others are shown; by default all, but
-            features only if the
-            memory of the jobs is unknown: other jobs do not need other models as long as the
-                predictions are right.
 
     Raises:
-        InvalidRequestError: on a window, an alpha, kinds or a coverage that cannot be.
+        InvalidRequestError: on a coverage that cannot be.
     """
-    if window < MIN_JOBS:
-        raise InvalidRequestError(f"must be at least {MIN_JOBS}: fewer jobs say nothing", "window")
-    if not 0.0 < alpha < 1.0:
-        raise InvalidRequestError(f"must lie between 0 and 1, not {alpha:g}", "alpha")
-    for kind in kinds or ():
-        if kind not in KINDS:
-            raise InvalidRequestError(f"must be one of {', '.join(KINDS)}, not '{kind[:40]}'", "on")
     # A retraining, which a finding starts, does not learn from replicas.
     alone = rows.take(np.flatnonzero(rows.jobs.column("ranks") <= 1))
     notes = [f"{len(rows) - len(alone)} jobs: {WITH_OTHERS}"] if len(alone) < len(rows) else []
@@ -189,24 +145,30 @@ def find_drift(
         order = np.argsort(np.nan_to_num(group.observed_at), kind="stable")
         try:
             found, note = _group_findings(
-                group.take(order[-window:]), family, gpu, predictor, coverage
+                group.take(order[-WINDOW:]), family, gpu, predictor, coverage
             )
         except UnsupportedJobError as error:
             found, note = [], error.reason
         findings += found
         if note:
             notes.append(f"{name}: {note}")
-    corrected = _holm([finding.probability for finding in findings])
+    corrected = [
+        replace(one, corrected=min(1.0, len(findings) * one.probability)) for one in findings
+    ]
     findings = [
-        replace(one, corrected=value, is_drift=value < alpha and one.effect >= one.matters)
-        for one, value in zip(findings, corrected, strict=True)
+        replace(one, is_drift=one.corrected < ALPHA and one.effect >= one.matters)
+        for one in corrected
     ]
     findings.sort(
         key=lambda one: (not one.is_drift, KINDS.index(one.kind), one.corrected, -one.effect)
     )
-    return DriftReport(
-        tuple(findings), tuple(notes), alpha, None if kinds is None else tuple(kinds)
-    )
+    is_judged = {(one.family, one.gpu) for one in findings if one.kind == "error"}
+    causes = [
+        one
+        for one in findings
+        if one.is_drift and (one.kind != "features" or (one.family, one.gpu) not in is_judged)
+    ]
+    return DriftReport(tuple(findings), tuple(causes), tuple(notes))
 
 
 def _groups(rows: SiteRows) -> Iterator[tuple[str, str | None, SiteRows]]:
@@ -311,7 +273,9 @@ def _features(jobs: JobTable, reference: Mapping[str, Any]) -> Iterator[Finding]
         if name not in quantiles_of:
             continue  # the card is older than the column
         quantiles = np.array(quantiles_of[name])
-        distance = _ks_distance(values, quantiles)
+        # The smallest possible: between two quantiles the reference's distribution is unknown.
+        distance = stats.ks_2samp(values, quantiles).statistic - 1.0 / (len(quantiles) - 1)
+        distance = max(0.0, float(distance))
         sentence = f"{name}: median {np.median(values):,.4g}, in training {quantiles[len(quantiles) // 2]:,.4g}"
         effective = len(jobs) * trained / (len(jobs) + trained)
         probability = float(stats.kstwo.sf(distance, max(1, round(effective))))
@@ -395,44 +359,9 @@ def _kind_counts(table: JobTable) -> dict[str, int]:
     return dict(sorted(Counter(table.kind_names[kind] for kind in pairs[1].tolist()).items()))
 
 
-def _ks_distance(values: NDArray[np.float64], quantiles: NDArray[np.float64]) -> float:
-    """Smallest possible distance between the distribution of ``values`` and one with these evenly
-    spaced quantiles.
-
-    Args:
-        values: shape ``[n]``.
-        quantiles: rising, from the smallest to the largest value, shape ``[q]``.
-    """
-    ordered = np.sort(values)
-    points = np.union1d(ordered, quantiles)
-    steps = len(quantiles) - 1
-    distance = 0.0
-    for side in ("right", "left"):  # at a point, and just below it
-        share = np.searchsorted(ordered, points, side=side) / len(ordered)
-        reached = np.searchsorted(quantiles, points, side=side)
-        # Between two quantiles the reference's share lies between theirs; the exact value is
-        # unknown.
-        low = np.maximum(reached - 1, 0) / steps
-        high = np.where(reached == 0, 0.0, np.minimum(reached, steps) / steps)
-        distance = max(distance, float(np.maximum(low - share, share - high).max()))
-    return distance
-
-
-def _holm(probabilities: Sequence[float]) -> list[float]:
-    """Probabilities corrected for their number: rejecting those below ``a`` errs at all with
-    probability at most ``a``."""
-    order = sorted(range(len(probabilities)), key=probabilities.__getitem__)
-    corrected = [1.0] * len(probabilities)
-    highest = 0.0
-    for rank, at in enumerate(order):
-        highest = max(highest, min(1.0, (len(probabilities) - rank) * probabilities[at]))
-        corrected[at] = highest
-    return corrected
-
-
 def write_drift_metrics(path: Path, report: DriftReport) -> None:
     """Write the metrics of ``report`` to ``path`` atomically, for node_exporter's textfile
-    collector: for each family, GPU and kind of test the result of the most significant test.
+    collector: whether a retraining is due, and which kinds of tests found drift.
 
     Raises:
         InvalidRequestError: when the file cannot be written.
@@ -450,30 +379,16 @@ def write_drift_metrics(path: Path, report: DriftReport) -> None:
             ("last_run_timestamp_seconds", "When drift was last looked for"),
         )
     )
-    due.set(report.is_drift)
+    due.set(bool(report.causes))
     last_run.set_to_current_time()
-    is_drift, effect, probability = (
-        Gauge(f"gpumemnet_drift{name}", about, ("family", "gpu", "kind"), registry=collected)
-        for name, about in (
-            ("", "1 when a test of this kind found drift, whether or not it starts a retraining"),
-            ("_effect_ratio", "Share of the median or of the jobs, or distance of distributions"),
-            ("_probability", "Of such an effect by chance, corrected for all tests of the run"),
-        )
-    )
-    jobs = Gauge(
-        "gpumemnet_drift_jobs",
-        "Newest jobs that were tested",
-        ("family", "gpu"),
+    is_drift = Gauge(
+        "gpumemnet_drift",
+        "1 when a test of this kind found drift, whether or not it starts a retraining",
+        ("family", "gpu", "kind"),
         registry=collected,
     )
-    tested: dict[tuple[str, str], int] = {}
-    for one in reversed(report.findings):  # the gravest comes first, and is set last
-        labels = one.family, one.gpu or ""
-        is_drift.labels(*labels, one.kind).set(one.is_drift)
-        effect.labels(*labels, one.kind).set(one.effect)
-        probability.labels(*labels, one.kind).set(one.corrected)
-        tested[labels] = max(tested.get(labels, 0), one.jobs)
-        jobs.labels(*labels).set(tested[labels])
+    for one in reversed(report.findings):  # drift comes first, and is set last
+        is_drift.labels(one.family, one.gpu or "", one.kind).set(one.is_drift)
     try:
         replace_file(path, generate_latest(collected))
     except OSError as error:

@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -339,6 +339,7 @@ def _text(given: Mapping[str, Any], name: str, longest: int) -> str | None:
 
 
 _LINES: Final = (".jsonl", ".ndjson")
+_LISTED: Final = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -356,7 +357,8 @@ class SiteRows:
         label_source, provenance: as :class:`~gpumemnet.job.measurement.Measurement` has them;
             ``None`` where only the job is known.
         observed_at: seconds since the epoch when it ended; NaN where that is not known.
-        left_out: reason → number of rows of the files that are not used.
+        location: file and row or line of each, for people; ``None`` where there is none.
+        left_out: reason → the locations of the rows of the files that are not used.
         files: name of each file → its SHA-256.
     """
 
@@ -369,7 +371,8 @@ class SiteRows:
     label_source: Words
     provenance: Words
     observed_at: Array
-    left_out: Mapping[str, int] = field(default_factory=dict)
+    location: Words
+    left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
 
     @staticmethod
@@ -410,6 +413,7 @@ _COLUMNS: Final[Mapping[str, tuple[Any, Any]]] = {
     "label_source": (None, object),
     "provenance": (None, object),
     "observed_at": (np.nan, np.float64),
+    "location": (None, object),
 }
 """Column of :class:`SiteRows` → its value where nothing is known, and its type."""
 
@@ -424,7 +428,7 @@ def read_site_rows(paths: Sequence[Path]) -> SiteRows:
         MissingExtraError: when Parquet is asked for and pyarrow is not installed.
     """
     parts: list[SiteRows] = []
-    left_out: Counter[str] = Counter()
+    left_out: dict[str, list[str]] = defaultdict(list)
     files: dict[str, str] = {}
     for path in paths:
         if path.suffix != ".parquet" and path.suffix not in _LINES:
@@ -441,7 +445,13 @@ def read_site_rows(paths: Sequence[Path]) -> SiteRows:
     return replace(SiteRows.concatenate(parts), left_out=dict(left_out), files=files)
 
 
-def _parquet_rows(path: Path, left_out: Counter[str]) -> SiteRows:
+def listed(locations: Sequence[str]) -> str:
+    """The first locations of rows, and how many more there are."""
+    more = f" and {len(locations) - _LISTED:,} more" if len(locations) > _LISTED else ""
+    return ", ".join(locations[:_LISTED]) + more
+
+
+def _parquet_rows(path: Path, left_out: dict[str, list[str]]) -> SiteRows:
     from gpumemnet.job.dataset import is_dataset, read_dataset
 
     if not is_dataset(path):
@@ -449,7 +459,9 @@ def _parquet_rows(path: Path, left_out: Counter[str]) -> SiteRows:
     dataset = read_dataset(path)
     statuses = dataset.words("status")
     is_used = np.isin(statuses, ("ok", "oom"))
-    left_out.update(f"ended with '{status}'" for status in statuses[~is_used])
+    locations = np.array([f"{path.name} row {row + 1}" for row in range(len(dataset))], object)
+    for status, location in zip(statuses[~is_used], locations[~is_used], strict=True):
+        left_out[f"ended with '{status}'"].append(location)
     rows = dataset.take(is_used.nonzero()[0])
     return SiteRows(
         jobs=rows.jobs,
@@ -461,20 +473,22 @@ def _parquet_rows(path: Path, left_out: Counter[str]) -> SiteRows:
         label_source=rows.words("label_source"),
         provenance=rows.words("provenance"),
         observed_at=np.array([_observed_at(text) for text in rows.words("options")], np.float64),
+        location=locations[is_used],
     )
 
 
-def _line_rows(path: Path, left_out: Counter[str]) -> SiteRows:
+def _line_rows(path: Path, left_out: dict[str, list[str]]) -> SiteRows:
     jobs: list[TrainingJob] = []
     runs: list[dict[str, Any]] = []
     for number, document in read_documents(path):
+        location = f"{path.name} line {number}"
         try:
             if (
                 not isinstance(document, Mapping)
                 or not {"source", "prediction_id", "job"} & document.keys()
             ):
                 jobs.append(job_from_dict(document))
-                runs.append({})
+                runs.append({"location": location})
                 continue
             observation = observation_from_dict(document)
         except (InvalidJobError, InvalidRequestError) as error:
@@ -482,10 +496,10 @@ def _line_rows(path: Path, left_out: Counter[str]) -> SiteRows:
         if observation.job is None:
             left_out[
                 "names a prediction and not the job: export the observations from the service instead"
-            ] += 1
+            ].append(location)
         else:
             jobs.append(observation.job)
-            runs.append(_run(observation))
+            runs.append({**_run(observation), "location": location})
     known = {
         name: [run.get(name, unknown) for run in runs] for name, (unknown, _) in _COLUMNS.items()
     }

@@ -20,7 +20,6 @@ import json
 import re
 import shutil
 import tempfile
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -51,9 +50,6 @@ ALIASES_FILE: Final = "aliases.json"
 LOCK_SECONDS: Final = 30.0
 MAX_HISTORY: Final = 1000
 """Number of past champions in the history."""
-
-PRUNE_GRACE_SECONDS: Final = 3600.0
-"""Bundles younger than this are not pruned, as their release may not be written yet."""
 
 NAME_RULE: Final = "use up to 64 lower-case letters, digits, dots, dashes and underscores, beginning with a letter or a digit"
 
@@ -234,38 +230,26 @@ class Registry:
 
     # writing
 
-    def add_bundle(self, source: str | Path) -> Bundle:
-        """Copy the bundle in the folder ``source`` into the registry; one that is there already
-        stays as it is.
-
-        Raises:
-            BundleError: when it is not a complete bundle.
-            RegistryError: when it cannot be written.
-        """
-        with self._writing():
-            return self._add(Path(source))
-
     def create_release(
         self,
         name: str,
-        bundles: Iterable[str],
+        folders: Iterable[str | Path],
         *,
         parent: str | None = SHIPPED,
         lineage: Mapping[str, Any] | None = None,
         note: str = "",
     ) -> Release:
-        """Make a release of the bundles of ``parent``, in which ``bundles`` (SHA-256 of bundles in
-        the registry) take the place of those with the same family, encoder and provenance; without
-        a parent, of ``bundles`` alone.
+        """Make a release of the bundles of ``parent``, in which those in ``folders`` take the place
+        of those with the same family, encoder and provenance; without a parent, of these alone.
 
-        The shipped bundles that it keeps are copied into the registry: it answers the same after
-        the package is upgraded.
+        All bundles are copied into the registry, the shipped ones that it keeps, too: it answers
+        the same after the package is upgraded.
 
         Raises:
             UnknownReleaseError: when there is no ``parent``.
-            BundleError: when a bundle is not in the registry or altered, or the bundles cannot
-                answer together.
-            RegistryError: when the name is none or taken.
+            BundleError: when a folder is not a complete bundle, or the bundles cannot answer
+                together.
+            RegistryError: when the name is none or taken, or the registry cannot be written.
         """
         from gpumemnet.predict.predictor import Predictor  # loads onnxruntime
 
@@ -283,7 +267,7 @@ class Registry:
             chosen = (
                 {} if parent is None else {_slot(bundle): bundle for bundle in self.load(parent)}
             )
-            added = [self._load_bundle(sha256) for sha256 in bundles]
+            added = [load_bundle(folder) for folder in folders]
             if not added:
                 raise RegistryError(
                     f"the release {name!r} would be the same as {parent!r}: name at least one bundle"
@@ -369,16 +353,13 @@ class Registry:
             self.load(aliases.previous)
             return self._appoint(aliases, aliases.previous, by, reason, is_rollback=True)
 
-    def prune(
-        self, keep_releases: int | None = None, grace_seconds: float = PRUNE_GRACE_SECONDS
-    ) -> tuple[str, ...]:
+    def prune(self, keep_releases: int | None = None) -> tuple[str, ...]:
         """Delete unfinished files of killed writers, and bundles that no release holds; returns
         what was deleted.
 
         Args:
             keep_releases: delete releases too, but for so many of the newest, champion, challenger
                 and previous champion.
-            grace_seconds: bundles younger than this stay.
 
         Raises:
             RegistryError: when a release is damaged: nothing is deleted then.
@@ -400,9 +381,7 @@ class Registry:
             for name in sorted(gone):
                 self._release_file(name).unlink()
             pruned = [
-                folder
-                for folder in _entries(self.folder / "bundles")
-                if folder.name not in kept and time.time() - folder.stat().st_mtime >= grace_seconds
+                folder for folder in _entries(self.folder / "bundles") if folder.name not in kept
             ]
             for folder in pruned:
                 # first under another name, so that no reader finds half a bundle
@@ -452,14 +431,10 @@ class Registry:
         return self._load_bundle(bundle.sha256)
 
     def _load_bundle(self, sha256: str) -> Bundle:
-        if not (isinstance(sha256, str) and _SHA256.fullmatch(sha256)):
-            raise RegistryError(
-                f"{describe(sha256)} is no SHA-256 of a bundle, which is 64 hexadecimal digits"
-            )
         folder = self._bundle_folder(sha256)
         if not folder.is_dir():
             raise RegistryError(
-                f"there is no bundle {sha256} in the registry {self.folder}: add it first"
+                f"there is no bundle {sha256} in the registry {self.folder}: it was removed"
             )
         bundle = load_bundle(folder)
         if bundle.sha256 != sha256:

@@ -65,24 +65,22 @@ def put_into_service(
             f"{models}: better; a dry run changes nothing, else {name} would be {alias}",
             name,
         )
-    hashes = []
-    for candidate in accepted:
-        folder = request.work / candidate["folder"]
-        if load_bundle(folder).sha256 != candidate["bundle"]:
+    folders = [request.work / candidate["folder"] for candidate in accepted]
+    hashes = {candidate["bundle"] for candidate in accepted}
+    for folder in folders:
+        if load_bundle(folder).sha256 not in hashes:
             raise RegistryError(
                 f"{folder}: another bundle than the one that was judged: delete the folder and run it again"
             )
-        hashes.append(registry.add_bundle(folder).sha256)
     try:
-        release = registry.release(name)
-        if not set(hashes) <= set(release.bundles):
+        if not hashes <= set(registry.release(name).bundles):
             raise RegistryError(
                 f"the release {name} in {request.registry} holds other bundles than were judged"
             )
     except UnknownReleaseError:
         registry.create_release(
             name,
-            hashes,
+            folders,
             parent=champion,
             lineage=lineage(document),
             note=f"retrained: {models}"[:200],

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gpumemnet.cli.options import AsJson, input_file
+from gpumemnet.cli.options import AsJson, Bundles, Coverage, Encoder, Seed, input_file
 from gpumemnet.cli.output import check_writable, write_text
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.predict.gpu_fit import MAX_FREE_MIB
@@ -49,7 +49,7 @@ def pack(
     median_seconds: Annotated[
         float, typer.Option(help="Median of the drawn durations, which are log-normal.")
     ] = 3600.0,
-    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
+    seed: Seed = 0,
     fit: Annotated[
         str,
         typer.Option(
@@ -78,23 +78,9 @@ def pack(
             help="Only this one, once for each; all that have an answer unless given.",
         ),
     ] = None,
-    coverage: Annotated[
-        float, typer.Option(help="Share of jobs that the safe bytes cover.")
-    ] = DEFAULT_COVERAGE,
-    bundle: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--bundle",
-            metavar="FOLDER",
-            help="Bundle folder instead of the shipped ones; once per family.",
-        ),
-    ] = None,
-    encoder: Annotated[
-        str | None,
-        typer.Option(
-            metavar="mlp|transformer", help="Which classifier answers, where there are two."
-        ),
-    ] = None,
+    coverage: Coverage = DEFAULT_COVERAGE,
+    bundle: Bundles = None,
+    encoder: Encoder = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the comparison: .png, .svg or .pdf.")
     ] = None,

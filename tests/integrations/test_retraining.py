@@ -244,7 +244,7 @@ def test_the_cron_file_starts_the_script_with_settings_that_it_knows() -> None:
 def test_the_alerts_name_metrics_that_there_are(tmp_path: Path) -> None:
     (group,) = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"]
     finding = Finding("error", "median", 40, 0.2, 0.1, 0.0, "in words", "mlp", "A100")
-    write_drift_metrics(tmp_path / "drift.prom", DriftReport((finding,), (), 0.01, None))
+    write_drift_metrics(tmp_path / "drift.prom", DriftReport((finding,), (finding,), ()))
     names = set(re.findall(r"^# TYPE (\S+)", (tmp_path / "drift.prom").read_text(), re.MULTILINE))
     for rule in group["rules"]:
         assert set(re.findall(r"gpumemnet_\w+", rule["expr"])) <= names

@@ -74,7 +74,7 @@ def champion_of(folder: Path, base: Path) -> Registry:
         folder / "first", trained, data, plan, name="mlp-a100-published", version="first"
     )
     registry = Registry(folder / "registry")
-    registry.create_release("first", [registry.add_bundle(bundle.source).sha256], parent=None)
+    registry.create_release("first", [bundle.source], parent=None)
     registry.set_champion("first", by="test", reason="")
     return registry
 

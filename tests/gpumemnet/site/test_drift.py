@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.measurement import Measurement
@@ -26,10 +25,8 @@ from gpumemnet.predict.predictor import Predictor
 from gpumemnet.site.drift import (
     ALPHA,
     DriftReport,
-    Finding,
     find_drift,
     training_reference,
-    write_drift_metrics,
 )
 from gpumemnet.site.observations import SOURCES, SiteRows, read_site_rows
 from gpumemnet.units import MIB
@@ -64,8 +61,8 @@ def drawn(rows: SiteRows, seed: int, count: int) -> SiteRows:
     return rows.take(np.array(random.Random(seed).choices(range(len(rows)), k=count)))
 
 
-def report_of(rows: SiteRows, **options: Any) -> DriftReport:
-    return find_drift(rows, predictor(), **options)
+def report_of(rows: SiteRows) -> DriftReport:
+    return find_drift(rows, predictor())
 
 
 def causes(report: DriftReport) -> set[str]:
@@ -86,7 +83,7 @@ def test_replicas_start_no_retraining_that_cannot_learn_from_them() -> None:
     spread = replace(rows, jobs=rows.jobs.with_numbers("ranks", np.full(len(rows), 8.0)))
     # their NCCL would hold nothing at all
     report = report_of(SiteRows.concatenate([rows.take(np.arange(100)), spread]))
-    assert not report.is_drift
+    assert not report.causes
     assert report.notes[0].startswith("200 jobs: one of several replicas")
     assert sum(finding.kind == "error" for finding in report.findings) == 1
 
@@ -105,12 +102,12 @@ def test_another_context_is_error_drift(shift_mib: int) -> None:
     assert "times what was expected" in error.sentence
 
 
-def test_a_context_that_hardly_differs_is_none_however_many_jobs_show_it() -> None:
-    report = report_of(rows_of(site_rows(1000, shift_mib=-25)), window=1000)
+def test_a_context_that_hardly_differs_is_none_however_sure_it_is() -> None:
+    report = report_of(rows_of(site_rows(1000, shift_mib=-25)))
     (error,) = (finding for finding in report.findings if finding.kind == "error")
     assert error.corrected < ALPHA
     assert not error.is_drift
-    assert not report.is_drift
+    assert not report.causes
 
 
 def test_only_the_newest_jobs_count() -> None:
@@ -119,8 +116,8 @@ def test_only_the_newest_jobs_count() -> None:
         rows_of(site_rows(200, shift_mib=0, seed=1)), observed_at=np.arange(1e6, 1e6 + 200)
     )
     rows = SiteRows.concatenate([new, old])
-    assert not report_of(rows).is_drift
-    assert report_of(rows, window=400).is_drift
+    assert not report_of(rows).causes
+    assert report_of(replace(rows, observed_at=-rows.observed_at)).causes
 
 
 def test_new_layer_kinds_and_options_are_outside_the_support() -> None:
@@ -147,9 +144,7 @@ def test_features_start_no_retraining_where_the_answers_are_known_to_be_right() 
     large = sorted(published(), key=lambda row: row.job.batch_size)[-200:]
     report = report_of(rows_of(large))
     assert any(one.is_drift and one.kind == "features" for one in report.findings)
-    assert not report.is_drift
-    assert report_of(rows_of(large), kinds=("features",)).is_drift
-    assert not report_of(rows_of(site_rows(60)), kinds=("features",)).is_drift
+    assert not report.causes
 
 
 def test_jobs_that_ran_out_of_memory_within_their_safe_bytes_break_the_promise() -> None:
@@ -159,7 +154,7 @@ def test_jobs_that_ran_out_of_memory_within_their_safe_bytes_break_the_promise()
     assert causes(report_of(burst)) == {"coverage"}
     # less than was asked for: no test of it
     tight = replace(burst, limit_bytes=np.where(is_oom, 512 * MIB, rows.limit_bytes))
-    assert not report_of(tight).is_drift
+    assert not report_of(tight).causes
 
 
 def test_families_and_gpus_are_told_apart() -> None:
@@ -181,16 +176,6 @@ def test_what_cannot_be_tested_is_said(tmp_path: Path) -> None:
     report = report_of(SiteRows.from_columns([replace(rows.jobs[0], family="cnn")] * 30))
     assert not report.findings
     assert "no model for cnn jobs is loaded" in report.notes[0]
-
-
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [({"window": 5}, "window"), ({"alpha": 1.0}, "alpha"), ({"kinds": ("mood",)}, "on")],
-)
-def test_questions_that_cannot_be_asked(options: dict[str, Any], field: str) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        report_of(rows_of(site_rows(30)), **options)
-    assert caught.value.field == field
 
 
 def test_the_summary_in_a_card(tmp_path: Path) -> None:
@@ -250,14 +235,13 @@ def test_exit_codes_for_cron(tmp_path: Path) -> None:
     assert document["drift"] is True
     assert {cause["kind"] for cause in document["causes"]} == {"error", "coverage"}
     assert document["tests"] == len(document["findings"]) > 20
-    assert gpumemnet(bad, "--on", "support").returncode == 0
     for_people = gpumemnet(bad)
     assert for_people.returncode == 10
     for words in (
         "mlp jobs on NVIDIA A100-SXM4-40GB",
         "drift",
         "a retraining is due (exit code 10)",
-        "Holm",
+        "Bonferroni",
     ):
         assert words in for_people.stdout
 
@@ -327,10 +311,7 @@ def test_the_command_leaves_metrics_for_each_family_and_gpu(tmp_path: Path) -> N
     assert file.stat().st_mode & 0o444 == 0o444  # the exporter is another user
     found = samples(file.read_text())
     assert found["gpumemnet_drift_due"] == {(): 1.0}
-    assert found["gpumemnet_drift_jobs"] == {("mlp", A100): 60.0}
     assert found["gpumemnet_drift"]["mlp", A100, "error"] == 1.0
-    assert found["gpumemnet_drift_effect_ratio"]["mlp", A100, "error"] > 0.05
-    assert found["gpumemnet_drift_probability"]["mlp", A100, "error"] < 0.01
     assert abs(found["gpumemnet_drift_last_run_timestamp_seconds"][()] - time.time()) < 60
 
 
@@ -342,14 +323,3 @@ def test_a_file_of_metrics_that_cannot_be_written(tmp_path: Path, file: str, wor
     done = gpumemnet(rows, "--metrics", tmp_path / file)
     assert done.returncode == 2
     assert words in done.stderr
-
-
-def test_of_several_tests_of_a_kind_the_gravest_counts(tmp_path: Path) -> None:
-    first = Finding("features", "x", 40, 0.4, 0.1, 0.5, "in words", "cnn", is_drift=True)
-    findings = (first, replace(first, effect=0.9, is_drift=False, jobs=50))
-    write_drift_metrics(tmp_path / "a.prom", DriftReport(findings, (), 0.01, ("error",)))
-    found = samples((tmp_path / "a.prom").read_text())
-    assert found["gpumemnet_drift"] == {("cnn", "", "features"): 1.0}
-    assert found["gpumemnet_drift_effect_ratio"] == {("cnn", "", "features"): 0.4}
-    assert found["gpumemnet_drift_jobs"] == {("cnn", ""): 50.0}
-    assert found["gpumemnet_drift_due"] == {(): 0.0}  # features start no retraining here

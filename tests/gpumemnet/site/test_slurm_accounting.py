@@ -8,15 +8,10 @@ from typing import Any
 import pytest
 
 from gpumemnet.cli import main
-from gpumemnet.errors import InvalidRequestError
+from gpumemnet.errors import FieldError, InvalidRequestError
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.site.observations import Observation, observation_from_dict
-from gpumemnet.site.sacct import (
-    Known,
-    Skipped,
-    read_known_jobs,
-    read_sacct,
-)
+from gpumemnet.site.sacct import Skipped, read_known_jobs, read_sacct
 from tests.jobs import small_job
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "sacct"
@@ -77,37 +72,6 @@ def test_what_is_left_out_has_its_reason(job: str, reason: str) -> None:
     assert reason in skipped[job].reason
 
 
-def test_a_run_that_ended_before_its_prediction_is_left_out(tmp_path: Path) -> None:
-    """Such a prediction was not the one that the job was scheduled with: a comment was copied, or
-    written by hand."""
-
-    def finished(number: int, end: int, comment: str) -> dict[str, object]:
-        usage = {"requested": {"max": [{"type": "gres", "name": "gpumem", "count": 5 * GIB}]}}
-        return {
-            "job_id": number,
-            "state": {"current": ["COMPLETED"]},
-            "time": {"elapsed": 3600, "end": end},
-            "comment": comment,
-            "steps": [{"tres": usage}],
-        }
-
-    comment = "gpumemnet:01932f6c-5b1e-7c3a-9d2e-3f4a5b6c7d01"
-    before, after = 1731232800, 1732442400
-    jobs = [
-        finished(1, after, comment),
-        finished(2, before, comment),
-        finished(3, 0, comment),
-        finished(4, before, ""),
-    ]
-    file = tmp_path / "sacct.json"
-    file.write_text(json.dumps({"jobs": jobs}))
-    mapping = {"4": Known("01932f6c-5b1e-7c3a-9d2e-3f4a5b6c7d01")}
-    taken, skipped = split(read_sacct(file, mapping))
-    assert set(taken) == {"1", "3"}  # where the end is not known, nothing contradicts
-    for job in ("2", "4"):
-        assert "ended before its prediction was made (2024-11-15T" in skipped[job].reason
-
-
 def test_nothing_is_lost() -> None:
     taken, skipped = split(read_sacct(JOBS))
     assert len(taken) + len(skipped) == len(json.loads(JOBS.read_text())["jobs"])
@@ -117,15 +81,14 @@ def test_a_file_may_say_which_job_it_was(tmp_path: Path) -> None:
     mapping = tmp_path / "jobs.jsonl"
     entry = {"job_id": 18194951, "job": job_to_dict(small_job()), "gpu": "A100"}
     mapping.write_text(json.dumps(entry) + "\n\n")
-    known = read_known_jobs(mapping)
-    assert known == {"18194951": Known(None, small_job(), "A100")}
-    taken, _ = split(read_sacct(JOBS, known))
+    taken, _ = split(read_sacct(JOBS, read_known_jobs(mapping)))
     assert taken["18194951"].job == small_job()
     assert taken["18194951"].gpu == "NVIDIA A100-SXM4-40GB"
 
 
-def test_a_job_has_as_many_ranks_as_gpus(tmp_path: Path) -> None:
-    found, left_out = split(read_sacct(JOBS, {"18194951": Known(None, small_job(ranks=4), "A100")}))
+def test_a_job_has_as_many_ranks_as_gpus() -> None:
+    entry = {"job": job_to_dict(small_job(ranks=4)), "gpu": "A100"}
+    found, left_out = split(read_sacct(JOBS, {"18194951": entry}))
     assert "18194951" not in found
     assert (
         "it had 1 GPU(s), and the job that the mapping file names for it has ranks 4"
@@ -138,13 +101,13 @@ def test_slurms_type_names_the_gpu() -> None:
     assert taken["18194943"].gpu == "NVIDIA A100-SXM4-80GB"
 
 
-@pytest.mark.parametrize(
-    "line", ["1", "{}", '{"job_id": 1, "prediction": "x"}', "{", '{"job_id": 1, "job": {}}']
-)
+@pytest.mark.parametrize("line", ["1", "{}", '{"job_id": 1, "prediction": "x"}', "{"])
 def test_a_wrong_mapping_is_said(tmp_path: Path, line: str) -> None:
     (tmp_path / "jobs.jsonl").write_text("\n" + line + "\n")
-    with pytest.raises(InvalidRequestError, match="line 2"):
+    with pytest.raises(FieldError, match="line 2"):
         read_known_jobs(tmp_path / "jobs.jsonl")
+    _, skipped = split(read_sacct(JOBS, {"18194951": {"job": {}, "gpu": "A100"}}))
+    assert "job" in skipped["18194951"].reason
 
 
 @pytest.mark.parametrize("text", ["", "JobID|State\n1|COMPLETED\n", "{", "{}", "[1]"])
@@ -174,25 +137,19 @@ def test_any_json_is_taken_or_reported(tmp_path: Path, name: str, value: object)
         assert isinstance(one, Observation) or one.reason
 
 
-def test_the_command_writes_observations_and_a_report(
+def test_the_command_writes_observations_and_says_what_was_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, report = tmp_path / "observations.jsonl", tmp_path / "report.jsonl"
-    assert (
-        main(
-            ["observations", "import-sacct", str(JOBS), "--out", str(out), "--report", str(report)]
-        )
-        == 0
-    )
+    out = tmp_path / "observations.jsonl"
+    assert main(["observations", "import-sacct", str(JOBS), "--out", str(out), "--json"]) == 0
     written = [observation_from_dict(json.loads(line)) for line in out.read_text().splitlines()]
-    skipped = [json.loads(line) for line in report.read_text().splitlines()]
-    assert (len(written), len(skipped)) == (6, 9)
-    assert all(entry["reason"] for entry in skipped)
-    assert "6 observations" in capsys.readouterr().out
+    said = json.loads(capsys.readouterr().out)
+    assert len(written) == said["written"] == 6
+    assert sum(map(len, said["left_out"].values())) == 9
 
 
 def test_the_command_sends_each_observation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = []
 
@@ -214,45 +171,26 @@ def test_the_command_sends_each_observation(
             pass
 
     monkeypatch.setenv("GPUMEMNET_API_KEY", "secret")
-    report = tmp_path / "report.jsonl"
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/"
-        assert (
-            main(["observations", "import-sacct", str(JSON), "--url", url, "--report", str(report)])
-            == 0
-        )
+        assert main(["observations", "import-sacct", str(JSON), "--url", url]) == 0
         server.shutdown()
     assert asked == [("/v1/observations", "Bearer secret", "slurm_gpumem")] * 3
-    assert "there is no prediction" in report.read_text()
+    assert "left out: the service: there is no prediction" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["--out", "a", "--url", "http://x"], ["--out", "/nowhere/x"]]
+    ("arguments", "words"),
+    [
+        ([], "either --out or --url"),
+        (["--out", "a", "--url", "http://x"], "either --out or --url"),
+        (["--out", "/nowhere/x"], "does not exist"),
+        (["--url", "http://127.0.0.1:1"], "cannot be reached"),
+    ],
 )
 def test_the_command_says_what_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
-    assert (
-        main(
-            ["observations", "import-sacct", str(JOBS), "--report", str(tmp_path / "r"), *arguments]
-        )
-        == 2
-    )
-    assert capsys.readouterr().err.startswith("error: ")
-
-
-def test_the_command_says_that_the_service_is_away(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = [
-        "observations",
-        "import-sacct",
-        str(JSON),
-        "--report",
-        str(tmp_path / "r"),
-        "--url",
-        "http://127.0.0.1:1",
-    ]
-    assert main(arguments) == 2
-    assert "cannot be reached" in capsys.readouterr().err
+    assert main(["observations", "import-sacct", str(JOBS), *arguments]) == 2
+    assert words in capsys.readouterr().err

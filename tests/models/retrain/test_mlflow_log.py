@@ -54,7 +54,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     bundle = other_bundle(
         folder / "first", "first", name, training_data=learned, retraining=retrained
     )
-    registry.create_release("first", [registry.add_bundle(bundle.source).sha256], parent=None)
+    registry.create_release("first", [bundle.source], parent=None)
     registry.set_champion("first", by="test", reason="")
     dataset(folder / "site.parquet", observed(measured(200, 2, context_bytes=700 * MIB)))
     assert retraining(folder, folder, "--dry-run") == 0
