@@ -51,6 +51,8 @@ MOST_IMPOSSIBLE: Final = 0.1
 MAX_WIDENING: Final = 1.5
 """Most by which a bound over the expectation may grow, in the median.  A choice: jobs that scatter
 more call for another model, and a few wrong rows widen the bounds of all jobs."""
+MIN_CONTEXT_BYTES: Final = 64 * MIB
+"""Below the smallest CUDA context that is known."""
 MAX_CONTEXT_BYTES: Final = 4 * GIB
 """Twice the largest CUDA context that is known."""
 
@@ -302,9 +304,10 @@ def _possible(rows: SiteRows, left_out: dict[str, list[str]], device: DeviceProf
     Raises:
         DatasetError: when so many cannot that the others are not trusted either.
     """
+    least = training_state_bytes(rows.jobs)[1] + MIN_CONTEXT_BYTES
     impossible = {
-        "took less than weights, gradients and optimizer state": rows.label_bytes
-        < training_state_bytes(rows.jobs)[1],
+        "took less than weights, gradients, optimizer state and a CUDA context": rows.label_bytes
+        < least,
         f"took more than {device.name} has": rows.label_bytes > device.capacity_bytes,
     }
     for reason, which in impossible.items():
@@ -528,7 +531,7 @@ def _check_plausible(part: _Part, fit: Fit) -> None:
 
 
 def _check_context(context_bytes: float, name: str) -> None:
-    if not 0 < context_bytes <= MAX_CONTEXT_BYTES:
+    if not MIN_CONTEXT_BYTES <= context_bytes <= MAX_CONTEXT_BYTES:
         raise DatasetError(
             f"by {name} a CUDA context would take {format_bytes(context_bytes)}, which none does: are unit and GPU right?"
         )
