@@ -32,7 +32,7 @@ from gpumemnet.gpu import available_mib, find_profile, with_available
 from gpumemnet.planner.costs import StepCosts, find_machine
 from gpumemnet.planner.fitting import choose_plan, expected_budget
 from gpumemnet.planner.plans import Plan
-from gpumemnet.planner.units import plan_units
+from gpumemnet.planner.splitting import split_step
 from gpumemnet.tracing.api import trace_request
 from gpumemnet.tracing.options import ExtraResults, TraceOptions, checked_request
 from gpumemnet.tracing.timeline import steady_memory
@@ -89,7 +89,7 @@ class Job:
         self.step = cache(self._step)
 
     def _step(self, batch_size: int) -> StepCosts:
-        return plan_units(
+        return split_step(
             self._model, self._at(batch_size), checked_request(self._options, self._device)
         )
 

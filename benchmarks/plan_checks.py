@@ -51,7 +51,7 @@ from gpumemnet.planner import Decision, applied  # noqa: E402
 from gpumemnet.planner.costs import find_machine  # noqa: E402
 from gpumemnet.planner.fitting import choose_plan  # noqa: E402
 from gpumemnet.planner.planned_step import simulate  # noqa: E402
-from gpumemnet.planner.units import plan_units  # noqa: E402
+from gpumemnet.planner.splitting import split_step  # noqa: E402
 from gpumemnet.tracing.losses_and_optimizers import loss_function  # noqa: E402
 from gpumemnet.tracing.operators.rules import Platform  # noqa: E402
 from gpumemnet.tracing.options import TraceOptions, checked_request  # noqa: E402
@@ -114,7 +114,7 @@ def plans(
     options = options_of(name)
     device = device_profile(GPU)
     with without_cudnn():
-        step = plan_units(model, inputs, checked_request(options, device))
+        step = split_step(model, inputs, checked_request(options, device))
     machine = find_machine(GPU)
     keep = simulate(step, machine, {})
     yield "nothing", {}, keep.peak_reserved_bytes

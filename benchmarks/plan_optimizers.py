@@ -33,7 +33,7 @@ from gpumemnet.planner.costs import Machine, StepCosts, find_machine
 from gpumemnet.planner.fitting import choose_plan
 from gpumemnet.planner.planned_step import decisions_of, simulate
 from gpumemnet.planner.searches import exact, greedy
-from gpumemnet.planner.units import plan_units
+from gpumemnet.planner.splitting import split_step
 from gpumemnet.tracing.options import TraceOptions, checked_request
 from gpumemnet.units import GIB
 from research.planner_references import FIXED, REFERENCES, swarm
@@ -108,7 +108,7 @@ def rows(name: str, gpu: str) -> Iterable[str]:
     with large_tensors_on_meta():
         model, inputs = network.make(network.batch_size)
     options = TraceOptions(precision=network.precision, optimizer=network.optimizer)
-    step = plan_units(model, inputs, checked_request(options, gpu))
+    step = split_step(model, inputs, checked_request(options, gpu))
     machine = find_machine(gpu)
     chain = chain_of(step, machine)
     keep = simulate(step, machine, {}, chain=chain)

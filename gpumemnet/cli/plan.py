@@ -39,7 +39,6 @@ from gpumemnet.cli.options import (
 from gpumemnet.cli.output import check_writable, print_facts, shown_steps, write_text
 from gpumemnet.cli.trace import COLOURS, Loss, amount_text, verdict_text
 from gpumemnet.cudnn.session import OFF
-from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.extraction import DEFAULT_GPU
 from gpumemnet.gpu import YES
 from gpumemnet.planner.api import DEFAULT_PLANNER, PLANNERS, PlanRequest, plan_file, within_budget
@@ -102,7 +101,7 @@ def plan(
         str | None,
         _plan_option(
             metavar="NAME|FILE.json",
-            help="Rates that give the times; those of the GPU's data sheet by default.",
+            help="GPU whose rates give the times, where --gpu has none.",
         ),
     ] = None,
     planner: Annotated[
@@ -140,8 +139,6 @@ def plan(
     if out is not None:
         check_writable(out, "out")
     chosen = training_settings(settings or (), ("zero_grad",))
-    if "checkpointing" in chosen:
-        raise InvalidRequestError("checkpointing is what a plan decides", "set")
     options = TraceOptions(
         optimizer=optimizer,
         precision=precision,

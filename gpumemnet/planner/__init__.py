@@ -3,7 +3,7 @@ pass needs.
 
 The parts, in the order of use:
 
-* ``gpumemnet.planner.units.plan_units(model, inputs, request) -> StepCosts`` traces one model
+* ``gpumemnet.planner.splitting.split_step(model, inputs, request) -> StepCosts`` traces one model
   without a GPU and splits its training step into units, with the memory and the modelled time of
   each;
 * ``gpumemnet.planner.costs.find_machine(name_or_path, host_memory_bytes) -> Machine`` gives the

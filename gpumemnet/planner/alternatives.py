@@ -9,19 +9,17 @@ job as it stands, traced anew; nothing is estimated by a factor.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil
 from typing import Any, Final
 
-import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import nn
 
 from gpumemnet.errors import ExtractError, InvalidRequestError
 from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.physics.element_types import AUTOCAST_TYPES
-from gpumemnet.physics.optimizers import LEARNING_RATE, OPTIMIZER_RULES, torch_call
+from gpumemnet.physics.optimizers import OPTIMIZER_RULES, torch_call
 from gpumemnet.planner.plans import Alternative
 from gpumemnet.torch_private.modules import is_batch_norm
 from gpumemnet.tracing.checkpointing import blocks
@@ -36,13 +34,6 @@ _LOG: Final = logging.getLogger(__name__)
 _ACCUMULATED: Final = 2
 """Microbatches that are traced where gradients accumulate: from the second on they exist during
 forward and backward passes."""
-_BITS: Final = {
-    "adam": "Adam8bit",
-    "adamw": "AdamW8bit",
-    "sgd_momentum": "SGD8bit",
-    "rmsprop": "RMSprop8bit",
-}
-"""Optimizer → the class of bitsandbytes that keeps its state in 8 bits."""
 
 
 def alternatives(
@@ -79,7 +70,6 @@ class _Alternatives:
             self._expandable_segments,
             self._small_optimizer,
             self._autocast,
-            self._eight_bits,
             self._microbatches,
             self._checkpointing,
             self._bf16,
@@ -141,18 +131,6 @@ class _Alternatives:
             change="bf16 autocast",
             effect="matrix products and convolutions in bf16, weights in fp32; faster on tensor cores",
             how='with torch.autocast("cuda", dtype=torch.bfloat16): forward pass and loss',
-        )
-
-    def _eight_bits(self) -> Alternative | None:
-        options = self._request.options
-        if options.own_optimizer is not None or options.optimizer not in _BITS:
-            return None
-        return self._traced(
-            replace(self._request, options=_with_eight_bits(options)),
-            name="eight_bit_optimizer",
-            change=f"{options.optimizer} with 8-bit state",
-            effect="the optimizer's state is quantized in blocks",
-            how=f"bitsandbytes.optim.{_BITS[options.optimizer]}(…)",
         )
 
     def _microbatches(self) -> Alternative | None:
@@ -230,18 +208,6 @@ class _Alternatives:
         ).timeline
 
 
-def _with_eight_bits(options: TraceOptions) -> TraceOptions:
-    """Return the options with an optimizer whose state is in 8 bits, in place of the named one."""
-    states = round(OPTIMIZER_RULES[options.optimizer].state_copies)
-    return replace(
-        options,
-        optimizer_implementation="default",
-        weight_decay=None,
-        nesterov=False,
-        own_optimizer=lambda parameters: _EightBitOptimizer(parameters, states),
-    )
-
-
 def microbatch_size(batch_size: int, largest: int) -> int:
     """Return the size of microbatches of at most ``largest`` samples, at least 1, that make up
     ``batch_size`` samples.
@@ -252,48 +218,3 @@ def microbatch_size(batch_size: int, largest: int) -> int:
     largest = max(1, largest)
     divisor = next(size for size in range(largest, 0, -1) if batch_size % size == 0)
     return divisor if 2 * divisor >= largest else ceil(batch_size / ceil(batch_size / largest))
-
-
-_QUANTIZED_FROM: Final = 4_096
-"""Smaller parameters keep their state in fp32."""
-_BLOCK: Final = 256
-"""Elements that share one scale in fp32."""
-_LEVELS: Final = 256
-
-
-class _EightBitOptimizer(Optimizer):
-    """Allocates what an 8-bit optimizer of bitsandbytes does: its state, in the first step; its
-    step has no temporaries.
-
-    Source: ``bitsandbytes/optim/optimizer.py``, ``init_state``.
-
-    Args:
-        parameters: the parameters.
-        states: tensors of state for each parameter.
-    """
-
-    def __init__(self, parameters: Iterable[nn.Parameter], states: int) -> None:
-        super().__init__(parameters, {"lr": LEARNING_RATE})
-        self._states = states
-        self._levels: list[Tensor] = []
-
-    @torch.no_grad()
-    def step(self, closure: object = None) -> None:  # type: ignore[override]
-        """Allocate the state of parameters that have a gradient and no state yet."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None and not self.state[parameter]:
-                    self.state[parameter] = self._state_of(parameter)
-
-    def _state_of(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        numbers = range(1, self._states + 1)
-        if parameter.numel() < _QUANTIZED_FROM:
-            return {f"state{n}": torch.zeros_like(parameter, dtype=torch.float32) for n in numbers}
-        if not self._levels:
-            self._levels = [torch.empty(_LEVELS, device=parameter.device) for _ in numbers]
-        state = {f"levels{n}": levels for n, levels in zip(numbers, self._levels, strict=True)}
-        scales = ceil(parameter.numel() / _BLOCK)
-        for n in numbers:
-            state[f"state{n}"] = torch.zeros_like(parameter, dtype=torch.uint8)
-            state[f"scale{n}"] = torch.zeros(scales, device=parameter.device)
-        return state

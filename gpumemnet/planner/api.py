@@ -18,7 +18,7 @@ from gpumemnet.extract.extraction import DEFAULT_GPU
 from gpumemnet.extract.factory import build, factory_request, source_code
 from gpumemnet.gpu import asked_profile, available_mib, with_available
 from gpumemnet.job.layers import describe
-from gpumemnet.planner.costs import requested_machine
+from gpumemnet.planner.costs import Machine, find_machine
 from gpumemnet.planner.plans import PlanAnswer, plan_answer_from_dict, plan_answer_to_dict
 from gpumemnet.sandbox.process import Progress, ask
 from gpumemnet.tracing.api import checked_torch
@@ -35,7 +35,7 @@ from gpumemnet.units import MIB
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor, nn
+    from torch import nn
     from torch.optim import Optimizer
 
     from gpumemnet.allocator import AllocatorSettings
@@ -54,13 +54,14 @@ class PlanRequest:
         trace: how the model is trained, and the GPU; the memory that is available on it is the
             budget.
         planner: name of the search.
-        machine: GPU of the catalogue, or path of a file, whose rates give the times; ``None`` for
-            those of the GPU.
+        machine: GPU of the catalogue, or path of a device profile, whose rates give the times;
+            ``None`` for those of the GPU.
         host_bytes: pinned host memory that may be used; ``None`` for what the machine has.
         with_alternatives: whether to trace other settings of the job too.
 
     Raises:
-        InvalidRequestError: there is no such search.
+        InvalidRequestError: there is no such search, or the job uses several GPUs, or checkpoints
+            already.
     """
 
     trace: TraceRequest
@@ -74,6 +75,23 @@ class PlanRequest:
             raise InvalidRequestError(
                 f"must be one of {', '.join(PLANNERS)}, not {describe(self.planner)}", "planner"
             )
+        options = self.trace.options
+        if options.parallel != "none":
+            raise InvalidRequestError(
+                "a plan is for one GPU; use 'none', and give each rank the same plan", "parallel"
+            )
+        if options.checkpointing != "none":
+            raise InvalidRequestError(
+                "the plan decides what is recomputed; use 'none'", "checkpointing"
+            )
+
+    def find_machine(self) -> Machine:
+        """Return the machine whose rates give the times.
+
+        Raises:
+            InvalidRequestError: as :func:`~gpumemnet.planner.costs.find_machine`.
+        """
+        return find_machine(self.machine or self.trace.gpu, self.host_bytes)
 
 
 def within_budget(request: TraceRequest, budget_bytes: int | None) -> TraceRequest:
@@ -111,24 +129,12 @@ def plan(
     host_bytes: int | None = None,
     with_alternatives: bool = True,
     with_curves: bool = False,
-    loss: str | nn.Module | Callable[..., Tensor] = "auto",
     optimizer: str | Optimizer | Callable[..., Optimizer] = "adamw",
-    precision: str = "fp32",
     batch_size: int | None = None,
-    optimizer_implementation: str = "default",
-    channels_last: bool = False,
-    gradient_accumulation: int = 1,
-    zero_grad: str = "before_forward",
-    attention_kernel: str | None = None,
-    cudnn_benchmark: bool = False,
-    best_effort: bool = False,
-    weight_decay: float | None = None,
-    nesterov: bool = False,
-    clip_norm: float | None = None,
-    tf32: bool = True,
     context_mib: int | None = None,
     allocator: AllocatorSettings | None = None,
     cudnn: str = OFF,
+    **options: Any,
 ) -> PlanAnswer:
     """Plan what a training step of ``model`` keeps, recomputes and swaps, so that it fits a GPU; no
     GPU is used.
@@ -137,19 +143,19 @@ def plan(
     All times are modelled.
 
     Args:
-        model, inputs, loss, optimizer, precision, batch_size, optimizer_implementation,
-        channels_last, gradient_accumulation,
-            zero_grad, attention_kernel, cudnn_benchmark, best_effort, weight_decay, nesterov,
-            clip_norm, tf32, context_mib,
-            allocator, cudnn, gpu: as in :func:`gpumemnet.trace`.
+        model, inputs, optimizer, batch_size, gpu, context_mib, allocator, cudnn: as in
+            :func:`gpumemnet.trace`.
         budget_bytes: memory that the process may use; all that is available on the GPU by default.
         planner: the search, one of :data:`PLANNERS`.
-        machine: GPU of the catalogue, or path of a file, whose rates give the times; those of
-            ``gpu`` by default.
+        machine: GPU of the catalogue, or path of a device profile, whose rates give the times;
+            those of ``gpu`` by default.
         host_bytes: pinned host memory that swapped tensors may use; what the machine has by
             default.
         with_alternatives: whether to trace other settings of the job too, if it does not fit.
         with_curves: whether to return the memory over a step, for pictures.
+
+        options: further options of :func:`gpumemnet.trace` that say how the model is trained, such
+            as ``loss`` and ``precision``.
 
     Raises:
         ExtractError: names the operator or the line of code that cannot be traced.
@@ -165,27 +171,13 @@ def plan(
         'fits'
     """
     named = {"optimizer": optimizer} if isinstance(optimizer, str) else {"own_optimizer": optimizer}
-    options = TraceOptions(
-        **named,
-        precision=precision,
-        optimizer_implementation=optimizer_implementation,
-        channels_last=channels_last,
-        gradient_accumulation=gradient_accumulation,
-        zero_grad=zero_grad,
-        attention_kernel=attention_kernel,
-        cudnn_benchmark=cudnn_benchmark,
-        loss=loss,
-        best_effort=best_effort,
-        weight_decay=weight_decay,
-        nesterov=nesterov,
-        clip_norm=clip_norm,
-        tf32=tf32,
-    )
+    trace_options = TraceOptions(**named, **options)
     device = asked_profile(gpu, context_mib, "context_mib")
     extras = ExtraResults(curve=with_curves)
     request = PlanRequest(
         trace=within_budget(
-            checked_request(options, device, allocator, extras, batch_size, cudnn), budget_bytes
+            checked_request(trace_options, device, allocator, extras, batch_size, cudnn),
+            budget_bytes,
         ),
         planner=planner,
         machine=machine,
@@ -228,7 +220,7 @@ def plan_file(
             or the GPU has no rates.
         MissingExtraError: torch is not installed.
     """
-    requested_machine(request)  # a machine without rates is refused before the child starts
+    request.find_machine()  # a machine without rates is refused before the child starts
     document = {
         **factory_request(source, inputs, arguments, batch_size),
         "request": asdict(request),

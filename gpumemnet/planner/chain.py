@@ -42,13 +42,7 @@ from gpumemnet.planner.costs import (
 )
 from gpumemnet.planner.plans import COPIES_BEHIND, FETCHED_AHEAD, Decision, pinned_bytes
 
-OPTIONS: Final = (
-    Decision.KEEP,
-    Decision.RECOMPUTE,
-    Decision.SWAP,
-    Decision.RECOMPUTE_AND_SWAP_INPUT,
-    Decision.RECOMPUTE_CHEAP,
-)
+OPTIONS: Final = tuple(Decision)
 """The decisions in the order of the columns of every array below."""
 KEEP: Final = 0
 Floats = NDArray[np.float64]
@@ -214,9 +208,7 @@ def chain_of(step: StepCosts, machine: Machine) -> Chain:
     for number, unit in enumerate(units):
         for column, option in enumerate(OPTIONS):
             if option.recomputes:
-                recompute[number, column] = total(
-                    unit.cheap if option is Decision.RECOMPUTE_CHEAP else unit.rerun
-                )
+                recompute[number, column] = total(unit.rerun)
             swapped = [
                 step.timeline.storages[s].size_bytes for s in swapped_storages(step, unit, option)
             ]
@@ -225,7 +217,7 @@ def chain_of(step: StepCosts, machine: Machine) -> Chain:
     memory = _Memory(step, each)
     live, gone, shared = memory.tables()
     return Chain(
-        allowed=_allowed(step.evictable, recompute, moved, gone, shared),
+        allowed=_allowed(step.evictable, gone, shared),
         forward_seconds=np.array(
             [
                 total(unit.forward) + total(each.between[i - 1] if i else each.before)
@@ -242,8 +234,8 @@ def chain_of(step: StepCosts, machine: Machine) -> Chain:
         turn_backward_seconds=total(each.turn),
         other_seconds=total(step.optimizer),
         recompute_seconds=recompute,
-        out_seconds=moved / (machine.to_host_bytes_per_second * machine.efficiency),
-        in_seconds=moved / (machine.from_host_bytes_per_second * machine.efficiency),
+        out_seconds=moved / machine.link_bytes_per_second,
+        in_seconds=moved / machine.link_bytes_per_second,
         host_bytes=host,
         backward_order=tuple(order),
         live_bytes=live,
@@ -255,40 +247,14 @@ def chain_of(step: StepCosts, machine: Machine) -> Chain:
 
 
 def _allowed(
-    evictable: Sequence[bool],
-    recompute: Floats,
-    moved: Floats,
-    gone: Floats,
-    shared: Sequence[SharedStorages],
+    evictable: Sequence[bool], gone: Floats, shared: Sequence[SharedStorages]
 ) -> NDArray[np.bool_]:
-    """Return the options that free something and that no other option of the unit beats in
-    everything."""
-    n, o = recompute.shape
-    shares = np.zeros((n, o, len(shared)))
-    for index, each in enumerate(shared):
-        for row, unit in enumerate(each.units):
-            shares[unit, :, index] = each.lets_go[row]
-    frees = np.concatenate([gone, shares], axis=2)
-    allowed = np.zeros((n, o), dtype=bool)
-    for unit in range(n):
-        allowed[unit, KEEP] = True
-        if not evictable[unit]:
-            continue
-        for option in range(1, o):
-            own = frees[unit, option]
-            others = [
-                other
-                for other in range(o)
-                if other != option and (other < option or allowed[unit, other])
-            ]
-            is_beaten = any(
-                recompute[unit, other] <= recompute[unit, option]
-                and moved[unit, other] <= moved[unit, option]
-                and (frees[unit, other] >= own).all()
-                for other in others
-                if allowed[unit, other]
-            )
-            allowed[unit, option] = not is_beaten
+    """Return the options that free something."""
+    allowed = (gone > 0).any(axis=2)
+    for each in shared:
+        allowed[list(each.units)] |= each.lets_go
+    allowed &= np.array(evictable)[:, None]
+    allowed[:, KEEP] = True
     return allowed
 
 
@@ -332,7 +298,7 @@ class _Memory:
             for column, option in enumerate(OPTIONS):
                 if option.recomputes:
                     gone[number, column, self._first_point + number] -= self._second_pass_bytes(
-                        unit, option
+                        unit
                     )
                     self._add_longer_holds(gone[number, column], unit, option)
         holders: dict[int, list[int]] = defaultdict(list)
@@ -394,13 +360,12 @@ class _Memory:
             return max(outside, copied_at(self._pass, number)), fetched_at(self._pass, number)
         return outside, unit.backward_start if option.recomputes else step.freed[storage]
 
-    def _second_pass_bytes(self, unit: UnitPass, option: Decision) -> float:
+    def _second_pass_bytes(self, unit: UnitPass) -> float:
         """Return the largest sum of what a second forward pass allocates."""
         live = peak = 0
         copies: set[int] = set()
-        skipped = unit.heavy if option is Decision.RECOMPUTE_CHEAP else frozenset()
         for event in self._step.timeline.events[unit.start : unit.stop]:
-            if event >= 0 and event in self._step.freed and event not in skipped:
+            if event >= 0 and event in self._step.freed:
                 copies.add(event)
                 live += self._sizes[event]
                 peak = max(peak, live)

@@ -16,8 +16,7 @@ user.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -26,19 +25,16 @@ from numpy.typing import NDArray
 from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu import DeviceProfile, find_profile
-from gpumemnet.job.layers import describe
 from gpumemnet.planner.plans import (
     COPIES_BEHIND,
     FETCHED_AHEAD,
     MIN_SWAPPED_BYTES,
     Decision,
-    read_json,
 )
 from gpumemnet.tracing.timeline import Timeline
 from gpumemnet.units import GIB
 
 if TYPE_CHECKING:
-    from gpumemnet.planner.api import PlanRequest
     from gpumemnet.planner.recording import OperatorCost
 
 ELEMENT_TYPES = ("fp64", "fp32", "tf32", "fp16", "bf16")
@@ -46,12 +42,6 @@ EFFICIENCY: Final = 0.7
 """Share of every peak rate that programs are assumed to reach."""
 HOST_MEMORY_BYTES: Final = 64 * GIB
 """Pinned host memory that a plan may take, if nothing else is said."""
-MACHINE_FORMAT: Final = "gpumemnet-machine"
-_RATES: Final = (
-    "memory_bytes_per_second",
-    "to_host_bytes_per_second",
-    "from_host_bytes_per_second",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +59,8 @@ class UnitPass:
             where it ever did: a copy that only the backward pass knows ends there.
         inputs: storages of its arguments, without the same.
         weights: those of ``saved`` that are weights cast by autocast.
-        heavy: storages that its matrix products, convolutions and attention made, with their
-            scratch memory.
-        results: those of ``heavy`` that are no scratch memory.
         forward, backward: indices of the operators of its forward and of its backward pass.
-        rerun, cheap: indices of those of its forward pass that run again when it is recomputed;
-            without matrix products, convolutions and attention.
+        rerun: indices of those of its forward pass that run again when it is recomputed.
     """
 
     start: int
@@ -86,11 +72,8 @@ class UnitPass:
     used_until: Mapping[int, int]
     inputs: tuple[int, ...]
     weights: frozenset[int]
-    heavy: frozenset[int]
-    results: frozenset[int]
     forward: tuple[int, ...]
     rerun: tuple[int, ...]
-    cheap: tuple[int, ...]
     backward: tuple[int, ...]
 
 
@@ -196,11 +179,7 @@ def held_until(step: StepCosts, unit: UnitPass, decision: Decision) -> dict[int,
         if not unit.start <= step.allocated[storage] < unit.end
     }
     held |= dict.fromkeys(unit.inputs, unit.backward_end)
-    held = {storage: end for storage, end in held.items() if storage not in swapped}
-    if decision is Decision.RECOMPUTE_CHEAP:
-        for storage in unit.results:
-            held[storage] = max(unit.saved.get(storage, 0), unit.backward_start)
-    return held
+    return {storage: end for storage, end in held.items() if storage not in swapped}
 
 
 def fetched_at(each: Pass, unit: int) -> int:
@@ -225,23 +204,18 @@ class Machine:
 
     Attributes:
         name: name of the GPU.
-        flops_per_second: peak rate of each element type of
-            :data:`~gpumemnet.planner.costs.ELEMENT_TYPES`; one without a rate has that of ``fp32``.
+        flops_per_second: rate of each element type; one without a rate has that of ``fp32``.
         memory_bytes_per_second: bandwidth of the GPU's memory.
-        to_host_bytes_per_second, from_host_bytes_per_second: bandwidth of copies to pinned host
-        memory and back.
+        link_bytes_per_second: bandwidth of copies to pinned host memory, and of those back.
         host_memory_bytes: pinned host memory that a plan may take.
-        efficiency: share of these rates that is reached; 1 for measured rates.
         source: where the rates come from.
     """
 
     name: str
     flops_per_second: Mapping[str, float]
     memory_bytes_per_second: float
-    to_host_bytes_per_second: float
-    from_host_bytes_per_second: float
+    link_bytes_per_second: float
     host_memory_bytes: int = HOST_MEMORY_BYTES
-    efficiency: float = EFFICIENCY
     source: str = ""
 
     def seconds(self, operators: Sequence[OperatorCost]) -> NDArray[np.float64]:
@@ -249,97 +223,37 @@ class Machine:
         rates, fallback = self.flops_per_second, self.flops_per_second["fp32"]
         computing = [each.flops / rates.get(each.element_type, fallback) for each in operators]
         moving = [each.moved_bytes / self.memory_bytes_per_second for each in operators]
-        return np.asarray(np.maximum(computing, moving) / self.efficiency)
+        return np.asarray(np.maximum(computing, moving))
 
 
-def machine_of(gpu: DeviceProfile, host_memory_bytes: int = HOST_MEMORY_BYTES) -> Machine:
-    """Return the machine with the data sheet's rates of ``gpu``.
-
-    Raises:
-        InvalidRequestError: the catalogue has no rates for it.
-    """
-    fp32, fp16 = gpu.fp32_tflops, gpu.fp16_tflops
-    memory, link = gpu.memory_gb_per_second, gpu.host_link_gb_per_second
-    if fp32 is None or fp16 is None or memory is None or link is None:
-        raise InvalidRequestError(
-            f"the catalogue has no rates for {gpu.name}; with --machine name a similar GPU, or a file of rates "
-            f"(format '{MACHINE_FORMAT}')",
-            "gpu",
-        )
-    flops = {"fp32": fp32, "fp16": fp16, "tf32": gpu.tf32_tflops or fp32}
-    if gpu.compute_capability >= (8, 0):
-        flops["bf16"] = fp16
-    return Machine(
-        name=gpu.name,
-        flops_per_second={name: rate * 1e12 for name, rate in flops.items()},
-        memory_bytes_per_second=memory * 1e9,
-        to_host_bytes_per_second=link * 1e9,
-        from_host_bytes_per_second=link * 1e9,
-        host_memory_bytes=host_memory_bytes,
-        source=f"modelled at {EFFICIENCY:.0%} of the data sheet's peak rates",
-    )
-
-
-def requested_machine(request: PlanRequest) -> Machine:
-    """Return the machine whose rates give the times of a plan.
-
-    Raises:
-        InvalidRequestError: as :func:`find_machine`.
-    """
-    if request.machine is None:
-        return machine_of(request.trace.gpu, request.host_bytes or HOST_MEMORY_BYTES)
-    return find_machine(request.machine, request.host_bytes)
-
-
-def find_machine(name_or_path: str | Path, host_memory_bytes: int | None = None) -> Machine:
-    """Return the machine of a GPU in the catalogue, or the one in a JSON file.
-
-    The file's ``format`` is ``gpumemnet-machine``, and it has ``name``, ``flops_per_second`` (rates
-    by element type, at least that of ``fp32``),
-    ``memory_bytes_per_second``, ``to_host_bytes_per_second`` and ``from_host_bytes_per_second``.
-    It may have ``host_memory_bytes``, ``efficiency`` and ``source``.
+def find_machine(gpu: DeviceProfile | str, host_memory_bytes: int | None = None) -> Machine:
+    """Return the machine with the rates of a GPU.
 
     Args:
-        name_or_path: name or alias of a GPU, or the path of a file that ends in ``.json``.
-        host_memory_bytes: replaces the machine's.
+        gpu: its profile, its name in the catalogue, or the path of a profile's file.
+        host_memory_bytes: pinned host memory that a plan may take; :data:`HOST_MEMORY_BYTES` by
+            default.
 
     Raises:
-        InvalidRequestError: there is no such GPU, it has no rates, or the file is wrong.
+        InvalidRequestError: there is no such GPU, or its profile has no rates.
     """
-    if not str(name_or_path).endswith(".json"):
-        return machine_of(find_profile(str(name_or_path)), host_memory_bytes or HOST_MEMORY_BYTES)
-    document = read_json(Path(name_or_path), "machine")
-    machine = _machine_from_dict(document)
-    return replace(machine, host_memory_bytes=host_memory_bytes or machine.host_memory_bytes)
-
-
-def _machine_from_dict(document: object) -> Machine:
-    if not isinstance(document, Mapping) or document.get("format") != MACHINE_FORMAT:
+    profile = find_profile(gpu) if isinstance(gpu, str) else gpu
+    fp32, fp16 = profile.fp32_tflops, profile.fp16_tflops
+    memory, link = profile.memory_gb_per_second, profile.host_link_gb_per_second
+    if fp32 is None or fp16 is None or memory is None or link is None:
         raise InvalidRequestError(
-            f"is no machine: its 'format' must be '{MACHINE_FORMAT}'", "machine"
+            f"the catalogue has no rates for {profile.name}; with --machine name a similar GPU, or "
+            "a device profile with rates",
+            "gpu",
         )
-    values = {"efficiency": 1.0, "source": "rates given by the user", **document}
-    del values["format"]
-    known = {each.name for each in fields(Machine)}
-    if unknown := sorted(values.keys() - known):
-        raise InvalidRequestError(
-            f"is not a field; known are {', '.join(sorted(known))}", f"machine.{unknown[0]}"
-        )
-    flops = values.get("flops_per_second")
-    if not isinstance(flops, Mapping) or not {"fp32"} <= set(flops) <= set(ELEMENT_TYPES):
-        raise InvalidRequestError(
-            f"must hold the rate of fp32, and may hold those of {', '.join(ELEMENT_TYPES)}",
-            "machine.flops_per_second",
-        )
-    rates = {name: values.get(name) for name in _RATES} | {
-        f"flops_per_second.{name}": rate for name, rate in flops.items()
-    }
-    rates |= {"host_memory_bytes": values.get("host_memory_bytes", 1)}
-    for name, rate in {**rates, "efficiency": values["efficiency"]}.items():
-        if type(rate) not in (int, float) or not 0 < rate < float("inf"):
-            raise InvalidRequestError(
-                f"must be a number above 0, not {describe(rate)}", f"machine.{name}"
-            )
-    if "name" not in values:
-        raise InvalidRequestError("is missing", "machine.name")
-    return Machine(**values)
+    flops = {"fp32": fp32, "fp16": fp16, "tf32": profile.tf32_tflops or fp32}
+    if profile.compute_capability >= (8, 0):
+        flops["bf16"] = fp16
+    return Machine(
+        name=profile.name,
+        flops_per_second={name: EFFICIENCY * rate * 1e12 for name, rate in flops.items()},
+        memory_bytes_per_second=EFFICIENCY * memory * 1e9,
+        link_bytes_per_second=EFFICIENCY * link * 1e9,
+        host_memory_bytes=host_memory_bytes or HOST_MEMORY_BYTES,
+        source=f"modelled at {EFFICIENCY:.0%} of the peak rates of {profile.name}",
+    )

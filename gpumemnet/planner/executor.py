@@ -140,8 +140,6 @@ class UnitForward:
         if not self._decision.recomputes:
             return own(*args, **kwargs)
         state = StateCheck(self._module, self._name, (args, kwargs))
-        output = recompute(
-            self._module, own, args, kwargs, cheap=self._decision == Decision.RECOMPUTE_CHEAP
-        )
+        output = recompute(self._module, own, args, kwargs)
         state.check()
         return output

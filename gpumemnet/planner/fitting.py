@@ -26,7 +26,7 @@ from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.planner.alternatives import alternatives
 from gpumemnet.planner.api import DEFAULT_PLANNER, PlanRequest
 from gpumemnet.planner.chain import KEEP, OPTIONS, Chain, chain_of
-from gpumemnet.planner.costs import Machine, StepCosts, requested_machine
+from gpumemnet.planner.costs import Machine, StepCosts
 from gpumemnet.planner.executor import applied
 from gpumemnet.planner.planned_step import (
     Simulation,
@@ -37,7 +37,7 @@ from gpumemnet.planner.planned_step import (
 )
 from gpumemnet.planner.plans import Decision, Plan, PlanAnswer
 from gpumemnet.planner.searches import TIME_LIMIT_SECONDS, Found, exact, greedy
-from gpumemnet.planner.units import plan_units
+from gpumemnet.planner.splitting import split_step
 from gpumemnet.tracing.checkpointing import blocks
 from gpumemnet.tracing.model_tracer import ModelTracer
 from gpumemnet.tracing.result import TraceAnswer
@@ -81,7 +81,7 @@ def choose_plan(
     """Return the fastest plan found whose process stays within ``budget_bytes``.
 
     Args:
-        step: the traced step, from :func:`~gpumemnet.planner.units.plan_units`.
+        step: the traced step, from :func:`~gpumemnet.planner.splitting.split_step`.
         machine: the rates for modelled times, and the host memory that may be taken.
         budget_bytes: memory of the process, CUDA context included.
         optimizer: name of the search, one of :data:`~gpumemnet.planner.api.PLANNERS`.
@@ -355,14 +355,14 @@ def plan_request(
     Raises:
         ExtractError, InvalidRequestError, PlanError: as :func:`gpumemnet.plan`.
     """
-    machine = requested_machine(request)
+    machine = request.find_machine()
     before = ModelTracer(model, inputs, request.trace, torch_notes).answer()
     if before.fits:
         return PlanAnswer(before=before)
     answer, checkpointing = PlanAnswer(before=before), None
     try:
         _LOG.info("splitting the step into units")
-        step = plan_units(model, inputs, request.trace)
+        step = split_step(model, inputs, request.trace)
         chain = chain_of(step, machine)
         checkpointing = _slowdown_of_checkpointing(model, step, machine, chain)
         plan, after = _fitting_plan(model, inputs, request, step, machine, chain, before)

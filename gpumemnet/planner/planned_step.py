@@ -92,8 +92,6 @@ class _Edit:
         for unit, decision in zip(units, chosen, strict=True):
             if decision is not Decision.KEEP:
                 touched |= unit.saved.keys() | set(unit.inputs)
-            if decision is Decision.RECOMPUTE_CHEAP:
-                touched |= unit.results
         until = {
             storage: step.outside_until(storage) for storage in touched if storage in step.freed
         }
@@ -122,7 +120,7 @@ class _Edit:
                 before = fetched.get(storage, (start, end))
                 fetched[storage] = (min(before[0], start), max(before[1], end))
             if decision.recomputes:
-                self._recompute(unit, decision)
+                self._recompute(unit)
         for storage, (start, end) in list(fetched.items()):
             if until[storage] >= start:  # it is still there when it would be fetched
                 until[storage] = max(until[storage], end)
@@ -135,17 +133,16 @@ class _Edit:
             self.put_in(start, [copy], 1)
             self.put_in(end, [~copy], 3)
 
-    def _recompute(self, unit: UnitPass, decision: Decision) -> None:
+    def _recompute(self, unit: UnitPass) -> None:
         """Put the second forward pass in."""
         step = self.step
-        skipped = unit.heavy if decision is Decision.RECOMPUTE_CHEAP else frozenset()
         copies: dict[int, int] = {}
         events: list[int] = []
         for event in step.timeline.events[unit.start : unit.stop]:
             if event == EMPTY_CACHE:
                 continue
             if event >= 0:
-                if event in step.freed and event not in skipped:
+                if event in step.freed:
                     copies[event] = self.new_storage(event)
                     events.append(copies[event])
             elif ~event in copies:
@@ -218,7 +215,7 @@ def simulate(
     """Simulate a training step with ``decisions``.
 
     Args:
-        step: the traced step, from :func:`~gpumemnet.planner.units.plan_units`.
+        step: the traced step, from :func:`~gpumemnet.planner.splitting.split_step`.
         machine: the rates for modelled times.
         decisions: decision for each unit that does not keep, by name.
         chain: the chain of ``step`` on ``machine``, if it is at hand.

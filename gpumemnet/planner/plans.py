@@ -39,28 +39,6 @@ FETCHED_AHEAD: Final = 1
 """How many units before its own backward pass a swapped unit is fetched."""
 MIN_SWAPPED_BYTES: Final = 2**16
 """Smallest storage that is swapped: a copy of less takes longer to start than to run."""
-EXPENSIVE_OPERATORS: Final = frozenset(
-    {
-        "mm",
-        "addmm",
-        "_addmm_activation",
-        "bmm",
-        "baddbmm",
-        "_scaled_mm",
-        "_grouped_mm",
-        "convolution",
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_flash_attention_forward",
-        "_scaled_dot_product_efficient_attention",
-        "_efficient_attention_forward",
-        "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_fused_attention_overrideable",
-    }
-)
-"""Operators of ``torch.ops.aten`` whose results :attr:`Decision.RECOMPUTE_CHEAP` keeps.  Attention
-with dropout is recomputed all
-the same: the random numbers of the rest depend on it."""
 PLAN_FORMAT: Final = "gpumemnet-plan"
 PLAN_VERSION: Final = 1
 
@@ -84,18 +62,11 @@ class Decision(StrEnum):
     """They wait in host memory."""
     RECOMPUTE_AND_SWAP_INPUT = "recompute_and_swap_input"
     """They are recomputed, and the unit's inputs wait in host memory."""
-    RECOMPUTE_CHEAP = "recompute_cheap"
-    """Results of matrix products, convolutions and attention are kept, everything else is
-    recomputed."""
 
     @property
     def recomputes(self) -> bool:
-        """Whether the unit's forward pass, or a part of it, runs twice."""
-        return self in (
-            Decision.RECOMPUTE,
-            Decision.RECOMPUTE_AND_SWAP_INPUT,
-            Decision.RECOMPUTE_CHEAP,
-        )
+        """Whether the unit's forward pass runs twice."""
+        return self in (Decision.RECOMPUTE, Decision.RECOMPUTE_AND_SWAP_INPUT)
 
     @property
     def swaps(self) -> bool:
@@ -209,21 +180,13 @@ def load_plan(path: Path | str) -> Plan:
     Raises:
         InvalidRequestError: the file cannot be read, or holds no plan.
     """
-    return plan_from_dict(read_json(Path(path), "plan"))
-
-
-def read_json(path: Path, field: str) -> object:
-    """Return what the JSON file at ``path`` holds.
-
-    Raises:
-        InvalidRequestError: the file cannot be read, or is no JSON; it names ``field``.
-    """
     try:
-        return json.loads(path.read_text("utf-8"))
+        document = json.loads(Path(path).read_text("utf-8"))
     except OSError as error:
-        raise InvalidRequestError(f"{path} cannot be read: {error.strerror}", field) from None
+        raise InvalidRequestError(f"{path} cannot be read: {error.strerror}", "plan") from None
     except ValueError:
-        raise InvalidRequestError(f"{path} is no JSON file", field) from None
+        raise InvalidRequestError(f"{path} is no JSON file", "plan") from None
+    return plan_from_dict(document)
 
 
 def checked_decisions(document: object, field: str = "decisions") -> dict[str, Decision]:
@@ -253,7 +216,6 @@ OUTCOMES: Final = (FITS, PLANNED, NO_PLAN)
 DECISION_TEXTS: Final = {
     Decision.KEEP: "keep",
     Decision.RECOMPUTE: "recompute",
-    Decision.RECOMPUTE_CHEAP: "recompute all but products",
     Decision.SWAP: "swap",
     Decision.RECOMPUTE_AND_SWAP_INPUT: "recompute, swap inputs",
 }

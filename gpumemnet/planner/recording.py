@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from gpumemnet.planner.recomputing import keeps_results
 from gpumemnet.torch_private.modules import storage_id, storage_owners
 from gpumemnet.torch_private.operators import (
     next_node_number,
@@ -55,7 +54,6 @@ class OperatorCost:
         moved_bytes: bytes that it reads and writes.
         element_type: ``fp64``, ``fp32``, ``fp16`` or ``bf16``, and ``tf32`` for a convolution in
             fp32.
-        is_kept: whether its results are kept when cheap operators are recomputed.
     """
 
     start: int
@@ -66,7 +64,6 @@ class OperatorCost:
     flops: int
     moved_bytes: int
     element_type: str
-    is_kept: bool
 
 
 @dataclass(slots=True)
@@ -288,7 +285,6 @@ class StepRecorder(Recorder):
                 flops,
                 moved_bytes,
                 element_type,
-                keeps_results(func, args, kwargs),
             )
         )
 

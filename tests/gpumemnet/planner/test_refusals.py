@@ -62,7 +62,7 @@ LAYER = nn.Linear(4, 4)
         ),
         (
             nn.Sequential(Block(nn.utils.spectral_norm(nn.Linear(4, 4)))),
-            {"0": "recompute_cheap"},
+            {"0": "recompute"},
             "'0.layers.0' has a parametrization with a state, .* keep or swap",
         ),
         (

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from gpumemnet.allocator import EMPTY_CACHE
-from gpumemnet.errors import ExtractError, InvalidRequestError, PlanError
+from gpumemnet.errors import ExtractError, PlanError
 from gpumemnet.extract.inputs import as_model_inputs
 from gpumemnet.planner.costs import Pass, StepCosts, UnitPass
 from gpumemnet.planner.plans import Decision
@@ -39,7 +39,7 @@ SMALLEST_SHARE: Final = 0.01
 _LASTING: Final = frozenset({"parameter", "buffer", "gradient", "optimizer_state"})
 
 
-def plan_units(
+def split_step(
     model: nn.Module,
     inputs: object,
     request: TraceRequest,
@@ -56,18 +56,9 @@ def plan_units(
 
     Raises:
         ExtractError: the model cannot be traced, or nothing in it is large enough to plan for.
-        InvalidRequestError: the job uses several GPUs, or checkpoints already.
         PlanError: the executor would refuse every plan for this model.
     """
     options = request.options
-    if options.parallel != "none":
-        raise InvalidRequestError(
-            "a plan is for one GPU; use 'none', and give each rank the same plan", "parallel"
-        )
-    if options.checkpointing != "none":
-        raise InvalidRequestError(
-            "the plan decides what is recomputed; use 'none'", "checkpointing"
-        )
     model_inputs = as_model_inputs(inputs, batch_size)
     platform, cudnn_notes = with_cudnn(Platform.of(request.gpu, options), request.cudnn)
     recorders: list[StepRecorder] = []
@@ -340,14 +331,6 @@ class _Reading:
         operators = self._recorder.operators
         stop = max(each.at for each in all_saved)
         rerun = [index for index in forward if operators[index].start < stop]
-        heavy: set[int] = set()
-        for index in forward:
-            if operators[index].is_kept:
-                heavy |= {
-                    e
-                    for e in self._timeline.events[operators[index].start : operators[index].end]
-                    if e >= 0
-                }
         inputs = (
             storage
             for storage in call.inputs
@@ -363,15 +346,8 @@ class _Reading:
             used_until=used_until,
             inputs=tuple(storage for storage in inputs if self._is_of_a_step(storage)),
             weights=frozenset(saved) & self._casts,
-            heavy=frozenset(heavy),
-            results=frozenset(
-                storage
-                for storage in heavy
-                if self._timeline.storages[storage].memory_class != "workspace"
-            ),
             forward=tuple(forward),
             rerun=tuple(rerun),
-            cheap=tuple(index for index in rerun if not operators[index].is_kept),
             backward=tuple(backward),
         )
 
