@@ -116,6 +116,32 @@ def scoreboard(
 
 
 @app.command(rich_help_panel=_COMPARE)
+def readings(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Tables of readings.")],
+    write: Annotated[
+        bool, typer.Option("--write", help="Calibrate the safe bytes of `gpumemnet fit`.")
+    ] = False,
+) -> None:
+    """Compare `gpumemnet fit` with published readings of fine-tuning runs."""
+    from research.readings import compare
+
+    typer.echo(compare(folder, write=write))
+
+
+@app.command(rich_help_panel=_PUBLISHED)
+def catalogue(
+    table: Annotated[Path, typer.Argument(metavar="CSV", help="Configurations, one a row.")],
+    out: Annotated[Path, typer.Option("--out", help="The catalogue to write.")] = Path(
+        "gpumemnet/named/catalogue.json"
+    ),
+) -> None:
+    """Make the catalogue of named models, and check the totals of their parameters."""
+    from research.named_catalogue import make_catalogue
+
+    typer.echo(make_catalogue(table, out))
+
+
+@app.command(rich_help_panel=_COMPARE)
 def report(
     out: Annotated[
         Path, typer.Option("--out", help="Folder for report.md, report.json and the pictures.")

@@ -9,12 +9,14 @@ read.
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from gpumemnet.errors import InvalidRequestError, did_you_mean
 
@@ -23,6 +25,7 @@ RECALLED: Final = "recalled"
 UNCHECKED: Final = "unchecked"
 _CONFIG: Final = "config.json"
 _MAX_CONFIG_BYTES: Final = 2**20
+_CONNECT_SECONDS: Final = 3.0
 _EXTRACTED: Final = ("timm/", "torchvision/")
 
 
@@ -116,11 +119,16 @@ def _from_file(path: Path, name: str) -> NamedModel:
 def _hub_config(name: str) -> Path | None:
     """The ``config.json`` of a hub id: from the cache, else from the hub."""
     try:
-        from huggingface_hub import hf_hub_download, try_to_load_from_cache
+        from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
     except ImportError:
         return None
     try:
         cached = try_to_load_from_cache(name, _CONFIG)
-        return Path(cached if isinstance(cached, str) else hf_hub_download(name, _CONFIG))
+        if isinstance(cached, str):
+            return Path(cached)
+        host = urlsplit(constants.ENDPOINT).netloc
+        # Without a network the hub's client tries for half a minute.
+        with socket.create_connection((host.partition(":")[0], 443), _CONNECT_SECONDS):
+            return Path(hf_hub_download(name, _CONFIG))
     except (OSError, ValueError):  # no network, no such model, or a name that the hub refuses
         return None

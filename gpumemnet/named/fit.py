@@ -26,9 +26,10 @@ from gpumemnet.gpu import (
     find_profile,
     verdict,
 )
-from gpumemnet.named.architectures import Network, network
+from gpumemnet.named.architectures import network
 from gpumemnet.named.catalogue import NamedModel, find_model
 from gpumemnet.named.methods import MAX_SEQUENCE_LENGTH, SHARDED, Method
+from gpumemnet.named.operators import Network
 from gpumemnet.named.step_walk import PARTS, StepPeak, step_peak
 from gpumemnet.physics.attention_kernels import (
     FLASH,
@@ -138,22 +139,23 @@ class _Asked:
 
     def __init__(self, model: NamedModel, profile: DeviceProfile | None) -> None:
         self.model, self.profile = model, profile
-        self.networks: dict[int, Network] = {}
+        self.networks: dict[tuple[int, bool], Network] = {}
         known = profile or device_profile("A100-80GB")
         self.context = context(known)
         self.workspace_bytes = known.blas_workspace_bytes
 
-    def network(self, tokens: int) -> Network:
-        """The model at a sequence length."""
-        if tokens not in self.networks:
-            self.networks[tokens] = network(self.model.config, tokens)
-        return self.networks[tokens]
+    def network(self, method: Method) -> Network:
+        """The model at the sequence length of a method."""
+        key = method.sequence_length, method.library == "litgpt"
+        if key not in self.networks:
+            self.networks[key] = network(self.model.config, key[0], is_joined=key[1])
+        return self.networks[key]
 
     def peak(self, method: Method) -> StepPeak:
         """The peak of a training step."""
         if method.attention is None:
             method = replace(method, attention=self.kernel(method)[0])
-        return step_peak(self.network(method.sequence_length), method, self.workspace_bytes)
+        return step_peak(self.network(method), method, self.workspace_bytes)
 
     def expected(self, method: Method) -> int:
         """Expected bytes of the process."""
@@ -172,7 +174,7 @@ class _Asked:
 
     def kernel(self, method: Method) -> tuple[str, str]:
         """The kernel that PyTorch runs for the model's attention, and why not flash."""
-        call = _attention_call(self.network(method.sequence_length), method)
+        call = _attention_call(self.network(method), method)
         if call is None:
             return FLASH, ""
         capability = (8, 0) if self.profile is None else self.profile.compute_capability
@@ -271,7 +273,7 @@ def _answer(asked: _Asked, method: Method, notes: list[str]) -> FitAnswer:
     peak = asked.peak(method)
     expected = asked.expected(method)
     safe = asked.safe(method, expected)
-    built, profile = asked.network(method.sequence_length), asked.profile
+    built, profile = asked.network(method), asked.profile
     available = None if profile is None else available_mib(profile) * MIB
     judged = None
     if available is not None:

@@ -16,7 +16,7 @@ from typing import Final
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import check_count, describe
 from gpumemnet.job.training_job import MAX_BATCH_SIZE, MAX_RANKS, OPTIMIZERS
-from gpumemnet.named.architectures import Operator
+from gpumemnet.named.operators import Operator
 from gpumemnet.physics.element_types import FULL_BYTES, HALF_BYTES
 from gpumemnet.physics.optimizers import optimizer_copies
 
@@ -27,6 +27,7 @@ FIT_OPTIMIZERS: Final = (*OPTIMIZERS, *EIGHT_BIT, "paged_adamw")
 KERNELS: Final = ("none", "fused_loss", "liger")
 PARALLEL: Final = ("ddp", "fsdp1", "fsdp2", "zero2", "zero3")
 SHARDED: Final = ("fsdp1", "fsdp2", "zero3")
+LIBRARIES: Final = ("peft", "litgpt")
 ATTENTION: Final = ("flash", "memory_efficient", "cudnn", "math")
 ALL_LINEAR: Final = "all-linear"
 LORA_RANK: Final = 16
@@ -65,8 +66,13 @@ class Method:
         raises_frozen: whether ``prepare_model_for_kbit_training`` casts to fp32 what is not
             quantised.
         quantisation: ``nf4``, ``gptq``, or none.
-        shifts_logits: whether the loss copies the logits without their last position, as
-            transformers did before 4.50.
+        adapter_bytes: of an element of the adapters; ``peft`` keeps them in fp32.
+        library: whose adapters and loss they are: ``peft``'s beside ``transformers``, or those of
+            ``litgpt``, which keep the output of an adapter and give one joined layer of queries,
+            keys and values.
+        raises_logits: whether the loss copies the logits to fp32, as ``transformers`` does.
+        year: of the libraries.  Before 2025 ``transformers`` copied the logits without their last
+            position, before 2024 ``bitsandbytes`` saved the input of every quantised layer.
     """
 
     method: str = "full"
@@ -87,7 +93,10 @@ class Method:
     has_autocast: bool = True
     raises_frozen: bool = True
     quantisation: str = ""
-    shifts_logits: bool = False
+    adapter_bytes: int = FULL_BYTES
+    library: str = LIBRARIES[0]
+    raises_logits: bool = True
+    year: int = 2026
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
@@ -135,6 +144,18 @@ class Method:
     def is_quantised(self) -> bool:
         """Whether the linear layers of the base have 4 bits."""
         return self.method == "qlora" or bool(self.quantisation)
+
+    @property
+    def shifts_logits(self) -> bool:
+        """Whether the loss copies the logits without their last position."""
+        return self.year < 2025 and self.library == "peft"
+
+    @property
+    def copies_parts(self) -> bool:
+        """Whether adapters of some of queries, keys and values are copied into their joined
+        output (``litgpt``'s ``LoRAQKVLinear.zero_pad``)."""
+        parts = {"q_proj", "k_proj", "v_proj"} & set(self.lora_target.split(","))
+        return self.library == "litgpt" and 0 < len(parts) < len("qkv")
 
     def is_target(self, operator: Operator, is_inner: bool) -> bool:
         """Whether this linear layer has an adapter."""
@@ -205,6 +226,7 @@ _CHOICES: Final = {
     "attention": ATTENTION,
     "kernels": KERNELS,
     "parallel": PARALLEL,
+    "library": LIBRARIES,
 }
 _COUNTS: Final = {
     "lora_rank": MAX_RANK,

@@ -13,8 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpumemnet.named.architectures import BLOCK_INPUT, Network, Operator, Section
+from gpumemnet.named.encoders import EAGER
 from gpumemnet.named.methods import SHARDED, Method
+from gpumemnet.named.operators import BLOCK_INPUT, Network, Operator, Section
 from gpumemnet.physics.element_types import FULL_BYTES, HALF_BYTES
 from gpumemnet.physics.replicas import communicator_bytes
 from gpumemnet.physics.saved_tensors import KIND_RULES
@@ -29,6 +30,9 @@ _PASSED_ON: Final = ("add", "identity")
 """Kinds whose backward pass hands their gradient on."""
 _NORM_TEMPORARIES: Final = 3
 """Tensors in fp32 of an RMS norm's backward pass in single operations, at once."""
+_INPUT_DROPPED: Final = 2024
+"""Year in which ``bitsandbytes`` stopped saving the input of a quantised layer, which it never
+needed (``MatMul4Bit``)."""
 _GATHERED_UNITS: Final = 2
 """Blocks whose weights FSDP holds at once: the one that runs and the one fetched ahead."""
 
@@ -107,7 +111,7 @@ class BlockMemory:
         forward, backward: the most during these passes beyond what other blocks hold; what it saved
             is included in ``backward``.
         gradients: of its parameters.
-        logits: the part of ``backward`` that the loss holds.
+        plain: the most during a forward pass without gradients, of a checkpointed block.
         output_bytes: of the tensor that it gives.
     """
 
@@ -118,7 +122,7 @@ class BlockMemory:
     forward: Amounts = field(default_factory=Amounts)
     backward: Amounts = field(default_factory=Amounts)
     gradients: Amounts = field(default_factory=Amounts)
-    logits: float = 0.0
+    plain: Amounts | None = None
     output_bytes: float = 0.0
 
 
@@ -138,13 +142,26 @@ class _BlockWalk:
         self.needs_gradient = {BLOCK_INPUT: bool(section.input_elements)}
         self.tensors: dict[int, _Buffer] = {}
         self.saved: list[list[_Buffer]] = []
+        self.records = True
 
     def walk(self) -> BlockMemory:
         """Returns what the block holds."""
         found, live = self.found, self.live
-        operators = self.section.operators
-        for operator in operators:
+        for operator in self.section.operators:
             self._note_parameters(operator)
+        self._walk_forward()
+        last = len(self.section.operators) - 1
+        found.output_bytes = self._bytes(last)
+        found.forward.add_all(live.peak)
+        self._drop(self.tensors[last])
+        found.saved.add_all(live.now)
+        live.peak = live.now.copy()
+        self._backward(last)
+        found.backward.add_all(live.peak)
+        return found
+
+    def _walk_forward(self) -> None:
+        live, operators = self.live, self.section.operators
         last_reader = {
             source: at for at, operator in enumerate(operators) for source in operator.inputs
         }
@@ -155,15 +172,13 @@ class _BlockWalk:
             for source in set(operator.inputs):
                 if last_reader[source] == at:
                     self._drop(self.tensors[source]) if source in self.tensors else None
-        last = len(operators) - 1
-        found.output_bytes = self._bytes(last)
-        found.forward.add_all(live.peak)
-        self._drop(self.tensors[last])
-        found.saved.add_all(live.now)
-        live.peak = live.now.copy()
-        self._backward(last)
-        found.backward.add_all(live.peak)
-        return found
+
+    def walk_without_gradients(self) -> Amounts:
+        """The most that the forward pass of a checkpointed block holds; it saves nothing."""
+        self.needs_gradient[BLOCK_INPUT] = False
+        self.records = False
+        self._walk_forward()
+        return self.live.peak
 
     def _bytes(self, at: int) -> float:
         return float(self.elements[at] * self.element_bytes[at])
@@ -186,9 +201,9 @@ class _BlockWalk:
             found.gradients.add(operator.parameters * element_bytes)
         if method.is_target(operator, self.is_inner):
             for elements in method.adapter_elements(operator):
-                found.trained.append((elements, FULL_BYTES))
-                found.adapters.add(elements * FULL_BYTES)
-                found.gradients.add(elements * FULL_BYTES)
+                found.trained.append((elements, method.adapter_bytes))
+                found.adapters.add(elements * method.adapter_bytes)
+                found.gradients.add(elements * method.adapter_bytes)
 
     # ---- forward
 
@@ -202,6 +217,7 @@ class _BlockWalk:
         needs = needs or any(self.needs_gradient[source] for source in sources)
         if operator.kind == "embedding":
             needs = self._trains(operator)
+        needs = needs and self.records
         self.needs_gradient[at] = needs
         self.elements[at] = operator.elements * self.batch
         self.element_bytes[at] = self._output_bytes(operator, widest)
@@ -289,6 +305,11 @@ class _BlockWalk:
         weight_bytes = method.base_bytes if self.is_inner else method.outer_bytes
         if is_quantised and method.quantisation != "gptq":
             temporary += float(compute * matrix)
+            if method.year < _INPUT_DROPPED:
+                if cast:
+                    own.append(cast)
+                else:
+                    kept += operator.inputs
         elif weight_bytes > compute and not is_quantised:
             own.append(float(compute * matrix))  # autocast's copy of the weight
         if has_adapter:
@@ -307,9 +328,11 @@ class _BlockWalk:
         is in fp32.
         """
         method = self.method
-        element_bytes = method.compute_bytes if method.is_autocast else FULL_BYTES
+        element_bytes = method.compute_bytes if method.is_autocast else method.adapter_bytes
         kept: list[int] = []
         own = [float(element_bytes * operator.rows * self.batch * method.lora_rank)]
+        if operator.name == "qkv_proj" and method.copies_parts:  # index_copy saves what it copies
+            own.append(float(element_bytes * operator.elements * self.batch))
         if method.lora_dropout:
             own += [float(inputs), float(element_bytes * inputs)]
         elif widest == element_bytes:
@@ -328,7 +351,7 @@ class _BlockWalk:
         kept = [*operator.inputs, at]
         positions = operator.elements // (operator.heads * operator.width)
         scores = float(operator.heads * positions * positions * self.batch)
-        if method.attention == "math":
+        if method.attention == "math" or operator.name == EAGER:
             raised = sum(self.elements[source] for source in operator.inputs)
             raised = raised * FULL_BYTES if method.compute_bytes < FULL_BYTES else 0
             return kept, [FULL_BYTES * scores, float(raised)], FULL_BYTES * scores
@@ -343,14 +366,27 @@ class _BlockWalk:
         return kept, own, 0.0
 
     def _loss(self, operator: Operator) -> tuple[list[int], list[float], float]:
-        """Cross-entropy in fp32 (``transformers/loss/loss_utils.py``): a copy of the logits, their
-        logarithms of probabilities, and for older versions a copy without the last position."""
+        """Cross-entropy: copies of the logits, and the logarithms of their probabilities.
+
+        ``transformers/loss/loss_utils.py`` copies the logits to fp32; older versions also copy them
+        without the last position.  Otherwise autocast raises them.
+        """
         method = self.method
-        logits = float(operator.elements * self.batch * FULL_BYTES)
         if method.kernels != "none":
             return [], [], 0.0
-        copies = 1.0 if self.method.compute_bytes < FULL_BYTES else 0.0
-        return [], [logits], (copies + method.shifts_logits) * logits
+        logits = float(operator.elements * self.batch)
+        compute, is_raised = method.compute_bytes, self._raises_loss()
+        own_type = FULL_BYTES if method.raises_logits else compute
+        temporary = FULL_BYTES * logits if is_raised and compute < FULL_BYTES else 0.0
+        temporary += own_type * logits * method.shifts_logits
+        return [], [self._loss_bytes() * logits], temporary
+
+    def _raises_loss(self) -> bool:
+        return self.method.raises_logits or self.method.is_autocast
+
+    def _loss_bytes(self) -> int:
+        """Bytes of an element of the logarithms of probabilities and of their gradients."""
+        return FULL_BYTES if self._raises_loss() else self.method.compute_bytes
 
     # ---- backward
 
@@ -407,7 +443,7 @@ class _BlockWalk:
             if max(self.element_bytes.get(each, 0) for each in operator.inputs) > compute:
                 found += compute * inputs  # before it is cast to the input's type
             if method.is_target(operator, self.is_inner):
-                wide = compute if method.is_autocast else FULL_BYTES
+                wide = compute if method.is_autocast else method.adapter_bytes
                 found += max(wide * elements, wide * inputs)
             if operator.name == "lm_head" and method.kernels != "none":
                 found += self._fused_loss_bytes(operator)
@@ -417,10 +453,9 @@ class _BlockWalk:
         if kind == "attention":
             return self._attention_temporary(operator, elements)
         if kind == "loss":
-            if method.kernels != "none":
+            if method.kernels != "none" or method.library == "litgpt":  # by chunks
                 return 0.0
-            # The gradient of the logarithms and that of the logits, both in fp32.
-            return 2.0 * FULL_BYTES * elements
+            return 2.0 * self._loss_bytes() * elements  # of the logarithms, and of the logits
         if kind == "multiply":
             return 0.0
         return 0.0
@@ -440,7 +475,7 @@ class _BlockWalk:
     def _attention_temporary(self, operator: Operator, elements: float) -> float:
         method = self.method
         positions = operator.elements // (operator.heads * operator.width)
-        if method.attention == "math":
+        if method.attention == "math" or operator.name == EAGER:
             scores = float(operator.heads * positions * positions * self.batch)
             return 2.0 * FULL_BYTES * scores
         sums = FULL_BYTES * elements
@@ -499,6 +534,37 @@ def step_peak(network: Network, method: Method, workspace_bytes: float) -> StepP
     return _Step(network, method, workspace_bytes).peak()
 
 
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """What is held at one moment beyond what stays, and the gradients and logits in it."""
+
+    name: str
+    held: Amounts
+    gradients: float = 0.0
+    logits: float = 0.0
+
+
+def _segments(moments: list[Amounts]) -> float:
+    """Bytes of segments that serve these moments, in their order and again.
+
+    A tensor takes what is free in segments of its class, then in those of larger classes, which the
+    allocator splits; the smallest class has a pool of its own.
+    """
+    reserved = [0.0] * BLOCK_CLASSES
+    for held in moments * 2:
+        spare = 0.0
+        for at in range(BLOCK_CLASSES - 1, 0, -1):
+            missing = held.costs[at] - reserved[at]
+            if missing <= 0:
+                spare -= missing
+                continue
+            taken = min(missing, spare)
+            spare -= taken
+            reserved[at] += missing - taken
+        reserved[0] = max(reserved[0], held.costs[0])
+    return sum(reserved)
+
+
 class _Step:
     """Adds the blocks of a network up."""
 
@@ -507,7 +573,11 @@ class _Step:
         self.blocks: list[BlockMemory] = []
         stream = method.outer_bytes
         for section in network.sections:
-            block = _BlockWalk(section, method, stream, network.is_causal).walk()
+            walk = _BlockWalk(section, method, stream, network.is_causal)
+            block = walk.walk()
+            if method.checkpointing and section.is_checkpointed:
+                walk = _BlockWalk(section, method, stream, network.is_causal)
+                block.plain = walk.walk_without_gradients()
             self.blocks.append(block)
         self.tied = network.tied_parameters
         self.shares = method.gpus if method.parallel in SHARDED else 1
@@ -518,20 +588,16 @@ class _Step:
     def peak(self) -> StepPeak:
         """The largest of all moments."""
         resident, parts = self._resident()
-        best = (0.0, "", Amounts(), 0.0, 0.0)
-        highest = Amounts()
-        for moment, held, gradients, logits in self._moments():
-            highest.rise_to(held)
-            if held.total > best[0]:
-                best = (held.total, moment, held, gradients, logits)
-        _, moment, _, gradients, logits = best
+        moments = self._moments()
+        peak = max(moments, key=lambda moment: moment.held.total)
+        moment, gradients, logits = peak.name, peak.gradients, peak.logits
         accumulated = parts["gradients_bytes"]
-        allocated = resident.total + best[0]
+        allocated = resident.total + peak.held.total
         if self.workspace_bytes:
             resident.add(self.workspace_bytes / 2, 2.0)
-        reserved = sum(resident.costs) + sum(highest.costs)
+        reserved = sum(resident.costs) + _segments([each.held for each in moments])
         fragmentation = max(reserved - allocated - self.workspace_bytes, 0.0)
-        activations = best[0] - gradients - logits
+        activations = peak.held.total - gradients - logits
         nccl = communicator_bytes((self.method.gpus,))
         return StepPeak(
             round(parts["base_weights_bytes"]),
@@ -586,44 +652,43 @@ class _Step:
         kept.add(section.input_elements * self.method.batch_size * self.method.outer_bytes)
         return kept
 
-    def _moments(self) -> list[tuple[str, Amounts, float, float]]:
-        """Name of each moment, what is held beyond what stays, and the gradients and logits in
-        it."""
-        moments = []
+    def _moments(self) -> list[_Moment]:
+        """The moments of a step, in their order."""
+        forward: list[_Moment] = []
+        backward: list[_Moment] = []
         before = Amounts()
-        kept = [self._kept(at) for at in range(len(self.blocks))]
         later = self._new_gradients()
         for at, (section, block) in enumerate(zip(self.sections, self.blocks, strict=True)):
+            kept, last = self._kept(at), section.count - 1
             created = self._gradients_of(block, 1.0)
             later.add_all(created, -float(section.count))
-            logits = 0.0
-            if section.operators[-1].kind == "loss":
-                logits = max(block.backward.total, block.forward.total) - self._hidden_bytes(
-                    section
-                )
-            for number in {0, section.count - 1}:
-                behind = section.count - 1 - number
+            held = before.copy()
+            held.add_all(kept, last)
+            held.add_all(block.plain or block.forward)
+            held.add_all(self._gathered(block))
+            logits = self._logits(section, max(block.forward.total, block.backward.total))
+            forward.append(_Moment(f"forward pass of {section.name}", held, 0.0, logits))
+            for number in sorted({0, last}):
                 held = before.copy()
-                held.add_all(kept[at], number)
-                if self.method.checkpointing and section.is_checkpointed:
-                    held.add_all(kept[at])
+                held.add_all(kept, number + (block.plain is not None))
                 peak = block.backward.copy()
-                peak.rise_to(block.forward)
+                if block.plain is not None:
+                    peak.rise_to(block.forward)
                 held.add_all(peak)
                 held.add_all(later)
-                held.add_all(created, behind + 1.0)
+                held.add_all(created, last - number + 1.0)
                 held.add_all(self._gathered(block))
-                moments.append(
-                    (
-                        f"backward pass of {section.name}",
-                        held,
-                        later.total + created.total * (behind + 1.0),
-                        max(logits, 0.0),
-                    )
-                )
-            before.add_all(kept[at], section.count)
-        moments.append(self._optimizer_step())
-        return moments
+                gradients = later.total + created.total * (last - number + 1.0)
+                name = f"backward pass of {section.name}"
+                backward.append(_Moment(name, held, gradients, logits))
+            before.add_all(kept, section.count)
+        return [*forward, *backward[::-1], self._optimizer_step()]
+
+    def _logits(self, section: Section, held: float) -> float:
+        """The part of what the head holds that is logits and their loss."""
+        if section.operators[-1].kind != "loss":
+            return 0.0
+        return max(held - self._hidden_bytes(section), 0.0)
 
     def _hidden_bytes(self, section: Section) -> float:
         return 3.0 * section.input_elements * self.method.batch_size * self.method.compute_bytes
@@ -663,7 +728,7 @@ class _Step:
                 found.add_all(outer.weights)
         return found
 
-    def _optimizer_step(self) -> tuple[str, Amounts, float, float]:
+    def _optimizer_step(self) -> _Moment:
         held = self._new_gradients()
         gradients = held.total
         trained = Amounts()
@@ -674,4 +739,4 @@ class _Step:
         if self.tied and not self.method.has_adapters:
             trained.add(self.tied * self.method.outer_bytes, -copies)
         held.add_all(trained)
-        return "optimizer step", held, gradients, 0.0
+        return _Moment("optimizer step", held, gradients)

@@ -1,0 +1,160 @@
+"""Operators, blocks and networks: what a named model executes.
+
+A network is a list of sections: the embeddings, some equal blocks, and the head with its loss.  An
+operator states its kind (:data:`gpumemnet.job.layers.LAYER_GROUPS`), its inputs, the elements of
+its output for one sample, and its parameters.  The operators are those that the modules of
+``transformers`` execute; a test compares them with what :mod:`gpumemnet.extract` sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from gpumemnet.errors import InvalidRequestError
+from gpumemnet.job.layers import Layer
+
+BLOCK_INPUT: Final = -1
+"""Number of the tensor that a block is given."""
+OUTER_INPUT: Final = -2
+"""Number of a tensor from outside of the block that is the same for all of them: what an encoder
+gives to a decoder."""
+
+
+class Operator(NamedTuple):
+    """One operator of a block.
+
+    Attributes:
+        kind: a layer kind, or ``rotary`` and ``loss``.
+        name: the module's name within its block.
+        inputs: positions of the operators whose outputs it reads.
+        elements: output elements of one sample.
+        parameters: elements of its parameters.
+        rows: vectors of one sample that a linear layer multiplies.
+        width: elements of a vector that a linear layer reads, or of an attention's head.
+        heads: query heads of an attention.
+        copies: equal weights of this operator, as an expert's; each row passes one of them.
+    """
+
+    kind: str
+    name: str
+    inputs: tuple[int, ...]
+    elements: int
+    parameters: int = 0
+    rows: int = 0
+    width: int = 0
+    heads: int = 0
+    copies: int = 1
+
+
+@dataclass
+class Section:
+    """Equal blocks of a network.
+
+    Attributes:
+        name: what it is called: the class of the block.
+        count: how many of these blocks follow each other.
+        input_elements: of the tensor that a block is given, for one sample.
+        operators: of one block.
+        is_checkpointed: whether gradient checkpointing recomputes these blocks.
+    """
+
+    name: str
+    count: int
+    input_elements: int = 0
+    operators: list[Operator] = field(default_factory=list)
+    is_checkpointed: bool = True
+
+    @property
+    def parameters(self) -> int:
+        """Parameter elements of all its blocks."""
+        return self.count * sum(each.parameters for each in self.operators)
+
+    def add(
+        self, kind: str, inputs: tuple[int, ...] | int, elements: int, name: str = "", **values: int
+    ) -> int:
+        """Adds an operator, and returns its number."""
+        read = (inputs,) if isinstance(inputs, int) else inputs
+        self.operators.append(Operator(kind, name, read, elements, **values))
+        return len(self.operators) - 1
+
+    def linear(
+        self,
+        source: int,
+        rows: int,
+        sizes: tuple[int, int],
+        name: str,
+        bias: bool = False,
+        copies: int = 1,
+    ) -> int:
+        """Adds a linear layer from ``sizes[0]`` to ``sizes[1]`` features."""
+        parameters = copies * (sizes[0] * sizes[1] + (sizes[1] if bias else 0))
+        values = {"parameters": parameters, "rows": rows, "width": sizes[0], "copies": copies}
+        return self.add("linear", source, rows * sizes[1], name, **values)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A model at one length of its sequences or size of its images.
+
+    Attributes:
+        sections: in the order of the forward pass.
+        tokens: positions of one sample, those of the logits.
+        vocabulary: classes of the logits.
+        tied_parameters: parameters of the head that are those of the embedding.
+        is_causal: whether attention reads earlier positions only.
+    """
+
+    sections: tuple[Section, ...]
+    tokens: int
+    vocabulary: int = 0
+    tied_parameters: int = 0
+    is_causal: bool = True
+
+    @property
+    def parameters(self) -> int:
+        """Parameter elements, each counted once."""
+        return sum(section.parameters for section in self.sections) - self.tied_parameters
+
+    def layers(self) -> tuple[Layer, ...]:
+        """The layers of a :class:`~gpumemnet.job.training_job.TrainingJob`."""
+        found: list[Layer] = []
+        for section in self.sections:
+            block: list[Layer] = []
+            for operator in section.operators:
+                block += _layers_of(operator)
+            found += block * section.count
+        if self.tied_parameters:
+            last = found[-1]
+            found[-1] = Layer(last.kind, last.activations, last.parameters - self.tied_parameters)
+        return tuple(found)
+
+
+def _layers_of(operator: Operator) -> list[Layer]:
+    """What :mod:`gpumemnet.extract` sees of an operator: some are several layers."""
+    elements, parameters = operator.elements, operator.parameters
+    if operator.kind == "loss":
+        return []
+    if operator.kind == "rms_norm":
+        return [Layer("rms_norm", elements), Layer("multiply", elements, parameters)]
+    if operator.kind == "rotary":
+        halves = [Layer("other", elements // 2), Layer("concatenate", elements)]
+        return [
+            Layer("multiply", elements),
+            *halves,
+            Layer("multiply", elements),
+            Layer("add", elements),
+        ]
+    return [Layer(operator.kind, elements, parameters)]
+
+
+def count_of(config: Mapping[str, Any], *names: str, default: int | None = None) -> int:
+    """The first of these counts that the configuration states."""
+    for name in names:
+        value = config.get(name)
+        if type(value) is int and value > 0:
+            return value
+    if default is None:
+        raise InvalidRequestError(f"the configuration does not state {names[0]}", "model")
+    return default

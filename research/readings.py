@@ -1,0 +1,202 @@
+"""``python -m research readings``: compares ``gpumemnet fit`` with published readings of fine-tuning
+runs, and calibrates its safe bytes.
+
+Like is compared with like: the allocator's peak with ``torch_max_allocated``, its reserved bytes
+with ``torch_max_reserved``, and these with the CUDA context with what ``nvidia-smi`` showed.  A row
+is left out, with its reason, where a setting cannot be said or is not stated.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+import gpumemnet
+from gpumemnet.atomic_files import replace_file
+from gpumemnet.errors import GpumemnetError
+from gpumemnet.named.fit import COVERAGE, FitAnswer, fit
+from gpumemnet.named.methods import METHODS
+
+TABLES: Final = ("fms-acceleration", "litgpt", "qwen")
+_GPTQ: Final = "gptq_lora"
+_TARGETS: Final = {
+    "query": "q_proj",
+    "key": "k_proj",
+    "value": "v_proj",
+    "projection": "o_proj",
+    "mlp": "gate_proj,up_proj,down_proj",
+    "head": "lm_head",
+    "c_attn": "q_proj,k_proj,v_proj",
+    "c_proj": "o_proj,down_proj",
+    "w1": "up_proj",
+    "w2": "gate_proj",
+    "unused": "q_proj,k_proj,v_proj",
+    "DEFAULT (c_attn)": "q_proj,k_proj,v_proj",
+    "ALL (all linear)": "all-linear",
+}
+_MODELS: Final = {
+    "NousResearch/Llama-2-70b-hf": "meta-llama/Llama-2-70b-hf",
+    "TheBloke/Llama-2-70B-GPTQ": "meta-llama/Llama-2-70b-hf",
+    "TheBloke/Mistral-7B-v0.1-GPTQ": "mistralai/Mistral-7B-v0.1",
+    "unsloth/Mistral-7B-v0.2": "mistralai/Mistral-7B-v0.1",
+    "OpenBuddy/openbuddy-zephyr-7b-v14.1": "mistralai/Mistral-7B-v0.1",
+    "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T": "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+}
+"""Name in the tables → a model of the catalogue with the same blocks."""
+
+
+class Reading(NamedTuple):
+    """A published reading, and what ``fit`` says of the same quantity."""
+
+    source: str
+    row: str
+    read_bytes: float
+    expected_bytes: float
+    answer: FitAnswer
+
+    @property
+    def error(self) -> float:
+        """How far the expectation lies above the reading, relative to it."""
+        return self.expected_bytes / self.read_bytes - 1.0
+
+
+def readings(folder: Path) -> Iterator[Reading | str]:
+    """Readings of jobs on one GPU; a sentence for each row that is left out."""
+    for table in TABLES:
+        with (folder / f"{table}.csv").open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                if row["usable"] == "yes" and row["gpus"] == "1":
+                    yield _reading(table, row)
+
+
+def _reading(table: str, row: dict[str, str]) -> Reading | str:
+    reason = _obstacle(row)
+    if reason:
+        return f"{row['row_id']}: {reason}"
+    options = _options(table, row)
+    gpu = "A10G" if "A10G" in row["gpu"] else "A100-80GB" if "80" in row["gpu"] else "A100"
+    try:
+        answer = fit(_model(row["model"]), gpu=gpu, **options)
+    except GpumemnetError as error:
+        return f"{row['row_id']}: {error}"
+    kind, read = row["reading_kind"], row["reading_bytes"]
+    if row.get("near_capacity") == "1":
+        kind, read = "torch_max_allocated", row["torch_max_allocated_bytes"]
+    parts = dict(answer.parts)
+    expected = answer.expected_bytes
+    if kind.startswith("torch_max"):
+        expected -= parts["context_bytes"]
+    if kind == "torch_max_allocated":
+        expected -= parts["fragmentation_bytes"]
+    return Reading(table, row["row_id"], float(read), expected, answer)
+
+
+def _obstacle(row: dict[str, str]) -> str:
+    """Why ``fit`` cannot be asked for the job of this row."""
+    if row["method"] not in (*METHODS, _GPTQ):
+        return f"method {row['method']}"
+    if not row["sequence_length"]:
+        return "padded to a length that is not stated"
+    if "lm_head" in (row.get("lora_targets") or ""):
+        return "also trains copies of embeddings and head"
+    kernels = row.get("kernels") or ""
+    if "foak" in kernels and "liger" not in kernels:
+        return "fused kernels that are not Liger's"
+    if "int8" in row["precision"]:
+        return "weights of 8 bits"
+    return ""
+
+
+def _model(name: str) -> str:
+    name = name.removesuffix("-Int4").removesuffix("-Chat") if name.startswith("Qwen/") else name
+    return _MODELS.get(name, name)
+
+
+def _options(table: str, row: dict[str, str]) -> dict[str, Any]:
+    method = row["method"]
+    is_gptq = method == _GPTQ
+    targets = row.get("lora_targets") or row.get("target_modules") or ""
+    names = [_TARGETS.get(each, each) for each in targets.replace(" ", ",").split(",") if each]
+    if targets in _TARGETS:
+        names = [_TARGETS[targets]]
+    values: dict[str, Any] = {
+        "method": "lora" if is_gptq else method,
+        "sequence_length": int(row["sequence_length"]),
+        "batch_size": int(row["batch_per_gpu"]),
+        "gradient_accumulation": int(row["gradient_accumulation"] or 1),
+        "checkpointing": row["checkpointing"].startswith("full"),
+        "implementation": "foreach",
+        "lora_target": ",".join(names) or "all-linear",
+        "lora_rank": int(row.get("lora_rank") or 16),
+        # The scripts and configurations of litgpt all state 0.05.
+        "lora_dropout": float(row.get("lora_dropout") or (0.05 if table == "litgpt" else 0.0)),
+        "has_autocast": "amp" in row["precision"],
+        "attention": "flash",
+        "year": 2023 if table == "qwen" or ":resource:" in row["row_id"] else 2024,
+        "raises_frozen": "baseline" in (row.get("framework_config") or ""),
+        "precision": "bf16",
+        "kernels": "fused_loss" if "liger" in (row.get("kernels") or "") else "none",
+    }
+    if is_gptq:
+        values["quantisation"] = "gptq"
+    elif "nf4" in row["precision"] and "dq" not in row["precision"]:
+        values["quantisation"] = "nf4"
+    if table == "litgpt":
+        values |= {"library": "litgpt", "adapter_bytes": 2, "raises_logits": False}
+        if method == "qlora":
+            # What is not quantised stays in fp32, and bitsandbytes answers in its input's type.
+            values |= {"optimizer": "paged_adamw"}
+    if table == "qwen":
+        values["raises_logits"] = False  # its own class, which autocast raises
+        # finetune_qlora_single_gpu.sh runs DeepSpeed, which has no autocast.
+        values["has_autocast"] = not is_gptq
+    return values
+
+
+def safety_factor(found: list[Reading]) -> float:
+    """The factor over the expectation below which :data:`COVERAGE` of the readings lie."""
+    ratios = sorted(each.read_bytes / each.expected_bytes for each in found)
+    at = min(int(np.ceil(COVERAGE * (len(ratios) + 1))), len(ratios))
+    return max(1.0, ratios[at - 1])
+
+
+def compare(folder: Path, *, write: bool = False) -> str:
+    """The comparison as text; ``write`` replaces the factor that ``fit`` uses."""
+    lines: list[str] = []
+    found: list[Reading] = []
+    for each in readings(folder):
+        if isinstance(each, str):
+            lines.append(f"left out  {each}")
+        else:
+            found.append(each)
+            read, expected = each.read_bytes / 1e9, each.expected_bytes / 1e9
+            lines.append(
+                f"{each.row:44} read {read:7.2f}  expected {expected:7.2f}  {each.error:+.1%}"
+            )
+    covered = 0
+    for source in TABLES:
+        own = [each for each in found if each.source == source]
+        if not own:
+            continue
+        factor = safety_factor([each for each in found if each.source != source])
+        below = sum(each.read_bytes <= factor * each.expected_bytes for each in own)
+        covered += below
+        lines.append(f"{source}: {_summary(own)}, safe {below}/{len(own)} by x {factor:.3f}")
+    factor = safety_factor(found)
+    lines.append(f"all: {_summary(found)}, safe {covered}/{len(found)} by other sources")
+    lines.append(f"factor of the safe bytes, from all: {factor:.3f}")
+    if write:
+        path = Path(gpumemnet.__file__).parent / "named" / "safety.json"
+        document = {"factor": round(factor, 3), "readings": len(found), "coverage": COVERAGE}
+        replace_file(path, (json.dumps(document) + "\n").encode())
+    return "\n".join(lines)
+
+
+def _summary(found: list[Reading]) -> str:
+    errors = np.abs([each.error for each in found])
+    return f"{len(found)} rows, median {np.median(errors):.1%}, 90th {np.quantile(errors, 0.9):.1%}"
