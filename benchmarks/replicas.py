@@ -23,9 +23,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.cuda_code import GPU  # noqa: E402
 from benchmarks.several_gpus import FAMILIES, MOST_BYTES  # noqa: E402
-from dataset_builder.recipe.planned_job import PlannedJob, training_job  # noqa: E402
-from dataset_builder.recipe.recipe import load_recipe  # noqa: E402
-from dataset_builder.recipe.sampling import sample_jobs  # noqa: E402
+from dataset_builder.planned_job import PlannedJob, training_job  # noqa: E402
+from dataset_builder.recipe import load_recipe, sample_jobs  # noqa: E402
 from gpumemnet.errors import GpumemnetError  # noqa: E402
 from gpumemnet.gpu import context, device_profile  # noqa: E402
 from gpumemnet.job.dataset import read_dataset  # noqa: E402

@@ -35,9 +35,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.cuda_code import GPU, PEAKS, Peaks, peaks_of  # noqa: E402
 from dataset_builder.measure import training  # noqa: E402
-from dataset_builder.recipe.planned_job import PlannedJob, parse_planned, training_job  # noqa: E402
-from dataset_builder.recipe.recipe import load_recipe  # noqa: E402
-from dataset_builder.recipe.sampling import sample_jobs  # noqa: E402
+from dataset_builder.planned_job import PlannedJob, parse_planned, training_job  # noqa: E402
+from dataset_builder.recipe import load_recipe, sample_jobs  # noqa: E402
 from gpumemnet.errors import GpumemnetError  # noqa: E402
 from gpumemnet.gpu import device_profile  # noqa: E402
 from gpumemnet.tracing.checkpointing import blocks  # noqa: E402

@@ -21,11 +21,11 @@ from gpumemnet.site.implausible_rows import implausible_rows
 from gpumemnet.units import format_bytes
 
 from .measure.campaign import ProgressLine, RunSettings, Tally, run_campaign
+from .measure.gpu_process import probe_device, write_profile
 from .measure.journal import Journal, Settings
 from .measure.nvml import visible_meters
-from .measure.probe import probe_device, write_profile
 from .merge import ConflictError, Keep, merge_datasets, read_source
-from .recipe.recipe import Recipe, load_recipe
+from .recipe import Recipe, load_recipe
 
 FINDINGS_EXIT_CODE: Final = 3
 """Exit code of ``merge`` without ``--out`` on rows that cannot be true."""
@@ -102,7 +102,7 @@ def _measure(
     workers: int,
     deadline: float,
 ) -> None:
-    from .recipe.sampling import sample_jobs
+    from .recipe import sample_jobs
 
     started = time.monotonic()
     meters = visible_meters()

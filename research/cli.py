@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from dataset_builder.measure.journal import read_journal
-from dataset_builder.recipe.recipe import load_recipe
+from dataset_builder.recipe import load_recipe
 from gpumemnet.cli.commands import App, run
 from gpumemnet.cli.options import AsJson
 from gpumemnet.cli.output import print_result, progress_bar

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset_builder.recipe.planned_job import FEATURES as OPTIONS
+from dataset_builder.planned_job import FEATURES as OPTIONS
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.units import GIB, MIB
 

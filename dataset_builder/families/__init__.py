@@ -11,9 +11,8 @@ import importlib
 import itertools
 import json
 import math
-from collections.abc import Hashable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
@@ -69,26 +68,54 @@ class RoughSizes:
     Attributes:
         parameters: elements of all parameters.
         activations: outputs of all layers, elements per sample.
-        recomputed_activations: the part that is kept when blocks are recomputed.
-        largest: the largest output, elements per sample.
         outputs: logits per sample.
         multiply_adds: operations of one forward pass per sample.
     """
 
     parameters: float
     activations: float
-    recomputed_activations: float
-    largest: float
     outputs: float
     multiply_adds: float
 
 
-class Architecture(Hashable, Protocol):
-    """A frozen dataclass with every parameter of a network of one family."""
+class Architecture:
+    """Every parameter of a network of one family; a frozen dataclass, so that equal networks are
+    equal architectures."""
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready object from which the family's ``parse`` makes the same architecture."""
-        ...
+        """JSON-ready; :func:`parse_architecture` is the inverse."""
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))  # type: ignore[arg-type]
+        return {name: [*value] if isinstance(value, tuple) else value for name, value in values}
+
+    def check_choices(self, choices: Mapping[str, tuple[object, ...]]) -> None:
+        """Raise ``DatasetError`` for a field whose value is not among its choices."""
+        for name, allowed in choices.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                words = ", ".join(map(str, allowed))
+                raise DatasetError(
+                    f"the network's {name} must be one of {words}, not {describe(value)}"
+                )
+
+    def check_counts(self, *names: str) -> None:
+        """Raise ``DatasetError`` for a field that holds no positive whole number, or tuple of
+        them."""
+        for name in names:
+            value = getattr(self, name)
+            for count in value if isinstance(value, tuple) else (value,):
+                if type(count) is not int or count < 1:
+                    raise DatasetError(
+                        f"the network's {name} must be a positive whole number, not {describe(count)}"
+                    )
+
+    def check_probabilities(self, *names: str) -> None:
+        """Raise ``DatasetError`` for a field that does not lie in [0, 1)."""
+        for name in names:
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0.0 <= value < 1.0:
+                raise DatasetError(
+                    f"the network's {name} must lie in [0, 1), not {describe(value)}"
+                )
 
 
 class Family(Protocol):
@@ -96,13 +123,10 @@ class Family(Protocol):
 
     FEATURES: Mapping[str, Feature]
     """The features of the search space; a recipe declares every one of them."""
+    ARCHITECTURE: type[Architecture]
 
     def compose(self, values: Mapping[str, Any]) -> Architecture:
         """The architecture for one value of every feature."""
-        ...
-
-    def parse(self, document: Mapping[str, Any]) -> Architecture:
-        """The architecture from its JSON object; ``DatasetError`` on anything else."""
         ...
 
     def obstacle(self, architecture: Any, batch_size: int) -> str | None:
@@ -137,6 +161,22 @@ def family(name: str) -> Family:
     return cast(Family, importlib.import_module(f"{__name__}.{name}"))
 
 
+def parse_architecture(family_name: str, document: Any) -> Architecture:
+    """The architecture from :meth:`Architecture.to_dict`.
+
+    Raises:
+        DatasetError: on unknown, missing or impossible values.
+    """
+    try:
+        values = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in document.items()
+        }
+        return family(family_name).ARCHITECTURE(**values)
+    except (AttributeError, TypeError) as error:
+        raise DatasetError(f"the architecture is not that of a {family_name}: {error}") from None
+
+
 @lru_cache(maxsize=8)
 def extracted_job(family_name: str, architecture: Any) -> TrainingJob:
     """The job that trains a network, with its layers in the order in which they run, and default
@@ -149,10 +189,31 @@ def extracted_job(family_name: str, architecture: Any) -> TrainingJob:
         DatasetError: when the network's library is not installed.
         ExtractError: when the network does not run.
     """
+    import torch
+
+    from gpumemnet import large_tensors_on_meta
     from gpumemnet.extract import ExtractOptions, extract_job
 
+    from .blocks import one_of_equal_blocks
+
+    members = family(family_name)
     kernel = getattr(architecture, "attention_kernel", None)
-    with _outline(family_name, architecture) as (network, inputs, repeats):
+    inputs = tuple(
+        torch.empty(
+            (_SAMPLES, *spec.shape),
+            dtype=torch.float32 if spec.high is None else torch.int64,
+            device="meta",
+        )
+        for spec in members.tensors(architecture)[0]
+    )
+    with large_tensors_on_meta():
+        with one_of_equal_blocks():
+            network = members.build(architecture)
+        repeats = {
+            path: int(module.repeats)
+            for path, module in network.named_modules()
+            if hasattr(module, "repeats")
+        }
         extraction = extract_job(network, inputs, ExtractOptions(attention_kernel=kernel))
     layers: list[Layer] = []
     for path, group in itertools.groupby(
@@ -171,58 +232,6 @@ def extracted_job(family_name: str, architecture: Any) -> TrainingJob:
     )
 
 
-@lru_cache(maxsize=8)
-def multiply_adds(family_name: str, architecture: Any) -> int:
-    """Multiply-add operations of one forward pass for each sample, as torch counts them: the masked
-    half of causal attention included, biases not."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with _outline(family_name, architecture) as (network, inputs, repeats):
-        with FlopCounterMode(display=False) as counter:
-            network(*inputs)
-        counts = {
-            module: sum(operators.values())
-            for module, operators in counter.get_flop_counts().items()
-        }
-        root = type(network).__name__
-        flops: int = counts["Global"] + sum(
-            (times - 1) * counts.get(f"{root}.{path}", 0) for path, times in repeats.items()
-        )
-    return flops // (2 * _SAMPLES)
-
-
-@contextmanager
-def _outline(
-    family_name: str, architecture: Any
-) -> Iterator[tuple[nn.Module, tuple[Tensor, ...], dict[str, int]]]:
-    """A network with one of each run of equal blocks, its inputs, and path → number of equal
-    blocks; on meta tensors, where building and running take no memory."""
-    import torch
-
-    from gpumemnet import large_tensors_on_meta
-
-    from .blocks import one_of_equal_blocks
-
-    members = family(family_name)
-    inputs = tuple(
-        torch.empty(
-            (_SAMPLES, *spec.shape),
-            dtype=torch.float32 if spec.high is None else torch.int64,
-            device="meta",
-        )
-        for spec in members.tensors(architecture)[0]
-    )
-    with large_tensors_on_meta():
-        with one_of_equal_blocks():
-            network = members.build(architecture)
-        repeats = {
-            path: int(module.repeats)
-            for path, module in network.named_modules()
-            if hasattr(module, "repeats")
-        }
-        yield network, inputs, repeats
-
-
 def rebuild(family_name: str, architecture: str) -> nn.Module:
     """The network of a dataset row, from its ``family`` and ``architecture`` columns.
 
@@ -236,5 +245,5 @@ def rebuild(family_name: str, architecture: str) -> nn.Module:
     in_zoo = (
         isinstance(document, dict) and "model" in document
     )  # whose rows have the family that a scheduler would see
-    members = family("zoo" if in_zoo else family_name)
-    return members.build(members.parse(document))
+    name = "zoo" if in_zoo else family_name
+    return family(name).build(parse_architecture(name, document))

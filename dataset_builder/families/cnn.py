@@ -9,16 +9,14 @@ networks and names the papers of their blocks.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.errors import DatasetError
-from gpumemnet.job.layers import describe
 
-from . import Feature, RoughSizes, TensorSpec
+from . import Architecture, Feature, RoughSizes, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -45,6 +43,8 @@ GRANULE: Final = 8
 """Widths are multiples of this number, as tensor cores require."""
 MAX_WIDTH: Final = 8192
 MAX_NORM_GROUPS: Final = 32
+FLATTENED_SIDE: Final = 7
+MAX_HIDDEN: Final = 4096
 MIN_IMAGE_SIZE: Final = 32
 STEM_REDUCTION: Final = {"conv": 1, "pooled": 4, "deep": 4, "patch": 4}
 
@@ -75,7 +75,7 @@ FEATURES: Final[Mapping[str, Feature]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CnnArchitecture:
+class CnnArchitecture(Architecture):
     """Every parameter of a convolutional network on square images.
 
     Fields that a style does not use hold a fixed value, so that equal networks are equal
@@ -144,25 +144,10 @@ class CnnArchitecture:
             "in_place": (False,) if self.activation in NO_IN_PLACE else (False, True),
             "squeeze_excitation": (False, True),
         }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                words = ", ".join(map(str, allowed))
-                raise DatasetError(
-                    f"a CNN's {name} must be one of {words}, not {describe(getattr(self, name))}"
-                )
-        counts = (
-            self.image_size,
-            self.input_channels,
-            self.classes,
-            self.kernel,
-            self.groups,
-            self.expansion,
-        )
-        for count in (*counts, *self.widths, *self.depths):
-            if type(count) is not int or count < 1:
-                raise DatasetError(
-                    f"a CNN's sizes must be positive whole numbers, not {describe(count)}"
-                )
+        self.check_choices(choices)
+        sizes = ("image_size", "input_channels", "classes", "kernel", "groups", "expansion")
+        self.check_counts(*sizes, "widths", "depths")
+        self.check_probabilities("block_dropout", "head_dropout")
         if not self.kernel % 2:
             raise DatasetError(f"a CNN's kernel must be odd, not {self.kernel}")
         if not self.widths or len(self.widths) != len(self.depths):
@@ -172,21 +157,14 @@ class CnnArchitecture:
             raise DatasetError(
                 f"a CNN's widths must be multiples of {granule} with {self.groups} groups"
             )
-        for probability in (self.block_dropout, self.head_dropout):
-            if not isinstance(probability, int | float) or not 0.0 <= probability < 1.0:
-                raise DatasetError(
-                    f"a CNN's dropout must lie in [0, 1), not {describe(probability)}"
-                )
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; :func:`parse` is the inverse."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return values | {"widths": list(self.widths), "depths": list(self.depths)}
 
     @property
     def reduction(self) -> int:
         """By how much stem and stages shrink the image's side."""
         return int(STEM_REDUCTION[self.stem] * 2 ** (len(self.widths) - 1))
+
+
+ARCHITECTURE: Final = CnnArchitecture
 
 
 def granule_of(groups: int) -> int:
@@ -256,19 +234,6 @@ def compose(values: Mapping[str, Any]) -> CnnArchitecture:
     return CnnArchitecture(widths=widths, depths=spread(blocks, stages, profile), **rest)
 
 
-def parse(document: Mapping[str, Any]) -> CnnArchitecture:
-    """The architecture from :meth:`CnnArchitecture.to_dict`.
-
-    Raises:
-        DatasetError: on unknown, missing or impossible values.
-    """
-    try:
-        sizes = {name: tuple(document[name]) for name in ("widths", "depths")}
-        return CnnArchitecture(**{**document, **sizes})
-    except (TypeError, KeyError) as error:
-        raise DatasetError(f"the architecture is not that of a CNN: {error}") from None
-
-
 def obstacle(architecture: CnnArchitecture, batch_size: int) -> str | None:
     """Why the network cannot train: a map that is too small or does not fit its partner, or a norm
     over a single value."""
@@ -289,83 +254,52 @@ def obstacle(architecture: CnnArchitecture, batch_size: int) -> str | None:
 
 
 def rough_sizes(architecture: CnnArchitecture) -> RoughSizes:
-    """See :class:`~dataset_builder.families.RoughSizes`."""
-    cnn, area = architecture, architecture.kernel**2
+    """See :class:`~dataset_builder.families.RoughSizes`; a projection or a gate is left out."""
+    cnn, spatial = architecture, architecture.kernel**2 / architecture.groups
     per_conv = 1 + (cnn.norm != "none") + (not cnn.in_place)
     per_pixel = cnn.style in DENSE_PREDICTION
-    parameters = multiply_adds = 0.0
     channels = (1 + (cnn.style == "dense")) * cnn.widths[0]
     side = cnn.image_size // STEM_REDUCTION[cnn.stem]
     pools = cnn.stem in ("pooled", "deep")  # after convolutions of maps of twice the side
-    largest: float = (side * (1 + pools)) ** 2 * channels
-    activations = kept = largest * (per_conv + (cnn.stem == "deep"))
+    activations = (side * (1 + pools)) ** 2 * channels * (per_conv + (cnn.stem == "deep"))
+    parameters = multiply_adds = 0.0
     for width, depth in zip(cnn.widths, cnn.depths, strict=True):
-        weights, outputs = 0.0, 0.0
-        for block in range(depth):
-            inputs = channels if block == 0 or cnn.style == "dense" else width
-            block_weights, outputs_per_pixel = _rough_block(cnn, inputs, width, area, per_conv)
-            weights, outputs = weights + block_weights, outputs + outputs_per_pixel
-            channels = inputs + width if cnn.style == "dense" else width
-        if per_pixel:  # the way back: another block or two, joined with the encoder's
-            weights *= 1 + (1.5 if cnn.style == "unet" else 2) / depth
-            outputs *= 1 + (3 if cnn.style == "unet" else 2) / depth
-        parameters += weights
-        activations += side**2 * outputs
-        kept += side**2 * (outputs / depth + depth * channels)
-        multiply_adds += side**2 * weights
-        largest = max(largest, side**2 * max(width, outputs / depth / per_conv / 2))
-        side = max(1, side // 2)
         if cnn.style == "dense":
-            channels = channels // 2
+            inputs, inner = channels + width * depth / 2, width * cnn.expansion
+            weights = inputs * inner + spatial * inner * width
+            outputs = (per_conv + 1) * (inputs + inner)
+            channels = (channels + depth * width) // 2
+        else:
+            spatial_weights, pointwise_weights, widths = _ROUGH_BLOCKS[cnn.style](cnn.expansion)
+            weights = (spatial * spatial_weights + pointwise_weights) * width**2
+            outputs = per_conv * widths * width
+            channels = width
+        blocks = depth + 2 * per_pixel  # dense prediction has blocks on the way back, too
+        parameters += blocks * weights
+        activations += blocks * side**2 * outputs
+        multiply_adds += blocks * side**2 * weights
+        side = max(1, side // 2)
     logits = cnn.classes * (cnn.image_size**2 if per_pixel else 1)
     head = channels * cnn.classes
     if cnn.head == "hidden":
-        hidden = min(4096, 2 * channels)
-        head = (channels + cnn.classes) * hidden
+        head = (channels + cnn.classes) * min(MAX_HIDDEN, 2 * channels)
     elif cnn.head == "flattened":
-        pooled = min(7, max(1, cnn.image_size // cnn.reduction)) ** 2
-        hidden = min(4096, 8 * channels)
+        pooled = min(FLATTENED_SIDE, max(1, cnn.image_size // cnn.reduction)) ** 2
+        hidden = min(MAX_HIDDEN, 8 * channels)
         head = (pooled * channels + hidden + cnn.classes) * hidden
-    return RoughSizes(
-        parameters + head,
-        activations + logits,
-        min(kept, activations) + logits,
-        max(largest, logits),
-        logits,
-        multiply_adds + head * (side**2 if per_pixel else 1),
-    )
+    return RoughSizes(parameters + head, activations + logits, logits, multiply_adds + head)
 
 
-def _rough_block(
-    cnn: CnnArchitecture, inputs: int, width: int, area: int, per_conv: int
-) -> tuple[float, float]:
-    """Weights of one block, and its outputs for each pixel."""
-    weights: float
-    outputs: float
-    if cnn.style == "plain":
-        weights, outputs = area * inputs * width / cnn.groups, per_conv * width
-    elif cnn.style in ("basic", "unet"):
-        weights = area * (inputs + width) * width / cnn.groups
-        outputs = 2 * per_conv * width
-    elif cnn.style in ("bottleneck", "hourglass"):
-        inner: float = width / cnn.expansion
-        weights = (inputs + width) * inner + area * inner**2 / cnn.groups
-        outputs = per_conv * (2 * inner + width)
-    elif cnn.style == "dense":
-        inner = width * cnn.expansion
-        weights = inputs * inner + area * inner * width / cnn.groups
-        outputs = (per_conv - 1) * inputs + per_conv * inner + width + inputs + width
-    elif cnn.style == "inverted_residual":
-        hidden = inputs * cnn.expansion
-        weights = (inputs + width) * hidden / cnn.groups + area * hidden
-        outputs = per_conv * 2 * hidden + 2 * width
-    elif cnn.style == "separable":
-        weights, outputs = area * inputs + inputs * width / cnn.groups, per_conv * (inputs + width)
-    else:
-        hidden = width * cnn.expansion
-        weights = area * width + 2 * width * hidden
-        outputs = 4 * width + 2 * hidden
-    return weights, outputs + width * (cnn.squeeze_excitation + (cnn.block_dropout > 0))
+_ROUGH_BLOCKS: Final[Mapping[str, Callable[[int], tuple[float, float, float]]]] = {
+    "plain": lambda e: (1, 0, 1),
+    **dict.fromkeys(("basic", "unet"), lambda e: (2, 0, 2)),
+    **dict.fromkeys(("bottleneck", "hourglass"), lambda e: (1 / e**2, 2 / e, 1 + 2 / e)),
+    "inverted_residual": lambda e: (0, 2 * e, 1 + 2 * e),
+    "separable": lambda e: (0, 1, 2),
+    "convnext": lambda e: (0, 2 * e, 2 + e),
+}
+"""Style → weights of spatial and of pointwise convolutions in squares of the width, and outputs of
+convolutions in widths, of a block with an expansion."""
 
 
 def build(architecture: CnnArchitecture) -> nn.Module:

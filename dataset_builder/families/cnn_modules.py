@@ -20,15 +20,14 @@ from torch import Tensor, nn
 from .blocks import Blocks, Residual, repeated
 from .cnn import (
     DENSE_PREDICTION,
+    FLATTENED_SIDE,
+    MAX_HIDDEN,
     STEM_REDUCTION,
     CnnArchitecture,
     granule_of,
     norm_groups,
     rounded,
 )
-
-FLATTENED_SIDE: Final = 7
-MAX_HIDDEN: Final = 4096
 
 _ACTIVATIONS: Final[Mapping[str, Callable[..., nn.Module]]] = {
     "relu": nn.ReLU,

@@ -7,7 +7,6 @@ ResNet of Gorishniy et al. (arXiv 2106.11959).
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.errors import DatasetError
-from gpumemnet.job.layers import describe
 
-from . import Feature, RoughSizes, TensorSpec
+from . import Architecture, Feature, RoughSizes, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -54,7 +52,7 @@ FEATURES: Final[Mapping[str, Feature]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MlpArchitecture:
+class MlpArchitecture(Architecture):
     """Every parameter of an MLP.
 
     Attributes:
@@ -80,34 +78,23 @@ class MlpArchitecture:
     output_activation: str = "none"
 
     def __post_init__(self) -> None:
-        choices = {
-            "shape": SHAPES,
-            "activation": ACTIVATIONS,
-            "norm": NORMS,
-            "output_activation": OUTPUT_ACTIVATIONS,
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise DatasetError(
-                    f"an MLP's {name} must be one of {', '.join(allowed)}, not {describe(getattr(self, name))}"
-                )
+        self.check_choices(
+            {
+                "shape": SHAPES,
+                "activation": ACTIVATIONS,
+                "norm": NORMS,
+                "output_activation": OUTPUT_ACTIVATIONS,
+            }
+        )
+        self.check_counts("input_width", "output_width", "hidden_widths")
+        self.check_probabilities("dropout")
         if not self.hidden_widths:
             raise DatasetError("an MLP needs at least one hidden block")
-        for width in (self.input_width, self.output_width, *self.hidden_widths):
-            if type(width) is not int or width < 1:
-                raise DatasetError(
-                    f"an MLP's widths must be positive whole numbers, not {describe(width)}"
-                )
-        if not 0.0 <= self.dropout < 1.0:
-            raise DatasetError(f"an MLP's dropout must lie in [0, 1), not {describe(self.dropout)}")
         if self.shape == "residual" and len(set(self.hidden_widths)) != 1:
             raise DatasetError("the blocks of a residual MLP must be equally wide")
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; :func:`parse` is the inverse."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {
-            "hidden_widths": list(self.hidden_widths)
-        }
+
+ARCHITECTURE: Final = MlpArchitecture
 
 
 def hidden_widths(shape: str, depth: int, width: int, output_width: int) -> tuple[int, ...]:
@@ -141,18 +128,6 @@ def compose(values: Mapping[str, Any]) -> MlpArchitecture:
     return MlpArchitecture(hidden_widths=widths, **rest)
 
 
-def parse(document: Mapping[str, Any]) -> MlpArchitecture:
-    """The architecture from :meth:`MlpArchitecture.to_dict`.
-
-    Raises:
-        DatasetError: on unknown, missing or impossible values.
-    """
-    try:
-        return MlpArchitecture(**{**document, "hidden_widths": tuple(document["hidden_widths"])})
-    except (TypeError, KeyError) as error:
-        raise DatasetError(f"the architecture is not that of an MLP: {error}") from None
-
-
 def obstacle(architecture: MlpArchitecture, batch_size: int) -> str | None:
     """Why the network cannot train: batch norm needs more than one sample, and the loss needs at
     least two classes."""
@@ -174,9 +149,7 @@ def rough_sizes(architecture: MlpArchitecture) -> RoughSizes:
     linear += hidden[-1] * a.output_width
     layers = 2 + residual + (a.norm != "none") + (a.dropout > 0)
     activations = layers * sum(hidden) + a.output_width
-    kept = sum(inputs[1:]) + layers * max(hidden) + a.output_width
-    largest = max(*hidden, a.output_width)
-    return RoughSizes(linear, activations, min(kept, activations), largest, a.output_width, linear)
+    return RoughSizes(linear, activations, a.output_width, linear)
 
 
 def build(architecture: MlpArchitecture) -> nn.Module:

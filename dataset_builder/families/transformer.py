@@ -8,7 +8,6 @@ contains networks that people train: GPT-2, BERT (arXiv 1810.04805), T5 (arXiv 1
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import describe
 
-from . import Feature, RoughSizes, TensorSpec
+from . import Architecture, Feature, RoughSizes, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -67,7 +66,7 @@ FEATURES: Final[Mapping[str, Feature]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransformerArchitecture:
+class TransformerArchitecture(Architecture):
     """Every parameter of a transformer.
 
     Fields that a style does not use are 0, so that equal networks are equal architectures.
@@ -145,12 +144,7 @@ class TransformerArchitecture:
             "head": heads,
             **dict.fromkeys(("gated", "bias", "fused_projection"), (False, True)),
         }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                words = ", ".join(map(str, allowed))
-                raise DatasetError(
-                    f"a transformer's {name} must be one of {words}, not {describe(getattr(self, name))}"
-                )
+        self.check_choices(choices)
         present = {
             **dict.fromkeys(
                 ("width", "heads", "key_value_heads", "feed_forward_width", "sequence_length"), True
@@ -173,11 +167,7 @@ class TransformerArchitecture:
                 raise DatasetError(
                     f"a transformer's {name} must be {wanted}, not {describe(value)}"
                 )
-        for name in ("dropout", "attention_dropout"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise DatasetError(
-                    f"a transformer's {name} must lie in [0, 1), not {describe(getattr(self, name))}"
-                )
+        self.check_probabilities("dropout", "attention_dropout")
         if self.width % self.heads or self.head_size % GRANULE or self.head_size > MAX_HEAD_SIZE:
             raise DatasetError(
                 f"a transformer's heads must divide its width into multiples of {GRANULE} up to {MAX_HEAD_SIZE}, and "
@@ -212,12 +202,8 @@ class TransformerArchitecture:
         """Positions that the head answers for."""
         return 1 if self.head == "classes" else self.target_length or self.sequence_length
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; :func:`parse` is the inverse."""
-        return {name: getattr(self, name) for name in _FIELDS}
 
-
-_FIELDS: Final = tuple(field.name for field in dataclasses.fields(TransformerArchitecture))
+ARCHITECTURE: Final = TransformerArchitecture
 _TAKEN_OVER: Final = (
     *(
         "style",
@@ -279,18 +265,6 @@ def compose(values: Mapping[str, Any]) -> TransformerArchitecture:
     )
 
 
-def parse(document: Mapping[str, Any]) -> TransformerArchitecture:
-    """The architecture from :meth:`TransformerArchitecture.to_dict`.
-
-    Raises:
-        DatasetError: on unknown, missing or impossible values.
-    """
-    try:
-        return TransformerArchitecture(**document)
-    except TypeError as error:
-        raise DatasetError(f"the architecture is not that of a transformer: {error}") from None
-
-
 def obstacle(architecture: TransformerArchitecture, batch_size: int) -> str | None:
     """Why the network cannot train: the loss needs at least two classes or tokens; every batch size
     is possible."""
@@ -304,7 +278,7 @@ def rough_sizes(architecture: TransformerArchitecture) -> RoughSizes:
     a = architecture
     shared = 2 * a.key_value_heads * a.head_size
     feed_forward = (2 + a.gated) * a.width * a.feed_forward_width
-    parameters = activations = kept = multiply_adds = largest = 0
+    parameters = activations = multiply_adds = 0
     for depth, length, crosses in (
         (a.encoder_depth, a.sequence_length, 0),
         (a.decoder_depth, a.target_length or a.sequence_length, a.style == "encoder_decoder"),
@@ -313,20 +287,15 @@ def rough_sizes(architecture: TransformerArchitecture) -> RoughSizes:
         scores = 2 * a.heads * length**2 if a.attention_kernel == "math" else 0
         mixed = (1 + crosses) * (4 * a.width + shared + a.width * (1 + (a.dropout > 0)))
         inner = (3 + (a.dropout > 0)) * a.width + (2 + 2 * a.gated) * a.feed_forward_width
-        block = length * (mixed + inner) + scores
         parameters += depth * weights
-        activations += depth * block
-        kept += depth * length * a.width + (block if depth else 0)
+        activations += depth * (length * (mixed + inner) + scores)
         multiply_adds += depth * length * (weights + 2 * (1 + crosses) * length * a.width)
-        largest = max(largest, scores // 2, length * max(a.width, a.feed_forward_width))
     outputs = a.predicted_length * (a.classes or a.vocabulary)
     head = a.width * (a.classes or a.vocabulary)
     embedding = a.width * (a.vocabulary or IMAGE_CHANNELS * a.patch_size**2)
     return RoughSizes(
         parameters + embedding + (0 if a.head == "tied" else head),
         activations + outputs,
-        min(kept, activations) + outputs,
-        max(largest, outputs),
         outputs,
         multiply_adds + a.predicted_length * head,
     )

@@ -21,10 +21,17 @@ from typing import Any, Final, TextIO
 
 from gpumemnet.job.measurement import STATUSES, Measurement
 
-from ..recipe.planned_job import PROTOCOL, PlannedJob, rough_bytes, unextracted_job
-from .gpu_process import CHILD, SETTLE_BYTES, SETTLE_SECONDS, GpuProcess
+from ..planned_job import PROTOCOL, PlannedJob, rough_bytes, unextracted_job
+from .gpu_process import (
+    CHILD,
+    ONE_AT_A_TIME,
+    SETTLE_BYTES,
+    SETTLE_SECONDS,
+    GpuProcess,
+    find_label_source,
+    provenance,
+)
 from .nvml import Meter
-from .probe import ONE_AT_A_TIME, find_label_source, provenance
 
 ADMISSION_MARGIN: Final = 1.25
 """Factor on the rough estimate of a job that is admitted."""

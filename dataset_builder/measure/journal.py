@@ -24,7 +24,7 @@ from gpumemnet.job.measurement import Measurement, measurement_from_dict, measur
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.sandbox.workers import in_processes
 
-from ..recipe.planned_job import PlannedJob, parse_planned, training_job
+from ..planned_job import PlannedJob, parse_planned, training_job
 
 _JOURNAL: Final = "journal.jsonl"
 _PLAN: Final = "plan.json"

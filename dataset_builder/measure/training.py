@@ -41,7 +41,7 @@ from gpumemnet.physics.optimizers import torch_call
 
 from ..families import Family, TensorSpec, family
 from ..families.blocks import checkpoint_blocks
-from ..recipe.planned_job import Options, PlannedJob, frozen_layers, parse_planned
+from ..planned_job import Options, PlannedJob, frozen_layers, parse_planned
 
 MIN_STEPS: Final = 3
 MAX_STEPS: Final = 10
@@ -349,6 +349,7 @@ def _measure_on_gpu(
 
     stack = software_stack()
     torch.cuda.init()  # type: ignore[no-untyped-call]
+    torch.cuda.mem_get_info(device)  # makes the context
     observe("context", stack=stack)
     if "profile" in request:
         return {"found": _profile(device, observe)}

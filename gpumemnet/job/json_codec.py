@@ -15,7 +15,6 @@ from operator import itemgetter
 from types import NoneType
 from typing import Any, Final, NamedTuple
 
-import jiter
 import numpy as np
 
 from gpumemnet.errors import FieldError, InvalidJobError, did_you_mean
@@ -183,6 +182,8 @@ def parse_json(text: str | bytes) -> Any:
         InvalidJobError: says what is wrong, with line and column; for a duplicate key, its field is
             that key.
     """
+    import jiter  # not installed on hosts that only measure, which parse no JSON of others
+
     if isinstance(text, str):
         text = text.encode("utf-8", "surrogatepass")
     text = text.removeprefix(codecs.BOM_UTF8)

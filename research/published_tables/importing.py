@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _HOMES: Final[Mapping[str, str]] = {
-    "mlp": "dataset_builder.families.mlp",
+    "mlp": ".mlp",
     "cnn": ".cnn",
     "transformer": ".transformer",
 }

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final, cast
 
-from dataset_builder.families import extracted_job, mlp
+from dataset_builder.families import extracted_job, mlp, parse_architecture
+from dataset_builder.families.mlp import build, loss, tensors
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import Layer, describe
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.job.training_job import TrainingJob
 
 from .rows import PUBLISHED_OPTIONS, Row, count_in, published_measurement, text_in
+
+__all__ = ["build", "loss", "parse", "tensors"]
 
 COLUMNS: Final = (
     *("Filename", "Activations-Params", "Total Activations", "Total Parameters", "Batch Size"),
@@ -130,3 +133,12 @@ def _architecture(filename: str, layers: tuple[Layer, ...]) -> mlp.MlpArchitectu
         dropout=float(named["rate"]) if named["dropout"] == "True" else 0.0,
         output_activation="none" if layers[-1].kind == "linear" else layers[-1].kind,
     )
+
+
+def parse(document: Mapping[str, Any]) -> mlp.MlpArchitecture:
+    """The architecture from a row's JSON object.
+
+    Raises:
+        DatasetError: on unknown, missing or impossible values.
+    """
+    return cast(mlp.MlpArchitecture, parse_architecture("mlp", document))

@@ -11,18 +11,17 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from dataset_builder.families import TensorSpec, family
+from dataset_builder.families import TensorSpec, family, parse_architecture
 from dataset_builder.measure.campaign import ProgressLine, Tally
 from dataset_builder.measure.journal import Journal, Settings
 from dataset_builder.measure.training import meta_network
-from dataset_builder.recipe.planned_job import (
+from dataset_builder.planned_job import (
     PlannedJob,
     parse_options,
     parse_planned,
     training_job,
 )
-from dataset_builder.recipe.recipe import Recipe
-from dataset_builder.recipe.sampling import sample_jobs
+from dataset_builder.recipe import Recipe, sample_jobs
 from gpumemnet.errors import GpumemnetError
 from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.gpu import DeviceProfile, context, device_profile
@@ -80,7 +79,7 @@ def _measured(measurement: Measurement, device: DeviceProfile) -> Subject:
     document = json.loads(measurement.architecture)
     name = "zoo" if "model" in document else measurement.job.family
     planned = PlannedJob(
-        name, family(name).parse(document), parse_options(json.loads(measurement.options))
+        name, parse_architecture(name, document), parse_options(json.loads(measurement.options))
     )
     return Subject(measurement, *traceable(planned, measurement.job.attention_kernel, device))
 

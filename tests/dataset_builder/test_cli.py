@@ -87,9 +87,7 @@ def test_missing_files_are_one_sentence(tmp_path: Path) -> None:
 
 
 def test_the_campaign_process_never_loads_torch() -> None:
-    modules = (
-        "dataset_builder.measure.campaign, dataset_builder.cli, dataset_builder.recipe.sampling"
-    )
+    modules = "dataset_builder.measure.campaign, dataset_builder.cli, dataset_builder.recipe"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
@@ -102,8 +100,8 @@ assert len(os.listdir("/proc/self/task")) == 1, "a process with threads must not
 before = set(sys.modules)
 import torch
 from dataset_builder.families import mlp
-from dataset_builder.recipe.planned_job import Options
-from dataset_builder.recipe.planned_job import PlannedJob
+from dataset_builder.planned_job import Options
+from dataset_builder.planned_job import PlannedJob
 from dataset_builder.measure.training import train
 architecture = mlp.MlpArchitecture(shape="uniform", input_width=3, output_width=2, hidden_widths=(4,), activation="relu")
 options = Options(batch_size=4, checkpointing="every_block", precision="amp_bf16", optimizer="adamw")

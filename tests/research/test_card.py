@@ -19,14 +19,14 @@ import numpy as np
 import pytest
 
 from dataset_builder.families import family, mlp
-from dataset_builder.recipe.planned_job import (
+from dataset_builder.planned_job import (
     Options,
     PlannedJob,
     option_obstacle,
     rough_bytes,
     training_job,
 )
-from dataset_builder.recipe.recipe import load_recipe
+from dataset_builder.recipe import load_recipe
 from gpumemnet.job.dataset import read_dataset, write_dataset
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.units import GIB, MIB

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dataset_builder.families import mlp
-from dataset_builder.recipe.planned_job import Options, PlannedJob, training_job
+from dataset_builder.planned_job import Options, PlannedJob, training_job
 from gpumemnet.errors import DatasetError
 from gpumemnet.gpu import device_profile
 from gpumemnet.job.dataset import write_dataset

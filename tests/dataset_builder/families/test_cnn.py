@@ -9,33 +9,22 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from dataset_builder.families import cnn, multiply_adds, rebuild
+from dataset_builder.families import cnn, rebuild
 from dataset_builder.families import cnn as space
 from dataset_builder.families.cnn import CnnArchitecture
 from dataset_builder.measure import training
 from dataset_builder.measure.training import build_network, train
-from dataset_builder.recipe.planned_job import (
+from dataset_builder.planned_job import (
     Options,
     PlannedJob,
-    parse_planned,
-    training_job,
 )
 from gpumemnet.errors import DatasetError
-from gpumemnet.extract import extract_job
-from gpumemnet.extract.extraction import ExtractOptions
-from gpumemnet.job.layers import GROUP_OF_KIND
-from gpumemnet.units import GIB
 from tests.nightly import every_pair
 
 CPU = torch.device("cpu")
 META = torch.device("meta")
-CAPACITY_BYTES = 141 * GIB
-JOBS = 2_000
 
 TINY: dict[str, Any] = {
     "style": "basic",
@@ -65,91 +54,6 @@ TINY: dict[str, Any] = {
 
 def tiny(**changes: Any) -> CnnArchitecture:
     return cnn.compose(TINY | changes)
-
-
-@st.composite
-def architectures(draw: Any, style: str) -> CnnArchitecture:
-    numbers = {
-        "image_size": st.integers(32, 512),
-        "input_channels": st.integers(1, 13),
-        "classes": st.integers(10, 20_000),
-        "width": st.integers(8, 512),
-        "widening": st.floats(1.0, 2.2),
-        "blocks": st.integers(1, 10),
-        "stages": st.integers(1, 5),
-        "kernel": st.sampled_from([1, 3, 5, 7]),
-        "groups": st.sampled_from([1, 2, 3, 8, 32]),
-        "expansion": st.integers(1, 6),
-        "block_dropout": st.sampled_from([0.0, 0.3]),
-        "head_dropout": st.sampled_from([0.0, 0.5]),
-    }
-    words = {
-        name: st.sampled_from(feature.choices)
-        for name, feature in cnn.FEATURES.items()
-        if feature.choices
-    }
-    switches = {
-        name: st.booleans() for name, feature in cnn.FEATURES.items() if feature.kind is bool
-    }
-    strategies = {**numbers, **words, **switches, "style": st.just(style)}
-    assert strategies.keys() == cnn.FEATURES.keys()
-    return cnn.compose({name: draw(strategy) for name, strategy in strategies.items()})
-
-
-def check_job(planned: PlannedJob) -> None:
-    """The job of ``planned`` is what gpumemnet.extract sees when its network runs on meta tensors,
-    or it does not run at all."""
-    architecture, samples = planned.architecture, planned.options.batch_size
-    assert isinstance(architecture, CnnArchitecture)
-    network = build_network(planned, META)
-    size = architecture.image_size
-    dtype = torch.bfloat16 if planned.options.precision == "bf16" else torch.float32
-    inputs = torch.empty(
-        samples, architecture.input_channels, size, size, device="meta", dtype=dtype
-    )
-    if obstacle := cnn.obstacle(architecture, samples):
-        if (
-            "cannot be shrunk" not in obstacle
-            and "zeros" not in obstacle
-            and "come back" not in obstacle
-        ):  # torch would, and nobody would train it
-            with pytest.raises((RuntimeError, ValueError)):
-                network(inputs)
-        return
-    job = training_job(planned)
-    extraction = extract_job(network, inputs, ExtractOptions(**job.options.job_fields()))
-    assert replace(extraction.job, family="cnn", activation_function=job.activation_function) == job
-    assert extraction.notes == ()
-    assert job.total_parameters == sum(each.numel() for each in network.parameters())
-    assert job.trainable_parameters == sum(
-        each.numel() for each in network.parameters() if each.requires_grad
-    )
-    assert {layer.kind for layer in job.layers} <= set(GROUP_OF_KIND)
-    target = cnn.tensors(architecture)[1]
-    assert network(inputs).shape == (samples, target.high, *target.shape)
-    assert multiply_adds("cnn", architecture) == executed_multiply_adds(network, inputs)
-
-
-def executed_multiply_adds(network: nn.Module, inputs: torch.Tensor) -> int:
-    """Multiply-adds per sample as torch counts them."""
-    with FlopCounterMode(display=False) as counter:
-        network(inputs)
-    return int(counter.get_total_flops()) // 2 // len(inputs)
-
-
-@pytest.mark.parametrize("style", space.STYLES)
-def test_the_job_is_what_the_network_runs(style: str) -> None:
-    @settings(max_examples=3)
-    @given(architectures(style), st.floats(0.0, 0.99), st.booleans(), st.integers(1, 2))
-    def check(
-        architecture: CnnArchitecture, frozen_share: float, channels_last: bool, samples: int
-    ) -> None:
-        options = Options(
-            batch_size=samples, frozen_share=frozen_share, channels_last=channels_last
-        )
-        check_job(PlannedJob("cnn", architecture, options))
-
-    check()
 
 
 # No strided 1 × 1 convolution in bf16 and channels_last: on some CPUs oneDNN's backward writes past
@@ -289,26 +193,6 @@ def test_checkpointing_gives_the_same_gradients() -> None:
         assert torch.allclose(first, second, rtol=1e-4, atol=1e-6), style
 
 
-@settings(max_examples=30)
-@given(st.data())
-def test_an_architecture_survives_json(data: st.DataObject) -> None:
-    architecture = data.draw(architectures(data.draw(st.sampled_from(space.STYLES))))
-    planned = PlannedJob("cnn", architecture, Options(batch_size=8, channels_last=True))
-    read = parse_planned(json.loads(json.dumps(planned.to_dict())))
-    assert read == planned
-    assert read.key == planned.key
-
-
-def test_a_row_rebuilds_its_network() -> None:
-    for style in space.STYLES:
-        planned = PlannedJob("cnn", tiny(style=style), Options(batch_size=2))
-        with META:
-            network = rebuild("cnn", planned.architecture_json)
-        assert [(name, each.shape) for name, each in network.named_parameters()] == [
-            (name, each.shape) for name, each in build_network(planned, META).named_parameters()
-        ]
-
-
 @pytest.mark.parametrize(
     ("changes", "batch_size", "sentence"),
     [
@@ -335,36 +219,38 @@ def test_a_network_that_cannot_train_is_named(
     obstacle = cnn.obstacle(architecture, batch_size)
     assert (obstacle is None) == (sentence is None)
     assert sentence is None or sentence in str(obstacle)
-    check_job(PlannedJob("cnn", architecture, Options(batch_size=batch_size)))
+    network = build_network(PlannedJob("cnn", architecture, Options(batch_size=batch_size)), META)
+    images = torch.empty(batch_size, 3, *[architecture.image_size] * 2, device="meta")
+    if sentence is None:
+        network(images)
+    elif (
+        "zeros" not in sentence and "shrunk" not in sentence
+    ):  # torch would, and nobody would train it
+        with pytest.raises(ValueError, match="more than 1 value per channel"):
+            network(images)
 
 
 def test_maps_that_do_not_meet_are_an_obstacle() -> None:
     uneven = replace(tiny(style="unet"), image_size=33)
     assert "33 pixels do not come back" in str(cnn.obstacle(uneven, 2))
-    check_job(PlannedJob("cnn", uneven, Options(batch_size=2)))
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "field"),
     [
-        ({"style": "round"}, "style must be one of plain"),
-        ({"upsampling": "nearest"}, "upsampling must be one of none"),
-        ({"head": "per_pixel"}, "head must be one of linear"),
-        ({"activation": "gelu"}, "in_place must be one of False"),
-        ({"widths": [8, 12]}, "multiples of 8"),
-        ({"groups": 3}, "multiples of 24 with 3 groups"),
-        ({"widths": []}, "at least one stage"),
+        ({"style": "round"}, "style"),
+        ({"upsampling": "nearest"}, "upsampling"),
+        ({"activation": "gelu"}, "in_place"),
+        ({"widths": [8, 12]}, "widths"),
         ({"depths": [1]}, "a width and a depth for each"),
-        ({"depths": [1, 0]}, "positive whole numbers"),
-        ({"kernel": 4}, "odd"),
-        ({"image_size": 32.5}, "positive whole numbers"),
-        ({"head_dropout": 1.0}, "dropout"),
-        ({"norm": ["batch_norm"]}, "norm"),
-        ({"colour": "red"}, "not that of a CNN"),
+        ({"kernel": 4}, "kernel"),
+        ({"image_size": 32.5}, "image_size"),
+        ({"head_dropout": 1.0}, "head_dropout"),
+        ({"colour": "red"}, "not that of a cnn"),
     ],
 )
-def test_a_foreign_architecture_is_refused(changes: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(DatasetError, match=sentence):
+def test_a_foreign_architecture_is_refused(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(DatasetError, match=field):
         rebuild("cnn", json.dumps(tiny().to_dict() | changes))
 
 

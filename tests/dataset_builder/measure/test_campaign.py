@@ -20,9 +20,8 @@ from pathlib import Path
 import pytest
 
 from dataset_builder.measure.journal import Journal, Settings, read_journal
-from dataset_builder.recipe.planned_job import PlannedJob
-from dataset_builder.recipe.recipe import load_recipe
-from dataset_builder.recipe.sampling import sample_jobs
+from dataset_builder.planned_job import PlannedJob
+from dataset_builder.recipe import load_recipe, sample_jobs
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.dataset import write_dataset
 from gpumemnet.job.measurement import Measurement

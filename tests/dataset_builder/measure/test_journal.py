@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from dataset_builder.measure.journal import Journal, Settings, read_journal
-from dataset_builder.recipe.recipe import load_recipe
-from dataset_builder.recipe.sampling import sample_jobs
+from dataset_builder.recipe import load_recipe, sample_jobs
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.units import GIB

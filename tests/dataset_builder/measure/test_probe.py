@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from dataset_builder.measure.gpu_process import write_profile
 from dataset_builder.measure.nvml import visible_meters
-from dataset_builder.measure.probe import write_profile
 from dataset_builder.measure.training import small_training_run
 from gpumemnet.errors import InvalidRequestError, MeasurementError
 from gpumemnet.gpu import context, find_profile, load_profile

@@ -19,7 +19,7 @@ from dataset_builder.measure.training import (
     note_statistics,
     train,
 )
-from dataset_builder.recipe.planned_job import Options, PlannedJob, option_obstacle
+from dataset_builder.planned_job import Options, PlannedJob, option_obstacle
 from gpumemnet.job.training_job import OPTIMIZER_IMPLEMENTATIONS, OPTIMIZERS, PRECISIONS
 
 CPU = torch.device("cpu")

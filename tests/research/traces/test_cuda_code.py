@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from benchmarks.cuda_code import Peaks, peaks_of
-from dataset_builder.recipe.planned_job import parse_planned, training_job
+from dataset_builder.planned_job import parse_planned, training_job
 from gpumemnet.gpu import device_profile
 from gpumemnet.units import MIB
 from research.traces.labels import traceable

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dataset_builder.families import mlp
-from dataset_builder.recipe.planned_job import Options, PlannedJob
+from dataset_builder.planned_job import Options, PlannedJob
 from gpumemnet.gpu import context, device_profile
 from gpumemnet.job.dataset import read_dataset, write_dataset
 from gpumemnet.job.measurement import measurement_from_dict, measurement_to_dict

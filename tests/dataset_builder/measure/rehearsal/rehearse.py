@@ -11,10 +11,9 @@ from pathlib import Path
 from stand_in import TOTAL_BYTES, StandInMeter
 
 from dataset_builder.measure.campaign import ProgressLine, RunSettings, Tally, run_campaign
+from dataset_builder.measure.gpu_process import probe_device
 from dataset_builder.measure.journal import Journal, Settings
-from dataset_builder.measure.probe import probe_device
-from dataset_builder.recipe.recipe import load_recipe
-from dataset_builder.recipe.sampling import sample_jobs
+from dataset_builder.recipe import load_recipe, sample_jobs
 from gpumemnet.errors import GpumemnetError
 
 

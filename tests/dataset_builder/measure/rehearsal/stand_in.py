@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dataset_builder.measure.nvml import DeviceMemory, Gpu
-from dataset_builder.recipe.planned_job import parse_planned
+from dataset_builder.planned_job import parse_planned
 from gpumemnet.errors import MeasurementError
 from gpumemnet.units import GIB, MIB
 

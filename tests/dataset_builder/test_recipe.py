@@ -10,11 +10,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset_builder.recipe.recipe import Choices, Range, Recipe, load_recipe
+from dataset_builder.recipe import Choices, Range, Recipe, load_recipe
 from gpumemnet.errors import GpumemnetError, InvalidRequestError
 from gpumemnet.units import GIB, MIB
 
-SHIPPED = Path(__file__).parents[3] / "dataset_builder" / "recipe" / "recipes" / "mlp.yaml"
+SHIPPED = Path(__file__).parents[2] / "dataset_builder" / "recipes" / "mlp.yaml"
 
 
 def changed(folder: Path, path: str, value: object) -> str:

@@ -28,7 +28,7 @@ from gpumemnet.physics.optimizers import OPTIMIZER_RULES, optimizer_copies
 from gpumemnet.physics.saved_tensors import LOSS_TENSORS
 from gpumemnet.units import MIB
 
-from ..families import Architecture, Feature, extracted_job, family
+from .families import Architecture, Feature, extracted_job, family, parse_architecture
 
 PROTOCOL: Final = "step-3"
 """Version of the training conventions of :mod:`dataset_builder.measure.training` and of the reading
@@ -191,7 +191,7 @@ def parse_planned(document: Mapping[str, Any]) -> PlannedJob:
         )
     except (KeyError, TypeError):
         raise DatasetError("a planned job needs family, architecture and options") from None
-    return PlannedJob(name, family(name).parse(architecture), parse_options(options))
+    return PlannedJob(name, parse_architecture(name, architecture), parse_options(options))
 
 
 def unextracted_job(planned: PlannedJob) -> TrainingJob:
@@ -227,25 +227,26 @@ WORKSPACE_ALLOWANCE_BYTES: Final = 64 * MIB
 threads."""
 
 
+RECOMPUTED_SHARE: Final = 0.3
+"""Activations that are kept when blocks are recomputed, roughly."""
+
+
 def rough_bytes(planned: PlannedJob) -> int:
     """Memory of the process that runs ``planned``, CUDA context included, within about a factor of
     two."""
-    members, options = family(planned.family), planned.options
-    sizes = members.rough_sizes(planned.architecture)
+    options = planned.options
+    sizes = family(planned.family).rough_sizes(planned.architecture)
     element, trained = ELEMENT_BYTES[options.precision], 1 - options.frozen_share
     weights = sizes.parameters * (element.weight + element.weight_copy)
     gradients = trained * sizes.parameters * element.weight
     copies = optimizer_copies(options.optimizer, options.optimizer_implementation)
-    state, step_scratch = gradients * copies.state, gradients * copies.temporary
-    kept = trained * sizes.activations
+    kept = trained * sizes.activations * element.activation
     if options.checkpointing == "every_block":
-        kept = min(kept, sizes.recomputed_activations)
-    transient = max(
-        2 * sizes.largest * element.activation, LOSS_TENSORS * sizes.outputs * element.uncast
-    )
-    inputs = _input_elements(planned)
-    activations = options.batch_size * (element.activation * kept + transient + 4 * inputs)
-    tensors = weights + state + gradients + max(activations, step_scratch)
+        kept *= RECOMPUTED_SHARE
+    of_loss = LOSS_TENSORS * sizes.outputs * element.uncast
+    activations = options.batch_size * (kept + of_loss + 4 * _input_elements(planned))
+    tensors = weights + gradients * (1 + copies.state)
+    tensors += max(activations, gradients * copies.temporary)
     return int(tensors) + CONTEXT_ALLOWANCE_BYTES + WORKSPACE_ALLOWANCE_BYTES
 
 

@@ -1,4 +1,5 @@
-"""Recipes: search spaces of training jobs as YAML, so that ranges change without code.
+"""Recipes: search spaces of training jobs as YAML, so that ranges change without code, and the jobs
+that are drawn from them.
 
 A feature is declared as one value, a list of values (equally likely), ``{choices: {value:
 weight}}`` or ``{from: a, to: b, scale: linear | log}``.  ``recipes/mlp.yaml`` shows every form.
@@ -6,23 +7,44 @@ weight}}`` or ``{from: a, to: b, scale: linear | log}``.  ``recipes/mlp.yaml`` s
 
 from __future__ import annotations
 
+import bisect
 import hashlib
+import itertools
 import math
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+import numpy as np
 
 from gpumemnet.errors import InvalidRequestError, did_you_mean
 from gpumemnet.job.layers import describe
 from gpumemnet.units import GIB, MIB
 
-from ..families import FAMILY_NAMES, Feature, family
+from .families import FAMILY_NAMES, Feature, family
 from .planned_job import FEATURES as OPTIONS
+from .planned_job import (
+    Options,
+    PlannedJob,
+    kernel_obstacle,
+    operations_per_step,
+    option_obstacle,
+    rough_bytes,
+)
 
 RECIPES: Final = Path(__file__).with_name("recipes")
-TENTHS: Final = 10
+MEMORY_SLICES: Final = 24
+_POINTS: Final = 4_096
+"""Candidates that are looked at at once."""
+_MAX_ROUNDS: Final = 100
+_CANDIDATES_PER_JOB: Final = 2
+_TILTS: Final = (1.0, 2.0, 4.0, 8.0)
+"""Exponents of the four quarters of the candidates: one uniform, three biased towards large values.
+
+Few uniform points need much memory."""
 _UNITS: Final = {"MiB": MIB, "GiB": GIB}
 
 
@@ -35,16 +57,8 @@ class Choices:
 
     def value(self, position: float) -> Any:
         """The value at ``position`` in [0, 1)."""
-        return self.values[self.cell(position)]
-
-    def cell(self, position: float) -> int:
-        """Index of the value at ``position``."""
-        total = 0.0
-        for index, share in enumerate(self.shares):
-            total += share
-            if position < total:
-                return index
-        return len(self.shares) - 1
+        index = bisect.bisect(list(itertools.accumulate(self.shares)), position)
+        return self.values[min(index, len(self.values) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +80,6 @@ class Range:
             else self.low + (high - self.low) * position
         )
         return min(math.floor(number), int(self.high)) if self.whole else number
-
-    def cell(self, position: float) -> int:
-        """Which tenth of the scale ``position`` lies in."""
-        return int(position * TENTHS)
-
-    @property
-    def shares(self) -> tuple[float, ...]:
-        """Each tenth's share."""
-        return (1 / TENTHS,) * TENTHS
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +107,8 @@ class Recipe:
         family: the networks' family.
         features: the family's features, in the order of the file.
         options: options of the run.
-        memory_from, memory_to: samples are spread evenly over the logarithm of the estimated memory
-            between these.
+        memory_from, memory_to: jobs are spread evenly over the logarithm of the estimated memory
+            between these, as far as the features allow it.
         max_operations: jobs with more floating-point operations per optimizer step are left out,
             because they take too long.
         digest: SHA-256 of the file.
@@ -111,8 +116,8 @@ class Recipe:
 
     name: str
     family: str
-    features: Mapping[str, Choices | Range]
-    options: Mapping[str, Choices | Range]
+    features: dict[str, Choices | Range]
+    options: dict[str, Choices | Range]
     memory_from: MemoryTarget
     memory_to: MemoryTarget
     max_operations: float
@@ -289,3 +294,81 @@ def _amount(value: object, field: str) -> MemoryTarget:
     if match[2] == "%":
         return MemoryTarget(share=float(match[1]) / 100)
     return MemoryTarget(amount_bytes=int(float(match[1]) * _UNITS[match[2]]))
+
+
+def sample_jobs(recipe: Recipe, count: int, seed: int, capacity_bytes: int) -> list[PlannedJob]:
+    """``count`` distinct jobs that can train, in random order; the same for the same arguments.
+
+    Candidates are drawn over all features.  Slices of the logarithm of memory then give one job
+    each in turn, until there are enough.
+
+    Args:
+        recipe: the search space.
+        count: how many.
+        seed: of the draw and the order.
+        capacity_bytes: memory of the card, for the recipe's percentages.
+
+    Raises:
+        InvalidRequestError: when the space does not hold so many jobs between its memory limits.
+    """
+    low = math.log2(recipe.memory_from.resolve(capacity_bytes))
+    high = math.log2(recipe.memory_to.resolve(capacity_bytes))
+    if high <= low:
+        raise InvalidRequestError(
+            f"recipe '{recipe.name}' spans no memory on this card: memory.to lies below memory.from",
+            "memory",
+        )
+    generator = np.random.default_rng(seed)
+    slice_of: dict[PlannedJob, int] = {}
+    for _ in range(_MAX_ROUNDS):
+        before = len(slice_of)
+        for planned in _candidates(recipe, generator):
+            position = (math.log2(rough_bytes(planned)) - low) / (high - low)
+            if 0 <= position < 1:
+                slice_of[planned] = int(position * MEMORY_SLICES)
+        is_exhausted = len(slice_of) < 1.01 * before
+        if len(slice_of) >= _CANDIDATES_PER_JOB * count or is_exhausted:
+            break
+    if len(slice_of) < count:
+        raise InvalidRequestError(
+            f"recipe '{recipe.name}' gave only {len(slice_of)} distinct jobs that can train: widen its ranges or ask for fewer",
+            "jobs",
+        )
+    turns: Counter[int] = Counter()
+    turn_of: dict[PlannedJob, int] = {}
+    for planned, memory_slice in slice_of.items():
+        turn_of[planned] = turns[memory_slice]
+        turns[memory_slice] += 1
+    chosen = sorted(turn_of, key=turn_of.__getitem__)[:count]
+    return [chosen[index] for index in generator.permutation(count)]
+
+
+def _candidates(recipe: Recipe, generator: np.random.Generator) -> Iterator[PlannedJob]:
+    """Random jobs that can train and do not need too many operations, the uniform ones first."""
+    dimensions = recipe.features | recipe.options
+    is_range = np.array([isinstance(dimension, Range) for dimension in dimensions.values()])
+    points = generator.random((_POINTS, len(dimensions)))
+    tilts = np.repeat(_TILTS, _POINTS // len(_TILTS))[:, None]
+    for point in np.where(is_range, points ** (1 / tilts), points).tolist():
+        values = {
+            name: dimension.value(position)
+            for (name, dimension), position in zip(dimensions.items(), point, strict=True)
+        }
+        planned = _compose(recipe, values)
+        if planned is not None and operations_per_step(planned) <= recipe.max_operations:
+            yield planned
+
+
+def _compose(recipe: Recipe, values: Mapping[str, Any]) -> PlannedJob | None:
+    """The job of one point, or ``None`` when it cannot train."""
+    options = Options(**{name: values[name] for name in recipe.options})
+    members = family(recipe.family)
+    architecture = members.compose({name: values[name] for name in recipe.features})
+    kernel = getattr(architecture, "attention_kernel", None)
+    if (
+        option_obstacle(options)
+        or kernel_obstacle(kernel, options.precision)
+        or members.obstacle(architecture, options.batch_size)
+    ):
+        return None
+    return PlannedJob(recipe.family, architecture, options)

@@ -9,19 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset_builder.families import extracted_job, family, multiply_adds
-from dataset_builder.recipe.planned_job import (
+from dataset_builder.families import extracted_job, family
+from dataset_builder.planned_job import (
     PlannedJob,
     kernel_obstacle,
     operations_per_step,
     option_obstacle,
     rough_bytes,
 )
-from dataset_builder.recipe.recipe import Choices, Recipe, load_recipe
-from dataset_builder.recipe.sampling import sample_jobs
+from dataset_builder.recipe import Choices, Recipe, load_recipe, sample_jobs
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.units import GIB
-from tests.nightly import nightly
 
 CAPACITY_BYTES = 141 * GIB
 JOBS = 300
@@ -57,8 +55,6 @@ def check_sample(recipe: Recipe, jobs: list[PlannedJob]) -> None:
             counts = Counter(getattr(job.options, name) for job in jobs)
             for value, share in zip(feature.values, feature.shares, strict=True):
                 assert counts[value] <= 1.6 * share * JOBS, (name, counts)
-    tenths, _ = np.histogram(np.log([job.options.batch_size for job in jobs]), bins=10)
-    assert tenths.max() <= 0.25 * JOBS, tenths
 
 
 def test_jobs_are_distinct_can_train_and_are_spread(recipe: Recipe) -> None:
@@ -74,28 +70,24 @@ def test_shipped_recipes_fill_the_memory_of_a_card(name: str) -> None:
     octaves = Counter(int(math.log2(each / GIB * 2)) for each in estimates)
     assert set(octaves) >= set(range(8)), octaves
     assert max(estimates) > 0.75 * CAPACITY_BYTES
-    assert max(octaves.values()) < 0.5 * JOBS
+    assert max(octaves.values()) < 0.25 * JOBS
 
 
-@pytest.mark.parametrize("name", nightly(["mlp", "transformer", "cnn"]))
+@pytest.mark.parametrize("name", ["mlp", "cnn", "transformer"])
 def test_rough_sizes_follow_the_extracted_ones(name: str) -> None:
     """Nothing but the draw and the admission of jobs depends on them: a factor of two is enough."""
     ratios = []
-    for job in sample_jobs(load_recipe(name), 8, 1, 16 * GIB):
+    for job in sample_jobs(load_recipe(name), 6, 1, 4 * GIB):
         rough = family(name).rough_sizes(job.architecture)
         layers = extracted_job(name, job.architecture).layers
-        extracted = np.array(
-            [
-                sum(layer.parameters for layer in layers),
-                sum(layer.activations for layer in layers),
-                multiply_adds(name, job.architecture),
-            ]
-        )
         ratios.append(
-            np.array([rough.parameters, rough.activations, rough.multiply_adds]) / extracted
+            (
+                rough.parameters / sum(layer.parameters for layer in layers),
+                rough.activations / sum(layer.activations for layer in layers),
+            )
         )
         assert rough.outputs == layers[-1].activations
-    assert np.all(np.abs(np.log2(np.median(ratios, axis=0))) < 0.6), ratios
+    assert np.all(np.abs(np.log2(np.median(ratios, axis=0))) < 0.8), ratios
     assert np.all(np.abs(np.log2(ratios)) < 2), ratios
 
 
@@ -108,7 +100,7 @@ def test_the_seed_decides(recipe: Recipe) -> None:
 def test_a_sample_is_what_it_was(recipe: Recipe) -> None:
     """Rows of one recipe and seed, measured years apart, join into one dataset."""
     keys = [job.key for job in sample_jobs(recipe, 3, 0, CAPACITY_BYTES)]
-    assert keys == ["8886490de76148cc", "c960bface6ea0180", "580cf87190c023c5"]
+    assert keys == ["6155dc092fa7d716", "854a2ec144598a72", "a008eb598398f977"]
 
 
 def test_a_space_that_is_too_small_says_so(tmp_path: Path) -> None:
