@@ -264,8 +264,12 @@ def build(
 def prepare_child() -> None:
     """Open files of weights without reading the weights, and ignore default devices, until this
     child process ends."""
-    from gpumemnet.torch_private.modules import LOAD, SET_CUDA_DEVICE, SET_DEFAULT_DEVICE
-    from gpumemnet.torch_private.names import replace_for_good
+    from gpumemnet.torch_private.names import (
+        LOAD,
+        SET_CUDA_DEVICE,
+        SET_DEFAULT_DEVICE,
+        replace_for_good,
+    )
 
     load: Callable[..., Any] = LOAD.value()
 

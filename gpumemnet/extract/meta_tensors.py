@@ -17,8 +17,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from gpumemnet.torch_private.modules import dense_parts, storage_id
-from gpumemnet.torch_private.operators import aten, schema, tree_map_only
+from gpumemnet.torch_private.names import aten, dense_parts, schema, storage_id, tree_map_only
 
 _PLAIN: Final = (torch.Tensor, nn.Parameter)
 _UNHASHABLE: Final = object()

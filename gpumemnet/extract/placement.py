@@ -31,9 +31,16 @@ from gpumemnet.extract.meta_tensors import (
     result_on_meta,
 )
 from gpumemnet.sandbox.user_code import UnknownValueError
-from gpumemnet.torch_private.modules import id_of_storage, own_parameters, storage_id
-from gpumemnet.torch_private.names import replaced
-from gpumemnet.torch_private.operators import DispatchMode, aten, schema, tree_leaves
+from gpumemnet.torch_private.names import (
+    DispatchMode,
+    aten,
+    id_of_storage,
+    own_parameters,
+    replaced,
+    schema,
+    storage_id,
+    tree_leaves,
+)
 from gpumemnet.torch_private.training import AUTOCAST_BY_DEVICE
 
 REAL_ELEMENTS: Final = 2**14

@@ -42,7 +42,7 @@ from gpumemnet.extract.module_calls import ModulePath, tensors_in
 from gpumemnet.extract.placement import MissingValues, parameters_on_meta, placement
 from gpumemnet.physics.attention_kernels import MATH
 from gpumemnet.physics.saved_tensors import RESERVED_PER_UNIT, kept_in_place, reserve_elements
-from gpumemnet.torch_private.modules import CHECKPOINT_FILE, storage_id
+from gpumemnet.torch_private.names import CHECKPOINT_FILE, storage_id
 
 _DROPOUTS: Final = frozenset({"dropout", "alpha_dropout"})
 _ATTENTION: Final = frozenset({"attention", "cross_attention"})

@@ -21,7 +21,7 @@ from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.physics.element_types import AUTOCAST_TYPES
 from gpumemnet.physics.optimizers import OPTIMIZER_RULES, torch_call
 from gpumemnet.planner.plans import Alternative
-from gpumemnet.torch_private.modules import is_batch_norm
+from gpumemnet.torch_private.names import is_batch_norm
 from gpumemnet.tracing.checkpointing import blocks
 from gpumemnet.tracing.model_tracer import BatchMemory, BatchTraces, verdict_of
 from gpumemnet.tracing.operators.rules import Platform, with_cudnn

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from gpumemnet.errors import PlanError, did_you_mean
 from gpumemnet.extract.module_calls import tensors_in
 from gpumemnet.planner.plans import Decision
-from gpumemnet.torch_private.modules import forward_hooks, is_compiled, own_buffers, version
+from gpumemnet.torch_private.names import forward_hooks, is_compiled, own_buffers, version
 
 NORMALIZATIONS: Final = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),

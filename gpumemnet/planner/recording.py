@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from gpumemnet.torch_private.modules import storage_id, storage_owners
-from gpumemnet.torch_private.operators import (
+from gpumemnet.torch_private.names import (
     next_node_number,
     operator_name,
     operator_packet,
     running_node_number,
     schema,
+    storage_id,
+    storage_owners,
     tree_leaves,
     without_function_modes,
 )

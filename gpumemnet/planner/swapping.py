@@ -32,7 +32,7 @@ from gpumemnet.planner.plans import (
     MIN_SWAPPED_BYTES,
     pinned_bytes,
 )
-from gpumemnet.torch_private.modules import id_of_storage, storage_id, version
+from gpumemnet.torch_private.names import id_of_storage, storage_id, version
 
 _STEPS_FROM_WEIGHT: Final = 4
 """How many operators are looked at between a saved tensor and the weight that it is a cast of."""

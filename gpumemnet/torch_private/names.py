@@ -1,33 +1,29 @@
-"""How a private or replaced name of PyTorch is declared, found, replaced for a while, and probed.
+"""Private names of PyTorch: how one is declared, found and replaced for a while, and those of
+tensors, modules, operators and autograd.
 
-A tested version whose probes pass is traced without a word.  Any other version is traced with a
-note, unless a name fails that the trace needs: that is an error which names it.
+PyTorch promises nothing about these names.  One that is missing is an error which names it, and its
+purpose.  A tested release is traced without a word, any other with a note.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache, reduce
+from functools import partial, reduce
 from importlib import import_module
-from typing import Any, Final
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final, Self, TypeGuard
 from unittest.mock import patch
 
 import torch
+import torch.autograd.graph
+import torch.overrides
+import torch.utils.checkpoint
+from torch import Tensor, nn
 
 from gpumemnet.errors import UnsupportedTorchError
-
-MODEL: Final = "model"
-PARALLEL: Final = "parallel"
-SCRIPT: Final = "script"
-USES: Final = (MODEL, PARALLEL, SCRIPT)
-"""What a name is needed for: every extraction and trace; several GPUs; a training script that runs
-on a simulated GPU."""
-
-Probe = Callable[[], None]
-"""Raises an error that says what misbehaves; returns nothing where all is well."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,18 +31,13 @@ class TorchName:
     """One name of PyTorch.
 
     Attributes:
-        path: ``module:attribute``, such as ``torch._C:_current_autograd_node``; the module alone
-            for a module.
+        path: ``module:attribute``, such as ``torch._C:_current_autograd_node``.
         purpose: what it is used for, as the end of "is needed to …".
-        use: when it is needed, one of :data:`USES`.
-        probe: checks its behavior; ``None`` where only its existence is checked.
         is_created: whether PyTorch lacks the name by design and looks it up all the same.
     """
 
     path: str
     purpose: str
-    use: str = MODEL
-    probe: Probe | None = None
     is_created: bool = False
 
     @property
@@ -73,57 +64,18 @@ class TorchName:
         Raises:
             UnsupportedTorchError: PyTorch does not have it.
         """
-        if ":" not in self.path:
-            return self._module()
         owner, last = self.owner()
         try:
             return getattr(owner, last)
         except AttributeError as error:
             raise missing(self) from error
 
-    def _module(self) -> Any:
-        try:
-            return import_module(self.path)
-        except ImportError as error:
-            raise missing(self) from error
-
-
-_DECLARED: Final[dict[str, TorchName]] = {}
-
-
-def declare(
-    path: str,
-    purpose: str,
-    *,
-    use: str = MODEL,
-    probe: Probe | None = None,
-    is_created: bool = False,
-) -> TorchName:
-    """Add a name to the list that is probed; the arguments are those of :class:`TorchName`."""
-    name = TorchName(path, purpose, use, probe, is_created)
-    _DECLARED[path] = name
-    return name
-
-
-def declared_names() -> tuple[TorchName, ...]:
-    """All names, in the order of their declaration."""
-    return tuple(_DECLARED.values())
-
 
 def missing(name: TorchName) -> UnsupportedTorchError:
     """The error for a name that the installed PyTorch does not have."""
-    return unsupported([f"{name.shown} is missing (needed to {name.purpose})"])
-
-
-def unsupported(reasons: Iterable[str]) -> UnsupportedTorchError:
-    """The error for an installed PyTorch that lacks what is needed.
-
-    Args:
-        reasons: one clause for each missing or misbehaving name.
-    """
     return UnsupportedTorchError(
-        f"PyTorch {torch.__version__} cannot be traced with this version of gpumemnet: {'; '.join(reasons)}. "
-        f"Install a tested PyTorch ({' or '.join(TESTED_RELEASES)}) or a newer gpumemnet"
+        f"PyTorch {torch.__version__} cannot be traced with this version of gpumemnet: {name.shown} is missing "
+        f"(needed to {name.purpose}). Install a tested PyTorch ({' or '.join(TESTED_RELEASES)}) or a newer gpumemnet"
     )
 
 
@@ -162,135 +114,322 @@ def replace_for_good(name: TorchName, replacement: object) -> None:
     setattr(owner, last, replacement)
 
 
-def has_parameters(path: str, *expected: str) -> Probe:
-    """A probe that checks the parameter names of a function.
-
-    Args:
-        path: of the function, as in :class:`TorchName`.
-        expected: names that the function must accept, in this order at its beginning.
-    """
-
-    def probe() -> None:
-        found = tuple(inspect.signature(TorchName(path, "be probed").value()).parameters)
-        if found[: len(expected)] != expected:
-            raise AssertionError(
-                f"its parameters are ({', '.join(found)}), not ({', '.join(expected)})"
-            )
-
-    return probe
+_DIRECTLY_USED: Final = (
+    *("torch:UntypedStorage._cdata", "torch:Tensor._use_count", "torch._C:_storage_Use_Count"),
+    *("torch:Tensor._version", "torch:Tensor._is_view", "torch._ops:OpOverload.redispatch"),
+    *("torch.library:Library._destroy", "torch._C:DisableTorchFunction"),
+    *("torch._C:_AutoDispatchBelowAutograd", "torch._C:_autograd._get_sequence_nr"),
+    *("torch._C:_current_autograd_node", "torch._C:_current_graph_task_id"),
+    *("torch:_amp_foreach_non_finite_check_and_unscale_", "torch._C:_get_sdp_priority_order"),
+    *("torch.nn.modules.loss:_Loss", "torch.nn.modules.batchnorm:_BatchNorm"),
+)
+"""Names that are used as they are; the others are looked up, and missed, as a :class:`TorchName`."""
 
 
-def check(holds: bool, otherwise: str) -> None:
-    """Raise an error with the text ``otherwise`` unless ``holds``; for probes."""
-    if not holds:
-        raise AssertionError(otherwise)
-
-
-_SUBJECTS: Final = ("operators", "modules", "training", "script")
-"""Modules that declare names."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A name that is missing or misbehaves.
-
-    Attributes:
-        name: as it is written in Python.
-        purpose: what it is used for.
-        use: when it is needed, one of :data:`~gpumemnet.torch_private.names.USES`.
-        reason: ``is missing``, or what its probe found.
-    """
-
-    name: str
-    purpose: str
-    use: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.reason} (needed to {self.purpose})"
-
-
-def private_names(uses: Collection[str] = USES) -> tuple[TorchName, ...]:
-    """The declared names that are needed for ``uses``.
-
-    Args:
-        uses: some of :data:`~gpumemnet.torch_private.names.USES`.
-    """
-    for subject in _SUBJECTS:
-        import_module(f"{__package__}.{subject}")
-    return tuple(name for name in declared_names() if name.use in uses)
-
-
-def probe_torch(uses: Collection[str] = USES) -> list[Finding]:
-    """Probe the installed PyTorch.
-
-    Args:
-        uses: what it is needed for, some of :data:`~gpumemnet.torch_private.names.USES`.
-
-    Returns:
-        one finding for each name that is missing or misbehaves; an empty list where all is well.
-    """
-    from gpumemnet.torch_private.training import without_dynamo  # it declares names itself
-
-    with without_dynamo():
-        faults = [(name, _fault(name)) for name in private_names(uses)]
-    return [
-        Finding(name.shown, name.purpose, name.use, reason) for name, reason in faults if reason
-    ]
-
-
-def check_torch(*uses: str) -> tuple[str, ...]:
-    """Check that the installed PyTorch has what ``uses`` need; the probes run once in a process.
-
-    Args:
-        uses: some of :data:`~gpumemnet.torch_private.names.USES`; ``model`` is always among them.
-
-    Returns:
-        a note for a PyTorch version that was not tested; nothing for a tested one.
+def check_torch() -> tuple[str, ...]:
+    """Return a note for a release that was not tested; nothing for a tested one.
 
     Raises:
-        UnsupportedTorchError: names what is missing or misbehaves, and what to do.
+        UnsupportedTorchError: names what an untested release lacks, and what to do.
     """
-    all_uses = tuple(sorted({MODEL, *uses}))
-    count, findings = _probed(all_uses)
-    if findings:
-        raise unsupported(map(str, findings))
     if ".".join(map(str, torch_release())) in TESTED_RELEASES:
         return ()
+    for path in _DIRECTLY_USED:
+        TorchName(path, "follow tensors, operators and the backward graph").value()
     tested = " and ".join(TESTED_RELEASES)
     return (
-        f"Traced with PyTorch {torch.__version__}, which this version of gpumemnet was not tested with (tested: {tested}); "
-        f"all {count} probes passed.",
+        f"Traced with PyTorch {torch.__version__}, which this version of gpumemnet was not tested with (tested: {tested}).",
     )
 
 
-@cache
-def _probed(uses: tuple[str, ...]) -> tuple[int, tuple[Finding, ...]]:
-    return len(private_names(uses)), tuple(probe_torch(uses))
+def storage_id(tensor: Tensor) -> int:
+    """A number that views of one tensor share, and that no other living storage has."""
+    return int(tensor.untyped_storage()._cdata)
 
 
-def forget_probes() -> None:
-    """Let the next :func:`check_torch` run the probes again."""
-    _probed.cache_clear()
+def id_of_storage(storage: torch.UntypedStorage) -> int:
+    """As :func:`storage_id`, of the storage itself."""
+    return int(storage._cdata)
 
 
-def _fault(name: TorchName) -> str:
-    """What is wrong with ``name``, empty if nothing is."""
+def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """The tensors that have the storages of ``tensor``: itself, or the indices and values of a
+    sparse one."""
+    if tensor.layout is torch.strided:
+        return (tensor,)
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return ()
+
+
+def reference_counts(tensor: Tensor) -> tuple[int, int]:
+    """How many owners in C++ a tensor and its storage have; the storage object that this call makes
+    counts as one."""
+    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
+
+
+def storage_owners(number: int) -> int:
+    """How many owners in C++ the storage with this :func:`storage_id` has; it must be alive."""
+    return int(torch._C._storage_Use_Count(number))
+
+
+def is_view(tensor: Tensor) -> bool:
+    """Whether autograd knows ``tensor`` as a view of another."""
+    return bool(tensor._is_view())
+
+
+def version(tensor: Tensor) -> int:
+    """How often ``tensor``, or a tensor that it is a view of, was changed in place."""
+    return int(tensor._version)
+
+
+def part_on_rank(tensor: Tensor) -> Tensor:
+    """The part of ``tensor`` that this rank holds: all of it, unless it is sharded (a
+    ``DTensor``)."""
+    held: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return held
+
+
+STORAGE_RESIZE: Final[TorchName] = TorchName(
+    "torch:UntypedStorage.resize_", "notice that fully_shard gives up gathered parameters"
+)
+
+
+CHECKPOINT_FILE: Final = str(torch.utils.checkpoint.__file__)
+"""The file whose frames say that a model recomputes a part of itself."""
+
+OWN_DICTS: Final = frozenset(
+    name for name, value in vars(nn.Module()).items() if isinstance(value, dict)
+)
+"""Attributes of every module that are dicts: its parameters, its children, its hooks."""
+
+LOAD: Final = TorchName("torch:load", "open files of weights without reading the weights")
+SET_DEFAULT_DEVICE: Final = TorchName(
+    "torch:set_default_device", "keep code from choosing a device for everything"
+)
+SET_CUDA_DEVICE: Final = TorchName(
+    "torch.cuda:set_device", "let code choose a GPU where there is none"
+)
+
+
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """The parameters of ``module`` itself, without its children's; changing the dict changes the
+    module."""
+    return module._parameters
+
+
+def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
+    """The buffers of ``module`` itself, without its children's; changing the dict changes the
+    module."""
+    return module._buffers
+
+
+def forward_hooks(module: nn.Module) -> list[object]:
+    """The hooks that run before and after the forward pass of ``module`` itself."""
+    return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether ``module`` was compiled, by ``torch.compile`` or by its method ``compile``."""
+    return getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
+
+
+def is_torch_loss(value: object) -> TypeGuard[nn.Module]:
+    """Whether ``value`` is a loss of ``torch.nn``."""
+    return isinstance(value, nn.modules.loss._Loss)
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """Whether ``module`` is a batch norm of any number of dimensions."""
+    return isinstance(module, nn.modules.batchnorm._BatchNorm)
+
+
+DISPATCH_MODE: Final = TorchName(
+    "torch.utils._python_dispatch:TorchDispatchMode", "see every operator below autograd"
+)
+TREE_LEAVES: Final = TorchName(
+    "torch.utils._pytree:tree_leaves", "find the tensors among an operator's arguments"
+)
+TREE_MAP_ONLY: Final = TorchName(
+    "torch.utils._pytree:tree_map_only", "put meta tensors in place of an operator's arguments"
+)
+DISPATCH_KEY: Final = TorchName("torch._C:DispatchKey", "reach the kernel behind one of our own")
+
+if TYPE_CHECKING:
+    from torch._C import DispatchKeySet
+    from torch._ops import OpOverload as OpOverload
+    from torch.utils._pytree import tree_leaves as tree_leaves
+    from torch.utils._pytree import tree_map_only as tree_map_only
+
+    class TorchDispatchMode:
+        """PyTorch's class as a context manager with types, which PyTorch's own lacks."""
+
+        def __enter__(self) -> Self: ...
+
+        def __exit__(self, *error: object) -> None: ...
+else:
+    OpOverload = Any
+    TorchDispatchMode = DISPATCH_MODE.value()
+    tree_leaves = TREE_LEAVES.value()
+    tree_map_only = TREE_MAP_ONLY.value()
+
+
+class DispatchMode(TorchDispatchMode):
+    """A mode whose ``__torch_dispatch__`` sees each operator below autograd while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here; to tell Dynamo so would import it, which takes a second
+
+
+def schema(operator: Any) -> Any:
+    """The schema of an ``OpOverload``: its name, arguments and returns."""
+    return operator._schema
+
+
+def operator_name(operator: Any) -> str:
+    """The name of an ``OpOverload`` without namespace and overload, such as ``add_``."""
+    return str(operator._opname)
+
+
+def operator_packet(operator: Any) -> Any:
+    """The ``OpOverloadPacket`` that has an ``OpOverload``, such as ``aten.add`` for
+    ``aten.add.Tensor``."""
+    return operator._overloadpacket
+
+
+def without_function_modes() -> AbstractContextManager[object]:
+    """Context in which no ``TorchFunctionMode`` sees what is called."""
+    return torch._C.DisableTorchFunction()
+
+
+def below_autograd() -> AbstractContextManager[object]:
+    """Context in which operators record nothing for the backward pass."""
+    return torch._C._AutoDispatchBelowAutograd()
+
+
+@contextmanager
+def overriding_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
+    """Context in which operators run other kernels on meta tensors, ahead of autograd.
+
+    Args:
+        kernels: by ``OpOverload``; called as ``kernel(original, *args, **kwargs)``, where
+            ``original`` is the operator's own.
+    """
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
-        if name.is_created:
-            name.owner()
-        else:
-            name.value()
-    except UnsupportedTorchError:
-        return "is missing"
-    if name.probe is None:
-        return ""
-    try:
-        name.probe()
-    except Exception as error:  # whatever a changed PyTorch raises is the finding
-        return (
-            f"misbehaves: {type(error).__name__}: {error}"
-            if str(error)
-            else f"misbehaves: {type(error).__name__}"
-        )
-    return ""
+        for operator, kernel in kernels.items():
+            library.impl(
+                operator, _with_original(operator, kernel), "AutogradMeta", with_keyset=True
+            )
+        yield
+    finally:
+        library._destroy()
+
+
+def _with_original(operator: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    key: Any = DISPATCH_KEY.value()
+
+    def run(keys: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        # No device has this key, but PyTorch's autograd kernels are registered for it as for all
+        # the others.
+        other_keys = keys.remove(key.AutogradMeta).add(key.AutogradOther)
+        return kernel(partial(operator.redispatch, other_keys), *args, **kwargs)
+
+    return run
+
+
+class _Aten:
+    """``torch.ops.aten``, with an error that says what to do where PyTorch lacks an operator."""
+
+    def __getattr__(self, name: str) -> Any:
+        operator = TorchName(f"torch:ops.aten.{name}", "trace its CUDA kernel").value()
+        self.__dict__[name] = operator
+        return operator
+
+
+aten: Final[Any] = _Aten()
+"""The operators of PyTorch: ``aten.add.Tensor`` is ``torch.ops.aten.add.Tensor``."""
+
+
+def find_operator(name: str) -> Any:
+    """The overload of ``torch.ops.aten`` called ``name``, such as ``pow.Scalar``; ``None`` if
+    PyTorch does not have it."""
+    packet, _, overload = name.partition(".")
+    operator = getattr(torch.ops.aten, packet, None)
+    return None if operator is None else getattr(operator, overload or "default", None)
+
+
+def unscale_gradients(
+    gradients: list[torch.Tensor], found_infinite: torch.Tensor, inverse_scale: torch.Tensor
+) -> None:
+    """Divide gradients by the scale, in place, as ``GradScaler`` does."""
+    torch._amp_foreach_non_finite_check_and_unscale_(gradients, found_infinite, inverse_scale)
+
+
+ENGINE: Final = TorchName(
+    "torch.autograd.graph:_engine_run_backward",
+    "see whether the backward engine itself adds gradients",
+)
+_NO_TASK: Final = -1
+
+
+def next_node_number() -> int:
+    """The sequence number that the next node of the backward graph gets; it grows with every node
+    of this thread."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def running_node_number() -> int | None:
+    """The sequence number of the backward node that runs in this thread; ``None`` if none runs."""
+    node: Any = torch._C._current_autograd_node()
+    return None if node is None else int(node._sequence_nr())
+
+
+def backward_runs() -> bool:
+    """Whether this thread is in a backward pass, where code runs without the function modes that
+    were entered before."""
+    return torch._C._current_graph_task_id() != _NO_TASK
+
+
+def called_by_engine(own_packages: frozenset[str]) -> bool:
+    """Whether a backward pass that records no gradients runs, and no Python code called since it
+    started.
+
+    Args:
+        own_packages: packages of the kernels that ask; their frames are not looked at.
+    """
+    if torch.is_grad_enabled() or not backward_runs():
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__package__") in own_packages:
+        frame = frame.f_back
+    return frame is not None and frame.f_code is _engine_code()
+
+
+def _engine_code() -> Any:
+    return torch.autograd.graph._engine_run_backward.__code__
+
+
+def leaves_of(outputs: Iterable[Tensor]) -> list[Tensor]:
+    """Return the leaves whose gradients a backward pass from ``outputs`` accumulates."""
+    nodes = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
+    seen, leaves = set(nodes), []
+    while nodes:
+        node = nodes.pop()
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, Tensor):
+            leaves.append(leaf)
+        following = [
+            later for later, _ in node.next_functions if later is not None and later not in seen
+        ]
+        seen.update(following)
+        nodes += following
+    return leaves

@@ -183,14 +183,14 @@ def trace_request(
         ExtractError, InvalidJobError, InvalidRequestError, MissingExtraError,
         UnsupportedTorchError: as in :func:`trace`.
     """
-    notes = checked_torch(*(() if request.options.parallel == "none" else ("parallel",)))
+    notes = checked_torch()
     from gpumemnet.extract.inputs import as_model_inputs
     from gpumemnet.tracing.model_tracer import ModelTracer
 
     return ModelTracer(model, as_model_inputs(inputs, batch_size), request, notes).answer()
 
 
-def checked_torch(*uses: str) -> tuple[str, ...]:
+def checked_torch() -> tuple[str, ...]:
     """Notes on the installed PyTorch, see :func:`~gpumemnet.torch_private.names.check_torch`."""
     try:
         from gpumemnet.torch_private.names import check_torch
@@ -198,7 +198,7 @@ def checked_torch(*uses: str) -> tuple[str, ...]:
         if error.name != "torch":
             raise
         raise MissingExtraError("torch", "extract", "tracing a model") from None
-    return check_torch(*uses)
+    return check_torch()
 
 
 _LOG: Final = logging.getLogger("gpumemnet.tracing")

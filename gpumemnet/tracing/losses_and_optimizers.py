@@ -27,7 +27,7 @@ from gpumemnet.extract.module_calls import tensors_in
 from gpumemnet.job.layers import describe
 from gpumemnet.physics.optimizers import OPTIMIZER_RULES, torch_call
 from gpumemnet.sandbox.user_code import definition
-from gpumemnet.torch_private.modules import is_torch_loss
+from gpumemnet.torch_private.names import is_torch_loss
 from gpumemnet.tracing.options import LOSSES, TraceOptions
 
 Target = Callable[[torch.Size, torch.dtype], Tensor]

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from gpumemnet.extract.placement import NEEDS_VALUES, MissingValues
 from gpumemnet.sandbox.user_code import UnknownValueError, running_line
-from gpumemnet.torch_private.operators import aten, schema, tree_leaves
+from gpumemnet.torch_private.names import aten, schema, tree_leaves
 
 _CONDITIONS: Final = frozenset({"__bool__", "__contains__"})
 _ARRAYS: Final = frozenset({"tolist", "numpy", "__array__"})

@@ -28,9 +28,14 @@ from torch import Tensor, nn
 
 from gpumemnet.errors import ExtractError
 from gpumemnet.torch_private import training as names
-from gpumemnet.torch_private.modules import OWN_DICTS, STORAGE_RESIZE, own_parameters
-from gpumemnet.torch_private.names import replaced
-from gpumemnet.torch_private.operators import DispatchMode, schema
+from gpumemnet.torch_private.names import (
+    OWN_DICTS,
+    STORAGE_RESIZE,
+    DispatchMode,
+    own_parameters,
+    replaced,
+    schema,
+)
 from gpumemnet.torch_private.training import (
     OBJECT_COLLECTIVES,
     fake_store,

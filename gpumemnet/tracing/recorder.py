@@ -23,15 +23,17 @@ from torch import Tensor
 
 from gpumemnet.allocator import EMPTY_CACHE
 from gpumemnet.extract.module_calls import ModulePath
-from gpumemnet.torch_private.modules import dense_parts, id_of_storage, storage_id
-from gpumemnet.torch_private.operators import (
+from gpumemnet.torch_private.names import (
     DispatchMode,
     aten,
     backward_runs,
+    dense_parts,
+    id_of_storage,
     next_node_number,
     operator_name,
     running_node_number,
     schema,
+    storage_id,
     without_function_modes,
 )
 from gpumemnet.tracing.operators.elementwise import LayoutRule, layout_rule

@@ -35,14 +35,15 @@ from gpumemnet.physics.element_types import (
     SCALED_PRECISIONS,
 )
 from gpumemnet.sandbox.user_code import fault_sentence
-from gpumemnet.torch_private.modules import (
+from gpumemnet.torch_private.names import (
     is_batch_norm,
     own_buffers,
     own_parameters,
     part_on_rank,
     storage_id,
+    unscale_gradients,
+    without_function_modes,
 )
-from gpumemnet.torch_private.operators import unscale_gradients, without_function_modes
 from gpumemnet.torch_private.training import without_dynamo
 from gpumemnet.tracing.checkpointing import checkpointed
 from gpumemnet.tracing.losses_and_optimizers import (

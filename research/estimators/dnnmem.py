@@ -32,8 +32,7 @@ from torch import Tensor, nn
 
 from gpumemnet.allocator import replay
 from gpumemnet.extract.placement import placement
-from gpumemnet.torch_private.modules import storage_id
-from gpumemnet.torch_private.operators import DispatchMode, tree_leaves
+from gpumemnet.torch_private.names import DispatchMode, storage_id, tree_leaves
 from gpumemnet.torch_private.training import without_dynamo
 from gpumemnet.tracing.losses_and_optimizers import loss_function
 from gpumemnet.tracing.missing_values import GuessedValues

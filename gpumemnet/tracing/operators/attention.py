@@ -37,7 +37,7 @@ from gpumemnet.physics.attention_kernels import (
     choose_kernel,
     obstacle,
 )
-from gpumemnet.torch_private.operators import aten
+from gpumemnet.torch_private.names import aten
 from gpumemnet.tracing.operators.elementwise import adding_in_place, copy_bytes
 from gpumemnet.tracing.operators.rules import (
     OVERRIDES,

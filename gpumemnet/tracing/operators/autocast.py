@@ -31,9 +31,13 @@ from gpumemnet.physics.element_types import (
     PROMOTE,
 )
 from gpumemnet.torch_private import training
-from gpumemnet.torch_private.modules import is_view
-from gpumemnet.torch_private.names import replaced
-from gpumemnet.torch_private.operators import find_operator, schema, without_function_modes
+from gpumemnet.torch_private.names import (
+    find_operator,
+    is_view,
+    replaced,
+    schema,
+    without_function_modes,
+)
 from gpumemnet.tracing.operators.rules import OVERRIDES, Override, Platform, overriding
 
 _CASTABLE: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})

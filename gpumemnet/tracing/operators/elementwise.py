@@ -57,8 +57,7 @@ from torch import Tensor
 
 from gpumemnet import torch_private
 from gpumemnet.physics.element_types import CHANNELS_LAST_FORMATS
-from gpumemnet.torch_private.modules import reference_counts
-from gpumemnet.torch_private.operators import aten, called_by_engine, operator_name
+from gpumemnet.torch_private.names import aten, called_by_engine, operator_name, reference_counts
 from gpumemnet.tracing.operators.rules import (
     OVERRIDES,
     SCRATCH_RULES,

@@ -63,8 +63,7 @@ from gpumemnet.cudnn.execution_plans import (
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
 from gpumemnet.physics.element_types import TF32_SMALLEST_CHANNELS
-from gpumemnet.torch_private.modules import dense_parts
-from gpumemnet.torch_private.operators import OpOverload, aten
+from gpumemnet.torch_private.names import OpOverload, aten, dense_parts
 from gpumemnet.tracing.operators.elementwise import (
     INDEX_BYTES,
     copy_bytes,

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gpumemnet.physics.saved_tensors import reserve_elements
-from gpumemnet.torch_private.operators import aten
+from gpumemnet.torch_private.names import aten
 from gpumemnet.tracing.operators.rules import (
     OVERRIDES,
     SCRATCH_RULES,

@@ -38,7 +38,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from gpumemnet.torch_private.operators import aten, below_autograd
+from gpumemnet.torch_private.names import aten, below_autograd
 from gpumemnet.tracing.operators.elementwise import (
     as_laid_out,
     contiguous,

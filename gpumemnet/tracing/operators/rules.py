@@ -23,7 +23,7 @@ from torch import Tensor
 
 from gpumemnet.cudnn.session import OFF, CudnnSession, open_session
 from gpumemnet.gpu import DeviceProfile
-from gpumemnet.torch_private.operators import OpOverload, overriding_kernels, schema
+from gpumemnet.torch_private.names import OpOverload, overriding_kernels, schema
 from gpumemnet.tracing.options import TraceOptions
 
 Operator = Any

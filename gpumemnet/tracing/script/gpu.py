@@ -32,9 +32,14 @@ from gpumemnet.extract.module_calls import map_tensors
 from gpumemnet.extract.placement import REAL_WHOLE_ELEMENTS, is_meta
 from gpumemnet.physics.element_types import IMAGE_DIMENSIONS
 from gpumemnet.torch_private import script as names
-from gpumemnet.torch_private.modules import id_of_storage, own_buffers, own_parameters, storage_id
-from gpumemnet.torch_private.names import replaced
-from gpumemnet.torch_private.operators import without_function_modes
+from gpumemnet.torch_private.names import (
+    id_of_storage,
+    own_buffers,
+    own_parameters,
+    replaced,
+    storage_id,
+    without_function_modes,
+)
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.script.processes import data_parallel_forward
 from gpumemnet.tracing.script.read_values import MAX_VALUES, ReadValues

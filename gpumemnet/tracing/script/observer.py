@@ -26,16 +26,16 @@ from torch.optim.optimizer import (
 )
 
 from gpumemnet.extract.module_calls import ModulePath, tensors_in
-from gpumemnet.torch_private.modules import (
+from gpumemnet.torch_private.names import (
     dense_parts,
     id_of_storage,
+    leaves_of,
     own_buffers,
     own_parameters,
     part_on_rank,
+    replaced,
     storage_id,
 )
-from gpumemnet.torch_private.names import replaced
-from gpumemnet.torch_private.operators import leaves_of
 from gpumemnet.torch_private.script import BACKWARD, GRADIENTS, OPTIMIZER
 from gpumemnet.torch_private.training import fill_history
 from gpumemnet.tracing.operators.rules import Platform

@@ -30,8 +30,7 @@ from gpumemnet.errors import ExtractError
 from gpumemnet.extract.module_calls import map_tensors, tensors_in
 from gpumemnet.torch_private import script as script
 from gpumemnet.torch_private import training
-from gpumemnet.torch_private.names import replaced
-from gpumemnet.torch_private.operators import without_function_modes
+from gpumemnet.torch_private.names import replaced, without_function_modes
 from gpumemnet.tracing.parallel import process_group
 from gpumemnet.tracing.script.observer import EnoughSteps, ScriptObserver
 from gpumemnet.tracing.script.simulated_cuda import GPU, swap_for_meta

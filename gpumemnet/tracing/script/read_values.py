@@ -19,7 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from gpumemnet.extract.placement import MissingValues
 from gpumemnet.sandbox.user_code import UnknownValueError, is_user_code, running_line
 from gpumemnet.torch_private import script as names
-from gpumemnet.torch_private.operators import operator_name, schema
+from gpumemnet.torch_private.names import operator_name, schema
 from gpumemnet.tracing.missing_values import HINT, guess_of, selection_of, selects
 
 MAX_VALUES: Final = 2**26

@@ -33,7 +33,7 @@ from gpumemnet.errors import CodeEndedError, ExtractError, GpumemnetError, Inval
 from gpumemnet.extract.factory import compile_file
 from gpumemnet.extract.placement import KnownValues, launches_do_nothing
 from gpumemnet.sandbox.user_code import fault_sentence, is_user_code, user_location
-from gpumemnet.torch_private.names import PARALLEL, SCRIPT, check_torch, replaced
+from gpumemnet.torch_private.names import check_torch, replaced
 from gpumemnet.torch_private.script import ALLOCATOR_SETTINGS, MEMORY_FRACTION
 from gpumemnet.torch_private.training import without_dynamo
 from gpumemnet.tracing.model_tracer import result_of_run
@@ -267,7 +267,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
             far it came.
         ExtractError: names what cannot be traced and the line of the script.
     """
-    torch_notes = check_torch(SCRIPT, *((PARALLEL,) if (call.ranks or 1) > 1 else ()))
+    torch_notes = check_torch()
     values = ReadValues(
         conditions_hold=call.conditions_hold,
         selected_share=call.selected_share,

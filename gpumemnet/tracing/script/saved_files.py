@@ -30,8 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.serialization import skip_data
 
-from gpumemnet.torch_private.names import replaced
-from gpumemnet.torch_private.operators import without_function_modes
+from gpumemnet.torch_private.names import replaced, without_function_modes
 from gpumemnet.torch_private.script import (
     COPY_FILE,
     FAKE_TENSORS,

@@ -147,6 +147,35 @@ class Streams:
 
 
 GPU: Final = torch.device("cuda", 0)
+_PURPOSE: Final = "answer for the simulated GPU"
+_WITHOUT_EFFECT: Final = (
+    *("synchronize", "set_device", "init", "manual_seed", "manual_seed_all", "ipc_collect"),
+    *("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"),
+    *("reset_accumulated_memory_stats", "seed", "seed_all", "set_rng_state", "set_rng_state_all"),
+    *("memory._record_memory_history", "memory._dump_snapshot"),
+    *("nvtx.range_push", "nvtx.range_pop", "nvtx.mark"),
+)
+_AMOUNTS: Final = (
+    *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
+    *("memory_cached", "max_memory_cached", "device_memory_used"),
+)
+_STREAMS: Final = ("Stream", "Event", "stream", "set_stream", "current_stream", "default_stream")
+_ACCELERATOR_FROM_CUDA: Final = {
+    **{
+        name: name
+        for name in (
+            *("is_available", "device_count", "synchronize", "empty_cache", "memory_stats"),
+            *("memory_allocated", "max_memory_allocated", "memory_reserved"),
+            *("max_memory_reserved", "reset_peak_memory_stats", "reset_accumulated_memory_stats"),
+            *("current_stream", "set_stream"),
+        )
+    },
+    **dict.fromkeys(("current_device_index", "current_device_idx"), "current_device"),
+    **dict.fromkeys(("set_device_index", "set_device_idx"), "set_device"),
+    "device_index": "device",
+    "get_memory_info": "mem_get_info",
+}
+"""Function of ``torch.accelerator`` → the function of ``torch.cuda`` that answers in its place."""
 _RANDOM_STATE_BYTES: Final = 16
 
 
@@ -222,8 +251,8 @@ def cuda_functions(
         "memory_snapshot": [],
     }
     functions: dict[str, Any] = {name: always(value) for name, value in constants.items()}
-    functions |= {name: always(None) for name in names.CUDA_WITHOUT_EFFECT}
-    functions |= {name: allocated() for name in names.CUDA_AMOUNTS}
+    functions |= {name: always(None) for name in _WITHOUT_EFFECT}
+    functions |= {name: allocated() for name in _AMOUNTS}
     functions |= {
         "get_device_properties": properties,
         "mem_get_info": lambda *args: (
@@ -240,17 +269,17 @@ def cuda_functions(
         "device": _same_device,
         "device_of": _same_device,
     }
-    functions |= {name: getattr(streams, name) for name in names.CUDA_STREAMS}
+    functions |= {name: getattr(streams, name) for name in _STREAMS}
+    named = {f"torch.cuda:{name}": function for name, function in functions.items()}
+    named |= {
+        f"torch.accelerator:{name}": functions[cuda_name]
+        for name, cuda_name in _ACCELERATOR_FROM_CUDA.items()
+    }
+    named["torch.accelerator:current_accelerator"] = lambda check_available=False: torch.device(
+        "cuda"
+    )
     return [
-        *((names.CUDA[name], function) for name, function in functions.items()),
-        *(
-            (names.ACCELERATOR[name], functions[cuda_name])
-            for name, cuda_name in names.ACCELERATOR_FROM_CUDA.items()
-        ),
-        (
-            names.ACCELERATOR["current_accelerator"],
-            lambda check_available=False: torch.device("cuda"),
-        ),
+        *((TorchName(path, _PURPOSE), function) for path, function in named.items()),
         (names.RAW_STREAM, lambda device: 0),
     ]
 
@@ -280,12 +309,10 @@ def cuda_tensor_types() -> list[tuple[TorchName, object]]:
     """Return ``torch.cuda.FloatTensor`` and the like with what takes their place."""
     return [
         (
-            name,
-            _CudaTensorType(
-                short, (), {"dtype": names.TENSOR_TYPES[short], "__module__": "torch.cuda"}
-            ),
+            TorchName(f"torch.cuda:{name}", "allocate on the simulated GPU"),
+            _CudaTensorType(name, (), {"dtype": dtype, "__module__": "torch.cuda"}),
         )
-        for short, name in names.CUDA_TENSOR_TYPES.items()
+        for name, dtype in names.TENSOR_TYPES.items()
     ]
 
 
