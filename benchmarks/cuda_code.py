@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT))
 
 from dataset_builder.measure.journal import read_journal  # noqa: E402
 from gpumemnet.errors import GpumemnetError  # noqa: E402
-from gpumemnet.extract.inputs import ModelInputs  # noqa: E402
+from gpumemnet.extract.module_calls import ModelInputs  # noqa: E402
 from gpumemnet.gpu import device_profile  # noqa: E402
 from gpumemnet.job.measurement import Measurement  # noqa: E402
 from gpumemnet.sandbox.workers import in_processes  # noqa: E402

@@ -27,7 +27,7 @@ import gpumemnet
 from benchmarks.ordinary_networks import Network
 from benchmarks.planner_networks import PLANNER_NETWORKS
 from gpumemnet.errors import PlanError
-from gpumemnet.extract.inputs import ModelInputs, inputs_from_example
+from gpumemnet.extract.module_calls import ModelInputs, inputs_from_example
 from gpumemnet.gpu import available_mib, find_profile, with_available
 from gpumemnet.planner.costs import StepCosts, find_machine
 from gpumemnet.planner.fitting import choose_plan, expected_budget
@@ -104,7 +104,7 @@ class Job:
         )
 
     def _at(self, batch_size: int) -> ModelInputs:
-        return inputs_from_example(self._inputs, None, keep_values=True).resized(batch_size)
+        return inputs_from_example(self._inputs, None).resized(batch_size)
 
     def largest_batch(self, available_bytes: int) -> int:
         """Return the largest batch that fits without a plan."""

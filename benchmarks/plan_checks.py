@@ -43,7 +43,7 @@ from torch import Tensor, nn  # noqa: E402
 
 import gpumemnet  # noqa: E402
 from gpumemnet.errors import BudgetError  # noqa: E402
-from gpumemnet.extract.inputs import ModelInputs, inputs_from_example  # noqa: E402
+from gpumemnet.extract.module_calls import ModelInputs, inputs_from_example  # noqa: E402
 from gpumemnet.gpu import device_profile  # noqa: E402
 from gpumemnet.physics.element_types import AUTOCAST_TYPES  # noqa: E402
 from gpumemnet.physics.optimizers import torch_call  # noqa: E402
@@ -152,7 +152,7 @@ def build(name: str) -> tuple[nn.Module, ModelInputs]:
     network = PLANNER_NETWORKS[name]
     with gpumemnet.large_tensors_on_meta():
         model, inputs = network.make(network.batch_size)
-    return model, inputs_from_example(inputs, network.batch_size, keep_values=True)
+    return model, inputs_from_example(inputs, network.batch_size)
 
 
 def options_of(name: str) -> TraceOptions:

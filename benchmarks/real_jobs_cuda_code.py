@@ -33,7 +33,7 @@ import torch  # noqa: E402
 from cuda_code import PEAKS, Peaks, peaks_of  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from gpumemnet.extract.inputs import ModelInputs, inputs_from_example  # noqa: E402
+from gpumemnet.extract.module_calls import ModelInputs, inputs_from_example  # noqa: E402
 from gpumemnet.gpu import device_profile  # noqa: E402
 from gpumemnet.job.dataset import read_dataset  # noqa: E402
 from gpumemnet.job.measurement import Measurement  # noqa: E402

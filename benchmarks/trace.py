@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gpumemnet.allocator import AllocatorSettings
-from gpumemnet.extract.inputs import inputs_from_example
+from gpumemnet.extract.module_calls import inputs_from_example
 from gpumemnet.gpu import device_profile
 from gpumemnet.tracing.model_tracer import affine_sizes
 from gpumemnet.tracing.operators.rules import Platform

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.errors import ExtractError, MissingExtraError
 from gpumemnet.extract.factory import build, factory_request, source_code
-from gpumemnet.extract.inputs import ModelInputs, as_model_inputs
 from gpumemnet.gpu import device_profile
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
 from gpumemnet.job.layers import GROUP_OF_KIND, LAYER_GROUPS, Layer, check_count
@@ -32,6 +31,7 @@ from gpumemnet.sandbox.user_code import fault_sentence
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from gpumemnet.extract.module_calls import ModelInputs
     from gpumemnet.extract.placement import MissingValues
     from gpumemnet.extract.walk import Call, Walk
     from gpumemnet.gpu import DeviceProfile
@@ -141,6 +141,8 @@ def extract_job(
     check_batch_size(batch_size)
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError("torch", "extract", "extracting a job from a model")
+    from gpumemnet.extract.module_calls import as_model_inputs
+
     return extract_from(model, as_model_inputs(inputs, batch_size), options)
 
 
@@ -346,7 +348,7 @@ def extract_file(
             inputs)``.
         options: how the model is trained.
         inputs: shape of one sample for each input of the model, as
-            :func:`gpumemnet.extract.inputs.parse_input` reads it; empty if the factory returns
+            :func:`gpumemnet.extract.factory.parse_input` reads it; empty if the factory returns
             inputs.
         arguments: keyword arguments of the factory; any JSON values.
         batch_size: samples per batch; required unless the factory returns inputs.
@@ -373,9 +375,7 @@ def extract_file(
 
 
 def _extract(request: dict[str, Any]) -> dict[str, Any]:
-    code = source_code(request)
-
-    built, inputs = build(request, code, keep_values=True)
+    built, inputs = build(request, source_code(request))
     return extraction_to_dict(
         extract_from(built.model, inputs, ExtractOptions(**request["options"]))
     )

@@ -1,5 +1,8 @@
 """``path/to/file.py:factory``: the request that a parent process writes for it, and the model that
-the child builds from it.
+the child builds from it, with inputs.
+
+On the command line an input has no batch dimension: ``3x224x224`` or ``1024:int64``, with ``name=``
+first for a keyword argument.
 
 The child runs the file as Python runs a script, and calls the factory.  The file's folder comes
 first on ``sys.path``, so its neighbours import as they do for its owner; the file is not
@@ -9,6 +12,8 @@ reader of a request are in one module, because they must agree.  The writer load
 
 from __future__ import annotations
 
+import math
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,22 +22,84 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from gpumemnet.errors import ExtractError, did_you_mean
-from gpumemnet.extract.inputs import (
-    ModelInputs,
-    inputs_from_example,
-    inputs_from_specs,
-    parse_input,
-)
-from gpumemnet.job.layers import describe
+from gpumemnet.errors import ExtractError, InvalidRequestError, did_you_mean
+from gpumemnet.job.layers import MAX_ELEMENTS, describe
 from gpumemnet.sandbox.user_code import fault_sentence
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from gpumemnet.extract.module_calls import ModelInputs
     from gpumemnet.extract.placement import MissingValues
 
+DTYPES: Final = (
+    *("float32", "float16", "bfloat16", "float64", "complex64"),
+    *("int64", "int32", "int16", "int8", "uint8", "bool"),
+)
+_SPEC: Final = re.compile(
+    r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>[0-9]+(?:x[0-9]+)*)(?::(?P<dtype>\w+))?", re.ASCII
+)
+_DIMENSION_DIGITS: Final = 16
 _MISSING: Final = object()
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """One input of a model.
+
+    Attributes:
+        shape: dimensions of one sample, without the batch dimension.
+        dtype: one of :data:`DTYPES`.
+        name: keyword under which the model takes it, or ``None`` when it is positional.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    name: str | None = None
+
+
+def parse_input(text: str) -> InputSpec:
+    """Parse an input of the form ``[name=]D1xD2x…[:dtype]``.
+
+    Raises:
+        InvalidRequestError: shows the form, or lists the dtypes.
+    """
+    match = _SPEC.fullmatch(text)
+    if match is None:
+        raise InvalidRequestError(
+            f"must look like 3x224x224, 1024:int64 or mask=128:bool (no batch dimension), not {describe(text)}",
+            "input",
+        )
+    dimensions = match["shape"].split("x")
+    shape = tuple(int(d) if len(d) <= _DIMENSION_DIGITS else MAX_ELEMENTS + 1 for d in dimensions)
+    if 0 in shape or math.prod(shape) > MAX_ELEMENTS:
+        raise InvalidRequestError(
+            f"must have dimensions above 0 and at most 2**50 elements, not {describe(text)}",
+            "input",
+        )
+    dtype = match["dtype"] or "float32"
+    if dtype not in DTYPES:
+        raise InvalidRequestError(
+            f"must have a dtype of {', '.join(DTYPES)}, not {describe(dtype)}", "input"
+        )
+    return InputSpec(shape, dtype, match["name"])
+
+
+def inputs_from_specs(specs: Sequence[InputSpec], batch_size: int) -> ModelInputs:
+    """Return meta tensors ``[batch_size, *shape]`` for ``specs``; small ones of whole numbers are
+    ones, as a mask of unpadded samples is."""
+    import torch
+
+    from gpumemnet.extract.module_calls import ModelInputs, keeps_values
+
+    def tensor(spec: InputSpec) -> torch.Tensor:
+        dtype = getattr(torch, spec.dtype)
+        made = torch.empty(batch_size, *spec.shape, dtype=dtype, device="meta")
+        return torch.ones(made.shape, dtype=dtype) if keeps_values(made) else made
+
+    args = tuple(tensor(spec) for spec in specs if spec.name is None)
+    kwargs = {spec.name: tensor(spec) for spec in specs if spec.name is not None}
+    return ModelInputs(args, kwargs, batch_size)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,16 +179,13 @@ def load_module(file: Path, code: CodeType) -> ModuleType:
     return module
 
 
-def call_factory(
-    module: ModuleType, name: str, arguments: Mapping[str, Any], *, with_loss: bool = False
-) -> Built:
+def call_factory(module: ModuleType, name: str, arguments: Mapping[str, Any]) -> Built:
     """The model that ``name`` in ``module`` builds, and what comes with it.
 
     Args:
         module: from :func:`load_module`.
         name: a function, a class or a ready model; dots lead into attributes.
         arguments: keyword arguments of the call.
-        with_loss: whether the factory may also return a loss.
 
     Raises:
         ExtractError: when there is no such name, the call raises, or what it returns is no model.
@@ -150,19 +214,11 @@ def call_factory(
         built = factory(**arguments)
     except Exception as error:
         raise ExtractError(f"{name}() failed: {fault_sentence(error)}") from error
-    parts = (
-        built
-        if isinstance(built, tuple) and len(built) in ((2, 3) if with_loss else (2,))
-        else (built,)
-    )
+    parts = built if isinstance(built, tuple) and len(built) in (2, 3) else (built,)
     if not isinstance(parts[0], nn.Module):
-        wanted = (
-            "a torch.nn.Module, (model, inputs) or (model, inputs, loss)"
-            if with_loss
-            else "a torch.nn.Module or (model, inputs)"
-        )
         raise ExtractError(
-            f"{name}() in {where} must return {wanted}, and returned {_described(built)}"
+            f"{name}() in {where} must return a torch.nn.Module, (model, inputs) or (model, inputs, loss), "
+            f"and returned {_described(built)}"
         )
     if len(parts) == 3 and not callable(parts[2]):
         raise ExtractError(
@@ -185,7 +241,7 @@ def factory_request(
     Args:
         source: ``path/to/file.py:factory``.
         inputs: shape of one sample for each input of the model, as
-            :func:`gpumemnet.extract.inputs.parse_input` reads it.
+            :func:`gpumemnet.extract.factory.parse_input` reads it.
         arguments: keyword arguments of the factory.
         batch_size: samples per batch.
 
@@ -215,12 +271,7 @@ def source_code(request: Mapping[str, Any]) -> CodeType:
 
 
 def build(
-    request: Mapping[str, Any],
-    code: CodeType,
-    *,
-    missing_values: MissingValues | None = None,
-    with_loss: bool = False,
-    keep_values: bool = False,
+    request: Mapping[str, Any], code: CodeType, missing_values: MissingValues | None = None
 ) -> tuple[Built, ModelInputs]:
     """Build the model that a request names, and its inputs as meta tensors with the requested batch
     size.
@@ -229,36 +280,31 @@ def build(
         request: from :func:`factory_request`.
         code: from :func:`source_code`.
         missing_values: see :func:`gpumemnet.extract.placement.placement`.
-        with_loss: whether the factory may also return a loss.
-        keep_values: see :func:`gpumemnet.extract.inputs.inputs_from_example`.
 
     Raises:
         ExtractError: says what is wrong with the file or its factory, or what is missing in the
             request.
     """
+    from gpumemnet.extract.module_calls import inputs_from_example
     from gpumemnet.extract.placement import placement
 
     prepare_child()
     name, batch_size = request["name"], request["batch_size"]
     specs = [parse_input(text) for text in request["inputs"]]
     with placement(missing_values):
-        built = call_factory(
-            load_module(Path(request["file"]), code),
-            name,
-            request["arguments"],
-            with_loss=with_loss,
-        )
+        module = load_module(Path(request["file"]), code)
+        built = call_factory(module, name, request["arguments"])
     if built.inputs is not None:
         if specs:
             raise ExtractError(f"--input: {name}() returns inputs itself; leave --input out")
-        return built, inputs_from_example(built.inputs, batch_size, keep_values)
+        return built, inputs_from_example(built.inputs, batch_size)
     if not specs:
         raise ExtractError(
             f"--input: {name}() returns no inputs; give them, as in --input 3x224x224"
         )
     if batch_size is None:
         raise ExtractError("--batch-size: is missing; give the number of samples per step")
-    return built, inputs_from_specs(specs, batch_size, keep_values)
+    return built, inputs_from_specs(specs, batch_size)
 
 
 def prepare_child() -> None:

@@ -1,17 +1,168 @@
-"""Tells which module of a model is running, and finds the tensors in what modules and functions take
-and return; extraction and tracing share it.
+"""What a model is called with, and which of its modules runs; the tensors in what modules and
+functions take and return.
 
-Global module hooks also see scripted modules, which have no hooks of their own.
+A model's inputs are meta tensors ``[batch, …]`` with the job's batch size; extraction and tracing
+share them.  Global module hooks also see scripted modules, which have no hooks of their own.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
+import torch
 from torch import Tensor, nn
+
+from gpumemnet.errors import ExtractError
+from gpumemnet.extract.placement import is_small
+from gpumemnet.sandbox.user_code import UnknownValueError
+
+_SHOWN_SHAPES: Final = 4
+"""Number of different shapes that an error message lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInputs:
+    """What the model is called with: meta tensors, tensors that keep their values, and other
+    arguments of the factory, unchanged.
+
+    Attributes:
+        args, kwargs: arguments of the call.
+        batch_size: samples in the batch, the first dimension of the tensors.
+        note: what was done to inputs of another batch size, or an empty text.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    batch_size: int
+    note: str = ""
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors among the arguments, in order."""
+        return [tensor for _, tensor in _named_tensors((*self.args, self.kwargs))]
+
+    def shapes_of_fault(self, fault: BaseException) -> str:
+        """Return the shapes as the end of the sentence about ``fault``, such as ``; inputs: 8x128
+        (2 times), 8``.
+
+        They say nothing about code that needs values.
+        """
+        if isinstance(fault, UnknownValueError):
+            return ""
+        times = Counter("x".join(map(str, tensor.shape)) or "()" for tensor in self.tensors)
+        texts = [
+            shape if count == 1 else f"{shape} ({count} times)" for shape, count in times.items()
+        ]
+        others = f" and {len(texts) - _SHOWN_SHAPES} others" if len(texts) > _SHOWN_SHAPES else ""
+        return f"; inputs: {', '.join(texts[:_SHOWN_SHAPES])}{others}"
+
+    @property
+    def elements_per_sample(self) -> int:
+        """Number of elements of all inputs per sample, at least 1."""
+        return max(1, round(sum(tensor.numel() for tensor in self.tensors) / self.batch_size))
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> ModelInputs:
+        """Return the inputs with ``change`` applied to every tensor."""
+        return ModelInputs(
+            tuple(map_tensors(value, change) for value in self.args),
+            {name: map_tensors(value, change) for name, value in self.kwargs.items()},
+            self.batch_size,
+            self.note,
+        )
+
+    def resized(self, batch_size: int) -> ModelInputs:
+        """Return the inputs with ``batch_size`` samples; tensors without a batch dimension are
+        unchanged."""
+        if batch_size == self.batch_size:
+            return self
+
+        def resize(tensor: Tensor) -> Tensor:
+            if tensor.ndim == 0 or tensor.shape[0] != self.batch_size:
+                return tensor
+            if not tensor.is_meta:  # values that models read: further samples repeat them
+                return tensor[torch.arange(batch_size) % self.batch_size]
+            return tensor.new_empty((batch_size, *tensor.shape[1:]))
+
+        return replace(self.mapped(resize), batch_size=batch_size)
+
+
+def as_model_inputs(inputs: object, batch_size: int | None) -> ModelInputs:
+    """Return what a user calls a model with, as :class:`ModelInputs`; those that are already stay
+    as they are.
+
+    Args:
+        inputs, batch_size: see :func:`inputs_from_example`.
+
+    Raises:
+        ExtractError, InvalidRequestError: as :func:`inputs_from_example`.
+    """
+    return inputs if isinstance(inputs, ModelInputs) else inputs_from_example(inputs, batch_size)
+
+
+def inputs_from_example(example: object, batch_size: int | None) -> ModelInputs:
+    """Return meta tensors with the shapes of ``example``; small tensors of whole numbers, such as
+    masks, keep its values, because models read them.
+
+    The first dimension of the first tensor is the batch size.  For another ``batch_size``, every
+    tensor whose first dimension equals the example's batch size is resized, by repeating its
+    samples; the others are unchanged, and the note lists both.
+
+    Args:
+        example: a tensor, a tuple or list of arguments, or a mapping of keyword arguments.
+        batch_size: samples per batch; that of the example by default.
+
+    Raises:
+        ExtractError: the example holds no tensor with a batch dimension.
+    """
+    kwargs = dict(example) if isinstance(example, Mapping) else {}
+    args: tuple[Any, ...] = (
+        () if kwargs else tuple(example) if isinstance(example, tuple | list) else (example,)
+    )
+    named = [(name, tensor) for name, tensor in _named_tensors(kwargs or args) if tensor.ndim > 0]
+    if not named:
+        raise ExtractError(
+            "inputs: no tensor has a batch dimension; give a tensor, a tuple of tensors or a dict of keyword tensors"
+        )
+    example_batch = named[0][1].shape[0]
+    if example_batch == 0:
+        raise ExtractError("inputs: the batch is empty; the first dimension must be at least 1")
+    wanted = example_batch if batch_size is None else batch_size
+
+    def to_meta(tensor: Tensor) -> Tensor:
+        batched = tensor.ndim > 0 and tensor.shape[0] == example_batch
+        shape = (wanted, *tensor.shape[1:]) if batched else tuple(tensor.shape)
+        meta = torch.empty(shape, dtype=tensor.dtype, device="meta")
+        if tensor.is_meta or not keeps_values(meta):
+            return meta
+        return tensor.cpu()[torch.arange(wanted) % example_batch] if batched else tensor.cpu()
+
+    note = ""
+    if wanted != example_batch:
+        grown = ", ".join(name for name, tensor in named if tensor.shape[0] == example_batch)
+        kept = ", ".join(name for name, tensor in named if tensor.shape[0] != example_batch)
+        note = f"The factory's inputs hold {example_batch} samples; at batch size {wanted}, resized: {grown}"
+        note += f"; kept as they are: {kept}." if kept else "."
+    return ModelInputs(args, kwargs, wanted, note).mapped(to_meta)
+
+
+def keeps_values(tensor: Tensor) -> bool:
+    """Whether an input is small and of whole numbers: positions, token numbers, masks."""
+    return not (tensor.is_floating_point() or tensor.is_complex()) and is_small(tensor)
+
+
+def _named_tensors(value: object, name: str = "") -> list[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        return [(name or "input", value)]
+    items: list[tuple[str, object]] = []
+    if isinstance(value, Mapping):
+        items = [(str(key), entry) for key, entry in value.items()]
+    elif isinstance(value, tuple | list):
+        items = [(f"input {index}", entry) for index, entry in enumerate(value)]
+    return [pair for key, entry in items for pair in _named_tensors(entry, f"{name} {key}".strip())]
 
 
 class ModulePath:

@@ -7,39 +7,38 @@ is a meta tensor if it was computed from one, or if it has more than :data:`REAL
 (:data:`REAL_WHOLE_ELEMENTS` for integers: models read positions and masks).  All other tensors are
 real, on the CPU.  Requests for a device are ignored.  An operator on real and meta tensors runs on
 the meta device.
+
+Most of PyTorch's meta kernels are Python, a millisecond each; a network repeats its layers, and a
+trace its steps.  So a call whose arguments have known layouts makes its results without the kernel.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
 from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from gpumemnet.extract.meta_tensors import (
-    KnownLayouts,
-    argument_tensors,
-    as_meta,
-    call_on_meta,
-    is_sparse,
-    result_on_meta,
-)
-from gpumemnet.sandbox.user_code import UnknownValueError
+from gpumemnet.extract.sparse_tensors import result_on_meta
+from gpumemnet.sandbox.user_code import UnknownValueError, running_line
 from gpumemnet.torch_private.names import (
     DispatchMode,
     aten,
     id_of_storage,
+    is_sparse,
     own_parameters,
     replaced,
     schema,
     storage_id,
     tree_leaves,
+    tree_map_only,
 )
 from gpumemnet.torch_private.training import AUTOCAST_BY_DEVICE
 
@@ -65,6 +64,7 @@ _READS_VALUE: Final = frozenset(
         ),
     }
 )
+HINT: Final = "; --best-effort continues with a guess"
 NEEDS_VALUES: Final = "needs the values of a tensor, and here no values are computed"
 _NO_SHAPE: Final = "has an output whose shape depends on values, and here no values are computed"
 _NO_KERNEL: Final = (
@@ -95,15 +95,42 @@ def is_small(tensor: torch.Tensor) -> bool:
 
 class MissingValues:
     """Decides what happens where code needs values that were not computed: this class refuses;
-    others may guess."""
+    others may guess.
+
+    Args:
+        guess_of: returns the guess for an operator and its arguments that another would continue
+            with, ``None`` if there is none; errors then say so.
+    """
+
+    def __init__(self, guess_of: Callable[..., object] | None = None) -> None:
+        self._guess_of = guess_of
+        self._notes: dict[tuple[str, str], str] = {}
+        self._scalars_are_factors = False
+
+    @contextmanager
+    def stepping(self, optimizer: Optimizer) -> Iterator[None]:
+        """Context of an optimizer's step: PyTorch's own optimizers read scalars only to scale
+        updates, so any value will do."""
+        self._scalars_are_factors = (type(optimizer).__module__ + ".").startswith("torch.optim.")
+        try:
+            yield
+        finally:
+            self._scalars_are_factors = False
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """One sentence for each operator and line."""
+        return tuple(self._notes.values())
 
     def value(self, function: str, tensor: torch.Tensor) -> Any:
         """Return what code gets that reads the values of ``tensor`` with ``function``.
 
         Raises:
-            UnknownValueError: names the function.
+            UnknownValueError: names the function, unless any value will do.
         """
-        raise UnknownValueError(function, NEEDS_VALUES)
+        if self._scalars_are_factors and function.rpartition(".")[2] == "item":
+            return one(tensor.dtype)
+        raise UnknownValueError(function, f"{NEEDS_VALUES}{HINT if self._guess_of else ''}")
 
     def result(
         self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: UnknownValueError
@@ -113,10 +140,29 @@ class MissingValues:
         Raises:
             UnknownValueError: ``error``, which names the operator.
         """
-        raise error
+        has_guess = self._guess_of is not None and self._guess_of(operator, args, kwargs)
+        raise UnknownValueError(error.operator, f"{error.reason}{HINT if has_guess else ''}")
 
     def copied_to_host(self, function: str) -> None:
-        """``function`` has requested a copy on the CPU, and got the same tensor."""
+        """Note that ``function`` has requested a copy on the CPU, and got the same tensor."""
+        self._note(
+            function,
+            "copies a tensor to the host; results computed from the copy are counted as if they were on the GPU",
+        )
+
+    def _note(self, operator: str, what: str) -> str:
+        where = running_line()
+        self._notes.setdefault(
+            (operator, where), f"{operator}{f' at {where},' if where else ''} {what}."
+        )
+        return where
+
+
+def one(dtype: torch.dtype) -> bool | int | float | complex:
+    """Return 1 as a number of this type."""
+    if dtype == torch.bool:
+        return True
+    return 1 + 0j if dtype.is_complex else 1.0 if dtype.is_floating_point else 1
 
 
 def large_tensors_on_meta() -> AbstractContextManager[object]:
@@ -515,3 +561,159 @@ def launches_do_nothing(*, before_import: bool = False) -> Iterator[None]:
         yield
     finally:
         jit.KernelInterface.__getitem__ = original
+
+
+_PLAIN: Final = (torch.Tensor, nn.Parameter)
+_UNHASHABLE: Final = object()
+_GROUPED_PRODUCT: Final = aten._grouped_mm.default
+_Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]
+
+
+class KnownLayouts:
+    """Results by operator and arguments, for one run with one set of kernels."""
+
+    def __init__(self) -> None:
+        self._results: dict[Hashable, tuple[type, tuple[_Layout | None, ...]]] = {}
+        self._is_pure: dict[Any, bool] = {}
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result of ``func`` on meta tensors."""
+        pure = self._is_pure.get(func)
+        if pure is None:
+            pure = self._is_pure[func] = _only_makes_tensors(func)
+        key = _key((args, tuple(kwargs.items()))) if pure else _UNHASHABLE
+        if key is _UNHASHABLE:
+            return call_on_meta(func, args, kwargs)
+        whole = (func, key, torch.get_default_dtype())
+        known = self._results.get(whole)
+        if known is None:
+            result = call_on_meta(func, args, kwargs)
+            layouts = _layouts(result, args, kwargs)
+            if layouts is not None:
+                self._results[whole] = (type(result), layouts)
+            return result
+        kind, layouts = known
+        made = [
+            None if each is None else torch.empty_strided(*each[:2], dtype=each[2], device="meta")
+            for each in layouts
+        ]
+        return made[0] if kind is torch.Tensor else kind(made)
+
+
+def call_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operator with a meta tensor in place of every real one."""
+    if not all(tensor.is_meta for tensor in argument_tensors(args, kwargs)):
+        args, kwargs = tree_map_only(torch.Tensor, as_meta, (args, kwargs))
+    if func is _GROUPED_PRODUCT and args[0].dtype != torch.bfloat16:
+        return _grouped_product(*args, **kwargs)
+    if any(argument.name == "device" for argument in schema(func).arguments):
+        kwargs = {**kwargs, "device": torch.device("meta")}
+    return func(*args, **kwargs)
+
+
+def _grouped_product(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """Return the products of groups of rows or columns, whose meta kernel knows bfloat16 alone, and
+    the CUDA kernel others too.
+
+    Rows of the result begin at multiples of 16 bytes (``create_grouped_gemm_output_tensor`` in
+    ``ATen/native/GroupedMMUtils.h``).
+    """
+    is_flat = left.ndim == right.ndim == 2
+    groups = len(offsets) if is_flat and offsets is not None else right.shape[0]
+    lead = (
+        (groups, left.shape[0])
+        if is_flat
+        else left.shape[:-1]
+        if right.ndim == 3
+        else left.shape[1:-1]
+    )
+    shape = (*lead, right.shape[-1])
+    aligned = 16 // (dtype or left.dtype).itemsize
+    padded = -(-shape[-1] // aligned) * aligned
+    strides = (shape[-2] * padded, padded, 1)[-len(shape) :]
+    return torch.empty_strided(shape, strides, dtype=dtype or left.dtype, device="meta")
+
+
+def argument_tensors(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """Return the tensors among an operator's arguments, which nest in lists and tuples only."""
+    found: list[torch.Tensor] = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += argument_tensors(value, {})
+    return found
+
+
+def as_meta(tensor: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor``, or a meta tensor with its layout where it is real."""
+    if tensor.is_meta:
+        return tensor
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _only_makes_tensors(func: Any) -> bool:
+    """Whether the operator neither writes into its arguments nor returns views, and returns tensors
+    only."""
+    declared = schema(func)
+    if (
+        any(value.alias_info is not None for value in (*declared.arguments, *declared.returns))
+        or not declared.returns
+    ):
+        return False
+    return all(
+        str(value.type) in ("Tensor", "Optional[Tensor]", "List[Tensor]")
+        for value in declared.returns
+    )
+
+
+def _key(value: Any) -> Any:
+    """A key that is equal for arguments of equal layouts; :data:`_UNHASHABLE` where only the kernel
+    can tell."""
+    if isinstance(value, torch.Tensor):
+        if (
+            type(value) not in _PLAIN
+            or value.layout != torch.strided
+            or value.is_conj()
+            or value.is_neg()
+        ):
+            return _UNHASHABLE
+        return value.shape, value.stride(), value.dtype, value.storage_offset()
+    if isinstance(value, list | tuple):
+        entries = tuple(_key(entry) for entry in value)
+        return _UNHASHABLE if any(entry is _UNHASHABLE for entry in entries) else entries
+    return (type(value), value) if value is None or isinstance(value, Hashable) else _UNHASHABLE
+
+
+def _layouts(
+    result: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[_Layout | None, ...] | None:
+    """The layouts of new tensors; ``None`` where they share memory or are not dense from the start
+    of their storage."""
+    values = [result] if isinstance(result, torch.Tensor) else result
+    if not isinstance(values, list | tuple) or type(result) not in (torch.Tensor, list, tuple):
+        return None
+    taken = {storage_id(tensor) for tensor in argument_tensors(args, kwargs)}
+    layouts: list[_Layout | None] = []
+    for value in values:
+        if value is None:
+            layouts.append(None)
+            continue
+        if type(value) is not torch.Tensor or value.layout is not torch.strided:
+            return None
+        if not value.is_meta or value.storage_offset() or storage_id(value) in taken:
+            return None
+        layout = (value.shape, value.stride(), value.dtype)
+        alike = torch.empty_strided(*layout[:2], dtype=layout[2], device="meta")
+        if alike.untyped_storage().nbytes() != value.untyped_storage().nbytes():
+            return None
+        taken.add(storage_id(value))
+        layouts.append(layout)
+    return tuple(layouts)

@@ -17,7 +17,7 @@ from typing import Any, Final
 from torch import nn
 
 from gpumemnet.errors import ExtractError, InvalidRequestError
-from gpumemnet.extract.inputs import ModelInputs
+from gpumemnet.extract.module_calls import ModelInputs
 from gpumemnet.physics.element_types import AUTOCAST_TYPES
 from gpumemnet.physics.optimizers import OPTIMIZER_RULES, torch_call
 from gpumemnet.planner.plans import Alternative

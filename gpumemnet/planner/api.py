@@ -185,7 +185,7 @@ def plan(
         with_alternatives=with_alternatives,
     )
     notes = checked_torch()
-    from gpumemnet.extract.inputs import as_model_inputs
+    from gpumemnet.extract.module_calls import as_model_inputs
     from gpumemnet.planner.fitting import plan_request
 
     return plan_request(model, as_model_inputs(inputs, batch_size), request, notes)
@@ -242,17 +242,16 @@ def _plan(document: dict[str, Any]) -> dict[str, Any]:
     code = source_code(document)
     _LOG.info("importing torch")
     torch_notes = checked_torch()
+    from gpumemnet.extract.placement import MissingValues
     from gpumemnet.planner.fitting import plan_request
     from gpumemnet.torch_private.training import without_dynamo
-    from gpumemnet.tracing.missing_values import GuessedValues, RefusedValues
+    from gpumemnet.tracing.missing_values import GuessedValues, guess_of
 
     _LOG.info("building the model")
     options = request.trace.options
-    missing_values = GuessedValues() if options.best_effort else RefusedValues()
+    missing_values = GuessedValues() if options.best_effort else MissingValues(guess_of)
     with without_dynamo():
-        built, inputs = build(
-            document, code, missing_values=missing_values, with_loss=True, keep_values=True
-        )
+        built, inputs = build(document, code, missing_values)
         if built.loss is not None:
             options = replace(options, loss=built.loss)
         answer = plan_request(

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from gpumemnet.errors import BudgetError, InvalidRequestError, PlanError
-from gpumemnet.extract.inputs import ModelInputs
+from gpumemnet.extract.module_calls import ModelInputs
 from gpumemnet.planner.alternatives import alternatives
 from gpumemnet.planner.api import DEFAULT_PLANNER, PlanRequest
 from gpumemnet.planner.chain import KEEP, OPTIONS, Chain, chain_of

@@ -17,7 +17,7 @@ import torch
 
 from gpumemnet.allocator import EMPTY_CACHE
 from gpumemnet.errors import ExtractError, PlanError
-from gpumemnet.extract.inputs import as_model_inputs
+from gpumemnet.extract.module_calls import as_model_inputs
 from gpumemnet.planner.costs import Pass, StepCosts, UnitPass
 from gpumemnet.planner.plans import Decision
 from gpumemnet.planner.recomputing import check_plan

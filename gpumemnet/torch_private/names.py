@@ -166,6 +166,11 @@ def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
     return ()
 
 
+def is_sparse(tensor: Tensor) -> bool:
+    """Whether ``tensor`` has one of the layouts that are traced: COO, CSR or CSC."""
+    return tensor.layout in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
+
+
 def reference_counts(tensor: Tensor) -> tuple[int, int]:
     """How many owners in C++ a tensor and its storage have; the storage object that this call makes
     counts as one."""

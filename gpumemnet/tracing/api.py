@@ -184,7 +184,7 @@ def trace_request(
         UnsupportedTorchError: as in :func:`trace`.
     """
     notes = checked_torch()
-    from gpumemnet.extract.inputs import as_model_inputs
+    from gpumemnet.extract.module_calls import as_model_inputs
     from gpumemnet.tracing.model_tracer import ModelTracer
 
     return ModelTracer(model, as_model_inputs(inputs, batch_size), request, notes).answer()
@@ -228,7 +228,7 @@ def trace_file(
             output to a scalar.
         options: how the model is trained; words, numbers and switches only.
         inputs: shape of one sample for each input of the model, as
-            :func:`gpumemnet.extract.inputs.parse_input` reads it; empty if the factory returns
+            :func:`gpumemnet.extract.factory.parse_input` reads it; empty if the factory returns
             inputs.
         arguments: keyword arguments of the factory; any JSON values.
         batch_size: samples per step; required unless the factory returns inputs.
@@ -378,15 +378,14 @@ def _script_in_child(document: dict[str, Any], request: TraceRequest) -> TraceAn
 def _file_in_child(document: dict[str, Any], request: TraceRequest) -> TraceAnswer:
     code = source_code(document)
     _LOG.info("importing torch")
+    from gpumemnet.extract.placement import MissingValues
     from gpumemnet.torch_private.training import without_dynamo
-    from gpumemnet.tracing.missing_values import GuessedValues, RefusedValues
+    from gpumemnet.tracing.missing_values import GuessedValues, guess_of
 
     _LOG.info("building the model")
-    missing_values = GuessedValues() if request.options.best_effort else RefusedValues()
+    missing_values = GuessedValues() if request.options.best_effort else MissingValues(guess_of)
     with without_dynamo():
-        built, inputs = build(
-            document, code, missing_values=missing_values, with_loss=True, keep_values=True
-        )
+        built, inputs = build(document, code, missing_values)
         options = (
             request.options if built.loss is None else replace(request.options, loss=built.loss)
         )

@@ -11,81 +11,27 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from gpumemnet.extract.placement import NEEDS_VALUES, MissingValues
-from gpumemnet.sandbox.user_code import UnknownValueError, running_line
+from gpumemnet.extract.placement import NEEDS_VALUES, MissingValues, one
+from gpumemnet.sandbox.user_code import UnknownValueError
 from gpumemnet.torch_private.names import aten, schema, tree_leaves
 
 _CONDITIONS: Final = frozenset({"__bool__", "__contains__"})
 _ARRAYS: Final = frozenset({"tolist", "numpy", "__array__"})
-HINT: Final = "; --best-effort continues with a guess"
 _MAX_VALUES: Final = 2**24
 """Largest number of values that are made up for one tensor, in host memory."""
 _MAX_TIMES: Final = 10_000
 """How often one line may ask for a condition: it may be a loop that waits for another value."""
 
 
-class RefusedValues(MissingValues):
-    """Refuses code that needs values, says where a guess would be possible, and notes copies to the
-    host."""
-
-    def __init__(self) -> None:
-        self._notes: dict[tuple[str, str], str] = {}
-        self._scalars_are_factors = False
-
-    @contextmanager
-    def stepping(self, optimizer: Optimizer) -> Iterator[None]:
-        """Context of an optimizer's step: PyTorch's own optimizers read scalars only to scale
-        updates, so any value will do."""
-        self._scalars_are_factors = (type(optimizer).__module__ + ".").startswith("torch.optim.")
-        try:
-            yield
-        finally:
-            self._scalars_are_factors = False
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """One sentence for each operator and line."""
-        return tuple(self._notes.values())
-
-    def value(self, function: str, tensor: Tensor) -> Any:
-        """Refuse, unless any value will do."""
-        if self._scalars_are_factors and function.rpartition(".")[2] == "item":
-            return _one(tensor.dtype)
-        raise UnknownValueError(function, f"{NEEDS_VALUES}{HINT}")
-
-    def result(
-        self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: UnknownValueError
-    ) -> Any:
-        """Refuse."""
-        hint = "" if guess_of(operator, args, kwargs) is None else HINT
-        raise UnknownValueError(error.operator, f"{error.reason}{hint}")
-
-    def copied_to_host(self, function: str) -> None:
-        """Note the copy."""
-        self._note(
-            function,
-            "copies a tensor to the host; results computed from the copy are counted as if they were on the GPU",
-        )
-
-    def _note(self, operator: str, what: str) -> str:
-        where = running_line()
-        self._notes.setdefault(
-            (operator, where), f"{operator}{f' at {where},' if where else ''} {what}."
-        )
-        return where
-
-
-class GuessedValues(RefusedValues):
+class GuessedValues(MissingValues):
     """Continues with a guess where there is one."""
 
     def __init__(self) -> None:
@@ -96,7 +42,7 @@ class GuessedValues(RefusedValues):
         """Return true, an array of ones, or 1."""
         kind = function.rpartition(".")[2]
         if self._scalars_are_factors and kind == "item":
-            return _one(tensor.dtype)
+            return one(tensor.dtype)
         if kind in _CONDITIONS:
             where = self._note(function, "was taken to be true")
             self._conditions[where] += 1
@@ -114,7 +60,7 @@ class GuessedValues(RefusedValues):
             return ones.tolist() if kind == "tolist" else ones
         self._note(function, "was taken to be 1")
         return {"__int__": 1, "__index__": 1, "__float__": 1.0, "__complex__": 1 + 0j}.get(
-            kind, _one(tensor.dtype)
+            kind, one(tensor.dtype)
         )
 
     def result(
@@ -145,18 +91,12 @@ def _meta(tensor: Tensor) -> Tensor:
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
-def _one(dtype: torch.dtype) -> bool | int | float | complex:
-    if dtype == torch.bool:
-        return True
-    return 1 + 0j if dtype.is_complex else 1.0 if dtype.is_floating_point else 1
-
-
 def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
     return np.dtype("float32" if dtype == torch.bfloat16 else str(dtype).removeprefix("torch."))
 
 
 def _scalar(tensor: Tensor, *others: Any) -> tuple[Any, str]:
-    return _one(tensor.dtype), "was taken to be 1"
+    return one(tensor.dtype), "was taken to be 1"
 
 
 def _true(*tensors: Any) -> tuple[Any, str]:

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 
 from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.extract.extraction import ExtractOptions, extract_from
-from gpumemnet.extract.inputs import ModelInputs
+from gpumemnet.extract.module_calls import ModelInputs
 from gpumemnet.gpu import YES, DeviceProfile, available_mib, context, device_profiles, verdict
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.training_job import TrainingJob

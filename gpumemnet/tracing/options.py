@@ -13,10 +13,10 @@ from typing import Any, Final
 from gpumemnet.allocator.settings import AllocatorSettings
 from gpumemnet.cudnn.session import AUTO, OFF, find_library
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.extract.extraction import DEFAULT_GPU, check_batch_size
+from gpumemnet.extract.extraction import DEFAULT_GPU
 from gpumemnet.gpu import ContextReading, DeviceProfile, find_profile
-from gpumemnet.job.layers import describe
-from gpumemnet.job.training_job import MAX_RANKS, TrainingOptions
+from gpumemnet.job.layers import check_count, describe
+from gpumemnet.job.training_job import MAX_BATCH_SIZE, MAX_RANKS, TrainingOptions
 from gpumemnet.physics.element_types import SCALED_PRECISIONS
 
 LOSSES: Final = ("auto", "cross_entropy", "mse", "bce", "mean")
@@ -176,7 +176,8 @@ def checked_request(
         InvalidJobError: the batch size is out of range.
         InvalidRequestError: options exclude each other, or there is no such GPU or cuDNN.
     """
-    check_batch_size(batch_size)
+    if batch_size is not None:
+        check_count(batch_size, "batch_size", 1, MAX_BATCH_SIZE)
     extras = extras or ExtraResults()
     _check_parallel(options, extras.job)
     for size in extras.batches:

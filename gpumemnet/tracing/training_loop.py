@@ -24,10 +24,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from gpumemnet.errors import ExtractError, InvalidRequestError, PlanError
-from gpumemnet.extract.inputs import ModelInputs
-from gpumemnet.extract.module_calls import ModulePath, tensors_in
-from gpumemnet.extract.placement import is_small, placement
+from gpumemnet.errors import ExtractError, GpumemnetError
+from gpumemnet.extract.module_calls import ModelInputs, ModulePath, tensors_in
+from gpumemnet.extract.placement import MissingValues, is_small, placement
 from gpumemnet.physics.element_types import (
     AUTOCAST_TYPES,
     IMAGE_DIMENSIONS,
@@ -53,7 +52,7 @@ from gpumemnet.tracing.losses_and_optimizers import (
     loss_name,
     optimizer_factory,
 )
-from gpumemnet.tracing.missing_values import GuessedValues, RefusedValues
+from gpumemnet.tracing.missing_values import GuessedValues, guess_of
 from gpumemnet.tracing.operators.autocast import cuda_kernels
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.options import TraceOptions
@@ -320,7 +319,7 @@ def record(
         PlanError: a plan is applied to the model that would change what it computes.
     """
     modes = {module: module.training for module in model.modules()}
-    missing_values = GuessedValues() if options.best_effort else RefusedValues()
+    missing_values = GuessedValues() if options.best_effort else MissingValues(guess_of)
     run = _TrainingRun(model, inputs, options, platform, missing_values, new_recorder)
     try:
         with torch.enable_grad(), ExitStack() as stack:
@@ -346,7 +345,7 @@ def record(
                 stack.enter_context(checkpointed(model))
             whole, last = inputs.batch_size, options.last_batch_size
             run.train(meta_tensors, [whole] * steps + ([last, whole] if last else []))
-    except (ExtractError, InvalidRequestError, PlanError):
+    except GpumemnetError:
         raise
     except Exception as error:
         within = f" (in module '{run.path}')" if run.path else ""
@@ -369,7 +368,7 @@ class _TrainingRun:
         inputs: ModelInputs,
         options: TraceOptions,
         platform: Platform,
-        missing_values: RefusedValues,
+        missing_values: MissingValues,
         new_recorder: Callable[..., Recorder],
     ) -> None:
         self._model = self._model_on_rank = model

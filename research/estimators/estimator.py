@@ -20,7 +20,7 @@ from gpumemnet.job.training_job import TrainingJob
 if TYPE_CHECKING:
     from torch import nn
 
-    from gpumemnet.extract.inputs import ModelInputs
+    from gpumemnet.extract.module_calls import ModelInputs
     from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.operators.rules import Platform
 

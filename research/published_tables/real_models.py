@@ -25,7 +25,7 @@ from torch import nn
 
 from gpumemnet.errors import DatasetError
 from gpumemnet.extract import ExtractOptions, extract_job
-from gpumemnet.extract.inputs import inputs_from_example
+from gpumemnet.extract.module_calls import inputs_from_example
 from gpumemnet.gpu import device_profile
 from gpumemnet.job.dataset import write_dataset
 from gpumemnet.job.measurement import PUBLISHED_GPU, Measurement

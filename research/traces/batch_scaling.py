@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from gpumemnet.allocator import EMPTY_CACHE
 from gpumemnet.errors import ExtractError
-from gpumemnet.extract.inputs import ModelInputs
-from gpumemnet.extract.module_calls import ModulePath
+from gpumemnet.extract.module_calls import ModelInputs, ModulePath
 from gpumemnet.torch_private.names import find_operator
 from gpumemnet.tracing.operators.library_workspaces import blas_workspace
 from gpumemnet.tracing.operators.rules import Platform, scratch, takes_scratch

@@ -23,7 +23,7 @@ from dataset_builder.planned_job import (
 )
 from dataset_builder.recipe import Recipe, sample_jobs
 from gpumemnet.errors import GpumemnetError
-from gpumemnet.extract.inputs import ModelInputs
+from gpumemnet.extract.module_calls import ModelInputs
 from gpumemnet.gpu import DeviceProfile, context, device_profile
 from gpumemnet.job.dataset import read_dataset, write_dataset
 from gpumemnet.job.measurement import (

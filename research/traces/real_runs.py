@@ -23,7 +23,7 @@ import torch
 from gpumemnet.errors import DatasetError, GpumemnetError
 from gpumemnet.extract import ExtractOptions
 from gpumemnet.extract.extraction import extract_from
-from gpumemnet.extract.inputs import inputs_from_example
+from gpumemnet.extract.module_calls import inputs_from_example
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
 from gpumemnet.job.measurement import Measurement
@@ -134,7 +134,7 @@ def _document(model: RealModel) -> dict[str, Any]:
         options = ExtractOptions(**model.options.job_fields())
         example = model.sample(network, SAMPLES)
         guesses = GuessedValues() if model.options.best_effort else None
-        inputs = inputs_from_example(example, None, keep_values=True)
+        inputs = inputs_from_example(example, None)
         document["job"] = job_to_dict(extract_from(network, inputs, options, guesses).job)
         tensors = [*network.parameters(), *network.buffers(), *_tensors(model.sample(network, 1))]
         prime = prime_for(dimension for tensor in tensors for dimension in tensor.shape)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gpumemnet.errors import DatasetError
-from gpumemnet.extract.inputs import inputs_from_example
+from gpumemnet.extract.module_calls import inputs_from_example
 from gpumemnet.gpu import DeviceProfile
 from gpumemnet.job.measurement import PUBLISHED, Measurement
 from gpumemnet.tracing.operators.rules import Platform

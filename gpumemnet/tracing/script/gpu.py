@@ -27,13 +27,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from gpumemnet.errors import ExtractError
-from gpumemnet.extract.meta_tensors import is_sparse, meta_copy
 from gpumemnet.extract.module_calls import map_tensors
 from gpumemnet.extract.placement import REAL_WHOLE_ELEMENTS, is_meta
+from gpumemnet.extract.sparse_tensors import meta_copy
 from gpumemnet.physics.element_types import IMAGE_DIMENSIONS
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.names import (
     id_of_storage,
+    is_sparse,
     own_buffers,
     own_parameters,
     replaced,

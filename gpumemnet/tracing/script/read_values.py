@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from gpumemnet.extract.placement import MissingValues
+from gpumemnet.extract.placement import HINT, MissingValues
 from gpumemnet.sandbox.user_code import UnknownValueError, is_user_code, running_line
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.names import operator_name, schema
-from gpumemnet.tracing.missing_values import HINT, guess_of, selection_of, selects
+from gpumemnet.tracing.missing_values import guess_of, selection_of, selects
 
 MAX_VALUES: Final = 2**26
 """Largest number of elements of a copy to the host, where copies are real tensors."""
@@ -68,7 +68,7 @@ class ReadValues(MissingValues):
         self._conditions_hold = conditions_hold
         self._selected_share = selected_share
         self._best_effort = best_effort
-        self._notes: dict[str, str] = {}
+        self._sentences: dict[str, str] = {}
         self._truths: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
         self.selections: dict[str, None] = {}
         """Lines that select elements by values of the GPU, in order."""
@@ -83,17 +83,17 @@ class ReadValues(MissingValues):
     @property
     def notes(self) -> tuple[str, ...]:
         """One sentence for each operator and line."""
-        return tuple(self._notes.values())
+        return tuple(self._sentences.values())
 
     def note(self, what: str) -> None:
         """Note ``what`` with the running line of the script, once."""
         where = running_line()
         sentence = f"{where}: {what}." if where else f"{what}."
-        self._notes.setdefault(sentence, sentence)
+        self._sentences.setdefault(sentence, sentence)
 
     def note_once(self, sentence: str) -> None:
         """Note a sentence that does not belong to a line."""
-        self._notes.setdefault(sentence, f"{sentence}.")
+        self._sentences.setdefault(sentence, f"{sentence}.")
 
     def value(self, function: str, tensor: Tensor) -> Any:
         """Return a copy on the host."""

@@ -25,7 +25,7 @@ from torch import nn
 from dataset_builder.measure.journal import Journal
 from gpumemnet.errors import DatasetError, ExtractError, GpumemnetError
 from gpumemnet.extract import ExtractOptions, extract_job
-from gpumemnet.extract.inputs import inputs_from_example
+from gpumemnet.extract.module_calls import inputs_from_example
 from gpumemnet.gpu import DeviceProfile, context, device_profile
 from gpumemnet.job.measurement import TRACED, Measurement
 from gpumemnet.job.training_job import TrainingJob

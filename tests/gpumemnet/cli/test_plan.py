@@ -10,7 +10,7 @@ from rich.console import Console
 
 from gpumemnet.cli import main
 from gpumemnet.cli.plan import show_plan
-from gpumemnet.extract.inputs import inputs_from_example
+from gpumemnet.extract.module_calls import inputs_from_example
 from gpumemnet.planner import applied, load_plan
 from gpumemnet.planner.api import PlanRequest
 from gpumemnet.planner.fitting import plan_request

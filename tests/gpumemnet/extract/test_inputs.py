@@ -6,12 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumemnet.errors import ExtractError, InvalidRequestError
-from gpumemnet.extract.inputs import (
-    DTYPES,
-    inputs_from_example,
-    inputs_from_specs,
-    parse_input,
-)
+from gpumemnet.extract.factory import DTYPES, inputs_from_specs, parse_input
+from gpumemnet.extract.module_calls import inputs_from_example
 
 
 @given(st.text(max_size=30))

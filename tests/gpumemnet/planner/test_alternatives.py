@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import gpumemnet
-from gpumemnet.extract.inputs import inputs_from_example
+from gpumemnet.extract.module_calls import inputs_from_example
 from gpumemnet.gpu import find_profile, with_available
 from gpumemnet.planner.alternatives import alternatives, microbatch_size
 from gpumemnet.planner.plans import Alternative

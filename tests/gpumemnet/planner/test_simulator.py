@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gpumemnet.errors import BudgetError, ExtractError, InvalidRequestError
-from gpumemnet.extract.inputs import inputs_from_example
+from gpumemnet.extract.module_calls import inputs_from_example
 from gpumemnet.gpu import device_profile
 from gpumemnet.planner.api import PLANNERS
 from gpumemnet.planner.chain import chain_of

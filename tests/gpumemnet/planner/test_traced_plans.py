@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.cuda_code import peaks_of
-from gpumemnet.extract.inputs import inputs_from_example
+from gpumemnet.extract.module_calls import inputs_from_example
 from gpumemnet.gpu import device_profile
 from gpumemnet.planner import Decision, applied
 from gpumemnet.tracing.operators.rules import Platform
@@ -55,7 +55,7 @@ def test_a_traced_plan_takes_what_cuda_code_takes(name: str, decision: str) -> N
     with applied(model, plan):
         peaks = peaks_of(
             model,
-            inputs_from_example(batch, None, keep_values=True),
+            inputs_from_example(batch, None),
             OPTIONS,
             Platform.of(device_profile("H200"), OPTIONS),
         )

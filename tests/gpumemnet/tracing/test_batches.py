@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpumemnet.extract.inputs import inputs_from_example
+from gpumemnet.extract.module_calls import inputs_from_example
 from gpumemnet.tracing.model_tracer import BatchTraces, affine_sizes, largest_batch
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.options import TraceOptions

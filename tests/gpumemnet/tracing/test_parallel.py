@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from benchmarks.several_gpus import traced as peaks_of_job
 from gpumemnet import trace
 from gpumemnet.errors import ExtractError, InvalidJobError, InvalidRequestError
-from gpumemnet.extract.inputs import inputs_from_example
+from gpumemnet.extract.module_calls import inputs_from_example
 from gpumemnet.tracing import ExtraResults
 from gpumemnet.tracing.checkpointing import blocks
 from gpumemnet.tracing.operators.rules import Platform

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpumemnet.extract.inputs import inputs_from_example
+from gpumemnet.extract.module_calls import inputs_from_example
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.timeline import peak_of

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpumemnet.extract.inputs import ModelInputs
+from gpumemnet.extract.module_calls import ModelInputs
 from gpumemnet.gpu import device_profile
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob

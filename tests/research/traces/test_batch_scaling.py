@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gpumemnet.errors import ExtractError
-from gpumemnet.extract.inputs import ModelInputs, inputs_from_example
+from gpumemnet.extract.module_calls import ModelInputs, inputs_from_example
 from gpumemnet.gpu import device_profile
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.options import TraceOptions

@@ -1,0 +1,123 @@
+"""Results of operators on sparse meta tensors, for which PyTorch has no kernels.
+
+The number of non-zeros is known: it is the length of the values.  A sum of equal indices
+(``coalesce``) may shrink it; here it keeps all, which is the most that it can take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from gpumemnet.torch_private.names import dense_parts, is_sparse, schema
+
+_COO: Final = torch.sparse_coo
+_TRANSPOSED: Final = {
+    torch.sparse_csr: torch.sparse_csc,
+    torch.sparse_csc: torch.sparse_csr,
+}
+"""Layout → the layout of its transpose."""
+
+
+def meta_copy(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return a sparse meta tensor with as many non-zeros as ``tensor``, which may be real;
+    ``dtype`` is that of its values."""
+    *indices, values = map(_empty_like, dense_parts(tensor))
+    values = values if dtype is None else values.to(dtype)
+    return _made(
+        (*indices, values),
+        tensor.size(),
+        tensor.layout,
+        tensor.layout is _COO and tensor.is_coalesced(),
+    )
+
+
+def result_on_meta(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return the result of an operator of which an argument is sparse; ``NotImplemented`` where no
+    rule is known."""
+    rule = _RULES.get(schema(func).name)
+    if rule is None:
+        return NotImplemented
+    arguments = {
+        argument.name: value for argument, value in zip(schema(func).arguments, args, strict=False)
+    } | dict(kwargs)
+    return rule(arguments)
+
+
+def _empty_like(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+
+def _made(
+    parts: Sequence[Tensor], size: torch.Size, layout: torch.layout, is_coalesced: bool = False
+) -> Tensor:
+    """Make a sparse tensor of its parts, which it keeps."""
+    if layout is _COO:
+        indices, values = parts
+        return torch.sparse_coo_tensor(
+            indices, values, size, check_invariants=False, is_coalesced=is_coalesced
+        )
+    compressed, plain, values = parts
+    return torch.sparse_compressed_tensor(
+        compressed, plain, values, size, layout=layout, check_invariants=False
+    )
+
+
+def _product(left: Tensor, right: Tensor) -> Any:
+    """A dense matrix, from a sparse and a dense one; the number of non-zeros of a sparse product is
+    not known."""
+    if is_sparse(left) and is_sparse(right):
+        return NotImplemented
+    shape = (left.shape[0], *right.shape[1:])
+    return torch.empty(shape, dtype=torch.result_type(left, right), device="meta")
+
+
+def _transposed(tensor: Tensor) -> Tensor:
+    """COO copies its parts, CSR and CSC give the same parts another meaning."""
+    size = torch.Size((tensor.shape[1], tensor.shape[0]))
+    if tensor.layout is _COO:
+        return _made([_empty_like(part) for part in dense_parts(tensor)], size, _COO)
+    return _made(dense_parts(tensor), size, _TRANSPOSED[tensor.layout])
+
+
+def _coalesced(tensor: Tensor) -> Tensor:
+    return _made([_empty_like(part) for part in dense_parts(tensor)], tensor.size(), _COO, True)
+
+
+def _scaled(tensor: Any, other: Any = None) -> Any:
+    """A sparse tensor times a number, or another function of its values that keeps zeros."""
+    if not isinstance(tensor, Tensor) or (isinstance(other, Tensor) and other.ndim):
+        return NotImplemented
+    return meta_copy(
+        tensor, dtype=tensor.dtype if other is None else torch.result_type(tensor, other)
+    )
+
+
+def _dense(arguments: Mapping[str, Any]) -> Tensor:
+    tensor = arguments["self"]
+    return torch.empty(tensor.shape, dtype=arguments.get("dtype") or tensor.dtype, device="meta")
+
+
+_Rule = Callable[[Mapping[str, Any]], Any]
+_RULES: Final[Mapping[str, _Rule]] = {
+    "aten::mm": lambda given: _product(given["self"], given["mat2"]),
+    **dict.fromkeys(
+        ("aten::addmm", "aten::_sparse_addmm"), lambda given: _product(given["mat1"], given["mat2"])
+    ),
+    "aten::t": lambda given: _transposed(given["self"]),
+    "aten::transpose": lambda given: _transposed(given["self"]),
+    "aten::_to_dense": _dense,
+    "aten::_coalesce": lambda given: _coalesced(given["self"]),
+    "aten::clone": lambda given: meta_copy(given["self"]),
+    "aten::_to_copy": lambda given: meta_copy(given["self"], dtype=given.get("dtype")),
+    **dict.fromkeys(
+        ("aten::mul", "aten::div"), lambda given: _scaled(given["self"], given["other"])
+    ),
+    **dict.fromkeys(
+        ("aten::neg", "aten::abs", "aten::relu", "aten::sqrt"), lambda given: _scaled(given["self"])
+    ),
+}
+"""Operator → the rule for its arguments by name."""
