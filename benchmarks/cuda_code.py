@@ -39,9 +39,9 @@ from gpumemnet.extract.module_calls import ModelInputs  # noqa: E402
 from gpumemnet.gpu import device_profile  # noqa: E402
 from gpumemnet.job.measurement import Measurement  # noqa: E402
 from gpumemnet.sandbox.workers import in_processes  # noqa: E402
+from gpumemnet.tracing.api import TraceOptions  # noqa: E402
 from gpumemnet.tracing.operators import library_workspaces  # noqa: E402
 from gpumemnet.tracing.operators.rules import Platform, Scratch, with_cudnn  # noqa: E402
-from gpumemnet.tracing.options import TraceOptions  # noqa: E402
 from research.traces.labels import subject, traced_run  # noqa: E402
 
 FAMILIES = ("mlp", "cnn", "transformer", "zoo")

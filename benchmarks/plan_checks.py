@@ -54,7 +54,6 @@ from gpumemnet.planner.planned_step import simulate  # noqa: E402
 from gpumemnet.planner.splitting import split_step  # noqa: E402
 from gpumemnet.tracing.losses_and_optimizers import loss_function  # noqa: E402
 from gpumemnet.tracing.operators.rules import Platform  # noqa: E402
-from gpumemnet.tracing.options import TraceOptions, checked_request  # noqa: E402
 from gpumemnet.units import GIB  # noqa: E402
 
 GPU = "H200"

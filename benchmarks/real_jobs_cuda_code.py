@@ -45,10 +45,10 @@ from gpumemnet.physics.element_types import (  # noqa: E402
     SCALED_PRECISIONS,
 )
 from gpumemnet.physics.optimizers import torch_call  # noqa: E402
+from gpumemnet.tracing.api import TraceOptions  # noqa: E402
 from gpumemnet.tracing.checkpointing import checkpointed  # noqa: E402
 from gpumemnet.tracing.losses_and_optimizers import loss_function  # noqa: E402
 from gpumemnet.tracing.operators.rules import Platform  # noqa: E402
-from gpumemnet.tracing.options import TraceOptions  # noqa: E402
 from research.traces.labels import traced_run  # noqa: E402
 from research.traces.real_jobs.campaign import freeze  # noqa: E402
 from research.traces.real_jobs.networks import build, sample  # noqa: E402

@@ -25,9 +25,9 @@ from rich.table import Table
 from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.extract.module_calls import inputs_from_example
 from gpumemnet.gpu import device_profile
+from gpumemnet.tracing.api import TraceOptions
 from gpumemnet.tracing.model_tracer import affine_sizes
 from gpumemnet.tracing.operators.rules import Platform
-from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.timeline import memory_of, repeated
 from gpumemnet.tracing.training_loop import record
 

@@ -53,7 +53,7 @@ from gpumemnet.planner.plans import (
     plan_to_dict,
     units_by_decision,
 )
-from gpumemnet.tracing.options import (
+from gpumemnet.tracing.api import (
     DEADLINE_SECONDS,
     DEFAULT_OPTIONS,
     LOSSES,

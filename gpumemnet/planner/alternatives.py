@@ -22,10 +22,10 @@ from gpumemnet.physics.element_types import AUTOCAST_TYPES
 from gpumemnet.physics.optimizers import OPTIMIZER_RULES, torch_call
 from gpumemnet.planner.plans import Alternative
 from gpumemnet.torch_private.names import is_batch_norm
+from gpumemnet.tracing.api import TraceOptions, TraceRequest
 from gpumemnet.tracing.checkpointing import blocks
 from gpumemnet.tracing.model_tracer import BatchMemory, BatchTraces, verdict_of
 from gpumemnet.tracing.operators.rules import Platform, with_cudnn
-from gpumemnet.tracing.options import TraceOptions, TraceRequest
 from gpumemnet.tracing.result import BatchPoint
 from gpumemnet.tracing.timeline import Timeline, steady_memory
 from gpumemnet.tracing.training_loop import record

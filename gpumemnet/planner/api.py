@@ -21,13 +21,13 @@ from gpumemnet.job.layers import describe
 from gpumemnet.planner.costs import Machine, find_machine
 from gpumemnet.planner.plans import PlanAnswer, plan_answer_from_dict, plan_answer_to_dict
 from gpumemnet.sandbox.process import Progress, ask
-from gpumemnet.tracing.api import checked_torch
-from gpumemnet.tracing.options import (
+from gpumemnet.tracing.api import (
     DEADLINE_SECONDS,
     ExtraResults,
     TraceOptions,
     TraceRequest,
     checked_request,
+    checked_torch,
     request_from_dict,
 )
 from gpumemnet.units import MIB

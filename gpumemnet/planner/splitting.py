@@ -30,7 +30,7 @@ from gpumemnet.tracing.training_loop import record
 if TYPE_CHECKING:
     from torch import nn
 
-    from gpumemnet.tracing.options import TraceRequest
+    from gpumemnet.tracing.api import TraceRequest
 
 LARGEST_SHARE: Final = 1 / 8
 """A module that saves more than this share of the bytes is split, unless it is a repeated block."""
@@ -52,7 +52,7 @@ def split_step(
     Args:
         model, inputs, batch_size: as those of :func:`gpumemnet.trace`.
         request: how the model is trained, and the GPU, from
-            :func:`~gpumemnet.tracing.options.checked_request`.
+            :func:`~gpumemnet.tracing.api.checked_request`.
 
     Raises:
         ExtractError: the model cannot be traced, or nothing in it is large enough to plan for.

@@ -1,50 +1,271 @@
-"""``gpumemnet.trace`` for a model object, :func:`trace_file` for a file that builds one, and
-:func:`trace_script` for a training script.
+"""``gpumemnet.trace`` for a model object, :func:`trace_file` for a file that builds one, and what
+they are told besides the model: options, GPU, allocator and extra results, checked, and as JSON for
+a child process.
 
-Files and scripts run in a child process, so that user code cannot affect the caller.  A script that
-branches on values of the GPU is traced both ways, because nothing computes them; the larger result
-counts.
-
-This module loads no torch; the first call does.
+Files run in a child process, so that user code cannot affect the caller.  This module loads no
+torch; the first call does.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.allocator.settings import AllocatorSettings
-from gpumemnet.cudnn.session import OFF
-from gpumemnet.errors import ExtractError, MissingExtraError
+from gpumemnet.cudnn.session import AUTO, OFF, find_library
+from gpumemnet.errors import InvalidRequestError, MissingExtraError
 from gpumemnet.extract.extraction import DEFAULT_GPU
-from gpumemnet.extract.factory import build, existing_file, factory_request, source_code
-from gpumemnet.gpu import DeviceProfile, asked_profile
+from gpumemnet.extract.factory import build, factory_request, source_code
+from gpumemnet.gpu import ContextReading, DeviceProfile, asked_profile, find_profile
+from gpumemnet.job.layers import check_count, describe
+from gpumemnet.job.training_job import MAX_BATCH_SIZE, MAX_RANKS, TrainingOptions
+from gpumemnet.physics.element_types import SCALED_PRECISIONS
 from gpumemnet.sandbox.process import Progress, ask
-from gpumemnet.tracing.options import (
-    DEADLINE_SECONDS,
-    DEFAULT_OPTIONS,
-    ExtraResults,
-    TraceOptions,
-    TraceRequest,
-    check_ranks,
-    checked_request,
-    request_from_dict,
-)
 from gpumemnet.tracing.result import TraceAnswer, answer_from_dict, answer_to_dict
-from gpumemnet.units import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from gpumemnet.allocator import AllocatorSettings
-    from gpumemnet.gpu import DeviceProfile
-    from gpumemnet.tracing.result import TraceAnswer
+LOSSES: Final = ("auto", "cross_entropy", "mse", "bce", "mean")
+"""Names of losses; ``auto`` takes the model's own loss, or one that fits its output."""
+ZERO_GRAD: Final = ("before_forward", "before_backward", "after_step")
+"""Where a training loop drops its gradients."""
+PARALLEL: Final = ("none", "ddp", "fsdp", "fsdp_zero2")
+"""How a job uses several GPUs.
+
+``ddp`` holds a replica on each GPU.  ``fsdp`` and ``fsdp_zero2`` shard parameters, gradients and
+optimizer state.  With ``fsdp`` (ZeRO-3) gathered parameters are freed after each block; with
+``fsdp_zero2`` (ZeRO-2) they stay until the backward pass.
+"""
+DEADLINE_SECONDS: Final = 600.0
+"""Time for a whole trace in a child process, including the import of torch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtraResults:
+    """Results that a trace computes on request.
+
+    Attributes:
+        batches: batch sizes at which to compute the memory too.
+        max_batch: whether to find the largest batch size that fits the GPU.
+        gpus: whether to compute the memory on every GPU of the catalogue.
+        curve: whether to return the memory over one training step.
+        job: whether to return the training job with its traced peak.
+    """
+
+    batches: tuple[int, ...] = ()
+    max_batch: bool = False
+    gpus: bool = False
+    curve: bool = False
+    job: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceOptions(TrainingOptions):
+    """The training options, and how the training loop is written.
+
+    ``ranks`` counts the GPUs for every value of ``parallel``, not only replicas.
+
+    Attributes:
+        own_optimizer: an optimizer over the model's parameters, or a function from parameters to
+            one; it replaces ``optimizer``.
+        loss: a name of :data:`LOSSES`, or a function of the model's output.
+        zero_grad: where the loop drops its gradients, one of :data:`ZERO_GRAD`.
+        parallel: how several GPUs are used, one of :data:`PARALLEL`; each GPU has the batch size of
+            the inputs.
+        best_effort: whether to continue with a guess where the model needs the values of tensors,
+            see :class:`~gpumemnet.tracing.missing_values.GuessedValues`.
+        keeps_names: whether batch, output and loss of a step stay alive until the next step
+            replaces them, as in a loop that is not inside a function.
+        last_batch_size: samples in the last batch of an epoch, if it is smaller.  Two further steps
+            run, one of that size and one of the full size, because the allocator's cache then holds
+            blocks for both.
+        forward_passes_first: forward passes in training mode before the optimizer exists, such as
+            those of a model summary.
+        weight_decay: that of a named optimizer; PyTorch's default by default.  SGD copies the
+            gradients to add it.
+        nesterov: whether a named SGD with momentum uses Nesterov's.
+        clip_norm: largest norm of the gradients (``torch.nn.utils.clip_grad_norm_``); they are not
+            clipped by default.
+        tf32: whether fp32 convolutions may run on TF32 tensor cores
+            (``torch.backends.cudnn.allow_tf32``).
+
+    Raises:
+        InvalidJobError, InvalidRequestError: names the option and its values.
+    """
+
+    own_optimizer: object = None
+    loss: object = LOSSES[0]
+    zero_grad: str = ZERO_GRAD[0]
+    parallel: str = PARALLEL[0]
+    best_effort: bool = False
+    keeps_names: bool = False
+    last_batch_size: int | None = None
+    forward_passes_first: int = 0
+    weight_decay: float | None = None
+    nesterov: bool = False
+    clip_norm: float | None = None
+    tf32: bool = True
+
+    def __post_init__(self) -> None:
+        TrainingOptions.__post_init__(self)
+        for name, choices in (("loss", LOSSES), ("zero_grad", ZERO_GRAD), ("parallel", PARALLEL)):
+            value = getattr(self, name)
+            if (name != "loss" or isinstance(value, str)) and value not in choices:
+                raise InvalidRequestError(
+                    f"must be one of {', '.join(choices)}, not {describe(value)}", name
+                )
+        if self.own_optimizer is not None and self.optimizer_settings:
+            name = next(iter(self.optimizer_settings))
+            raise InvalidRequestError(
+                "belongs to an optimizer given by its name; your own has its own", name
+            )
+        if self.last_batch_size is not None and (
+            type(self.last_batch_size) is not int or self.last_batch_size < 1
+        ):
+            raise InvalidRequestError(
+                f"must be at least 1, not {describe(self.last_batch_size)}", "last_batch_size"
+            )
+        for name in ("weight_decay", "clip_norm"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise InvalidRequestError(f"must not be negative, but is {describe(value)}", name)
+
+    @property
+    def optimizer_settings(self) -> dict[str, Any]:
+        """Arguments of a named optimizer that differ from its usual ones."""
+        decay = {} if self.weight_decay is None else {"weight_decay": self.weight_decay}
+        return decay | ({"nesterov": True} if self.nesterov else {})
+
+
+DEFAULT_OPTIONS: Final = TraceOptions()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRequest:
+    """What a trace is told besides the model.
+
+    Attributes:
+        options: how the model is trained; its values are words, numbers or switches.
+        gpu: the GPU.
+        allocator: settings of the caching allocator.
+        extras: further results to compute.
+        cudnn: ``off``, ``auto`` or the path of a cuDNN library, see :func:`gpumemnet.trace`.
+    """
+
+    options: TraceOptions
+    gpu: DeviceProfile
+    allocator: AllocatorSettings
+    extras: ExtraResults
+    cudnn: str = OFF
+
+
+def checked_request(
+    options: TraceOptions,
+    gpu: str | DeviceProfile = DEFAULT_GPU,
+    allocator: AllocatorSettings | None = None,
+    extras: ExtraResults | None = None,
+    batch_size: int | None = None,
+    cudnn: str = OFF,
+) -> TraceRequest:
+    """Return the request, with the GPU looked up and the options checked against each other.
+
+    Args:
+        options: how the model is trained.
+        gpu: name or alias of a GPU in the catalogue, path of a profile's ``.json`` file, or a
+            profile.
+        allocator: settings of the caching allocator; PyTorch's defaults by default.
+        extras: further results to compute.
+        batch_size: batch size of the job, if it is known.
+        cudnn: ``off``, ``auto`` or the path of a cuDNN library.
+
+    Raises:
+        InvalidJobError: the batch size is out of range.
+        InvalidRequestError: options exclude each other, or there is no such GPU or cuDNN.
+    """
+    if batch_size is not None:
+        check_count(batch_size, "batch_size", 1, MAX_BATCH_SIZE)
+    extras = extras or ExtraResults()
+    _check_parallel(options, extras.job)
+    for size in extras.batches:
+        if type(size) is not int or size < 1:
+            raise InvalidRequestError(f"must be at least 1, not {describe(size)}", "batches")
+    profile = find_profile(gpu) if isinstance(gpu, str) else gpu
+    library = cudnn if cudnn in (AUTO, OFF) else str(find_library(cudnn))
+    settings = allocator or AllocatorSettings()
+    return TraceRequest(
+        options=options, gpu=profile, allocator=settings, extras=extras, cudnn=library
+    )
+
+
+def request_from_dict(document: Mapping[str, Any]) -> TraceRequest:
+    """Return the request that :func:`dataclasses.asdict` turned into a JSON object."""
+    gpu, allocator, extras = document["gpu"], document["allocator"], document["extras"]
+    profile = {
+        **gpu,
+        "aliases": tuple(gpu["aliases"]),
+        "compute_capability": tuple(gpu["compute_capability"]),
+        "context_readings": tuple(ContextReading(**reading) for reading in gpu["context_readings"]),
+    }
+    return TraceRequest(
+        options=TraceOptions(**document["options"]),
+        gpu=DeviceProfile(**profile),
+        allocator=AllocatorSettings(
+            **{
+                **allocator,
+                "roundup_power2_divisions": tuple(allocator["roundup_power2_divisions"]),
+            }
+        ),
+        extras=ExtraResults(**{**extras, "batches": tuple(extras["batches"])}),
+        cudnn=document["cudnn"],
+    )
+
+
+def _check_parallel(options: TraceOptions, with_job: bool) -> None:
+    """Check that a job that uses several GPUs in this way can be traced.
+
+    Args:
+        options: how the model is trained.
+        with_job: whether the trace returns the training job too.
+
+    Raises:
+        InvalidRequestError: names options that exclude each other.
+    """
+    parallel, ranks = options.parallel, options.ranks
+    if parallel == "none":
+        if ranks > 1:
+            raise InvalidRequestError(
+                f"{ranks:,} GPUs need a value of parallel: use {', '.join(PARALLEL[1:])}", "ranks"
+            )
+        return
+    if ranks == 1:
+        raise InvalidRequestError(f"{parallel} needs at least 2 GPUs; set ranks", "ranks")
+    if options.precision in SCALED_PRECISIONS and parallel != "ddp":
+        raise InvalidRequestError(
+            f"{options.precision} is not supported with sharded parameters; use amp_bf16",
+            "precision",
+        )
+    if with_job and parallel != "ddp":
+        raise InvalidRequestError(
+            "a training job can describe replicas (ddp), not shards; do not request the job",
+            "parallel",
+        )
+
+
+def check_ranks(ranks: int) -> int:
+    """Return ``ranks`` if it is in range.
+
+    Raises:
+        InvalidRequestError: names the range.
+    """
+    if type(ranks) is not int or not 1 <= ranks <= MAX_RANKS:
+        raise InvalidRequestError(
+            f"must be a number of GPUs from 1 to {MAX_RANKS:,}, not {describe(ranks)}", "ranks"
+        )
+    return ranks
 
 
 def trace(
@@ -87,7 +308,7 @@ def trace(
         inputs: what the model is called with: a tensor, a tuple or list of arguments, or a dict of
             keyword arguments, each ``[batch, …]``.  Only shapes and dtypes matter, and the values
             of small tensors of whole numbers, such as masks.
-        loss: a name of :data:`~gpumemnet.tracing.options.LOSSES`, a loss of ``torch.nn``, or a
+        loss: a name of :data:`~gpumemnet.tracing.api.LOSSES`, a loss of ``torch.nn``, or a
             function from the model's output to a scalar tensor.
         optimizer: a name of :data:`~gpumemnet.job.training_job.OPTIMIZERS`, an optimizer over
             the model's parameters, or a function from parameters to an optimizer.
@@ -101,11 +322,11 @@ def trace(
         channels_last: whether model and images use the NHWC memory format.
         gradient_accumulation: forward and backward passes per optimizer step.
         zero_grad: where the training loop drops its gradients, one of
-            :data:`~gpumemnet.tracing.options.ZERO_GRAD`.
+            :data:`~gpumemnet.tracing.api.ZERO_GRAD`.
         attention_kernel: one of :data:`~gpumemnet.job.training_job.ATTENTION_KERNELS`; the
             kernel that PyTorch would choose by default.
         cudnn_benchmark: whether ``torch.backends.cudnn.benchmark`` is on.
-        parallel: how several GPUs are used, one of :data:`~gpumemnet.tracing.options.PARALLEL`; the
+        parallel: how several GPUs are used, one of :data:`~gpumemnet.tracing.api.PARALLEL`; the
             answer is for one of them.
         ranks: number of GPUs; each has a batch of ``batch_size``.
         best_effort: whether to continue with a guess, and a note, where the model needs the values
@@ -202,7 +423,8 @@ def checked_torch() -> tuple[str, ...]:
 
 
 _LOG: Final = logging.getLogger("gpumemnet.tracing")
-_PURPOSE: Final = "tracing a model"
+PURPOSE: Final = "tracing a model"
+"""Of a child process, for error messages."""
 
 
 def trace_file(
@@ -251,15 +473,14 @@ def trace_file(
         MissingExtraError: torch is not installed.
     """
     request = {
-        "kind": "file",
         **factory_request(source, inputs, arguments, batch_size),
         **asdict(checked_request(options, gpu, allocator, extras, batch_size, cudnn)),
     }
     answer = ask(
-        _trace,
+        _trace_in_child,
         source,
         request,
-        purpose=_PURPOSE,
+        purpose=PURPOSE,
         deadline_seconds=deadline_seconds,
         show_output=show_output,
         progress=progress,
@@ -267,116 +488,8 @@ def trace_file(
     return answer_from_dict(answer)
 
 
-def trace_script(
-    script: Path | str,
-    arguments: Sequence[str] = (),
-    *,
-    gpu: str | DeviceProfile = DEFAULT_GPU,
-    allocator: AllocatorSettings | None = None,
-    cudnn: str = OFF,
-    attention_kernel: str | None = None,
-    best_effort: bool = False,
-    is_module: bool = False,
-    ranks: int | None = None,
-    variables: Mapping[str, str] | None = None,
-    extras: ExtraResults | None = None,
-    batch_argument: str | None = None,
-    deadline_seconds: float = DEADLINE_SECONDS,
-    show_output: bool = False,
-    progress: Progress | None = None,
-) -> TraceAnswer:
-    """Predict the memory of an unmodified training script.
-
-    The script really runs, on a simulated GPU, up to its second optimizer step; twice if it
-    branches on values of the GPU.
-
-    Args:
-        script: the file, or the dotted name of a module.
-        arguments: command-line arguments of the script.
-        gpu, allocator, cudnn, deadline_seconds, show_output, progress: as in :func:`trace_file`.
-        attention_kernel: the scaled-dot-product kernel to use; the kernel that PyTorch would choose
-            by default.
-        best_effort: whether to continue with a guess where an operator of another library does not
-            describe its output.
-        is_module: whether it is a module, to be run as by ``python -m`` in this folder.
-        ranks: number of GPUs that the script is started on by ``torchrun``, as whose first rank it
-            is traced; ``None`` if it is started alone.
-        variables: further environment variables of the script.
-        extras: further results: the memory over one training step, and other batch sizes, for which
-            the script is run again.
-        batch_argument: the script's argument that sets its batch size; found by its name and value
-            by default.
-
-    Returns:
-        the answer; all amounts are in bytes, for one GPU.
-
-    Raises:
-        ExtractError: names what cannot be traced, and the line of the script.
-        InvalidJobError, InvalidRequestError: an option has no such value.
-        MissingExtraError: torch is not installed.
-    """
-    options = TraceOptions(attention_kernel=attention_kernel, best_effort=best_effort)
-    request = {
-        "kind": "script",
-        "script": str(script) if is_module else str(existing_file(str(script))),
-        "is_module": is_module,
-        "arguments": list(arguments),
-        "ranks": None if ranks is None else check_ranks(ranks),
-        "batch_argument": batch_argument,
-        **asdict(checked_request(options, gpu, allocator, extras, cudnn=cudnn)),
-    }
-
-    def trace(conditions_hold: bool, selected_share: float) -> TraceAnswer:
-        asked = {**request, "conditions_hold": conditions_hold, "selected_share": selected_share}
-        answer = ask(
-            _trace,
-            str(script),
-            asked,
-            purpose=_PURPOSE,
-            variables=variables,
-            deadline_seconds=deadline_seconds,
-            show_output=show_output,
-            progress=progress,
-        )
-        return answer_from_dict(answer)
-
-    return larger_of_both_branches(trace)
-
-
-def _trace(document: dict[str, Any]) -> dict[str, Any]:
-    trace_source = _script_in_child if document["kind"] == "script" else _file_in_child
-    return answer_to_dict(trace_source(document, request_from_dict(document)))
-
-
-def _script_in_child(document: dict[str, Any], request: TraceRequest) -> TraceAnswer:
-    _LOG.info("importing torch")
-    from gpumemnet.tracing.operators.rules import Platform, with_cudnn
-    from gpumemnet.tracing.script import batch_sizes, run
-
-    _LOG.info("running up to the second step")
-    platform = Platform(device=request.gpu, attention_kernel=request.options.attention_kernel)
-    platform, notes = with_cudnn(platform, request.cudnn)
-    call = run.ScriptCall(
-        script=Path(document["script"]),
-        arguments=tuple(document["arguments"]),
-        platform=platform,
-        settings=request.allocator,
-        is_module=document["is_module"],
-        ranks=document["ranks"],
-        conditions_hold=document["conditions_hold"],
-        selected_share=document["selected_share"],
-        best_effort=request.options.best_effort,
-    )
-    extras = request.extras
-    if extras.batches or extras.max_batch:
-        answer = batch_sizes.trace_batches(call, extras, document["batch_argument"])
-    else:
-        answer = run.trace_script(call, with_curve=extras.curve)
-    return replace(answer, notes=(*answer.notes, *notes))
-
-
-def _file_in_child(document: dict[str, Any], request: TraceRequest) -> TraceAnswer:
-    code = source_code(document)
+def _trace_in_child(document: dict[str, Any]) -> dict[str, Any]:
+    request, code = request_from_dict(document), source_code(document)
     _LOG.info("importing torch")
     from gpumemnet.extract.placement import MissingValues
     from gpumemnet.torch_private.training import without_dynamo
@@ -390,60 +503,4 @@ def _file_in_child(document: dict[str, Any], request: TraceRequest) -> TraceAnsw
             request.options if built.loss is None else replace(request.options, loss=built.loss)
         )
         answer = trace_request(built.model, inputs, replace(request, options=options))
-    return replace(answer, notes=(*missing_values.notes, *answer.notes))
-
-
-TraceScript = Callable[[bool, float], TraceAnswer]
-"""Traces the script: whether conditions are true and numbers 1 (else false and 0), and the share of
-elements that is selected."""
-
-
-def larger_of_both_branches(trace: TraceScript) -> TraceAnswer:
-    """Return the answer for a script, the larger of two where it branches on values of the GPU.
-
-    Where it selects elements by values of the GPU, the expectation is that of half of them, and the
-    bound that of all.
-
-    Args:
-        trace: traces the script.
-
-    Raises:
-        ExtractError: as ``trace`` does with conditions that are false and all elements selected.
-    """
-    answer, conditions_hold = _with_and_without_conditions(trace)
-    if not answer.selections:
-        return answer
-    where = "; ".join(answer.selections)
-    try:
-        half = trace(conditions_hold, 0.5)
-    except ExtractError as error:
-        note = f"{where}: selects elements by values of the GPU; all count, because half of them end without a step: {error}."
-        return replace(answer, notes=(*answer.notes, note))
-    note = f"{where}: selects elements by values of the GPU; half of them are expected, and the safe bytes hold all."
-    return replace(
-        half,
-        safe_bytes=max(half.safe_bytes, answer.safe_bytes),
-        batches=answer.batches,
-        max_batch_size=answer.max_batch_size,
-        notes=(*answer.notes, note),
-        branches=answer.branches,
-        selections=answer.selections,
-    )
-
-
-def _with_and_without_conditions(trace: TraceScript) -> tuple[TraceAnswer, bool]:
-    answer = trace(False, 1)
-    if not answer.branches:
-        return answer, False
-    where = "; ".join(answer.branches)
-    try:
-        other = trace(True, 1)
-    except ExtractError as error:
-        note = f"{where}: branches on values of the GPU; the other way (conditions true, numbers 1) ends without a step: {error}."
-        return replace(answer, notes=(*answer.notes, note)), False
-    smaller, larger = sorted((answer, other), key=lambda each: each.safe_bytes)
-    note = (
-        f"{where}: branches on values of the GPU; both ways were traced, and this is the larger one "
-        f"(the other: {smaller.expected_bytes / MIB:,.0f} MiB expected)."
-    )
-    return replace(larger, notes=(*larger.notes, note), branches=answer.branches), larger is other
+    return answer_to_dict(replace(answer, notes=(*missing_values.notes, *answer.notes)))

@@ -28,7 +28,7 @@ from gpumemnet.job.layers import describe
 from gpumemnet.physics.optimizers import OPTIMIZER_RULES, torch_call
 from gpumemnet.sandbox.user_code import definition
 from gpumemnet.torch_private.names import is_torch_loss
-from gpumemnet.tracing.options import LOSSES, TraceOptions
+from gpumemnet.tracing.api import LOSSES, TraceOptions
 
 Target = Callable[[torch.Size, torch.dtype], Tensor]
 """Returns the target of this shape and type, which arrived on the GPU with the batch."""

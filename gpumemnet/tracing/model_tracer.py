@@ -28,11 +28,10 @@ from gpumemnet.extract.module_calls import ModelInputs
 from gpumemnet.gpu import YES, DeviceProfile, available_mib, context, device_profiles, verdict
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.physics.replicas import communicator_bytes
+from gpumemnet.tracing.api import TraceRequest
 from gpumemnet.tracing.losses_and_optimizers import stated_optimizer
 from gpumemnet.tracing.missing_values import GuessedValues
 from gpumemnet.tracing.operators.rules import Platform, with_cudnn
-from gpumemnet.tracing.options import TraceRequest
 from gpumemnet.tracing.result import BatchPoint, GpuFit, TraceAnswer
 from gpumemnet.tracing.timeline import (
     LongRun,
@@ -179,7 +178,7 @@ def result_of_run(
         parts={
             **memory.replayed.parts,
             "context": cuda_context.expected_bytes,
-            "communicator": communicator_bytes(timeline.groups),
+            "communicator": outside.expected_bytes - cuda_context.expected_bytes,
         },
         reserved_bytes=memory.replayed.reserved_bytes,
         allocated_bytes=memory.replayed.allocated_bytes,

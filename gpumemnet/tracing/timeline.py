@@ -459,12 +459,12 @@ def non_allocator_memory(device: DeviceProfile, groups: Sequence[int]) -> Contex
         device: profile of the GPU.
         groups: number of ranks in each process group that the process communicates in.
     """
-    alone, bound_bytes = context(device), communicator_bound_bytes(groups)
-    if not bound_bytes:
+    alone = context(device)
+    if not groups:
         return alone
     return ContextEstimate(
         alone.expected_bytes + communicator_bytes(groups),
-        alone.bound_bytes + bound_bytes,
+        alone.bound_bytes + communicator_bound_bytes(groups),
         f"{alone.source}; {NCCL_SOURCE}",
     )
 

@@ -44,6 +44,7 @@ from gpumemnet.torch_private.names import (
     without_function_modes,
 )
 from gpumemnet.torch_private.training import without_dynamo
+from gpumemnet.tracing.api import TraceOptions
 from gpumemnet.tracing.checkpointing import checkpointed
 from gpumemnet.tracing.losses_and_optimizers import (
     Loss,
@@ -55,7 +56,6 @@ from gpumemnet.tracing.losses_and_optimizers import (
 from gpumemnet.tracing.missing_values import GuessedValues, guess_of
 from gpumemnet.tracing.operators.autocast import cuda_kernels
 from gpumemnet.tracing.operators.rules import Platform
-from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script.simulated_cuda import Streams
 from gpumemnet.tracing.timeline import Timeline
@@ -188,7 +188,7 @@ def on_rank(
         model: the model, with meta tensors in place.
         meta_tensors: its meta tensors.
         recorder: records what arrives on the GPU.
-        parallel: one of :data:`~gpumemnet.tracing.options.PARALLEL`.
+        parallel: one of :data:`~gpumemnet.tracing.api.PARALLEL`.
         ranks: number of ranks.
         dtype: as :func:`gathered_in` says.
 
@@ -252,7 +252,7 @@ def gathered_in(
 
     Args:
         model: the model.
-        parallel: one of :data:`~gpumemnet.tracing.options.PARALLEL`.
+        parallel: one of :data:`~gpumemnet.tracing.api.PARALLEL`.
         autocast: the type that autocast would compute in; ``None`` without autocast.
     """
     normalizes = any(is_batch_norm(module) for module in model.modules())

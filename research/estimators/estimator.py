@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from gpumemnet.extract.module_calls import ModelInputs
-    from gpumemnet.tracing.options import TraceOptions
+    from gpumemnet.tracing.api import TraceOptions
 from gpumemnet.tracing.operators.rules import Platform
 
 NEEDS: Final = ("totals", "layers", "module", "cpu run")

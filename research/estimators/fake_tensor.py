@@ -16,7 +16,7 @@ from typing import Final
 from torch import Tensor
 
 from gpumemnet.extract.module_calls import tensors_in
-from gpumemnet.tracing.options import TraceOptions
+from gpumemnet.tracing.api import TraceOptions
 from gpumemnet.tracing.timeline import MEMORY_CLASSES, live_at, peak_of
 from gpumemnet.tracing.training_loop import record
 

@@ -29,8 +29,8 @@ from gpumemnet.extract.module_calls import inputs_from_example
 from gpumemnet.gpu import device_profile
 from gpumemnet.job.dataset import write_dataset
 from gpumemnet.job.measurement import PUBLISHED_GPU, Measurement
+from gpumemnet.tracing.api import TraceOptions
 from gpumemnet.tracing.operators.rules import Platform
-from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.timeline import Memory, steady_memory
 from gpumemnet.tracing.training_loop import record
 from gpumemnet.units import MIB

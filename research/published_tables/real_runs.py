@@ -10,8 +10,8 @@ from typing import Any
 from torch import nn
 
 from gpumemnet.gpu import DeviceProfile, device_profile
+from gpumemnet.tracing.api import TraceOptions
 from gpumemnet.tracing.operators.rules import Platform
-from gpumemnet.tracing.options import TraceOptions
 
 from .cudnn_transforms import largest_transform_bytes
 

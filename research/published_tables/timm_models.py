@@ -19,7 +19,7 @@ from torch import nn
 from gpumemnet.errors import DatasetError
 from gpumemnet.extract.placement import placement
 from gpumemnet.job.measurement import PUBLISHED_GPU
-from gpumemnet.tracing.options import TraceOptions
+from gpumemnet.tracing.api import TraceOptions
 from gpumemnet.units import MIB
 
 from .architecture_families import architecture_family

@@ -19,7 +19,7 @@ from torch import nn
 from gpumemnet.errors import DatasetError
 from gpumemnet.extract.placement import placement
 from gpumemnet.job.measurement import Measurement
-from gpumemnet.tracing.options import ZERO_GRAD, TraceOptions
+from gpumemnet.tracing.api import ZERO_GRAD, TraceOptions
 
 from .architecture_families import architecture_family
 from .real_runs import Reading, RealModel, RealRuns, Row

@@ -23,9 +23,9 @@ from gpumemnet.allocator import EMPTY_CACHE
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.module_calls import ModelInputs, ModulePath
 from gpumemnet.torch_private.names import find_operator
+from gpumemnet.tracing.api import TraceOptions
 from gpumemnet.tracing.operators.library_workspaces import blas_workspace
 from gpumemnet.tracing.operators.rules import Platform, scratch, takes_scratch
-from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.timeline import Timeline
 from gpumemnet.tracing.training_loop import record

@@ -33,9 +33,9 @@ from gpumemnet.job.measurement import (
     measurement_to_dict,
 )
 from gpumemnet.sandbox.workers import in_processes
+from gpumemnet.tracing.api import TraceOptions
 from gpumemnet.tracing.losses_and_optimizers import TargetLoss
 from gpumemnet.tracing.operators.rules import Platform
-from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.timeline import STEADY_STEPS, Replayed, steady_memory
 from gpumemnet.tracing.training_loop import record
 from research.published_tables.importing import Rebuilds, published_family

@@ -15,8 +15,8 @@ from gpumemnet.errors import DatasetError
 from gpumemnet.extract.module_calls import inputs_from_example
 from gpumemnet.gpu import DeviceProfile
 from gpumemnet.job.measurement import PUBLISHED, Measurement
+from gpumemnet.tracing.api import TraceOptions
 from gpumemnet.tracing.operators.rules import Platform
-from gpumemnet.tracing.options import TraceOptions
 from research.published_tables import real_models, timm_models, xmem_models
 from research.published_tables.real_runs import RealModel
 from research.traces.labels import subject

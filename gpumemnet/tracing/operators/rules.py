@@ -24,7 +24,7 @@ from torch import Tensor
 from gpumemnet.cudnn.session import OFF, CudnnSession, open_session
 from gpumemnet.gpu import DeviceProfile
 from gpumemnet.torch_private.names import OpOverload, overriding_kernels, schema
-from gpumemnet.tracing.options import TraceOptions
+from gpumemnet.tracing.api import TraceOptions
 
 Operator = Any
 """An ``OpOverload`` such as ``torch.ops.aten.dropout.default``."""

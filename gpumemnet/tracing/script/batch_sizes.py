@@ -25,8 +25,8 @@ from typing import Any, Final
 from gpumemnet.errors import ExtractError, GpumemnetError
 from gpumemnet.extract.factory import compile_file
 from gpumemnet.sandbox.user_code import fault_sentence
+from gpumemnet.tracing.api import ExtraResults
 from gpumemnet.tracing.model_tracer import BatchMemory, BatchTraces
-from gpumemnet.tracing.options import ExtraResults
 from gpumemnet.tracing.result import TraceAnswer
 from gpumemnet.tracing.script.run import ScriptCall, ScriptRun, result_of_script, run_script
 

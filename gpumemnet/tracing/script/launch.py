@@ -1,19 +1,39 @@
-"""Reads the line that starts a training, as people type it: ``torchrun --nproc-per-node 4 train.py
---lr 1e-4`` and the like.
+"""Starts the trace of a training script: :func:`parse_launch` reads the line that starts a training,
+as people type it (``torchrun --nproc-per-node 4 train.py --lr 1e-4`` and the like), and
+:func:`trace_script` runs the script in a child process.
 
-This module loads no torch, so the command line uses it.
+A script that branches on values of the GPU is traced both ways, because nothing computes them; the
+larger result counts.  This module loads no torch, so the command line uses it.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import PurePath
-from typing import Final
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path, PurePath
+from typing import Any, Final
 
-from gpumemnet.errors import InvalidRequestError
+from gpumemnet.allocator.settings import AllocatorSettings
+from gpumemnet.cudnn.session import OFF
+from gpumemnet.errors import ExtractError, InvalidRequestError
+from gpumemnet.extract.extraction import DEFAULT_GPU
+from gpumemnet.extract.factory import existing_file
+from gpumemnet.gpu import DeviceProfile
 from gpumemnet.job.layers import describe
+from gpumemnet.sandbox.process import Progress, ask
+from gpumemnet.tracing.api import (
+    DEADLINE_SECONDS,
+    PURPOSE,
+    ExtraResults,
+    TraceOptions,
+    check_ranks,
+    checked_request,
+    request_from_dict,
+)
+from gpumemnet.tracing.result import TraceAnswer, answer_from_dict, answer_to_dict
+from gpumemnet.units import MIB
 
 _FIELD: Final = "source"
 _PYTHON: Final = re.compile(r"python(3(\.\d+)?)?")
@@ -207,3 +227,165 @@ def _number(text: str, option: str) -> int:
             f"{option} must be a number above 0, not {describe(text)}", _FIELD
         )
     return int(text)
+
+
+_LOG: Final = logging.getLogger("gpumemnet.tracing")
+
+
+def trace_script(
+    script: Path | str,
+    arguments: Sequence[str] = (),
+    *,
+    gpu: str | DeviceProfile = DEFAULT_GPU,
+    allocator: AllocatorSettings | None = None,
+    cudnn: str = OFF,
+    attention_kernel: str | None = None,
+    best_effort: bool = False,
+    is_module: bool = False,
+    ranks: int | None = None,
+    variables: Mapping[str, str] | None = None,
+    extras: ExtraResults | None = None,
+    batch_argument: str | None = None,
+    deadline_seconds: float = DEADLINE_SECONDS,
+    show_output: bool = False,
+    progress: Progress | None = None,
+) -> TraceAnswer:
+    """Predict the memory of an unmodified training script.
+
+    The script really runs, on a simulated GPU, up to its second optimizer step; twice if it
+    branches on values of the GPU.
+
+    Args:
+        script: the file, or the dotted name of a module.
+        arguments: command-line arguments of the script.
+        gpu, allocator, cudnn, deadline_seconds, show_output, progress: as in :func:`trace_file`.
+        attention_kernel: the scaled-dot-product kernel to use; the kernel that PyTorch would choose
+            by default.
+        best_effort: whether to continue with a guess where an operator of another library does not
+            describe its output.
+        is_module: whether it is a module, to be run as by ``python -m`` in this folder.
+        ranks: number of GPUs that the script is started on by ``torchrun``, as whose first rank it
+            is traced; ``None`` if it is started alone.
+        variables: further environment variables of the script.
+        extras: further results: the memory over one training step, and other batch sizes, for which
+            the script is run again.
+        batch_argument: the script's argument that sets its batch size; found by its name and value
+            by default.
+
+    Returns:
+        the answer; all amounts are in bytes, for one GPU.
+
+    Raises:
+        ExtractError: names what cannot be traced, and the line of the script.
+        InvalidJobError, InvalidRequestError: an option has no such value.
+        MissingExtraError: torch is not installed.
+    """
+    options = TraceOptions(attention_kernel=attention_kernel, best_effort=best_effort)
+    request = {
+        "script": str(script) if is_module else str(existing_file(str(script))),
+        "is_module": is_module,
+        "arguments": list(arguments),
+        "ranks": None if ranks is None else check_ranks(ranks),
+        "batch_argument": batch_argument,
+        **asdict(checked_request(options, gpu, allocator, extras, cudnn=cudnn)),
+    }
+
+    def trace(conditions_hold: bool, selected_share: float) -> TraceAnswer:
+        asked = {**request, "conditions_hold": conditions_hold, "selected_share": selected_share}
+        answer = ask(
+            _trace_in_child,
+            str(script),
+            asked,
+            purpose=PURPOSE,
+            variables=variables,
+            deadline_seconds=deadline_seconds,
+            show_output=show_output,
+            progress=progress,
+        )
+        return answer_from_dict(answer)
+
+    return larger_of_both_branches(trace)
+
+
+def _trace_in_child(document: dict[str, Any]) -> dict[str, Any]:
+    request = request_from_dict(document)
+    _LOG.info("importing torch")
+    from gpumemnet.tracing.operators.rules import Platform, with_cudnn
+    from gpumemnet.tracing.script import batch_sizes, run
+
+    _LOG.info("running up to the second step")
+    platform = Platform(device=request.gpu, attention_kernel=request.options.attention_kernel)
+    platform, notes = with_cudnn(platform, request.cudnn)
+    call = run.ScriptCall(
+        script=Path(document["script"]),
+        arguments=tuple(document["arguments"]),
+        platform=platform,
+        settings=request.allocator,
+        is_module=document["is_module"],
+        ranks=document["ranks"],
+        conditions_hold=document["conditions_hold"],
+        selected_share=document["selected_share"],
+        best_effort=request.options.best_effort,
+    )
+    extras = request.extras
+    if extras.batches or extras.max_batch:
+        answer = batch_sizes.trace_batches(call, extras, document["batch_argument"])
+    else:
+        answer = run.trace_script(call, with_curve=extras.curve)
+    return answer_to_dict(replace(answer, notes=(*answer.notes, *notes)))
+
+
+TraceScript = Callable[[bool, float], TraceAnswer]
+"""Traces the script: whether conditions are true and numbers 1 (else false and 0), and the share of
+elements that is selected."""
+
+
+def larger_of_both_branches(trace: TraceScript) -> TraceAnswer:
+    """Return the answer for a script, the larger of two where it branches on values of the GPU.
+
+    Where it selects elements by values of the GPU, the expectation is that of half of them, and the
+    bound that of all.
+
+    Args:
+        trace: traces the script.
+
+    Raises:
+        ExtractError: as ``trace`` does with conditions that are false and all elements selected.
+    """
+    answer, conditions_hold = _with_and_without_conditions(trace)
+    if not answer.selections:
+        return answer
+    where = "; ".join(answer.selections)
+    try:
+        half = trace(conditions_hold, 0.5)
+    except ExtractError as error:
+        note = f"{where}: selects elements by values of the GPU; all count, because half of them end without a step: {error}."
+        return replace(answer, notes=(*answer.notes, note))
+    note = f"{where}: selects elements by values of the GPU; half of them are expected, and the safe bytes hold all."
+    return replace(
+        half,
+        safe_bytes=max(half.safe_bytes, answer.safe_bytes),
+        batches=answer.batches,
+        max_batch_size=answer.max_batch_size,
+        notes=(*answer.notes, note),
+        branches=answer.branches,
+        selections=answer.selections,
+    )
+
+
+def _with_and_without_conditions(trace: TraceScript) -> tuple[TraceAnswer, bool]:
+    answer = trace(False, 1)
+    if not answer.branches:
+        return answer, False
+    where = "; ".join(answer.branches)
+    try:
+        other = trace(True, 1)
+    except ExtractError as error:
+        note = f"{where}: branches on values of the GPU; the other way (conditions true, numbers 1) ends without a step: {error}."
+        return replace(answer, notes=(*answer.notes, note)), False
+    smaller, larger = sorted((answer, other), key=lambda each: each.safe_bytes)
+    note = (
+        f"{where}: branches on values of the GPU; both ways were traced, and this is the larger one "
+        f"(the other: {smaller.expected_bytes / MIB:,.0f} MiB expected)."
+    )
+    return replace(larger, notes=(*larger.notes, note), branches=answer.branches), larger is other

@@ -29,9 +29,9 @@ from gpumemnet.extract.module_calls import inputs_from_example
 from gpumemnet.gpu import DeviceProfile, context, device_profile
 from gpumemnet.job.measurement import TRACED, Measurement
 from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.tracing.api import TraceOptions
 from gpumemnet.tracing.checkpointing import blocks
 from gpumemnet.tracing.operators.rules import Platform
-from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.timeline import STEADY_STEPS, Timeline, live_at, steady_run
 from gpumemnet.units import GIB
 from research.traces.kept_runs import traced_parts

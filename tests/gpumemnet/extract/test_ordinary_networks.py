@@ -91,7 +91,7 @@ def test_a_gelu_written_out_keeps_more_than_the_module() -> None:
 
 
 def test_a_traced_job_names_the_optimizer_that_was_given() -> None:
-    from gpumemnet.tracing.options import ExtraResults
+    from gpumemnet.tracing.api import ExtraResults
 
     model, inputs = ordinary.perceptron()
     for made, expected in (

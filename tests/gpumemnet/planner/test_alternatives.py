@@ -11,7 +11,7 @@ from gpumemnet.extract.module_calls import inputs_from_example
 from gpumemnet.gpu import find_profile, with_available
 from gpumemnet.planner.alternatives import alternatives, microbatch_size
 from gpumemnet.planner.plans import Alternative
-from gpumemnet.tracing.options import TraceOptions, checked_request
+from gpumemnet.tracing.api import TraceOptions, checked_request
 from gpumemnet.units import MIB
 
 WIDTH, BATCH = 512, 48

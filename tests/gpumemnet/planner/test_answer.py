@@ -23,7 +23,7 @@ from gpumemnet.planner.plans import (
 )
 from gpumemnet.planner.plot import plot
 from gpumemnet.tracing import ExtraResults, TraceAnswer
-from gpumemnet.tracing.options import TraceOptions, checked_request
+from gpumemnet.tracing.api import TraceOptions, checked_request
 from gpumemnet.units import MIB
 from tests.gpumemnet.planner.examples import blocks
 from tests.gpumemnet.planner.plans import a_plan

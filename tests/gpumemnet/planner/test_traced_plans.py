@@ -13,8 +13,8 @@ from benchmarks.cuda_code import peaks_of
 from gpumemnet.extract.module_calls import inputs_from_example
 from gpumemnet.gpu import device_profile
 from gpumemnet.planner import Decision, applied
+from gpumemnet.tracing.api import TraceOptions
 from gpumemnet.tracing.operators.rules import Platform
-from gpumemnet.tracing.options import TraceOptions
 from tests.gpumemnet.planner.networks import NETWORKS
 from tests.nightly import nightly
 

@@ -40,8 +40,8 @@ def _trace(
     answers: Connection, scripts: list[Path], arguments: tuple[str, ...], ranks: int | None
 ) -> None:
     from gpumemnet.errors import ExtractError
-    from gpumemnet.tracing.api import larger_of_both_branches
     from gpumemnet.tracing.result import answer_to_dict
+    from gpumemnet.tracing.script.launch import larger_of_both_branches
 
     multiprocessing.set_start_method(
         "fork", force=True

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from gpumemnet.extract.module_calls import inputs_from_example
+from gpumemnet.tracing.api import TraceOptions
 from gpumemnet.tracing.model_tracer import BatchTraces, affine_sizes, largest_batch
 from gpumemnet.tracing.operators.rules import Platform
-from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.timeline import Timeline, peak_of
 from gpumemnet.tracing.training_loop import record
 

@@ -17,8 +17,8 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpumemnet.extract.module_calls import inputs_from_example
+from gpumemnet.tracing.api import TraceOptions
 from gpumemnet.tracing.operators.rules import Platform
-from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.timeline import peak_of
 from gpumemnet.tracing.training_loop import record
 from tests.nightly import nightly

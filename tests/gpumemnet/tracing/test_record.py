@@ -15,8 +15,8 @@ from torch.nn.modules import module as module_hooks
 
 from gpumemnet.errors import ExtractError, InvalidRequestError
 from gpumemnet.extract.module_calls import inputs_from_example
+from gpumemnet.tracing.api import TraceOptions
 from gpumemnet.tracing.operators.rules import Platform
-from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.timeline import Timeline, live_at, peak_of
 from gpumemnet.tracing.training_loop import record
 

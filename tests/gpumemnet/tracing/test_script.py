@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from gpumemnet.extract.module_calls import inputs_from_example
+from gpumemnet.tracing.api import TraceOptions
 from gpumemnet.tracing.operators.rules import Platform
-from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.timeline import peak_of
 from gpumemnet.tracing.training_loop import record
 from gpumemnet.units import MIB

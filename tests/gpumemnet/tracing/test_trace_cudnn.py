@@ -17,7 +17,7 @@ from gpumemnet.cudnn import session as sessions
 from gpumemnet.cudnn.session import CudnnSession
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu import device_profile
-from gpumemnet.tracing.options import ExtraResults
+from gpumemnet.tracing.api import ExtraResults
 from gpumemnet.units import MIB
 from tests.gpumemnet.cudnn.stand_in_child import answer_questions
 

@@ -16,7 +16,7 @@ from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.errors import ExtractError, InvalidJobError, InvalidRequestError
 from gpumemnet.gpu import available_mib, device_profile
 from gpumemnet.tracing import ExtraResults, TraceAnswer, trace_file
-from gpumemnet.tracing.options import TraceOptions
+from gpumemnet.tracing.api import TraceOptions
 from gpumemnet.units import GIB, MIB
 
 OPTION_NAMES = {field.name for field in fields(TraceOptions)}

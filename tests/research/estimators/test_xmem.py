@@ -9,8 +9,8 @@ from gpumemnet.extract.module_calls import ModelInputs
 from gpumemnet.gpu import device_profile
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.tracing.api import TraceOptions
 from gpumemnet.tracing.operators.rules import Platform
-from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.units import MIB
 from research.estimators.estimator import Subject
 from research.estimators.xmem import XMEM, Block, blocks_of, kept_blocks, stream

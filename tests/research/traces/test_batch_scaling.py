@@ -10,8 +10,8 @@ from torch import nn
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.module_calls import ModelInputs, inputs_from_example
 from gpumemnet.gpu import device_profile
+from gpumemnet.tracing.api import TraceOptions
 from gpumemnet.tracing.operators.rules import Platform
-from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.timeline import steady_memory
 from gpumemnet.tracing.training_loop import record
 from research.traces.batch_scaling import PRIMES, prime_for, scalable_run

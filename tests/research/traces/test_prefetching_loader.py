@@ -7,8 +7,8 @@ from torch import nn
 
 from gpumemnet.extract.module_calls import inputs_from_example
 from gpumemnet.gpu import device_profile
+from gpumemnet.tracing.api import TraceOptions
 from gpumemnet.tracing.operators.rules import Platform
-from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.timeline import Timeline, live_at, repeated
 from gpumemnet.tracing.training_loop import record
 from research.traces.kept_runs import with_prefetching
