@@ -133,7 +133,7 @@ def test_what_the_code_prints_is_shown_only_when_asked_for(
         (
             "returns_three",
             {},
-            r"must return a torch\.nn\.Module or \(model, inputs\), and returned a tuple of 3: \(Linear, int, str\)$",
+            r"must return a function as loss, and returned ''$",
         ),
         ("gives_inputs", {}, r"returns inputs itself; leave --input out$"),
         ("rases", {}, r"broken\.py has no 'rases': did you mean 'raises'\?$"),
