@@ -23,8 +23,6 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from gpumemnet.tracing.options import ExtraResults, TraceOptions, checked_request
-
 import gpumemnet
 from benchmarks.ordinary_networks import Network
 from benchmarks.planner_networks import PLANNER_NETWORKS
@@ -35,7 +33,7 @@ from gpumemnet.planner.costs import StepCosts, find_machine
 from gpumemnet.planner.fitting import choose_plan, expected_budget
 from gpumemnet.planner.plans import Plan
 from gpumemnet.planner.splitting import split_step
-from gpumemnet.tracing.api import trace_request
+from gpumemnet.tracing.api import ExtraResults, TraceOptions, checked_request, trace_request
 from gpumemnet.tracing.timeline import steady_memory
 from gpumemnet.units import MIB
 

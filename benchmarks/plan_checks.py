@@ -52,6 +52,7 @@ from gpumemnet.planner.costs import find_machine  # noqa: E402
 from gpumemnet.planner.fitting import choose_plan  # noqa: E402
 from gpumemnet.planner.planned_step import simulate  # noqa: E402
 from gpumemnet.planner.splitting import split_step  # noqa: E402
+from gpumemnet.tracing.api import TraceOptions, checked_request  # noqa: E402
 from gpumemnet.tracing.losses_and_optimizers import loss_function  # noqa: E402
 from gpumemnet.tracing.operators.rules import Platform  # noqa: E402
 from gpumemnet.units import GIB  # noqa: E402

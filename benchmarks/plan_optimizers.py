@@ -24,8 +24,6 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from gpumemnet.tracing.options import TraceOptions, checked_request
-
 from benchmarks.planner_networks import MANY_UNITS, PLANNER_NETWORKS
 from gpumemnet.errors import PlanError
 from gpumemnet.extract.placement import large_tensors_on_meta
@@ -36,6 +34,7 @@ from gpumemnet.planner.fitting import choose_plan
 from gpumemnet.planner.planned_step import decisions_of, simulate
 from gpumemnet.planner.searches import exact, greedy
 from gpumemnet.planner.splitting import split_step
+from gpumemnet.tracing.api import TraceOptions, checked_request
 from gpumemnet.units import GIB
 from research.planner_references import FIXED, REFERENCES, swarm
 

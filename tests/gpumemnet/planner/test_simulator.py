@@ -23,6 +23,7 @@ from gpumemnet.planner.fitting import choose_plan
 from gpumemnet.planner.planned_step import choices_of, peak_memory, simulate
 from gpumemnet.planner.plans import Decision, pinned_bytes, plan_from_dict, plan_to_dict
 from gpumemnet.planner.splitting import split_step
+from gpumemnet.tracing.api import TraceOptions, checked_request
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.training_loop import record
 from gpumemnet.units import GIB, MIB
