@@ -286,12 +286,10 @@ def _show_alternatives(alternatives: Sequence[Alternative], console: Console) ->
     for name in ("expected MiB", "safe MiB"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    table.add_column("step", justify="right", no_wrap=True)
     for each in alternatives:
-        step = "" if each.slowdown is None else _percent(each.slowdown)
         amounts = (f"{ceil_mib(each.expected_bytes):,}", f"{ceil_mib(each.safe_bytes):,}")
         words = Text.assemble(each.change, (f"\n{each.how}", "cyan"), (f"\n{each.effect}", "dim"))
-        table.add_row(words, *amounts, verdict_text(each.verdict), step)
+        table.add_row(words, *amounts, verdict_text(each.verdict))
     console.print(table)
 
 

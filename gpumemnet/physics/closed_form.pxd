@@ -2,7 +2,7 @@
 cimport cython
 from gpumemnet.physics.step_memory cimport block_bytes, class_of_block, segment_cost
 from gpumemnet.physics.layer_records cimport Layer, LayerKind
-from gpumemnet.physics.layer_roles cimport note_roles
+from gpumemnet.physics.network_structure cimport note_structure
 from gpumemnet.physics.step_memory cimport JobNumbers, StepMemory
 from gpumemnet.physics.layer_records cimport note_element_types, note_tensor_sizes
 

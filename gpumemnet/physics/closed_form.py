@@ -19,7 +19,7 @@ A layer list leaves some things open.  These are assumed:
 
 * the first layers are the frozen ones;
 * blocks and rotations are where the order of layers shows them
-  (:mod:`gpumemnet.physics.layer_roles`);
+  (:mod:`gpumemnet.physics.network_structure`);
 * the loss is a cross-entropy of the last layer's output, to which the training loop holds a
   reference until the step ends;
 * a last linear layer without parameters shares those of the embedding.
@@ -52,7 +52,7 @@ from gpumemnet.physics.layer_records import (
     note_element_types,
     note_tensor_sizes,
 )
-from gpumemnet.physics.layer_roles import note_roles
+from gpumemnet.physics.network_structure import note_structure
 from gpumemnet.physics.saved_tensors import LOSS_TENSORS
 from gpumemnet.physics.step_memory import (
     BLOCK_CLASSES,
@@ -223,7 +223,7 @@ def _walk_layers(job: JobNumbers, batch: Layer, layers: list[Layer], memory: Ste
         layers: the layers with storage of their own, described.
         memory: cleared; what is found is noted here.
     """
-    note_roles(layers)
+    note_structure(layers)
     _note_trained_layers(job, layers)
     note_element_types(job, layers)
     batch.describe(_KINDS[0], 0.0, 0.0)

@@ -1,7 +1,7 @@
 """Records of the layers of a job: what is known of their kinds, and element types and sizes of their
 tensors (output, weight, and bias or the shift of a norm).
 
-The roles of the layers (:mod:`gpumemnet.physics.layer_roles`) must be known before their element
+The roles of the layers (:mod:`gpumemnet.physics.network_structure`) must be known before their element
 types and sizes are noted.
 
 Cython compiles this module with the types of ``layer_records.pxd``; there a record is a C
@@ -127,7 +127,7 @@ class Layer:
         parameters: parameter elements.
         is_constant_product, is_inner_sum, is_passed_on, begins_block, is_in_block,
         is_decomposed_norm, is_sibling, is_depthwise:
-            its roles, see :mod:`gpumemnet.physics.layer_roles`.
+            its roles, see :mod:`gpumemnet.physics.network_structure`.
         is_recomputed: lies in a block whose activations are recomputed in the backward pass.
         has_backward: it or a layer before it is trained, so the backward pass runs through it.
         is_output_kept: the backward pass keeps its output, for this layer or for the next.

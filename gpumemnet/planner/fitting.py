@@ -30,15 +30,13 @@ from gpumemnet.planner.costs import Machine, StepCosts
 from gpumemnet.planner.executor import applied
 from gpumemnet.planner.planned_step import (
     Simulation,
-    choices_of,
     decisions_of,
     outside_bytes,
     simulate,
 )
-from gpumemnet.planner.plans import Decision, Plan, PlanAnswer
+from gpumemnet.planner.plans import Plan, PlanAnswer
 from gpumemnet.planner.searches import TIME_LIMIT_SECONDS, Found, exact, greedy
 from gpumemnet.planner.splitting import split_step
-from gpumemnet.tracing.checkpointing import blocks
 from gpumemnet.tracing.model_tracer import ModelTracer
 from gpumemnet.tracing.result import TraceAnswer
 from gpumemnet.tracing.timeline import MARGIN
@@ -359,23 +357,17 @@ def plan_request(
     before = ModelTracer(model, inputs, request.trace, torch_notes).answer()
     if before.fits:
         return PlanAnswer(before=before)
-    answer, checkpointing = PlanAnswer(before=before), None
+    answer = PlanAnswer(before=before)
     try:
         _LOG.info("splitting the step into units")
         step = split_step(model, inputs, request.trace)
         chain = chain_of(step, machine)
-        checkpointing = _slowdown_of_checkpointing(model, step, machine, chain)
         plan, after = _fitting_plan(model, inputs, request, step, machine, chain, before)
         answer = replace(answer, plan=plan, after=after)
     except PlanError as error:
         answer = replace(answer, reason=str(error))
     if request.with_alternatives:
-        found = alternatives(model, inputs, request.trace)
-        slowdowns = {"checkpointing": checkpointing}
-        answer = replace(
-            answer,
-            alternatives=tuple(replace(each, slowdown=slowdowns.get(each.name)) for each in found),
-        )
+        answer = replace(answer, alternatives=alternatives(model, inputs, request.trace))
     return answer
 
 
@@ -443,21 +435,3 @@ def _fitting_plan(
             return plan, after
         target = min(target, plan.process_bytes) - (after.safe_bytes - before.available_bytes) - MIB
     raise PlanError(f"no plan of '{request.planner}' was found whose safe bytes fit {available}")
-
-
-def _slowdown_of_checkpointing(
-    model: nn.Module, step: StepCosts, machine: Machine, chain: Chain
-) -> float | None:
-    """Return the modelled slow-down if every block is recomputed; ``None`` if the blocks are no
-    units of the step."""
-    stack = blocks(model)
-    decisions = {
-        name: Decision.RECOMPUTE
-        for name, module in model.named_modules()
-        if any(module is block for block in stack)
-    }
-    if not stack or not decisions.keys() <= set(step.units):
-        return None
-    choices = np.array([choices_of(step, decisions), chain.keep_all()])
-    every_block, keep = chain.step_seconds(choices)
-    return float(every_block / keep - 1)

@@ -21,7 +21,7 @@ predicted:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from itertools import groupby
@@ -234,8 +234,6 @@ class Alternative:
         verdict: whether that fits, one of :data:`~gpumemnet.gpu.VERDICTS`.
         effect: what it does to numbers and time.
         how: how to make the change, in one line.
-        slowdown: share by which a step takes longer, modelled; negative if it is shorter, ``None``
-            if it is not modelled.
         trace_options: the options of ``gpumemnet trace`` that trace it; empty if none do.
     """
 
@@ -246,7 +244,6 @@ class Alternative:
     verdict: str
     effect: str
     how: str
-    slowdown: float | None = None
     trace_options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -318,27 +315,19 @@ def units_by_decision(plan: Plan) -> dict[Decision, str]:
     of their first unit."""
     texts: dict[Decision, list[str]] = {}
     for decision, units in groupby(plan.units, plan.decision):
-        texts.setdefault(decision, []).extend(_ranges(list(units)))
+        texts.setdefault(decision, []).extend(_ranges(units))
     return {decision: ", ".join(ranges) for decision, ranges in texts.items()}
 
 
-def _ranges(units: list[str]) -> list[str]:
-    """Return names as ranges: those that differ in their last number only, and count up, are
+def _ranges(units: Iterable[str]) -> Iterator[str]:
+    """Yield names as ranges: those that differ in their last number only, and count up, are
     joined."""
-    ranges: list[tuple[str, int | None, int | None]] = []
-    for unit in units:
-        stem, _, last = unit.rpartition(".")
-        number = int(last) if last.isdecimal() else None
-        stem = unit if number is None else stem
-        if ranges and number is not None and ranges[-1][0] == stem and ranges[-1][2] == number - 1:
-            ranges[-1] = (stem, ranges[-1][1], number)
-        else:
-            ranges.append((stem, number, number))
-    return [_range(*each) for each in ranges]
 
+    def series(place: tuple[int, str]) -> tuple[str, int]:
+        index, unit = place
+        stem, dot, last = unit.rpartition(".")
+        return (stem + dot, int(last) - index) if last.isdecimal() else (unit, index)
 
-def _range(stem: str, first: int | None, last: int | None) -> str:
-    if first is None:
-        return stem
-    numbers = f"{first}" if first == last else f"{first}–{last}"
-    return f"{stem}.{numbers}" if stem else numbers
+    for _, places in groupby(enumerate(units), series):
+        (_, first), *others = places
+        yield f"{first}–{others[-1][1].rpartition('.')[2]}" if others else first

@@ -24,7 +24,7 @@ import gpumemnet
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import KINDS, Layer
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.physics import closed_form, layer_records, layer_roles, step_memory
+from gpumemnet.physics import closed_form, layer_records, network_structure, step_memory
 from gpumemnet.predict import bin_shares
 from gpumemnet.predict import feature_totals as totals
 from gpumemnet.predict.features import feature_matrix
@@ -34,7 +34,7 @@ from tests.jobs import jobs, small_job
 PACKAGE = Path(gpumemnet.__file__).parent
 WORKSPACE = 8_519_680
 COMPILED = [
-    *(closed_form, layer_records, layer_roles, step_memory),
+    *(closed_form, layer_records, network_structure, step_memory),
     *(totals, bin_shares),
 ]
 COLUMNS = closed_form.COLUMNS
@@ -65,7 +65,7 @@ def uncompiled(name: str, others: Mapping[str, ModuleType] = MappingProxyType({}
 def plain() -> ModuleType:
     """The feature vector with uncompiled modules."""
     modules: dict[str, ModuleType] = {}
-    physics = ("step_memory", "layer_records", "layer_roles", "closed_form")
+    physics = ("step_memory", "layer_records", "network_structure", "closed_form")
     for name in (*(f"physics/{each}" for each in physics), "predict/feature_totals"):
         modules[name] = uncompiled(name, modules)
         assert not modules[name].IS_COMPILED

@@ -1,8 +1,9 @@
-"""Roles of the layers in a list, derived from their order.
+"""The structure of a network, found from the order of its layers: blocks, residual sums, rotations,
+projections of one input.
 
 A layer list states kinds and sizes, not which layer reads which output.  Some orders are
-unambiguous, and memory depends on them. The roles are fields of
-:class:`gpumemnet.physics.layer_records.Layer`:
+unambiguous, and memory depends on them. What was found is noted in fields
+of :class:`gpumemnet.physics.layer_records.Layer`:
 
 * ``is_constant_product``: a product with constants, which needs no gradient of them and keeps
   nothing: cosines and sines of positions, the scale of scores.  Rotary positions (RoFormer, arXiv
@@ -22,7 +23,7 @@ unambiguous, and memory depends on them. The roles are fields of
 * ``is_depthwise``: a convolution with one group per channel, recognised by the norm behind it,
   which has two parameters per channel.
 
-Cython compiles this module with the types of ``layer_roles.pxd``.  Without a compiler it runs as it
+Cython compiles this module with the types of ``network_structure.pxd``.  Without a compiler it runs as it
 is.
 """
 
@@ -45,7 +46,7 @@ _WIDEST_FILTER: Final = 7
 match dense convolutions."""
 
 
-def note_roles(layers: list[Layer]) -> None:
+def note_structure(layers: list[Layer]) -> None:
     """Notes the roles of the layers of one job.
 
     Args:

@@ -6,7 +6,7 @@ import pytest
 
 from gpumemnet.job.layers import CODE_OF_KIND
 from gpumemnet.physics.layer_records import LAYER_KINDS, Layer
-from gpumemnet.physics.layer_roles import note_roles
+from gpumemnet.physics.network_structure import note_structure
 
 ROTATED = ("multiply", "other", "concatenate", "multiply", "add")
 FEED_FORWARD = ("linear", "relu", "linear", "add")
@@ -27,7 +27,7 @@ def with_roles(
             (parameters or {}).get(position, 0),
         )
         layers.append(layer)
-    note_roles(layers)
+    note_structure(layers)
     return layers
 
 

@@ -1,11 +1,11 @@
-# The types with which Cython compiles layer_roles.py.
+# The types with which Cython compiles network_structure.py.
 cimport cython
 from gpumemnet.physics.layer_records cimport Layer, LayerKind
 
 cdef Py_ssize_t _ROTATION_REACH, _PROJECTIONS, _WIDEST_FILTER
 
 @cython.locals(at=Py_ssize_t, layer=Layer, kind=LayerKind, last=Py_ssize_t)
-cpdef void note_roles(list layers) noexcept
+cpdef void note_structure(list layers) noexcept
 
 @cython.locals(layer=Layer, following=Layer)
 cdef void _note_inner_sum(list layers, Py_ssize_t at) noexcept
