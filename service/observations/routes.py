@@ -31,8 +31,8 @@ from ..api.handlers import JSON, handle_body, read_json_body, send_response
 from ..api.openapi import BODY_REFUSALS, Answer, Operation
 from ..api.problems import OVERLOADED, UNKNOWN, Refusal, located, problem_document
 from ..api.schemas import Job, OneOf, Problem, Schema, StoredPrediction
-from .statements import Stored
-from .store import ObservationStore, Reply
+from .statements import Reply, Stored
+from .store import ObservationStore
 
 DEFAULT_DAYS: Final = 30
 MAX_DAYS: Final = 3650

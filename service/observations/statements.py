@@ -1,18 +1,16 @@
 """SQL statements of the store: rows from records, and few statements for many rows.
 
 One statement holds many rows, so the database works without the interpreter's lock and the event
-loop continues.  Each job is stored once, by the hash of its content; a hash that was sent within
-the last hour is not sent again.
+loop continues.  Each job is stored once, by the hash of its content.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import orjson
@@ -25,23 +23,23 @@ from gpumemnet.job.training_job import (
     NUMBER_FIELDS,
     OPTION_FIELDS,
     UNSTATED_AS_ZERO,
-    TrainingJob,
 )
 from gpumemnet.predict.support import reason_code
 from gpumemnet.site.observations import Observation, check_capacity
 
 from ..api.predictions import RecordBatch
+from ..api.problems import CONFLICT, UNKNOWN, Refusal
 from .database import CHALLENGES, JOBS, OBSERVATIONS, PREDICTIONS
 
 ROWS_PER_STATEMENT: Final = (64, 8, 1)
-KNOWN_JOBS: Final = 20_000
-"""Most hashes of stored jobs in the cache: some 3 MB."""
-SEEN_SECONDS: Final = 3600.0
-"""Resolution, in seconds, of the time at which a job was last predicted."""
 SWEEP_ROWS: Final = 1000
 SWEEP_LOCK: Final = 0x6770756D7377
 _LARGEST: Final = 2**63 - 1
 _MAX_CODES: Final = 200
+_SEEN_AGAIN: Final = (
+    "(hash) DO UPDATE SET seen_at = excluded.seen_at WHERE jobs.seen_at < excluded.seen_at - 3600"
+)
+"""What happens to a job that is stored already: most often nothing."""
 
 _JOB_COLUMNS: Final = ("hash", "family", "document", "seen_at")
 _PREDICTION_COLUMNS: Final = tuple(column.name for column in PREDICTIONS.columns)
@@ -51,15 +49,6 @@ _OBSERVATION_COLUMNS: Final = tuple(column.name for column in OBSERVATIONS.colum
 _NUMBER_FIELDS: Final = tuple(name for name in FIELD_DEFAULTS if name in NUMBER_FIELDS)
 
 Row = tuple[Any, ...]
-
-
-class ChallengeRecord(NamedTuple):
-    """The challenger's prediction beside a prediction of the champion."""
-
-    prediction_id: str
-    model_sha256: str
-    expected_bytes: int
-    safe_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,89 +89,45 @@ class Stored:
     gpu: str
 
 
-class UnknownPrediction(NamedTuple):
-    """The observation names a prediction that is not in the database, and holds no job."""
-
-    prediction_id: str
+Reply = Stored | FieldError | Refusal
 
 
-class OtherContent(NamedTuple):
-    """Another observation was stored under the same idempotency key."""
-
-    key: str
-
-
-Result = Stored | UnknownPrediction | OtherContent | FieldError
-
-
-class KnownJobs:
-    """A cache of the hashes of jobs that this process knows to be in the database."""
-
-    def __init__(self, seen_seconds: float = SEEN_SECONDS) -> None:
-        self._seen: OrderedDict[str, float] = OrderedDict()
-        self._seen_seconds = seen_seconds
-
-    def add_missing(
-        self, rows: dict[str, Row], digest: str, family: str, document: bytes, now: float
-    ) -> None:
-        """Add the job's row to ``rows`` unless the cache says that it was stored recently."""
-        if not self._is_fresh(digest, now):
-            rows[digest] = (digest, family, document.decode(), now)
-
-    def note(self, rows: Mapping[str, Row]) -> None:
-        """Add committed rows to the cache."""
-        for digest, row in rows.items():
-            self._seen[digest] = row[3]
-            self._seen.move_to_end(digest)
-        while len(self._seen) > KNOWN_JOBS:
-            self._seen.popitem(last=False)
-
-    def forget(self) -> None:
-        """Clear the cache: the database may have been replaced."""
-        self._seen.clear()
-
-    def _is_fresh(self, digest: str, now: float) -> bool:
-        return now - self._seen.get(digest, 0.0) <= self._seen_seconds
-
-
-def job_content(job: TrainingJob) -> tuple[str, bytes]:
-    """The hash of a job and its JSON document."""
-    [document] = job_documents(JobTable.from_jobs((job,)))
-    return hashlib.sha256(document).hexdigest(), document
-
-
-def prediction_row(
-    records: RecordBatch,
-    row: int,
-    document: bytes,
-    known: KnownJobs,
-    jobs: dict[str, Row],
-    now: float,
-) -> Row:
-    """The row of one prediction; adds the row of its job to ``jobs`` as
-    :meth:`KnownJobs.add_missing` does.
+def prediction_rows(
+    predictions: Sequence[tuple[RecordBatch, int]], now: float
+) -> tuple[dict[str, Row], list[Row]]:
+    """The rows of the jobs, by hash, and the rows of the predictions.
 
     Args:
-        records: predictions.
-        row: which of them.
-        document: the JSON document of its job.
-        known: the jobs that are in the database.
-        jobs: the rows of the jobs to write, by hash.
+        predictions: each a row of predictions that were made at once.
         now: seconds since the epoch.
     """
-    digest = hashlib.sha256(document).hexdigest()
-    family = records.jobs.options("family")[records.jobs.option_codes[row]]
-    known.add_missing(jobs, digest, family, document, now)
-    estimate = records.estimates[row]
-    return (
-        *(records.prediction_ids[row], records.made_at_seconds, digest),
-        *(records.model_sha256s[row], estimate.estimator[:200], records.release[:200]),
-        *(estimate.gpu[:100], float(estimate.coverage)),
-        min(estimate.expected_bytes, _LARGEST),
-        None if estimate.safe_bytes is None else min(estimate.safe_bytes, _LARGEST),
-        estimate.in_support,
-        _reason_codes(estimate.reasons),
-    )
+    tables = [
+        records.jobs if len(records) == 1 else records.jobs[row : row + 1]
+        for records, row in predictions
+    ]
+    jobs: dict[str, Row] = {}
+    rows: list[Row] = []
+    documents = job_documents(JobTable.concatenate(tables))
+    for (records, row), document in zip(predictions, documents, strict=True):
+        job_hash = hashlib.sha256(document).hexdigest()
+        family = records.jobs.options("family")[records.jobs.option_codes[row]]
+        jobs[job_hash] = (job_hash, family, document.decode(), now)
+        estimate = records.estimates[row]
+        rows.append(
+            (
+                *(records.prediction_ids[row], records.made_at_seconds, job_hash),
+                *(records.model_sha256s[row], estimate.estimator[:200], records.release[:200]),
+                *(estimate.gpu[:100], float(estimate.coverage)),
+                *(stored_bytes(estimate.expected_bytes), stored_bytes(estimate.safe_bytes)),
+                *(estimate.in_support, _reason_codes(estimate.reasons)),
+            )
+        )
+    return jobs, rows
+
+
+def stored_bytes(amount: int | None) -> int | None:
+    """The amount, or the largest that a column holds."""
+    return None if amount is None else min(int(amount), _LARGEST)
 
 
 def _reason_codes(reasons: Sequence[str]) -> str | None:
@@ -191,17 +136,6 @@ def _reason_codes(reasons: Sequence[str]) -> str | None:
     while len(text_of_all := ",".join(codes)) > _MAX_CODES:
         codes.pop()
     return text_of_all or None
-
-
-def challenge_row(record: ChallengeRecord) -> Row:
-    """The row of a challenger's prediction."""
-    safe_bytes = None if record.safe_bytes is None else min(int(record.safe_bytes), _LARGEST)
-    return (
-        record.prediction_id,
-        record.model_sha256,
-        min(int(record.expected_bytes), _LARGEST),
-        safe_bytes,
-    )
 
 
 def write_predictions(
@@ -216,14 +150,12 @@ def write_predictions(
     _insert(connection, CHALLENGES, _CHALLENGE_COLUMNS, challenges)
 
 
-def write_observations(
-    connection: Connection, incoming: Sequence[Incoming], known: KnownJobs
-) -> tuple[list[Result], dict[str, Row]]:
-    """Write observations; returns the result of each, in order, and the jobs that were written."""
+def write_observations(connection: Connection, incoming: Sequence[Incoming]) -> list[Reply]:
+    """Write observations; returns the result of each, in order."""
     predicted = _predictions_by_id(
         connection, {one.observation.prediction_id for one in incoming} - {None}
     )
-    results: list[Result | None] = [None] * len(incoming)
+    replies: dict[int, Reply] = {}
     jobs: dict[str, Row] = {}
     rows: dict[int, Row] = {}
     for index, one in enumerate(incoming):
@@ -233,16 +165,18 @@ def write_observations(
             job_hash, family, gpu = found
             gpu = observation.gpu or gpu
         elif observation.job is not None and observation.gpu is not None:
-            job_hash, document = job_content(observation.job)
+            [document] = job_documents(JobTable.from_jobs((observation.job,)))
+            job_hash = hashlib.sha256(document).hexdigest()
             family, gpu = observation.job.family, observation.gpu
-            known.add_missing(jobs, job_hash, family, document, one.received_at)
+            jobs[job_hash] = (job_hash, family, document.decode(), one.received_at)
         else:
-            results[index] = UnknownPrediction(observation.prediction_id or "")
+            missing = f"there is no prediction {observation.prediction_id}, or none any more"
+            replies[index] = Refusal(UNKNOWN, f"{missing}: send the job itself")
             continue
         try:
             check_capacity(observation, gpu)
         except FieldError as error:
-            results[index] = error
+            replies[index] = error
             continue
         prediction_id = None if found is None else observation.prediction_id
         rows[index] = _observation_row(one, prediction_id, job_hash, family, gpu)
@@ -255,15 +189,15 @@ def write_observations(
     for index in rows:
         one = incoming[index]
         there = stored[one.key_name, one.key]
-        created = there.id == one.observation_id
-        if there.content_hash != one.content_hash:
-            results[index] = OtherContent(one.key)
-        else:
-            results[index] = Stored(
+        if there.content_hash == one.content_hash:
+            created = there.id == one.observation_id
+            replies[index] = Stored(
                 there.id, created, there.prediction_id, there.job_hash, there.gpu
             )
-    assert all(result is not None for result in results)
-    return [result for result in results if result is not None], jobs
+        else:
+            taken = f"the idempotency key '{one.key}' was used for another observation"
+            replies[index] = Refusal(CONFLICT, f"{taken}: give every observation its own")
+    return [replies[index] for index in range(len(incoming))]
 
 
 def sweep(connection: Connection, before: float) -> bool:
@@ -298,10 +232,7 @@ def sweep(connection: Connection, before: float) -> bool:
 
 
 def _insert_jobs(connection: Connection, jobs: Mapping[str, Row]) -> None:
-    ordered = sorted(jobs.values())
-    _insert(
-        connection, JOBS, _JOB_COLUMNS, ordered, "(hash) DO UPDATE SET seen_at = excluded.seen_at"
-    )
+    _insert(connection, JOBS, _JOB_COLUMNS, sorted(jobs.values()), _SEEN_AGAIN)
 
 
 def _insert(

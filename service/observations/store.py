@@ -5,7 +5,7 @@ is only queued; the thread writes the queue every quarter of a second.  Observat
 thread looks for them after every few predictions, and writes those that they name before the
 others.  When the queue is full, predictions are dropped and counted, so that responses are never
 delayed.  While the database is unavailable, observations are rejected at once and predictions
-continue.  The store reconnects by itself.
+continue.  The store reconnects by itself.  Queries have a connection of their own.
 """
 
 from __future__ import annotations
@@ -22,29 +22,24 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+from anyio import CapacityLimiter, to_thread
 from prometheus_client import Counter, Gauge
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
-from gpumemnet.errors import FieldError, first_line
-from gpumemnet.job.job_table import JobTable
+from gpumemnet.errors import first_line
 from gpumemnet.site.observations import Observation, content_hash
 
 from ..api.predictions import RecordBatch, prediction_id
-from ..api.problems import CONFLICT, OVERLOADED, UNKNOWN, Refusal
+from ..api.problems import OVERLOADED, UNKNOWN, Refusal
 from .database import DatabaseError, database_url, ensure_schema, make_engine, reading, shown
 from .statements import (
-    ChallengeRecord,
     Incoming,
-    KnownJobs,
-    OtherContent,
-    Result,
+    Reply,
     Row,
     Stored,
-    UnknownPrediction,
-    challenge_row,
-    job_documents,
-    prediction_row,
+    prediction_rows,
+    stored_bytes,
     sweep,
     write_observations,
     write_predictions,
@@ -73,7 +68,7 @@ REFRESH_SECONDS: Final = 5.0
 SWEEP_SECONDS: Final = 60.0
 
 _UUID_7: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
-_SLICE: Final = 8
+_SLICE: Final = 2
 _PAUSE_SECONDS: Final = 0.0005
 """The thread pauses after every :data:`_SLICE` records; otherwise it would hold the interpreter's
 lock for many milliseconds."""
@@ -134,8 +129,6 @@ ALARM: Final = Gauge(
 
 logger = logging.getLogger("gpumemnet.service")
 
-Reply = Stored | FieldError | Refusal
-
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
@@ -144,18 +137,6 @@ class _Waiting:
     incoming: Incoming
     future: asyncio.Future[Reply]
     known_by: float  # monotonic time at which its prediction must be in the database
-
-
-@dataclass(slots=True, eq=False)
-class _Query:
-    """A query of the database, and the future of its request.
-
-    ``prediction_id`` names a prediction that must be written first, where it is still queued.
-    """
-
-    read: Callable[[Connection], Any]
-    future: asyncio.Future[Any]
-    prediction_id: str | None = None
 
 
 class _Queued(NamedTuple):
@@ -177,7 +158,7 @@ class PredictionQueue:
         self._lock = threading.Lock()
         self._queued: dict[str, _Queued] = {}
         self._layers = 0
-        self._challenges: list[ChallengeRecord] = []
+        self._challenges: list[Row] = []
 
     def add(self, records: RecordBatch) -> None:
         """Queue as many predictions as fit."""
@@ -191,26 +172,31 @@ class PredictionQueue:
                 self._layers = layers
                 self._queued[identity] = _Queued(records, row)
 
-    def add_challenge(self, challenge: ChallengeRecord) -> None:
-        """Queue a prediction of the challenger, if it fits."""
+    def add_challenge(self, challenge: Row) -> None:
+        """Queue the row of the challenger's prediction, if it fits."""
         with self._lock:
             if len(self._challenges) < MAX_PENDING_PREDICTIONS:
                 self._challenges.append(challenge)
 
-    def take(self, most: int) -> tuple[list[_Queued], list[ChallengeRecord]]:
+    def take(self, most: int) -> tuple[list[_Queued], list[Row]]:
         """The oldest predictions, at most ``most``, and the challenger's."""
         with self._lock:
             challenges, self._challenges = self._challenges, []
             return self._pop(list(islice(self._queued, most))), challenges
+
+    def move_up(self, identity: str) -> bool:
+        """Let this prediction be the next that is written; returns whether it is queued."""
+        with self._lock:
+            if is_queued := identity in self._queued:
+                self._queued = {identity: self._queued[identity]} | self._queued
+        return is_queued
 
     def take_named(self, identities: Iterable[str]) -> list[_Queued]:
         """The predictions with these ids."""
         with self._lock:
             return self._pop([identity for identity in identities if identity in self._queued])
 
-    def put_back(
-        self, queued: Sequence[_Queued], challenges: Sequence[ChallengeRecord] = ()
-    ) -> None:
+    def put_back(self, queued: Sequence[_Queued], challenges: Sequence[Row] = ()) -> None:
         """Queue again what could not be written."""
         with self._lock:
             again = {one.records.prediction_ids[one.row]: one for one in queued}
@@ -259,15 +245,15 @@ class ObservationStore:
         self._retention_seconds = prediction_retention_days * SECONDS_PER_DAY
         self._busy_seconds = busy_seconds
         self._answer_seconds = answer_seconds
-        self._known = KnownJobs(min(3600.0, self._retention_seconds / 4))
         self._lock = threading.Lock()
         self._predictions = PredictionQueue()
         self._waiting: list[_Waiting] = []
-        self._queries: list[_Query] = []
         self._wake = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._engine: Engine | None = None
+        self._reading_engine: Engine | None = None
+        self._reading_turn: CapacityLimiter | None = None
         self._away: str | None = None
         self._complained = False
         self._retry_at = 0.0
@@ -303,6 +289,8 @@ class ObservationStore:
             self._wake.set()
             thread.join()
             self._thread = None
+        if self._reading_engine is not None:
+            self._reading_engine.dispose()
 
     def record(self, records: RecordBatch) -> None:
         """Queue predictions; never blocks, never raises, and drops those that exceed the queue."""
@@ -313,7 +301,7 @@ class ObservationStore:
     ) -> None:
         """Queue the challenger's prediction; as :meth:`record`."""
         self._predictions.add_challenge(
-            ChallengeRecord(prediction_id, model_sha256, expected_bytes, safe_bytes)
+            (prediction_id, model_sha256, stored_bytes(expected_bytes), stored_bytes(safe_bytes))
         )
 
     async def add(self, observation: Observation, key_name: str = "") -> Stored:
@@ -351,12 +339,12 @@ class ObservationStore:
         Raises:
             Refusal: 503 when the database is unavailable.
         """
-        answer: dict[str, Any] = await self._query(
+        found: dict[str, Any] = await self._read(
             lambda connection: read_summary(
                 connection, now=time.time(), days=days, window=ALARM_WINDOW
             )
         )
-        return answer
+        return found
 
     async def prediction(self, identity: str) -> dict[str, Any] | None:
         """A stored prediction and what was observed; ``None`` when there is none, or none any more.
@@ -366,28 +354,31 @@ class ObservationStore:
         """
         read = partial(read_prediction, identity=identity)
         while True:
-            found: dict[str, Any] | None = await self._query(read, identity)
+            # It may be in the queue of another worker, too.
             is_young = 0 <= time.time() - made_at_seconds(identity) < YOUNG_SECONDS
-            if found is not None or not is_young:
+            is_expected = self._predictions.move_up(identity) or is_young
+            found: dict[str, Any] | None = await self._read(read)
+            if found is not None or not is_expected:
                 return found
-            await asyncio.sleep(FLUSH_SECONDS)  # it may be in another worker's queue
+            self._wake.set()
+            await asyncio.sleep(FLUSH_SECONDS)
 
-    async def _query(
-        self, read: Callable[[Connection], Any], prediction_id: str | None = None
-    ) -> Any:
-        query = _Query(read, asyncio.get_running_loop().create_future(), prediction_id)
-        with self._lock:
-            if len(self._queries) >= 16:
-                raise _busy("too many questions wait for the database")
-            self._queries.append(query)
-        self._wake.set()
-        await asyncio.wait([query.future], timeout=self._answer_seconds)
-        if not query.future.done():
-            raise _busy("the database did not answer in time")
-        answer = query.future.result()
-        if isinstance(answer, Refusal):
-            raise answer
-        return answer
+    async def _read(self, read: Callable[[Connection], Any]) -> Any:
+        """What ``read`` finds in the database; one reads at a time, in a thread."""
+        if self._away is not None:
+            raise _busy(self._away)
+        self._reading_turn = self._reading_turn or CapacityLimiter(1)
+        return await to_thread.run_sync(self._read_now, read, limiter=self._reading_turn)
+
+    def _read_now(self, read: Callable[[Connection], Any]) -> Any:
+        if self._reading_engine is None:
+            self._reading_engine = make_engine(self._url, busy_seconds=self._busy_seconds)
+        try:
+            with reading(self._reading_engine) as connection:
+                return read(connection)
+        except SQLAlchemyError:
+            self._reading_engine.dispose()
+            raise _busy("the database is away") from None
 
     def _submit(self, observation: Observation, key_name: str) -> asyncio.Future[Reply] | Refusal:
         digest = content_hash(observation)
@@ -451,9 +442,9 @@ class ObservationStore:
         try:
             if self._engine is None:
                 self._connect()
-            self._answer_waiting(last=stopping)
+            self._write_waiting(last=stopping)
             while self._flush_predictions(hurried=stopping):
-                self._answer_waiting(last=stopping)
+                self._write_waiting(last=stopping)
             if not stopping:
                 self._refresh_and_sweep(now)
         except (SQLAlchemyError, DatabaseError) as error:
@@ -466,7 +457,6 @@ class ObservationStore:
 
     def _connect(self) -> None:
         ensure_schema(self._url)
-        self._known.forget()
         self._engine = make_engine(self._url, busy_seconds=self._busy_seconds)
 
     def _disconnect(self, error: Exception) -> None:
@@ -494,12 +484,11 @@ class ObservationStore:
         assert self._engine is not None
         return self._engine.begin()
 
-    def _answer_waiting(self, *, last: bool) -> None:
-        """Write the observations and answer the queries that wait now."""
+    def _write_waiting(self, *, last: bool) -> None:
+        """Write the observations that wait now."""
         self._wake.clear()
         while self._flush_observations(last=last):
             pass
-        self._answer_queries()
 
     def _flush_predictions(self, *, hurried: bool) -> bool:
         """Write the oldest predictions; returns whether there were any."""
@@ -518,16 +507,13 @@ class ObservationStore:
             self._write_predictions(queued, (), hurried=True)
 
     def _write_predictions(
-        self, queued: Sequence[_Queued], challenges: Sequence[ChallengeRecord], *, hurried: bool
+        self, queued: Sequence[_Queued], challenges: Sequence[Row], *, hurried: bool
     ) -> None:
         try:
             jobs, rows = self._rows(queued, hurried)
             with self._begin() as connection:
-                write_predictions(
-                    connection, jobs, rows, [challenge_row(challenge) for challenge in challenges]
-                )
+                write_predictions(connection, jobs, rows, challenges)
         except (DataError, IntegrityError) as error:
-            self._known.forget()
             PREDICTIONS.labels("dropped").inc(len(queued))
             if not self._complained:  # log once until it works again
                 logger.error("predictions are not kept, the database refuses them: %s", error)
@@ -537,23 +523,19 @@ class ObservationStore:
             self._predictions.put_back(queued, challenges)
             raise
         self._complained = False
-        self._known.note(jobs)
         PREDICTIONS.labels("stored").inc(len(queued))
 
     def _rows(self, queued: Sequence[_Queued], hurried: bool) -> tuple[dict[str, Row], list[Row]]:
         """The rows of predictions and of their jobs; pauses between slices unless ``hurried``, or
         something waits."""
-        now = time.time()
         jobs: dict[str, Row] = {}
         rows: list[Row] = []
         for start in range(0, len(queued), _SLICE):
             began = time.thread_time()
-            some = queued[start : start + _SLICE]
-            tables = [one.records.jobs[one.row : one.row + 1] for one in some]
-            documents = job_documents(JobTable.concatenate(tables))
-            for (records, row), document in zip(some, documents, strict=True):
-                rows.append(prediction_row(records, row, document, self._known, jobs, now))
-            if not (hurried or self._stopping or self._waiting or self._queries):
+            some_jobs, some_rows = prediction_rows(queued[start : start + _SLICE], time.time())
+            jobs |= some_jobs
+            rows += some_rows
+            if not (hurried or self._stopping or self._waiting):
                 self._wake.wait(max(_PAUSE_SECONDS, _PAUSES * (time.thread_time() - began)))
         return jobs, rows
 
@@ -578,57 +560,29 @@ class ObservationStore:
         return more and len(replies) == len(group)
 
     def _write_group(self, group: list[_Waiting], last: bool) -> list[tuple[_Waiting, Reply]]:
+        """Write some observations; returns the results of those that need not be tried again."""
         try:
-            results = self._write([entry.incoming for entry in group])
+            with self._begin() as connection:
+                results = write_observations(connection, [entry.incoming for entry in group])
         except (DataError, IntegrityError) as error:
-            if len(group) == 1:
-                logger.error("an observation cannot be stored: %s", error)
-                return [
-                    (
-                        group[0],
-                        _busy(
-                            "the database refused the observation; the cause is in the log of the service"
-                        ),
-                    )
-                ]
-            return [replies for entry in group for replies in self._write_group([entry], last)]
+            if len(group) > 1:
+                return [reply for entry in group for reply in self._write_group([entry], last)]
+            logger.error("an observation cannot be stored: %s", error)
+            results = [
+                _busy(
+                    "the database refused the observation; the cause is in the log of the service"
+                )
+            ]
         now = time.monotonic()
         replies: list[tuple[_Waiting, Reply]] = []
         for entry, result in zip(group, results, strict=True):
-            if isinstance(result, UnknownPrediction):
-                if now < entry.known_by and not last:
-                    continue
-                missing = f"there is no prediction {result.prediction_id}, or none any more"
-                replies.append((entry, Refusal(UNKNOWN, f"{missing}: send the job itself")))
-            elif isinstance(result, OtherContent):
-                taken = f"the idempotency key '{result.key}' was used for another observation: give every observation its own"
-                replies.append((entry, Refusal(CONFLICT, taken)))
-            else:
-                if isinstance(result, Stored) and result.created:
-                    observation = entry.incoming.observation
-                    OBSERVED.labels(observation.source, str(observation.oom).lower()).inc()
+            if isinstance(result, Stored) and result.created:
+                observation = entry.incoming.observation
+                OBSERVED.labels(observation.source, str(observation.oom).lower()).inc()
+            is_unknown = isinstance(result, Refusal) and result.kind is UNKNOWN
+            if last or not is_unknown or now >= entry.known_by:
                 replies.append((entry, result))
         return replies
-
-    def _write(self, incoming: Sequence[Incoming]) -> list[Result]:
-        with self._begin() as connection:
-            results, jobs = write_observations(connection, incoming, self._known)
-        self._known.note(jobs)
-        return results
-
-    def _answer_queries(self) -> None:
-        with self._lock:
-            queries, self._queries = self._queries, []
-        self._write_named_predictions({query.prediction_id or "" for query in queries})
-        for query in queries:
-            assert self._engine is not None
-            try:
-                with reading(self._engine) as connection:
-                    answer: Any = query.read(connection)
-            except SQLAlchemyError:
-                _set_result(query.future, _busy("the database is away"))
-                raise
-            _set_result(query.future, answer)
 
     def _refresh_and_sweep(self, now: float) -> None:
         """Update the gauges and delete old rows, every few seconds."""
@@ -651,13 +605,11 @@ class ObservationStore:
     def _refuse_all(self, reason: str) -> None:
         with self._lock:
             waiting, self._waiting = self._waiting, []
-            queries, self._queries = self._queries, []
         if waiting:
             REFUSED.labels("database_away").inc(len(waiting))
         QUEUE.set(0)
-        futures = [one.future for one in waiting] + [one.future for one in queries]
-        for future in futures:
-            _set_result(future, _busy(reason))
+        for entry in waiting:
+            _set_result(entry.future, _busy(reason))
 
 
 def _set_result(future: asyncio.Future[Any], answer: Any) -> None:

@@ -252,17 +252,29 @@ def test_observations_go_before_the_predictions_that_wait(
     async def run() -> tuple[Stored, Any, Any]:
         observation = observed(made[-1].prediction_ids[0], 1800 * MIB)
         stored = await one.add(observation)
-        found = await one.prediction(made[-2].prediction_ids[0])
+        found = await one.prediction(made[-1].prediction_ids[0])
         return stored, found, await one.prediction("nobody's")
 
     stored, found, nothing = asyncio.run(run())
     assert (stored.created, stored.prediction_id) == (True, made[-1].prediction_ids[0])
-    assert (found["prediction_id"], found["observed_bytes"]) == (made[-2].prediction_ids[0], None)
+    assert found["observed_bytes"] == 1800 * MIB
     assert nothing is None
     [(written,)] = rows(file, "SELECT count(*) FROM predictions")
     assert written < len(made)
     one.drain()
     assert rows(file, "SELECT count(*) FROM predictions") == [(len(made),)]
+
+
+def test_a_prediction_that_waits_to_be_written_is_found(
+    make_store: MakeStore, estimate: PredictionTable
+) -> None:
+    one = make_store()
+    made = [record(estimate, age_seconds=10.0) for _ in range(500)]
+    for each in made:
+        one.record(each)
+    found = asyncio.run(one.prediction(made[-1].prediction_ids[0]))
+    assert found is not None
+    assert (found["prediction_id"], found["observed_bytes"]) == (made[-1].prediction_ids[0], None)
 
 
 def test_a_full_disk_is_called_that(
