@@ -107,7 +107,6 @@ def create_app(settings: Settings) -> FastAPI:
             "gpu": settings.gpu,
             "context_bytes": None if settings.context_mib is None else settings.context_mib * MIB,
         },
-        is_champion_required=settings.require_champion,
     )
     operations = [
         *prediction_operations(serving),

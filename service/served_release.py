@@ -65,7 +65,6 @@ for _alias in ("champion", "challenger"):
 logger = logging.getLogger("gpumemnet.service")
 
 T = TypeVar("T")
-Signature = tuple[int, int, int] | None
 
 
 class Loaded(NamedTuple):
@@ -87,8 +86,6 @@ class ServedRelease:
         bundles: folders of bundles to serve instead of a registry.
         shadow: runs the challenger; without one, challengers are ignored.
         predictor_settings: keyword arguments of every predictor: default GPU and CUDA context.
-        is_champion_required: whether the service is ready only while it serves the registry's
-            champion.
         read_seconds: longest time that the registry's folder may take to answer.
 
     Attributes:
@@ -114,7 +111,6 @@ class ServedRelease:
         bundles: Sequence[Path] = (),
         shadow: Shadow | None = None,
         predictor_settings: Mapping[str, Any] | None = None,
-        is_champion_required: bool = False,
         read_seconds: float = READ_SECONDS,
     ) -> None:
         if registry is not None and bundles:
@@ -124,13 +120,11 @@ class ServedRelease:
         self.registry = registry
         self.failure: str | None = None
         self._aliases = Aliases()
-        self._is_champion_required = is_champion_required
         self._looks = 0
         self._build = build
         self._predictor_settings = dict(predictor_settings or {})
         self._shadow = shadow
         self._tested_sha256s: set[str] = set()
-        self._seen: Signature = None
         self._read_seconds = read_seconds
         self._reading: threading.Thread | None = None
         if registry is not None:
@@ -146,51 +140,46 @@ class ServedRelease:
         """The challenger's release in this process."""
         return None if self._shadow is None else self._shadow.release
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether requests may be sent here: not while another release answers in place of a
-        champion that is required."""
-        return self.failure is None or not self._is_champion_required
-
     def fallback(self) -> str | None:
         """The release that answers in place of the registry's champion; ``None`` while the champion
         answers."""
         return None if self.failure is None else self.release
 
     def follow(self) -> None:
-        """Serve the release that the registry's aliases name; checks only the file's date when it
-        has not changed.
+        """Serve the release that the registry's aliases name.
 
         A champion that cannot be loaded or fails its self-test is reported, and the current release
         stays.  It is tried again when the aliases change, and every :data:`RETRY_LOOKS` calls.
         """
         if self.registry is None:
             return
+        self._looks += 1
         try:
-            seen = self._read(partial(_signature, self.registry.aliases_file))
-            self._looks = self._looks + 1 if self.failure is not None else 0
-            if seen == self._seen and self._looks < RETRY_LOOKS:
+            aliases = self._read(self._read_aliases)
+            is_same, self._aliases = aliases == self._aliases, aliases
+            is_served = aliases.champion == self.release
+            if is_same and self._looks % RETRY_LOOKS:
+                if is_served:
+                    self._report(None)
                 return
-            self._looks, self._seen = 0, seen
-            if seen is None:
-                raise RegistryError(f"{self.registry.aliases_file}: does not exist any more")
-            self._aliases = self._read(self.registry.aliases)
-            champion = self._aliases.champion
-            loaded = None if champion == self.release else self._load_champion(champion)
+            if not is_served:
+                self._swap(self._load_champion(aliases.champion))
+            self._report(None)
         except BundleError as error:
             self._report(str(error))
-        else:
-            self._report(None)
-            if loaded is not None:
-                self._swap(loaded)
         self._follow_challenger()
+
+    def _read_aliases(self) -> Aliases:
+        assert self.registry is not None
+        if not self.registry.aliases_file.exists():
+            raise RegistryError(f"{self.registry.aliases_file}: does not exist any more")
+        return self.registry.aliases()
 
     def _begin(self, registry: Registry) -> None:
         """Serve the champion; if it fails, the previous champion; if that fails, the shipped
         bundles."""
         candidates = [SHIPPED]
         try:
-            self._seen = self._read(partial(_signature, registry.aliases_file))
             if not self._read(registry.folder.is_dir):
                 logger.warning(
                     "the registry %s does not exist yet: %s is served until it names a champion",
@@ -238,7 +227,6 @@ class ServedRelease:
             self._reading.start()
             self._reading.join(self._read_seconds)
         if not outcome:
-            self._seen = None  # look again as soon as it answers
             raise RegistryError(
                 f"the registry {self.registry.folder} has not answered within {self._read_seconds:g} s"
             )
@@ -307,15 +295,6 @@ class ServedRelease:
         check_golden(predictor, self._tested_sha256s)
         self._tested_sha256s.update(bundle.sha256 for bundle in predictor.bundles)
         return predictor
-
-
-def _signature(file: Path) -> Signature:
-    """A value that changes whenever the file is replaced."""
-    try:
-        status = file.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 # The self-test.  A graph may load and run, and still be useless: trained on other units, exported with

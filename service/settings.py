@@ -97,11 +97,6 @@ class Settings(BaseSettings):
         default=None,
         description="folder of the model registry; the shipped release answers without one",
     )
-    require_champion: bool = Field(
-        default=False,
-        description="whether the service is ready only while it serves the registry's champion; otherwise it answers from the "
-        "release before, or the shipped one, and says so in the header `Gpumemnet-Fallback` of every answer",
-    )
     max_body_bytes: int = Field(
         ge=1024,
         le=1024 * MIB,

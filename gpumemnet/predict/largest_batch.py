@@ -9,7 +9,6 @@ shrinks.
 from __future__ import annotations
 
 import dataclasses
-import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -256,14 +255,6 @@ def _steps(job: TrainingJob) -> int:
     while steps > 1 and len(job.layers) * steps * DEFAULT_MAX_BATCH.bit_length() > _LAYER_ROWS:
         steps //= 2
     return steps
-
-
-def layers_of_batch_sizes(job: TrainingJob, max_batch: int) -> int:
-    """About how many layers :func:`batch_sizes` computes: what it costs."""
-    steps = _steps(job)
-    widest_gap = max(1.0, max_batch / (2 * steps))
-    rounds = math.ceil(math.log(widest_gap, _FINE_STEPS))
-    return max(1, len(job.layers)) * (len(batch_grid(max_batch, steps)) + 2 * _FINE_STEPS * rounds)
 
 
 class _MemoryOfBatches:

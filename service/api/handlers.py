@@ -15,14 +15,13 @@ from urllib.parse import parse_qsl
 
 import orjson
 from anyio import CapacityLimiter, to_thread
-from anyio.lowlevel import RunVar
 from starlette.types import Receive, Scope, Send
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
 from gpumemnet.units import ceil_mib
 
-from .predictions import JobRequest, Search, read_job_request
+from .predictions import JobRequest, read_job_request
 from .problems import NO_JSON, OUTSIDE_SUPPORT, OVERLOADED, TOO_LARGE, Refusal
 
 if TYPE_CHECKING:
@@ -41,11 +40,8 @@ concurrent short requests."""
 DISCARDED_BYTES: Final = 64 * 2**20
 """Most bytes of a body beyond its limit that are read and thrown away: urllib and others read no
 response before they have sent everything."""
-MAX_SEARCH_LAYERS: Final = 4_000_000
-"""Most layers that the searches at work and waiting compute in all: some four seconds of one
-core."""
-SEARCH_LAYERS_PER_SECOND: Final = 1_000_000
-"""Lower bound of a search's speed."""
+MAX_SEARCHES: Final = 8
+"""Most searches at work and waiting; one takes about a second at most."""
 TEXT_FIELDS: Final = (
     "limit_mib",
     "request_mib",
@@ -60,8 +56,10 @@ MIB_FIELDS: Final = {"limit_mib": "safe_bytes", "request_mib": "expected_bytes"}
 
 _NOT_JSON: Final = f"the body must be sent with the header 'Content-Type: {JSON}'"
 _ENCODED: Final = "the body must not be compressed: send it without Content-Encoding"
-_TURN: Final = RunVar[CapacityLimiter]("one thread for long bodies")
-_ANYTHING: Final = (b"*/*", JSON.encode())
+_TURN: Final = CapacityLimiter(1)
+"""One thread for long bodies."""
+_SEARCH_TURN: Final = CapacityLimiter(1)
+_JSON_TYPES: Final = (JSON.encode(), b"application/*", b"*/*")
 
 logger = logging.getLogger("gpumemnet.service")
 
@@ -97,18 +95,12 @@ class SearchHandler:
     of their own, and too many are refused.
 
     Args:
-        search: reads the search from the body.
-        max_layers: most layers that the searches at work and waiting may compute in all; one alone
-            is always answered.
+        search: makes the response from the body.
     """
 
-    def __init__(
-        self, search: Callable[[bytes], Search], max_layers: int = MAX_SEARCH_LAYERS
-    ) -> None:
+    def __init__(self, search: Callable[[bytes], Any]) -> None:
         self._search = search
-        self._max_layers = max_layers
-        self._layers = 0
-        self._turn: CapacityLimiter | None = None
+        self._searches = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to one request.
@@ -120,19 +112,16 @@ class SearchHandler:
         body = await read_json_body(scope, receive)
         if body is None:
             return
-        search = await handle_body(self._search, body)
-        if self._layers and self._layers + search.layers > self._max_layers:
-            retry_seconds = max(1, self._layers // SEARCH_LAYERS_PER_SECOND)
+        if self._searches >= MAX_SEARCHES:
             detail = "too many searches are waiting: try again later"
-            raise Refusal(OVERLOADED, detail, {"Retry-After": str(retry_seconds)})
-        self._turn = self._turn or CapacityLimiter(1)
-        self._layers += search.layers
+            raise Refusal(OVERLOADED, detail, {"Retry-After": "1"})
+        self._searches += 1
         try:
             content = await to_thread.run_sync(
-                lambda: orjson.dumps(search.answer()), limiter=self._turn
+                lambda: orjson.dumps(self._search(body)), limiter=_SEARCH_TURN
             )
         finally:
-            self._layers -= search.layers
+            self._searches -= 1
         await send_response(send, 200, JSON, content)
 
 
@@ -238,12 +227,7 @@ async def run_in_turn(handle: Callable[[*Arguments], Result], *arguments: *Argum
     Threads share Python's lock with the event loop: each more that computes makes every other
     request wait for one more turn, and none finishes earlier.
     """
-    try:
-        turn = _TURN.get()
-    except LookupError:
-        turn = CapacityLimiter(1)
-        _TURN.set(turn)
-    return await to_thread.run_sync(handle, *arguments, limiter=turn)
+    return await to_thread.run_sync(handle, *arguments, limiter=_TURN)
 
 
 async def read_json_body(scope: Scope, receive: Receive) -> bytes | None:
@@ -304,10 +288,11 @@ async def send_response(send: Send, status: int, media_type: str, content: bytes
 
 
 def wants_text(scope: Scope) -> bool:
-    """Whether the caller prefers plain text to JSON (RFC 9110, section 12.5.1)."""
+    """Whether the caller accepts plain text and no JSON."""
     for name, value in scope["headers"]:
         if name == b"accept":
-            return value not in _ANYTHING and _prefers_text(value.decode("latin-1"))
+            types = {part.partition(b";")[0].strip().lower() for part in value.split(b",")}
+            return TEXT.encode() in types and types.isdisjoint(_JSON_TYPES)
     return False
 
 
@@ -347,19 +332,3 @@ def text_of(prediction: Mapping[str, Any], names: tuple[str, ...]) -> bytes:
             )
         words.append(str(ceil_mib(value) if name in MIB_FIELDS else value))
     return " ".join(words).encode() + b"\n"
-
-
-def _prefers_text(accept: str) -> bool:
-    qualities: dict[str, float] = {}
-    for part in accept.split(","):
-        media, *parameters = (piece.strip().lower() for piece in part.split(";"))
-        quality = next(
-            (parameter[2:] for parameter in parameters if parameter.startswith("q=")), "1"
-        )
-        try:
-            qualities[media] = min(max(float(quality), 0.0), 1.0)
-        except ValueError:
-            qualities[media] = 0.0
-    anything = qualities.get("*/*", 0.0)
-    plain = qualities.get(TEXT, qualities.get("text/*", anything))
-    return plain > qualities.get(JSON, qualities.get("application/*", anything))

@@ -23,11 +23,6 @@ from .handlers import (
 from .monitoring import MEDIA_TYPE, metrics_document
 from .openapi import BODY_REFUSALS, Answer, Operation
 from .predictions import Document, gpus_document
-from .problems import NOT_READY, Refusal
-
-_NOT_READY_MEANING: Final = (
-    "The registry's champion cannot be served, and `GPUMEMNET_REQUIRE_CHAMPION` is set."
-)
 
 _TEXT_DESCRIPTION: Final = (
     f"With `Accept: {TEXT}` the response is one line: `{TEXT_FIELDS[0]}`, or the fields named by `?field=`, separated by "
@@ -83,7 +78,7 @@ def prediction_operations(serving: ServedRelease) -> list[Operation]:
             name="batch_sizes",
             tag="predict",
             summary="The largest batch that fits",
-            handler=SearchHandler(lambda body: serving.api.batch_sizes_search(body)),
+            handler=SearchHandler(lambda body: serving.api.batch_sizes(body)),
             request=schemas.BatchSizesRequest,
             examples=examples.batch_sizes_examples(family),
             answers={200: Answer(shape=schemas.BatchSizes)},
@@ -135,7 +130,6 @@ def other_operations(serving: ServedRelease) -> list[Operation]:
             "Readiness: may requests be sent here?",
             schemas.Readiness,
             lambda: _readiness(serving),
-            refusals={503: _NOT_READY_MEANING},
         ),
         Operation(
             method="GET",
@@ -166,9 +160,4 @@ def _models(serving: ServedRelease) -> Document:
 def _readiness(serving: ServedRelease) -> Document:
     """Runs no model: a release is served only after its self-test, and a probe must not delay
     predictions."""
-    if not serving.is_ready:
-        raise Refusal(
-            NOT_READY,
-            f"the registry's champion cannot be served, only {serving.release}; the cause is in the log",
-        )
     return {"status": "ready", "families": list(serving.api.families)}

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -27,9 +27,7 @@ from gpumemnet.predict.features import FEATURE_SCHEMA
 from gpumemnet.predict.gpu_fit import Target, catalogue_targets, fits_table, target
 from gpumemnet.predict.largest_batch import (
     DEFAULT_MAX_BATCH,
-    BatchSizes,
     batch_sizes,
-    layers_of_batch_sizes,
 )
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE, PredictionOptions, PredictionTable
 from gpumemnet.predict.predictor import Predictor
@@ -162,14 +160,6 @@ def read_job_request(body: bytes) -> JobRequest:
     """
     request = read_request(body, PredictRequest)
     return JobRequest(request.job, options_of(request))
-
-
-class Search(NamedTuple):
-    """A search over many batch sizes that a request asks for: the layers that it computes, and the
-    function that does."""
-
-    layers: int
-    answer: Callable[[], Document]
 
 
 class PredictionApi:
@@ -313,7 +303,7 @@ class PredictionApi:
                 document["fits"] = fits
         return documents
 
-    def batch_sizes_search(self, body: bytes) -> Search:
+    def batch_sizes(self, body: bytes) -> Document:
         """The largest batches that fit a GPU, and memory against batch size.
 
         Raises:
@@ -329,21 +319,14 @@ class PredictionApi:
             raise error
         job = read.table[0]
         gpu = request.gpu or self.predictor.prediction_gpu(None).gpu
-        max_batch = request.max_batch or DEFAULT_MAX_BATCH
-        found_for = partial(
-            batch_sizes,
+        found = batch_sizes(
             self.predictor,
             job,
             target(gpu, mig=request.mig, free_mib=request.free_mib),
             coverage=coverage,
             encoder=request.encoder,
-            max_batch=max_batch,
+            max_batch=request.max_batch or DEFAULT_MAX_BATCH,
         )
-        return Search(
-            layers_of_batch_sizes(job, max_batch), lambda: self._batch_sizes_document(found_for())
-        )
-
-    def _batch_sizes_document(self, found: BatchSizes) -> Document:
         document = asdict(found) | self._origin
         del document["device"]
         return document

@@ -38,7 +38,6 @@ INVALID_JOB: Final = ProblemKind("invalid-job", 422, "The job is not valid")
 UNSUPPORTED_JOB: Final = ProblemKind("unsupported-job", 422, "No model is loaded for the job")
 OUTSIDE_SUPPORT: Final = ProblemKind("outside-support", 422, "The job has no such number")
 INTERNAL_ERROR: Final = ProblemKind("internal-error", 500, "The service failed")
-NOT_READY: Final = ProblemKind("not-ready", 503, "The service is not ready")
 OVERLOADED: Final = ProblemKind("overloaded", 503, "The service is busy")
 UNAUTHORIZED: Final = ProblemKind("unauthorized", 401, "An API key is required")
 FORBIDDEN: Final = ProblemKind("forbidden", 403, "The API key does not allow this")
@@ -63,7 +62,7 @@ _KIND_OF_ERROR: Final[dict[type[FieldError], ProblemKind]] = {
 PROBLEM_KINDS: Final = (
     *_KIND_OF_ERROR.values(),
     *(OUTSIDE_SUPPORT, UNKNOWN, CONFLICT, NOT_FOUND, WRONG_METHOD, TOO_LARGE, NO_JSON),
-    *(UNAUTHORIZED, FORBIDDEN, MISDIRECTED, OVERLOADED, NOT_READY),
+    *(UNAUTHORIZED, FORBIDDEN, MISDIRECTED, OVERLOADED),
     *(INVALID_HTTP, LARGE_HEAD, REQUEST_TIMEOUT, INTERNAL_ERROR),
 )
 """Every problem type of the service."""

@@ -7,10 +7,7 @@ the others wait for it.
 
 from __future__ import annotations
 
-import sqlite3
-import time
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -149,7 +146,6 @@ MIGRATION_SECONDS: Final = 120
 MIGRATION_LOCK: Final = 0x6770756D656D
 """Key of PostgreSQL's advisory lock, which lets one process migrate at a time."""
 
-_WAL_PAUSE_SECONDS: Final = 0.02
 _READS: Final = "gpumemnet_reads"
 
 
@@ -223,7 +219,7 @@ def make_engine(url: URL, *, busy_seconds: float = BUSY_SECONDS) -> Engine:
             f"the driver for {shown(url)} is not installed: install the extra, in a clone with  pip install -e '.[postgres]'"
         ) from None
     if url.get_backend_name() == "sqlite":
-        event.listen(engine, "connect", partial(_set_up_sqlite, busy_seconds))
+        event.listen(engine, "connect", _set_up_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
     return engine
 
@@ -247,17 +243,16 @@ def ensure_schema(url: URL) -> None:
             has changed then.
     """
     _make_folder(url)
-    engine, patient_engine = make_engine(url), make_engine(url, busy_seconds=MIGRATION_SECONDS)
+    engine = make_engine(url, busy_seconds=MIGRATION_SECONDS)
     try:
-        found = revision(engine)
+        found = None if _is_new(url) else revision(engine)
         check_revision(found, url)
         if found != HEAD:
-            _migrate(patient_engine)
+            _migrate(engine)
     except (SQLAlchemyError, OSError) as error:  # TimeoutError is an OSError
         raise _unusable(url, error) from None
     finally:
         engine.dispose()
-        patient_engine.dispose()
 
 
 def _migrate(engine: Engine) -> None:
@@ -267,6 +262,8 @@ def _migrate(engine: Engine) -> None:
             stack.enter_context(
                 locked(Path(f"{engine.url.database}.migration-lock"), MIGRATION_SECONDS)
             )
+            with engine.connect() as outside:  # a transaction cannot change it
+                outside.connection.execute("PRAGMA journal_mode = WAL")
         connection = stack.enter_context(engine.begin())
         if engine.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
@@ -322,6 +319,12 @@ def _make_folder(url: URL) -> None:
             ) from None
 
 
+def _is_new(url: URL) -> bool:
+    """Whether it is an SQLite database that nobody has written to."""
+    file = Path(url.database or "")
+    return url.get_backend_name() == "sqlite" and not (file.exists() and file.stat().st_size)
+
+
 def _unusable(url: URL, error: Exception) -> DatabaseError:
     cause = getattr(error, "orig", None) or error
     reason = first_line(cause)
@@ -330,28 +333,10 @@ def _unusable(url: URL, error: Exception) -> DatabaseError:
     return DatabaseError(f"the database {shown(url)} cannot be used: {reason}")
 
 
-def _set_up_sqlite(busy_seconds: float, connection: Any, _record: object) -> None:
+def _set_up_sqlite(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # _begin_sqlite begins the transactions, not the driver
-    _use_write_ahead_log(connection, busy_seconds)
     for pragma in ("synchronous = FULL", "foreign_keys = ON"):
         connection.execute(f"PRAGMA {pragma}")
-
-
-def _use_write_ahead_log(connection: sqlite3.Connection, busy_seconds: float) -> None:
-    """Enable the write-ahead log, permanently.  SQLite does not wait for other processes here,
-    whatever its timeout."""
-    deadline = time.monotonic() + busy_seconds
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            return
-        except sqlite3.OperationalError as error:
-            if (
-                getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY
-                or time.monotonic() > deadline
-            ):
-                raise
-            time.sleep(_WAL_PAUSE_SECONDS)
 
 
 def _begin_sqlite(connection: Connection) -> None:

@@ -196,31 +196,6 @@ class ObservedGroup(Schema):
     challenger: SideBySide | None
 
 
-class FamilyAlarm(Schema):
-    """Whether the coverage of a family is significantly too low."""
-
-    family: str
-    on: bool
-    judged: int = Field(ge=0)
-    covered: int = Field(ge=0)
-    coverage: float | None
-    promised_coverage: float | None
-    probability: float = Field(
-        ge=0,
-        le=1,
-        description="probability of at least as many misses if the coverage held (p-value)",
-    )
-
-
-class CoverageAlarm(Schema):
-    """The alarm's rule and its state."""
-
-    rule: str
-    threshold: float
-    window: int = Field(description="number of latest observations of a family that it tests")
-    families: list[FamilyAlarm]
-
-
 class ObservationSummary(Schema):
     """Coverage and error of the predictions of the last days."""
 
@@ -238,7 +213,6 @@ class ObservationSummary(Schema):
     compared: int = Field(ge=0, description="observations in the groups below")
     complete: bool = Field(description="whether these are all observations and not only the newest")
     groups: list[ObservedGroup]
-    alarm: CoverageAlarm
 
 
 def observation_operations(store: ObservationStore | None) -> list[Operation]:

@@ -32,10 +32,6 @@ ALARM_PROBABILITY: Final = 0.001
 """Of 200 jobs with 99 % nominal coverage, 9 misses raise the alarm (95.5 % coverage).
 At nominal coverage, less than one window in a thousand raises a false alarm.
 """
-ALARM_RULE: Final = (
-    "Over the last observations of a family: the exact one-sided probability of as many misses of the safe bytes or more, if "
-    f"every job kept within them with the coverage promised to it. Below {ALARM_PROBABILITY:g} the alarm is on."
-)
 MAX_SUMMARISED: Final = 5000
 """Most observations in a summary; the newest are used."""
 SECONDS_PER_DAY: Final = 86_400
@@ -82,18 +78,6 @@ class Alarm:
     def coverage(self) -> float | None:
         """Observed coverage; ``None`` where none was judged."""
         return self.covered / self.judged if self.judged else None
-
-    def document(self) -> dict[str, Any]:
-        """Its JSON document."""
-        return {
-            "family": self.family,
-            "on": self.on,
-            "judged": self.judged,
-            "covered": self.covered,
-            "coverage": self.coverage,
-            "promised_coverage": self.promised_coverage,
-            "probability": self.probability,
-        }
 
 
 def alarm(family: str, newest_first: Sequence[Row[Any]], window: int) -> Alarm:
@@ -177,7 +161,7 @@ def median(values: Array) -> float | None:
     return float(np.median(values)) if len(values) else None
 
 
-def read_summary(connection: Connection, *, now: float, days: float, window: int) -> dict[str, Any]:
+def read_summary(connection: Connection, *, now: float, days: float) -> dict[str, Any]:
     """The response to ``GET /v1/observations/summary``."""
     since = now - days * SECONDS_PER_DAY
     counted = _counts(connection, since)
@@ -196,12 +180,6 @@ def read_summary(connection: Connection, *, now: float, days: float, window: int
             {"family": family, "gpu": gpu, "release": release, **summarise(group)}
             for (family, gpu, release), group in sorted(groups.items())
         ],
-        "alarm": {
-            "rule": ALARM_RULE,
-            "threshold": ALARM_PROBABILITY,
-            "window": window,
-            "families": [found.document() for found, _ in read_alarms(connection, window)],
-        },
     }
 
 

@@ -339,11 +339,7 @@ class ObservationStore:
         Raises:
             Refusal: 503 when the database is unavailable.
         """
-        found: dict[str, Any] = await self._read(
-            lambda connection: read_summary(
-                connection, now=time.time(), days=days, window=ALARM_WINDOW
-            )
-        )
+        found: dict[str, Any] = await self._read(partial(read_summary, now=time.time(), days=days))
         return found
 
     async def prediction(self, identity: str) -> dict[str, Any] | None:

@@ -32,7 +32,6 @@ def test_every_setting_has_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
         "context_mib": ("700", 700),
         "bundles": (os.pathsep.join(["/a", "b/c"]), (Path("/a"), Path("b/c"))),
         "registry": ("/r", Path("/r")),
-        "require_champion": ("yes", True),
         "max_body_bytes": ("2048", 2048),
         "head_seconds": ("0.5", 0.5),
         "max_connections": ("9", 9),
@@ -71,7 +70,6 @@ def test_an_argument_takes_precedence_even_over_a_bad_variable(
         *(("HEAD_SECONDS", value) for value in ("0", "nan", "-1", "1.2.3")),
         ("LOG_LEVEL", "loud"),
         ("LOG_FORMAT", "xml"),
-        ("REQUIRE_CHAMPION", "perhaps"),
     ],
 )
 def test_a_bad_value_is_named_with_its_variable(

@@ -354,7 +354,7 @@ def test_every_prediction_is_handed_to_the_recorder(predictor: Predictor, job: D
         assert records.model_sha256s[row] == answer["model"]["sha256"]
         assert records.estimates[row].gpu == answer["gpu"]
         assert abs(records.made_at_seconds - time.time()) < 60
-    api.batch_sizes_search(json.dumps({"job": job}).encode()).answer()
+    api.batch_sizes(json.dumps({"job": job}).encode())
     assert len(kept) == 2
 
 

@@ -393,8 +393,6 @@ def test_the_alarm_goes_on_and_the_gauges_say_it(
         return found
 
     summary = asyncio.run(run())
-    [family] = summary["alarm"]["families"]
-    assert (family["on"], family["judged"], family["covered"]) == (True, 60, 0)
     [group] = summary["groups"]
     assert (group["champion"]["coverage"], group["champion"]["under_prediction_rate"]) == (0.0, 1.0)
     beside = group["challenger"]
