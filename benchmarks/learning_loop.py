@@ -40,7 +40,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gpumemnet.client.client import Client
+from gpumemnet.client import Client
 from gpumemnet.gpu import context, device_profile
 from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.training_job import TrainingJob

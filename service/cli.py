@@ -16,7 +16,7 @@ import typer
 from gpumemnet.cli.commands import App
 from gpumemnet.cli.options import AsJson, Bundles, RegistryFolder, input_file
 from gpumemnet.cli.output import check_writable, print_result, write_text
-from gpumemnet.client.client import API_KEY_VARIABLE, Client
+from gpumemnet.client import API_KEY_VARIABLE, Client
 from gpumemnet.errors import InvalidRequestError, ServiceError
 from gpumemnet.site.observations import Observation, listed, observation_to_dict
 from gpumemnet.site.sacct import Skipped, read_known_jobs, read_sacct

@@ -17,8 +17,7 @@ from typing import cast
 
 import pytest
 
-from gpumemnet.client.calls import Device, ServedPrediction
-from gpumemnet.client.client import AsyncClient, Client
+from gpumemnet.client import AsyncClient, Client, Device, ServedPrediction
 from gpumemnet.errors import InvalidRequestError, ServiceError
 from gpumemnet.gpu import device_profiles
 from gpumemnet.job.json_codec import job_from_dict
@@ -37,7 +36,7 @@ PATIENT_SECONDS = 300.0
 STORED = b'{"id": 1}'
 """The answer to an observation that was stored."""
 DEVICES: list[Device] = [{"id": "GPU-1", "gpu": "T4", "free_mib": 1}]
-MLP_ONLY = Path(__file__).parents[3] / "gpumemnet" / "bundles" / "mlp-a100-published"
+MLP_ONLY = Path(__file__).parents[2] / "gpumemnet" / "bundles" / "mlp-a100-published"
 """Served alone, so that there are families without a model."""
 
 
@@ -405,7 +404,7 @@ def test_a_server_that_is_no_service(job: TrainingJob, status: int, content: byt
 def test_without_httpx_the_extra_is_named() -> None:
     script = (
         "import sys; sys.modules['httpx'] = None\n"
-        "from gpumemnet.client.client import Client\n"
+        "from gpumemnet.client import Client\n"
         "from gpumemnet.errors import MissingExtraError\n"
         "try: Client()\n"
         "except MissingExtraError as error: print(error)\n"

@@ -1,0 +1,549 @@
+"""Asks a running service for predictions, from a scheduler or a script, and answers as the
+in-process predictor does.
+
+:class:`Client` and :class:`AsyncClient` only send: a :class:`Call` holds the request and reads the
+response.  The time-out is short, because a scheduler goes on without an answer rather than wait.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from types import ModuleType, TracebackType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    Required,
+    Self,
+    TypedDict,
+    TypeVar,
+    Unpack,
+)
+
+import numpy as np
+
+from gpumemnet.errors import InvalidRequestError, MissingExtraError, ServiceError
+from gpumemnet.job.json_codec import job_to_dict
+from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme, bins_of_width
+from gpumemnet.predict.gpu_fit import Fit
+from gpumemnet.predict.largest_batch import BatchPoint, BatchSizes
+from gpumemnet.predict.prediction import Prediction, PredictionOptions
+from gpumemnet.units import MIB
+
+if TYPE_CHECKING:
+    import httpx
+
+URL_VARIABLE: Final = "GPUMEMNET_URL"
+API_KEY_VARIABLE: Final = "GPUMEMNET_API_KEY"
+DEFAULT_URL: Final = "http://127.0.0.1:8000"
+DEFAULT_TIMEOUT_SECONDS: Final = 0.5
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ServedPrediction(Prediction):
+    """An estimate as a service gives it.
+
+    Attributes:
+        prediction_id: its id; give it back with what the job really took
+            (:meth:`Client.observe`).
+        release: the release that answered.
+        model_sha256: hash over the files of the model that answered.
+        feature_schema: version of the features that it looks at.
+        fits: what the job fits, in the order asked; empty where that was not asked.
+    """
+
+    prediction_id: str
+    release: str
+    model_sha256: str
+    feature_schema: str
+    fits: tuple[Fit, ...] = ()
+
+
+class Device(TypedDict, total=False):
+    """One device of a site, as it is now.
+
+    Attributes:
+        id: any name for it, such as the UUID of the GPU or of the MIG instance.
+        gpu: its GPU model.
+        mig: its MIG profile, where it is a partition.
+        free_mib: memory free on it now; unless given it is taken to be empty.
+    """
+
+    id: Required[str]
+    gpu: Required[str]
+    mig: str | None
+    free_mib: int | None
+
+
+class SearchOptions(TypedDict, total=False):
+    """The options of a search for the largest batch.
+
+    Attributes:
+        gpu: where the job is to run, such as ``A100`` or ``A100/3g.20gb``; the GPU that the model
+            learned from unless given.
+        mig: the MIG profile, unless ``gpu`` names it.
+        free_mib: memory free there now; all that an empty one has unless given.
+        coverage: share of jobs that stay below a limit.
+        encoder: ``mlp``, ``transformer`` or ``common``.
+        max_batch: the largest batch size to look at.
+    """
+
+    gpu: str | None
+    mig: str | None
+    free_mib: int | None
+    coverage: float
+    encoder: str | None
+    max_batch: int
+
+
+class Observed(TypedDict, total=False):
+    """The memory that one run of a job really took; see :mod:`gpumemnet.site.observations` for the
+    values allowed.
+
+    Attributes:
+        prediction_id: id of the prediction that the job was scheduled with.
+        job: the job itself, where there is no such id.
+        gpu: GPU that it ran on; needed with a job.
+        source: who measured, such as ``nvml_process`` or ``slurm_gpumem``.
+        peak_mib, peak_bytes: the most that it took; one of the two.
+        oom: whether it ran out of memory: it needed more than the peak and the limit.
+        limit_mib, limit_bytes: the memory that it could have had.
+        observed_at: when it ended, with its time zone.
+        idempotency_key: the same observation sent again under the same key is stored once.
+    """
+
+    prediction_id: str
+    job: TrainingJob
+    gpu: str
+    source: str
+    peak_mib: int
+    peak_bytes: int
+    oom: bool
+    limit_mib: int
+    limit_bytes: int
+    observed_at: datetime
+    idempotency_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One request with the function that reads its answer.
+
+    Attributes:
+        method, path: of the request.
+        body: JSON, or ``None`` for a request without.
+        read: turns the answer's JSON into the result; what it raises on a foreign document becomes
+            a ServiceError.
+        statuses: the HTTP statuses of success.
+    """
+
+    method: str
+    path: str
+    read: Callable[[Any], T]
+    body: bytes | None = None
+    statuses: tuple[int, ...] = (200,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions(PredictionOptions):
+    """The options of a prediction by a service.
+
+    Attributes:
+        bins: a published scheme, or ``bins_of_width`` of whole MiB; by default as in
+            :class:`PredictionOptions`.
+        fits: also decide what the job fits: ``True`` for the whole catalogue, or names such as
+            ``A100`` and ``A100/3g.20gb``.
+        devices: devices of the site that the job may fit, with their free memory.
+    """
+
+    fits: bool | Sequence[str] = False
+    devices: Sequence[Device] | None = None
+
+    def members(self) -> dict[str, Any]:
+        """The members of the request's body."""
+        fits = self.fits if isinstance(self.fits, bool) else list(self.fits)
+        members = {
+            "gpu": self.gpu,
+            "encoder": self.encoder,
+            "fits": fits,
+            "devices": self.devices and list(self.devices),
+        }
+        return _bins_and_coverage(self.bins, self.coverage) | _given(members)
+
+
+def predict_call(job: TrainingJob, options: RequestOptions) -> Call[ServedPrediction]:
+    """See :meth:`Client.predict`."""
+    body = {"job": job_to_dict(job), **options.members()}
+    return Call("POST", "/v1/predict", _prediction, json.dumps(body).encode())
+
+
+def predict_many_call(
+    jobs: Sequence[TrainingJob], options: RequestOptions
+) -> Call[list[ServedPrediction | ServiceError]]:
+    """See :meth:`Client.predict_many`."""
+    body = {"jobs": [job_to_dict(job) for job in jobs], **options.members()}
+
+    def read(document: Any) -> list[ServedPrediction | ServiceError]:
+        results = [_result(result) for result in document["results"]]
+        if len(results) != len(jobs):
+            raise ValueError("as many results as jobs are expected")
+        return results
+
+    return Call("POST", "/v1/predict/batch", read, json.dumps(body).encode())
+
+
+def batch_sizes_call(job: TrainingJob, options: SearchOptions) -> Call[BatchSizes]:
+    """See :meth:`Client.batch_sizes`."""
+
+    def read(document: Any) -> BatchSizes:
+        known = {each.name for each in fields(BatchSizes)} & document.keys()
+        found = {name: document[name] for name in known}
+        found["reasons"] = tuple(document["reasons"])
+        found["curve"] = tuple(BatchPoint(**point) for point in document["curve"])
+        return BatchSizes(**found, device=None)
+
+    return Call(
+        "POST",
+        "/v1/batch-sizes",
+        read,
+        json.dumps({"job": job_to_dict(job), **_given(options)}).encode(),
+    )
+
+
+def observe_call(observed: Observed) -> Call[dict[str, Any]]:
+    """See :meth:`Client.observe`."""
+    members: dict[str, Any] = {**observed}
+    if observed.get("job") is not None:
+        members["job"] = job_to_dict(observed["job"])
+    if observed.get("observed_at") is not None:
+        members["observed_at"] = observed["observed_at"].isoformat()
+    return Call(
+        "POST", "/v1/observations", _document, json.dumps(_given(members)).encode(), (200, 201)
+    )
+
+
+def _document(document: Any) -> dict[str, Any]:
+    return {**document}
+
+
+def _given(members: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that differ from the service's defaults."""
+    return {
+        name: value for name, value in members.items() if value is not None and value is not False
+    }
+
+
+MODELS: Final[Call[list[dict[str, Any]]]] = Call(
+    "GET", "/v1/models", lambda document: list(document["models"])
+)
+GPUS: Final[Call[list[dict[str, Any]]]] = Call(
+    "GET", "/v1/gpus", lambda document: list(document["gpus"])
+)
+HEALTH: Final[Call[tuple[str, ...]]] = Call(
+    "GET", "/readyz", lambda document: tuple(document["families"])
+)
+
+
+def _bins_and_coverage(bins: BinScheme | None, coverage: float) -> dict[str, Any]:
+    if bins is None:
+        return {"coverage": coverage}
+    if bins == PUBLISHED_BINS.get(bins.name):
+        return {"coverage": coverage, "bins": bins.name}
+    if bins.width_bytes % MIB or bins != bins_of_width(bins.width_bytes):
+        raise InvalidRequestError(
+            "must be a published scheme or bins_of_width(…) of whole MiB: the service knows no others",
+            "bins",
+        )
+    return {"coverage": coverage, "bin_width_mib": bins.width_bytes // MIB}
+
+
+def _prediction(document: Any) -> ServedPrediction:
+    bins = document["bins"]
+    probabilities = np.array(bins["probabilities"], dtype=np.float64)
+    if probabilities.shape != (bins["count"],):
+        raise ValueError("one probability per bin is expected")
+    return ServedPrediction(
+        expected_bytes=document["expected_bytes"],
+        startup_peak_bytes=document["startup_peak_bytes"],
+        safe_bytes=document["safe_bytes"],
+        coverage=document["coverage"],
+        bins=BinScheme(bins["width_bytes"], bins["count"], bins["name"]),
+        probabilities=probabilities,
+        in_support=document["in_support"],
+        reasons=tuple(document["reasons"]),
+        gpu=document["gpu"],
+        gpu_source=document["gpu_source"],
+        context_bytes=document["context_bytes"],
+        context_source=document["context_source"],
+        estimator=document["model"]["name"],
+        version=document["model"]["version"],
+        label_source=document["label_source"],
+        prediction_id=document["prediction_id"],
+        release=document["release"],
+        model_sha256=document["model"]["sha256"],
+        feature_schema=document["feature_schema"],
+        fits=tuple(Fit(**fit) for fit in document.get("fits") or ()),
+    )
+
+
+def _result(result: Mapping[str, Any]) -> ServedPrediction | ServiceError:
+    if "prediction" in result:
+        return _prediction(result["prediction"])
+    problem = result["problem"]
+    return ServiceError(problem["detail"], problem["status"], problem)
+
+
+def result_of(call: Call[T], url: str, status: int, content: bytes) -> T:
+    """The result of ``call`` from the answer to it.
+
+    Raises:
+        ServiceError: when the answer is a problem document, or not from a gpumemnet service.
+    """
+    try:
+        document = json.loads(content)
+        if status in call.statuses:
+            return call.read(document)
+        message = f"the service at {url} refused: {document['detail']}"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ServiceError(
+            f"{url}{call.path} answered with status {status} and no document of this service: is the URL right?",
+            status,
+        ) from None
+    raise ServiceError(message, status, document)
+
+
+class _ClientCore:
+    """What both clients share: URL, time-out, API key, and sentences for transport errors."""
+
+    def __init__(self, url: str | None, timeout_seconds: float, api_key: str | None) -> None:
+        key = os.environ.get(API_KEY_VARIABLE) if api_key is None else api_key
+        if key and not (key.isascii() and key.isprintable() and " " not in key):
+            raise InvalidRequestError("must be printable ASCII without spaces", "api_key")
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.url = (url or os.environ.get(URL_VARIABLE) or DEFAULT_URL).rstrip("/")
+        self.timeout_seconds = timeout_seconds
+        self._httpx = _httpx()
+
+    def _arguments(self, call: Call[Any]) -> dict[str, Any]:
+        headers = (
+            self._headers
+            if call.body is None
+            else {**self._headers, "Content-Type": "application/json"}
+        )
+        return {
+            "method": call.method,
+            "url": self.url + call.path,
+            "content": call.body,
+            "headers": headers,
+        }
+
+    def _unreachable(self, error: Exception) -> ServiceError:
+        if isinstance(error, self._httpx.TimeoutException):
+            return ServiceError(
+                f"the service at {self.url} did not answer within {self.timeout_seconds:g} s"
+            )
+        return ServiceError(
+            f"the service at {self.url} cannot be reached: {str(error) or type(error).__name__}"
+        )
+
+
+class Client(_ClientCore):
+    """Asks a service and waits for the answer.
+
+    Keeps connections open between calls; close it, or use it in a ``with`` statement.  May be
+    shared by threads.
+
+    Args:
+        url: address of the service; the variable ``GPUMEMNET_URL`` unless given, and
+            ``http://127.0.0.1:8000`` without either.
+        timeout_seconds: for connecting, for sending and for each wait for the answer.
+        api_key: key of the service, where it asks for one; the variable ``GPUMEMNET_API_KEY``
+            unless given.
+
+    Raises:
+        MissingExtraError: when httpx is not installed.
+        InvalidRequestError: on a key with characters that an HTTP header cannot hold.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        api_key: str | None = None,
+    ) -> None:
+        super().__init__(url, timeout_seconds, api_key)
+        self._http: httpx.Client = self._httpx.Client(timeout=timeout_seconds)
+
+    def predict(self, job: TrainingJob, **options: Any) -> ServedPrediction:
+        """The prediction for one job.
+
+        Args:
+            job: the job.
+            options: see :class:`RequestOptions`.
+
+        Raises:
+            InvalidRequestError: for bins that the service does not know.
+            ServiceError: when the service cannot be reached in time, or refuses; ``problem`` then
+                holds its document.
+        """
+        return self._send(predict_call(job, RequestOptions(**options)))
+
+    def predict_many(
+        self, jobs: Sequence[TrainingJob], **options: Any
+    ) -> list[ServedPrediction | ServiceError]:
+        """The prediction for each job, or its error, in order; options and errors as in
+        :meth:`predict`."""
+        return self._send(predict_many_call(jobs, RequestOptions(**options)))
+
+    def batch_sizes(self, job: TrainingJob, **options: Unpack[SearchOptions]) -> BatchSizes:
+        """The largest batches that fit a GPU, and memory against batch size.
+
+        Args:
+            job: the job; its own batch size does not matter.
+            options: see :class:`SearchOptions`.
+
+        Raises:
+            ServiceError: as :meth:`predict`.
+        """
+        return self._send(batch_sizes_call(job, options))
+
+    def observe(self, **observed: Unpack[Observed]) -> dict[str, Any]:
+        """Tell the service what a job really took; returns its answer once that is stored.
+
+        Args:
+            observed: see :class:`Observed`; the id of the prediction, or the job and its GPU, the
+                source and the peak.
+
+        Raises:
+            ServiceError: as :meth:`predict`.
+        """
+        return self._send(observe_call(observed))
+
+    def gpus(self) -> list[dict[str, Any]]:
+        """The GPUs that the service knows, with their MIG profiles.
+
+        Raises:
+            ServiceError: as :meth:`predict`.
+        """
+        return self._send(GPUS)
+
+    def models(self) -> list[dict[str, Any]]:
+        """The models that the service has loaded, with their cards.
+
+        Raises:
+            ServiceError: as :meth:`predict`.
+        """
+        return self._send(MODELS)
+
+    def health(self) -> tuple[str, ...]:
+        """The families of jobs that the service is ready to answer for.
+
+        Raises:
+            ServiceError: when it is not ready, or cannot be reached in time.
+        """
+        return self._send(HEALTH)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _send(self, call: Call[T]) -> T:
+        try:
+            response = self._http.request(**self._arguments(call))
+        except (self._httpx.HTTPError, self._httpx.InvalidURL) as error:
+            raise self._unreachable(error) from error
+        return result_of(call, self.url, response.status_code, response.content)
+
+
+class AsyncClient(_ClientCore):
+    """As :class:`Client`, for ``asyncio``; use it in an ``async with`` statement, or close it."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        api_key: str | None = None,
+    ) -> None:
+        super().__init__(url, timeout_seconds, api_key)
+        self._http: httpx.AsyncClient = self._httpx.AsyncClient(timeout=timeout_seconds)
+
+    async def predict(self, job: TrainingJob, **options: Any) -> ServedPrediction:
+        """See :meth:`Client.predict`."""
+        return await self._send(predict_call(job, RequestOptions(**options)))
+
+    async def predict_many(
+        self, jobs: Sequence[TrainingJob], **options: Any
+    ) -> list[ServedPrediction | ServiceError]:
+        """See :meth:`Client.predict_many`."""
+        return await self._send(predict_many_call(jobs, RequestOptions(**options)))
+
+    async def batch_sizes(self, job: TrainingJob, **options: Unpack[SearchOptions]) -> BatchSizes:
+        """See :meth:`Client.batch_sizes`."""
+        return await self._send(batch_sizes_call(job, options))
+
+    async def observe(self, **observed: Unpack[Observed]) -> dict[str, Any]:
+        """See :meth:`Client.observe`."""
+        return await self._send(observe_call(observed))
+
+    async def gpus(self) -> list[dict[str, Any]]:
+        """See :meth:`Client.gpus`."""
+        return await self._send(GPUS)
+
+    async def models(self) -> list[dict[str, Any]]:
+        """See :meth:`Client.models`."""
+        return await self._send(MODELS)
+
+    async def health(self) -> tuple[str, ...]:
+        """See :meth:`Client.health`."""
+        return await self._send(HEALTH)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _send(self, call: Call[T]) -> T:
+        try:
+            response = await self._http.request(**self._arguments(call))
+        except (self._httpx.HTTPError, self._httpx.InvalidURL) as error:
+            raise self._unreachable(error) from error
+        return result_of(call, self.url, response.status_code, response.content)
+
+
+def _httpx() -> ModuleType:
+    try:
+        import httpx
+    except ImportError:
+        raise MissingExtraError("httpx", "client", "asking a service") from None
+    return httpx

@@ -1,1 +1,0 @@
-"""Clients of a running service."""
