@@ -33,6 +33,7 @@ import torch  # noqa: E402
 from cuda_code import PEAKS, Peaks, peaks_of  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
+from gpumemnet.extract.checkpointing import checkpointed  # noqa: E402
 from gpumemnet.extract.module_calls import ModelInputs, inputs_from_example  # noqa: E402
 from gpumemnet.gpu import device_profile  # noqa: E402
 from gpumemnet.job.dataset import read_dataset  # noqa: E402
@@ -46,7 +47,6 @@ from gpumemnet.physics.element_types import (  # noqa: E402
 )
 from gpumemnet.physics.optimizers import torch_call  # noqa: E402
 from gpumemnet.tracing.api import TraceOptions  # noqa: E402
-from gpumemnet.tracing.checkpointing import checkpointed  # noqa: E402
 from gpumemnet.tracing.losses_and_optimizers import loss_function  # noqa: E402
 from gpumemnet.tracing.operators.rules import Platform  # noqa: E402
 from research.traces.labels import traced_run  # noqa: E402

@@ -38,8 +38,8 @@ from dataset_builder.measure import training  # noqa: E402
 from dataset_builder.planned_job import PlannedJob, parse_planned, training_job  # noqa: E402
 from dataset_builder.recipe import load_recipe, sample_jobs  # noqa: E402
 from gpumemnet.errors import GpumemnetError  # noqa: E402
+from gpumemnet.extract.checkpointing import blocks  # noqa: E402
 from gpumemnet.gpu import device_profile  # noqa: E402
-from gpumemnet.tracing.checkpointing import blocks  # noqa: E402
 from gpumemnet.tracing.training_loop import AUTOCAST, gathered_in  # noqa: E402
 from research.traces.labels import traceable  # noqa: E402
 

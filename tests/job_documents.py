@@ -75,9 +75,8 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
         place = draw(st.integers(0, len(document["layers"]) - 1))
         layer = document["layers"][place]
         if isinstance(layer, dict):
-            layer[draw(st.sampled_from(["kind", "activations", "parameters", "width"]))] = draw(
-                oddities
-            )
+            names = ["kind", "activations", "parameters", "trains", "block", "width"]
+            layer[draw(st.sampled_from(names))] = draw(oddities)
         else:
             document["layers"][place] = draw(oddities)
     return document

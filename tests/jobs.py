@@ -15,6 +15,7 @@ from gpumemnet.job.training_job import (
     FAMILIES,
     OPTIMIZER_IMPLEMENTATIONS,
     OPTIMIZERS,
+    OUTPUTS_FREED,
     PRECISIONS,
     TrainingJob,
 )
@@ -56,7 +57,10 @@ def mlp(width: int, batch_size: int = 512, depth: int = 3) -> TrainingJob:
 def layers(maximum: int = 10**7) -> st.SearchStrategy[Layer]:
     """Layers of every kind, with sizes from nothing to ``maximum`` elements."""
     sizes = st.one_of(st.integers(0, 5000), st.integers(0, maximum))
-    return st.builds(Layer, st.sampled_from([*KINDS, "something_new"]), sizes, sizes)
+    kinds = st.sampled_from([*KINDS, "something_new"])
+    trains, blocks = st.none() | st.booleans(), st.none() | st.integers(0, 20)
+    said = st.builds(Layer, kinds, sizes, sizes, trains, blocks)
+    return said | st.builds(Layer, kinds, sizes, sizes, st.none(), st.none())
 
 
 @st.composite
@@ -79,9 +83,12 @@ def jobs(draw: st.DrawFn, maximum: int = 10**7) -> TrainingJob:
         "gradient_accumulation": draw(st.integers(1, 8)),
         "cudnn_benchmark": draw(st.booleans()),
         "ranks": draw(st.sampled_from([1, 1, 1, 2, 64])),
+        "batches_on_gpu": draw(st.none() | st.integers(1, 4)),
+        "outputs_freed": draw(st.none() | st.sampled_from(OUTPUTS_FREED)),
     }
     if not values["layers"]:
         values["total_activations"], values["total_parameters"] = draw(count), draw(count)
-    parameters = values.get("total_parameters", sum(layer.parameters for layer in values["layers"]))
+    may_train = (layer.parameters for layer in values["layers"] if layer.trains is not False)
+    parameters = values.get("total_parameters", sum(may_train))
     values["trainable_parameters"] = draw(st.none() | st.integers(0, parameters))
     return TrainingJob(**values)

@@ -189,12 +189,21 @@ def extract_from(
     batch = inputs.batch_size
     parameters = dict(model.named_parameters())
     layers = [
-        Layer(call.kind, (2 * call.elements + batch) // (2 * batch), call.parameters)
+        Layer(
+            call.kind,
+            (2 * call.elements + batch) // (2 * batch),
+            call.parameters,
+            call.trains,
+            # A model that checkpoints itself chooses its own blocks.
+            None if seen.checkpointed else call.block,
+        )
         for call in seen.calls
     ]
     names = [call.path for call in seen.calls]
     if seen.unused:
-        layers.append(Layer("other", 0, sum(parameters[name].numel() for name in seen.unused)))
+        unused = [parameters[name] for name in seen.unused]
+        size, trains = sum(map(Tensor.numel, unused)), any(each.requires_grad for each in unused)
+        layers.append(Layer("other", 0, size, trains, layers[-1].block if layers else None))
         names.append(UNUSED)
     if not layers:
         raise ExtractError("the model executes no known layer: its output is a view of its input")

@@ -30,6 +30,7 @@ from gpumemnet.extract.attention import (
     math_kernel_steps,
     module_call,
 )
+from gpumemnet.extract.checkpointing import blocks
 from gpumemnet.extract.kinds import (
     LOSS,
     NOT_A_LAYER,
@@ -71,6 +72,9 @@ class Call:
         parameters: elements of the parameters that it is the first to use.
         sequence_length: query positions of attention, or steps of a recurrent layer; else ``None``.
         joins_activations: whether it has two or more activations as inputs.
+        trains: whether any parameter that it uses receives gradients.
+        block: number of the checkpointed block that it runs in, from 1 in execution order; 0 in
+            none; ``None`` for a model without a stack of blocks.
         part_of: the activation function that it is a step of, where a module of that name writes it
             out, or that it is in place, where another kind says what it keeps; else ``None``.
     """
@@ -83,6 +87,8 @@ class Call:
     sequence_length: int | None = None
     joins_activations: bool = False
     part_of: str | None = None
+    trains: bool = False
+    block: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +191,10 @@ class _Recorder:
         self._kernels: Counter[str] = Counter()
         self._modules = ModulePath(model, self._enter, self._leave)
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._trained = {id(each) for each in model.parameters() if each.requires_grad}
+        self._blocks = set(blocks(model))
+        self._block_count = 0
+        self._block_depth = 0  # how deep the block that runs is nested; 0 in none
         self._unclaimed = {
             id(parameter): parameter
             for parameter in model.parameters()
@@ -227,8 +237,20 @@ class _Recorder:
         if not self._opaque:
             self._has_fused_norm = False
         self._stack.append((kind, len(self._calls)))
+        if self._modules.depth <= self._block_depth:  # a block that raised
+            self._block_depth = 0
+        if not self._block_depth and module in self._blocks:
+            self._block_count += 1
+            self._block_depth = self._modules.depth
 
     def _leave(self, module: nn.Module, arguments: tuple[object, object], output: object) -> None:
+        self._record_module(module, arguments, output)
+        if self._modules.depth < self._block_depth:
+            self._block_depth = 0
+
+    def _record_module(
+        self, module: nn.Module, arguments: tuple[object, object], output: object
+    ) -> None:
         kind, first_call = self._stack[self._modules.depth]
         del self._stack[self._modules.depth :]
         if self._opaque:
@@ -239,10 +261,10 @@ class _Recorder:
             for tensor in outputs
             if tensor not in self._marks and not self._parameters_in(tensor)
         ]
-        own = frozenset(id(parameter) for parameter in module.parameters()) & self._unclaimed.keys()
+        own = frozenset(id(parameter) for parameter in module.parameters())
         if kind == LOSS:
             self._losses += 1
-            kind = "other" if own else NOT_A_LAYER
+            kind = "other" if own & self._unclaimed.keys() else NOT_A_LAYER
         if (
             kind is None
             and len(self._calls) == first_call
@@ -352,7 +374,11 @@ class _Recorder:
                 continue
             indirect.append(name)
             call = self._calls[first_call]
-            self._calls[first_call] = replace(call, parameters=call.parameters + parameter.numel())
+            self._calls[first_call] = replace(
+                call,
+                parameters=call.parameters + parameter.numel(),
+                trains=call.trains or key in self._trained,
+            )
         kernel = max(self._kernels, key=self._kernels.__getitem__, default=None)
         return Walk(
             tuple(self._calls),
@@ -392,6 +418,7 @@ class _Recorder:
         inputs: Sequence[Tensor],
         joins_activations: bool = False,
     ) -> None:
+        used = frozenset(used)
         numeric = [
             tensor for tensor in outputs if tensor.is_floating_point() or tensor.is_complex()
         ] or list(outputs)
@@ -412,7 +439,8 @@ class _Recorder:
                 length,
                 joins_activations,
                 part_of,
-            )
+            ),
+            used,
         )
         if isinstance(module, nn.LSTM | nn.GRU) and kind in RESERVED_PER_UNIT:
             # The reserve space of cuDNN is a second layer of the kind: it keeps as much as this,
@@ -428,7 +456,8 @@ class _Recorder:
             self._append(
                 Call(
                     kind, self._modules.path_of(module), (reserve,), reserve, sequence_length=length
-                )
+                ),
+                used,
             )
 
     def _record_attention(self, module: nn.Module, steps: Iterable[AttentionStep]) -> None:
@@ -444,11 +473,20 @@ class _Recorder:
                     math.prod(step.shape),
                     self._claim(used),
                     sequence_length=step.query_length,
-                )
+                ),
+                used,
             )
 
-    def _append(self, call: Call) -> None:
-        self._calls.append(call)
+    def _append(self, call: Call, used: frozenset[int]) -> None:
+        """Adds the call of what runs now, which uses these parameters."""
+        block = self._block_count if self._block_depth else 0
+        self._calls.append(
+            replace(
+                call,
+                trains=not self._trained.isdisjoint(used),
+                block=block if self._blocks else None,
+            )
+        )
         frame = None if self._checkpointed else sys._getframe()
         while frame is not None and not self._checkpointed:
             self._checkpointed = frame.f_code.co_filename == CHECKPOINT_FILE

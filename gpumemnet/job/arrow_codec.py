@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.job_table import Array, Indices, JobTable, OptionSet, codes_with
 from gpumemnet.job.json_codec import ReadJobs, merge_reads, read_jobs
-from gpumemnet.job.layers import CODE_OF_KIND, MAX_ELEMENTS, MAX_LAYERS, Layer, is_kind
+from gpumemnet.job.layers import (
+    CODE_OF_KIND,
+    MAX_ELEMENTS,
+    MAX_LAYERS,
+    UNKNOWN,
+    Layer,
+    is_kind,
+)
 from gpumemnet.job.training_job import (
     FIELD_CHOICES,
     FIELD_DEFAULTS,
@@ -86,8 +93,8 @@ def check_columns(schema: pa.Schema, where: str) -> None:
             )
         else:
             fits, expected = (
-                _is_layers(kind),
-                "lists of structures of kind, activations and parameters",
+                is_layers(kind),
+                f"lists of structures of {', '.join(Layer._fields)}",
             )
         if not fits:
             raise DatasetError(
@@ -115,7 +122,11 @@ def read_arrow_jobs(batch: pa.RecordBatch) -> ReadJobs:
     table = JobTable(np.array(numbers), option_sets, option_codes, *layers)
     is_invalid |= versions != SCHEMA_VERSION
     is_invalid |= settle_columns(
-        table.numbers, table.layer_counts, table.layer_activations, table.layer_parameters
+        table.numbers,
+        table.layer_counts,
+        table.layer_activations,
+        table.layer_parameters,
+        table.layer_trains,
     )
     if not is_invalid.any():
         return ReadJobs(table, np.arange(count), {})
@@ -208,7 +219,8 @@ def _read_layers(column: pa.Array | None, count: int, is_invalid: Flags) -> tupl
     """The layers of all jobs, as the layer attributes of
     :class:`~gpumemnet.job.job_table.JobTable` in their order."""
     if column is None:
-        return np.zeros(count, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0), ()
+        none, no_codes = np.zeros(0), np.zeros(0, np.int64)
+        return np.zeros(count, np.int64), no_codes, none, none, no_codes, no_codes, ()
     counts = column.value_lengths().fill_null(0).cast("int64").to_numpy()
     layers = column.flatten()  # flatten() respects the slice and leaves out null lists
     parts = dict(zip((field.name for field in layers.type), layers.flatten(), strict=True))
@@ -221,9 +233,17 @@ def _read_layers(column: pa.Array | None, count: int, is_invalid: Flags) -> tupl
     is_wrong = kinds == _NO_CODE
     for amounts in (activations, parameters):
         is_wrong |= ~((amounts >= 0) & (amounts <= MAX_ELEMENTS))
+    trains, blocks = (
+        _numbers(parts[name]) if name in parts else np.full(len(kinds), np.nan)
+        for name in ("trains", "block")
+    )
+    is_wrong |= (blocks < 0) | (blocks > MAX_LAYERS)
     is_invalid |= counts > MAX_LAYERS
     is_invalid[np.arange(count).repeat(counts)[is_wrong]] = True
-    return counts, kinds, activations, parameters, unknown
+    trains, blocks = (
+        np.where(np.isnan(stated), UNKNOWN, stated).astype(np.int64) for stated in (trains, blocks)
+    )
+    return counts, kinds, activations, parameters, trains, blocks, unknown
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -232,7 +252,8 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
-def _is_layers(kind: pa.DataType) -> bool:
+def is_layers(kind: pa.DataType) -> bool:
+    """Whether ``kind`` is that of a column of layers."""
     import pyarrow.types as types
 
     if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
@@ -245,7 +266,10 @@ def _is_layers(kind: pa.DataType) -> bool:
         Layer._fields
     ):
         return False
-    word = parts.pop("kind")
-    return _is_text(word.value_type if types.is_dictionary(word) else word) and all(
-        map(types.is_integer, parts.values())
+    word, trains, block = parts.pop("kind"), parts.pop("trains", None), parts.pop("block", None)
+    return (
+        _is_text(word.value_type if types.is_dictionary(word) else word)
+        and (trains is None or types.is_boolean(trains) or types.is_null(trains))
+        and (block is None or types.is_integer(block) or types.is_null(block))
+        and all(map(types.is_integer, parts.values()))
     )

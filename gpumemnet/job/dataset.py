@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from gpumemnet.atomic_files import sync_folder
 from gpumemnet.errors import DatasetError, first_line
-from gpumemnet.job.arrow_codec import read_arrow_jobs
+from gpumemnet.job.arrow_codec import is_layers, read_arrow_jobs
 from gpumemnet.job.job_files import (
     DATASET_VERSION,
     VERSION_KEY,
@@ -197,6 +197,7 @@ def read_dataset(path: str | Path) -> Dataset:
         schema = dataset_schema()
         _check_schema(path, parquet.schema_arrow, schema)
         present = [name for name in schema.names if name in parquet.schema_arrow.names]
+        measured = [name for name in MEASUREMENT_FIELDS if name in present]
         jobs, batches, count = [], [], 0
         try:
             for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=present):
@@ -204,15 +205,15 @@ def read_dataset(path: str | Path) -> Dataset:
                 for row, error in sorted(read.errors.items()):
                     raise DatasetError(f"{path}, row {count + row + 1}: {error}")
                 jobs.append(read.table)
-                batches.append(batch)
+                batches.append(batch.select(measured))
                 count += len(batch)
         except (OSError, pa.ArrowException) as error:
             raise DatasetError(
                 f"{path} is damaged after row {count}: {first_line(error)}"
             ) from None
-    columns = pa.Table.from_batches(batches, pa.schema([schema.field(name) for name in present]))
-    for name in schema.names:
-        if name not in present:
+    columns = pa.Table.from_batches(batches, pa.schema([schema.field(name) for name in measured]))
+    for name in MEASUREMENT_FIELDS:
+        if name not in measured:
             empty = pa.nulls(count, schema.field(name).type)
             columns = columns.append_column(schema.field(name), empty)
     table = JobTable.concatenate(jobs)
@@ -270,6 +271,7 @@ def _schema(names: Sequence[str]) -> pa.Schema:
     """The Arrow columns of these fields, by the types that the classes declare."""
     pa = import_pyarrow("reading and writing Parquet")
     layer = [("kind", pa.string()), ("activations", pa.int64()), ("parameters", pa.int64())]
+    layer += [("trains", pa.bool_()), ("block", pa.int64())]
     phase = [("name", pa.string()), *((field.name, pa.int64()) for field in fields(Phase)[1:])]
     types = {
         "str": pa.string(),
@@ -303,7 +305,9 @@ def _check_schema(path: str | Path, found: pa.Schema, schema: pa.Schema) -> None
     for column in schema:
         if column.name in found.names:
             kind = found.field(column.name).type
-            if kind != column.type:
+            # Older files lack the later fields of a layer.
+            is_right = is_layers(kind) if column.name == "layers" else kind == column.type
+            if not is_right:
                 raise DatasetError(
                     f"{path}: the column '{column.name}' is {kind}, not {column.type}"
                 )

@@ -15,7 +15,14 @@ from typing import Any, Final, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.job.layers import CODE_OF_KIND, KINDS, OTHER_CODE, Layer, unchecked_layers
+from gpumemnet.job.layers import (
+    CODE_OF_KIND,
+    KINDS,
+    OTHER_CODE,
+    UNKNOWN,
+    Layer,
+    unchecked_layers,
+)
 from gpumemnet.job.training_job import NUMBER_FIELDS, OPTION_FIELDS, UNSTATED_AS_ZERO, TrainingJob
 
 Array = NDArray[np.float64]
@@ -26,7 +33,9 @@ OptionSet = tuple[Any, ...]
 
 _OPTIONS_OF: Final = attrgetter(*OPTION_FIELDS)
 _NUMBERS_OF: Final = attrgetter(*NUMBER_FIELDS)
-_KIND, _ACTIVATIONS, _PARAMETERS = map(itemgetter, range(3))
+_FIELDS_OF_LAYER: Final = [itemgetter(index) for index in range(len(Layer._fields))]
+_TRAINS_OF_CODE: Final = (False, True, None)
+"""Code in the column ``layer_trains`` → its value; the last is that of -1."""
 _INDEX_OF_NUMBER: Final = {name: index for index, name in enumerate(NUMBER_FIELDS)}
 
 
@@ -43,13 +52,17 @@ class JobTable(Sequence[TrainingJob]):
 
     Attributes:
         numbers: the fields :data:`~gpumemnet.job.training_job.NUMBER_FIELDS`, with totals derived
-            from the layers and 0 for fields that a job does not state, shape ``[9, B]``.
+            from the layers and 0 for fields that a job does not state, shape
+            ``[10, B]``.
         option_sets: the distinct sets of options.
         option_codes: position of each job's set in :attr:`option_sets`, shape ``[B]``.
         layer_counts: number of layers of each job, shape ``[B]``.
         layer_kinds: position of each layer's kind in :attr:`kind_names`, shape ``[N]``.
         layer_activations, layer_parameters: elements of each layer, whole numbers as floats, shape
             ``[N]``.
+        layer_trains: 1 for layers that train, 0 for others, shape ``[N]``.
+        layer_blocks: number of each layer's block, 0 outside of all blocks, shape ``[N]``.  Both
+            columns hold :data:`~gpumemnet.job.layers.UNKNOWN` where a layer does not say it.
         unknown_kinds: layer kinds in this table that are not in :data:`gpumemnet.job.layers.KINDS`.
     """
 
@@ -60,6 +73,8 @@ class JobTable(Sequence[TrainingJob]):
     layer_kinds: Indices
     layer_activations: Array
     layer_parameters: Array
+    layer_trains: Indices
+    layer_blocks: Indices
     unknown_kinds: tuple[str, ...] = ()
 
     @classmethod
@@ -78,9 +93,7 @@ class JobTable(Sequence[TrainingJob]):
             numbers,
             list(map(_OPTIONS_OF, jobs)),
             np.array([len(job.layers) for job in jobs], dtype=np.int64),
-            list(map(_KIND, layers)),
-            list(map(_ACTIVATIONS, layers)),
-            list(map(_PARAMETERS, layers)),
+            *(list(map(field, layers)) for field in _FIELDS_OF_LAYER),
         )
 
     @classmethod
@@ -92,13 +105,16 @@ class JobTable(Sequence[TrainingJob]):
         kinds: Sequence[str],
         activations: Sequence[int],
         parameters: Sequence[int],
+        trains: Sequence[bool | None],
+        blocks: Sequence[int | None],
     ) -> JobTable:
         """Builds a table from the columns of jobs that have been checked.
 
         Args:
             numbers, layer_counts: see the attributes.
             options: each job's set of options.
-            kinds, activations, parameters: of all layers, grouped by job, in the order of the jobs.
+            kinds, activations, parameters, trains, blocks: of all layers, grouped by job, in the
+                order of the jobs.
         """
         codes: dict[OptionSet, int] = {}
         option_codes = [codes.setdefault(option_set, len(codes)) for option_set in options]
@@ -112,6 +128,8 @@ class JobTable(Sequence[TrainingJob]):
             np.array([code_of[kind] for kind in kinds], dtype=np.int64),
             np.array(activations, dtype=np.float64),
             np.array(parameters, dtype=np.float64),
+            _codes(trains),
+            _codes(blocks),
             unknown,
         )
 
@@ -139,6 +157,8 @@ class JobTable(Sequence[TrainingJob]):
             layer_kinds=np.concatenate(kinds),
             layer_activations=np.concatenate([table.layer_activations for table in tables]),
             layer_parameters=np.concatenate([table.layer_parameters for table in tables]),
+            layer_trains=np.concatenate([table.layer_trains for table in tables]),
+            layer_blocks=np.concatenate([table.layer_blocks for table in tables]),
             unknown_kinds=unknown,
         )
 
@@ -159,12 +179,13 @@ class JobTable(Sequence[TrainingJob]):
         return next(iter(self.take(rows[None])))
 
     def __iter__(self) -> Iterator[TrainingJob]:
-        rows = zip(self.numbers.T.tolist(), self.option_codes.tolist(), self._layers(), strict=True)
-        for numbers, code, layers in rows:
+        layers = self.split_by_job(self.flat_layers())
+        rows = zip(self.numbers.T.tolist(), self.option_codes.tolist(), layers, strict=True)
+        for numbers, code, own in rows:
             values = dict(zip(OPTION_FIELDS, self.option_sets[code], strict=True))
             for name, value in zip(NUMBER_FIELDS, numbers, strict=True):
                 values[name] = int(value) if value or name not in UNSTATED_AS_ZERO else None
-            yield TrainingJob(layers=tuple(layers), **values)
+            yield TrainingJob(layers=tuple(own), **values)
 
     def column(self, name: str) -> Array:
         """Values of the field ``name``, one of :data:`~gpumemnet.job.training_job.NUMBER_FIELDS`,
@@ -210,6 +231,8 @@ class JobTable(Sequence[TrainingJob]):
             layer_kinds=self.layer_kinds[places],
             layer_activations=self.layer_activations[places],
             layer_parameters=self.layer_parameters[places],
+            layer_trains=self.layer_trains[places],
+            layer_blocks=self.layer_blocks[places],
         )
 
     def with_numbers(self, name: str, values: Array) -> JobTable:
@@ -226,13 +249,15 @@ class JobTable(Sequence[TrainingJob]):
 
     def without_layers(self) -> JobTable:
         """The same jobs with their totals only."""
-        none = np.empty(0)
+        none, no_codes = np.empty(0), np.empty(0, dtype=np.int64)
         return replace(
             self,
             layer_counts=np.zeros(len(self), dtype=np.int64),
-            layer_kinds=none.astype(np.int64),
+            layer_kinds=no_codes,
             layer_activations=none,
             layer_parameters=none,
+            layer_trains=no_codes,
+            layer_blocks=no_codes,
             unknown_kinds=(),
         )
 
@@ -242,13 +267,23 @@ class JobTable(Sequence[TrainingJob]):
         starts = (0, *ends)
         return (values[start:end] for start, end in zip(starts, ends, strict=False))
 
-    def _layers(self) -> Iterator[Sequence[Layer]]:
-        """The layers of each job."""
+    def flat_layers(self) -> tuple[Layer, ...]:
+        """The layers of all jobs, grouped by job, ``N`` in total."""
         names = self.kind_names
-        return self.split_by_job(
-            unchecked_layers(
-                [names[kind] for kind in self.layer_kinds.tolist()],
-                map(int, self.layer_activations.tolist()),
-                map(int, self.layer_parameters.tolist()),
-            )
+        return unchecked_layers(
+            [names[kind] for kind in self.layer_kinds.tolist()],
+            map(int, self.layer_activations.tolist()),
+            map(int, self.layer_parameters.tolist()),
+            map(_TRAINS_OF_CODE.__getitem__, self.layer_trains.tolist()),
+            (None if block == UNKNOWN else block for block in self.layer_blocks.tolist()),
         )
+
+
+def _codes(stated: Sequence[bool | int | None]) -> Indices:
+    """What layers state, as numbers."""
+    return np.array([UNKNOWN if each is None else each for each in stated], dtype=np.int64)
+
+
+def _codes(stated: Sequence[bool | int | None]) -> Indices:
+    """What layers state, as numbers."""
+    return np.array([UNKNOWN if each is None else each for each in stated], dtype=np.int64)

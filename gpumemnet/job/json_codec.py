@@ -39,7 +39,11 @@ _OPTIONS_OF: Final = itemgetter(*OPTION_FIELDS)
 _SWITCHES_OF: Final = itemgetter(*OPTION_SWITCHES)
 _LAYER_FIELDS: Final = Layer._fields
 _LAYER_FIELD_SET: Final = frozenset(_LAYER_FIELDS)
-_LayerColumns = tuple[Sequence[str], Sequence[int], Sequence[int]]
+_LAYER_DEFAULTS: Final[dict[str, Any]] = dict.fromkeys(_LAYER_FIELDS) | Layer._field_defaults
+"""Field of a layer → its value where a document does not state it; ``None`` where it must."""
+_SHORT_LAYER: Final = 3
+"""Length of a layer's list without what may be unknown."""
+_LayerColumns = tuple[Sequence[Any], ...]
 
 
 class ReadJobs(NamedTuple):
@@ -61,8 +65,9 @@ def read_jobs(documents: Sequence[object], max_layers: int = MAX_LAYERS) -> Read
     """Reads several JSON objects as a table of jobs.
 
     Args:
-        documents: each a mapping of field names to values; ``layers`` is a list of ``{"kind",
-            "activations", "parameters"}`` objects or of ``[kind, activations, parameters]`` lists.
+        documents: each a mapping of field names to values; ``layers`` is a list of objects with the
+            fields of a :class:`~gpumemnet.job.layers.Layer`, or of lists of the first three or of
+            all of them.
         max_layers: the largest number of layers that a job may have.
     """
     table = _table(documents, max_layers)
@@ -116,7 +121,11 @@ def _table(documents: Sequence[Any], max_layers: int) -> JobTable | None:
     except (InvalidJobError, OverflowError, TypeError):  # an unhashable value is a TypeError
         return None
     is_broken = settle_columns(
-        table.numbers, table.layer_counts, table.layer_activations, table.layer_parameters
+        table.numbers,
+        table.layer_counts,
+        table.layer_activations,
+        table.layer_parameters,
+        table.layer_trains,
     )
     return None if is_broken.any() else table
 
@@ -200,7 +209,12 @@ def job_to_dict(job: TrainingJob) -> dict[str, Any]:
     """Converts ``job`` to its JSON object; :func:`job_from_dict` returns an equal job."""
     names = ("schema_version", *(name for name in JOB_FIELDS if name != "schema_version"))
     document = {name: getattr(job, name) for name in names}
-    return document | {"layers": [layer._asdict() for layer in job.layers]}
+    return document | {"layers": [layer_to_dict(layer) for layer in job.layers]}
+
+
+def layer_to_dict(layer: Layer) -> dict[str, Any]:
+    """Converts ``layer`` to its JSON object, without what is unknown."""
+    return {name: value for name, value in layer._asdict().items() if value is not None}
 
 
 def job_to_json(job: TrainingJob) -> str:
@@ -215,17 +229,17 @@ def job_to_json(job: TrainingJob) -> str:
 
 
 def _layer_columns(layers: Sequence[Any]) -> _LayerColumns | None:
-    """Kinds, activations and parameters of valid layers that are all written in the same form; else
-    ``None``."""
+    """The fields of valid layers that are all written in the same form; else ``None``."""
     forms = set(map(type, layers))
-    columns: Any = (), (), ()
+    columns: Any = [()] * len(_LAYER_FIELDS)
     if forms == {dict} and set().union(*layers) <= _LAYER_FIELD_SET:
         columns = tuple(
             list(map(dict.get, layers, repeat(name), repeat(default)))
-            for name, default in (("kind", None), ("activations", None), ("parameters", 0))
+            for name, default in _LAYER_DEFAULTS.items()
         )
-    elif forms == {list} and set(map(len, layers)) == {len(_LAYER_FIELDS)}:
-        columns = tuple(zip(*layers, strict=True))
+    elif forms == {list} and set(map(len, layers)) in ({_SHORT_LAYER}, {len(_LAYER_FIELDS)}):
+        columns = [*zip(*layers, strict=True)]
+        columns += [(None,) * len(layers)] * (len(_LAYER_FIELDS) - len(columns))
     elif forms:
         return None
     return columns if are_layers(*columns) else None
@@ -245,9 +259,10 @@ def _checked_layers(entries: Sequence[object]) -> tuple[Layer, ...]:
 
 def _layer(entry: object) -> Layer:
     if isinstance(entry, list | tuple):
-        if len(entry) != 3:
+        if not _SHORT_LAYER <= len(entry) <= len(_LAYER_FIELDS):
             raise InvalidJobError(
-                f"must be [kind, activations, parameters], not a list of {len(entry)}"
+                "must be [kind, activations, parameters] or [kind, activations, parameters, "
+                f"trains, block], not a list of {len(entry)}"
             )
         return Layer(*entry)
     if not isinstance(entry, Mapping):
@@ -258,7 +273,7 @@ def _layer(entry: object) -> Layer:
     for name in ("kind", "activations"):
         if name not in entry:
             raise InvalidJobError("is missing: a layer needs kind and activations", name)
-    return Layer(entry["kind"], entry["activations"], entry.get("parameters", 0))
+    return Layer(**entry)
 
 
 def _refuse_unknown(document: Mapping[Any, Any], known: tuple[str, ...]) -> None:

@@ -11,6 +11,7 @@ import operator
 import re
 from collections.abc import Iterable, Sequence
 from itertools import repeat
+from types import NoneType
 from typing import Any, Final, NamedTuple
 
 from gpumemnet.errors import InvalidJobError
@@ -81,6 +82,7 @@ GROUP_OF_KIND: Final[dict[str, str]] = {
     kind: group for group, kinds in LAYER_GROUPS.items() for kind in kinds
 }
 KINDS: Final[tuple[str, ...]] = tuple(GROUP_OF_KIND)
+_BLOCK_NUMBERS: Final = frozenset(range(MAX_LAYERS + 1))
 _KNOWN_KINDS: Final = frozenset(KINDS)
 CODE_OF_KIND: Final[dict[str, int]] = {kind: code for code, kind in enumerate(KINDS)}
 OTHER_CODE: Final = CODE_OF_KIND["other"]
@@ -132,10 +134,16 @@ def is_kind(value: object) -> bool:
     )
 
 
+UNKNOWN: Final = -1
+"""In columns of ``trains`` and ``block``: the layer does not state it."""
+
+
 class _Fields(NamedTuple):
     kind: str
     activations: int
     parameters: int = 0
+    trains: bool | None = None
+    block: int | None = None
 
 
 class Layer(_Fields):
@@ -147,15 +155,27 @@ class Layer(_Fields):
         activations: output elements per sample.
         parameters: elements of the layer's parameters; parameters of a shared layer count at its
             first execution only.
+        trains: whether a parameter that it uses receives gradients, false for a layer without
+            parameters; ``None`` where it is unknown.
+        block: number, from 1 in execution order, of the block of layers that activation
+            checkpointing recomputes together; 0 outside of all blocks; ``None`` where it is
+            unknown.
 
     Raises:
-        InvalidJobError: when the kind is malformed, or a count is negative, too large or not an
-            integer.
+        InvalidJobError: when the kind is malformed, a count is negative, too large or not an
+            integer, or ``trains`` is neither true nor false.
     """
 
     __slots__ = ()
 
-    def __new__(cls, kind: str, activations: int, parameters: int = 0) -> Layer:
+    def __new__(
+        cls,
+        kind: str,
+        activations: int,
+        parameters: int = 0,
+        trains: bool | None = None,
+        block: int | None = None,
+    ) -> Layer:
         """Creates a layer after checking its values."""
         if not isinstance(kind, str) or (
             kind not in GROUP_OF_KIND and not _KIND_PATTERN.match(kind)
@@ -168,7 +188,14 @@ class Layer(_Fields):
             activations = check_count(activations, "activations")
         if type(parameters) is not int or not 0 <= parameters <= MAX_ELEMENTS:
             parameters = check_count(parameters, "parameters")
-        return tuple.__new__(cls, (kind, activations, parameters))
+        if not isinstance(trains, bool | None):
+            raise InvalidJobError(
+                f"must be true or false, or null where it is unknown, not {describe(trains)}",
+                "trains",
+            )
+        if block is not None:
+            block = check_count(block, "block", 0, MAX_LAYERS)
+        return tuple.__new__(cls, (kind, activations, parameters, trains, block))
 
     @property
     def group(self) -> str:
@@ -177,20 +204,29 @@ class Layer(_Fields):
 
 
 def unchecked_layers(
-    kinds: Iterable[str], activations: Iterable[int], parameters: Iterable[int]
+    kinds: Iterable[str],
+    activations: Iterable[int],
+    parameters: Iterable[int],
+    trains: Iterable[bool | None],
+    blocks: Iterable[int | None],
 ) -> tuple[Layer, ...]:
     """Layers from columns that are known to be valid, much faster than one by one."""
-    columns = zip(kinds, activations, parameters, strict=True)
+    columns = zip(kinds, activations, parameters, trains, blocks, strict=True)
     return tuple(map(tuple.__new__, repeat(Layer), columns))
 
 
 def are_layers(
-    kinds: Sequence[object], activations: Sequence[object], parameters: Sequence[object]
+    kinds: Sequence[object],
+    activations: Sequence[object],
+    parameters: Sequence[object],
+    trains: Sequence[object],
+    blocks: Sequence[object],
 ) -> bool:
     """Whether the columns are valid layers; false also for counts that :class:`Layer` would have to
     convert to ``int``."""
     try:
         unknown = set(kinds) - _KNOWN_KINDS
+        numbers: set[Any] = set(blocks) - {None}
     except TypeError:  # an unhashable value is not a string
         return False
     counts: list[Any] = [*activations, *parameters]
@@ -199,4 +235,7 @@ def are_layers(
         and set(map(type, counts)) <= {int}
         and min(counts, default=0) >= 0
         and max(counts, default=0) <= MAX_ELEMENTS
+        and set(map(type, trains)) <= {bool, NoneType}
+        and set(map(type, blocks)) <= {int, NoneType}
+        and numbers <= _BLOCK_NUMBERS
     )

@@ -267,9 +267,7 @@ def architecture_keys(jobs: JobTable) -> Iterator[str]:
 
 def job_texts(jobs: JobTable) -> Iterator[str]:
     """A text for each job, equal for equal jobs."""
-    kinds = np.array(jobs.kind_names)[jobs.layer_kinds].tolist()
-    amounts = jobs.layer_activations.tolist(), jobs.layer_parameters.tolist()
-    layers = jobs.split_by_job([*zip(kinds, *amounts, strict=True)])
+    layers = jobs.split_by_job(jobs.flat_layers())
     for numbers, code, own in zip(jobs.numbers.T.tolist(), jobs.option_codes, layers, strict=True):
         yield repr((numbers, jobs.option_sets[code], own))
 

@@ -182,15 +182,19 @@ ACTIVATION_FUNCTIONS: Final = (
     *("sigmoid", "relu6", "hardswish", "swiglu", "geglu", "other"),
 )
 
+OUTPUTS_FREED: Final = ("before_backward", "after_step", "by_next_step")
+MAX_BATCHES_ON_GPU: Final = 2**10
+
 _DECLARATIONS: Final[dict[str, Option]] = {
     "family": Option("family", "", "the family of the network", FAMILIES),
     "activation_function": Option("activation_function", None, "", ACTIVATION_FUNCTIONS),
+    "outputs_freed": Option("outputs_freed", None, "", OUTPUTS_FREED),
 } | TRAINING_OPTIONS
 FIELD_CHOICES: Final[dict[str, tuple[str, ...]]] = {
     name: _DECLARATIONS[name].choices
     for name in (
         *("family", "optimizer", "precision", "activation_function", "attention_kernel"),
-        *("optimizer_implementation", "checkpointing"),
+        *("optimizer_implementation", "checkpointing", "outputs_freed"),
     )
 }
 """Field → its allowed strings."""
@@ -212,12 +216,18 @@ class TrainingJob:
         total_activations: output elements per sample, summed over the layers; derived when layers
             are given.
         total_parameters: parameter elements, summed over the layers; derived when layers are given.
-        trainable_parameters: parameter elements that receive gradients; by default all parameters.
+        trainable_parameters: parameter elements that receive gradients; by default all parameters
+            of layers that do not say that they are frozen.
         activation_function: the network's main activation function, if it has one.
         sequence_length: tokens per sample, for models of sequences.
         traced_peak_bytes: reserved bytes at the peak from :mod:`gpumemnet.trace`, without CUDA
             context and NCCL buffers, if the job was traced; for several ranks, the peak of one
             rank.
+        batches_on_gpu: batches of input that are on the GPU during a step, the one that is trained
+            on included; more than one where a loader fetches ahead.
+        outputs_freed: when a step's outputs and loss are freed: ``before_backward`` where the loop
+            hands on the loss alone, ``after_step`` where it runs in a function that returns, or
+            ``by_next_step`` where their names live until the next step replaces them.
 
     The other fields are those of :class:`~gpumemnet.job.training_job.TrainingOptions`.  NCCL's
     memory for several ranks is an assumption; no model was trained on it.
@@ -245,6 +255,8 @@ class TrainingJob:
     cudnn_benchmark: bool = _DEFAULTS.cudnn_benchmark
     ranks: int = _DEFAULTS.ranks
     traced_peak_bytes: int | None = None
+    batches_on_gpu: int | None = None
+    outputs_freed: str | None = None
     schema_version: int = field(default=SCHEMA_VERSION)
 
     def __post_init__(self) -> None:
@@ -279,11 +291,14 @@ class TrainingJob:
                     f"is {stated}, but the layers add up to {total}: leave it out or correct it",
                     name,
                 )
+        largest = cast(int, self.total_parameters)
+        largest -= sum(layer.parameters for layer in self.layers if layer.trains is False)
         if self.trainable_parameters is None:
-            object.__setattr__(self, "trainable_parameters", self.total_parameters)
-        elif self.trainable_parameters > cast(int, self.total_parameters):
+            object.__setattr__(self, "trainable_parameters", largest)
+        elif self.trainable_parameters > largest:
             raise InvalidJobError(
-                f"is {self.trainable_parameters}, more than the {self.total_parameters} parameters",
+                f"is {self.trainable_parameters}, more than the {largest} parameters"
+                + (" of layers that train" if largest < cast(int, self.total_parameters) else ""),
                 "trainable_parameters",
             )
 
@@ -334,6 +349,7 @@ FIELD_RANGES: Final[tuple[tuple[str, int, int], ...]] = (
     ("gradient_accumulation", 1, MAX_GRADIENT_ACCUMULATION),
     ("ranks", 1, MAX_RANKS),
     ("traced_peak_bytes", 1, MAX_ELEMENTS),
+    ("batches_on_gpu", 1, MAX_BATCHES_ON_GPU),
 )
 """Name, smallest and largest value of each count field."""
 
@@ -342,7 +358,7 @@ OPTION_FIELDS: Final[tuple[str, ...]] = (*FIELD_CHOICES, *OPTION_SWITCHES)
 NUMBER_FIELDS: Final[tuple[str, ...]] = tuple(name for name, _, _ in FIELD_RANGES)
 TOTAL_FIELDS: Final = {"total_activations": "activations", "total_parameters": "parameters"}
 """Field → the layers' field that adds up to it."""
-UNSTATED_AS_ZERO: Final = frozenset({"sequence_length", "traced_peak_bytes"})
+UNSTATED_AS_ZERO: Final = frozenset({"sequence_length", "traced_peak_bytes", "batches_on_gpu"})
 """Count fields that may stay unstated and are never 0; the job table stores them as 0 when
 unstated."""
 _KNOWN_OPTION_SETS: Final = 4096
@@ -382,15 +398,17 @@ def settle_columns(
     layer_counts: NDArray[np.int64],
     activations: NDArray[np.float64],
     parameters: NDArray[np.float64],
+    trains: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
     """Checks the counts of many jobs, and fills in what they do not state: totals from the layers,
-    the trainable parameters from all, and else 0.
+    the trainable parameters from those not stated to be frozen, and else 0.
 
     Args:
-        numbers: the fields :data:`NUMBER_FIELDS`, NaN where a job does not state one, shape ``[9,
-            B]``; changed in place.
+        numbers: the fields :data:`NUMBER_FIELDS`, NaN where a job does not state one, shape
+            ``[10, B]``; changed in place.
         layer_counts: number of layers of each job, shape ``[B]``.
         activations, parameters: elements of all layers, shape ``[N]``.
+        trains: whether the layers train, as in :class:`~gpumemnet.job.job_table.JobTable`.
 
     Returns:
         Which jobs break a rule, shape ``[B]``; a :class:`TrainingJob` says which rule.
@@ -405,12 +423,14 @@ def settle_columns(
     is_unstated = np.isnan(numbers)
     totals, trainable = numbers[_TOTALS], numbers[_TRAINABLE]
     np.copyto(totals, sums, where=is_unstated[_TOTALS])
-    np.copyto(trainable, numbers[_PARAMETERS], where=is_unstated[_TRAINABLE])
+    frozen = np.bincount(owners, parameters * (trains == 0), len(layer_counts))
+    largest = numbers[_PARAMETERS] - frozen
+    np.copyto(trainable, largest, where=is_unstated[_TRAINABLE])
     stays_unstated = is_unstated & _MAY_STAY_UNSTATED
     is_within = (numbers >= _SMALLEST) & (numbers <= _LARGEST)
     is_right = (is_within | stays_unstated).all(axis=0)
     is_right &= has_none | (totals == sums).all(axis=0)
-    is_right &= trainable <= numbers[_PARAMETERS]
+    is_right &= trainable <= largest
     numbers[stays_unstated] = 0.0
     return ~is_right
 

@@ -22,11 +22,13 @@ cdef double[SIZES] _NO_SIZE
                longest=Py_ssize_t, first=Py_ssize_t, records=list, layers=list, batch=Layer, memory=StepMemory, job=JobNumbers)
 cpdef object fill_columns(double[::1] features, Py_ssize_t width, Py_ssize_t begin, list jobs,
                           const long long[::1] counts, const long long[::1] kinds,
-                          const double[::1] activations, const double[::1] parameters, double blas_workspace_bytes)
+                          const double[::1] activations, const double[::1] parameters, const long long[::1] trains,
+                          const long long[::1] blocks, double blas_workspace_bytes)
 
 @cython.locals(stored=Py_ssize_t, at=Py_ssize_t, kind=LayerKind, layer=Layer)
 cdef list _stored_layers(list records, const long long[::1] kinds, const double[::1] activations,
-                         const double[::1] parameters, Py_ssize_t first, Py_ssize_t count, StepMemory memory)
+                         const double[::1] parameters, const long long[::1] trains, const long long[::1] blocks,
+                         Py_ssize_t first, Py_ssize_t count, StepMemory memory)
 
 @cython.locals(block=double, block_class=Py_ssize_t)
 cdef void _add_tensors(double *amounts, double size, double copies) noexcept
@@ -34,7 +36,7 @@ cdef void _add_tensors(double *amounts, double size, double copies) noexcept
 @cython.locals(at=Py_ssize_t, layer=Layer, following=Layer, source=Layer, projected=Layer, tied=Layer)
 cdef object _walk_layers(JobNumbers job, Layer batch, list layers, StepMemory memory)
 
-@cython.locals(parameters=double, layer=Layer)
+@cython.locals(parameters=double, frozen=double, has_backward=bint, layer=Layer, kind=LayerKind)
 cdef void _note_trained_layers(JobNumbers job, list layers) noexcept
 
 @cython.locals(tied=Layer, last=Layer, layer=Layer, largest=double)
@@ -43,8 +45,9 @@ cdef Layer _tied_embedding(list layers)
 cdef void _hold_tied_gradient(JobNumbers job, StepMemory memory, Layer tied, double copies) noexcept
 
 @cython.locals(last=Layer)
-cdef void _hold_named_output(StepMemory memory, list layers) noexcept
+cdef void _hold_named_output(JobNumbers job, StepMemory memory, list layers) noexcept
 
+@cython.locals(is_saved=bint)
 cdef bint _keeps_output(Layer layer, Layer following) noexcept
 
 cdef void _keep_output(StepMemory memory, Layer layer, Py_ssize_t block_class, double cost) noexcept
@@ -81,6 +84,9 @@ cdef void _add_softmax(JobNumbers job, StepMemory memory, Layer layer, Layer sou
 
 @cython.locals(c=Py_ssize_t, trained=double, loss=double)
 cdef void _add_loss(JobNumbers job, StepMemory memory, list layers, Layer last) noexcept
+
+@cython.locals(c=Py_ssize_t, moment=double, total=double)
+cdef void _add_previous_output(StepMemory memory) noexcept
 
 @cython.locals(c=Py_ssize_t, from_start=double, resident=double, beyond=double, new=double)
 cdef void _find_peaks(JobNumbers job, StepMemory memory, bint has_layers) noexcept

@@ -17,8 +17,8 @@ is what the process holds in the end.
 
 A layer list leaves some things open.  These are assumed:
 
-* the first layers are the frozen ones;
-* blocks and rotations are where the order of layers shows them
+* of the layers that do not say whether they train, the first ones are frozen;
+* rotations, and blocks where not all layers say theirs, are where the order of layers shows them
   (:mod:`gpumemnet.physics.network_structure`);
 * the loss is a cross-entropy of the last layer's output, to which the training loop holds a
   reference until the step ends;
@@ -126,6 +126,8 @@ def fill_columns(
     kinds: Codes,
     activations: Numbers,
     parameters: Numbers,
+    trains: Codes,
+    blocks: Codes,
     blas_workspace_bytes: float,
 ) -> None:
     """Writes the columns :data:`gpumemnet.predict.features.LAYER_COLUMNS` of ``B`` jobs with ``N``
@@ -141,6 +143,8 @@ def fill_columns(
         kinds: codes of the layers' kinds, ``N`` numbers.
         activations: their output elements per sample.
         parameters: their parameter elements.
+        trains, blocks: whether they train, and their checkpointed blocks, as in
+            :class:`~gpumemnet.job.job_table.JobTable`.
         blas_workspace_bytes: cuBLAS workspace per handle on the GPU of the prediction.
 
     Raises:
@@ -155,7 +159,12 @@ def fill_columns(
         or job_count > len(jobs)
     ):
         raise ValueError("too few numbers for the jobs")
-    if len(activations) < layer_count or len(parameters) < layer_count:
+    if (
+        len(activations) < layer_count
+        or len(parameters) < layer_count
+        or len(trains) < layer_count
+        or len(blocks) < layer_count
+    ):
         raise ValueError("too few numbers for the layers")
     for at in range(layer_count):
         if not 0 <= kinds[at] < len(_KINDS):
@@ -177,7 +186,9 @@ def fill_columns(
         if count:
             job = jobs[row]
             memory.clear()
-            layers = _stored_layers(records, kinds, activations, parameters, first, count, memory)
+            layers = _stored_layers(
+                records, kinds, activations, parameters, trains, blocks, first, count, memory
+            )
             _walk_layers(job, batch, layers, memory)
             _find_peaks(job, memory, len(layers) > 0)
             _write_columns(features, row * width + begin, job, memory, blas_workspace_bytes)
@@ -189,6 +200,8 @@ def _stored_layers(
     kinds: Codes,
     activations: Numbers,
     parameters: Numbers,
+    trains: Codes,
+    blocks: Codes,
     first: int,
     count: int,
     memory: StepMemory,
@@ -201,7 +214,7 @@ def _stored_layers(
         memory.group_counts[kind.group] += 1.0
         if not kind.is_alias:
             layer = records[stored]
-            layer.describe(kind, activations[at], parameters[at])
+            layer.describe(kind, activations[at], parameters[at], trains[at], blocks[at])
             stored += 1
     memory.layer_count = count
     return records[:stored]
@@ -226,7 +239,7 @@ def _walk_layers(job: JobNumbers, batch: Layer, layers: list[Layer], memory: Ste
     note_structure(layers)
     _note_trained_layers(job, layers)
     note_element_types(job, layers)
-    batch.describe(_KINDS[0], 0.0, 0.0)
+    batch.describe(_KINDS[0], 0.0, 0.0, 0, 0)
     batch.element_bytes = job.input_bytes / job.input_elements
     batch.elements = job.input_elements
     batch.output_bytes = job.input_bytes
@@ -235,7 +248,7 @@ def _walk_layers(job: JobNumbers, batch: Layer, layers: list[Layer], memory: Ste
     tied = _tied_embedding(layers)
     if tied is not None:
         _hold_tied_gradient(job, memory, tied, 1.0)
-    _hold_named_output(memory, layers)
+    _hold_named_output(job, memory, layers)
     source = projected = (
         batch  # the input of the layer, and that of the last projection that has no sibling before it
     )
@@ -255,7 +268,7 @@ def _walk_layers(job: JobNumbers, batch: Layer, layers: list[Layer], memory: Ste
             _add_tensors(memory.weight_copies, tied.parameters * job.copy_bytes, 1.0)
         _end_block(memory, layer, following)
         _add_operator(job, memory, layer, source, at == 0)
-        if layer.has_backward:
+        if layer.is_trained:
             _create_gradients(job, memory, layer)
         if layer.kind.is_softmax:
             _add_softmax(job, memory, layer, source)
@@ -271,12 +284,34 @@ def _walk_layers(job: JobNumbers, batch: Layer, layers: list[Layer], memory: Ste
 
 
 def _note_trained_layers(job: JobNumbers, layers: list[Layer]) -> None:
-    """Notes which layers the backward pass runs through: all from the first trained one on.  Frozen
-    layers come first."""
-    parameters = 0.0
+    """Notes which layers are trained, and which the backward pass runs through: all from the first
+    trained one on.
+
+    Of the layers that do not say whether they train, the first ones are frozen.  A frozen layer
+    behind a trained one hands the gradient on, for which a linear layer, a convolution and a scale
+    need their weight alone (``tools/autograd/derivatives.yaml``).
+    """
+    frozen = job.frozen_parameters
     for layer in layers:
-        parameters += layer.parameters
-        layer.has_backward = parameters > job.frozen_parameters
+        if layer.trains == 0:
+            frozen -= layer.parameters
+    frozen = max(frozen, 0.0)
+    parameters = 0.0
+    has_backward = False
+    for layer in layers:
+        if layer.trains < 0:
+            parameters += layer.parameters
+            layer.is_trained = parameters > frozen
+        else:
+            layer.is_trained = layer.trains > 0
+        has_backward = has_backward or layer.is_trained
+        layer.has_backward = has_backward
+        layer.saves_input = has_backward and layer.kind.saves_input
+        kind = layer.kind
+        if layer.trains == 0 and (
+            kind.is_linear or kind.is_convolution or (kind.is_multiply and layer.parameters > 0.0)
+        ):
+            layer.saves_input = False
         layer.is_recomputed = job.is_checkpointed and layer.is_in_block
 
 
@@ -297,16 +332,16 @@ def _tied_embedding(layers: list[Layer]) -> Layer | None:
 def _hold_tied_gradient(job: JobNumbers, memory: StepMemory, tied: Layer, copies: float) -> None:
     """A tied weight has its gradient from the start of the backward pass on, and another for a
     moment at the end of it."""
-    if tied.has_backward:
+    if tied.is_trained:
         _add_tensors(
             memory.standing, tied.parameters * job.weight_bytes, copies * job.new_gradients
         )
 
 
-def _hold_named_output(memory: StepMemory, layers: list[Layer]) -> None:
+def _hold_named_output(job: JobNumbers, memory: StepMemory, layers: list[Layer]) -> None:
     """The training loop has a name for the output of the network, which so lives until the step
-    ends."""
-    if len(layers):
+    ends, unless the loop hands on the loss alone."""
+    if len(layers) and not job.frees_outputs_first:
         last = layers[len(layers) - 1]
         memory.named_output[last.output_class] = last.output_cost
         if not last.has_backward or not last.kind.saves_output:  # else it is kept anyway
@@ -323,7 +358,9 @@ def _keeps_output(layer: Layer, following: Layer | None) -> bool:
         return True
     if following is None or not following.has_backward or layer.is_passed_on:
         return False
-    return following.kind.saves_input and following.input_element_bytes == layer.element_bytes
+    # A sibling reads another input; this output goes to what reads them all.
+    is_saved = following.saves_input or (following.is_sibling and following.kind.saves_input)
+    return is_saved and following.input_element_bytes == layer.element_bytes
 
 
 def _keep_output(memory: StepMemory, layer: Layer, block_class: int, cost: float) -> None:
@@ -364,12 +401,16 @@ def _keep_tensors(
     if not layer.has_backward:
         return
     if (
-        kind.saves_input
+        layer.saves_input
         and layer.input_element_bytes != source.element_bytes
         and not layer.is_constant_product
     ):
         _keep_bytes(memory, layer, source.elements * layer.input_element_bytes)
-    if layer.is_sibling and layer.input_element_bytes != projected.element_bytes:
+    if (
+        layer.is_sibling
+        and layer.saves_input
+        and layer.input_element_bytes != projected.element_bytes
+    ):
         _keep_bytes(memory, layer, projected.elements * layer.input_element_bytes)
     if kind.mask_bytes:
         _keep_bytes(memory, layer, layer.elements * kind.mask_bytes)
@@ -410,7 +451,8 @@ def _hold_weights(job: JobNumbers, memory: StepMemory, layer: Layer) -> None:
         memory.weights[layer.weight_class] += layer.weight_cost
         memory.weights[layer.second_class] += layer.second_cost
         memory.largest_parameters = max(memory.largest_parameters, layer.parameters)
-        if layer.kind.is_cast and job.copy_bytes:
+        # Autocast caches copies of trained weights; the backward pass keeps those of others.
+        if layer.kind.is_cast and job.copy_bytes and (layer.has_backward or layer.trains < 0):
             _add_tensors(
                 memory.weight_copies,
                 (layer.parameters - layer.second_elements) * job.copy_bytes,
@@ -449,7 +491,9 @@ def _add_operator(
         _add_tensors(memory.moment, _layout_copies(job, layer, source, is_first), 1.0)
     if layer.has_backward:
         memory.moment[layer.output_class] += _extra_gradients(layer) * layer.output_cost
-        if not job.new_gradients:  # the new gradients are added to those that exist, and freed
+        if (
+            layer.is_trained and not job.new_gradients
+        ):  # the new gradients are added to those that exist, and freed
             memory.moment[layer.weight_class] += layer.weight_cost
             memory.moment[layer.second_class] += layer.second_cost
         _add_backward(job, memory, layer)
@@ -571,6 +615,8 @@ def _add_loss(job: JobNumbers, memory: StepMemory, layers: list[Layer], last: La
     Autocast keeps log-probabilities in half precision, a copy in fp32, and its gradient.
     """
     trained = loss = 0.0
+    if job.keeps_outputs:
+        _add_previous_output(memory)
     if len(layers):
         memory.logits_bytes = last.elements * (_FULL if job.is_autocast else last.element_bytes)
         if job.is_autocast and last.element_bytes < _FULL:
@@ -592,6 +638,16 @@ def _add_loss(job: JobNumbers, memory: StepMemory, layers: list[Layer], last: La
     )
 
 
+def _add_previous_output(memory: StepMemory) -> None:
+    """At the end of the forward pass, the output of the step before is still there."""
+    total = 0.0
+    for c in range(_CLASSES):
+        moment = memory.standing[c] + memory.weight_copies[c] + memory.named_output[c]
+        memory.forward_peak[c] = max(memory.forward_peak[c], moment)
+        total += moment
+    memory.forward_total = max(memory.forward_total, total)
+
+
 def _find_peaks(job: JobNumbers, memory: StepMemory, has_layers: bool) -> None:
     """The peak of each block class: what stays from step to step, and the most that is on top of
     it, or the optimizer's step.
@@ -600,7 +656,7 @@ def _find_peaks(job: JobNumbers, memory: StepMemory, has_layers: bool) -> None:
     free by then, except in the smallest class, which has a pool of its own; the rest is new.
     """
     if has_layers:
-        _add_tensors(memory.resident, job.input_bytes, 1.0)
+        _add_tensors(memory.resident, job.input_bytes, job.batches_on_gpu)
     from_start = job.state_copies + 1.0 - job.new_gradients
     for c in range(_CLASSES):
         resident = (

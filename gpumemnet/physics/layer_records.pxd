@@ -17,11 +17,11 @@ cdef class Layer:
     cdef public LayerKind kind
     cdef public double activations, parameters
     cdef public bint is_constant_product, is_inner_sum, is_passed_on, begins_block, is_in_block, is_decomposed_norm
-    cdef public bint is_sibling, is_depthwise, is_recomputed, has_backward, is_output_kept
+    cdef public bint is_sibling, is_depthwise, is_recomputed, has_backward, is_output_kept, is_trained, saves_input
     cdef public double element_bytes, input_element_bytes, elements, output_bytes, output_cost
     cdef public double weight_cost, second_cost, second_elements
-    cdef public Py_ssize_t output_class, weight_class, second_class
-    cpdef void describe(self, LayerKind kind, double activations, double parameters) noexcept
+    cdef public Py_ssize_t output_class, weight_class, second_class, trains, block
+    cpdef void describe(self, LayerKind kind, double activations, double parameters, Py_ssize_t trains, Py_ssize_t block) noexcept
 
 cdef double _FULL
 

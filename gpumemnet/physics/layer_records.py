@@ -125,11 +125,17 @@ class Layer:
         kind: what is known of its kind.
         activations: output elements per sample.
         parameters: parameter elements.
+        trains: 1 where its parameters receive gradients, 0 where they do not, -1 where the job does
+            not say.
+        block: number of the block that it says it lies in, 0 outside of all, -1 where it does not
+            say.
         is_constant_product, is_inner_sum, is_passed_on, begins_block, is_in_block,
         is_decomposed_norm, is_sibling, is_depthwise:
             its roles, see :mod:`gpumemnet.physics.network_structure`.
         is_recomputed: lies in a block whose activations are recomputed in the backward pass.
         has_backward: it or a layer before it is trained, so the backward pass runs through it.
+        is_trained: its parameters receive gradients.
+        saves_input: it keeps its input for the backward pass.
         is_output_kept: the backward pass keeps its output, for this layer or for the next.
         element_bytes: bytes per element of its output.
         input_element_bytes: bytes per element of its input as the kernel reads it, so after a cast.
@@ -144,6 +150,7 @@ class Layer:
     __slots__ = (
         "activations",
         "begins_block",
+        "block",
         "element_bytes",
         "elements",
         "has_backward",
@@ -157,28 +164,36 @@ class Layer:
         "is_passed_on",
         "is_recomputed",
         "is_sibling",
+        "is_trained",
         "kind",
         "output_bytes",
         "output_class",
         "output_cost",
         "parameters",
+        "saves_input",
         "second_class",
         "second_cost",
         "second_elements",
+        "trains",
         "weight_class",
         "weight_cost",
     )
 
-    def describe(self, kind: LayerKind, activations: float, parameters: float) -> None:
+    def describe(
+        self, kind: LayerKind, activations: float, parameters: float, trains: int, block: int
+    ) -> None:
         """Makes this the record of a layer of which nothing else is known yet."""
         self.kind = kind
         self.activations = activations
         self.parameters = parameters
+        self.trains = trains
+        self.block = block
         self.is_constant_product = self.is_inner_sum = self.is_passed_on = self.begins_block = (
             self.is_in_block
         ) = False
         self.is_decomposed_norm = self.is_sibling = self.is_depthwise = False
         self.is_recomputed = self.has_backward = self.is_output_kept = False
+        self.is_trained = self.saves_input = False
         self.element_bytes = self.input_element_bytes = 0.0
         self.elements = self.output_bytes = self.output_cost = 0.0
         self.weight_cost = self.second_cost = self.second_elements = 0.0

@@ -38,6 +38,9 @@ cdef void _note_branch(list layers, Py_ssize_t at) noexcept
 @cython.locals(width=Py_ssize_t)
 cdef bint _is_depthwise(double parameters, double channels) noexcept
 
+@cython.locals(layer=Layer, block=Py_ssize_t)
+cdef bint _note_stated_blocks(list layers) noexcept
+
 @cython.locals(at=Py_ssize_t, layer=Layer, first=Layer, last=Py_ssize_t, begin=Py_ssize_t, has_attention=bint, attends=bint,
                attended=bint, all_attend=bint)
 cdef Py_ssize_t _note_residual_blocks(list layers) noexcept

@@ -12,9 +12,9 @@ of :class:`gpumemnet.physics.layer_records.Layer`:
   residual block, and has the element type of its input.
 * ``is_passed_on``: the next layer of the list does not keep this output: only a rotation reads it,
   or only later layers, such as the sum behind another branch.
-* ``begins_block``, ``is_in_block``: blocks that activation checkpointing recomputes.  Layers after
-  the last residual sum lie outside of all blocks.  Without residual sums, the last layer that
-  begins a block lies outside.
+* ``begins_block``, ``is_in_block``: blocks that activation checkpointing recomputes.  They are
+  those that the layers state, if all do.  Else layers after the last residual sum lie outside of
+  all blocks; without residual sums, the last layer that begins a block lies outside.
 * ``is_decomposed_norm``: an RMS norm in elementary operations, without a parameter, whose weight is
   a separate product: it keeps its input in fp32.
 * ``is_sibling``: a projection of the same input as the projection before it: keys and values, or
@@ -70,6 +70,8 @@ def note_structure(layers: list[Layer]) -> None:
         elif kind.is_conv2d:
             _note_depthwise(layers, at)
             _note_branch(layers, at)
+    if _note_stated_blocks(layers):
+        return
     last = _note_residual_blocks(layers)
     if last < 0:
         last = _note_plain_blocks(layers)
@@ -209,6 +211,19 @@ def _is_depthwise(parameters: float, channels: float) -> bool:
         if parameters == width * width * channels or parameters == (width * width + 1) * channels:
             return True
     return False
+
+
+def _note_stated_blocks(layers: list[Layer]) -> bool:
+    """Notes the blocks that the layers state, if all do; returns whether they do."""
+    for layer in layers:
+        if layer.block < 0:
+            return False
+    block = 0
+    for layer in layers:
+        layer.is_in_block = layer.block > 0
+        layer.begins_block = layer.is_in_block and layer.block != block
+        block = layer.block
+    return True
 
 
 def _note_residual_blocks(layers: list[Layer]) -> int:

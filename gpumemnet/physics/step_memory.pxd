@@ -23,6 +23,8 @@ cdef class JobNumbers:
     cdef public double batch_size, positions, input_elements, input_bytes, frozen_parameters, weight_bytes, copy_bytes
     cdef public double uncast_bytes, state_copies, temporary_copies, loop_copies, filter_copies, new_gradients
     cdef public bint is_autocast, is_math_attention, is_checkpointed, is_channels_last
+    cdef public double batches_on_gpu
+    cdef public bint frees_outputs_first, keeps_outputs
 
 @cython.final
 cdef class StepMemory:

@@ -102,12 +102,18 @@ class JobNumbers:
         new_gradients: 1 if the backward pass creates the gradients; 0 if it accumulates them in
             those that exist.
         is_autocast, is_math_attention, is_checkpointed, is_channels_last: options of the job.
+        batches_on_gpu: input batches that are on the GPU, 1 where the job does not say it.
+        frees_outputs_first: the network's outputs are freed before the backward pass.
+        keeps_outputs: they live until the next step replaces them.  Where neither holds, or the job
+            does not say it, they live until the step ends.
     """
 
     __slots__ = (
         "batch_size",
+        "batches_on_gpu",
         "copy_bytes",
         "filter_copies",
+        "frees_outputs_first",
         "frozen_parameters",
         "input_bytes",
         "input_elements",
@@ -115,6 +121,7 @@ class JobNumbers:
         "is_channels_last",
         "is_checkpointed",
         "is_math_attention",
+        "keeps_outputs",
         "loop_copies",
         "new_gradients",
         "positions",
@@ -133,6 +140,8 @@ class JobNumbers:
         self.is_autocast = self.is_math_attention = self.is_checkpointed = self.is_channels_last = (
             False
         )
+        self.batches_on_gpu = 1.0
+        self.frees_outputs_first = self.keeps_outputs = False
 
 
 class StepMemory:

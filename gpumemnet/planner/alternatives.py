@@ -17,13 +17,13 @@ from typing import Any, Final
 from torch import nn
 
 from gpumemnet.errors import ExtractError, InvalidRequestError
+from gpumemnet.extract.checkpointing import blocks
 from gpumemnet.extract.module_calls import ModelInputs
 from gpumemnet.physics.element_types import AUTOCAST_TYPES
 from gpumemnet.physics.optimizers import OPTIMIZER_RULES, torch_call
 from gpumemnet.planner.plans import Alternative
 from gpumemnet.torch_private.names import is_batch_norm
 from gpumemnet.tracing.api import TraceOptions, TraceRequest
-from gpumemnet.tracing.checkpointing import blocks
 from gpumemnet.tracing.model_tracer import BatchMemory, BatchTraces, verdict_of
 from gpumemnet.tracing.operators.rules import Platform, with_cudnn
 from gpumemnet.tracing.result import BatchPoint

@@ -12,7 +12,7 @@ cdef class OptionNumbers:
     cdef public double[FLAG_COUNT] flags
     cdef public double input_bytes, weight_bytes, activation_bytes, copy_bytes, uncast_bytes
     cdef public double state_copies, temporary_copies, loop_copies, filter_copies
-    cdef public bint is_autocast, is_math_attention, is_checkpointed, is_channels_last
+    cdef public bint is_autocast, is_math_attention, is_checkpointed, is_channels_last, frees_outputs_first, keeps_outputs
 
 @cython.locals(count=Py_ssize_t, row=Py_ssize_t, jobs=list, job=JobNumbers)
 cpdef list fill_totals(double[::1] features, Py_ssize_t width, const double[::1] numbers, const long long[::1] codes, list options)

@@ -38,14 +38,16 @@ class OptionNumbers:
         :class:`gpumemnet.physics.optimizers.OptimizerCopies`.
         filter_copies: optimizer state in copies of the convolutions' parameters, in addition to
             ``state_copies``.
-        is_autocast, is_math_attention, is_checkpointed, is_channels_last: options that the closed
-        form reads.
+        is_autocast, is_math_attention, is_checkpointed, is_channels_last, frees_outputs_first,
+        keeps_outputs: options that the closed form reads, see
+            :class:`gpumemnet.physics.step_memory.JobNumbers`.
     """
 
     __slots__ = (
         *("flags", "input_bytes", "weight_bytes", "activation_bytes", "copy_bytes", "uncast_bytes"),
         *("state_copies", "temporary_copies", "loop_copies", "filter_copies"),
         *("is_autocast", "is_math_attention", "is_checkpointed", "is_channels_last"),
+        *("frees_outputs_first", "keeps_outputs"),
     )
 
     def __init__(self) -> None:
@@ -57,6 +59,7 @@ class OptionNumbers:
         self.is_autocast = self.is_math_attention = self.is_checkpointed = self.is_channels_last = (
             False
         )
+        self.frees_outputs_first = self.keeps_outputs = False
 
 
 def fill_totals(
@@ -73,8 +76,8 @@ def fill_totals(
         features: rows of ``width`` columns, one after the other; the first :data:`TOTALS` are
             written.
         width: columns of a row.
-        numbers: the fields :data:`~gpumemnet.job.training_job.NUMBER_FIELDS`, each of all jobs: ``9
-            * B`` numbers.
+        numbers: the fields :data:`~gpumemnet.job.training_job.NUMBER_FIELDS`, each of all jobs:
+            ``10 * B`` numbers.
         codes: position of each job's option set.
         options: the numbers of each option set.
 
@@ -164,3 +167,6 @@ def _fill_row(
     job.is_math_attention = option.is_math_attention
     job.is_checkpointed = option.is_checkpointed
     job.is_channels_last = option.is_channels_last
+    job.batches_on_gpu = max(numbers[9 * count + row], 1.0)
+    job.frees_outputs_first = option.frees_outputs_first
+    job.keeps_outputs = option.keeps_outputs

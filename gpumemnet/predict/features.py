@@ -179,6 +179,8 @@ def feature_matrix(table: JobTable, blas_workspace_bytes: int) -> NDArray[np.flo
         table.known_kinds,
         table.layer_activations,
         table.layer_parameters,
+        table.layer_trains,
+        table.layer_blocks,
     ]
     if not IS_COMPILED:  # uncompiled Python reads lists faster than arrays
         features, numbers, codes, *layers = (
@@ -191,16 +193,13 @@ def feature_matrix(table: JobTable, blas_workspace_bytes: int) -> NDArray[np.flo
     for rows, own in _parts(table) if len(table.layer_kinds) else ():
         places = slice(rows.start * _WIDTH, rows.stop * _WIDTH)
         part = features[places]
-        kinds, activations, parameters = (column[own] for column in columns)
         fill_columns(
             part,
             _WIDTH,
             TOTALS,
             jobs[rows],
             counts[rows],
-            kinds,
-            activations,
-            parameters,
+            *(column[own] for column in columns),
             blas_workspace_bytes,
         )
         features[places] = part
@@ -240,6 +239,7 @@ def option_numbers(options: OptionSet) -> OptionNumbers:
         kernel,
         implementation,
         checkpointing,
+        outputs_freed,
         channels_last,
         cudnn_benchmark,
     ) = options
@@ -272,6 +272,8 @@ def option_numbers(options: OptionSet) -> OptionNumbers:
     numbers.is_math_attention = kernel == "math"
     numbers.is_checkpointed = checkpointing != "none"
     numbers.is_channels_last = channels_last
+    numbers.frees_outputs_first = outputs_freed == "before_backward"
+    numbers.keeps_outputs = outputs_freed == "by_next_step"
     return numbers
 
 

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gpumemnet.errors import ExtractError
+from gpumemnet.extract.checkpointing import blocks
 from gpumemnet.torch_private import training as names
 from gpumemnet.torch_private.names import (
     OWN_DICTS,
@@ -43,7 +44,6 @@ from gpumemnet.torch_private.training import (
     is_sharded,
     resolve_process_group,
 )
-from gpumemnet.tracing.checkpointing import blocks
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script.simulated_cuda import Streams
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from gpumemnet.errors import ExtractError, GpumemnetError
+from gpumemnet.extract.checkpointing import checkpointed
 from gpumemnet.extract.module_calls import ModelInputs, ModulePath, tensors_in
 from gpumemnet.extract.placement import MissingValues, is_small, placement
 from gpumemnet.physics.element_types import (
@@ -45,7 +46,6 @@ from gpumemnet.torch_private.names import (
 )
 from gpumemnet.torch_private.training import without_dynamo
 from gpumemnet.tracing.api import TraceOptions
-from gpumemnet.tracing.checkpointing import checkpointed
 from gpumemnet.tracing.losses_and_optimizers import (
     Loss,
     TargetLoss,

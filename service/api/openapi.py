@@ -57,6 +57,8 @@ _KEY_SCHEME: Final = {
 }
 _REFERENCE: Final = "#/components/schemas/{model}"
 _ELEMENTS: Final = {"type": "integer", "minimum": 0, "maximum": MAX_ELEMENTS}
+_TRAINS: Final = {"type": ["boolean", "null"]}
+_BLOCK: Final = {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_LAYERS}
 
 JsonSchema = dict[str, Any]
 Schemas = type[BaseModel] | tuple[type[BaseModel], ...]
@@ -246,6 +248,8 @@ def layer_schema() -> JsonSchema:
         },
         "activations": dict(_ELEMENTS),
         "parameters": {**_ELEMENTS, "default": 0},
+        "trains": dict(_TRAINS),
+        "block": dict(_BLOCK),
     }
     for name, description in descriptions.items():
         properties[name]["description"] = description
@@ -261,10 +265,10 @@ def layer_schema() -> JsonSchema:
 def _layer_as_list() -> JsonSchema:
     return {
         "type": "array",
-        "description": "the same as a list: kind, activations, parameters",
-        "prefixItems": [{"type": "string"}, _ELEMENTS, _ELEMENTS],
+        "description": "the same as a list: kind, activations, parameters, and trains and block where they are known",
+        "prefixItems": [{"type": "string"}, _ELEMENTS, _ELEMENTS, _TRAINS, _BLOCK],
         "minItems": 3,
-        "maxItems": 3,
+        "maxItems": 5,
     }
 
 

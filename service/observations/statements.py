@@ -7,7 +7,7 @@ loop continues.  Each job is stored once, by the hash of its content.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -333,17 +333,13 @@ def job_documents(jobs: JobTable) -> list[bytes]:
     ]
 
 
-def _layers(jobs: JobTable) -> list[list[Any]]:
-    """The layer list of each job."""
-    names = jobs.kind_names
-    kinds = map(names.__getitem__, jobs.layer_kinds.tolist())
-    amounts = (
-        amounts.astype(np.int64).tolist()
-        for amounts in (jobs.layer_activations, jobs.layer_parameters)
-    )
-    layers = list(zip(kinds, *amounts, strict=True))
-    ends = np.cumsum(jobs.layer_counts).tolist()
-    return [layers[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+def _layers(jobs: JobTable) -> Iterator[Sequence[Any]]:
+    """The layer list of each job, with what is known of each layer."""
+    layers = [
+        layer[:3] if layer.trains is None and layer.block is None else tuple(layer)
+        for layer in jobs.flat_layers()
+    ]
+    return jobs.split_by_job(layers)
 
 
 def _whole(

@@ -155,6 +155,8 @@ def job_numbers() -> step_memory.JobNumbers:
             {"jobs": []},
             {"activations": np.ones(2)},
             {"parameters": np.ones(2)},
+            {"trains": np.full(2, -1)},
+            {"blocks": np.full(2, -1)},
         ),
         *(
             {"kinds": np.array([0, len(KINDS), 0])},
@@ -187,6 +189,8 @@ def test_numbers_that_do_not_fit_are_refused(spoilt: dict[str, Any]) -> None:
         "kinds": np.zeros(3, dtype=np.int64),
         "activations": np.ones(3),
         "parameters": np.ones(3),
+        "trains": np.full(3, -1),
+        "blocks": np.full(3, -1),
         "blas_workspace_bytes": 0.0,
     }
     closed_form.fill_columns(*given.values())

@@ -25,12 +25,12 @@ from torch import nn
 from dataset_builder.measure.journal import Journal
 from gpumemnet.errors import DatasetError, ExtractError, GpumemnetError
 from gpumemnet.extract import ExtractOptions, extract_job
+from gpumemnet.extract.checkpointing import blocks
 from gpumemnet.extract.module_calls import inputs_from_example
 from gpumemnet.gpu import DeviceProfile, context, device_profile
 from gpumemnet.job.measurement import TRACED, Measurement
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.tracing.api import TraceOptions
-from gpumemnet.tracing.checkpointing import blocks
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.timeline import STEADY_STEPS, Timeline, live_at, steady_run
 from gpumemnet.units import GIB
@@ -179,39 +179,44 @@ class Subject:
     Attributes:
         document: the architecture.
         network: on meta tensors; which of its parameters train is set by each trace.
-        extracted: precision and compute capability, which decide the attention kernel → the
-            extracted job.
+        extracted: what is frozen, and precision and compute capability, which decide the attention
+            kernel → the extracted job.
     """
 
     document: Document
     network: nn.Module
-    extracted: dict[tuple[str, tuple[int, int]], TrainingJob] = field(default_factory=dict)
+    extracted: dict[tuple[str, str, tuple[int, int]], TrainingJob] = field(default_factory=dict)
 
     @property
     def is_large(self) -> bool:
         """Whether a trace takes so long that one must do."""
         return sum(1 for _ in self.network.modules()) > _LARGE_MODULES
 
-    def job(self, options: TraceOptions, device: DeviceProfile) -> TrainingJob:
-        """The job as ``extract`` writes it at a batch of :data:`SAMPLES`, for the parameters that
-        train now.
+    def job(self, options: TraceOptions, device: DeviceProfile, frozen: str) -> TrainingJob:
+        """The job as ``extract`` writes it at a batch of :data:`SAMPLES`.
 
         Raises:
             ExtractError: the network does not run on its inputs.
         """
-        found = next((job for job in self.extracted.values() if job.attention_kernel is None), None)
-        key = (options.precision, device.compute_capability)
+        freeze(self.network, frozen)
+        key = (frozen, options.precision, device.compute_capability)
+        found = next(
+            (
+                job
+                for (known, *_), job in self.extracted.items()
+                if known == frozen and job.attention_kernel is None
+            ),
+            None,
+        )
         if found is None and key not in self.extracted:
             stated = ExtractOptions(gpu=device.name, **options.job_fields())
             self.extracted[key] = extract_job(
                 self.network, sample(self.document, SAMPLES), stated
             ).job
         job = found or self.extracted[key]
-        trained = sum(
-            parameter.numel() for parameter in self.network.parameters() if parameter.requires_grad
-        )
         fields = options.job_fields() | {"attention_kernel": job.attention_kernel}
-        return replace(job, trainable_parameters=trained, **fields)
+        # What the traced loop does (gpumemnet.tracing.training_loop).
+        return replace(job, batches_on_gpu=1, outputs_freed="after_step", **fields)
 
 
 def trace_plan(subject: Subject, plan: Plan) -> Iterator[Measurement]:
@@ -222,8 +227,8 @@ def trace_plan(subject: Subject, plan: Plan) -> Iterator[Measurement]:
     """
     network, document = subject.network, subject.document
     device, options = device_profile(plan.options.gpu), _trace_options(network, plan.options)
-    freeze(network, plan.options.frozen)
-    job, platform = subject.job(options, device), Platform.of(device, options)
+    job = subject.job(options, device, plan.options.frozen)
+    platform = Platform.of(device, options)
     run = _recorded(network, document, options, platform)
     for batch_size in _batch_sizes(run, document, device, plan.shares):
         timeline, largest = run.at(batch_size, platform)

@@ -15,6 +15,7 @@ from gpumemnet.errors import DatasetError, InvalidJobError
 from gpumemnet.job.arrow_codec import check_columns, read_arrow_jobs
 from gpumemnet.job.dataset import job_schema
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
+from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import JOB_FIELDS, REQUIRED_FIELDS, TrainingJob
 from tests.jobs import jobs, small_job
 
@@ -45,7 +46,7 @@ def rows(draw: st.DrawFn) -> list[dict[str, Any]]:
             is_word = pa.types.is_string(SCHEMA.field(name).type)
             document[name] = draw(ODD_WORDS if is_word else ODD_NUMBERS)
         if document["layers"] and draw(st.integers(0, 3)) == 0:
-            name = draw(st.sampled_from(["kind", "activations", "parameters"]))
+            name = draw(st.sampled_from(["kind", "activations", "parameters", "block"]))
             document["layers"][0][name] = draw(ODD_WORDS if name == "kind" else ODD_NUMBERS)
         if draw(st.integers(0, 5)) == 0:
             document["layers"] = draw(st.sampled_from([None, []]))
@@ -111,7 +112,7 @@ def test_layers_in_other_forms(form: str) -> None:
     else:
         kinds, *amounts = layers.flatten().flatten()
         structure = pa.StructArray.from_arrays(
-            [kinds.dictionary_encode(), *amounts], ["kind", "activations", "parameters"]
+            [kinds.dictionary_encode(), *amounts], [*Layer._fields]
         )
         layers = pa.ListArray.from_arrays(layers.offsets, structure)
     table = table.set_column(table.schema.get_field_index("layers"), "layers", layers)
@@ -128,7 +129,7 @@ def test_layers_in_other_forms(form: str) -> None:
         (
             "layers",
             pa.string(),
-            "must hold lists of structures of kind, activations and parameters",
+            "must hold lists of structures of kind, activations, parameters",
         ),
         (
             "layers",

@@ -169,7 +169,10 @@ def outcome(layers: list[Any]) -> Any:
 
 def test_a_layer_is_a_plain_value() -> None:
     layer = Layer("linear", 10, parameters=110)
-    assert repr(layer) == "Layer(kind='linear', activations=10, parameters=110)"
+    assert (
+        repr(layer)
+        == "Layer(kind='linear', activations=10, parameters=110, trains=None, block=None)"
+    )
     assert {layer, Layer("linear", 10, 110)} == {layer}
     assert copy.deepcopy(layer) == pickle.loads(pickle.dumps(layer)) == layer
     assert type(pickle.loads(pickle.dumps(layer))) is Layer

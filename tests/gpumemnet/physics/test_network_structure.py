@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumemnet.job.layers import CODE_OF_KIND
+from gpumemnet.job.layers import CODE_OF_KIND, UNKNOWN
 from gpumemnet.physics.layer_records import LAYER_KINDS, Layer
 from gpumemnet.physics.network_structure import note_structure
 
@@ -25,6 +25,8 @@ def with_roles(
             LAYER_KINDS[CODE_OF_KIND[kind]],
             (widths or {}).get(position, 1),
             (parameters or {}).get(position, 0),
+            UNKNOWN,
+            UNKNOWN,
         )
         layers.append(layer)
     note_structure(layers)

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from benchmarks.several_gpus import traced as peaks_of_job
 from gpumemnet import trace
 from gpumemnet.errors import ExtractError, InvalidJobError, InvalidRequestError
+from gpumemnet.extract.checkpointing import blocks
 from gpumemnet.extract.module_calls import inputs_from_example
 from gpumemnet.tracing import ExtraResults
 from gpumemnet.tracing.api import TraceOptions
-from gpumemnet.tracing.checkpointing import blocks
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.timeline import Timeline
 from gpumemnet.tracing.training_loop import record

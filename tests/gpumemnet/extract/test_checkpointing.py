@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import Tensor, nn
 
-from gpumemnet.tracing.checkpointing import blocks
+from gpumemnet.extract.checkpointing import blocks
 
 WIDTH = 8
 
