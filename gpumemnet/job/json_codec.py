@@ -261,8 +261,7 @@ def _layer(entry: object) -> Layer:
     if isinstance(entry, list | tuple):
         if not _SHORT_LAYER <= len(entry) <= len(_LAYER_FIELDS):
             raise InvalidJobError(
-                "must be [kind, activations, parameters] or [kind, activations, parameters, "
-                f"trains, block], not a list of {len(entry)}"
+                f"must be [kind, activations, parameters], not a list of {len(entry)}"
             )
         return Layer(*entry)
     if not isinstance(entry, Mapping):

@@ -217,7 +217,7 @@ def option_numbers() -> totals.OptionNumbers:
             {"options": []},
         ),
         *(
-            {"numbers": np.ones(17)},
+            {"numbers": np.ones(19)},
             {"codes": np.array([0, 1])},
             {"codes": np.array([-1, 0])},
             {"codes": np.zeros(3, np.int64)},
@@ -228,7 +228,7 @@ def test_totals_that_do_not_fit_are_refused(spoilt: dict[str, Any]) -> None:
     given: dict[str, Any] = {
         "features": np.zeros(2 * totals.TOTALS),
         "width": totals.TOTALS,
-        "numbers": np.ones(18),
+        "numbers": np.ones(20),
         "codes": np.array([0, 0]),
         "options": [option_numbers()],
     }
