@@ -3,13 +3,19 @@ taken them."""
 
 from __future__ import annotations
 
+import io
+import os
 import random
+import subprocess
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+from gpumemnet.cli import main
 from gpumemnet.job.dataset import read_dataset, write_dataset
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.units import MIB
@@ -61,3 +67,16 @@ def probes(count: int, context_mib: int = 824) -> list[Measurement]:
 def write_rows(path: Path, rows: Sequence[Measurement]) -> Path:
     write_dataset(path, rows)
     return path
+
+
+def gpumemnet(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Runs a command line in this process, with no settings in the environment."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
+    printed, said = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.dict(os.environ, {**clean, "COLUMNS": "120"}, clear=True),
+        redirect_stdout(printed),
+        redirect_stderr(said),
+    ):
+        code = main([*map(str, arguments)])
+    return subprocess.CompletedProcess([], code, printed.getvalue(), said.getvalue())

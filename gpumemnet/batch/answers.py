@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from gpumemnet.batch.plan import Part
+from gpumemnet.batch.parts import Part
 from gpumemnet.errors import FieldError, InvalidRequestError, UnsupportedJobError
 from gpumemnet.job.job_table import Indices
 from gpumemnet.job.table_reader import Chunk, Reader

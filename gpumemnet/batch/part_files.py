@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.atomic_files import STAGING_PREFIX, locked, replace_file, sync_folder
 from gpumemnet.batch.answers import Answers, BatchOptions, answer_schema, encode
-from gpumemnet.batch.plan import PART_ROWS, Part
+from gpumemnet.batch.parts import PART_ROWS, Part
 from gpumemnet.errors import DatasetError, InvalidRequestError, first_line
-from gpumemnet.job.job_files import JobFile, is_url, local_path, store
+from gpumemnet.job.job_files import JobFile, is_url, local_path
 from gpumemnet.job.table_reader import CHUNK_ROWS
 
 if TYPE_CHECKING:
@@ -31,11 +31,6 @@ if TYPE_CHECKING:
 
 _VERSION: Final = 2
 """Version of the form of parts; increase it when the form changes."""
-_OBJECT_STORES: Final = frozenset(
-    {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "memory", "hf"}
-)
-"""Schemes of stores that publish an object only when it is complete; elsewhere it is written under
-another name first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,26 +112,22 @@ class PartFiles:
 
 
 @contextmanager
-def part_files(out: str, key: str, output_format: str) -> Iterator[PartFiles]:
+def part_files(out: Path, key: str, output_format: str) -> Iterator[PartFiles]:
     """Opens and locks the folder of the batch ``key`` with the output ``out``; removes those of
     other batches with that output, and at the end its own.
 
-    The folder is next to a local output, or in the user's cache for an output in a store.
+    The folder is next to the output.
 
     Raises:
         InvalidRequestError: when another run writes the same output.
         DatasetError: when the folder cannot be created.
     """
-    place, name = local_path(out).parent, local_path(out).name
-    if is_url(out):
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        place, name = cache / "gpumemnet" / "batch", hashlib.sha256(out.encode()).hexdigest()[:16]
+    place, name = out.parent, out.name
     lock = place / f".{name}.lock"
     own = place / f".{name}.parts-{key}"
     with ExitStack() as stack:
         try:
             with no_room(place):
-                place.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(locked(lock, 0.0))
                 for other in place.glob(f".{glob.escape(name)}.parts-*"):
                     if other != own:
@@ -183,8 +174,8 @@ class Output:
         DatasetError: when the output cannot be written; finished parts are kept.
     """
 
-    def __init__(self, location: str, parts: PartFiles) -> None:
-        self._location = location
+    def __init__(self, out: Path, parts: PartFiles) -> None:
+        self._out = out
         self._parts = parts
         self._path = parts.folder / f"{STAGING_PREFIX}joined"
         self._rejected_path = parts.folder / f"{STAGING_PREFIX}rejected"
@@ -207,7 +198,7 @@ class Output:
         """Adds the next part."""
         import pyarrow as pa
 
-        with no_room(self._location):
+        with no_room(self._out):
             if self._writer is None:
                 _append(self._parts.answers(part), self._stream)
             else:
@@ -221,14 +212,17 @@ class Output:
     def publish(self, total: Tally) -> None:
         """Publishes the rejected rows and, unless all were rejected, the output; both replace older
         files."""
-        with no_room(self._location):
+        with no_room(self._out):
             self._flush()
             self._close()
-            _publish(
-                self._rejected_path if total.rejected else None, rejected_location(self._location)
-            )
+            rejected = rejected_file(self._out)
+            if total.rejected:
+                self._rejected_path.replace(rejected)
+            else:
+                rejected.unlink(missing_ok=True)
             if total.answered or not total.rejected:
-                _publish(self._path, self._location)
+                self._path.replace(self._out)
+            sync_folder(self._out.parent)
 
     def _close(self) -> None:
         if self._writer is not None:
@@ -249,33 +243,31 @@ class Output:
         self._held = []
 
 
-def rejected_location(location: str) -> str:
-    """The file of the rejected rows of the output at ``location``: ``predictions.parquet`` →
+def rejected_file(out: Path) -> Path:
+    """The file of the rejected rows of an output: ``predictions.parquet`` →
     ``predictions.rejected.jsonl``."""
-    return os.path.splitext(location)[0] + ".rejected.jsonl"  # noqa: PTH122 - a URL is no path
+    return out.with_suffix(".rejected.jsonl")
 
 
-def check_writable(location: str, files: Iterable[JobFile]) -> None:
-    """Checks that the output is not one of the inputs, and that its folder exists.
+def checked_output(location: str, files: Iterable[JobFile]) -> Path:
+    """The path of the output, which is a local file, and not one of the inputs, in a folder that
+    exists.
 
     Raises:
+        InvalidRequestError: when it is in a store.
         DatasetError: says which condition fails.
     """
     if is_url(location):
-        store(location)
-        is_input = location in {file.location for file in files}
-    else:
-        paths = (local_path(file.location) for file in files if not is_url(file.location))
-        is_input = local_path(location).resolve() in {path.resolve() for path in paths}
-    if is_input:
-        raise DatasetError(f"{location} is one of the inputs: choose another file for the answers")
-    if is_url(location):
-        return
+        raise InvalidRequestError(f"{location} must be a local file; inputs may be URLs", "out")
     path = local_path(location)
+    inputs = {local_path(file.location).resolve() for file in files if not is_url(file.location)}
+    if path.resolve() in inputs:
+        raise DatasetError(f"{location} is one of the inputs: choose another file for the answers")
     if not path.parent.is_dir():
         raise DatasetError(f"{path} cannot be written: there is no folder {path.parent}")
     if path.is_dir():
         raise DatasetError(f"{path} is a folder: name a file")
+    return path
 
 
 @contextmanager
@@ -310,31 +302,3 @@ def _parquet_writer(stream: Any) -> Any:
 def _append(path: Path, stream: Any) -> None:
     with path.open("rb") as source:
         shutil.copyfileobj(source, stream, 2**20)
-
-
-def _publish(path: Path | None, location: str) -> None:
-    """Moves the file at ``path`` to ``location``; without ``path``, removes the file at
-    ``location``."""
-    if not is_url(location):
-        target = local_path(location)
-        if path is None:
-            target.unlink(missing_ok=True)
-            return
-        path.replace(target)
-        sync_folder(target.parent)
-        return
-    system, name = store(location)
-    protocols = (system.protocol,) if isinstance(system.protocol, str) else system.protocol
-    try:
-        if path is None:
-            if system.exists(name):
-                system.rm_file(name)
-        elif not _OBJECT_STORES.isdisjoint(protocols):
-            system.put_file(str(path), name)
-        else:
-            system.put_file(str(path), f"{name}.partial")
-            system.mv(f"{name}.partial", name)
-    except OSError:
-        raise
-    except Exception as error:  # the packages for stores have their own exception classes
-        raise OSError(f"{type(error).__name__}: {error}") from None

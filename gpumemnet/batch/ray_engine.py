@@ -17,7 +17,7 @@ from typing import Any
 import gpumemnet
 from gpumemnet.batch.answers import Answers, BatchOptions, PartPredictor, encode
 from gpumemnet.batch.part_files import PartFiles, Tally
-from gpumemnet.batch.plan import Part
+from gpumemnet.batch.parts import Part
 from gpumemnet.errors import DatasetError, GpumemnetError, MissingExtraError
 
 

@@ -15,10 +15,11 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Final
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import Progress
 
 from gpumemnet.batch.answers import BatchOptions, PartPredictor
 from gpumemnet.batch.part_files import (
@@ -26,20 +27,19 @@ from gpumemnet.batch.part_files import (
     PartFiles,
     Tally,
     batch_key,
-    check_writable,
+    checked_output,
     part_files,
-    rejected_location,
+    rejected_file,
 )
-from gpumemnet.batch.plan import Part, plan
+from gpumemnet.batch.parts import Part, divide
 from gpumemnet.errors import DatasetError, InvalidRequestError
-from gpumemnet.job.job_files import find_files, format_of, import_pyarrow, is_url, local_path
+from gpumemnet.job.job_files import find_files, format_of, import_pyarrow
 from gpumemnet.sandbox.workers import end_with_parent
 
 ENGINES: Final = ("local", "ray")
 _FEW_ROWS: Final = 20_000
 """Batches up to this size run in this process, because starting others would take longer."""
 _RUNS_PER_WORKER: Final = 4
-_LOG_SECONDS: Final = 10.0
 _WORKER_ENVIRONMENT: Final = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -65,7 +65,7 @@ class Outcome:
     tally: Tally
     seconds: float
     rate: float
-    rejected: str | None
+    rejected: Path | None
 
 
 def predict_files(
@@ -81,7 +81,7 @@ def predict_files(
 
     Args:
         patterns: paths, globs or URLs of ``.parquet``, ``.csv``, ``.jsonl`` or ``.ndjson`` files.
-        out: path or URL; the suffix selects the format.
+        out: a path; the suffix selects the format.
         options: the options of the prediction.
         engine: ``local`` for processes on this machine, ``ray`` for a cluster.
         workers: number of processes; by default the number of cores.
@@ -97,14 +97,13 @@ def predict_files(
     if workers is not None and workers < 1:
         raise InvalidRequestError(f"must be at least 1, not {workers}", "workers")
     output_format = format_of(out, "out")
-    out = out if is_url(out) else str(local_path(out))
     files = find_files(patterns)
-    check_writable(out, files)
-    parts = plan(files)
+    path = checked_output(out, files)
+    parts = divide(files)
     predictor = PartPredictor(options)
     predictor.check_options()
     key = batch_key(files, predictor.hash_of_model, predictor.gpu, options, output_format)
-    with part_files(out, key, output_format) as kept:
+    with part_files(path, key, output_format) as kept:
         tallies = kept.finished()
         missing = [part for part in parts if part.name not in tallies]
         results: Generator[tuple[Part, Tally]]
@@ -118,28 +117,31 @@ def predict_files(
             del predictor  # its memory is needed in the workers
             count = workers or len(os.sched_getaffinity(0))
             results = _predict_in_processes(kept, options, missing, count)
+        started = time.monotonic()
         rows, missing_rows = (sum(part.row_count for part in some) for some in (parts, missing))
         waiting = deque(parts)
         with (
             closing(results),
-            Meter(rows, rows - missing_rows) as meter,
-            Output(out, kept) as output,
+            Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar,
+            Output(path, kept) as output,
         ):
+            task = bar.add_task("rows", total=rows, completed=rows - missing_rows)
             for part, tally in results:
                 tallies[part.name] = tally
-                meter.advance(tally.rows)
+                bar.update(task, advance=tally.rows)
                 while waiting and waiting[0].name in tallies:
                     output.add(waiting.popleft())
             for part in waiting:  # what only earlier runs finished
                 output.add(part)
             total = Tally.total(tallies[part.name] for part in parts)
             output.publish(total)
-    rejected = rejected_location(out) if total.rejected else None
+    rejected = rejected_file(path) if total.rejected else None
     if rejected and not total.answered:
         raise DatasetError(
             f"none of the {total.rejected:,} rows is a job that can be answered: {rejected} says why"
         )
-    return Outcome(total, meter.seconds, meter.rate, rejected)
+    seconds = time.monotonic() - started
+    return Outcome(total, seconds, missing_rows / max(seconds, 1e-9), rejected)
 
 
 def _is_small(parts: Sequence[Part]) -> bool:
@@ -215,55 +217,3 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
-
-
-class Meter:
-    """Counts rows and reports progress on standard error inside its ``with`` statement: as a bar on
-    a terminal, else as log lines.
-
-    Args:
-        total: number of rows.
-        finished: how many of them an earlier run has finished; they do not count in the rate.
-    """
-
-    def __init__(self, total: int, finished: int) -> None:
-        self._total, self._finished, self._rows = total, finished, 0
-        self._since = self._logged = time.monotonic()
-        columns = BarColumn(), TextColumn("{task.description}")
-        self._bar = Progress(
-            *columns, console=Console(stderr=True), disable=not sys.stderr.isatty()
-        )
-        self._task = self._bar.add_task(self._line(), total=total, completed=finished)
-
-    def __enter__(self) -> Meter:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def advance(self, rows: int) -> None:
-        """Counts rows that have been processed."""
-        self._rows += rows
-        if not self._bar.disable:
-            self._bar.update(self._task, advance=rows, description=self._line())
-        elif time.monotonic() - self._logged >= _LOG_SECONDS:
-            self._logged = time.monotonic()
-            sys.stderr.write(self._line() + "\n")
-            sys.stderr.flush()
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the start."""
-        return time.monotonic() - self._since
-
-    @property
-    def rate(self) -> float:
-        """Rows per second, without those of earlier runs."""
-        return self._rows / max(self.seconds, 1e-9)
-
-    def _line(self) -> str:
-        done = self._finished + self._rows
-        minutes, seconds = divmod(round((self._total - done) / max(self.rate, 1e-9)), 60)
-        left = f", {minutes}:{seconds:02d} left" if self._rows else ""
-        return f"{done:,} of {self._total:,} rows, {self.rate:,.0f} a second{left}"

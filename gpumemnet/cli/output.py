@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -71,6 +72,27 @@ def print_table(
         table.add_column(name, justify="right" if numeric else "left")
     for row in rows:
         table.add_row(*(Text(f"{cell:,}" if isinstance(cell, int) else cell) for cell in row))
+    console.print(table)
+
+
+def print_columns(
+    console: Console, first: str, columns: Sequence[str], rows: Sequence[Sequence[str | Text]]
+) -> None:
+    """Prints a table without a frame.  The first column wraps; the others, whole numbers and
+    figures, are right-aligned, and never cut.
+
+    Args:
+        console: where to print it.
+        first: heading of the first column.
+        columns: headings of the others; those without a letter are left-aligned.
+        rows: cells as many as headings.
+    """
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table.add_column(first, overflow="fold")
+    for name in columns:
+        table.add_column(name, justify="right" if name.strip() else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
     console.print(table)
 
 

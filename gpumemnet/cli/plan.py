@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from gpumemnet.allocator.settings import parse_settings
@@ -36,8 +34,8 @@ from gpumemnet.cli.options import (
     result_option,
     training_settings,
 )
-from gpumemnet.cli.output import check_writable, print_facts, shown_steps, write_text
-from gpumemnet.cli.trace import COLOURS, Loss, amount_text, verdict_text
+from gpumemnet.cli.output import check_writable, print_columns, print_facts, shown_steps, write_text
+from gpumemnet.cli.trace import COLOURS, Loss, amount_cells, amount_text, verdict_text
 from gpumemnet.cudnn.session import OFF
 from gpumemnet.extract.extraction import DEFAULT_GPU
 from gpumemnet.gpu import YES
@@ -62,7 +60,7 @@ from gpumemnet.tracing.api import (
     checked_request,
 )
 from gpumemnet.tracing.result import TraceAnswer
-from gpumemnet.units import ceil_mib, format_bytes
+from gpumemnet.units import format_bytes
 
 _plan_option: Final = partial(typer.Option, rich_help_panel="The plan")
 NO_PLAN_CODE: Final = 1
@@ -275,22 +273,16 @@ def _search(plan: Plan) -> str:
 
 
 def _show_alternatives(alternatives: Sequence[Alternative], console: Console) -> None:
-    table = Table(
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        header_style="bold",
-        title_justify="left",
-        title_style="bold",
-    )
-    table.add_column("instead of a plan", overflow="fold")
-    for name in ("expected MiB", "safe MiB"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    for each in alternatives:
-        amounts = (f"{ceil_mib(each.expected_bytes):,}", f"{ceil_mib(each.safe_bytes):,}")
-        words = Text.assemble(each.change, (f"\n{each.how}", "cyan"), (f"\n{each.effect}", "dim"))
-        table.add_row(words, *amounts, verdict_text(each.verdict))
-    console.print(table)
+    rows = [
+        (
+            Text.assemble(each.change, (f"\n{each.how}", "cyan"), (f"\n{each.effect}", "dim")),
+            *amount_cells(each),
+            verdict_text(each.verdict),
+        )
+        for each in alternatives
+    ]
+    columns = ("expected MiB", "safe MiB", "")
+    print_columns(console, "instead of a plan", columns, rows)
 
 
 def _seconds(seconds: float) -> str:

@@ -72,7 +72,7 @@ def predict(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Stream the predictions into this file or URL (.parquet, .csv, .jsonl); a killed run continues.",
+            help="Stream the predictions into this file (.parquet, .csv, .jsonl); a killed run continues.",
         ),
     ] = None,
     engine: Annotated[

@@ -3,7 +3,6 @@ predict them."""
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,11 +16,9 @@ from rich.console import Console
 
 from gpumemnet.cli.options import AsJson, Bundles, ContextMib, RegistryFolder, input_file
 from gpumemnet.cli.output import (
-    check_writable,
     print_facts,
     print_json,
     print_table,
-    write_text,
 )
 from gpumemnet.errors import DatasetError, InvalidRequestError, MissingExtraError
 from gpumemnet.predict.bundle import (
@@ -66,17 +63,7 @@ def calibrate(
     registry: RegistryFolder = None,
     gpu: Annotated[
         str | None,
-        typer.Option(
-            metavar="GPU", help="The GPU to calibrate for, where the files hold rows of several."
-        ),
-    ] = None,
-    label_source: Annotated[
-        str | None,
-        typer.Option(
-            "--label-source",
-            metavar="TEXT",
-            help="The way of reading memory, where the files hold rows of several.",
-        ),
+        typer.Option(metavar="GPU", help="The GPU to calibrate for; that of most rows by default."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -92,10 +79,6 @@ def calibrate(
             help="Make them a release of --registry; it predicts once it is promoted.",
         ),
     ] = None,
-    profile: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.json", help="Write the GPU's profile with the site's context."),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Calibrate bundles to a site's own jobs. Shows their errors there before and after; writes
@@ -104,7 +87,6 @@ def calibrate(
     from gpumemnet.site.calibration_cards import (
         calibrated_cards,
         calibration_document,
-        profile_document,
     )
 
     if release is not None and registry is None:
@@ -118,10 +100,8 @@ def calibrate(
     folders = {one.sha256: out / one.card.name for one in bundles} if out is not None else {}
     for folder in folders.values():
         check_replaceable(folder)
-    if profile is not None:
-        check_writable(profile, "profile")
     site_rows = read_site_rows([input_file(path) for path in rows])
-    made = calibrate_bundles(site_rows, bundles, gpu=gpu, label_source=label_source)
+    made = calibrate_bundles(site_rows, bundles, gpu=gpu)
     document, written = calibration_document(made), []
     cards = list(calibrated_cards(made))
     if out is not None:
@@ -132,9 +112,6 @@ def calibrate(
         _add_release(store, release, cards, document)
         promote = f"it predicts after: gpumemnet releases promote {release}"
         written.append(f"release {release} in {store.folder}; {promote}")
-    if profile is not None:
-        write_text(profile, json.dumps(profile_document(made), indent=2) + "\n", "profile")
-        written.append(str(profile))
     if as_json:
         print_json({**document, "written": written})
         return
@@ -186,7 +163,6 @@ def _show_calibration(made: Calibration, console: Console) -> None:
             "context",
             f"{context.value / MIB:,.0f} MiB ({interval} with confidence {context.confidence:.2g}), {source}",
         ),
-        ("workspaces", "as in the catalogue: what a job took does not tell them from the context"),
     ]
     typer.echo("Judged by cross-validation, on architectures that the calibration had not seen.")
     print_facts(console, f"Calibration to {made.gpu}", facts)

@@ -7,10 +7,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -39,7 +38,7 @@ from gpumemnet.cli.options import (
     training_option,
     training_settings,
 )
-from gpumemnet.cli.output import check_writable, print_facts, shown_steps, write_text
+from gpumemnet.cli.output import check_writable, print_columns, print_facts, shown_steps, write_text
 from gpumemnet.cudnn.session import OFF
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.extraction import DEFAULT_GPU
@@ -65,11 +64,6 @@ _OF_FACTORIES: Final = (
 """Parameters that do not apply to scripts."""
 
 COLOURS: Final = {YES: "green", UNSURE: "yellow", NO: "red"}
-_WIDE: Final = 110
-"""Terminal width from which the report describes each part."""
-_NUMBERS: Final = frozenset({"MiB", "share", "expected MiB", "safe MiB", "available MiB"})
-"""Columns that are aligned at the right."""
-
 Loss = Annotated[
     str,
     training_option(metavar="|".join(LOSSES), help="The loss, unless the factory returns one."),
@@ -349,23 +343,15 @@ def amount_text(amount_bytes: int) -> str:
 
 
 def _show_parts(answer: TraceAnswer, console: Console) -> None:
-    wide = console.width >= _WIDE
-    table = _table("memory at the peak", "MiB", "share", "")
-    if wide:
-        table.add_column("", style="dim")
     amounts = shown_mib(list(answer.parts.values()))
-    for (part, size), mib in zip(answer.parts.items(), amounts, strict=True):
-        if not size:
-            continue
-        name, meaning = PART_NAMES.get(part, (part, ""))
-        table.add_row(
-            name, f"{mib:,}", *_share(size, answer.expected_bytes), *([meaning] if wide else [])
-        )
-    table.add_section()
-    table.add_row(
-        Text("expected", style="bold"), Text(f"{sum(amounts):,}", style="bold"), "100.0 %"
-    )
-    console.print(table)
+    rows: list[tuple[str | Text, ...]] = [
+        (PART_NAMES.get(part, (part, ""))[0], f"{mib:,}", *_share(size, answer.expected_bytes))
+        for (part, size), mib in zip(answer.parts.items(), amounts, strict=True)
+        if size
+    ]
+    total = Text("expected", style="bold"), Text(f"{sum(amounts):,}", style="bold")
+    rows.append((*total, *_share(answer.expected_bytes, answer.expected_bytes)))
+    print_columns(console, "memory at the peak", ("MiB", "share", ""), rows)
 
 
 def _show_peak(answer: TraceAnswer, console: Console) -> None:
@@ -387,23 +373,15 @@ def _show_peak(answer: TraceAnswer, console: Console) -> None:
         ("safe", answer.safe_basis),
     ]
     print_facts(console, "", facts)
-    table = _table("modules that hold most at the peak", "MiB", "share", "")
-    top = peak.modules[:TOP_MODULES]
-    for name, size in top:
-        table.add_row(
-            name or "(the model itself, loss)",
-            f"{size / MIB:,.1f}",
-            *_share(size, answer.expected_bytes),
-        )
-    rest = peak.modules[TOP_MODULES:]
+    top, rest = peak.modules[:TOP_MODULES], peak.modules[TOP_MODULES:]
+    held = [(name or "(the model itself, loss)", size) for name, size in top]
     if rest:
-        size = sum(amount for _, amount in rest)
-        table.add_row(
-            Text(f"{len(rest):,} others", style="dim"),
-            f"{size / MIB:,.1f}",
-            *_share(size, answer.expected_bytes),
-        )
-    console.print(table)
+        held.append((f"{len(rest):,} others", sum(size for _, size in rest)))
+    rows = [
+        (name, f"{size / MIB:,.1f}", *_share(size, answer.expected_bytes)) for name, size in held
+    ]
+    columns = ("MiB", "share", "")
+    print_columns(console, "modules that hold most at the peak", columns, rows)
 
 
 def _startup(answer: TraceAnswer) -> str:
@@ -412,13 +390,11 @@ def _startup(answer: TraceAnswer) -> str:
 
 def _show_batches(answer: TraceAnswer, console: Console) -> None:
     if answer.batches:
-        table = _table("batch size", "expected MiB", "safe MiB", answer.gpu)
-        for point in answer.batches:
-            expected, safe = ceil_mib(point.expected_bytes), ceil_mib(point.safe_bytes)
-            table.add_row(
-                f"{point.batch_size:,}", f"{expected:,}", f"{safe:,}", verdict_text(point.verdict)
-            )
-        console.print(table)
+        rows = [
+            (f"{point.batch_size:,}", *amount_cells(point), verdict_text(point.verdict))
+            for point in answer.batches
+        ]
+        print_columns(console, f"batch size, {answer.gpu}", ("expected MiB", "safe MiB", ""), rows)
     if answer.max_batch_size is not None:
         largest = (
             "no batch size fits"
@@ -429,13 +405,21 @@ def _show_batches(answer: TraceAnswer, console: Console) -> None:
 
 
 def _show_gpus(answer: TraceAnswer, console: Console) -> None:
-    table = _table("GPU", "expected MiB", "safe MiB", "available MiB", "")
-    for fit in answer.gpus:
-        amounts = (fit.expected_bytes, fit.safe_bytes, fit.available_bytes)
-        table.add_row(
-            fit.gpu, *(f"{ceil_mib(amount):,}" for amount in amounts), verdict_text(fit.verdict)
+    rows = [
+        (
+            fit.gpu,
+            *amount_cells(fit),
+            f"{ceil_mib(fit.available_bytes):,}",
+            verdict_text(fit.verdict),
         )
-    console.print(table)
+        for fit in answer.gpus
+    ]
+    print_columns(console, "GPU", ("expected MiB", "safe MiB", "available MiB", ""), rows)
+
+
+def amount_cells(one: Any) -> tuple[str, str]:
+    """Returns the expected and the safe bytes of ``one`` in whole MiB."""
+    return f"{ceil_mib(one.expected_bytes):,}", f"{ceil_mib(one.safe_bytes):,}"
 
 
 def verdict_text(verdict: str) -> Text:
@@ -446,11 +430,3 @@ def verdict_text(verdict: str) -> Text:
 def _share(amount: int, whole: int) -> tuple[str, str]:
     share = amount / whole
     return f"{share:.1%}".replace("%", " %"), "█" * round(20 * share)
-
-
-def _table(first: str, *columns: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    table.add_column(first, overflow="fold")
-    for name in columns:
-        table.add_column(name, justify="right" if name in _NUMBERS else "left", no_wrap=True)
-    return table

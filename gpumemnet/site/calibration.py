@@ -192,7 +192,6 @@ def calibrate(
     bundles: Sequence[Bundle],
     *,
     gpu: str | None = None,
-    label_source: str | None = None,
 ) -> Calibration:
     """Calibrate ``bundles`` for the GPU that the rows are of.
 
@@ -200,8 +199,7 @@ def calibrate(
         found: the site's rows.
         bundles: that answer together; every family and encoder of them gets the context, and those
             with jobs enough their bounds.
-        gpu: the one GPU whose rows count; needed where there are several.
-        label_source: the one source whose rows count; needed where there are several.
+        gpu: the one GPU whose rows count; that of most rows by default.
 
     Raises:
         DatasetError: when the rows cannot carry a calibration; says why and what to do.
@@ -209,7 +207,7 @@ def calibrate(
         BundleError: when a bundle does not run.
     """
     left_out = {reason: [*locations] for reason, locations in found.left_out.items()}
-    rows = _one_kind(found, left_out, gpu, label_source)
+    rows = _one_kind(found, left_out, gpu)
     device = device_profile(rows.gpu[0])
     predictor = Predictor(bundles)
     kept = _different(_possible(rows, left_out, device), left_out)
@@ -255,10 +253,9 @@ def _leave_out(left_out: dict[str, list[str]], reason: str, rows: SiteRows, whic
         left_out.setdefault(reason, []).extend(rows.location[which])
 
 
-def _one_kind(
-    found: SiteRows, left_out: dict[str, list[str]], gpu: str | None, label_source: str | None
-) -> SiteRows:
-    """The rows of one GPU and one source with a known peak."""
+def _one_kind(found: SiteRows, left_out: dict[str, list[str]], gpu: str | None) -> SiteRows:
+    """The rows with a known peak of one GPU and one source: labels of several differ by
+    themselves."""
     names = ", ".join(found.files)
     is_run = found.gpu.astype(bool) & (found.is_oom | ~np.isnan(found.label_bytes))
     is_alone = found.jobs.column("ranks") <= 1
@@ -274,27 +271,14 @@ def _one_kind(
         raise DatasetError(
             f"{names} holds traced labels, which are predictions themselves: calibrate on what a GPU has run"
         )
-    for field, chosen, what, option in (
-        ("gpu", gpu and device_profile(gpu).name, "several GPUs", "--gpu"),
-        (
-            "label_source",
-            label_source,
-            "labels that were read in different ways, which differ by themselves",
-            "--label-source",
-        ),
-    ):
+    for field, name in (("gpu", gpu and device_profile(gpu).name), ("label_source", None)):
         values = getattr(rows, field)
         counts = Counter(values)
-        if chosen is None and len(counts) > 1:
-            several = ", ".join(f"{value} ({count})" for value, count in counts.most_common())
-            raise DatasetError(f"{names} holds rows of {what}: {several}; choose one with {option}")
-        if chosen is not None:
-            if chosen not in counts:
-                raise DatasetError(
-                    f"{names} holds no rows of {chosen}: there are {', '.join(counts)}"
-                )
-            _leave_out(left_out, f"of another {field.replace('_', ' ')}", rows, values != chosen)
-            rows = rows.take(np.flatnonzero(values == chosen))
+        chosen = name or counts.most_common(1)[0][0]
+        if chosen not in counts:
+            raise DatasetError(f"{names} holds no rows of {chosen}: there are {', '.join(counts)}")
+        _leave_out(left_out, f"of another {field.replace('_', ' ')}", rows, values != chosen)
+        rows = rows.take(np.flatnonzero(values == chosen))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""The results of a site's calibration: cards of bundles, the GPU's profile, and a JSON document."""
+"""The results of a site's calibration: cards of bundles, and a JSON document."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.gpu import PROFILE_FORMAT, PROFILE_VERSION, device_profile
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.bundle_card import ALL_FAMILIES
 from gpumemnet.site.calibration import Calibration, ModelCalibration
-from gpumemnet.units import MIB
 
 GUARANTEE: Final = (
     "At each coverage with a multiple, a new job on this GPU that lies in the support and is expected to fit stays within its "
@@ -65,32 +63,6 @@ def calibrated_cards(calibration: Calibration) -> list[tuple[Bundle, dict[str, A
         ).hexdigest()[:8]
         cards.append((bundle, {**document, "version": f"{base}+site.{digest}"}))
     return cards
-
-
-def profile_document(calibration: Calibration) -> dict[str, Any]:
-    """The GPU's profile with the site's context, in the form that
-    :func:`gpumemnet.gpu.load_profile` reads.
-
-    What is reserved for workspaces stays as in the catalogue: what a job took does not tell it from
-    the context.
-    """
-    one, context = calibration, calibration.context
-    how = (
-        "read by probes"
-        if one.is_context_read
-        else "what jobs took, less the reserved part that the models expect"
-    )
-    interval = f"{context.low / MIB:,.0f} to {context.high / MIB:,.0f} MiB with confidence {context.confidence:.2g}"
-    source = (
-        f"gpumemnet calibrate, {context.count} jobs ({one.label_source}): {how}; median, {interval}"
-    )
-    profile = asdict(device_profile(one.gpu))
-    return {
-        "format": PROFILE_FORMAT,
-        "version": PROFILE_VERSION,
-        "provenance": "measured",
-        "profile": profile | {"context_bytes": round(context.value), "context_source": source},
-    }
 
 
 def calibration_document(calibration: Calibration) -> dict[str, Any]:

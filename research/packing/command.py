@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from gpumemnet.cli.options import AsJson, Bundles, Coverage, Encoder, Seed, input_file
-from gpumemnet.cli.output import check_writable, write_text
+from gpumemnet.cli.output import check_writable, print_columns, write_text
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.predict.gpu_fit import MAX_FREE_MIB
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
@@ -139,28 +137,28 @@ def pack(
 
 def _show(made: Report) -> None:
     console = Console()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in _cells(made.figures[0]):
-        is_first = name.startswith("memory")
-        first, _, last = name.rpartition(" ")  # two short lines, so that 80 columns are enough
-        heading = f"{first}\n{last}".lstrip()
-        table.add_column(heading, justify="left" if is_first else "right", no_wrap=is_first)
-    for line in made.figures:
-        table.add_row(*_cells(line).values())
-    console.print(Text(f"{made.jobs:,} jobs on {made.inventory}"), table)
+    console.print(Text(f"{made.jobs:,} jobs on {made.inventory}"))
+    for cells in (_packed, _spent):  # two tables, so that 80 columns are enough
+        rows = [(line.title, *cells(line).values()) for line in made.figures]
+        print_columns(console, "memory set aside by", [*cells(made.figures[0])], rows)
     for note in made.notes:
         console.print(Text(f"· {note}"))
 
 
-def _cells(line: Figures) -> dict[str, str]:
-    """The cells of one row, keyed by their headings."""
+def _packed(line: Figures) -> dict[str, str]:
+    """Heading → cell: how densely the jobs ran, and what went wrong."""
     return {
-        "memory set aside by": line.title,
         "shared": f"{line.collocated_share:.0%}",
         "jobs a GPU": f"{line.jobs_per_gpu:.2f}",
         "OOMs": f"{line.ooms:,}",
         "put alone": f"{line.alone:,}",
         "lost hours": f"{line.lost_hours:,.1f}",
+    }
+
+
+def _spent(line: Figures) -> dict[str, str]:
+    """Heading → cell: the memory and the time that it took."""
+    return {
         "waste GiB·h": f"{line.waste_gib_hours:,.0f}",
         "waste": f"{line.waste_share:.0%}",
         "done after h": f"{line.makespan_hours:,.1f}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -16,7 +15,7 @@ import pytest
 import yaml
 
 from gpumemnet.job.json_codec import job_to_dict
-from gpumemnet.site.drift import DriftReport, Finding, write_drift_metrics
+from gpumemnet.site.drift import DriftReport, write_drift_metrics
 from tests.conftest import StartService
 from tests.sites import site_rows
 
@@ -227,24 +226,9 @@ def test_a_turn_of_the_true_commands_from_the_environment_of_cron(
     assert "too few" in report.read_text()
 
 
-def test_the_cron_file_starts_the_script_with_settings_that_it_knows() -> None:
-    lines = [
-        line for line in (FOLDER / "gpumemnet.cron").read_text().splitlines() if line[0] != "#"
-    ]
-    settings = {line.split("=")[0] for line in lines[:-1]}
-    script = SCRIPT.read_text()
-    assert all(name == "MAILTO" or f"#   {name} " in script for name in settings)
-    *when, user, command = lines[-1].split()
-    assert len(when) == 5
-    assert user == "gpumemnet"
-    assert command.endswith(str(SCRIPT.relative_to(SCRIPT.parents[2])))
-    assert os.access(SCRIPT, os.X_OK)
-
-
 def test_the_alerts_name_metrics_that_there_are(tmp_path: Path) -> None:
     (group,) = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"]
-    finding = Finding("error", "median", 40, 0.2, 0.1, 0.0, "in words", "mlp", "A100")
-    write_drift_metrics(tmp_path / "drift.prom", DriftReport((finding,), (finding,), ()))
+    write_drift_metrics(tmp_path / "drift.prom", DriftReport((), (), ()))
     names = set(re.findall(r"^# TYPE (\S+)", (tmp_path / "drift.prom").read_text(), re.MULTILINE))
     for rule in group["rules"]:
         assert set(re.findall(r"gpumemnet_\w+", rule["expr"])) <= names

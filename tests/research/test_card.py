@@ -30,13 +30,10 @@ from dataset_builder.recipe import load_recipe
 from gpumemnet.job.dataset import read_dataset, write_dataset
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.units import GIB, MIB
-from research.cli import main
 from research.data_card import write_card
 from research.published_tables.importing import read_published
 from research.sample_coverage import (
-    empty_octaves,
     feature_values,
-    label_octaves,
     spread,
     spreads,
 )
@@ -140,21 +137,6 @@ def test_published_rows_are_credited(tmp_path: Path, published_csv: Path) -> Non
     assert cells(text, "below-floor") == ["below-floor", "2"]
 
 
-def test_a_dataset_without_rows_is_refused(tmp_path: Path) -> None:
-    write_dataset(tmp_path / "d.parquet", [])
-    assert main(["card", str(tmp_path / "d.parquet"), "--out", str(tmp_path / "card")]) == 2
-    assert not (tmp_path / "card").exists()
-
-
-def test_rows_without_any_label_still_get_a_card(tmp_path: Path, rows: list[Measurement]) -> None:
-    failed = [
-        replace(row, status="error", reason="crash", peak_process_bytes=None) for row in rows[1:9]
-    ]
-    write_dataset(tmp_path / "d.parquet", failed)
-    (only,) = write_card(tmp_path / "d.parquet", tmp_path / "card")
-    assert cells(only.read_text(), "all")[2:7] == ["0", "0", "0", "8", "8"]
-
-
 def test_features_are_options_and_all_of_the_architecture(rows: list[Measurement]) -> None:
     values = feature_values(rows[0])
     assert {
@@ -192,14 +174,3 @@ def test_an_even_sample_is_within_its_limits_and_an_uneven_one_is_not() -> None:
     assert (crowded.fullest, crowded.within, crowded.limit) == ("batch_norm", False, 0.75)
     assert spread("flag", [True] * 75 + [False] * 25).within
     assert not spreads([])
-
-
-def test_empty_octaves_are_named() -> None:
-    labels = np.array([600 * MIB, 3 * GIB, 20 * GIB])
-    octaves = label_octaves(labels, 40 * GIB)
-    assert sum(each.rows for each in octaves) == 3
-    assert [each.name for each in empty_octaves(octaves, 40 * GIB)] == [
-        "1 GiB – 2 GiB",
-        "4 GiB – 8 GiB",
-        "8 GiB – 16 GiB",
-    ]

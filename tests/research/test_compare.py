@@ -3,9 +3,7 @@ are made up here."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,18 +11,14 @@ import pytest
 
 from dataset_builder.families import mlp
 from dataset_builder.planned_job import Options, PlannedJob, training_job
-from gpumemnet.errors import DatasetError
 from gpumemnet.gpu import device_profile
-from gpumemnet.job.dataset import write_dataset
 from gpumemnet.job.measurement import Measurement
 from gpumemnet.tracing.training_loop import record
 from gpumemnet.units import MIB
-from research.cli import main
 from research.traces.compare import (
     Estimates,
     TracedRow,
     all_figures,
-    chosen_rows,
     estimates,
     figures,
     trace_rows,
@@ -137,21 +131,3 @@ def test_figures_by_hand() -> None:
     assert found.under_predicted == 0.25
     assert found.safe_missed == 0.25
     assert found.median_over_allocation == pytest.approx(0.1)
-
-
-def test_the_command_prints_its_table_and_writes_it(
-    rows: list[Measurement], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_dataset(tmp_path / "rows.parquet", rows)
-    command = ["compare", str(tmp_path / "rows.parquet"), "--workers", "1", "--rows", "10"]
-    assert main([*command, "--out", str(tmp_path / "out"), "--json"]) == 0
-    document = json.loads((tmp_path / "out" / "comparison.json").read_text())
-    assert len(document["rows"]) == 10
-    assert json.loads(capsys.readouterr().out)["figures"] == document["figures"]
-    assert "| raw FakeTensor |" in (tmp_path / "out" / "comparison.md").read_text()
-
-
-def test_rows_of_two_gpus_cannot_be_compared(rows: list[Measurement], tmp_path: Path) -> None:
-    write_dataset(tmp_path / "two.parquet", [rows[0], replace(rows[0], gpu="NVIDIA H200")])
-    with pytest.raises(DatasetError):
-        chosen_rows([tmp_path / "two.parquet"], None, 0)

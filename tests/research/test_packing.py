@@ -1,17 +1,12 @@
-import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumemnet.errors import GpumemnetError, InvalidRequestError
-from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.predict.predictor import Predictor
 from research.cli import main
 from research.packing import (
@@ -219,78 +214,6 @@ def test_drawn_times_have_the_load_that_was_asked_for_and_depend_on_the_seed_alo
     assert (other.arrival_seconds != work.arrival_seconds).any()
 
 
-def documents() -> list[dict[str, Any]]:
-    job = job_to_dict(small_job())
-    plain = {name: value for name, value in job.items() if value is not None}
-    return [
-        {
-            "job": plain,
-            "peak_mib": 900,
-            "arrival_seconds": 5,
-            "duration_seconds": 60,
-            "gpu": "A100",
-            "estimate_user_mib": 4000,
-        },
-        {
-            "job": plain,
-            "peak_bytes": 900 * 2**20 - 5,
-            "arrival_seconds": 0,
-            "duration_seconds": 30.5,
-            "gpu": "A100",
-        },
-        {"job": plain, "oom": True, "arrival_seconds": 0, "duration_seconds": 1, "gpu": "A100"},
-    ]
-
-
-@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
-def test_a_trace_comes_as_json_lines_as_csv_or_as_parquet(tmp_path: Path, form: str) -> None:
-    path = tmp_path / f"trace.{form}"
-    frame = pd.DataFrame([{**row, "job": json.dumps(row["job"])} for row in documents()])
-    if form == "jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in documents()))
-    elif form == "csv":
-        frame.to_csv(path, index=False)
-    else:
-        frame.to_parquet(path)
-    trace = read_trace([path])
-    assert [(row.peak_mib, row.arrival_seconds, row.duration_seconds) for row in trace.rows] == [
-        (900, 5, 60),
-        (900, 0, 30.5),
-    ]
-    assert {row.gpu for row in trace.rows} == {"NVIDIA A100-SXM4-40GB"}
-    assert all(row.job == small_job() for row in trace.rows)
-    assert [dict(row.estimates_mib) for row in trace.rows] == [{"user": 4000}, {}]
-    assert list(trace.left_out.values()) == [1]
-    assert trace.sha256_of == {str(path): hashlib.sha256(path.read_bytes()).hexdigest()}
-    assert workload(trace, 1).synthetic == ()
-
-
-@pytest.mark.parametrize(
-    "change", [{"peak_mib": None}, {"duration_seconds": 0}, {"job": {"family": "mlp"}}]
-)
-def test_a_row_that_is_none_is_named(tmp_path: Path, change: dict[str, object]) -> None:
-    path = tmp_path / "trace.jsonl"
-    path.write_text(json.dumps({**documents()[0], **change}) + "\n")
-    with pytest.raises(GpumemnetError, match="row 1"):
-        read_trace([path])
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("trace.jsonl", "{"),
-        ("trace.jsonl", json.dumps({"oom": True})),
-        ("trace.csv", "peak_mib,family\nx,mlp\n"),
-        ("trace.parquet", "PAR1"),
-        ("trace.txt", ""),
-    ],
-)
-def test_a_file_that_is_none_is_refused(tmp_path: Path, name: str, content: str) -> None:
-    (tmp_path / name).write_text(content)
-    with pytest.raises(InvalidRequestError, match=name):
-        read_trace([tmp_path / name])
-
-
 def test_an_inventory_counts_what_the_driver_keeps_and_knows_mig() -> None:
     cards = inventory("A100:2, A100/3g.20gb, A100:1")
     assert cards.counts == (3, 1)
@@ -321,23 +244,3 @@ def test_the_command_line_prints_the_same_table_twice_and_writes_json_and_pictur
     assert main([*arguments, "--plot", str(tmp_path / "again.svg")]) == 0
     assert capsys.readouterr().out == said
     assert (tmp_path / "again.svg").read_text() == svg
-
-
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        (["--gpus", "A100:0"], "gpus"),
-        (["--gpus", "A100", "--fit", "worst"], "fit"),
-        (["--gpus", "A100", "--load", "nan"], "load"),
-        (["--gpus", "A100", "--estimator", "tarot"], "estimator"),
-        (["--gpus", "A100", "--plot", "x.gif"], "plot"),
-        (["--gpus", "A100", "--out", "/nowhere/x.json"], "out"),
-    ],
-)
-def test_the_command_line_refuses_in_a_sentence(
-    capsys: pytest.CaptureFixture[str], options: list[str], field: str
-) -> None:
-    assert main(["pack", str(REAL), *options]) == 2
-    error = capsys.readouterr().err
-    assert f"{field}: " in error
-    assert error.count("\n") == 1

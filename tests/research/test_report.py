@@ -261,7 +261,3 @@ def test_the_report_runs_from_the_committed_data(tmp_path: Path) -> None:
         "traced-cnn",
         "zoo-cnn",
     }
-
-
-def test_a_report_on_an_empty_folder_is_refused(tmp_path: Path) -> None:
-    assert main(["report", "--datasets", str(tmp_path), "--out", str(tmp_path / "report")]) == 2

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpumemnet.errors import DatasetError, InvalidRequestError
 from gpumemnet.predict.distribution import PUBLISHED_BINS
 from gpumemnet.units import GIB, MIB
 from research.cli import main
@@ -16,7 +15,6 @@ from research.scoreboard.answers import Answer, KeptAnswers
 from research.scoreboard.board import Column, agreement, tables
 from research.scoreboard.collect import SPARE
 from research.scoreboard.fitted import schedtune_answers
-from research.scoreboard.page import write_page
 from research.scoreboard.protocol import calibrated, failures, figures, fitted_line
 from research.scoreboard.run import ANSWERS
 from research.scoreboard.sets import SETS, load_set
@@ -131,24 +129,6 @@ def test_schedtune_learns_from_other_families_only_and_adds_its_largest_error() 
     assert np.median(errors) < 0.2
 
 
-def test_answers_are_kept_until_their_dataset_changes_or_they_are_renewed(tmp_path: Path) -> None:
-    path = tmp_path / "answers.json.gz"
-    given = {3: Answer(5 * MIB, 0.25, 6 * MIB), 4: Answer(None, 0.5, reason="fp16")}
-    answers = KeptAnswers(path)
-    answers.keep("mlp", "one", "xMem", given)
-    answers.write()
-    again = KeptAnswers(path)
-    assert again.of("mlp", "one", "xMem") == given
-    assert again.of("mlp", "other", "xMem") == again.of("mlp", "one", "Horus") == {}
-    with pytest.raises(InvalidRequestError, match="only of xMem"):
-        again.forget("Horus")
-    again.forget("xMem")
-    assert again.of("mlp", "one", "xMem") == {}
-    path.write_bytes(b"no gzip")
-    with pytest.raises(DatasetError, match="delete it"):
-        KeptAnswers(path)
-
-
 def test_a_small_part_from_the_command_line(tmp_path: Path) -> None:
     command = ["scoreboard", "--smoke", "--cpu-budget", "0", "--out", str(tmp_path)]
     assert main(command) == 0
@@ -159,33 +139,3 @@ def test_a_small_part_from_the_command_line(tmp_path: Path) -> None:
     assert {"index.md", "results.json", "error.png", "bound.png", ANSWERS} == {
         path.name for path in tmp_path.iterdir()
     }
-
-
-def test_the_page_says_who_is_first_and_sorts_by_error(tmp_path: Path) -> None:
-    rows = load_set(SETS[0], DATASETS, 40)
-
-    def column(name: str, spread: float) -> Column:
-        errors = 1.0 + spread * np.random.default_rng(0).standard_normal(40)
-        return Column(
-            name,
-            {row: Answer(round(rows.labels[row] * errors[row]), 0.1) for row in range(40)},
-            {},
-            0,
-        )
-
-    names = {
-        "gpumemnet, trace": 0.01,
-        "gpumemnet, classifier (layers)": 0.04,
-        "Horus": 0.02,
-        "naive": 0.08,
-    }
-    made = tables(
-        rows,
-        [column(name, spread) for name, spread in names.items()],
-        KeptAnswers(tmp_path / "none"),
-    )
-    page = write_page(tmp_path, {"MLPs": (rows, made)}, {}, "make it").read_text()
-    assert "| MLPs | 40 | gpumemnet, trace: " in page
-    assert (
-        page.index("| **gpumemnet, trace** |") < page.index("| Horus |") < page.index("| naive |")
-    )

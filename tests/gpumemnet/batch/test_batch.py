@@ -245,24 +245,13 @@ def test_globs_and_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_counts_with_gaps_as_pandas_writes_them(tmp_path: Path, ending: str) -> None:
     table = totals(4).append_column("sequence_length", pa.array([128, None, 64, None], pa.int64()))
     frame = table.to_pandas()
-    assert frame["sequence_length"].dtype == float
     frame.loc[3, "sequence_length"] = 1.5
-    path, out = tmp_path / f"jobs.{ending}", tmp_path / "out.parquet"
+    path = tmp_path / f"jobs.{ending}"
     frame.to_parquet(path) if ending == "parquet" else frame.to_csv(path, index=False)
-    done = predict_files([str(path)], str(out), BatchOptions())
-    assert (done.tally.rows, done.tally.rejected) == (4, 1)
-    rejected = Path(done.rejected or "").read_text()
-    assert "sequence_length" in rejected
-    assert "1.5" in rejected
-    write(tmp_path / "whole.parquet", table.slice(0, 3))
-    predict_files(
-        [str(tmp_path / "whole.parquet")], str(tmp_path / "expected.parquet"), BatchOptions()
-    )
-    amounts = [
-        [(row["request_mib"], row["limit_mib"]) for row in answers(file)]
-        for file in (out, tmp_path / "expected.parquet")
-    ]
-    assert amounts[0][:3] == amounts[1]
+    done = predict_files([str(path)], str(tmp_path / "out.parquet"), BatchOptions())
+    assert (done.tally.answered, done.tally.rejected) == (3, 1)
+    [wrong] = rejected(tmp_path / "out.rejected.jsonl")
+    assert (wrong["row"], wrong["field"]) == (4, "sequence_length")
 
 
 def test_ids_come_from_the_column_that_is_named(tmp_path: Path) -> None:
@@ -408,37 +397,24 @@ def test_a_queue_may_be_empty(tmp_path: Path) -> None:
 # Stores.
 
 
-def test_a_store_is_read_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_a_store_is_read(tmp_path: Path) -> None:
     local = write(tmp_path / "jobs.parquet", totals(50))
     memory = fsspec.filesystem("memory")
     for name in ("a", "b"):
         memory.pipe(f"/history/{name}.parquet", local.read_bytes())
     memory.pipe("/history/c.jsonl", json.dumps(job_to_dict(small_job())).encode() + b"\n{\n")
     patterns = ["memory://history/*.parquet", "memory://history/c.jsonl"]
-    outcome = predict_files(patterns, "memory://answers/all.parquet", BatchOptions())
-    assert (outcome.tally.answered, outcome.rejected) == (
-        101,
-        "memory://answers/all.rejected.jsonl",
-    )
-    with memory.open("/answers/all.parquet") as stream:
-        rows = pq.read_table(stream).to_pylist()
+    out = tmp_path / "all.parquet"
+    outcome = predict_files(patterns, str(out), BatchOptions())
+    assert (outcome.tally.answered, outcome.rejected) == (101, tmp_path / "all.rejected.jsonl")
+    rows = answers(out)
     assert [row["row"] for row in rows] == [*range(1, 51), *range(1, 51), 1]
     assert {row["input"] for row in rows} == {
         "memory:///history/a.parquet",
         "memory:///history/b.parquet",
         patterns[1],
     }
-    predict_files([str(local)], str(tmp_path / "out.parquet"), BatchOptions())
-    assert [row["request_mib"] for row in rows[:50]] == [
-        row["request_mib"] for row in answers(tmp_path / "out.parquet")
-    ]
-    assert not list((tmp_path / "cache" / "gpumemnet" / "batch").iterdir())
     with pytest.raises(InvalidRequestError, match="does not exist"):
-        predict_files(["memory://history/d.csv"], "memory://answers/x.csv", BatchOptions())
-
-
-def test_a_url_of_a_file_is_its_path(tmp_path: Path) -> None:
-    write(tmp_path / "jobs.parquet", totals(5))
-    predict_files([f"file://{tmp_path}/jobs.parquet"], f"file://{tmp_path}/out.csv", BatchOptions())
-    assert len((tmp_path / "out.csv").read_text().splitlines()) == 6
+        predict_files(["memory://history/d.csv"], str(out), BatchOptions())
+    with pytest.raises(InvalidRequestError, match="must be a local file"):
+        predict_files(patterns, "memory://answers/all.parquet", BatchOptions())

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gpumemnet.batch import run as batch_run
 from gpumemnet.batch.answers import BatchOptions
 from gpumemnet.batch.run import predict_files
 from gpumemnet.job.table_reader import CHUNK_ROWS
@@ -188,14 +187,3 @@ def test_how_the_work_is_shared_leaves_no_trace(tmp_path: Path, whole: tuple[Pat
     )
     ours, theirs = pq.read_table(tmp_path / "out.parquet"), pq.read_table(pa.BufferReader(expected))
     assert ours.drop_columns("input").equals(theirs.drop_columns("input"))
-
-
-def test_progress_is_told_in_lines_where_nobody_watches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(batch_run, "_LOG_SECONDS", 0.0)
-    with batch_run.Meter(1_000, 500) as meter:
-        time.sleep(0.01)
-        meter.advance(100)
-    assert capsys.readouterr().err.startswith("600 of 1,000 rows, ")
-    assert meter.rate < 100 / 0.01

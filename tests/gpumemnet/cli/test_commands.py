@@ -131,7 +131,7 @@ GOOD = json.dumps(job_to_dict(small_job()))
         ([*PLAN, "--budget", "30GiB"], "--budget: must be from 1 MiB to 24,207 MiB"),
         ([*PLAN, "--host-memory", "much"], "--host-memory: must be an amount of memory"),
         ([*PLAN, "--planner", "genetic"], "--planner: must be one of greedy, exact"),
-        ([*PLAN, "--set", "checkpointing=none"], "--set: checkpointing is what a plan decides"),
+        ([*PLAN, "--set", "checkpointing=every_block"], "the plan decides what is recomputed"),
     ],
     ids=lambda value: None if isinstance(value, list) else value[:40],
 )
@@ -180,17 +180,6 @@ def test_a_dash_is_standard_input() -> None:
             command, input=content, capture_output=True, text=True, timeout=300, check=True
         )
         assert len(done.stdout.splitlines()) == count
-
-
-def test_shells_complete_options() -> None:
-    environment = {
-        "_GPUMEMNET_COMPLETE": "complete_zsh",
-        "_TYPER_COMPLETE_ARGS": "gpumemnet predict --cov",
-    }
-    done = subprocess.run(
-        PROGRAM, capture_output=True, text=True, timeout=300, check=False, env=environment
-    )
-    assert "--coverage" in done.stdout
 
 
 def test_the_version_is_that_of_the_package() -> None:

@@ -2,8 +2,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpumemnet.errors import DatasetError, InvalidJobError, InvalidRequestError
 from gpumemnet.job.json_codec import job_to_dict
@@ -17,7 +15,7 @@ from gpumemnet.site.observations import (
     observation_from_dict,
     observation_to_dict,
 )
-from tests.jobs import jobs, small_job
+from tests.jobs import small_job
 
 IDENTITY = "01932f6c-5b1e-7c3a-9d2e-3f4a5b6c7d8e"
 PREDICTED = {"prediction_id": IDENTITY, "peak_mib": 1800, "source": "slurm_gpumem"}
@@ -108,39 +106,17 @@ def test_what_is_wrong_with_the_job_is_said() -> None:
     assert caught.value.field == "job.batch_size"
 
 
-TEXTS = st.text(
-    st.characters(min_codepoint=33, max_codepoint=0x2FF), min_size=1, max_size=20
-).filter(lambda text: text.isprintable() and text.strip() == text)
-
-
-@st.composite
-def observations(draw: st.DrawFn) -> Observation:
-    by_job = draw(st.booleans())
-    amounts = st.integers(MIN_BYTES, MAX_BYTES)
-    oom = draw(st.booleans())
-    return Observation(
-        source=draw(st.sampled_from(sorted(SOURCES))),
-        prediction_id=draw(st.uuids().map(str)) if not by_job or draw(st.booleans()) else None,
-        job=draw(jobs()) if by_job else None,
-        gpu=f"GPU {draw(TEXTS)}" if by_job else None,
-        peak_bytes=draw(st.none() | amounts if oom else amounts),
-        oom=oom,
-        limit_bytes=draw(st.none() | amounts),
-        observed_at=draw(
-            st.none()
-            | st.datetimes(datetime(2010, 1, 2), datetime(2025, 1, 1)).map(
-                lambda time: time.replace(tzinfo=UTC)
-            )
-        ),
-        idempotency_key=draw(st.none() | TEXTS),
-        driver=draw(st.none() | TEXTS),
-        cuda=draw(st.none() | TEXTS),
-        torch=draw(st.none() | TEXTS),
-    )
-
-
-@given(observations())
-def test_json_and_back(observation: Observation) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prediction_id": "01932f6c-5b1e-7c3a-9d2e-3f4a5b6c7d01", "peak_bytes": MIN_BYTES},
+        {"job": small_job(), "gpu": "GPU x", "oom": True, "limit_bytes": MAX_BYTES, "torch": "2"},
+        {"job": small_job(), "gpu": "GPU x", "peak_bytes": 2**30, "idempotency_key": "k"},
+    ],
+)
+def test_json_and_back(changes: dict[str, Any]) -> None:
+    time = datetime(2025, 1, 1, tzinfo=UTC)
+    observation = Observation(source="dcgm", observed_at=time, **changes)
     assert observation_from_dict(observation_to_dict(observation)) == observation
 
 

@@ -6,10 +6,7 @@ import json
 import statistics
 from pathlib import Path
 
-import pytest
-
 from dataset_builder.families import rebuild
-from gpumemnet.errors import DatasetError
 from gpumemnet.job.dataset import read_dataset
 from gpumemnet.units import MIB
 from research.published_tables.importing import import_published, read_published
@@ -65,37 +62,6 @@ def test_a_row_becomes_a_measurement(tmp_path: Path) -> None:
     )
     network = rebuild("mlp", row.architecture)
     assert sum(each.numel() for each in network.parameters()) == 34
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "sentence"),
-    [
-        ("('dropout', 4, 0), ", "", "different networks"),
-        ("('linear', 4, 16)", "('linear', 4, 17)", "3 inputs, but the first linear layer has 17"),
-        ("('linear', 4, 16)", "__import__('os')", "not a list of"),
-        ("_batch:8", "", "published form"),
-        (",20,34,", ",21,34,", "Total Activations is 21, but the layers add up to 20"),
-        (",1500,", ",nan,", "must be a whole number"),
-    ],
-)
-def test_a_bad_row_is_named_by_its_line(tmp_path: Path, old: str, new: str, sentence: str) -> None:
-    assert old in GOOD
-    path = table(tmp_path, HEADER + GOOD + GOOD.replace(old, new, 1))
-    with pytest.raises(DatasetError, match=sentence) as caught:
-        import_published(path, tmp_path / "out.parquet")
-    assert f"{path}, line 3: " in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "out.parquet").exists()
-
-
-@pytest.mark.parametrize("content", [b"", b"a,b\n1,2\n", b"\xff\xfe\x00"])
-def test_a_foreign_file_says_where_to_get_the_table(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "t.csv"
-    path.write_bytes(content)
-    with pytest.raises(DatasetError):
-        list(read_published(path))
-    with pytest.raises(DatasetError, match="itu-rad/GPUMemNet"):
-        list(read_published(tmp_path / "absent.csv"))
 
 
 def test_the_published_table(tmp_path: Path, published_csv: Path) -> None:

@@ -3,18 +3,16 @@ at each of them."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 
-from gpumemnet.errors import ExtractError
 from gpumemnet.extract.module_calls import ModelInputs, inputs_from_example
 from gpumemnet.gpu import device_profile
 from gpumemnet.tracing.api import TraceOptions
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.timeline import steady_memory
 from gpumemnet.tracing.training_loop import record
-from research.traces.batch_scaling import PRIMES, prime_for, scalable_run
+from research.traces.batch_scaling import PRIMES, scalable_run
 
 A100 = device_profile("A100")
 
@@ -67,9 +65,3 @@ def test_the_largest_workspaces_are_those_of_the_batch_size() -> None:
     small, large = (run.at(batch, platform)[1] for batch in (2, 64))
     assert 0 < small["convolution"] < large["convolution"]
     assert small["convolution"] <= small["convolution_benchmark"] < large["convolution_benchmark"]
-
-
-def test_the_prime_divides_no_dimension_of_the_model() -> None:
-    assert prime_for((3, 224, 2 * PRIMES[0])) == PRIMES[1]
-    with pytest.raises(ExtractError, match="trace each batch size by itself"):
-        prime_for(PRIMES)

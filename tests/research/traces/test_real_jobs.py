@@ -24,7 +24,6 @@ from research.traces.real_jobs.campaign import (
     Plan,
     Subject,
     freeze,
-    planned,
     trace_plan,
 )
 from research.traces.real_jobs.networks import build, family_of, sample
@@ -92,16 +91,6 @@ def run(folder: Path, architectures: int = 2) -> list[Measurement]:
     return list(read_dataset(folder / "dataset.parquet"))
 
 
-def test_the_same_seed_draws_the_same_jobs() -> None:
-    assert [planned(3, number, 2, 4) for number in range(20)] == [
-        planned(3, number, 2, 4) for number in range(20)
-    ]
-    assert [planned(4, number, 2, 4)[0] for number in range(20)] != [
-        planned(3, number, 2, 4)[0] for number in range(20)
-    ]
-    assert planned(3, 7, 1, 4)[0] == planned(3, 7, 3, 4)[0]
-
-
 @pytest.mark.parametrize(
     ("document", "each"),
     [
@@ -143,31 +132,6 @@ def test_a_row_is_what_trace_and_extract_say(document: dict[str, Any], each: Pla
         TRACED_PARTS,
     )
     assert implausible_rows(rows) == []
-
-
-def test_a_stopped_campaign_continues(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    broken = {"library": "torchvision", "model": "squeezenet1_1", "image_size": 8, "classes": 10}
-    documents = iter([BERT, broken, LSTM] * 4)
-    monkeypatch.setattr(campaign, "draw_architecture", lambda draw: next(documents))
-    first = run(tmp_path, 3)
-    assert "4 traces made, 2 left out" in capsys.readouterr().out
-    left_out = [json.loads(line) for line in (tmp_path / "left_out.jsonl").read_text().splitlines()]
-    assert {(each["trace"], each["architecture"]["image_size"]) for each in left_out} == {
-        ("0.1.0", 8),
-        ("0.1.1", 8),
-    }
-    assert all("the model does not run" in each["reason"] for each in left_out)
-    journal = tmp_path / "journal.jsonl"
-    lines = journal.read_text().splitlines(keepends=True)
-    journal.write_text(
-        "".join(lines[:-2]) + lines[-2][:40]
-    )  # stopped while the last trace's last rows were written
-    assert run(tmp_path, 3) == first
-    assert "1 traces made, 0 left out" in capsys.readouterr().out
-    assert run(tmp_path, 3) == first
-    assert "0 traces made" in capsys.readouterr().out
 
 
 def test_the_dataset_keeps_families_whole() -> None:

@@ -68,7 +68,7 @@ class Part:
         return f"{self.number:05d}-{self.first_row:014d}"
 
 
-def plan(files: Sequence[JobFile]) -> list[Part]:
+def divide(files: Sequence[JobFile]) -> list[Part]:
     """Checks the files, and divides them into parts in order.
 
     Raises:
