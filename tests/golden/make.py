@@ -1,6 +1,7 @@
 """Writes the golden answers: ``python -m tests.golden.make answers``, or ``traces``.
 
-Run it only when an answer is meant to change, and say in the commit why it does.  A renamed field
+The jobs stand in ``jobs.json``, the questions in ``answers.json``: edit them there.  Run it only
+when an answer is meant to change, and say in the commit why it does.  A renamed field
 changes no answer: then the tables at the top of the tests change, and the files stay.
 """
 
@@ -17,70 +18,16 @@ import httpx
 import gpumemnet
 from tests.conftest import running_service
 from tests.golden import test_golden as ways
-from tests.golden.golden_jobs import golden_bad_jobs, golden_jobs
 
 HERE = Path(__file__).parent
 PREDICTOR = gpumemnet.Predictor.default()
 MIB = 2**20
 DIGITS = 5
-QUESTIONS: list[dict[str, Any]] = [
-    {},
-    {"bin_width_mib": 8192},
-    {"gpu": "H100"},
-    {"gpu": "RTX 4090", "coverage": 0.95},
-    {"coverage": 0.9},
-    {"encoder": "transformer"},
-    {"encoder": "common"},
-    {"bin_width_mib": 2048},
-    {
-        "bins": "published-8000mib",
-        "fits": ["T4", "A100", "A100/3g.20gb", "H200"],
-        "devices": [
-            {"id": "GPU-0", "gpu": "A100", "free_mib": 2000},
-            {"id": "GPU-1", "gpu": "H100", "mig": "1g.10gb"},
-        ],
-    },
-]
-"""The first is asked of all jobs, the others of every fifth."""
-REFUSED: list[dict[str, Any]] = [
-    *(
-        {"coverage": 2},
-        {"coverage": "high"},
-        {"covrage": 0.9},
-        {"gpu": "Voodoo 2"},
-        {"encoder": "rnn"},
-    ),
-    *(
-        {"bins": "published-3mib"},
-        {"bin_width_mib": 1},
-        {"bins": "published-1000mib", "bin_width_mib": 1024},
-    ),
-    *({"fits": ["T4", "Z80"]}, {"devices": [{"id": "0", "gpu": "A100", "mig": "9g.1gb"}]}),
-]
-TURNED_ROUND = (
-    *(
-        "mlp",
-        "mlp totals",
-        "mlp replicas",
-        "mlp traced",
-        "cnn",
-        "cnn checkpointing",
-        "cnn amp_fp16",
-        "transformer",
-    ),
-    *(
-        "transformer bf16",
-        "transformer totals",
-        "transformer cudnn",
-        "example",
-        "published_transformer_a100 160",
-    ),
-)
 
 
 def write_answers() -> None:
-    jobs, bad_jobs = golden_jobs(), golden_bad_jobs()
-    _write("jobs.json", {"jobs": jobs, "bad_jobs": bad_jobs}, 2)
+    jobs, bad_jobs = json.loads((HERE / "jobs.json").read_text()).values()
+    old = json.loads((HERE / "answers.json").read_text())
     with (
         tempfile.TemporaryDirectory() as folder,
         running_service(Path(folder) / "log") as service,
@@ -88,19 +35,20 @@ def write_answers() -> None:
     ):
         answers = {
             "questions": [
-                _asked(http, jobs, question, 5 if at else 1)
-                for at, question in enumerate(QUESTIONS)
+                {
+                    **one,
+                    "answers": [_answer(http, jobs[name], one["question"]) for name in one["jobs"]],
+                }
+                for one in old["questions"]
             ],
             "/v1/batch-sizes": [
-                _turned_round(http, jobs, name, "/v1/batch-sizes", question)
-                for name in TURNED_ROUND
-                for question in (
-                    {"max_batch": 256},
-                    {"max_batch": 64, "gpu": "A100/1g.5gb", "coverage": 0.9},
-                )
+                _turned_round(http, jobs, one["job"], "/v1/batch-sizes", one["question"])
+                for one in old["/v1/batch-sizes"]
             ],
             "problems": [_problem(http, job) for job in bad_jobs.values()],
-            "refused_questions": [_refused(http, jobs["mlp"], question) for question in REFUSED],
+            "refused_questions": [
+                _refused(http, jobs["mlp"], one["question"]) for one in old["refused_questions"]
+            ],
         }
     _write("answers.json", answers, 4)
 
@@ -112,21 +60,6 @@ def write_traces() -> None:
     )  # refuses to load with another version of PyTorch
 
     _write("traces.json", {name: traced(name) for name in CASES}, 1)
-
-
-def _asked(
-    http: httpx.Client, jobs: dict[str, Any], question: dict[str, Any], step: int
-) -> dict[str, Any]:
-    names = [
-        name
-        for name in list(jobs)[::step]
-        if question.get("encoder") != "transformer" or "layers" in jobs[name]
-    ]
-    return {
-        "question": question,
-        "jobs": names,
-        "answers": [_answer(http, jobs[name], question) for name in names],
-    }
 
 
 def _answer(http: httpx.Client, job: dict[str, Any], question: dict[str, Any]) -> dict[str, Any]:
