@@ -261,7 +261,7 @@ def rough_sizes(architecture: CnnArchitecture) -> RoughSizes:
     channels = (1 + (cnn.style == "dense")) * cnn.widths[0]
     side = cnn.image_size // STEM_REDUCTION[cnn.stem]
     pools = cnn.stem in ("pooled", "deep")  # after convolutions of maps of twice the side
-    activations = (side * (1 + pools)) ** 2 * channels * (per_conv + (cnn.stem == "deep"))
+    activations: float = (side * (1 + pools)) ** 2 * channels * (per_conv + (cnn.stem == "deep"))
     parameters = multiply_adds = 0.0
     for width, depth in zip(cnn.widths, cnn.depths, strict=True):
         if cnn.style == "dense":

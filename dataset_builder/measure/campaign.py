@@ -160,9 +160,10 @@ def run_campaign(
             senders = {
                 job.process.connection: (pool, job) for pool in pools for job in pool.running
             }
-            for connection in wait(list(senders), _WAIT_SECONDS):
-                pool, job = senders[connection]
-                pool.receive(job)
+            ready = wait(list(senders), _WAIT_SECONDS)
+            for connection, (pool, job) in senders.items():
+                if connection in ready:
+                    pool.receive(job)
     finally:
         for pool in pools:
             for job in pool.running:

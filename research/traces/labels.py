@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from dataset_builder.families import TensorSpec, family, parse_architecture
+from dataset_builder.families import Family, TensorSpec, family, parse_architecture
 from dataset_builder.measure.campaign import ProgressLine, Tally
 from dataset_builder.measure.journal import Journal, Settings
 from dataset_builder.measure.training import meta_network
@@ -146,12 +146,12 @@ def _published(measurement: Measurement, device: DeviceProfile) -> Subject:
     )
 
 
-def _batch(members: Rebuilds, architecture: Any, batch_size: int) -> ModelInputs:
+def _batch(members: Family | Rebuilds, architecture: Any, batch_size: int) -> ModelInputs:
     inputs, _ = members.tensors(architecture)
     return ModelInputs(tuple(_tensor(spec, batch_size) for spec in inputs), {}, batch_size)
 
 
-def _loss(members: Rebuilds, architecture: Any, batch_size: int) -> TargetLoss:
+def _loss(members: Family | Rebuilds, architecture: Any, batch_size: int) -> TargetLoss:
     _, target = members.tensors(architecture)
     return TargetLoss(members.loss, (_tensor(target, batch_size),))
 

@@ -3,6 +3,7 @@ one sentence."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.dataset import (
+    Dataset,
     dataset_schema,
     read_dataset,
     write_dataset,
@@ -27,6 +29,7 @@ from gpumemnet.job.measurement import (
 )
 from gpumemnet.job.table_reader import CHUNK_ROWS, read_job_tables
 from gpumemnet.job.training_job import TrainingJob, totals_only
+from gpumemnet.units import MIB
 from tests.parquet_jobs import write_jobs
 
 ROOT = Path(__file__).parents[2]
@@ -46,13 +49,17 @@ def test_measurements_survive_the_journal_form(measurement: Measurement) -> None
     assert measurement_from_dict(measurement_to_dict(measurement)) == measurement
 
 
-def test_the_label_follows_its_source(measurement: Measurement, oom: Measurement) -> None:
-    assert measurement.label_bytes == measurement.peak_process_bytes
-    assert (
-        replace(measurement, label_source="nvml_device_difference").label_bytes
-        == measurement.peak_device_bytes
-    )
-    assert oom.label_bytes is None
+def test_the_label_is_the_steady_state_or_follows_its_source(
+    measurement: Measurement, oom: Measurement
+) -> None:
+    device = replace(measurement, label_source="nvml_device_difference")
+    steady = replace(measurement, steady_process_bytes=550 * MIB, label_state="steady")
+    rows = [measurement, device, steady, oom]
+    labels = [600 * MIB, 601 * MIB, 550 * MIB, None]
+    assert [row.label_bytes for row in rows] == labels
+    read = Dataset.from_measurements(rows).label_bytes.tolist()
+    assert read[:3] == labels[:3]
+    assert math.isnan(read[3])
 
 
 def test_jobs_are_read_from_a_dataset_and_from_plain_jobs(

@@ -23,7 +23,7 @@ META = torch.device("meta")
 
 
 def drawn(name: str) -> list[PlannedJob]:
-    jobs = sample_jobs(load_recipe(name), 8, 3, 4 * GIB)
+    jobs = sample_jobs(load_recipe(name), 6, 3, 4 * GIB)
     return [replace(job, options=replace(job.options, batch_size=2)) for job in jobs]
 
 
@@ -47,8 +47,8 @@ def test_the_job_is_what_the_network_runs(name: str) -> None:
         floating = torch.bfloat16 if planned.options.precision == "bf16" else torch.float32
         batch = batch_of(inputs, 2, META, floating)
         extracted = extract_job(network, batch, ExtractOptions(**job.options.job_fields())).job
-        named = {"family": name, "activation_function": job.activation_function}
-        assert replace(extracted, **named) == job
+        activation = job.activation_function
+        assert replace(extracted, family=name, activation_function=activation) == job
         assert job.total_parameters == sum(each.numel() for each in network.parameters())
         assert job.trainable_parameters == sum(
             each.numel() for each in network.parameters() if each.requires_grad

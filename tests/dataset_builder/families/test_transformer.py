@@ -11,18 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dataset_builder.families import TensorSpec, extracted_job, rebuild, transformer
 from dataset_builder.families import transformer as space
 from dataset_builder.families.transformer import TransformerArchitecture
-from dataset_builder.families.transformer_modules import rotate, rotation_table
 from dataset_builder.measure.training import build_network, train
 from dataset_builder.planned_job import (
     Options,
     PlannedJob,
-    kernel_obstacle,
     rough_bytes,
     training_job,
 )
@@ -119,23 +117,10 @@ def test_every_style_trains_in_every_precision_with_and_without_recomputation(
     recomputed = replace(
         plain, checkpointing="every_block", frozen_share=0.4, gradient_accumulation=2
     )
-    other = {
-        "norm": "layer_norm",
-        "positions": "learned",
-        "norm_position": "post",
-        "attention_dropout": 0.1,
-        "gated": False,
-    }
-    for options, changes in ((plain, {}), (recomputed, {}), (recomputed, other)):
-        assert (
-            train(
-                PlannedJob("transformer", tiny(style=style, **changes), options),
-                CPU,
-                0,
-                lambda _: 0,
-            )
-            == 3
-        )
+    other = {"norm": "layer_norm", "positions": "learned", "norm_position": "post", "gated": False}
+    for options, changes in ((plain, {}), (recomputed, other)):
+        planned = PlannedJob("transformer", tiny(style=style, **changes), options)
+        assert train(planned, CPU, 0, lambda _: 0) == 3
 
 
 class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -249,36 +234,6 @@ def test_grouped_queries_give_what_repeated_key_value_heads_give() -> None:
         torch.testing.assert_close(each, logits[0])
 
 
-def test_rotation_depends_on_the_distance_alone() -> None:
-    torch.manual_seed(0)
-    query, key = torch.randn(2, 16, dtype=torch.float64)
-    table = rotation_table(12, 16, CPU).double()
-    turned = [rotate(each.expand(1, 1, 12, 16), table)[0, 0] for each in (query, key)]
-    scores = turned[0] @ turned[1].T
-    for distance in range(-11, 12):
-        diagonal = scores.diagonal(distance)
-        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(turned[0].norm(dim=1), query.norm().expand(12), rtol=1e-5, atol=1e-5)
-
-
-def test_a_tied_head_is_the_embedding() -> None:
-    tied, untied = (
-        build_network(PlannedJob("transformer", tiny(head=head), Options(batch_size=1)), CPU)
-        for head in ("tied", "untied")
-    )
-    weights = 50 * 32
-    assert (
-        sum(each.numel() for each in untied.parameters())
-        == sum(each.numel() for each in tied.parameters()) + weights
-    )
-    names = [
-        name
-        for name, module in tied.named_modules()
-        if isinstance(module, nn.Linear) and module.out_features == 50
-    ]
-    assert names == []
-
-
 def test_recomputation_and_kernels_move_the_estimate_as_they_move_memory() -> None:
     values = {**GPT2, "attention_kernel": "flash", "dropout": 0.1, "attention_dropout": 0.1}
     options = Options(batch_size=16, precision="bf16")
@@ -311,22 +266,6 @@ def test_recomputation_and_kernels_move_the_estimate_as_they_move_memory() -> No
 def test_a_foreign_architecture_is_refused(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(DatasetError, match=field):
         rebuild("transformer", json.dumps(tiny().to_dict() | changes))
-
-
-def test_images_are_whole_patches() -> None:
-    document = tiny(style="vision", sequence_length=60).to_dict()
-    assert document["sequence_length"] == 65
-    with pytest.raises(DatasetError, match="must be a square and 1, not 64"):
-        rebuild("transformer", json.dumps(document | {"sequence_length": 64}))
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_flash_runs_in_half_precision_only(precision: str) -> None:
-    assert (kernel_obstacle("flash", precision) is None) == (
-        precision in ("amp_fp16", "amp_bf16", "bf16")
-    )
-    for kernel in ("math", "memory_efficient", None):
-        assert kernel_obstacle(kernel, precision) is None
 
 
 def test_the_math_kernel_leaves_matrices_and_the_others_do_not() -> None:

@@ -274,21 +274,6 @@ def test_the_time_budget_ends_a_campaign_and_the_next_goes_on(tmp_path: Path) ->
     assert not rehearsal.living_children()
 
 
-def test_a_second_campaign_on_the_same_folder_is_refused(tmp_path: Path) -> None:
-    rehearsal = Rehearsal(tmp_path / "c", 4, ["hang"] * 4)
-    first = rehearsal.start()
-    try:
-        _wait(lambda: (rehearsal.folder / "runs.log").exists())
-        errors = rehearsal.run()
-        assert (
-            errors.strip()
-            == f"error: another campaign is running in {rehearsal.folder}: wait for it, or give another folder"
-        )
-    finally:
-        first.kill()
-        first.communicate()
-
-
 def test_the_jobs_end_with_their_campaign_also_when_it_is_interrupted(tmp_path: Path) -> None:
     for number in (signal.SIGINT, signal.SIGKILL):
         rehearsal = Rehearsal(tmp_path / number.name, 4, ["hang"] * 4)

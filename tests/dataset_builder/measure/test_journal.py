@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -95,40 +93,3 @@ def test_a_file_in_place_of_the_folder_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "c").write_text("")
     with pytest.raises(DatasetError, match="cannot be written"):
         Journal(tmp_path / "c")
-
-
-FULL_DISK = """
-import resource, signal, sys
-from pathlib import Path
-from dataset_builder.measure.journal import Journal, read_journal
-from gpumemnet.errors import DatasetError
-folder = Path(sys.argv[1])
-[row] = read_journal(folder)
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-limit = (folder / "journal.jsonl").stat().st_size * 3 + 100
-resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-with Journal(folder) as journal:
-    try:
-        for key in "bcdefg":
-            journal.append(key, row)
-    except DatasetError as error:
-        print(error)
-"""
-
-
-def test_a_full_disk_is_one_sentence_and_leaves_no_incomplete_row(
-    tmp_path: Path, measurement: Measurement
-) -> None:
-    """The kernel's limit on file sizes stands in for the end of the disk: the same failing
-    write."""
-    with Journal(tmp_path) as journal:
-        journal.append("a", measurement)
-    command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
-    done = subprocess.run(
-        command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True
-    )
-    assert "cannot be written" in done.stdout
-    assert "every finished row is kept" in done.stdout
-    assert (tmp_path / "journal.jsonl").read_bytes().endswith(b"}\n")
-    with Journal(tmp_path) as journal:
-        assert journal.finished == {"a", "b", "c"}
