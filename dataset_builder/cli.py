@@ -24,7 +24,7 @@ from .measure.campaign import ProgressLine, RunSettings, Tally, run_campaign
 from .measure.gpu_process import probe_device, write_profile
 from .measure.journal import Journal, Settings
 from .measure.nvml import visible_meters
-from .merge import ConflictError, Keep, merge_datasets, read_source
+from .merge import ConflictError, merge_datasets, read_source
 from .recipe import Recipe, load_recipe
 
 FINDINGS_EXIT_CODE: Final = 3
@@ -138,13 +138,13 @@ def merge(
             metavar="FILE.parquet", help="Dataset to write; it may be one of the sources."
         ),
     ] = None,
-    keep: Annotated[
-        Keep | None,
+    keep_first: Annotated[
+        bool,
         typer.Option(
-            metavar="first|all",
-            help="Which of contradicting rows to keep; without it they are an error.",
+            "--keep-first",
+            help="Keep the first of contradicting rows; without it they are an error.",
         ),
-    ] = None,
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Join datasets and campaigns into one dataset; without --out, check them.
@@ -156,7 +156,7 @@ def merge(
         _check(sources, as_json)
         return
     try:
-        merged = merge_datasets(sources, out, keep)
+        merged = merge_datasets(sources, out, keep_first)
     except ConflictError as error:
         for conflict in error.conflicts:
             print(conflict, file=sys.stderr)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -23,13 +22,6 @@ from .measure.journal import read_journal
 LABEL_TOLERANCE_BYTES: Final = 2 * MIB
 """Labels of the same job on the same GPU and software agree within this: one small segment of the
 caching allocator."""
-
-
-class Keep(StrEnum):
-    """Which of contradicting rows is kept."""
-
-    FIRST = "first"
-    ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +55,7 @@ class Merged:
         read, written: rows of the sources, and of the result.
         exact: rows left out because they were there already, in every field.
         repeats: rows left out because the same job was measured again and they add nothing.
-        conflicts: contradictions that ``keep`` settled.
+        conflicts: contradictions, of which the first row was kept.
     """
 
     read: int
@@ -81,7 +73,7 @@ class ConflictError(DatasetError):
         self.conflicts = tuple(conflicts)
         super().__init__(
             f"{len(conflicts):,} rows contradict another measurement of the same job, GPU and software, nothing was written: "
-            "measure those jobs again, or give --keep first or --keep all"
+            "measure those jobs again, or give --keep-first"
         )
 
 
@@ -97,7 +89,7 @@ def read_source(source: Path) -> list[Measurement]:
     return list(read_journal(source) if source.is_dir() else read_dataset(source))
 
 
-def merge_datasets(sources: Sequence[Path], out: Path, keep: Keep | None = None) -> Merged:
+def merge_datasets(sources: Sequence[Path], out: Path, keep_first: bool = False) -> Merged:
     """Write the rows of ``sources`` to ``out``, in their order; ``out`` may be one of them, and
     holds the old file or the new.
 
@@ -108,11 +100,10 @@ def merge_datasets(sources: Sequence[Path], out: Path, keep: Keep | None = None)
     Args:
         sources: datasets and folders of campaigns; all are read before anything is written.
         out: Parquet file to write.
-        keep: ``None`` refuses contradictions; :attr:`Keep.FIRST` takes the row that comes first;
-            :attr:`Keep.ALL` keeps these and also repeats that agree.
+        keep_first: whether the row that comes first is kept of rows that contradict each other.
 
     Raises:
-        ConflictError: on contradictions, when ``keep`` is ``None``.
+        ConflictError: on contradictions, unless ``keep_first``.
         DatasetError: when a source cannot be read, or the result cannot be written.
     """
     rows = [
@@ -133,11 +124,11 @@ def merge_datasets(sources: Sequence[Path], out: Path, keep: Keep | None = None)
         contradicting = [row for row in distinct if _contradicts(best.measurement, row.measurement)]
         conflicts += [Conflict(best, row) for row in contradicting]
         first = next(row for row in distinct if row is best or row in contradicting)
-        kept.update(id(row) for row in (distinct if keep is Keep.ALL else [first]))
-    if conflicts and keep is None:
+        kept.add(id(first))
+    if conflicts and not keep_first:
         raise ConflictError(conflicts)
     written = write_dataset(out, (row.measurement for row in rows if id(row) in kept))
-    repeats = len(rows) - exact - written - (len(conflicts) if keep is Keep.FIRST else 0)
+    repeats = len(rows) - exact - written - len(conflicts)
     return Merged(len(rows), written, exact, repeats, tuple(conflicts))
 
 

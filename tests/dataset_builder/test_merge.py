@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dataset_builder.merge import ConflictError, Keep, merge_datasets
+from dataset_builder.merge import ConflictError, merge_datasets
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.dataset import read_dataset, write_dataset
 from gpumemnet.job.measurement import Measurement
@@ -64,9 +64,8 @@ def test_it_is_idempotent_and_may_write_onto_a_source(
     assert out.read_bytes() == first
 
 
-@pytest.mark.parametrize(("keep", "kept"), [(Keep.FIRST, [0, 2]), (Keep.ALL, [0, 1, 2])])
 def test_contradictions_are_refused_until_the_caller_decides(
-    tmp_path: Path, measurement: Measurement, keep: Keep, kept: list[int]
+    tmp_path: Path, measurement: Measurement
 ) -> None:
     rows = [measurement, larger(measurement, 2 * MIB + 1), replace(measurement, torch="2.12.0")]
     one, two = dataset(tmp_path, "one", rows[0], rows[2]), dataset(tmp_path, "two", rows[1])
@@ -76,8 +75,8 @@ def test_contradictions_are_refused_until_the_caller_decides(
     assert not out.exists()
     [conflict] = caught.value.conflicts
     assert str(conflict) == f"{one} row 1 (600 MiB) contradicts {two} row 1 (602 MiB)"
-    merged = merge_datasets([one, two], out, keep)
-    assert sorted(map(rows.index, read_dataset(out))) == kept
+    merged = merge_datasets([one, two], out, keep_first=True)
+    assert sorted(map(rows.index, read_dataset(out))) == [0, 2]
     assert merged.repeats == 0
     assert len(merged.conflicts) == 1
 
@@ -123,17 +122,8 @@ def test_the_command(tmp_path: Path, measurement: Measurement) -> None:
     out = tmp_path / "all.parquet"
 
     def run(*extra: str) -> subprocess.CompletedProcess[str]:
-        command = [
-            sys.executable,
-            "-m",
-            "dataset_builder",
-            "merge",
-            str(one),
-            str(two),
-            "--out",
-            str(out),
-            *extra,
-        ]
+        arguments = ("-m", "dataset_builder", "merge", one, two, "--out", out, *extra)
+        command = [sys.executable, *map(str, arguments)]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
     refused = run()
@@ -141,6 +131,6 @@ def test_the_command(tmp_path: Path, measurement: Measurement) -> None:
     conflict, error = refused.stderr.splitlines()
     assert conflict.startswith(f"{one} row 1")
     assert error.startswith("error: 1 rows contradict")
-    document = json.loads(run("--keep", "first", "--json").stdout)
+    document = json.loads(run("--keep-first", "--json").stdout)
     assert (document["read"], document["written"]) == (2, 1)
     assert document["conflicts"] == [conflict]

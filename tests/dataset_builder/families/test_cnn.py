@@ -148,38 +148,6 @@ def test_a_job_switches_cudnn_and_tf32(precision: str) -> None:
     assert torch.backends.cuda.matmul.allow_tf32 is (precision == "tf32")
 
 
-def test_checkpointing_gives_the_same_gradients() -> None:
-    for style, norm in (
-        ("dense", "none"),
-        ("unet", "layer_norm"),
-    ):
-        architecture = tiny(
-            style=style,
-            norm=norm,
-            block_dropout=0.0,
-            head_dropout=0.0,
-            squeeze_excitation=True,
-            activation="elu",
-        )
-        gradients = []
-        for checkpointing in ("none", "every_block"):
-            torch.manual_seed(0)
-            network = build_network(
-                PlannedJob("cnn", architecture, Options(batch_size=2, checkpointing=checkpointing)),
-                CPU,
-            )
-            network(
-                torch.linspace(0, 1, 2 * 3 * 32 * 32).view(2, 3, 32, 32)
-            ).square().sum().backward()
-            gradients.append(
-                torch.cat(
-                    [each.grad.flatten() for each in network.parameters() if each.grad is not None]
-                )
-            )
-        first, second = gradients
-        assert torch.allclose(first, second, rtol=1e-4, atol=1e-6), style
-
-
 @pytest.mark.parametrize(
     ("changes", "batch_size", "sentence"),
     [
