@@ -131,14 +131,15 @@ def readings(
 @app.command(rich_help_panel=_PUBLISHED)
 def catalogue(
     table: Annotated[Path, typer.Argument(metavar="CSV", help="Configurations, one a row.")],
-    out: Annotated[Path, typer.Option("--out", help="The catalogue to write.")] = Path(
-        "gpumemnet/named/catalogue.json"
+    out: Annotated[Path, typer.Option("--out", help="Folder of the catalogue.")] = Path(
+        "gpumemnet/named"
     ),
 ) -> None:
     """Make the catalogue of named models, and check the totals of their parameters."""
-    from research.named_catalogue import make_catalogue
+    from research.named_catalogue import make_catalogue, make_image_networks
 
-    typer.echo(make_catalogue(table, out))
+    typer.echo(make_catalogue(table, out / "catalogue.json"))
+    typer.echo(make_image_networks(out / "image_networks.json"))
 
 
 @app.command(rich_help_panel=_COMPARE)

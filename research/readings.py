@@ -21,6 +21,7 @@ from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import GpumemnetError
 from gpumemnet.named.fit import COVERAGE, FitAnswer, fit
 from gpumemnet.named.methods import METHODS
+from gpumemnet.predict.conformal import conformal_quantiles
 
 TABLES: Final = ("fms-acceleration", "litgpt", "qwen")
 _GPTQ: Final = "gptq_lora"
@@ -158,15 +159,34 @@ def _options(table: str, row: dict[str, str]) -> dict[str, Any]:
     return values
 
 
-def safety_factor(found: list[Reading]) -> float:
-    """The factor over the expectation below which :data:`COVERAGE` of the readings lie."""
-    ratios = sorted(each.read_bytes / each.expected_bytes for each in found)
-    at = min(int(np.ceil(COVERAGE * (len(ratios) + 1))), len(ratios))
-    return max(1.0, ratios[at - 1])
+def safety_factors(found: list[Reading]) -> dict[str, float]:
+    """The factors over the expectation below which :data:`COVERAGE` of the readings lie: of bases
+    that are quantised, and of others.
+
+    Too few readings of one kind, and the factor is that of both kinds together.
+    """
+    ratios = {
+        is_quantised: [
+            each.read_bytes / each.expected_bytes
+            for each in found
+            if each.answer.method.is_quantised == is_quantised
+        ]
+        for is_quantised in (False, True)
+    }
+    together = _factor([*ratios[False], *ratios[True]]) or max(*ratios[False], *ratios[True])
+    return {
+        "plain": _factor(ratios[False]) or together,
+        "quantised": _factor(ratios[True]) or together,
+    }
+
+
+def _factor(ratios: list[float]) -> float | None:
+    (factor,) = conformal_quantiles(np.array(ratios), [COVERAGE])
+    return None if factor is None else round(max(1.0, factor), 3)
 
 
 def compare(folder: Path, *, write: bool = False) -> str:
-    """The comparison as text; ``write`` replaces the factor that ``fit`` uses."""
+    """The comparison as text; ``write`` replaces the factors that ``fit`` uses."""
     lines: list[str] = []
     found: list[Reading] = []
     for each in readings(folder):
@@ -176,24 +196,27 @@ def compare(folder: Path, *, write: bool = False) -> str:
             found.append(each)
             read, expected = each.read_bytes / 1e9, each.expected_bytes / 1e9
             lines.append(
-                f"{each.row:44} read {read:7.2f}  expected {expected:7.2f}  {each.error:+.1%}"
+                f"{each.row:24} read {read:6.2f}  expected {expected:6.2f}  {each.error:+.1%}"
             )
-    covered = 0
-    for source in TABLES:
-        own = [each for each in found if each.source == source]
-        if not own:
-            continue
-        factor = safety_factor([each for each in found if each.source != source])
-        below = sum(each.read_bytes <= factor * each.expected_bytes for each in own)
-        covered += below
-        lines.append(f"{source}: {_summary(own)}, safe {below}/{len(own)} by x {factor:.3f}")
-    factor = safety_factor(found)
-    lines.append(f"all: {_summary(found)}, safe {covered}/{len(found)} by other sources")
-    lines.append(f"factor of the safe bytes, from all: {factor:.3f}")
+    for source in (*TABLES, ""):
+        own = [each for each in found if source in ("", each.source)]
+        below = 0
+        for table in {each.source for each in own}:
+            factors = safety_factors([each for each in found if each.source != table])
+            below += sum(
+                each.read_bytes
+                <= each.expected_bytes
+                * factors["quantised" if each.answer.method.is_quantised else "plain"]
+                for each in own
+                if each.source == table
+            )
+        text = f"safe above {below}/{len(own)} by other sources"
+        lines.append(f"{source or 'all'}: {_summary(own)}, {text}")
+    factors = safety_factors(found)
+    lines.append(f"factors of the safe bytes, from all: {factors}")
     if write:
         path = Path(gpumemnet.__file__).parent / "named" / "safety.json"
-        document = {"factor": round(factor, 3), "readings": len(found), "coverage": COVERAGE}
-        replace_file(path, (json.dumps(document) + "\n").encode())
+        replace_file(path, (json.dumps(factors) + "\n").encode())
     return "\n".join(lines)
 
 

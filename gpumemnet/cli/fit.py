@@ -136,11 +136,13 @@ def _show(answer: FitAnswer, gpu: str | None, console: Console) -> None:
     facts = [("model", _model_text(answer)), ("training", _training_text(answer))]
     if answer.gpu is not None:
         facts.append(("GPU", f"{answer.gpu}, {format_bytes(answer.available_bytes or 0)} free"))
-    safe = f"{format_bytes(answer.safe_bytes)}, covers 98 % of published readings"
+    safe = (
+        f"{format_bytes(answer.safe_bytes)}, above {answer.coverage:.0%} of readings of such jobs"
+    )
     facts += [
         ("expected", f"{format_bytes(answer.expected_bytes)}, most in the {answer.moment}"),
         ("safe", safe),
-        ("attention", answer.attention),
+        *((("attention", answer.attention),) if answer.attention else ()),
         *(("note", note) for note in answer.notes),
     ]
     print_facts(console, title, facts)
@@ -156,8 +158,9 @@ def _show(answer: FitAnswer, gpu: str | None, console: Console) -> None:
 
 
 def _model_text(answer: FitAnswer) -> str:
-    blocks = ", ".join(f"{count} x {name}" for count, name in answer.blocks if count > 1)
-    return f"{answer.parameters / 1e9:,.2f} billion parameters, {blocks}"
+    blocks = [f"{count} x {name}" for count, name in answer.blocks if count > 1]
+    size = f"{answer.parameters / 1e6:,.0f} million parameters"
+    return ", ".join((size, *blocks))
 
 
 def _training_text(answer: FitAnswer) -> str:
@@ -167,7 +170,9 @@ def _training_text(answer: FitAnswer) -> str:
         name = f"{name} of rank {how.lora_rank} on {how.lora_target}"
     parts = [
         name,
-        f"{how.batch_size} x {how.sequence_length:,} tokens",
+        f"{how.batch_size} x {how.sequence_length:,} tokens"
+        if "tokens" in answer.table_by
+        else f"{how.batch_size} images",
         how.precision,
         how.optimizer,
         "checkpointing" if how.checkpointing else "no checkpointing",
@@ -188,8 +193,8 @@ def _show_table(answer: FitAnswer, console: Console) -> None:
     for row in answer.table:
         cells = [_cell(size, answer.available_bytes) for size in row["safe_bytes"].values()]
         rows.append((row["method"], "on" if row["checkpointing"] else "off", *cells))
-    columns = ("method", "checkpointing", *(f"{int(each):,}" for each in lengths))
-    print_table(console, "What would fit: safe GiB by tokens of a sample", columns, rows)
+    columns = ("method", "checkpoints", *(f"{int(each):,}" for each in lengths))
+    print_table(console, f"What would fit: safe GiB by {answer.table_by}", columns, rows)
 
 
 def _cell(size: int, available: int | None) -> str:
@@ -227,10 +232,9 @@ def next_command(answer: FitAnswer, gpu: str | None) -> str:
     if not answer.changes:
         return f"gpumemnet fit {answer.model} --method qlora --kernels liger --gpu 8xH200"
     how = answer.method
-    stated = (
-        f"--method {how.method} --sequence-length {how.sequence_length} "
-        f"--batch-size {how.batch_size} --gpu {gpu}"
-    )
+    length = f"--sequence-length {how.sequence_length} " if "tokens" in answer.table_by else ""
+    precision = f"--precision {how.precision} " if how.precision != PRECISIONS[0] else ""
+    stated = f"--method {how.method} {length}{precision}--batch-size {how.batch_size} --gpu {gpu}"
     change = answer.changes[0].options
     kept = [
         f"--{part}"

@@ -44,7 +44,7 @@ def network(config: Mapping[str, Any], tokens: int, *, is_joined: bool = False) 
             "model",
         )
     built = Decoder(part, tokens, is_joined=is_joined).network()
-    tower = vision_tower(config, count_of(part, "hidden_size"))
-    if tower is None:
+    if not isinstance(config.get("vision_config"), Mapping):
         return built
+    tower = vision_tower(config["vision_config"], count_of(part, "hidden_size"))
     return replace(built, sections=(*built.sections[:-1], tower, built.sections[-1]))

@@ -1,7 +1,8 @@
 """Finds the configuration of a model by its name.
 
-``catalogue.json`` holds the sizes of popular models; ``python -m research catalogue`` makes it from
-a table of configurations, and checks each total of parameters.  Any other model comes from a
+``catalogue.json`` holds the sizes of popular models, ``image_networks.json`` the layers of those of
+``timm`` and ``torchvision``; ``python -m research catalogue`` makes both, from a table of
+configurations and from these libraries, and checks each total of parameters.  Any other model comes from a
 ``config.json``: of a local folder, of ``huggingface_hub``'s cache, or of the hub.  Weights are never
 read.
 """
@@ -26,7 +27,8 @@ UNCHECKED: Final = "unchecked"
 _CONFIG: Final = "config.json"
 _MAX_CONFIG_BYTES: Final = 2**20
 _CONNECT_SECONDS: Final = 3.0
-_EXTRACTED: Final = ("timm/", "torchvision/")
+_LIBRARIES: Final = ("timm/", "torchvision/")
+_IMAGE_NETWORKS: Final = "image_networks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,8 @@ class NamedModel:
 
 
 @cache
-def _document() -> dict[str, Any]:
-    text = resources.files("gpumemnet").joinpath("named/catalogue.json").read_text("utf-8")
+def _document(name: str = "catalogue") -> dict[str, Any]:
+    text = resources.files("gpumemnet").joinpath(f"named/{name}.json").read_text("utf-8")
     document: dict[str, Any] = json.loads(text)
     return document
 
@@ -69,7 +71,7 @@ def _by_key() -> dict[str, str]:
 def model_names() -> tuple[str, ...]:
     """All names that the catalogue knows, aliases included."""
     document = _document()
-    return (*document["models"], *document["aliases"])
+    return (*document["models"], *document["aliases"], *_document(_IMAGE_NETWORKS))
 
 
 def find_model(name: str) -> NamedModel:
@@ -84,12 +86,17 @@ def find_model(name: str) -> NamedModel:
     path = Path(name)
     if name.endswith(".json") or path.is_dir():
         return _from_file(path / _CONFIG if path.is_dir() else path, name)
+    if name.startswith(_LIBRARIES):
+        entry = _document(_IMAGE_NETWORKS).get(name)
+        if entry is not None:
+            source = "the catalogue, extracted from the library"
+            return NamedModel(name, entry["config"], entry["parameters"], entry["checked"], source)
     found = _by_key().get(name.casefold())
     if found is not None:
         entry = _document()["models"][found]
         source = "the catalogue" if found == name else f"the catalogue, as {found}"
         return NamedModel(name, entry["config"], entry["parameters"], entry["checked"], source)
-    if "/" in name and not name.startswith(_EXTRACTED):
+    if "/" in name and not name.startswith(_LIBRARIES):
         cached = _hub_config(name)
         if cached is not None:
             return _from_file(cached, name)
@@ -98,7 +105,7 @@ def find_model(name: str) -> NamedModel:
 
 def _hint(name: str) -> str:
     remedy = "give the path of its config.json, or a hub id with huggingface_hub installed"
-    keys = list(_by_key())
+    keys = [*_by_key(), *_document(_IMAGE_NETWORKS)]
     return did_you_mean(name, keys, remedy, similarity=0.75, key=str.casefold)
 
 

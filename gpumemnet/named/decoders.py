@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gpumemnet.named.operators import BLOCK_INPUT, Network, Section, count_of
+from gpumemnet.named.operators import BLOCK_INPUT, HEAD, Network, Section, count_of
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Style:
         is_parallel: whether attention and feed-forward layer read the same input.
         query_norm: none, ``head`` or ``all``: norms of queries and keys.
         is_fused: whether queries, keys and values, and gate and up, are one layer each.
-        learned_positions: whether there is an embedding of positions; its offset is added.
+        position_offset: rows of an embedding of positions beyond the longest sequence, if any.
+        is_rotary, rotary_share: whether positions rotate queries and keys, and which share of them.
         norm_has_weight: whether norms have parameters.
         ties: whether the head shares the embedding when the configuration does not say so.
         softcaps: whether the logits are passed through a tanh.
@@ -44,15 +45,18 @@ class Style:
     is_fused: bool = False
     position_offset: int | None = None
     is_rotary: bool = True
+    rotary_share: float = 1.0
     norm_has_weight: bool = True
     ties: bool = False
     softcaps: bool = False
     embedding_norm: bool = False
 
 
+OLD_GELU: Final = "gelu_new"
 _BIASED: Final = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
 _PLAIN: Final = {"norm": "layer_norm", "is_gated": False, "activation": "gelu"}
 _GPT: Final = {**_PLAIN, **_BIASED, "is_rotary": False, "ties": True}
+_OLD: Final = {"activation": OLD_GELU}
 
 STYLES: Final[dict[str, Style]] = {
     **dict.fromkeys(
@@ -69,15 +73,15 @@ STYLES: Final[dict[str, Style]] = {
     **dict.fromkeys(
         ("gemma3", "gemma3_text"), Style(activation="gelu", ties=True, norms=4, query_norm="head")
     ),
-    "phi": Style(**_PLAIN, **_BIASED, is_parallel=True, norms=1, head_bias=True),
+    "phi": Style(**{**_PLAIN, **_BIASED, **_OLD}, is_parallel=True, norms=1, head_bias=True),
     "phi3": Style(is_fused=True),
     "phimoe": Style(norm="layer_norm", qkv_bias=True, out_bias=True, head_bias=True),
     "falcon": Style(**_PLAIN, is_parallel=True, norms=1, is_fused=True, ties=True),
-    "gpt_neox": Style(**_PLAIN, **_BIASED, is_parallel=True, is_fused=True),
-    "stablelm": Style(norm="layer_norm"),
-    "gpt2": Style(**_GPT, is_fused=True, position_offset=0),
-    "gptj": Style(**_PLAIN, mlp_bias=True, is_parallel=True, norms=1, head_bias=True),
-    "gpt_neo": Style(**{**_GPT, "qkv_bias": False}, position_offset=0),
+    "gpt_neox": Style(**_PLAIN, **_BIASED, is_parallel=True, is_fused=True, rotary_share=0.25),
+    "stablelm": Style(norm="layer_norm", rotary_share=0.25),
+    "gpt2": Style(**{**_GPT, **_OLD}, is_fused=True, position_offset=0),
+    "gptj": Style(**{**_PLAIN, **_OLD}, mlp_bias=True, is_parallel=True, norms=1, head_bias=True),
+    "gpt_neo": Style(**{**_GPT, **_OLD, "qkv_bias": False}, position_offset=0),
     "opt": Style(**{**_GPT, "activation": "relu"}, position_offset=2),
     "bloom": Style(**_GPT, is_fused=True, embedding_norm=True),
     "mpt": Style(**_PLAIN, is_rotary=False, ties=True, is_fused=True, norm_bias=False),
@@ -235,16 +239,17 @@ class Decoder:
             )
             queries = keys = values = joined
         else:
+            widths = {"": (0, 0), "head": (self.head_width,) * 2, "all": (wide, narrow)}
+            normed = widths[style.query_norm]
             queries = section.linear(source, tokens, (self.hidden, wide), "q_proj", bias)
+            if style.query_norm:
+                queries = self._norm(section, queries, "q_norm", tokens * wide, normed[0])
             keys = section.linear(source, tokens, (self.hidden, narrow), "k_proj", bias)
+            if style.query_norm:
+                keys = self._norm(section, keys, "k_norm", tokens * narrow, normed[1])
             values = section.linear(source, tokens, (self.hidden, narrow), "v_proj", bias)
-        if style.query_norm:
-            widths = (self.head_width,) * 2 if style.query_norm == "head" else (wide, narrow)
-            queries = self._norm(section, queries, "q_norm", tokens * wide, widths[0])
-            keys = self._norm(section, keys, "k_norm", tokens * narrow, widths[1])
         if style.is_rotary:
-            queries = section.add("rotary", queries, tokens * wide)
-            keys = section.add("rotary", keys, tokens * narrow)
+            queries, keys = self._rotate(section, (queries, keys), (wide, narrow))
         attended = section.add(
             *("attention", (queries, keys, values), tokens * wide, "self_attn"),
             heads=self.heads,
@@ -258,6 +263,25 @@ class Decoder:
         if self.kind == "gpt_neo":
             out_bias = True
         return section.linear(attended, tokens, (wide, self.hidden), "o_proj", out_bias)
+
+    def _rotate(
+        self, section: Section, sources: tuple[int, int], widths: tuple[int, int]
+    ) -> list[int]:
+        """Rotary positions of queries and keys, of all of a head or the first part of it."""
+        stated = self.config.get("rope_parameters") or {}
+        share = self.config.get("partial_rotary_factor") or self.config.get("rotary_pct")
+        share = share or stated.get("partial_rotary_factor") or self.style.rotary_share
+        rotated = int(self.head_width * share)
+        found = [
+            section.add("rotary", source, self.tokens * width // self.head_width * rotated)
+            for source, width in zip(sources, widths, strict=True)
+        ]
+        if rotated == self.head_width:
+            return found
+        return [
+            section.add("concatenate", (part, source), self.tokens * width)
+            for part, source, width in zip(found, sources, widths, strict=True)
+        ]
 
     def _latent_attention(self, section: Section, source: int) -> int:
         """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434)."""
@@ -318,7 +342,7 @@ class Decoder:
         inner = (self.hidden, middle)
         if not style.is_gated:
             up = section.linear(source, rows, inner, "up_proj", bias)
-            middle_values = section.add(style.activation, up, rows * middle)
+            middle_values = self._activate(section, up, rows * middle)
         elif style.is_fused or copies > 1:
             both = section.linear(
                 source, rows, (self.hidden, 2 * middle), f"{name}.gate_up_proj", bias, copies
@@ -333,9 +357,20 @@ class Decoder:
         down = "down_proj" if copies == 1 else f"{name}.down_proj"
         return section.linear(middle_values, rows, inner[::-1], down, bias, copies)
 
+    def _activate(self, section: Section, source: int, elements: int) -> int:
+        """The activation; the older GELU of GPT-2 is computed in single operations."""
+        if self.style.activation != OLD_GELU:
+            return section.add(self.style.activation, source, elements)
+        if self.is_joined:
+            return section.add("gelu", source, elements)
+        cube = section.add("activation", source, elements)
+        bent = section.add("tanh", cube, elements)
+        factors = section.add("other", source, elements), section.add("add", bent, elements)
+        return section.add("multiply", factors, elements)
+
     def _head(self) -> Section:
         tokens, hidden = self.tokens, self.hidden
-        section = Section("Head", 1, tokens * hidden, is_checkpointed=False)
+        section = Section(HEAD, 1, tokens * hidden, is_checkpointed=False)
         last = self._norm(section, BLOCK_INPUT, "norm")
         width = self.config.get("word_embed_proj_dim") or hidden
         if width != hidden:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gpumemnet.named.operators import (
     BLOCK_INPUT,
+    HEAD,
     OUTER_INPUT,
     Network,
     Operator,
@@ -199,7 +201,7 @@ def _text_encoder(config: Mapping[str, Any], tokens: int) -> Network:
         section.count = 1
         shared = [each._replace(parameters=0) for each in section.operators]
         sections.append(Section("AlbertLayer", blocks - 1, section.input_elements, shared))
-    head = Section("Head", 1, tokens * hidden, is_checkpointed=False)
+    head = Section(HEAD, 1, tokens * hidden, is_checkpointed=False)
     last = BLOCK_INPUT
     if kind == "modernbert":
         last = stack.add_norm(head, last)
@@ -240,7 +242,7 @@ def _t5(config: Mapping[str, Any], tokens: int) -> Network:
     decoder = replace(stack, outer_tokens=tokens).section(
         count_of(config, "num_decoder_layers", default=blocks)
     )
-    head = Section("Head", 1, tokens * hidden, is_checkpointed=False)
+    head = Section(HEAD, 1, tokens * hidden, is_checkpointed=False)
     last = stack.add_norm(head, BLOCK_INPUT)
     logits = head.linear(last, tokens, (hidden, vocabulary), "lm_head")
     head.add("loss", logits, tokens * vocabulary)
@@ -299,7 +301,7 @@ def _bart(config: Mapping[str, Any], tokens: int) -> Network:
     )  # fmt: skip
     aimed.add_norm(between, 2)
     decoder = aimed.section(count_of(config, "decoder_layers", default=blocks))
-    head = Section("Head", 1, target * hidden, is_checkpointed=False)
+    head = Section(HEAD, 1, target * hidden, is_checkpointed=False)
     last = aimed.add_norm(head, BLOCK_INPUT) if is_audio else BLOCK_INPUT
     logits = head.linear(last, target, (hidden, vocabulary), "lm_head")
     head.add("loss", logits, target * vocabulary)
@@ -352,7 +354,7 @@ def _vision(config: Mapping[str, Any], tokens: int) -> Network:
     """ViT and DINOv2 with a classifier."""
     name = "Dinov2" if config["model_type"] == "dinov2" else "ViT"
     sections, stack = _vision_sections(config, name)
-    head = Section("Head", 1, stack.tokens * stack.hidden, is_checkpointed=False)
+    head = Section(HEAD, 1, stack.tokens * stack.hidden, is_checkpointed=False)
     last = stack.add_norm(head, BLOCK_INPUT)
     classes = count_of(config, "num_labels", default=_CLASSES)
     if config.get("counted_as") == "ViTModel":
@@ -387,7 +389,7 @@ def _contrastive(config: Mapping[str, Any], tokens: int) -> Network:
     is_siglip = name == "Siglip"
     between.linear(last, 1, (hidden, projection), "text_projection", is_siglip)
     seen, images = _vision_sections(vision, name)
-    head = Section("Head", 1, images.tokens * images.hidden, is_checkpointed=False)
+    head = Section(HEAD, 1, images.tokens * images.hidden, is_checkpointed=False)
     last = images.add_norm(head, BLOCK_INPUT)
     if is_siglip:
         last = images.attention(head, last)
@@ -400,12 +402,9 @@ def _contrastive(config: Mapping[str, Any], tokens: int) -> Network:
     return Network((*sections, between, *seen, head), length, _CLASSES, is_causal=False)
 
 
-def vision_tower(config: Mapping[str, Any], hidden: int) -> Section | None:
+def vision_tower(vision: Mapping[str, Any], hidden: int) -> Section:
     """The weights of a language model's image encoder: frozen operators that text does not run
     through."""
-    vision = config.get("vision_config")
-    if not isinstance(vision, Mapping):
-        return None
     width = count_of(vision, "embed_dim", "hidden_size")
     middle = count_of(vision, "intermediate_size", default=int(vision.get("mlp_ratio", 4)) * width)
     gates = 3 if "out_hidden_size" in vision else 2
@@ -419,6 +418,26 @@ def vision_tower(config: Mapping[str, Any], hidden: int) -> Section | None:
     return section
 
 
+def _layers(config: Mapping[str, Any], tokens: int) -> Network:
+    """A network of which the layers are known, each of which reads the one before."""
+    section = Section("Network", 1, is_checkpointed=False)
+    for kind, elements, parameters in config["layers"]:
+        last = len(section.operators) - 1
+        source = last if last >= 0 else BLOCK_INPUT
+        values = {"parameters": parameters}
+        if kind == "linear" and parameters:
+            # Inputs times outputs are the parameters, and outputs are to inputs as these tensors.
+            before = section.operators[last].elements
+            width = max(round(math.sqrt(parameters * before / elements)), 1)
+            values |= {"width": width, "rows": max(before // width, 1)}
+        elif kind in ("linear", "attention"):
+            kind = "matmul"
+        section.add(kind, source, elements, kind, **values)
+    classes = config["layers"][-1][1]
+    section.add("loss", len(section.operators) - 1, classes)
+    return Network((section,), 1, classes, is_causal=False)
+
+
 BUILDERS: Final[dict[str, Callable[[Mapping[str, Any], int], Network]]] = {
     **dict.fromkeys(
         (
@@ -430,6 +449,7 @@ BUILDERS: Final[dict[str, Callable[[Mapping[str, Any], int], Network]]] = {
     **dict.fromkeys(("t5", "mt5"), _t5),
     **dict.fromkeys(("bart", "whisper"), _bart),
     **dict.fromkeys(("vit", "dinov2"), _vision),
+    "layers": _layers,
     **dict.fromkeys(("clip", "siglip", "clip_text_model"), _contrastive),
 }
 """``model_type`` → what builds its network."""

@@ -43,7 +43,10 @@ from gpumemnet.units import GIB, MIB, ceil_mib
 COVERAGE: Final = 0.98
 """Share of the published readings that lie below the safe bytes."""
 TABLE_METHODS: Final = ("full", "lora", "qlora")
-TABLE_LENGTHS: Final = (1024, 2048, 4096, 8192, 16384)
+TABLE_LENGTHS: Final = (256, 512, 1024, 2048, 4096, 8192)
+TABLE_BATCHES: Final = (16, 64, 128, 256)
+_IMAGE_TYPES: Final = ("layers", "vit", "dinov2")
+_TOKENS_STEP: Final = 128
 MAX_SEARCHED_BATCH: Final = 2**16
 _TYPES: Final = {"bf16": "bfloat16", "amp_bf16": "bfloat16", "amp_fp16": "float16"}
 _SHOWN_CHANGES: Final = 3
@@ -82,12 +85,14 @@ class FitAnswer:
         moment: when the peak is.
         blocks: how many blocks of which kind the model has.
         attention: the kernel of the attention, and why PyTorch does not run a faster one.
-        table: for each method and checkpointing, the safe bytes at each sequence length.
+        table: for each method and checkpointing, the safe bytes at each sequence length, or batch
+            size where there are no tokens; ``table_by`` names which.
         largest_batch, longest_sequence: that are safe on this GPU, all else equal; 0 if none is.
         smallest_gpu: of the catalogue that holds this job; ``None`` if none does.
         fewest_gpus: of the asked kind that hold it when FSDP2 shards it; ``None`` if 64 do not.
         changes: up to three that make it fit, in the order of their costs.
         notes: what was assumed.
+        coverage: share of published readings of such jobs that lie below the safe bytes.
         depth: ``instant``.
     """
 
@@ -107,12 +112,14 @@ class FitAnswer:
     blocks: tuple[tuple[int, str], ...]
     attention: str
     table: tuple[Mapping[str, Any], ...]
+    table_by: str
     largest_batch: int | None
     longest_sequence: int | None
     smallest_gpu: str | None
     fewest_gpus: int | None
     changes: tuple[Change, ...]
     notes: tuple[str, ...]
+    coverage: float = COVERAGE
     depth: str = "instant"
 
     @property
@@ -144,6 +151,16 @@ class _Asked:
         self.context = context(known)
         self.workspace_bytes = known.blas_workspace_bytes
 
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether a sample is a sequence of tokens, not an image."""
+        return self.model.config.get("model_type") not in _IMAGE_TYPES
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether the model is known as blocks that can be recomputed."""
+        return self.model.config.get("model_type") != "layers"
+
     def network(self, method: Method) -> Network:
         """The model at the sequence length of a method."""
         key = method.sequence_length, method.library == "litgpt"
@@ -154,7 +171,7 @@ class _Asked:
     def peak(self, method: Method) -> StepPeak:
         """The peak of a training step."""
         if method.attention is None:
-            method = replace(method, attention=self.kernel(method)[0])
+            method = replace(method, attention=self.kernel(method)[0] or None)
         return step_peak(self.network(method), method, self.workspace_bytes)
 
     def expected(self, method: Method) -> int:
@@ -165,7 +182,15 @@ class _Asked:
         """Safe bytes of the process."""
         expected = self.expected(method) if expected is None else expected
         above_context = expected - self.context.expected_bytes
-        return round(above_context * safety()["factor"]) + self.context.bound_bytes
+        return round(above_context * self._factor(method)) + self.context.bound_bytes
+
+    def _factor(self, method: Method) -> float:
+        """How far above the expectation readings of such jobs lie: the readings are of language
+        models on one GPU; other jobs get the widest factor."""
+        factors = safety()
+        if self.reads_tokens and method.gpus == 1:
+            return factors["quantised" if method.is_quantised else "plain"]
+        return max(factors["plain"], factors["quantised"])
 
     def is_safe(self, method: Method, profile: DeviceProfile | None = None) -> bool:
         """Whether the safe bytes are available on a GPU."""
@@ -176,7 +201,7 @@ class _Asked:
         """The kernel that PyTorch runs for the model's attention, and why not flash."""
         call = _attention_call(self.network(method), method)
         if call is None:
-            return FLASH, ""
+            return "", ""
         capability = (8, 0) if self.profile is None else self.profile.compute_capability
         setup = AttentionSetup(compute_capability=capability)
         kernel = method.attention or choose_kernel(call, setup) or "math"
@@ -249,7 +274,7 @@ def _asked_gpu(gpu: str | DeviceProfile | None) -> tuple[DeviceProfile | None, i
     ]
     note = ""
     if others:
-        size = profile.capacity_bytes // GIB
+        size = round(profile.capacity_bytes / GIB)
         alternatives = ", ".join(each.aliases[0] for each in others[:3])
         note = f"{asked} means the {size} GB card, {profile.name}; others: {alternatives}"
     return profile, count, note
@@ -263,6 +288,8 @@ def _with_defaults(model: NamedModel, stated: Mapping[str, Any]) -> Method:
         default = Method().sequence_length
         values["sequence_length"] = min(default, longest)
     quantised = model.config.get("quantization_config") or {}
+    if model.config.get("model_type") == "layers":
+        values["checkpointing"] = False  # blocks are not known
     if quantised.get("quant_method") in ("gptq", "awq"):
         values.setdefault("quantisation", "gptq")
     return Method(**values)
@@ -298,6 +325,7 @@ def _answer(asked: _Asked, method: Method, notes: list[str]) -> FitAnswer:
         blocks=tuple((each.count, each.name) for each in built.sections),
         attention=f"{kernel}: flash does not run, {reason}" if reason else kernel,
         table=tuple(_table(asked, method)),
+        table_by="tokens of a sample" if asked.reads_tokens else "samples of a batch",
         largest_batch=_largest_batch(asked, method),
         longest_sequence=_longest_sequence(asked, method),
         smallest_gpu=_smallest_gpu(asked, method),
@@ -328,29 +356,30 @@ def _notes(model: NamedModel, method: Method) -> Iterator[str]:
 
 
 def _table(asked: _Asked, method: Method) -> Iterator[dict[str, Any]]:
-    """Safe bytes of other methods and lengths."""
+    """Safe bytes of other methods and lengths; of other batch sizes where there are no tokens."""
     methods = TABLE_METHODS if method.method in TABLE_METHODS else (*TABLE_METHODS, method.method)
-    lengths = sorted({*TABLE_LENGTHS[:4], method.sequence_length})[:5]
+    longest = asked.model.config.get("max_position_embeddings") or MAX_SEQUENCE_LENGTH
+    lengths = [length for length in TABLE_LENGTHS if length <= longest]
+    field, values = "sequence_length", {method.sequence_length, *lengths[-4:]}
+    if not asked.reads_tokens:
+        methods = (method.method,)
+        field, values = "batch_size", {method.batch_size, *TABLE_BATCHES}
     for name in methods:
-        for checkpointing in (True, False):
+        for checkpointing in (True, False) if asked.has_blocks else (method.checkpointing,):
             row = replace(method, method=name, checkpointing=checkpointing)
-            yield {
-                "method": name,
-                "checkpointing": checkpointing,
-                "safe_bytes": {
-                    str(length): asked.safe(replace(row, sequence_length=length))
-                    for length in lengths
-                },
+            sizes = {
+                str(value): asked.safe(replace(row, **{field: value})) for value in sorted(values)
             }
+            yield {"method": name, "checkpointing": checkpointing, "safe_bytes": sizes}
 
 
 def _largest(is_safe: Callable[[int], bool], most: int) -> int:
     """The largest whole number that is safe, if larger ones are less so; 0 if 1 is not."""
     if not is_safe(1):
         return 0
-    low, high = 1, 2
-    while high <= most and is_safe(high):
-        low, high = high, high * 2
+    low, high = 1, min(2, most)
+    while high > low and is_safe(high):
+        low, high = high, min(high * 2, most)
     while high - low > 1 and high - low > low // 64:
         middle = (low + high) // 2
         low, high = (middle, high) if is_safe(middle) else (low, middle)
@@ -367,14 +396,15 @@ def _largest_batch(asked: _Asked, method: Method) -> int | None:
 
 def _longest_sequence(asked: _Asked, method: Method) -> int | None:
     """In steps of 128 tokens, up to what the model can read."""
-    if asked.profile is None:
+    if asked.profile is None or not asked.reads_tokens:
         return None
     longest = asked.model.config.get("max_position_embeddings")
-    most = (longest if isinstance(longest, int) else MAX_SEQUENCE_LENGTH) // 128
-    found = _largest(
-        lambda steps: asked.is_safe(replace(method, sequence_length=128 * steps)), max(most, 1)
+    most = longest if isinstance(longest, int) else MAX_SEQUENCE_LENGTH
+    steps = _largest(
+        lambda steps: asked.is_safe(replace(method, sequence_length=_TOKENS_STEP * steps)),
+        max(most // _TOKENS_STEP, 1),
     )
-    return 128 * found
+    return _TOKENS_STEP * steps
 
 
 def _smallest_gpu(asked: _Asked, method: Method) -> str | None:
@@ -402,7 +432,7 @@ def _fewest_gpus(asked: _Asked, method: Method) -> int | None:
 
 def _changes(asked: _Asked, method: Method) -> Iterator[Change]:
     """The cheapest changes that make the job fit: single ones, else several together."""
-    steps = list(_steps(method))
+    steps = list(_steps(asked, method))
     singles = [
         _change(asked, text, options, changed)
         for text, options, values in steps
@@ -430,11 +460,11 @@ def _change(asked: _Asked, text: str, options: str, changed: Method) -> Change:
     return Change(text, options, expected, asked.safe(changed, expected))
 
 
-def _steps(method: Method) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _steps(asked: _Asked, method: Method) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Single changes in the order of their costs: text, options, and fields of the method."""
-    if method.kernels == "none":
+    if method.kernels == "none" and asked.reads_tokens:
         yield "Liger kernels (costs nothing)", "--kernels liger", {"kernels": "liger"}
-    if not method.checkpointing:
+    if not method.checkpointing and asked.has_blocks:
         yield "gradient checkpointing (a third slower)", "--checkpointing", {"checkpointing": True}
     if method.optimizer in ("adam", "adamw"):
         yield (
@@ -443,17 +473,18 @@ def _steps(method: Method) -> Iterator[tuple[str, str, dict[str, Any]]]:
             {"optimizer": "paged_adamw_8bit"},
         )
     if method.batch_size > 1:
-        accumulated = method.gradient_accumulation * method.batch_size
+        batch = _smaller_batch(asked, method)
+        accumulated = method.gradient_accumulation * -(-method.batch_size // batch)
         yield (
-            f"batch 1, {accumulated} accumulated (slower)",
-            f"--batch-size 1 --accumulation {accumulated}",
-            {"batch_size": 1, "gradient_accumulation": accumulated},
+            f"batches of {batch}, {accumulated} accumulated (slower)",
+            f"--batch-size {batch} --accumulation {accumulated}",
+            {"batch_size": batch, "gradient_accumulation": accumulated},
         )
-    if method.method == "full":
+    if method.method == "full" and asked.has_blocks:
         yield "LoRA instead of full fine-tuning", "--method lora", {"method": "lora"}
-    if method.method != "qlora":
+    if method.method != "qlora" and asked.has_blocks:
         yield "QLoRA: a base of 4 bits (slower)", "--method qlora", {"method": "qlora"}
-    if method.sequence_length > 512:
+    if method.sequence_length > 512 and asked.reads_tokens:
         half = method.sequence_length // 2
         yield (
             f"sequences of {half:,} tokens",
@@ -467,6 +498,14 @@ def _steps(method: Method) -> Iterator[tuple[str, str, dict[str, Any]]]:
                 f"--gpus {count} --parallel fsdp2",
                 {"gpus": max(count, method.gpus), "parallel": "fsdp2"},
             )
+
+
+def _smaller_batch(asked: _Asked, method: Method) -> int:
+    """The first of a half, a quarter … of the batch that is safe; 1 if none is."""
+    batch = method.batch_size // 2
+    while batch > 1 and not asked.is_safe(replace(method, batch_size=batch)):
+        batch //= 2
+    return max(batch, 1)
 
 
 def verdict_text(answer: FitAnswer) -> str:

@@ -15,6 +15,8 @@ from typing import Any, Final, NamedTuple
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import Layer
 
+HEAD: Final = "Head"
+"""Name of the last section, which has the logits and the loss."""
 BLOCK_INPUT: Final = -1
 """Number of the tensor that a block is given."""
 OUTER_INPUT: Final = -2

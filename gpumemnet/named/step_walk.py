@@ -15,7 +15,7 @@ from typing import Final
 
 from gpumemnet.named.encoders import EAGER
 from gpumemnet.named.methods import SHARDED, Method
-from gpumemnet.named.operators import BLOCK_INPUT, Network, Operator, Section
+from gpumemnet.named.operators import BLOCK_INPUT, HEAD, Network, Operator, Section
 from gpumemnet.physics.element_types import FULL_BYTES, HALF_BYTES
 from gpumemnet.physics.replicas import communicator_bytes
 from gpumemnet.physics.saved_tensors import KIND_RULES
@@ -248,6 +248,8 @@ class _BlockWalk:
             return FULL_BYTES if method.is_autocast else widest
         if kind == "loss":
             return FULL_BYTES
+        if method.is_autocast and kind in KIND_RULES:
+            return KIND_RULES[kind].autocast_output_bytes or widest
         return widest
 
     def _rule(
@@ -283,7 +285,13 @@ class _BlockWalk:
             return [], [], 0.0
         rule = KIND_RULES[kind]
         own = [float(rule.mask_bytes * elements)] if rule.mask_bytes else []
-        return (sources if rule.saves_input else []) + ([at] if rule.saves_output else []), own, 0.0
+        kept = (sources if rule.saves_input else []) + ([at] if rule.saves_output else [])
+        if rule.is_cast and method.is_autocast and operator.parameters:
+            own.append(float(method.compute_bytes * operator.parameters))
+            if widest > method.compute_bytes and sources[0] in self.elements:
+                own.append(float(method.compute_bytes * self.elements[sources[0]]))
+                kept = []
+        return kept, own, 0.0
 
     def _linear(
         self, operator: Operator, widest: int, has_adapter: bool
@@ -686,7 +694,7 @@ class _Step:
 
     def _logits(self, section: Section, held: float) -> float:
         """The part of what the head holds that is logits and their loss."""
-        if section.operators[-1].kind != "loss":
+        if section.name != HEAD:
             return 0.0
         return max(held - self._hidden_bytes(section), 0.0)
 

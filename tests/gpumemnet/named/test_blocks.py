@@ -1,0 +1,50 @@
+"""The blocks of named models are those that the modules of ``transformers`` execute."""
+
+from typing import Any
+
+import pytest
+
+from gpumemnet.named.architectures import network
+
+TOKENS = 32
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 512,
+    "max_position_embeddings": 256,
+    "use_cache": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+GROUPED = {**SIZES, "num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("LlamaForCausalLM", GROUPED),
+        ("MistralForCausalLM", GROUPED),
+        ("Qwen2ForCausalLM", GROUPED),
+        ("Qwen3ForCausalLM", {**GROUPED, "head_dim": 32}),
+        ("GemmaForCausalLM", {**SIZES, "num_key_value_heads": 1, "head_dim": 16}),
+        ("Olmo2ForCausalLM", SIZES),
+        ("Starcoder2ForCausalLM", GROUPED),
+        ("GPTNeoXForCausalLM", SIZES),
+    ],
+)
+def test_layers_are_those_of_extract(name: str, sizes: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from gpumemnet.extract import ExtractOptions, extract_job
+
+    kind = getattr(transformers, name)
+    config = kind.config_class(**sizes)
+    with torch.device("meta"):
+        model = kind(config)
+    tokens = torch.zeros(2, TOKENS, dtype=torch.int64, device="meta")
+    extracted = extract_job(model, {"input_ids": tokens}, ExtractOptions(precision="bf16"))
+    built = network({**config.to_dict(), "architectures": [name]}, TOKENS)
+    assert built.layers() == extracted.job.layers
+    assert built.parameters == extracted.job.total_parameters
