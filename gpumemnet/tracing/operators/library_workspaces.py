@@ -44,7 +44,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -60,8 +59,6 @@ from gpumemnet.cudnn.execution_plans import (
     FORWARD,
     ConvolutionQuestion,
 )
-from gpumemnet.errors import InvalidRequestError
-from gpumemnet.job.layers import describe
 from gpumemnet.physics.element_types import TF32_SMALLEST_CHANNELS
 from gpumemnet.torch_private.names import OpOverload, aten, dense_parts
 from gpumemnet.tracing.operators.elementwise import (
@@ -83,8 +80,6 @@ from gpumemnet.tracing.operators.rules import (
 )
 from gpumemnet.tracing.timeline import CONVOLUTION_SEARCH, CONVOLUTION_WORKSPACE
 
-KIB: Final = 1024
-
 BLAS_OPERATORS: Final = frozenset(
     {
         aten.mm,
@@ -103,8 +98,6 @@ BLAS_OPERATORS: Final = frozenset(
 )
 """Operators that use cuBLAS."""
 
-_SETTING: Final = re.compile(r":([0-9]+):([0-9]+)")
-
 
 def blas_workspace(operator: OpOverload, platform: Platform) -> int | None:
     """Return the bytes that a thread keeps after it first calls ``operator``; ``None`` if that does
@@ -112,25 +105,6 @@ def blas_workspace(operator: OpOverload, platform: Platform) -> int | None:
     return (
         platform.device.blas_workspace_bytes if operator.overloadpacket in BLAS_OPERATORS else None
     )
-
-
-def parse_workspace_setting(text: str) -> int:
-    """Return the bytes that ``CUBLAS_WORKSPACE_CONFIG`` requests, such as ``:4096:2:16:8`` (pairs
-    of KiB and count).
-
-    To trace a job that uses this setting:
-    ``dataclasses.replace(profile, blas_workspace_bytes=parse_workspace_setting(":4096:8"))``.
-
-    Raises:
-        InvalidRequestError: the text has no such pair.
-    """
-    pairs = _SETTING.findall(text)
-    if not pairs:
-        raise InvalidRequestError(
-            f"must be pairs of KiB and count such as ':4096:8', not {describe(text)}",
-            "CUBLAS_WORKSPACE_CONFIG",
-        )
-    return sum(int(size) * int(count) for size, count in pairs) * KIB
 
 
 _KIND: Final = "sparse_product"

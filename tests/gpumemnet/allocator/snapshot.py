@@ -7,12 +7,8 @@ The history is what ``torch.cuda.memory._record_memory_history`` records.  It co
 
 from __future__ import annotations
 
-import gzip
-import json
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from gpumemnet.allocator.caching_allocator import CachingAllocator
@@ -20,7 +16,6 @@ from gpumemnet.allocator.segments import Block, LowestFreeAddress
 from gpumemnet.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
 from gpumemnet.errors import DatasetError
 
-HISTORY_VERSION: Final = 1
 _NEW_MEMORY: Final = frozenset({"segment_alloc", "segment_map"})
 _LESS_MEMORY: Final = frozenset({"segment_free", "segment_unmap"})
 _ABOVE_ALL_GPUS: Final = 1 << 55
@@ -63,29 +58,6 @@ class Comparison:
     unknown_frees: int
 
 
-def read_history(path: Path) -> tuple[HistoryEvent, ...]:
-    """Read the events of a history file of the dataset builder (gzipped JSON).
-
-    Raises:
-        DatasetError: the file is missing, damaged, or of another version.
-    """
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            document = json.load(file)
-    except OSError as error:
-        raise DatasetError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (EOFError, ValueError, zlib.error):
-        raise DatasetError(f"{path} is damaged: it is no gzipped JSON") from None
-    if not isinstance(document, dict) or document.get("version") != HISTORY_VERSION:
-        raise DatasetError(f"{path} is no allocator history of version {HISTORY_VERSION}")
-    try:
-        return tuple(_event(*entry[:4]) for entry in document["events"])
-    except (KeyError, TypeError):
-        raise DatasetError(
-            f"{path} is damaged: its events are not all [action, address, size, stream, …]"
-        ) from None
-
-
 def snapshot_history(snapshot: Mapping[str, Any], device: int = 0) -> tuple[HistoryEvent, ...]:
     """Return the events of one device from the result of ``torch.cuda.memory._snapshot()``.
 
@@ -102,32 +74,6 @@ def snapshot_history(snapshot: Mapping[str, Any], device: int = 0) -> tuple[Hist
         raise DatasetError(
             f"the snapshot has no history of device {device}: record it before the job begins"
         ) from None
-
-
-def event_stream(history: Sequence[HistoryEvent]) -> tuple[list[int], list[int]]:
-    """Events and sizes for :func:`~gpumemnet.allocator.replay.replay`; frees of memory from before
-    the recording are left out.
-
-    Raises:
-        DatasetError: the job used several CUDA streams, which a replay does not tell apart.
-    """
-    events: list[int] = []
-    sizes: list[int] = []
-    storages: dict[int, int] = {}
-    streams = set()
-    for event in history:
-        if event.action == "alloc":
-            streams.add(event.stream)
-            storages[event.address] = len(sizes)
-            events.append(len(sizes))
-            sizes.append(event.size_bytes)
-        elif event.action == "free_completed" and event.address in storages:
-            events.append(~storages.pop(event.address))
-    if len(streams) > 1:
-        raise DatasetError(
-            f"the job used {len(streams)} CUDA streams: compare it, a replay has only one"
-        )
-    return events, sizes
 
 
 def compare(

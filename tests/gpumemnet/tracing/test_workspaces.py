@@ -4,7 +4,6 @@ worked out by hand."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu import device_profile
 from gpumemnet.tracing.operators.attention import key_splits
 from gpumemnet.tracing.operators.elementwise import is_channels_last
-from gpumemnet.tracing.operators.library_workspaces import blas_workspace, parse_workspace_setting
+from gpumemnet.tracing.operators.library_workspaces import blas_workspace
 from gpumemnet.tracing.operators.reductions import reduction_scratch
 from gpumemnet.tracing.operators.rules import Platform, Scratch, scratch
 from gpumemnet.units import MIB
@@ -67,17 +65,6 @@ def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-def test_nearly_all_operators_need_none() -> None:
-    x = meta(1024, 1024)
-    for operator, args in [
-        (aten.relu.default, (x,)),
-        (aten.add.Tensor, (x, x)),
-        (aten.cat.default, ([x, x],)),
-    ]:
-        assert pieces(operator, *args) == ()
-        assert blas_workspace(operator, A100) is None
-
-
 # cuBLAS.
 
 
@@ -95,21 +82,6 @@ def test_a_thread_keeps_the_workspace_of_cublas(gpu: str, amount: int) -> None:
         aten.mm.out,
     ):
         assert blas_workspace(operator, platform) == amount
-
-
-@given(st.lists(st.tuples(st.integers(0, 2**20), st.integers(0, 64)), min_size=1, max_size=8))
-def test_the_workspace_setting_adds_up_its_pairs(pairs: list[tuple[int, int]]) -> None:
-    text = "".join(f":{size}:{count}" for size, count in pairs)
-    assert parse_workspace_setting(text) == sum(size * count for size, count in pairs) * KIB
-
-
-@pytest.mark.parametrize("text", ["", "4096", ":4096", "none", ":-1:2"])
-def test_a_workspace_setting_without_pairs_is_one_sentence(text: str) -> None:
-    with pytest.raises(
-        InvalidRequestError,
-        match="CUBLAS_WORKSPACE_CONFIG: must be pairs of KiB and count such as ':4096:8', not",
-    ):
-        parse_workspace_setting(text)
 
 
 def test_cublas_copies_matrices_that_lie_neither_by_rows_nor_by_columns() -> None:
@@ -146,23 +118,6 @@ def test_the_gradient_of_a_bias_of_many_rows_meets_in_global_memory() -> None:
 def test_a_sum_of_all_is_split_so_that_no_thread_adds_up_more_than_256() -> None:
     # 10^8 / 512 threads = 195,313 values, by 256: 763 blocks
     assert exact(pieces(aten.sum.default, meta(10**8))) == [4 * 763, 4]
-
-
-@pytest.mark.parametrize(
-    ("shape", "dims"),
-    [
-        ((8192, 3072), [1]),
-        ((256, 3072), [0]),
-        ((8, 8), [0, 1]),
-        ((0, 8), [0]),
-        ((1, 4096), [0]),
-        ((), []),
-    ],
-)
-def test_reductions_that_a_block_does_alone_need_none(
-    shape: tuple[int, ...], dims: list[int]
-) -> None:
-    assert pieces(aten.sum.dim_IntList, meta(*shape), dims) == ()
 
 
 def test_half_types_are_added_up_in_fp32_and_moments_take_four_numbers() -> None:
@@ -543,10 +498,3 @@ def test_cudnn_attention_may_keep_the_gradients_of_the_scores() -> None:
     assert (piece.expected_bytes, piece.bound_bytes) == (row_sums + sums, row_sums + sums)
     [piece] = scratch(operator, arguments, {}, (), Platform(device=device_profile("H100")))
     assert (piece.expected_bytes, piece.bound_bytes) == (row_sums + sums, row_sums + scores)
-
-
-def test_arguments_by_name_and_by_place_are_the_same() -> None:
-    x = meta(8192, 3072)
-    wanted = pieces(aten.sum.dim_IntList, x, [0])
-    assert scratch(aten.sum.dim_IntList, (), {"self": x, "dim": [0]}, (meta(3072),), A100) == wanted
-    assert scratch(aten.sum.dim_IntList, (x,), {"dim": [0]}, (meta(3072),), replace(A100)) == wanted
