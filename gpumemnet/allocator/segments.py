@@ -1,10 +1,8 @@
-"""Blocks of memory, the pools of free blocks, and the segments and counters that describe them.
+"""Blocks of memory, the pools of free blocks, the segments that hold them, and counters.
 
 The blocks of a segment form a linked list.  A pool keeps its free blocks sorted by size, then by
 address.  Both are packed into one integer, the key of the block, so that one bisection finds the
 best fit.
-
-Where segments lie: addresses of new segments, and expandable segments, which grow page by page.
 
 PyTorch breaks ties between free blocks of one size by address, so the address of a segment can
 decide which block is used.  The driver's choice is not documented.  The simulation uses the lowest

@@ -1,14 +1,18 @@
-"""What a model is called with, and which of its modules runs; the tensors in what modules and
-functions take and return.
+"""A model on meta tensors: what it is called with, its weights, and which of its modules runs; the
+tensors in what modules and functions take and return.  Extraction and tracing share them.
 
-A model's inputs are meta tensors ``[batch, …]`` with the job's batch size; extraction and tracing
-share them.  Global module hooks also see scripted modules, which have no hooks of their own.
+Inputs are meta tensors ``[batch, …]`` with the job's batch size.  :func:`with_meta_tensors` replaces
+parameters and buffers as ``module.to(device)`` does with CUDA tensors: the weights are not read or
+copied and get no gradients.  Small buffers keep their values, because models read them, such as
+position tables and masks.  Global module hooks also see scripted modules, which have no hooks of
+their own.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from types import TracebackType
 from typing import Any, Final
@@ -18,7 +22,9 @@ from torch import Tensor, nn
 
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.placement import is_small
+from gpumemnet.physics.element_types import IMAGE_DIMENSIONS
 from gpumemnet.sandbox.user_code import UnknownValueError
+from gpumemnet.torch_private.names import own_buffers, own_parameters, storage_id
 
 _SHOWN_SHAPES: Final = 4
 """Number of different shapes that an error message lists."""
@@ -279,3 +285,97 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(map_tensors(entry, change) for entry in value)
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class MetaTensors:
+    """The meta tensors of a model.
+
+    Attributes:
+        parameters: meta parameter by the ``id`` of the model's own.
+        moves: ``(tensor, module path, whether it is a parameter)`` for all that goes to the GPU, in
+            the order of ``module.to(device)``.
+    """
+
+    parameters: dict[int, nn.Parameter]
+    moves: list[tuple[Tensor, str, bool]]
+
+
+@contextmanager
+def with_meta_tensors(
+    model: nn.Module, dtype: torch.dtype | None = None, channels_last: bool = False
+) -> Iterator[MetaTensors]:
+    """Context in which the model's parameters and buffers are meta tensors.
+
+    Args:
+        model: the model.
+        dtype: floating-point type to convert to, as by ``model.to(dtype)``.
+        channels_last: whether 4-dimensional parameters take the NHWC memory format.
+
+    Yields:
+        the meta tensors.
+    """
+    parameters: dict[int, nn.Parameter] = {}
+    buffers: dict[int, Tensor] = {}
+    storages: dict[int, Tensor] = {}
+    moves: list[tuple[Tensor, str, bool]] = []
+    undo: list[tuple[dict[str, Any], str, Tensor]] = []
+
+    def convert(tensor: Tensor, real: bool) -> Tensor:
+        target_dtype = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        if real:
+            return tensor.detach().to(target_dtype, copy=True)
+        shared = None if tensor.is_meta else storages.get(storage_id(tensor))
+        if (
+            shared is not None
+            and target_dtype == shared.dtype
+            and shared.numel() >= tensor.storage_offset() + tensor.numel()
+        ):
+            return shared.reshape(-1).as_strided(
+                tensor.shape, tensor.stride(), tensor.storage_offset()
+            )
+        layout = (
+            torch.channels_last
+            if channels_last and tensor.ndim == IMAGE_DIMENSIONS
+            else torch.preserve_format
+        )
+        converted = torch.empty_like(
+            tensor, dtype=target_dtype, device="meta", memory_format=layout
+        )
+        if not tensor.is_meta:
+            storages[storage_id(tensor)] = converted
+        return converted
+
+    def replace(module: nn.Module, path: str) -> None:
+        for name, child in module.named_children():
+            replace(child, f"{path}.{name}" if path else name)
+        if isinstance(module, torch.jit.ScriptModule):
+            return
+        for name, parameter in own_parameters(module).items():
+            if parameter is None or nn.parameter.is_lazy(parameter):
+                continue
+            if id(parameter) not in parameters:
+                parameters[id(parameter)] = nn.Parameter(
+                    convert(parameter.detach(), False), parameter.requires_grad
+                )
+                moves.append((parameters[id(parameter)], path, True))
+            undo.append((own_parameters(module), name, parameter))
+        for name, buffer in own_buffers(module).items():
+            if buffer is None or nn.parameter.is_lazy(buffer):
+                continue
+            if id(buffer) not in buffers:
+                buffers[id(buffer)] = convert(buffer, not buffer.is_meta and is_small(buffer))
+                moves.append((buffers[id(buffer)], path, False))
+            undo.append((own_buffers(module), name, buffer))
+
+    with torch.no_grad():
+        replace(model, "")
+    try:
+        for tensors, name, original in undo:
+            tensors[name] = (
+                parameters[id(original)] if id(original) in parameters else buffers[id(original)]
+            )
+        yield MetaTensors(parameters, moves)
+    finally:
+        for tensors, name, original in undo:
+            tensors[name] = original

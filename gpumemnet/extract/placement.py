@@ -33,7 +33,6 @@ from gpumemnet.torch_private.names import (
     aten,
     id_of_storage,
     is_sparse,
-    own_parameters,
     replaced,
     schema,
     storage_id,
@@ -446,38 +445,6 @@ class _DeviceBlind(TorchFunctionMode):
     def _tell(self, func: Callable[..., Any], result: object, goes_to_gpu: bool) -> None:
         if goes_to_gpu and self._on_gpu is not None and isinstance(result, _Tensor):
             self._on_gpu(result, _name_of(func))
-
-
-@contextmanager
-def parameters_on_meta(model: nn.Module) -> Iterator[dict[int, nn.Parameter]]:
-    """Context in which the model's parameters are meta parameters, so that all of its results are
-    on one device.
-
-    Yields:
-        the meta parameter for each storage of the model's own parameters, by the storage's id.
-    """
-    meta_parameters: dict[int, nn.Parameter] = {}
-    by_storage: dict[int, nn.Parameter] = {}
-    originals: list[tuple[nn.Module, str, nn.Parameter]] = []
-    for module in model.modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            continue
-        for name, parameter in list(own_parameters(module).items()):
-            if parameter is None or parameter.is_meta or nn.parameter.is_lazy(parameter):
-                continue
-            if id(parameter) not in meta_parameters:
-                meta_parameters[id(parameter)] = nn.Parameter(
-                    as_meta(parameter), parameter.requires_grad
-                )
-                by_storage[storage_id(parameter)] = meta_parameters[id(parameter)]
-            originals.append((module, name, parameter))
-    try:
-        for module, name, parameter in originals:
-            setattr(module, name, meta_parameters[id(parameter)])
-        yield by_storage
-    finally:
-        for module, name, parameter in originals:
-            setattr(module, name, parameter)
 
 
 def _name_of(func: Callable[..., Any]) -> str:

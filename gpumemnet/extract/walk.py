@@ -39,8 +39,8 @@ from gpumemnet.extract.kinds import (
     kind_of_module,
     kind_with_number,
 )
-from gpumemnet.extract.module_calls import ModulePath, tensors_in
-from gpumemnet.extract.placement import MissingValues, parameters_on_meta, placement
+from gpumemnet.extract.module_calls import ModulePath, tensors_in, with_meta_tensors
+from gpumemnet.extract.placement import MissingValues, placement
 from gpumemnet.physics.attention_kernels import MATH
 from gpumemnet.physics.saved_tensors import RESERVED_PER_UNIT, kept_in_place, reserve_elements
 from gpumemnet.torch_private.names import CHECKPOINT_FILE, storage_id
@@ -152,19 +152,24 @@ def walk(
         ForwardError: the forward pass raises.
     """
     modes = {module: module.training for module in model.modules()}
-    buffers = [
-        (buffer, buffer.clone())
-        for buffer in model.buffers()
-        if not (nn.parameter.is_lazy(buffer) or buffer.is_meta)
-    ]
     path = ""
     try:
         with torch.enable_grad(), placement(missing_values):
             model.train()
             if any(nn.parameter.is_lazy(parameter) for parameter in model.parameters()):
                 model(*args, **kwargs)
-            with parameters_on_meta(model) as meta_parameters:
-                recorder = _Recorder(model, meta_parameters, attention)
+            storages = {
+                id(parameter): storage_id(parameter)
+                for parameter in model.parameters()
+                if not (parameter.is_meta or nn.parameter.is_lazy(parameter))
+            }
+            with with_meta_tensors(model) as meta_tensors:
+                by_storage = {
+                    storages[key]: parameter
+                    for key, parameter in meta_tensors.parameters.items()
+                    if key in storages
+                }
+                recorder = _Recorder(model, by_storage, attention)
                 try:
                     recorder.run(args, kwargs)
                 finally:
@@ -172,9 +177,6 @@ def walk(
     except Exception as error:
         raise ForwardError(error, path) from error
     finally:
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
         for module, training in modes.items():
             module.training = training
     return recorder.finish()

@@ -1,15 +1,11 @@
-"""Traces a model: record the steps, replay them through the allocator, add the memory outside the
-allocator.
+"""Traces a model, also at other batch sizes and on other GPUs: record the steps, replay them through
+the allocator, add the memory outside the allocator.
 
 The order is that of a real run: tensors (recorder), segments (caching allocator), CUDA context
-(device profile).
-
-A job's memory at other batch sizes, and the largest batch size that fits.
-
-:class:`BatchTraces` interpolates between traces: storage sizes are affine in the batch size.  Two
-traces give each size as ``a + b·batch``, and a third trace checks it.  Final answers are traced
-again.  Scratch memory of libraries is not affine; it is interpolated linearly between two traces
-and is never below zero.
+(device profile).  :class:`BatchTraces` interpolates between traces: storage sizes are affine in the
+batch size.  Two traces give each size as ``a + b·batch``, and a third trace checks it.  Final answers
+are traced again.  Scratch memory of libraries is not affine; it is interpolated linearly between two
+traces and is never below zero.
 """
 
 from __future__ import annotations

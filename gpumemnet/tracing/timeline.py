@@ -1,12 +1,10 @@
-"""The record of a traced run: every storage on the GPU, its allocation and its release, in order.
+"""The record of a traced run, every storage on the GPU with its allocation and its release, and the
+memory that the run takes: replayed through the allocator, with the memory outside of it added.
 
 Events are integers, which makes a replay fast: ``e >= 0`` allocates storage ``e``, ``e < 0`` frees
 storage ``~e``, and :data:`~gpumemnet.allocator.EMPTY_CACHE` empties the cache.
 The memory classes are those of PyTorch's memory profiler (``torch/profiler/_memory_profiler.py``,
 ``Category``), with workspaces as a class of their own.
-
-The memory of a recorded run on one GPU: replayed through the allocator, with the memory outside
-the allocator added.
 
 The parts of the memory are those at the moment of the largest allocation.  The allocator keeps what
 it has reserved, so the reserved bytes are largest then.  The start-up may take more: cuDNN's search
@@ -460,7 +458,7 @@ def non_allocator_memory(device: DeviceProfile, groups: Sequence[int]) -> Contex
         groups: number of ranks in each process group that the process communicates in.
     """
     alone = context(device)
-    if not groups:
+    if all(ranks == 1 for ranks in groups):
         return alone
     return ContextEstimate(
         alone.expected_bytes + communicator_bytes(groups),

@@ -1,13 +1,5 @@
-"""The model as it lies on the simulated GPU: its weights as meta tensors, alone on
-its GPU or as one of several replicas or shards.
-
-:func:`with_meta_tensors` replaces parameters and buffers as ``module.to(device)`` does with CUDA
-tensors.  The model itself is left as it was: its weights are not read or copied and get no
-gradients.  Small buffers keep their values, because models read them, such as position tables and
-masks.
-
-The training loop that is traced: build the model, then run forward pass, loss, backward pass and
-optimizer, without a GPU.
+"""The training loop that is traced: build the model, alone on its GPU or as one of several replicas
+or shards, then run forward pass, loss, backward pass and optimizer, without a GPU.
 
 It follows the loop that the dataset builder measures.  The batch is copied from the host for every
 microbatch.  Batch, output and loss stay alive until the step ends.  Gradients are dropped
@@ -19,15 +11,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 from gpumemnet.errors import ExtractError, GpumemnetError
 from gpumemnet.extract.checkpointing import checkpointed
-from gpumemnet.extract.module_calls import ModelInputs, ModulePath, tensors_in
-from gpumemnet.extract.placement import MissingValues, is_small, placement
+from gpumemnet.extract.module_calls import (
+    MetaTensors,
+    ModelInputs,
+    ModulePath,
+    tensors_in,
+    with_meta_tensors,
+)
+from gpumemnet.extract.placement import MissingValues, placement
 from gpumemnet.physics.element_types import (
     AUTOCAST_TYPES,
     IMAGE_DIMENSIONS,
@@ -37,10 +35,7 @@ from gpumemnet.physics.element_types import (
 from gpumemnet.sandbox.user_code import fault_sentence
 from gpumemnet.torch_private.names import (
     is_batch_norm,
-    own_buffers,
-    own_parameters,
     part_on_rank,
-    storage_id,
     unscale_gradients,
     without_function_modes,
 )
@@ -59,100 +54,6 @@ from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script.simulated_cuda import Streams
 from gpumemnet.tracing.timeline import Timeline
-
-
-@dataclass(frozen=True, slots=True)
-class MetaTensors:
-    """The meta tensors of a model.
-
-    Attributes:
-        parameters: meta parameter by the ``id`` of the model's own.
-        moves: ``(tensor, module path, whether it is a parameter)`` for all that goes to the GPU, in
-            the order of ``module.to(device)``.
-    """
-
-    parameters: dict[int, nn.Parameter]
-    moves: list[tuple[Tensor, str, bool]]
-
-
-@contextmanager
-def with_meta_tensors(
-    model: nn.Module, dtype: torch.dtype | None = None, channels_last: bool = False
-) -> Iterator[MetaTensors]:
-    """Context in which the model's parameters and buffers are meta tensors.
-
-    Args:
-        model: the model.
-        dtype: floating-point type to convert to, as by ``model.to(dtype)``.
-        channels_last: whether 4-dimensional parameters take the NHWC memory format.
-
-    Yields:
-        the meta tensors.
-    """
-    parameters: dict[int, nn.Parameter] = {}
-    buffers: dict[int, Tensor] = {}
-    storages: dict[int, Tensor] = {}
-    moves: list[tuple[Tensor, str, bool]] = []
-    undo: list[tuple[dict[str, Any], str, Tensor]] = []
-
-    def convert(tensor: Tensor, real: bool) -> Tensor:
-        target_dtype = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-        if real:
-            return tensor.detach().to(target_dtype, copy=True)
-        shared = None if tensor.is_meta else storages.get(storage_id(tensor))
-        if (
-            shared is not None
-            and target_dtype == shared.dtype
-            and shared.numel() >= tensor.storage_offset() + tensor.numel()
-        ):
-            return shared.reshape(-1).as_strided(
-                tensor.shape, tensor.stride(), tensor.storage_offset()
-            )
-        layout = (
-            torch.channels_last
-            if channels_last and tensor.ndim == IMAGE_DIMENSIONS
-            else torch.preserve_format
-        )
-        converted = torch.empty_like(
-            tensor, dtype=target_dtype, device="meta", memory_format=layout
-        )
-        if not tensor.is_meta:
-            storages[storage_id(tensor)] = converted
-        return converted
-
-    def replace(module: nn.Module, path: str) -> None:
-        for name, child in module.named_children():
-            replace(child, f"{path}.{name}" if path else name)
-        if isinstance(module, torch.jit.ScriptModule):
-            return
-        for name, parameter in own_parameters(module).items():
-            if parameter is None:
-                continue
-            if id(parameter) not in parameters:
-                parameters[id(parameter)] = nn.Parameter(
-                    convert(parameter.detach(), False), parameter.requires_grad
-                )
-                moves.append((parameters[id(parameter)], path, True))
-            undo.append((own_parameters(module), name, parameter))
-        for name, buffer in own_buffers(module).items():
-            if buffer is None:
-                continue
-            if id(buffer) not in buffers:
-                buffers[id(buffer)] = convert(buffer, not buffer.is_meta and is_small(buffer))
-                moves.append((buffers[id(buffer)], path, False))
-            undo.append((own_buffers(module), name, buffer))
-
-    with torch.no_grad():
-        replace(model, "")
-    try:
-        for tensors, name, original in undo:
-            tensors[name] = (
-                parameters[id(original)] if id(original) in parameters else buffers[id(original)]
-            )
-        yield MetaTensors(parameters, moves)
-    finally:
-        for tensors, name, original in undo:
-            tensors[name] = original
 
 
 @dataclass(frozen=True, slots=True)

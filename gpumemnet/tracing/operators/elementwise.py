@@ -1,5 +1,8 @@
-"""Memory layouts: the layout of results on CUDA, where meta kernels differ (mostly strides), and the
-copies of arguments whose layout a kernel does not support.
+"""Elementwise operators and indexing: layouts of results, sums that CUDA computes in place, and the
+scratch memory of copies and sorts.
+
+Memory layouts: those of results on CUDA, where meta kernels differ (mostly strides), and the copies
+of arguments whose layout a kernel does not support.
 
 Layouts cost no memory themselves, but a later convolution or pooling may have to copy because of
 them.  Kernels that need contiguous arguments copy views first (``expect_contiguous()``,

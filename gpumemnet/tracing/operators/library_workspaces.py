@@ -1,4 +1,6 @@
-"""Matrix products: the workspace of cuBLAS, copies of operands, and products of sparse matrices.
+"""Workspaces of NVIDIA's libraries: cuBLAS for matrix products, cuDNN for convolutions.
+
+Matrix products: the workspace of cuBLAS, copies of operands, and products of sparse matrices.
 
 The workspace is allocated when a thread first calls cuBLAS, and kept until the process ends.
 Source: ``aten/src/ATen/cuda/CublasHandlePool.cpp``.  Each thread has one handle, with one workspace

@@ -1,5 +1,4 @@
-"""Sums, means, variances and norms: scratch memory of a reduction that uses several thread blocks
-per output.
+"""Reductions, norms and softmax: what they keep on CUDA, and their scratch memory.
 
 A reduction of many values to few outputs splits each output over several thread blocks.  They add
 their partial results in global memory: up to 30 MiB for the gradient of one bias.  The split
@@ -7,9 +6,7 @@ depends on shape, strides and the GPU's size.  Sources: ``setReduceConfig`` and 
 ``aten/src/ATen/native/cuda/Reduce.cuh``, for the dimensions that
 ``aten/src/ATen/TensorIterator.cpp`` derives from the tensors.
 
-Normalization and softmax: what they keep on CUDA, and their scratch memory.
-
-Operators that run as one kernel on CUDA and as a composite on meta tensors:
+Operators of normalization and softmax that run as one kernel on CUDA and as a composite on meta tensors:
 
 * Batch norm goes to cuDNN unless it is bfloat16, has no weights, or works on vectors
   (``_select_batch_norm_backend`` in ``aten/src/ATen/native/Normalization.cpp``).
@@ -21,7 +18,7 @@ Operators that run as one kernel on CUDA and as a composite on meta tensors:
 Layer norm, group norm and the native batch norm keep the same statistics, of the same types, on
 meta tensors: nothing is corrected.
 
-Scratch memory is partial sums that a second kernel adds up, one per thread block, or per sample and
+Their scratch memory is partial sums that a second kernel adds up, one per thread block, or per sample and
 channel.  Sources, all in ``aten/src/ATen/native/cuda``: ``Normalization.cuh``
 (``flexible_launch_configs`` and the channels-last kernels, which also handle matrices),
 ``group_norm_kernel.cu``, ``layer_norm_kernel.cu``, ``SoftMax.cu``.
