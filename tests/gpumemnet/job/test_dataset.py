@@ -32,7 +32,7 @@ from gpumemnet.job.training_job import TrainingJob, totals_only
 from gpumemnet.units import MIB
 from tests.parquet_jobs import write_jobs
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_measurements_survive_the_file(
