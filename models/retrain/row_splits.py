@@ -262,6 +262,8 @@ def shift_label(measurement: Measurement, shift_bytes: int, split: RowSplit) -> 
         capacity_bytes=measurement.capacity_bytes
         if label is not None
         else max(MIB, measurement.capacity_bytes + shift_bytes),
+        steady_process_bytes=None,
+        startup_peak_bytes=None,
         peak_process_bytes=peak,
         peak_device_bytes=peak,
         peak_reserved_bytes=None,

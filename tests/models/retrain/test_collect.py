@@ -10,7 +10,14 @@ import pytest
 from gpumemnet.errors import DatasetError
 from gpumemnet.units import MIB
 from models.retrain.collect import Refusal, collect
-from models.retrain.row_splits import is_held_out, split_rows, too_few, training_data
+from models.retrain.row_splits import (
+    RowSplit,
+    is_held_out,
+    shift_label,
+    split_rows,
+    too_few,
+    training_data,
+)
 from tests.models.retraining import dataset, measured, observed, relabelled
 
 ROWS = 60
@@ -180,3 +187,12 @@ def test_family_of_three_rows_says_so(tmp_path: Path) -> None:
     (split,), _ = split_rows(collect([dataset(tmp_path / "a.parquet", measured(3, 1))]).rows, {})
     assert split.held_out  # one of the three
     assert too_few(split) == "2 rows with layers to train on are too few: 120 are needed"
+
+
+def test_a_borrowed_row_keeps_no_label_of_its_own_site() -> None:
+    [published, steady] = measured(2, 2)
+    steady = replace(steady, steady_process_bytes=3_000 * MIB, label_state="steady")
+    split = RowSplit("mlp", "observed", "a site's GPU", "dcgm", (), ())
+    for row in (published, steady):
+        shifted = shift_label(row, -100 * MIB, split)
+        assert shifted.label_bytes == (row.label_bytes or 0) - 100 * MIB
