@@ -33,7 +33,8 @@ cdef list _stored_layers(list records, const long long[::1] kinds, const double[
 @cython.locals(block=double, block_class=Py_ssize_t)
 cdef void _add_tensors(double *amounts, double size, double copies) noexcept
 
-@cython.locals(at=Py_ssize_t, layer=Layer, following=Layer, source=Layer, projected=Layer, tied=Layer)
+@cython.locals(at=Py_ssize_t, layer=Layer, following=Layer, source=Layer, projected=Layer, block_input=Layer,
+               tied=Layer)
 cdef object _walk_layers(JobNumbers job, Layer batch, list layers, StepMemory memory)
 
 @cython.locals(parameters=double, frozen=double, has_backward=bint, layer=Layer, kind=LayerKind)
@@ -55,8 +56,8 @@ cdef void _keep_output(StepMemory memory, Layer layer, Py_ssize_t block_class, d
 @cython.locals(block=double, block_class=Py_ssize_t)
 cdef void _keep_bytes(StepMemory memory, Layer layer, double size) noexcept
 
-@cython.locals(layer=Layer, kind=LayerKind)
-cdef void _keep_tensors(StepMemory memory, list layers, Py_ssize_t at, Layer source, Layer projected) noexcept
+@cython.locals(layer=Layer, kind=LayerKind, is_block_input=bint)
+cdef void _keep_tensors(StepMemory memory, list layers, Py_ssize_t at, Layer source, Layer projected, Layer following) noexcept
 
 @cython.locals(layer=Layer, factor=Layer, before=Py_ssize_t, nearest=Py_ssize_t)
 cdef bint _keeps_broadcast_factor(list layers, Py_ssize_t at, Layer source) noexcept
@@ -66,7 +67,9 @@ cdef void _hold_weights(JobNumbers job, StepMemory memory, Layer layer) noexcept
 cdef void _end_block(StepMemory memory, Layer layer, Layer following) noexcept
 
 @cython.locals(c=Py_ssize_t, total=double)
-cdef void _add_operator(JobNumbers job, StepMemory memory, Layer layer, Layer source, bint is_first) noexcept
+cdef void _add_operator(JobNumbers job, StepMemory memory, Layer layer, Layer source, Layer block_input, bint is_first) noexcept
+
+cdef void _hold_other_inputs(StepMemory memory, Layer layer, Layer source, Layer block_input) noexcept
 
 @cython.locals(c=Py_ssize_t, moment=double, total=double)
 cdef void _add_backward(JobNumbers job, StepMemory memory, Layer layer) noexcept

@@ -249,7 +249,7 @@ def _walk_layers(job: JobNumbers, batch: Layer, layers: list[Layer], memory: Ste
     if tied is not None:
         _hold_tied_gradient(job, memory, tied, 1.0)
     _hold_named_output(job, memory, layers)
-    source = projected = (
+    source = projected = block_input = (
         batch  # the input of the layer, and that of the last projection that has no sibling before it
     )
     for at in range(len(layers)):
@@ -257,17 +257,19 @@ def _walk_layers(job: JobNumbers, batch: Layer, layers: list[Layer], memory: Ste
             sleep(0)
         layer = layers[at]
         following = layers[at + 1] if at + 1 < len(layers) else None
-        if layer.is_recomputed and layer.begins_block:
-            memory.recomputed = _NO_CLASS[:]
+        if layer.begins_block:
+            block_input = source
+            if layer.is_recomputed:
+                memory.recomputed = _NO_CLASS[:]
         layer.is_output_kept = _keeps_output(layer, following)
         if layer.kind.is_linear and not layer.is_sibling:
             projected = source
-        _keep_tensors(memory, layers, at, source, projected)
+        _keep_tensors(memory, layers, at, source, projected, following)
         _hold_weights(job, memory, layer)
         if tied is not None and following is None and job.copy_bytes:
             _add_tensors(memory.weight_copies, tied.parameters * job.copy_bytes, 1.0)
         _end_block(memory, layer, following)
-        _add_operator(job, memory, layer, source, at == 0)
+        _add_operator(job, memory, layer, source, block_input, at == 0)
         if layer.is_trained:
             _create_gradients(job, memory, layer)
         if layer.kind.is_softmax:
@@ -382,7 +384,12 @@ def _keep_bytes(memory: StepMemory, layer: Layer, size: float) -> None:
 
 
 def _keep_tensors(
-    memory: StepMemory, layers: list[Layer], at: int, source: Layer, projected: Layer
+    memory: StepMemory,
+    layers: list[Layer],
+    at: int,
+    source: Layer,
+    projected: Layer,
+    following: Layer | None,
 ) -> None:
     """All that autograd saves for the layer at ``at``: its output, cast inputs, a mask or indices,
     statistics of a norm.
@@ -393,10 +400,18 @@ def _keep_tensors(
         at: position of the layer.
         source: its input.
         projected: the input of the projections that it is a sibling of.
+        following: the layer behind it, if there is one.
     """
     layer = layers[at]
     kind = layer.kind
-    if layer.is_output_kept:
+    # The output of a block is the input that the next block keeps; recomputing stops before it.
+    is_block_input = (
+        layer.is_recomputed
+        and layer.block > 0
+        and not kind.saves_output
+        and (following is None or following.block != layer.block)
+    )
+    if layer.is_output_kept and not is_block_input:
         _keep_output(memory, layer, layer.output_class, layer.output_cost)
     if not layer.has_backward:
         return
@@ -477,12 +492,17 @@ def _end_block(memory: StepMemory, layer: Layer, following: Layer | None) -> Non
 
 
 def _add_operator(
-    job: JobNumbers, memory: StepMemory, layer: Layer, source: Layer, is_first: bool
+    job: JobNumbers,
+    memory: StepMemory,
+    layer: Layer,
+    source: Layer,
+    block_input: Layer,
+    is_first: bool,
 ) -> None:
     """The moment of a layer's backward pass, with the gradients of its output and of its input.
 
     A layer that has no backward pass has a moment in the forward pass, with its output and its
-    input.
+    input.  Where it is stated to be frozen, what else the code around it still holds is there too.
     """
     memory.moment = _NO_CLASS[:]
     memory.moment[layer.output_class] += layer.output_cost
@@ -502,11 +522,28 @@ def _add_operator(
             _add_tensors(memory.moment, source.elements * layer.input_element_bytes, 1.0)
         if layer.kind.mask_bytes:
             _add_tensors(memory.moment, layer.elements * layer.kind.mask_bytes, 1.0)
+        if layer.trains == 0:
+            _hold_other_inputs(memory, layer, source, block_input)
         total = 0.0
         for c in range(_CLASSES):
             memory.forward_peak[c] = max(memory.forward_peak[c], memory.moment[c])
             total += memory.moment[c]
         memory.forward_total = max(memory.forward_total, total)
+
+
+def _hold_other_inputs(memory: StepMemory, layer: Layer, source: Layer, block_input: Layer) -> None:
+    """Adds the inputs of a frozen layer beside ``source``, and that of its block, which the loop
+    over the blocks has a name for.
+
+    Attention reads keys and values beside queries, unless one projection makes all three, and a
+    product of activations reads two.
+    """
+    if layer.block > 0 and block_input is not source:
+        memory.moment[block_input.output_class] += block_input.output_cost
+    if layer.kind.is_attention and source.activations <= layer.activations:
+        memory.moment[source.output_class] += 2.0 * source.output_cost
+    if layer.kind.is_multiply and not layer.parameters and not layer.is_constant_product:
+        memory.moment[layer.output_class] += layer.output_cost
 
 
 def _add_backward(job: JobNumbers, memory: StepMemory, layer: Layer) -> None:
