@@ -35,7 +35,7 @@ from gpumemnet.planner.planned_step import (
     simulate,
 )
 from gpumemnet.planner.plans import Plan, PlanAnswer
-from gpumemnet.planner.searches import TIME_LIMIT_SECONDS, Found, exact, greedy
+from gpumemnet.planner.searches import TIME_LIMIT_SECONDS, Found, exact, greedy, single_changes
 from gpumemnet.planner.splitting import split_step
 from gpumemnet.tracing.model_tracer import ModelTracer
 from gpumemnet.tracing.result import TraceAnswer
@@ -46,17 +46,11 @@ _LOG: Final = logging.getLogger(__name__)
 Search = Callable[[Chain, float, float], Found]
 """Called with a chain, a limit on live bytes, and the seconds that it may take."""
 _ROUNDS: Final = 8
-_OTHERS: Final = 2
-"""How many further plans of one search are checked."""
 _SEARCH_EVENTS: Final = 200_000
-"""Once so many events were replayed, further plans of a search are not checked, and the lowest
-limit is the last one tried."""
+"""Once so many events were replayed, the lowest limit is the last one tried."""
 _REPAIR_ROUNDS: Final = 3
 _REPAIR_EVENTS: Final = 30_000
 """Events that one round of repairs may replay, so that planning stays short for large models."""
-_RELAX_EVENTS: Final = 120_000
-_FEWEST_RELAXED: Final = 8
-"""As many plans at least are checked where the first plan that fits does too much."""
 _ATTEMPTS: Final = 4
 """How often a plan is made for a smaller budget because its safe bytes do not fit."""
 _MANY_GAPS: Final = 0.15
@@ -103,8 +97,8 @@ def choose_plan(
         _search(tries, chain, search or {"greedy": _greedy, "exact": _exact}[optimizer], keep)
         if is_refined:
             _repair(tries, chain)
-        if tries.best is None:
-            _search_from_extremes(tries, chain, is_refined)
+        if is_refined and tries.best is None:
+            _search_from_extremes(tries, chain)
     best = tries.best
     if best is None:
         raise _too_small(tries, optimizer, budget_bytes)
@@ -150,19 +144,8 @@ class _Tries:
         self.nearest_choices: NDArray[np.int64] | None = None
         """Of the plans that do not fit, the one that is least above the budget."""
         self._least_excess = np.inf
+        self.events = len(step.timeline.events)
         self._seen: dict[bytes, Simulation] = {}
-
-    def would_be_best(self, choices: NDArray[np.int64]) -> bool:
-        """Whether a plan is faster than the best one so far."""
-        return (
-            self.best is None
-            or float(self._chain.step_seconds(choices[None])[0]) < self.best.step_seconds
-        )
-
-    @property
-    def events(self) -> int:
-        """Number of the recorded events."""
-        return len(self._step.timeline.events)
 
     @property
     def replayed_events(self) -> int:
@@ -230,13 +213,10 @@ def _search(tries: _Tries, chain: Chain, search: Search, keep: Simulation) -> No
                 break
             low, limit = limit, high if high - limit < _CLOSE * high else (limit + high) / 2
             continue
-        if not tries.would_be_best(found.choices):
+        seconds = float(chain.step_seconds(found.choices[None])[0])
+        if tries.best is not None and seconds >= tries.best.step_seconds:
             break
         unused = tries.limit_bytes - tries.simulate(found.choices).peak_reserved_bytes
-        if unused < 0:
-            for other in found.others[:_OTHERS]:
-                if tries.would_be_best(other) and tries.replayed_events < _SEARCH_EVENTS:
-                    tries.simulate(other)
         if unused >= 0:
             low = max(low, limit)
             if unused < _CLOSE * tries.limit_bytes:
@@ -250,20 +230,12 @@ def _search(tries: _Tries, chain: Chain, search: Search, keep: Simulation) -> No
             break
 
 
-def _search_from_extremes(tries: _Tries, chain: Chain, is_refined: bool) -> None:
+def _search_from_extremes(tries: _Tries, chain: Chain) -> None:
     """Search from the plans that decide the same for every unit, where no plan found so far
     fits."""
-    nearest = tries.nearest_choices
     for option in range(1, len(OPTIONS)):
         tries.simulate(np.where(chain.allowed[:, option], option, KEEP))
-    extreme = tries.best_choices
-    if not is_refined:
-        tries.best = None
-    elif extreme is not None:
-        _repair(tries, chain)
-        if nearest is not None:
-            _relax(tries, extreme, nearest)
-            _repair(tries, chain)
+    _repair(tries, chain)
 
 
 def _repair(tries: _Tries, chain: Chain) -> None:
@@ -275,23 +247,16 @@ def _repair(tries: _Tries, chain: Chain) -> None:
     count = max(_REPAIR_EVENTS // tries.events, 1)
     for _ in range(_REPAIR_ROUNDS):
         before = tries.best
-        starts = [tries.best_choices, tries.nearest_choices]
-        for start in starts:
+        for start in (tries.best_choices, tries.nearest_choices):
             if start is None:
                 continue
-            rows = np.repeat(start[None], int(chain.allowed.sum()), axis=0)
-            units, options = np.nonzero(chain.allowed)
-            rows[np.arange(len(rows)), units] = options
+            rows = single_changes(chain, start)
+            rows = rows[chain.peak_bytes(rows) <= max(tries.limit_bytes, 0)]
             seconds = chain.step_seconds(rows)
-            limit = np.inf if tries.best is None else tries.best.step_seconds
-            rows = rows[np.argsort(seconds, kind="stable")][
-                : int((seconds < limit * (1 - 1e-9)).sum())
-            ]
-            peaks = chain.peak_bytes(rows)
-            promising = rows[peaks <= max(tries.limit_bytes, 0)]
-            for row in promising[
-                np.linspace(0, len(promising) - 1, min(count, len(promising))).astype(int)
-            ]:
+            limit = np.inf if tries.best is None else tries.best.step_seconds * (1 - 1e-9)
+            faster = np.argsort(seconds, kind="stable")[: int((seconds < limit).sum())]
+            some = np.linspace(0, len(faster) - 1, min(count, len(faster))).astype(int)
+            for row in rows[faster[some]]:
                 tries.simulate(row)
         if tries.best is before:
             break
@@ -305,26 +270,6 @@ def _fragmentation(step: StepCosts, best: Simulation) -> tuple[str, ...]:
         f"{format_bytes(gaps)} of the plan's memory are gaps between tensors: with PYTORCH_CUDA_ALLOC_CONF="
         "expandable_segments:True for the job, plan again with the same allocator settings; that plan may be much faster",
     )
-
-
-def _relax(tries: _Tries, choices: NDArray[np.int64], faster: NDArray[np.int64]) -> None:
-    """Give units of a plan that fits the decisions of a faster one that does not, as many together
-    as still fit.
-
-    Where fragmentation decides, the chain's searches may all exceed the budget, and the only plan
-    that fits does far too much.
-    """
-    left = max(_RELAX_EVENTS // tries.events, _FEWEST_RELAXED)
-    parts = [np.flatnonzero(faster != choices)]
-    while parts and left > 0:
-        units = parts.pop()
-        relaxed = choices.copy()
-        relaxed[units] = faster[units]
-        left -= 1
-        if tries.fits(tries.simulate(relaxed)):
-            choices = relaxed
-        elif len(units) > 1:
-            parts += reversed(np.array_split(units, 2))
 
 
 def _too_small(tries: _Tries, optimizer: str, budget_bytes: int) -> BudgetError:

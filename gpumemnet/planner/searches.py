@@ -32,12 +32,10 @@ class Found:
         choices: option of each unit, shape ``[n]``; ``None`` if the search found nothing that fits.
         bound_seconds: proven lower bound on the seconds of a step within the limit; ``None`` if the
             search proves none.
-        others: further plans that fit, the fastest first.
     """
 
     choices: NDArray[np.int64] | None
     bound_seconds: float | None = None
-    others: tuple[NDArray[np.int64], ...] = ()
 
 
 Choices = NDArray[np.int64]
@@ -75,9 +73,8 @@ def greedy(chain: Chain, limit_bytes: float) -> Found:
     seconds = chain.step_seconds(starts)
     if chain.units > _FEW_UNITS:
         starts = starts[seconds <= (1 + _NEAR) * seconds.min()]
-    plans = _different([polished(chain, limit_bytes, choices) for choices in starts])
-    order = chain.step_seconds(plans).argsort(kind="stable")
-    return Found(plans[order[0]], others=tuple(plans[order[1:]]))
+    plans = np.array([polished(chain, limit_bytes, choices) for choices in starts])
+    return Found(plans[chain.step_seconds(plans).argmin()])
 
 
 def _different(rows: Iterable[Choices]) -> Choices:
@@ -93,7 +90,7 @@ def polished(chain: Chain, limit_bytes: float, choices: Choices) -> Choices:
     """
     seconds = float(chain.step_seconds(choices[None])[0])
     for _ in range(_ROUNDS):
-        for change in (_single_changes, _replacements, _exchanges):
+        for change in (single_changes, _replacements, _exchanges):
             neighbours = change(chain, choices, limit_bytes)
             times = chain.step_seconds(neighbours)
             faster = np.flatnonzero(times < seconds - _NO_TIME)
@@ -125,7 +122,7 @@ def _evict(chain: Chain, limit_bytes: float, usable: NDArray[np.bool_]) -> Choic
     amounts = chain.region_bytes(choices[None])[0]
     seconds = chain.step_seconds(choices[None])[0]
     while (amounts > limit_bytes).any():
-        rows = _single_changes(chain, choices, usable=usable)
+        rows = single_changes(chain, choices, usable=usable)
         rows = rows[chain.host_bytes_of(rows) <= chain.host_limit_bytes]
         units = (rows != choices).argmax(axis=1)
         freed = _excess(amounts[None], limit_bytes) - _excess(chain.region_bytes(rows), limit_bytes)
@@ -155,13 +152,15 @@ def _excess(amounts: NDArray[np.float64], limit_bytes: float) -> NDArray[np.floa
     return np.asarray(np.maximum(amounts - limit_bytes, 0).sum(axis=1))
 
 
-def _single_changes(
+def single_changes(
     chain: Chain,
     choices: Choices,
     limit_bytes: float = np.inf,
     *,
     usable: NDArray[np.bool_] | None = None,
 ) -> Choices:
+    """Return rows in which one unit takes another option, of those that are ``usable``; by default
+    of all that are allowed."""
     units, options = _other_options(chain.allowed if usable is None else usable, choices)
     rows = np.repeat(choices[None], len(units), axis=0)
     rows[np.arange(len(units)), units] = options
@@ -179,7 +178,7 @@ def _other_options(
 
 def _replacements(chain: Chain, choices: Choices, limit_bytes: float) -> Choices:
     """Return rows in which one unit changes, and what that makes superfluous is kept again."""
-    return _without_superfluous(chain, limit_bytes, _single_changes(chain, choices))
+    return _without_superfluous(chain, limit_bytes, single_changes(chain, choices))
 
 
 def _without_superfluous(chain: Chain, limit_bytes: float, rows: Choices) -> Choices:
@@ -301,39 +300,6 @@ class _Program:
             )
         self._add_memory(limit_bytes)
         self._add_times()
-        self._add_order()
-
-    def _add_order(self) -> None:
-        """Of two neighbours with equal costs, the later one is evicted only if the earlier one is.
-
-        The earlier one is gone for longer, and its copies have more time.  Without these rows the
-        solver tries every order.
-        """
-        chain = self._chain
-        tables = (
-            chain.allowed,
-            chain.recompute_seconds,
-            chain.out_seconds,
-            chain.in_seconds,
-            chain.host_bytes,
-        )
-        held = {unit for shared in chain.shared for unit in shared.units}
-        for unit in range(chain.units - 1):
-            following = unit + 1
-            is_equal = all(
-                np.allclose(table[unit], table[following], rtol=1e-9) for table in tables
-            )
-            is_equal &= np.allclose(
-                chain.gone_bytes[unit].max(axis=1), chain.gone_bytes[following].max(axis=1)
-            )
-            for seconds in (chain.forward_seconds, chain.backward_seconds):
-                is_equal &= np.allclose(seconds[unit], seconds[following], rtol=1e-9)
-            if is_equal and not held & {unit, following}:
-                pair = {
-                    self._option_columns[following, KEEP]: -1.0,
-                    self._option_columns[unit, KEEP]: 1.0,
-                }
-                self._row(pair, -np.inf, 0)
 
     def choices(self, solution: NDArray[np.float64]) -> NDArray[np.int64]:
         """Return the option of each unit."""
