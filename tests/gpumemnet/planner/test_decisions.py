@@ -33,16 +33,11 @@ def test_a_plan_is_the_same_after_json() -> None:
         ({"units": "blocks.0"}, "plan.units"),
         ({"colour": "red"}, "plan.colour"),
         ({"version": 2}, "plan"),
+        ({"gpu": ...}, "plan.gpu"),
     ],
 )
 def test_a_wrong_plan_is_refused_with_its_field(change: dict[str, object], place: str) -> None:
+    document = {**plan_to_dict(PLAN), **change}
     with pytest.raises(InvalidRequestError) as raised:
-        plan_from_dict({**plan_to_dict(PLAN), **change})
+        plan_from_dict({name: value for name, value in document.items() if value is not ...})
     assert raised.value.field.startswith(place)
-
-
-def test_a_plan_without_a_field_is_refused() -> None:
-    document = plan_to_dict(PLAN)
-    del document["gpu"]
-    with pytest.raises(InvalidRequestError, match=r"plan\.gpu: is missing"):
-        plan_from_dict(document)
