@@ -16,7 +16,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -77,20 +77,6 @@ EARLIEST: Final = datetime(2010, 1, 1, tzinfo=UTC)
 CLOCK_SKEW: Final = timedelta(days=1)
 """How far in the future an observation may lie, as clocks and time zones differ."""
 
-OBSERVATION_FIELDS: Final = (
-    *(
-        "prediction_id",
-        "job",
-        "gpu",
-        "peak_mib",
-        "peak_bytes",
-        "source",
-        "oom",
-        "limit_mib",
-        "limit_bytes",
-    ),
-    *("observed_at", "idempotency_key", "driver", "cuda", "torch"),
-)
 _SOFTWARE: Final = ("driver", "cuda", "torch")
 _PREDICTION_ID: Final = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\Z")
 
@@ -132,6 +118,13 @@ class Observation:
     driver: str | None = None
     cuda: str | None = None
     torch: str | None = None
+
+
+OBSERVATION_FIELDS: Final = (
+    *(each.name for each in fields(Observation)),
+    "peak_mib",
+    "limit_mib",
+)
 
 
 def observation_from_dict(document: object) -> Observation:
@@ -187,19 +180,11 @@ def observation_from_dict(document: object) -> Observation:
 def observation_to_dict(observation: Observation) -> dict[str, Any]:
     """The JSON object of ``observation``, without what is not known; :func:`observation_from_dict`
     gives the same back."""
-    one = observation
-    values = {
-        "prediction_id": one.prediction_id,
-        "job": None if one.job is None else job_to_dict(one.job),
-        "gpu": one.gpu,
-        "peak_bytes": one.peak_bytes,
-        "source": one.source,
-        "oom": one.oom,
-        "limit_bytes": one.limit_bytes,
-        "observed_at": None if one.observed_at is None else one.observed_at.isoformat(),
-        "idempotency_key": one.idempotency_key,
-        **{name: getattr(one, name) for name in _SOFTWARE},
-    }
+    values = {each.name: getattr(observation, each.name) for each in fields(Observation)}
+    if observation.job is not None:
+        values["job"] = job_to_dict(observation.job)
+    if observation.observed_at is not None:
+        values["observed_at"] = observation.observed_at.isoformat()
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -279,29 +264,23 @@ def _gpu(name: str) -> str:
 
 
 def _amount(given: Mapping[str, Any], name: str) -> int | None:
-    in_mib, in_bytes = given.get(f"{name}_mib"), given.get(f"{name}_bytes")
-    if in_mib is None and in_bytes is None:
+    stated, unit = f"{name}_bytes", 1
+    if given.get(f"{name}_mib") is not None:
+        if stated in given:
+            raise InvalidRequestError(f"must not stand beside {stated}: give one", f"{name}_mib")
+        stated, unit = f"{name}_mib", MIB
+    amount = given.get(stated)
+    if amount is None:
         return None
-    if in_mib is not None and in_bytes is not None:
+    kinds = (int,) if unit == 1 else (int, float)
+    # NaN is not between either
+    if type(amount) not in kinds or not MIN_BYTES <= amount * unit <= MAX_BYTES:
         raise InvalidRequestError(
-            f"must not stand beside {name}_bytes: give one of them", f"{name}_mib"
+            f"must be {'a whole number of bytes' if unit == 1 else 'a number of MiB'} between {MIN_BYTES // unit} and "
+            f"{MAX_BYTES // unit}, not {describe(amount)}",
+            stated,
         )
-    if in_mib is None:
-        if type(in_bytes) is not int or not MIN_BYTES <= in_bytes <= MAX_BYTES:
-            raise InvalidRequestError(
-                f"must be a whole number of bytes between {MIN_BYTES} and {MAX_BYTES}, not {describe(in_bytes)}",
-                f"{name}_bytes",
-            )
-        return int(in_bytes)
-    if (
-        type(in_mib) not in (int, float) or not MIN_BYTES <= in_mib * MIB <= MAX_BYTES
-    ):  # NaN is not between either
-        raise InvalidRequestError(
-            f"must be a number of MiB between {MIN_BYTES // MIB} and {MAX_BYTES // MIB}, not {describe(in_mib)}",
-            f"{name}_mib",
-        )
-    amount_bytes: int = math.ceil(in_mib * MIB)
-    return amount_bytes
+    return math.ceil(amount * unit)
 
 
 def _time(value: object) -> datetime | None:

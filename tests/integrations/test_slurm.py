@@ -252,38 +252,23 @@ def assert_unchanged(outcome: Outcome, comment: str) -> None:
 
 
 @needs_curl
-def test_a_service_that_is_down_changes_nothing(submit: Submit, job_file: Path) -> None:
-    comment = f"gpumemnet:{job_file}"
-    outcome = submit(url="http://127.0.0.1:1", comment=comment)
-    assert_unchanged(outcome, comment)
-    assert "did not answer" in outcome.said
-
-
-@needs_curl
-def test_a_service_that_hangs_is_not_waited_for(
-    submit: Submit, job_file: Path, canned: str
-) -> None:
-    comment = f"gpumemnet:{job_file}"
-    outcome = submit(url=f"{canned}/hang", comment=comment)
-    assert_unchanged(outcome, comment)
-
-
-@needs_curl
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
+        ("hang", ""),
         ("401", "(401): no such key"),
         ("429", "too many"),
         ("html", "URL"),
         ("other", "URL"),
         ("deep", "URL"),
+        (None, "did not answer"),
     ],
 )
-def test_a_refusal_or_a_foreign_answer_changes_nothing(
-    submit: Submit, job_file: Path, canned: str, kind: str, said: str
+def test_a_service_that_fails_changes_nothing(
+    submit: Submit, job_file: Path, canned: str, kind: str | None, said: str
 ) -> None:
     comment = f"gpumemnet:{job_file}"
-    outcome = submit(url=f"{canned}/{kind}", comment=comment)
+    outcome = submit(url=f"{canned}/{kind}" if kind else "http://127.0.0.1:1", comment=comment)
     assert_unchanged(outcome, comment)
     assert said in outcome.said
 
@@ -364,14 +349,14 @@ def test_a_key_reaches_the_service_and_not_the_process_list(
 # -------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["lua51", "lua53", "lua54"])
-def controller(request: pytest.FixtureRequest, tmp_path: Path) -> Submit:
+@pytest.fixture
+def controller(tmp_path: Path) -> Submit:
     """Runs job_submit.lua as slurmctld would, on a site whose smallest GPU has 40 shards."""
     script = tmp_path / "job_submit.lua"
     text = SUBMIT.read_text()
     assert "SHARDS_PER_GPU = 0" in text
     script.write_text(text.replace("SHARDS_PER_GPU = 0", "SHARDS_PER_GPU = 40"))
-    return lambda **fields: run_lua(request.param, script, "slurm_job_submit", {}, fields)
+    return lambda **fields: run_lua("lua54", script, "slurm_job_submit", {}, fields)
 
 
 @pytest.mark.parametrize(
