@@ -36,16 +36,12 @@ _TARGETS: Final = {
     "c_proj": "o_proj,down_proj",
     "w1": "up_proj",
     "w2": "gate_proj",
-    "unused": "q_proj,k_proj,v_proj",
-    "DEFAULT (c_attn)": "q_proj,k_proj,v_proj",
-    "ALL (all linear)": "all-linear",
 }
 _MODELS: Final = {
     "NousResearch/Llama-2-70b-hf": "meta-llama/Llama-2-70b-hf",
     "TheBloke/Llama-2-70B-GPTQ": "meta-llama/Llama-2-70b-hf",
     "TheBloke/Mistral-7B-v0.1-GPTQ": "mistralai/Mistral-7B-v0.1",
     "unsloth/Mistral-7B-v0.2": "mistralai/Mistral-7B-v0.1",
-    "OpenBuddy/openbuddy-zephyr-7b-v14.1": "mistralai/Mistral-7B-v0.1",
     "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T": "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
 }
 """Name in the tables → a model of the catalogue with the same blocks."""
@@ -108,8 +104,6 @@ def _obstacle(row: dict[str, str]) -> str:
     kernels = row.get("kernels") or ""
     if "foak" in kernels and "liger" not in kernels:
         return "fused kernels that are not Liger's"
-    if "int8" in row["precision"]:
-        return "weights of 8 bits"
     return ""
 
 
@@ -123,8 +117,6 @@ def _options(table: str, row: dict[str, str]) -> dict[str, Any]:
     is_gptq = method == _GPTQ
     targets = row.get("lora_targets") or row.get("target_modules") or ""
     names = [_TARGETS.get(each, each) for each in targets.replace(" ", ",").split(",") if each]
-    if targets in _TARGETS:
-        names = [_TARGETS[targets]]
     values: dict[str, Any] = {
         "method": "lora" if is_gptq else method,
         "sequence_length": int(row["sequence_length"]),

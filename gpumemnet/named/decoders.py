@@ -53,10 +53,10 @@ class Style:
 
 
 OLD_GELU: Final = "gelu_new"
-_BIASED: Final = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
-_PLAIN: Final = {"norm": "layer_norm", "is_gated": False, "activation": "gelu"}
-_GPT: Final = {**_PLAIN, **_BIASED, "is_rotary": False, "ties": True}
-_OLD: Final = {"activation": OLD_GELU}
+_BIASED: Final[dict[str, Any]] = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
+_PLAIN: Final[dict[str, Any]] = {"norm": "layer_norm", "is_gated": False, "activation": "gelu"}
+_GPT: Final[dict[str, Any]] = {**_PLAIN, **_BIASED, "is_rotary": False, "ties": True}
+_OLD: Final[dict[str, Any]] = {"activation": OLD_GELU}
 
 STYLES: Final[dict[str, Style]] = {
     **dict.fromkeys(

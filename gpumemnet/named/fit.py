@@ -357,6 +357,7 @@ def _notes(model: NamedModel, method: Method) -> Iterator[str]:
 
 def _table(asked: _Asked, method: Method) -> Iterator[dict[str, Any]]:
     """Safe bytes of other methods and lengths; of other batch sizes where there are no tokens."""
+    methods: tuple[str, ...]
     methods = TABLE_METHODS if method.method in TABLE_METHODS else (*TABLE_METHODS, method.method)
     longest = asked.model.config.get("max_position_embeddings") or MAX_SEQUENCE_LENGTH
     lengths = [length for length in TABLE_LENGTHS if length <= longest]
@@ -367,8 +368,10 @@ def _table(asked: _Asked, method: Method) -> Iterator[dict[str, Any]]:
     for name in methods:
         for checkpointing in (True, False) if asked.has_blocks else (method.checkpointing,):
             row = replace(method, method=name, checkpointing=checkpointing)
+            changes: list[tuple[int, dict[str, Any]]] = [(each, {field: each}) for each in values]
             sizes = {
-                str(value): asked.safe(replace(row, **{field: value})) for value in sorted(values)
+                str(value): asked.safe(replace(row, **change))
+                for value, change in sorted(changes, key=lambda pair: pair[0])
             }
             yield {"method": name, "checkpointing": checkpointing, "safe_bytes": sizes}
 

@@ -112,7 +112,6 @@ class BlockMemory:
             is included in ``backward``.
         gradients: of its parameters.
         plain: the most during a forward pass without gradients, of a checkpointed block.
-        output_bytes: of the tensor that it gives.
     """
 
     weights: Amounts = field(default_factory=Amounts)
@@ -123,16 +122,13 @@ class BlockMemory:
     backward: Amounts = field(default_factory=Amounts)
     gradients: Amounts = field(default_factory=Amounts)
     plain: Amounts | None = None
-    output_bytes: float = 0.0
 
 
 class _BlockWalk:
     """Walks through one block, forward and backward."""
 
-    def __init__(
-        self, section: Section, method: Method, stream_bytes: int, is_causal: bool
-    ) -> None:
-        self.section, self.method, self.is_causal = section, method, is_causal
+    def __init__(self, section: Section, method: Method, stream_bytes: int) -> None:
+        self.section, self.method = section, method
         self.batch = method.batch_size
         self.is_inner = section.is_checkpointed
         self.found = BlockMemory()
@@ -151,7 +147,6 @@ class _BlockWalk:
             self._note_parameters(operator)
         self._walk_forward()
         last = len(self.section.operators) - 1
-        found.output_bytes = self._bytes(last)
         found.forward.add_all(live.peak)
         self._drop(self.tensors[last])
         found.saved.add_all(live.now)
@@ -464,8 +459,6 @@ class _BlockWalk:
             if method.kernels != "none" or method.library == "litgpt":  # by chunks
                 return 0.0
             return 2.0 * self._loss_bytes() * elements  # of the logarithms, and of the logits
-        if kind == "multiply":
-            return 0.0
         return 0.0
 
     @staticmethod
@@ -581,10 +574,10 @@ class _Step:
         self.blocks: list[BlockMemory] = []
         stream = method.outer_bytes
         for section in network.sections:
-            walk = _BlockWalk(section, method, stream, network.is_causal)
+            walk = _BlockWalk(section, method, stream)
             block = walk.walk()
             if method.checkpointing and section.is_checkpointed:
-                walk = _BlockWalk(section, method, stream, network.is_causal)
+                walk = _BlockWalk(section, method, stream)
                 block.plain = walk.walk_without_gradients()
             self.blocks.append(block)
         self.tied = network.tied_parameters
@@ -604,6 +597,7 @@ class _Step:
         if self.workspace_bytes:
             resident.add(self.workspace_bytes / 2, 2.0)
         reserved = sum(resident.costs) + _segments([each.held for each in moments])
+        reserved += self._misfit_bytes()
         fragmentation = max(reserved - allocated - self.workspace_bytes, 0.0)
         activations = peak.held.total - gradients - logits
         nccl = communicator_bytes((self.method.gpus,))
@@ -618,6 +612,17 @@ class _Step:
             round(fragmentation),
             moment,
         )
+
+    def _misfit_bytes(self) -> float:
+        """A segment more where the loss copies the logits without their last position.
+
+        The backward pass ends with a gradient of all positions; the segments that are free by then
+        are one position too small.
+        """
+        method, last = self.method, self.sections[-1].operators[-1]
+        if not (method.shifts_logits and method.raises_logits) or method.kernels != "none":
+            return 0.0
+        return float(FULL_BYTES * last.elements * method.batch_size)
 
     def _resident(self) -> tuple[Amounts, dict[str, float]]:
         """What stays from step to step."""
