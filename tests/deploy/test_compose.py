@@ -2,7 +2,6 @@
 of the service."""
 
 import json
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -44,14 +43,6 @@ def test_nothing_is_open_to_other_machines(compose: dict[str, Any]) -> None:
     assert len(ports) == 3
     assert "ports" not in compose["services"]["gpumemnet"]  # the proxy is the way in
     assert all(port.startswith("127.0.0.1:") for port in ports)
-
-
-def test_images_have_versions_and_parts_no_privileges(compose: dict[str, Any]) -> None:
-    for part in compose["services"].values():
-        assert re.search(r":v?\d", part["image"])
-        assert part["cap_drop"] == ["ALL"]
-        assert part["security_opt"] == ["no-new-privileges:true"]
-    assert compose["services"]["gpumemnet"]["read_only"] is True
 
 
 def test_the_settings_are_those_of_the_service_and_no_key_is_in_the_file(

@@ -87,29 +87,6 @@ def test_pods_are_locked_down(targets: dict[str, list[Manifest]]) -> None:
         assert mounted == {volume["name"] for volume in pod["volumes"]} | claims
 
 
-def test_selectors_choose_the_pods_that_are_meant(targets: dict[str, list[Manifest]]) -> None:
-    for manifests in targets.values():
-        labels = {
-            workload["metadata"]["name"]: workload["spec"]["template"]["metadata"]["labels"]
-            for workload in of_kind(manifests, "Deployment", "StatefulSet")
-        }
-        for manifest in of_kind(
-            manifests,
-            "Deployment",
-            "StatefulSet",
-            "Service",
-            "PodDisruptionBudget",
-            "NetworkPolicy",
-        ):
-            spec = manifest["spec"]
-            selector = spec["podSelector"] if "podSelector" in spec else spec["selector"]
-            wanted = selector.get("matchLabels", selector)
-            assert wanted
-            assert [name for name, found in labels.items() if wanted.items() <= found.items()] == [
-                manifest["metadata"]["name"]
-            ]
-
-
 def service_container(manifests: list[Manifest]) -> Manifest:
     [deployment] = of_kind(manifests, "Deployment")
     containers: list[Manifest] = deployment["spec"]["template"]["spec"]["containers"]
@@ -186,23 +163,3 @@ def test_probes_ask_paths_that_are_open_to_all(
             asked = container[probe]["httpGet"]
             assert asked["port"] == port["containerPort"]
             assert httpx.get(service.url + asked["path"], timeout=300).status_code == 200
-
-
-def test_the_webhook_can_only_help(targets: dict[str, list[Manifest]]) -> None:
-    [configuration] = of_kind(targets["webhook"], "MutatingWebhookConfiguration")
-    [webhook] = configuration["webhooks"]
-    assert webhook["failurePolicy"] == "Ignore"
-    assert webhook["timeoutSeconds"] == 1
-    assert webhook["sideEffects"] == "NoneOnDryRun"
-    assert webhook["namespaceSelector"]["matchLabels"]
-    [service] = of_kind(targets["webhook"], "Service")
-    assert webhook["clientConfig"]["service"] == {
-        "name": service["metadata"]["name"],
-        "namespace": service["metadata"]["namespace"],
-        "path": "/mutate",
-        "port": service["spec"]["ports"][0]["port"],
-    }
-    [program] = of_kind(targets["webhook"], "ConfigMap")
-    assert (
-        program["data"]["webhook.py"] == (ROOT / "integrations/kubernetes/webhook.py").read_text()
-    )

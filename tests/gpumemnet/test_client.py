@@ -24,7 +24,6 @@ from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import FAMILIES, TrainingJob
 from gpumemnet.predict.distribution import PUBLISHED_BINS, BinScheme, bins_of_width
-from gpumemnet.predict.features import FEATURE_SCHEMA
 from gpumemnet.predict.gpu_fit import fits, target
 from gpumemnet.predict.largest_batch import batch_sizes
 from gpumemnet.predict.prediction import Prediction
@@ -113,22 +112,6 @@ def test_the_service_answers_as_the_predictor_does(
         client.predict(job, bins=bins, coverage=0.9),
         predictor.predict(job, bins=bins, coverage=0.9),
     )
-
-
-def test_a_prediction_says_what_a_scheduler_needs(
-    client: Client, predictor: Predictor, job: TrainingJob
-) -> None:
-    prediction = client.predict(job, coverage=0.95)
-    estimate = predictor.predict(job, coverage=0.95)
-    assert isinstance(prediction, Prediction)
-    assert prediction.safe_bytes == estimate.safe_bytes
-    assert prediction.model_sha256 == predictor.bundles[0].sha256
-    assert (prediction.release, prediction.feature_schema, prediction.fits) == (
-        "configured",
-        FEATURE_SCHEMA,
-        (),
-    )
-    assert prediction.prediction_id != client.predict(job).prediction_id
 
 
 def test_another_gpu_and_what_the_job_fits(
@@ -226,16 +209,6 @@ def test_a_refusal_carries_the_problem(client: Client, unsupported: TrainingJob)
 def test_a_coverage_that_nobody_calibrated_is_refused(client: Client, job: TrainingJob) -> None:
     with pytest.raises(ServiceError, match="refused: coverage: must be"):
         client.predict(job, coverage=0.01)
-
-
-@pytest.mark.parametrize(
-    "bins", [BinScheme(GIB, 7), BinScheme(100 * MIB + 1, 10), bins_of_width(100 * MIB + 1)]
-)
-def test_bins_that_the_service_does_not_know_are_refused_before_asking(
-    client: Client, job: TrainingJob, bins: BinScheme
-) -> None:
-    with pytest.raises(InvalidRequestError, match="bins"):
-        client.predict(job, bins=bins)
 
 
 def test_the_address_comes_from_the_environment(

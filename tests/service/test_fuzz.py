@@ -2,7 +2,6 @@
 a 5xx."""
 
 import json
-from urllib.parse import quote
 
 import httpx
 import pytest
@@ -119,23 +118,3 @@ names = st.text(
     min_size=1,
     max_size=20,
 )
-
-
-@bounded
-@given(
-    path=st.text(max_size=40),
-    method=st.sampled_from(["GET", "POST", "PUT", "HEAD", "OPTIONS"]),
-    headers=st.dictionaries(names, names, max_size=5),
-)
-def test_any_path_method_and_headers(
-    http: httpx.Client, path: str, method: str, headers: dict[str, str]
-) -> None:
-    headers = {
-        name: value
-        for name, value in headers.items()
-        if name.lower() not in ("content-length", "transfer-encoding", "host")
-    }
-    response = http.request(method, "/" + quote(path, safe=""), headers=headers)
-    assert response.status_code < 500
-    if response.status_code >= 400 and method != "HEAD":
-        assert response.headers["content-type"] == "application/problem+json"

@@ -173,16 +173,6 @@ def test_workers_end_when_the_process_that_watches_them_is_killed(
         assert (len(gone), alive) == (2, [])
 
 
-def test_what_no_worker_can_start_with_ends_the_service(tmp_path: Path) -> None:
-    done = run_service(
-        *("--port", "0", "--workers", "2", "--database-url", "off"),
-        GPUMEMNET_BUNDLES=str(tmp_path / "none"),
-    )
-    assert done.returncode == 2
-    assert "none: no such bundle folder" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 # Its start
 
 

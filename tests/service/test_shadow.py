@@ -63,17 +63,6 @@ def test_what_is_too_much_is_dropped_and_counted(
     assert notes.shadowed == []  # who was withdrawn is not asked about what was waiting
 
 
-def test_a_share_is_asked(predictor: Predictor, records: list[RecordBatch]) -> None:
-    notes, before = Notes(), count("dropped")
-    shadow = Shadow(notes, 0.1)
-    shadow.challenge("r1", predictor)
-    for record in records:
-        shadow.record(record)
-    assert len(notes.recorded) == 2000
-    waiting = shadow._queue.qsize() + count("dropped") - before
-    assert 120 < waiting < 290
-
-
 def test_a_challenger_that_cannot_answer_is_counted(records: list[RecordBatch]) -> None:
     notes, before = Notes(), count("failed")
     shadow = Shadow(notes, 1.0)

@@ -51,21 +51,13 @@ def field_at_fault(http: httpx.Client, body: object, path: str = "/v1/predict") 
     ("change", "field"),
     [
         ({"batch_size": 0}, "batch_size"),
-        ({"batch_size": -1}, "batch_size"),
         ({"batch_size": 1.5}, "batch_size"),
-        ({"batch_size": "32"}, "batch_size"),
         ({"batch_size": True}, "batch_size"),
-        ({"batch_size": None}, "batch_size"),
-        ({"batch_size": [1]}, "batch_size"),
         ({"batch_size": 10**400}, "batch_size"),
         ({"family": "rnn"}, "family"),
-        ({"family": {}}, "family"),
-        ({"optimizer": 3}, "optimizer"),
         ({"precision": "fp8"}, "precision"),
-        ({"channels_last": "yes"}, "channels_last"),
         ({"schema_version": 99}, "schema_version"),
         ({"batch_sise": 1}, "batch_sise"),
-        ({"total_parameters": 1}, "total_parameters"),
         ({"trainable_parameters": 2**50}, "trainable_parameters"),
         ({"layers": 5}, "layers"),
         ({"layers": []}, "total_activations"),
@@ -95,17 +87,11 @@ def test_a_bad_job_is_refused_at_its_field_in_the_parsers_words(
     ("options", "field"),
     [
         ({"coverage": 2}, "coverage"),
-        ({"coverage": -1}, "coverage"),
         ({"coverage": "high"}, "coverage"),
-        ({"coverage": True}, "coverage"),
         ({"coverage": 10**400}, "coverage"),
-        ({"bin_width_mib": 0}, "bin_width_mib"),
         ({"bin_width_mib": 48}, "bin_width_mib"),
-        ({"bin_width_mib": 1024.5}, "bin_width_mib"),
-        ({"bin_width_mib": True}, "bin_width_mib"),
         ({"bin_width_mib": 10**400}, "bin_width_mib"),
         ({"bins": "published-3mib"}, "bins"),
-        ({"bins": []}, "bins"),
         ({"bins": "published-1000mib", "bin_width_mib": 1024}, "bins"),
         ({"covrage": 0.9}, "covrage"),
     ],
@@ -158,17 +144,6 @@ def test_a_body_that_is_no_json_object_is_refused(
     assert field_at_fault(http, body, path) == "body"
 
 
-def test_a_job_without_its_envelope_is_told_where_jobs_stand(
-    http: httpx.Client, job: Document
-) -> None:
-    document = problem(http.post("/v1/predict", json=job), 422)
-    assert "jobs stand under 'job'" in document["detail"]
-    assert (
-        "jobs stand under 'jobs'"
-        in problem(http.post("/v1/predict/batch", json=job), 422)["detail"]
-    )
-
-
 def test_too_many_jobs_are_refused(http: httpx.Client, job: Document) -> None:
     assert field_at_fault(http, {"jobs": [1] * 1001}, "/v1/predict/batch") == "jobs"
 
@@ -176,20 +151,6 @@ def test_too_many_jobs_are_refused(http: httpx.Client, job: Document) -> None:
 def test_too_many_probabilities_are_refused(http: httpx.Client, job: Document) -> None:
     body = {"jobs": [job] * 1000, "bin_width_mib": 49}
     assert field_at_fault(http, body, "/v1/predict/batch") == "bin_width_mib"
-
-
-@pytest.mark.parametrize("path", POST_PATHS)
-@pytest.mark.parametrize(
-    "media_type",
-    ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "json", ""],
-)
-def test_another_media_type_is_refused(
-    http: httpx.Client, job: Document, path: str, media_type: str
-) -> None:
-    response = http.post(
-        path, content=json.dumps({"job": job}), headers={"Content-Type": media_type}
-    )
-    assert "application/json" in problem(response, 415)["detail"]
 
 
 def test_a_body_without_media_type_is_refused(http: httpx.Client, job: Document) -> None:

@@ -1,17 +1,11 @@
 """Plain text for shell scripts, asked for as they do: by curl, which must fail where there is no
 number."""
 
-import json
-import shutil
-import subprocess
-from pathlib import Path
-
 import httpx
 import pytest
 
 from gpumemnet.units import ceil_mib
 from service.api.predictions import Document
-from tests.conftest import RunningService
 
 JSON = {"Content-Type": "application/json"}
 
@@ -124,32 +118,3 @@ def test_errors_are_problems_whatever_is_accepted(http: httpx.Client) -> None:
         422,
         "application/problem+json",
     )
-
-
-@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
-def test_a_script_goes_on_with_its_default(
-    service: RunningService, job: Document, tmp_path: Path
-) -> None:
-    """The two lines of the module's documentation, in a real shell."""
-    script = """
-        limit=$(curl -sf --max-time 5 -H 'Accept: text/plain' -H 'Content-Type: application/json' \\
-            --data-binary "@$1" "$2/v1/predict") || limit=40000
-        echo "$limit"
-    """
-
-    def run(job: Document, url: str) -> str:
-        path = tmp_path / "job.json"
-        path.write_text(json.dumps({"job": job}))
-        done = subprocess.run(
-            ["bash", "-c", script, "script", str(path), url],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=True,
-        )
-        return done.stdout.strip()
-
-    assert 0 < int(run(job, service.url)) < 40000
-    assert run(outside(job), service.url) == "40000"
-    assert run({**job, "family": "none"}, service.url) == "40000"
-    assert run(job, "http://127.0.0.1:1") == "40000"

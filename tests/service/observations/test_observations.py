@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.json_codec import job_from_dict
 from service.api.examples import EXAMPLE_JOBS
 from service.api.predictions import Document
-from service.observations.routes import ObservationResults, ObservationSummary, StoredObservation
 from tests.service.databases import PostgreSQL, running_postgresql
 
 APP = Path(__file__).with_name("observation_app.py")
@@ -246,25 +244,6 @@ def test_the_summary_compares_with_what_was_predicted(http: httpx.Client) -> Non
     assert group["without_limit"] == {}
 
 
-def test_the_summary_says_why_there_was_no_limit(http: httpx.Client) -> None:
-    expected: Counter[str] = Counter()
-    for batch_size, optimizer in (
-        (10_000_000, "adam"),
-        (20_000_000, "adam"),
-        (30_000_000, "adafactor"),
-    ):
-        prediction = predict(http, "transformer", batch_size=batch_size, optimizer=optimizer)
-        assert prediction["safe_bytes"] is None
-        expected.update({reason.split()[0] for reason in prediction["reasons"]})
-        answer = observe(http, prediction_id=prediction["prediction_id"], peak_mib=30_000)
-        assert answer.status_code == 201, answer.text
-    summary = http.get("/v1/observations/summary").json()
-    [group] = [group for group in summary["groups"] if group["family"] == "transformer"]
-    assert expected["batch_size"] == 3
-    assert group["without_limit"] == expected
-    assert list(group["without_limit"].values()) == sorted(expected.values(), reverse=True)
-
-
 @pytest.mark.parametrize(
     "query", ["days=0", "days=x", "days=99999", "weeks=1", "days=%00", "days=x&" * 30]
 )
@@ -411,15 +390,3 @@ def test_the_store_finds_its_way_back(postgresql: PostgreSQL, tmp_path: Path) ->
     said = log.read_text()
     assert said.count("cannot be used") == 1
     assert "Traceback" not in said
-
-
-def test_answers_have_the_shape_that_is_described(http: httpx.Client) -> None:
-    prediction = predict(http)
-    fields = {"prediction_id": prediction["prediction_id"], "peak_mib": 1777, "source": "dcgm"}
-    StoredObservation.model_validate_json(http.post("/v1/observations", json=fields).content)
-    several = http.post("/v1/observations", json={"observations": [fields, {}]})
-    ObservationResults.model_validate_json(several.content)
-    summary = ObservationSummary.model_validate_json(
-        http.get("/v1/observations/summary?days=1").content
-    )
-    assert summary.groups

@@ -202,22 +202,6 @@ def test_keys_of_different_clients_never_meet(
     assert first.observation_id != second.observation_id
 
 
-def test_equal_jobs_are_stored_once(
-    make_store: MakeStore, estimate: PredictionTable, file: Path
-) -> None:
-    one = make_store()
-    jobs = [job_from_dict({**EXAMPLE_JOBS["mlp"], "batch_size": size}) for size in (1, 2, 3)]
-    for number in range(300):
-        one.record(record(estimate, jobs[number % 3]))
-    one.drain()
-    assert rows(file, "SELECT count(*) FROM predictions") == [(300,)]
-    assert rows(file, "SELECT count(*), count(DISTINCT family) FROM jobs") == [(3, 1)]
-    [(family, release, safe)] = rows(
-        file, "SELECT DISTINCT model_name, release, safe_bytes FROM predictions"
-    )
-    assert (family, release, safe) == (estimate.models[0].name, "r1", estimate.safe_bytes[0])
-
-
 def test_too_many_predictions_are_dropped_and_counted(
     address: str, estimate: PredictionTable, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

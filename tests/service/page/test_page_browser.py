@@ -191,18 +191,6 @@ def test_a_pasted_request_body_sets_the_form(page: Browser, example: Example, as
     assert json.loads(page.value("#job")) == question["job"]
 
 
-def test_broken_json_is_said_beside_the_text(page: Browser, example: Example, asked: Asked) -> None:
-    pick(page, "mlp", asked(job=example("mlp")))
-    text = page.find("#job")
-    text.clear()
-    text.send_keys('{"family": "mlp",' + Keys.ENTER + "oops}")
-    page.wait(lambda: page.find("#job-error").is_displayed(), "the message")
-    assert "not valid JSON: line 2, column" in page.text("#job-error")
-    assert text.get_attribute("aria-invalid") == "true"
-    assert "job-error" in (text.get_attribute("aria-describedby") or "")
-    assert page.find("#stale").is_displayed()
-
-
 def test_a_refused_field_is_marked_and_explained(
     page: Browser, example: Example, asked: Asked
 ) -> None:
@@ -217,16 +205,6 @@ def test_a_refused_field_is_marked_and_explained(
     has_answer(page, asked(job={**example("mlp"), "batch_size": 8}))
     assert not page.find("#batch_size-error").is_displayed()
     assert not page.find("#stale").is_displayed()
-
-
-def test_a_fault_deep_in_the_job_is_named_by_its_path(page: Browser, example: Example) -> None:
-    job = example("mlp")
-    job["layers"][3][2] = -1
-    page.run("document.getElementById('job').value = arguments[0];", json.dumps(job))
-    page.find("#job-form button[type=submit]").click()
-    page.wait(lambda: page.find("#job-error").is_displayed(), "the message")
-    assert "job.layers[3].parameters" in page.text("#job-error")
-    assert page.driver.switch_to.active_element.get_attribute("id") == "job"
 
 
 def test_outside_the_support_no_number_is_offered(
@@ -258,32 +236,6 @@ def test_outside_the_support_no_number_is_offered(
     )
     assert set(chances) == {"–"}  # a chance beside "unknown" would contradict it
     assert VERDICT_TEXTS["unknown"] in page.text("#fits-table tbody")
-
-
-def test_copy_boxes_hold_the_limit_and_for_kai_the_request(
-    page: Browser, example: Example, asked: Asked
-) -> None:
-    job = example("gpt2_small")
-    answer = asked(job=job)
-    pick(page, "gpt2_small", answer)
-    request, limit = ceil_mib(answer["expected_bytes"]), ceil_mib(answer["safe_bytes"])
-    assert f"nvidia.com/gpumem: {limit}\n" in box(page, "hami").text
-    assert f"volcano.sh/vgpu-memory: {limit}\n" in box(page, "volcano").text
-    assert f'gpu-memory: "{request}"' in box(page, "kai").text
-    assert f"--gres=shard:{-(-limit // 1024)}\n" in box(page, "sbatch").text
-    shard = page.find("#shard_mib")
-    shard.clear()
-    shard.send_keys("500")
-    assert f"--gres=shard:{-(-limit // 500)}\n" in box(page, "sbatch").text
-
-    box(page, "hami").find_element(By.CSS_SELECTOR, "button").click()
-    page.wait(lambda: "Copied" in box(page, "hami").text, "the copy")
-    held = page.driver.execute_async_script("navigator.clipboard.readText().then(arguments[0])")
-    assert held == f"resources:\n  limits:\n    nvidia.com/gpu: 1\n    nvidia.com/gpumem: {limit}"
-    command = page.run("return document.querySelector('[data-recipe=curl] code').textContent")
-    assert command.startswith(f"curl -s '{page.url}/v1/predict'")
-    body = json.loads(command[command.index("-d '") + 4 : -1])
-    assert ceil_mib(asked(**body)["expected_bytes"]) == request
 
 
 def test_the_link_holds_the_whole_question(page: Browser, example: Example, asked: Asked) -> None:
@@ -372,25 +324,6 @@ def test_a_screen_reader_hears_the_answer_and_every_control_has_a_name(
     assert nameless == []
 
 
-@pytest.mark.parametrize("width", [360, 1280])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_is_readable_on_phone_and_desk_in_light_and_dark(
-    page: Browser, example: Example, asked: Asked, width: int, scheme: str
-) -> None:
-    page.media(prefers_color_scheme=scheme, prefers_reduced_motion="reduce")
-    page.resize(width, is_mobile=width < 500)
-    for name in ("mlp", "r3d18"):
-        pick(page, name, asked(job=example(name)))
-        assert page.run("return document.documentElement.scrollWidth") <= width
-        assert page.run(FAINT_TEXTS) == []
-    ground = page.run("return getComputedStyle(document.body).backgroundColor")
-    assert (sum(map(int, ground[4:-1].split(","))) < 150) == (scheme == "dark")
-    assert (
-        page.run("return getComputedStyle(document.querySelector('button')).transitionDuration")
-        == "0s"
-    )
-
-
 def test_a_key_is_asked_for_and_kept_in_this_tab_alone(
     chrome: Browser, start_service: StartService, example: Example, asked: Asked
 ) -> None:
@@ -427,22 +360,3 @@ def test_a_key_is_asked_for_and_kept_in_this_tab_alone(
         assert chrome.complaints() == []
         chrome.open()
         chrome.requested()
-
-
-def test_the_description_of_the_api_is_shown_without_another_host(
-    page: Browser, http: httpx.Client
-) -> None:
-    page.open("/docs")
-    paths = http.get("/openapi.json").json()["paths"]
-    described = {
-        (path, method) for path, item in paths.items() for method in item if method != "parameters"
-    }
-    page.wait(lambda: page.driver.find_elements(By.CSS_SELECTOR, ".opblock"), "the operations")
-    shown = page.run(
-        "return [...document.querySelectorAll('.opblock')].map((block) =>"
-        " [block.querySelector('.opblock-summary-path').dataset.path, block.querySelector('.opblock-summary-method').innerText])"
-    )
-    assert {(path, method.lower()) for path, method in shown} == described
-    page.find('[data-path="/v1/predict"]').click()
-    page.wait(lambda: "expected_bytes" in page.text(".opblock.is-open"), "the example")
-    assert page.driver.find_elements(By.CSS_SELECTOR, ".errors-wrapper") == []
