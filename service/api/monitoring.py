@@ -107,12 +107,6 @@ RESIDENT: Final = Gauge(
 CPU: Final = Counter(
     "gpumemnet_worker_cpu_seconds", "Processor time of a worker, user and system.", ("worker",)
 )
-STARTED: Final = Gauge(
-    "gpumemnet_worker_start_time_seconds",
-    "When a worker was started, since the epoch.",
-    ("worker",),
-    multiprocess_mode="livesum",
-)
 BUILD: Final = Gauge(
     "gpumemnet_build_info",
     "Always 1; the labels name the versions.",
@@ -165,7 +159,6 @@ class Vitals:
 
     def __init__(self) -> None:
         worker = str(os.getpid())
-        STARTED.labels(worker).set(time.time())
         self._resident = RESIDENT.labels(worker)
         self._cpu = CPU.labels(worker)
         self._cpu_seconds = 0.0

@@ -547,13 +547,10 @@ def _sentence(error: ErrorDetails, members: Sequence[str]) -> str:
         return f"is missing: known fields are {', '.join(members)}"
     if kind == "extra_forbidden":
         name = str(error["loc"][-1])
-        content = next((member for member in ("job", "jobs") if member in members), None)
-        if content is not None and name in JOB_FIELDS:
-            return f"is not a field: it belongs to a job, and jobs stand under '{content}'"
+        if name in JOB_FIELDS and not {"job", "jobs"}.isdisjoint(members):
+            return "is not a field of the request: it belongs to a job"
         hint = did_you_mean(name, members, f"known fields are {', '.join(members)}")
         return f"is not a field: {hint}"
     if kind == "value_error":
         return str(error["ctx"]["error"])
-    if kind in ("too_short", "too_long") and isinstance(error["input"], list):
-        return message.replace("List should", "must").replace(" after validation", "")
     return f"{message}, not {describe(error['input'])}"

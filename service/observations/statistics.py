@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,48 +50,22 @@ def miss_probability(promised: Iterable[float], misses: int) -> float:
     return float(max(0.0, 1.0 - fewer.sum()))
 
 
-@dataclass(frozen=True, slots=True)
-class Alarm:
-    """Whether a family's coverage is below its nominal coverage.
+class Alarm(NamedTuple):
+    """How well a family's safe bytes held over its last observations.
 
     Attributes:
         family: of the jobs.
-        judged: observations that tested a safe bound, at most the window.
-        covered: of these, the jobs that stayed within the bound.
-        promised_coverage: mean nominal coverage; ``None`` where none was judged.
-        probability: of as many misses or more, at nominal coverage.
+        is_on: whether the coverage is significantly below what was promised.
+        coverage: share of the jobs that stayed within their safe bytes; ``None`` where none tests it.
+        promised_coverage: mean nominal coverage of the same jobs.
+        error_ratio: median of (expected - observed) / observed.
     """
 
     family: str
-    judged: int
-    covered: int
+    is_on: bool
+    coverage: float | None
     promised_coverage: float | None
-    probability: float
-
-    @property
-    def on(self) -> bool:
-        """Whether the probability is below :data:`ALARM_PROBABILITY`."""
-        return self.probability < ALARM_PROBABILITY
-
-    @property
-    def coverage(self) -> float | None:
-        """Observed coverage; ``None`` where none was judged."""
-        return self.covered / self.judged if self.judged else None
-
-
-def alarm(family: str, newest_first: Sequence[Row[Any]], window: int) -> Alarm:
-    """The state of the alarm over the first ``window`` observations that tested their bound."""
-    kept = _kept(newest_first, _column(newest_first, "safe_bytes"))
-    judged = np.flatnonzero(~np.isnan(kept))[:window]
-    promised = _column(newest_first, "coverage")[judged]
-    covered = int(kept[judged].sum())
-    return Alarm(
-        family,
-        len(judged),
-        covered,
-        _mean(promised),
-        miss_probability(promised.tolist(), len(judged) - covered),
-    )
+    error_ratio: float | None
 
 
 def summarise(rows: Sequence[Row[Any]]) -> dict[str, Any]:
@@ -214,16 +187,27 @@ def read_prediction(connection: Connection, *, identity: str) -> dict[str, Any] 
     }
 
 
-def read_alarms(connection: Connection, window: int) -> list[tuple[Alarm, float | None]]:
-    """For every family with observations: the alarm's state, and the median error ratio over the
-    same window."""
-    found = []
+def read_alarms(connection: Connection, window: int) -> list[Alarm]:
+    """The alarm of every family with observations, over the last ``window`` of them."""
+    alarms = []
     for family in FAMILIES:
         # Some observations do not test their bound; twice the window leaves room for them.
         question = _compared().where(OBSERVATIONS.c.family == family).limit(2 * window)
         if rows := connection.execute(question).all():
-            found.append((alarm(family, rows, window), median(error_ratios(rows[:window]))))
-    return found
+            kept = _kept(rows, _column(rows, "safe_bytes"))
+            judged = np.flatnonzero(~np.isnan(kept))[:window]
+            promised = _column(rows, "coverage")[judged]
+            probability = miss_probability(promised.tolist(), int((kept[judged] == 0).sum()))
+            alarms.append(
+                Alarm(
+                    family,
+                    probability < ALARM_PROBABILITY,
+                    _mean(kept[judged]),
+                    _mean(promised),
+                    median(error_ratios(rows[:window])),
+                )
+            )
+    return alarms
 
 
 def _compared() -> Select[Any]:

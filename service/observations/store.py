@@ -586,13 +586,15 @@ class ObservationStore:
             self._refresh_at = now + REFRESH_SECONDS
             assert self._engine is not None
             with reading(self._engine) as connection:
-                for alarm, error_ratio in read_alarms(connection, ALARM_WINDOW):
-                    ALARM.labels(alarm.family).set(alarm.on)
-                    if alarm.coverage is not None:
-                        COVERAGE.labels(alarm.family).set(alarm.coverage)
-                        PROMISED.labels(alarm.family).set(alarm.promised_coverage or 0.0)
-                    if error_ratio is not None:
-                        ERROR.labels(alarm.family).set(error_ratio)
+                for alarm in read_alarms(connection, ALARM_WINDOW):
+                    ALARM.labels(alarm.family).set(alarm.is_on)
+                    for gauge, value in (
+                        (COVERAGE, alarm.coverage),
+                        (PROMISED, alarm.promised_coverage),
+                        (ERROR, alarm.error_ratio),
+                    ):
+                        if value is not None:
+                            gauge.labels(alarm.family).set(value)
         if now >= self._sweep_at:
             with self._begin() as connection:
                 more = sweep(connection, time.time() - self._retention_seconds)

@@ -25,9 +25,6 @@ from tests.service.run_service import run_service
 from tests.service.sockets import connect, post_head
 from tests.waiting import wait_until
 
-MAX_RESIDENT_MIB = 220
-HEAVY = ("torch", "pandas", "sklearn", "scipy", "matplotlib", "pyarrow", "httpx")
-
 
 def test_it_loads_neither_torch_nor_pandas() -> None:
     script = (

@@ -25,30 +25,6 @@ Asked = Callable[..., Document]
 """What the service answers to a question."""
 
 # Texts whose contrast with what lies behind them is below WCAG's level AA.
-FAINT_TEXTS = """
-const parse = (text) => { const found = text.match(/[\\d.]+/g).map(Number); return found.length > 3 ? found : [...found, 1]; };
-const light = ([r, g, b]) => [r, g, b].map((part) => part / 255)
-  .map((part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4)
-  .reduce((sum, part, at) => sum + part * [0.2126, 0.7152, 0.0722][at], 0);
-const behind = (node) => {
-  for (let at = node; at; at = at.parentElement) {
-    const colour = parse(getComputedStyle(at).backgroundColor);
-    if (colour[3] === 1) return colour;
-  }
-  return [255, 255, 255];
-};
-const faint = [];
-for (const node of document.querySelectorAll("body *")) {
-  const own = [...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
-  if (!own || !node.checkVisibility()) continue;
-  const style = getComputedStyle(node);
-  const [one, other] = [light(parse(node.ownerSVGElement ? style.fill : style.color)), light(behind(node))];
-  const contrast = (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
-  const isLarge = parseFloat(style.fontSize) >= 24;
-  if (contrast < (isLarge ? 3 : 4.5)) faint.push(`${node.tagName} ${node.textContent.trim().slice(0, 40)} ${contrast}`);
-}
-return faint;
-"""
 
 
 @pytest.fixture(scope="module")
