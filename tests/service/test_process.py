@@ -25,6 +25,8 @@ from tests.service.run_service import run_service
 from tests.service.sockets import connect, post_head
 from tests.waiting import wait_until
 
+HEAVY = ("torch", "pandas", "sklearn", "scipy", "matplotlib", "pyarrow", "httpx")
+
 
 def test_it_loads_neither_torch_nor_pandas() -> None:
     script = (
