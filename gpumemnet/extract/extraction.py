@@ -202,7 +202,8 @@ def extract_from(
     names = [call.path for call in seen.calls]
     if seen.unused:
         unused = [parameters[name] for name in seen.unused]
-        size, trains = sum(map(Tensor.numel, unused)), any(each.requires_grad for each in unused)
+        size = sum(each.numel() for each in unused)
+        trains = any(each.requires_grad for each in unused)
         layers.append(Layer("other", 0, size, trains, layers[-1].block if layers else None))
         names.append(UNUSED)
     if not layers:
