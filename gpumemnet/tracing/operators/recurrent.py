@@ -14,6 +14,7 @@ projection, are not replaced.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import Any, Final, NamedTuple
 
@@ -38,10 +39,11 @@ _GRU_WORKSPACE: Final = 5
 _CUDNN_TYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def _lstm(
+def _layers(
+    kind: str,
     original: Callable[..., Any],
     input: Tensor,
-    hx: Sequence[Tensor],
+    hx: Any,
     params: Sequence[Tensor],
     has_biases: bool,
     num_layers: int,
@@ -50,21 +52,20 @@ def _lstm(
     bidirectional: bool,
     batch_first: bool,
 ) -> Any:
-    if not _cudnn_takes(input) or hx[0].shape[2] != hx[1].shape[2]:
-        return original(
-            input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first
-        )
-    batch, steps = input.shape[:2] if batch_first else input.shape[1::-1]
-    return _run(
-        "lstm", input, hx, params, num_layers, train, bidirectional, batch_first, steps, batch
-    )
+    """Run the layers of a batch of samples of equal length."""
+    if not _cudnn_takes(input, hx):
+        arguments = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
+        return original(input, hx, params, *arguments)
+    steps = input.shape[0] * input.shape[1]
+    return _run(kind, input, hx, params, num_layers, train, bidirectional, batch_first, steps)
 
 
-def _lstm_packed(
+def _packed_layers(
+    kind: str,
     original: Callable[..., Any],
     data: Tensor,
     batch_sizes: Tensor,
-    hx: Sequence[Tensor],
+    hx: Any,
     params: Sequence[Tensor],
     has_biases: bool,
     num_layers: int,
@@ -72,92 +73,38 @@ def _lstm_packed(
     train: bool,
     bidirectional: bool,
 ) -> Any:
-    if not _cudnn_takes(data) or hx[0].shape[2] != hx[1].shape[2]:
-        return original(
-            data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional
-        )
-    return _run(
-        "lstm",
-        data,
-        hx,
-        params,
-        num_layers,
-        train,
-        bidirectional,
-        False,
-        batch_sizes.shape[0],
-        hx[0].shape[1],
-    )
+    """Run the layers of samples that are packed by their lengths."""
+    if not _cudnn_takes(data, hx):
+        arguments = (has_biases, num_layers, dropout, train, bidirectional)
+        return original(data, batch_sizes, hx, params, *arguments)
+    steps = batch_sizes.shape[0] * _states(hx)[0].shape[1]
+    return _run(kind, data, hx, params, num_layers, train, bidirectional, False, steps)
 
 
-def _gru(
-    original: Callable[..., Any],
-    input: Tensor,
-    hx: Tensor,
-    params: Sequence[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> Any:
-    if not _cudnn_takes(input):
-        return original(
-            input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first
-        )
-    batch, steps = input.shape[:2] if batch_first else input.shape[1::-1]
-    return _run(
-        "gru", input, (hx,), params, num_layers, train, bidirectional, batch_first, steps, batch
-    )
+def _states(hx: Any) -> Sequence[Tensor]:
+    """Return the states as a sequence: a GRU has one tensor, an LSTM two."""
+    return (hx,) if isinstance(hx, Tensor) else hx
 
 
-def _gru_packed(
-    original: Callable[..., Any],
-    data: Tensor,
-    batch_sizes: Tensor,
-    hx: Tensor,
-    params: Sequence[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-) -> Any:
-    if not _cudnn_takes(data):
-        return original(
-            data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional
-        )
-    return _run(
-        "gru",
-        data,
-        (hx,),
-        params,
-        num_layers,
-        train,
-        bidirectional,
-        False,
-        batch_sizes.shape[0],
-        hx.shape[1],
-    )
-
-
-def _cudnn_takes(input: Tensor) -> bool:
-    return torch.backends.cudnn.enabled and input.dtype in _CUDNN_TYPES and input.numel() > 0
+def _cudnn_takes(input: Tensor, hx: Any) -> bool:
+    """Whether cuDNN runs the layers; it knows no LSTM with a projection."""
+    is_known = torch.backends.cudnn.enabled and input.dtype in _CUDNN_TYPES and input.numel() > 0
+    return is_known and len({state.shape[2] for state in _states(hx)}) == 1
 
 
 def _run(
     kind: str,
     input: Tensor,
-    hidden: Sequence[Tensor],
+    hx: Any,
     params: Sequence[Tensor],
     layers: int,
     train: bool,
     bidirectional: bool,
     batch_first: bool,
     steps: int,
-    batch: int,
 ) -> tuple[Tensor, ...]:
+    """Run layers in cuDNN on so many steps of all samples together."""
+    hidden = _states(hx)
     directions = 2 if bidirectional else 1
     units = hidden[0].shape[2]
     weights_dtype = None
@@ -165,9 +112,7 @@ def _run(
         weights_dtype = torch.get_autocast_dtype("cuda")
         input, *hidden = (tensor.to(weights_dtype) for tensor in (input, *hidden))
     reserve = (
-        reserve_elements(
-            kind, steps=steps * batch, hidden=units, layers=layers, directions=directions
-        )
+        reserve_elements(kind, steps=steps, hidden=units, layers=layers, directions=directions)
         if train
         else 0
     )
@@ -310,15 +255,14 @@ class _FusedGruCell(torch.autograd.Function):
 
 OVERRIDES.extend(
     (
-        Override(aten.lstm.input, _lstm),
-        Override(aten.lstm.data, _lstm_packed),
-        Override(aten.gru.input, _gru),
-        Override(aten.gru.data, _gru_packed),
+        Override(aten.lstm.input, partial(_layers, "lstm")),
+        Override(aten.lstm.data, partial(_packed_layers, "lstm")),
+        Override(aten.gru.input, partial(_layers, "gru")),
+        Override(aten.gru.data, partial(_packed_layers, "gru")),
         Override(aten.lstm_cell.default, _lstm_cell),
         Override(aten.gru_cell.default, _gru_cell),
     )
 )
-"""The overrides that this module defines."""
 
 
 def _packed(call: Call) -> tuple[Scratch, ...]:
