@@ -23,7 +23,9 @@ from gpumemnet.named.fit import COVERAGE, FitAnswer, fit
 from gpumemnet.named.methods import METHODS
 from gpumemnet.predict.conformal import conformal_quantiles
 
-TABLES: Final = ("fms-acceleration", "litgpt", "qwen")
+TABLES: Final = ("fms-acceleration", "litgpt", "qwen", "peft")
+_FLUX_TOKENS: Final = 512 + 1024
+"""Of text, and of an image of 512 pixels."""
 _GPTQ: Final = "gptq_lora"
 _TARGETS: Final = {
     "query": "q_proj",
@@ -38,6 +40,7 @@ _TARGETS: Final = {
     "w2": "gate_proj",
 }
 _MODELS: Final = {
+    "black-forest-labs/FLUX.2-klein-base-4B": "black-forest-labs/FLUX.2-klein-4B",
     "NousResearch/Llama-2-70b-hf": "meta-llama/Llama-2-70b-hf",
     "TheBloke/Llama-2-70B-GPTQ": "meta-llama/Llama-2-70b-hf",
     "TheBloke/Mistral-7B-v0.1-GPTQ": "mistralai/Mistral-7B-v0.1",
@@ -76,7 +79,15 @@ def _reading(table: str, row: dict[str, str]) -> Reading | str:
     if reason:
         return f"{row['row_id']}: {reason}"
     options = _options(table, row)
-    gpu = "A10G" if "A10G" in row["gpu"] else "A100-80GB" if "80" in row["gpu"] else "A100"
+    gpu = (
+        "A10G"
+        if "A10G" in row["gpu"]
+        else "L40S"
+        if "L40S" in row["gpu"]
+        else "A100-80GB"
+        if "80" in row["gpu"]
+        else "A100"
+    )
     try:
         answer = fit(_model(row["model"]), gpu=gpu, **options)
     except GpumemnetError as error:
@@ -144,6 +155,10 @@ def _options(table: str, row: dict[str, str]) -> dict[str, Any]:
         if method == "qlora":
             # What is not quantised stays in fp32, and bitsandbytes answers in its input's type.
             values |= {"optimizer": "paged_adamw"}
+    if table == "peft":
+        stated = json.loads(row["peft_config"])
+        values |= {"sequence_length": _FLUX_TOKENS, "lora_rank": stated.get("r", 16), "year": 2026}
+        values["method"] = "dora" if stated.get("use_dora") else method
     if table == "qwen":
         values["raises_logits"] = False  # its own class, which autocast raises
         # finetune_qlora_single_gpu.sh runs DeepSpeed, which has no autocast.
@@ -165,7 +180,7 @@ def safety_factors(found: list[Reading]) -> dict[str, float]:
         ]
         for is_quantised in (False, True)
     }
-    together = _factor([*ratios[False], *ratios[True]]) or max(*ratios[False], *ratios[True])
+    together = _factor([*ratios[False], *ratios[True]]) or max([1.0, *ratios[False], *ratios[True]])
     return {
         "plain": _factor(ratios[False]) or together,
         "quantised": _factor(ratios[True]) or together,
@@ -190,7 +205,7 @@ def compare(folder: Path, *, write: bool = False) -> str:
             lines.append(
                 f"{each.row:24} read {read:6.2f}  expected {expected:6.2f}  {each.error:+.1%}"
             )
-    for source in (*TABLES, ""):
+    for source in (*sorted({each.source for each in found}), ""):
         own = [each for each in found if source in ("", each.source)]
         below = 0
         for table in {each.source for each in own}:

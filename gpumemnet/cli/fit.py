@@ -193,15 +193,15 @@ def _show_table(answer: FitAnswer, console: Console) -> None:
     for row in answer.table:
         cells = [_cell(size, answer.available_bytes) for size in row["safe_bytes"].values()]
         rows.append((row["method"], "on" if row["checkpointing"] else "off", *cells))
-    columns = ("method", "checkpoints", *(f"{int(each):,}" for each in lengths))
-    print_table(console, f"What would fit: safe GiB by {answer.table_by}", columns, rows)
+    columns = ("method", "checkpointing", *(f"{int(each):,}" for each in lengths))
+    print_table(console, f"What would fit (✓): safe GiB by {answer.table_by}", columns, rows)
 
 
 def _cell(size: int, available: int | None) -> str:
     text = f"{size / GIB:,.1f}"
     if available is None:
         return text
-    return f"{text} {'fits' if size <= available else '-'}"
+    return f"{text} ✓" if size <= available else text
 
 
 def _show_limits(answer: FitAnswer, gpu: str | None, console: Console) -> None:

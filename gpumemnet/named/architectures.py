@@ -8,6 +8,7 @@ from typing import Any
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.named.decoders import STYLES, Decoder
+from gpumemnet.named.diffusion import diffusion
 from gpumemnet.named.encoders import BUILDERS, vision_tower
 from gpumemnet.named.operators import Network, count_of
 
@@ -31,7 +32,8 @@ def network(config: Mapping[str, Any], tokens: int, *, is_joined: bool = False) 
     Raises:
         InvalidRequestError: the family is not known, or a size is missing.
     """
-    builder = BUILDERS.get(str(config.get("model_type")))
+    builder = diffusion if config.get("model_type") == "diffusers" else None
+    builder = builder or BUILDERS.get(str(config.get("model_type")))
     if builder is not None:
         return builder(config, tokens)
     part = language_config(config)

@@ -65,7 +65,9 @@ def _by_key() -> dict[str, str]:
     names = [*((name, name) for name in document["models"]), *document["aliases"].items()]
     for name, model in names:
         found.setdefault(name.casefold().rpartition("/")[2], model)
-    return found | {name.casefold(): model for name, model in names}
+    # The trained part of a diffusion pipeline stands behind a colon.
+    parts = {name.casefold().partition(":")[0]: model for name, model in names}
+    return found | parts | {name.casefold(): model for name, model in names}
 
 
 def model_names() -> tuple[str, ...]:
@@ -105,8 +107,7 @@ def find_model(name: str) -> NamedModel:
 
 def _hint(name: str) -> str:
     remedy = "give the path of its config.json, or a hub id with huggingface_hub installed"
-    keys = [*_by_key(), *_document(_IMAGE_NETWORKS)]
-    return did_you_mean(name, keys, remedy, similarity=0.75, key=str.casefold)
+    return did_you_mean(name, model_names(), remedy, similarity=0.75, key=str.casefold)
 
 
 def _from_file(path: Path, name: str) -> NamedModel:

@@ -136,7 +136,7 @@ class Stack:
         return section.linear(inner, tokens, sizes[::-1], "fc2", bias)
 
 
-def _sizes(config: Mapping[str, Any]) -> dict[str, int]:
+def _sizes(config: Mapping[str, Any]) -> dict[str, Any]:
     """Widths of a stack under the names of most configurations."""
     hidden = count_of(config, "hidden_size", "d_model", "dim")
     return {

@@ -28,7 +28,8 @@ from gpumemnet.gpu import (
 )
 from gpumemnet.named.architectures import network
 from gpumemnet.named.catalogue import NamedModel, find_model
-from gpumemnet.named.methods import MAX_SEQUENCE_LENGTH, SHARDED, Method
+from gpumemnet.named.diffusion import TEXT_TOKENS
+from gpumemnet.named.methods import MAX_SEQUENCE_LENGTH, Method
 from gpumemnet.named.operators import Network
 from gpumemnet.named.step_walk import PARTS, StepPeak, step_peak
 from gpumemnet.physics.attention_kernels import (
@@ -46,6 +47,8 @@ TABLE_METHODS: Final = ("full", "lora", "qlora")
 TABLE_LENGTHS: Final = (256, 512, 1024, 2048, 4096, 8192)
 TABLE_BATCHES: Final = (16, 64, 128, 256)
 _IMAGE_TYPES: Final = ("layers", "vit", "dinov2")
+_IMAGE_TOKENS: Final = 4096
+"""Of an image of 1,024 pixels, in a diffusion transformer."""
 _TOKENS_STEP: Final = 128
 MAX_SEARCHED_BATCH: Final = 2**16
 _TYPES: Final = {"bf16": "bfloat16", "amp_bf16": "bfloat16", "amp_fp16": "float16"}
@@ -288,6 +291,8 @@ def _with_defaults(model: NamedModel, stated: Mapping[str, Any]) -> Method:
         default = Method().sequence_length
         values["sequence_length"] = min(default, longest)
     quantised = model.config.get("quantization_config") or {}
+    if model.config.get("model_type") == "diffusers":
+        values.setdefault("sequence_length", TEXT_TOKENS + _IMAGE_TOKENS)
     if model.config.get("model_type") == "layers":
         values["checkpointing"] = False  # blocks are not known
     if quantised.get("quant_method") in ("gptq", "awq"):
@@ -351,6 +356,8 @@ def _notes(model: NamedModel, method: Method) -> Iterator[str]:
         yield "the total of parameters was compared with a recalled number only"
     if method.optimizer.startswith("paged_"):
         yield "paged optimizer state is counted as lying in host memory"
+    if model.config.get("model_type") == "diffusers":
+        yield "of the pipeline, the transformer alone; samples are 512 tokens of text and the image's"
     if "vision_config" in model.config:
         yield "the vision tower's activations are not counted: samples of text only"
 
@@ -494,13 +501,16 @@ def _steps(asked: _Asked, method: Method) -> Iterator[tuple[str, str, dict[str, 
             f"--sequence-length {half}",
             {"sequence_length": half},
         )
-    for count in (2, 4, 8):
-        if count > method.gpus or method.parallel not in SHARDED:
+    sharded = [replace(method, gpus=count, parallel="fsdp2") for count in (2, 4, 8)]
+    for changed in sharded:
+        if asked.profile is not None and changed.gpus > method.gpus and asked.is_safe(changed):
+            name = f"{changed.gpus}x{asked.profile.aliases[0]}"
             yield (
-                f"{count} GPUs, sharded by FSDP2",
-                f"--gpus {count} --parallel fsdp2",
-                {"gpus": max(count, method.gpus), "parallel": "fsdp2"},
+                f"{changed.gpus} GPUs, sharded by FSDP2",
+                f"--gpu {name} --parallel fsdp2",
+                {"gpus": changed.gpus, "parallel": "fsdp2"},
             )
+            return
 
 
 def _smaller_batch(asked: _Asked, method: Method) -> int:

@@ -1,0 +1,40 @@
+"""``python -m research readings``: what ``fit`` says, beside published readings."""
+
+import csv
+from pathlib import Path
+
+from research.readings import TABLES, Reading, compare, readings
+
+ROW = {
+    "row_id": "litgpt:1",
+    "model": "meta-llama/Llama-2-7b-hf",
+    "method": "lora",
+    "precision": "bf16",
+    "batch_per_gpu": "2",
+    "gradient_accumulation": "4",
+    "sequence_length": "512",
+    "checkpointing": "none",
+    "gpus": "1",
+    "gpu": "NVIDIA A10G 24GB",
+    "usable": "yes",
+    "reading_kind": "torch_max_allocated",
+    "lora_rank": "32",
+    "lora_targets": "query,value",
+    "reading_bytes": "19770000000",
+}
+
+
+def test_a_reading_is_met_and_a_row_that_cannot_be_asked_says_why(tmp_path: Path) -> None:
+    rows = [ROW, {**ROW, "row_id": "litgpt:2", "method": "adapter"}, {**ROW, "gpus": "2"}]
+    for table in TABLES:
+        with (tmp_path / f"{table}.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(ROW))
+            writer.writeheader()
+            writer.writerows(rows if table == "litgpt" else [])
+    met, left_out = list(readings(tmp_path))
+    assert isinstance(met, Reading)
+    assert abs(met.error) < 0.03
+    assert left_out == "litgpt:2: method adapter"
+    shown = compare(tmp_path)
+    assert "litgpt: 1 rows" in shown
+    assert "left out  litgpt:2" in shown
