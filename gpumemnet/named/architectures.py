@@ -32,14 +32,14 @@ def network(config: Mapping[str, Any], tokens: int, *, is_joined: bool = False) 
     Raises:
         InvalidRequestError: the family is not known, or a size is missing.
     """
-    builder = diffusion if config.get("model_type") == "diffusers" else None
-    builder = builder or BUILDERS.get(str(config.get("model_type")))
+    builders = {**BUILDERS, "diffusers": diffusion}
+    builder = builders.get(str(config.get("model_type")))
     if builder is not None:
         return builder(config, tokens)
     part = language_config(config)
     kind = part.get("model_type")
     if kind not in STYLES:
-        known = ", ".join(sorted([*STYLES, *BUILDERS]))
+        known = ", ".join(sorted([*STYLES, *builders]))
         raise InvalidRequestError(
             f"its model_type {kind!r} is not known here: known are {known}; "
             "`gpumemnet trace FILE.py:FACTORY` takes any model",

@@ -139,6 +139,7 @@ class _BlockWalk:
         self.tensors: dict[int, _Buffer] = {}
         self.saved: list[list[_Buffer]] = []
         self.records = True
+        self.has_fused_logits = False
 
     def walk(self) -> BlockMemory:
         """Returns what the block holds."""
@@ -183,6 +184,9 @@ class _BlockWalk:
         if not buffer.holders:
             self.live.free(buffer.size)
 
+    def _is_fused_head(self, operator: Operator) -> bool:
+        return operator.name == "lm_head" and self.method.kernels != "none"
+
     def _trains(self, operator: Operator) -> bool:
         return not self.method.has_adapters and operator.parameters > 0
 
@@ -216,10 +220,11 @@ class _BlockWalk:
         self.needs_gradient[at] = needs
         self.elements[at] = operator.elements * self.batch
         self.element_bytes[at] = self._output_bytes(operator, widest)
+        self.has_fused_logits |= self._is_fused_head(operator)
         if operator.kind == "loss":
             self.elements[at] = 1
-        elif operator.kind == "identity":
-            self.elements[at] = 0
+        elif operator.kind == "identity" or self.has_fused_logits:
+            self.elements[at] = 0  # the weights of an image encoder; logits that are never made
         self.tensors[at] = _Buffer(live.take(self._bytes(at)))
         kept, own, temporary = self._rule(at, operator, widest, has_adapter)
         buffers = [_Buffer(live.take(size)) for size in own]
@@ -294,7 +299,6 @@ class _BlockWalk:
         method, rows = self.method, operator.rows * self.batch
         compute = method.compute_bytes
         inputs, matrix = rows * operator.width, method.matrix_elements(operator) * operator.copies
-        is_fused_loss = operator.name == "lm_head" and method.kernels != "none"
         kept: list[int] = []
         own: list[float] = []
         cast = float(compute * inputs) if widest > compute else 0.0
@@ -318,7 +322,7 @@ class _BlockWalk:
         if has_adapter:
             more, sizes, extra = self._adapter(operator, inputs, widest)
             kept, own, temporary = kept + more, own + sizes, temporary + extra
-        if is_fused_loss:
+        if self._is_fused_head(operator):
             own.append(float(compute * inputs))
         return kept, own, temporary
 
@@ -448,7 +452,7 @@ class _BlockWalk:
             if method.is_target(operator, self.is_inner):
                 wide = compute if method.is_autocast else method.adapter_bytes
                 found += max(wide * elements, wide * inputs)
-            if operator.name == "lm_head" and method.kernels != "none":
+            if self._is_fused_head(operator):
                 found += self._fused_loss_bytes(operator)
             return found
         if kind == "rms_norm":
