@@ -208,7 +208,14 @@ def chain_of(step: StepCosts, machine: Machine) -> Chain:
     for number, unit in enumerate(units):
         for column, option in enumerate(OPTIONS):
             if option.recomputes:
-                recompute[number, column] = total(unit.rerun)
+                recompute[number, column] = total(
+                    [
+                        index
+                        for index in unit.rerun
+                        if option is not Decision.RECOMPUTE_CHEAP
+                        or not step.operators[index].is_kept
+                    ]
+                )
             swapped = [
                 step.timeline.storages[s].size_bytes for s in swapped_storages(step, unit, option)
             ]
@@ -298,7 +305,7 @@ class _Memory:
             for column, option in enumerate(OPTIONS):
                 if option.recomputes:
                     gone[number, column, self._first_point + number] -= self._second_pass_bytes(
-                        unit
+                        unit, option
                     )
                     self._add_longer_holds(gone[number, column], unit, option)
         holders: dict[int, list[int]] = defaultdict(list)
@@ -360,12 +367,13 @@ class _Memory:
             return max(outside, copied_at(self._pass, number)), fetched_at(self._pass, number)
         return outside, unit.backward_start if option.recomputes else step.freed[storage]
 
-    def _second_pass_bytes(self, unit: UnitPass) -> float:
+    def _second_pass_bytes(self, unit: UnitPass, option: Decision) -> float:
         """Return the largest sum of what a second forward pass allocates."""
         live = peak = 0
         copies: set[int] = set()
+        skipped = unit.products if option is Decision.RECOMPUTE_CHEAP else frozenset()
         for event in self._step.timeline.events[unit.start : unit.stop]:
-            if event >= 0 and event in self._step.freed:
+            if event >= 0 and event in self._step.freed and event not in skipped:
                 copies.add(event)
                 live += self._sizes[event]
                 peak = max(peak, live)

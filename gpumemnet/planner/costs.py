@@ -59,6 +59,8 @@ class UnitPass:
             where it ever did: a copy that only the backward pass knows ends there.
         inputs: storages of its arguments, without the same.
         weights: those of ``saved`` that are weights cast by autocast.
+        products: storages that its matrix products, convolutions and attention made, with their
+            scratch memory.
         forward, backward: indices of the operators of its forward and of its backward pass.
         rerun: indices of those of its forward pass that run again when it is recomputed.
     """
@@ -72,6 +74,7 @@ class UnitPass:
     used_until: Mapping[int, int]
     inputs: tuple[int, ...]
     weights: frozenset[int]
+    products: frozenset[int]
     forward: tuple[int, ...]
     rerun: tuple[int, ...]
     backward: tuple[int, ...]
@@ -165,6 +168,14 @@ def swapped_storages(step: StepCosts, unit: UnitPass, decision: Decision) -> lis
     return [storage for storage in candidates if sizes[storage].size_bytes >= MIN_SWAPPED_BYTES]
 
 
+def kept_products(step: StepCosts, unit: UnitPass, decision: Decision) -> list[int]:
+    """Return the results of products that ``unit`` keeps although it is recomputed."""
+    if decision is not Decision.RECOMPUTE_CHEAP:
+        return []
+    storages = step.timeline.storages
+    return [each for each in unit.products if storages[each].memory_class != "workspace"]
+
+
 def held_until(step: StepCosts, unit: UnitPass, decision: Decision) -> dict[int, int]:
     """Return the storages that a unit holds on the GPU from its forward pass on, and the positions
     where it lets go."""
@@ -179,6 +190,8 @@ def held_until(step: StepCosts, unit: UnitPass, decision: Decision) -> dict[int,
         if not unit.start <= step.allocated[storage] < unit.end
     }
     held |= dict.fromkeys(unit.inputs, unit.backward_end)
+    for storage in kept_products(step, unit, decision):
+        held[storage] = max(unit.saved.get(storage, 0), unit.backward_start)
     return {storage: end for storage, end in held.items() if storage not in swapped}
 
 

@@ -140,6 +140,8 @@ class UnitForward:
         if not self._decision.recomputes:
             return own(*args, **kwargs)
         state = StateCheck(self._module, self._name, (args, kwargs))
-        output = recompute(self._module, own, args, kwargs)
+        output = recompute(
+            self._module, own, args, kwargs, cheap=self._decision is Decision.RECOMPUTE_CHEAP
+        )
         state.check()
         return output

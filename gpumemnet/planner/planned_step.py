@@ -29,6 +29,7 @@ from gpumemnet.planner.costs import (
     copied_at,
     fetched_at,
     held_until,
+    kept_products,
     swapped_storages,
 )
 from gpumemnet.planner.plans import (
@@ -92,6 +93,7 @@ class _Edit:
         for unit, decision in zip(units, chosen, strict=True):
             if decision is not Decision.KEEP:
                 touched |= unit.saved.keys() | set(unit.inputs)
+                touched |= set(kept_products(step, unit, decision))
         until = {
             storage: step.outside_until(storage) for storage in touched if storage in step.freed
         }
@@ -120,7 +122,7 @@ class _Edit:
                 before = fetched.get(storage, (start, end))
                 fetched[storage] = (min(before[0], start), max(before[1], end))
             if decision.recomputes:
-                self._recompute(unit)
+                self._recompute(unit, decision)
         for storage, (start, end) in list(fetched.items()):
             if until[storage] >= start:  # it is still there when it would be fetched
                 until[storage] = max(until[storage], end)
@@ -133,16 +135,17 @@ class _Edit:
             self.put_in(start, [copy], 1)
             self.put_in(end, [~copy], 3)
 
-    def _recompute(self, unit: UnitPass) -> None:
+    def _recompute(self, unit: UnitPass, decision: Decision) -> None:
         """Put the second forward pass in."""
         step = self.step
+        skipped = unit.products if decision is Decision.RECOMPUTE_CHEAP else frozenset()
         copies: dict[int, int] = {}
         events: list[int] = []
         for event in step.timeline.events[unit.start : unit.stop]:
             if event == EMPTY_CACHE:
                 continue
             if event >= 0:
-                if event in step.freed:
+                if event in step.freed and event not in skipped:
                     copies[event] = self.new_storage(event)
                     events.append(copies[event])
             elif ~event in copies:

@@ -39,6 +39,21 @@ FETCHED_AHEAD: Final = 1
 """How many units before its own backward pass a swapped unit is fetched."""
 MIN_SWAPPED_BYTES: Final = 2**16
 """Smallest storage that is swapped: a copy of less takes longer to start than to run."""
+EXPENSIVE_OPERATORS: Final = frozenset(
+    {
+        *("mm", "addmm", "_addmm_activation", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm"),
+        "convolution",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_flash_attention_forward",
+        "_scaled_dot_product_efficient_attention",
+        "_efficient_attention_forward",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_fused_attention_overrideable",
+    }
+)
+"""Operators of ``torch.ops.aten`` whose results :attr:`Decision.RECOMPUTE_CHEAP` keeps.  Attention
+with dropout is recomputed all the same: the random numbers of the rest depend on it."""
 PLAN_FORMAT: Final = "gpumemnet-plan"
 PLAN_VERSION: Final = 1
 
@@ -62,11 +77,14 @@ class Decision(StrEnum):
     """They wait in host memory."""
     RECOMPUTE_AND_SWAP_INPUT = "recompute_and_swap_input"
     """They are recomputed, and the unit's inputs wait in host memory."""
+    RECOMPUTE_CHEAP = "recompute_cheap"
+    """Results of matrix products, convolutions and attention are kept, everything else is
+    recomputed."""
 
     @property
     def recomputes(self) -> bool:
-        """Whether the unit's forward pass runs twice."""
-        return self in (Decision.RECOMPUTE, Decision.RECOMPUTE_AND_SWAP_INPUT)
+        """Whether the unit's forward pass, or a part of it, runs twice."""
+        return self not in (Decision.KEEP, Decision.SWAP)
 
     @property
     def swaps(self) -> bool:
@@ -216,6 +234,7 @@ OUTCOMES: Final = (FITS, PLANNED, NO_PLAN)
 DECISION_TEXTS: Final = {
     Decision.KEEP: "keep",
     Decision.RECOMPUTE: "recompute",
+    Decision.RECOMPUTE_CHEAP: "recompute all but products",
     Decision.SWAP: "swap",
     Decision.RECOMPUTE_AND_SWAP_INPUT: "recompute, swap inputs",
 }

@@ -2,23 +2,39 @@
 without re-entering autograd.
 
 The statistics of normalization layers must be updated once.  While a forward pass is repeated, such
-layers update copies.
+layers update copies.  With :data:`~gpumemnet.planner.plans.Decision.RECOMPUTE_CHEAP` the results of
+expensive operators are kept (selective activation checkpointing, Korthikanti et al., arXiv
+2205.05198).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from gpumemnet.errors import PlanError, did_you_mean
 from gpumemnet.extract.module_calls import tensors_in
-from gpumemnet.planner.plans import Decision
-from gpumemnet.torch_private.names import forward_hooks, is_compiled, own_buffers, version
+from gpumemnet.planner.plans import EXPENSIVE_OPERATORS, Decision
+from gpumemnet.torch_private.names import (
+    forward_hooks,
+    is_compiled,
+    operator_name,
+    own_buffers,
+    schema,
+    version,
+)
+
+_selective_contexts: Any = create_selective_checkpoint_contexts  # without types
 
 NORMALIZATIONS: Final = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
@@ -32,6 +48,8 @@ def recompute(
     forward: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    *,
+    cheap: bool,
 ) -> Any:
     """Return ``forward(*args, **kwargs)``, which runs again in the backward pass.
 
@@ -39,6 +57,8 @@ def recompute(
         module: the unit.
         forward: its forward pass.
         args, kwargs: its arguments.
+        cheap: whether the results of :data:`~gpumemnet.planner.plans.EXPENSIVE_OPERATORS` are
+            kept.
     """
     names = tuple(kwargs)
 
@@ -46,7 +66,10 @@ def recompute(
         at = len(values) - len(names)
         return forward(*values[:at], **dict(zip(names, values[at:], strict=True)))
 
-    norms = [each for each in module.modules() if isinstance(each, NORMALIZATIONS)]
+    def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        first, again = _selective_contexts(_policy) if cheap else (nullcontext(), nullcontext())
+        return first, _Repetition(module, again)
+
     # A checkpoint saves positional arguments as autograd saves tensors, so that they can be
     # swapped; it keeps the others.
     return checkpoint(
@@ -54,7 +77,7 @@ def recompute(
         *args,
         *kwargs.values(),
         use_reentrant=False,
-        context_fn=lambda: (nullcontext(), _Repetition(norms)),
+        context_fn=contexts,
     )
 
 
@@ -63,11 +86,13 @@ class _Repetition:
     again.
 
     Args:
-        norms: the layers.
+        module: the unit.
+        inner: a context that is entered last.
     """
 
-    def __init__(self, norms: list[nn.Module]) -> None:
-        self._norms = norms
+    def __init__(self, module: nn.Module, inner: AbstractContextManager[Any]) -> None:
+        self._norms = [each for each in module.modules() if isinstance(each, NORMALIZATIONS)]
+        self._inner = inner
         self._originals: list[tuple[dict[str, Tensor | None], str, Tensor]] = []
 
     def __enter__(self) -> None:
@@ -77,11 +102,41 @@ class _Repetition:
                 if buffer is not None:
                     self._originals.append((buffers, name, buffer))
                     buffers[name] = buffer.clone()
+        self._inner.__enter__()
 
-    def __exit__(self, *error: object) -> None:
-        while self._originals:
-            buffers, name, buffer = self._originals.pop()
-            buffers[name] = buffer
+    def __exit__(self, *error: Any) -> None:
+        try:
+            self._inner.__exit__(*error)
+        finally:
+            while self._originals:
+                buffers, name, buffer = self._originals.pop()
+                buffers[name] = buffer
+
+
+def _policy(context: object, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return (
+        CheckpointPolicy.MUST_SAVE
+        if keeps_results(operator, args, kwargs)
+        else CheckpointPolicy.PREFER_RECOMPUTE
+    )
+
+
+def keeps_results(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the results of a call are kept when cheap operators are recomputed.
+
+    They are those of expensive operators that draw no random numbers: a repetition must draw all
+    numbers again.
+    """
+    if operator_name(operator) not in EXPENSIVE_OPERATORS:
+        return False
+    at = _dropout_argument(operator)
+    return not kwargs.get("dropout_p", args[at] if at is not None and at < len(args) else 0.0)
+
+
+@cache
+def _dropout_argument(operator: Any) -> int | None:
+    names = [argument.name for argument in schema(operator).arguments]
+    return names.index("dropout_p") if "dropout_p" in names else None
 
 
 _CHECKPOINTING: Final = ("gradient_checkpointing", "grad_checkpointing")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
+from gpumemnet.planner.recomputing import keeps_results
 from gpumemnet.torch_private.names import (
     next_node_number,
     operator_name,
@@ -55,6 +56,7 @@ class OperatorCost:
         moved_bytes: bytes that it reads and writes.
         element_type: ``fp64``, ``fp32``, ``fp16`` or ``bf16``, and ``tf32`` for a convolution in
             fp32.
+        is_kept: whether its results are kept when cheap operators are recomputed.
     """
 
     start: int
@@ -65,6 +67,7 @@ class OperatorCost:
     flops: int
     moved_bytes: int
     element_type: str
+    is_kept: bool
 
 
 @dataclass(slots=True)
@@ -286,6 +289,7 @@ class StepRecorder(Recorder):
                 flops,
                 moved_bytes,
                 element_type,
+                keeps_results(func, args, kwargs),
             )
         )
 

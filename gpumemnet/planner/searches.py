@@ -43,7 +43,7 @@ _NO_TIME: Final = 1e-9
 """Seconds added to a cost, so that what is free is not divided by zero."""
 _STARTS: Final = (
     tuple(Decision),
-    (Decision.RECOMPUTE,),
+    (Decision.RECOMPUTE, Decision.RECOMPUTE_CHEAP),
     (Decision.RECOMPUTE, Decision.RECOMPUTE_AND_SWAP_INPUT),
     (Decision.SWAP,),
 )

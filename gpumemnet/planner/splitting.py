@@ -331,6 +331,13 @@ class _Reading:
         operators = self._recorder.operators
         stop = max(each.at for each in all_saved)
         rerun = [index for index in forward if operators[index].start < stop]
+        products = {
+            event
+            for each in (operators[index] for index in forward)
+            if each.is_kept
+            for event in self._timeline.events[each.start : each.end]
+            if event >= 0
+        }
         inputs = (
             storage
             for storage in call.inputs
@@ -346,6 +353,7 @@ class _Reading:
             used_until=used_until,
             inputs=tuple(storage for storage in inputs if self._is_of_a_step(storage)),
             weights=frozenset(saved) & self._casts,
+            products=frozenset(products),
             forward=tuple(forward),
             rerun=tuple(rerun),
             backward=tuple(backward),

@@ -28,11 +28,13 @@ def random_chain(
     allowed[:-1, 1:options] = equal | (random.random((n - 1, options - 1)) < 0.9)
     recompute, moved, resident = np.zeros((n, o)), np.zeros((n, o)), np.zeros((n, o))
     for column, option in enumerate(OPTIONS):
-        recompute[:, column] = forward if option.recomputes else 0
+        share = 0.3 if option is Decision.RECOMPUTE_CHEAP else 1.0
+        recompute[:, column] = forward * share if option.recomputes else 0
         moved[:, column] = {Decision.SWAP: saved, Decision.RECOMPUTE_AND_SWAP_INPUT: inputs}.get(
             option, np.zeros(n)
         )
         left = {Decision.KEEP: saved + inputs, Decision.RECOMPUTE: inputs, Decision.SWAP: inputs}
+        left[Decision.RECOMPUTE_CHEAP] = saved * 0.5
         resident[:, column] = left.get(option, np.zeros(n))
     regions = 2 * n
     gone = np.zeros((n, o, regions))
