@@ -257,7 +257,7 @@ def _allowed(
     evictable: Sequence[bool], gone: Floats, shared: Sequence[SharedStorages]
 ) -> NDArray[np.bool_]:
     """Return the options that free something."""
-    allowed = (gone > 0).any(axis=2)
+    allowed: NDArray[np.bool_] = np.asarray((gone > 0).any(axis=2))
     for each in shared:
         allowed[list(each.units)] |= each.lets_go
     allowed &= np.array(evictable)[:, None]
