@@ -70,7 +70,10 @@ def fit(
     ] = None,
     parallel: Annotated[
         str | None,
-        typer.Option(metavar="|".join(PARALLEL), help="How several GPUs share the training."),
+        typer.Option(
+            metavar="|".join(PARALLEL),
+            help="How several GPUs share the training; fsdp2 by default.",
+        ),
     ] = None,
     precision: Annotated[
         str,
@@ -104,7 +107,7 @@ def fit(
 
     values = {
         "sequence_length": sequence_length,
-        "parallel": parallel or ("fsdp2" if gpu and gpu[:1].isdecimal() else None),
+        "parallel": parallel,
     }
     answer = ask(
         model,

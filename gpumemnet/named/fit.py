@@ -242,7 +242,8 @@ def fit(model: str, *, gpu: str | DeviceProfile | None = None, **method: Any) ->
 
     Args:
         model: a hub id, a local folder, or the path of a ``config.json``.
-        gpu: a GPU of the catalogue; ``8xH100`` means eight of them.
+        gpu: a GPU of the catalogue; ``8xH100`` means eight of them, sharded by FSDP2 unless
+            ``parallel`` says otherwise.
         **method: fields of :class:`~gpumemnet.named.methods.Method`.
 
     Raises:
@@ -255,6 +256,7 @@ def fit(model: str, *, gpu: str | DeviceProfile | None = None, **method: Any) ->
     profile, count, note = _asked_gpu(gpu)
     if count is not None:
         method.setdefault("gpus", count)
+        method.setdefault("parallel", "fsdp2")
     found = find_model(model)
     asked = _Asked(found, profile)
     how = _with_defaults(found, method)

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,7 @@ def test_the_parts_add_up_and_adapters_need_less_than_all_parameters() -> None:
 
 
 def test_limits_are_where_the_answer_changes() -> None:
-    asked = {"method": "qlora", "gpu": "RTX-4090", "sequence_length": 512}
+    asked: dict[str, Any] = {"method": "qlora", "gpu": "RTX-4090", "sequence_length": 512}
     largest = fit(QWEN, **asked).largest_batch
     assert largest is not None
     assert fit(QWEN, batch_size=largest, **asked).fits
@@ -69,6 +70,24 @@ def test_what_does_not_fit_has_exit_code_3_and_names_the_next_command(
     command = next(line for line in shown.splitlines() if line.startswith(" gpumemnet fit "))
     assert main(command.split()[1:]) == 0
     assert max(len(line) for line in shown.splitlines() if line != command) <= 80
+
+
+def test_several_gpus_share_weights_and_a_replica_does_not() -> None:
+    asked: dict[str, Any] = {"method": "full", "sequence_length": 1024}
+    one, sharded = fit(QWEN, gpu="H100", **asked), fit(QWEN, gpu="8xH100", **asked)
+    replica = fit(QWEN, gpu="8xH100", parallel="ddp", **asked)
+    assert sharded.method.parallel == "fsdp2"
+    assert sharded.expected_bytes < one.expected_bytes < replica.expected_bytes
+
+
+def test_images_and_diffusion_transformers_are_answered() -> None:
+    small = fit("timm/resnet50", batch_size=16, gpu="T4", precision="amp_fp16")
+    large = fit("timm/resnet50", batch_size=64, gpu="T4", precision="amp_fp16")
+    assert small.expected_bytes < large.expected_bytes
+    assert small.table_by == "samples of a batch"
+    flux = fit("black-forest-labs/FLUX.1-dev", method="lora", gpu="A100-80GB")
+    assert flux.parameters == 11_901_408_320
+    assert flux.fits
 
 
 def test_a_short_name_of_a_gpu_says_which_card_it_means(capfd: pytest.CaptureFixture[str]) -> None:
