@@ -105,10 +105,7 @@ def fit(
     """Tell whether fine-tuning a model fits a GPU, by the model's name."""
     from gpumemnet.named.fit import fit as ask
 
-    values = {
-        "sequence_length": sequence_length,
-        "parallel": parallel,
-    }
+    values = {"sequence_length": sequence_length, "parallel": parallel}
     answer = ask(
         model,
         gpu=gpu,
@@ -125,7 +122,7 @@ def fit(
         **{name: value for name, value in values.items() if value is not None},
     )
     if as_json:
-        print_json(answer.document() | {"fits": answer.fits})
+        print_json(answer.document())
     else:
         _show(answer, gpu, Console())
     if not answer.fits:

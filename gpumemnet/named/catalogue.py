@@ -76,6 +76,47 @@ def model_names() -> tuple[str, ...]:
     return (*document["models"], *document["aliases"], *_document(_IMAGE_NETWORKS))
 
 
+def search_names(text: str, most: int) -> list[NamedModel]:
+    """Models of the catalogue whose names hold every word of a text, those that begin with it
+    first."""
+    words = text.casefold().split()
+
+    def rank(name: str) -> tuple[bool, bool]:
+        lower = name.casefold()
+        starts = [part.startswith(words[0]) for part in (lower, lower.rpartition("/")[2])]
+        return (not any(starts), "/" not in name)
+
+    found = [name for name in model_names() if all(word in name.casefold() for word in words)]
+    found = sorted(found, key=rank) if words else found
+    return [model for name in found[:most] if (model := find_in_catalogue(name)) is not None]
+
+
+def find_in_catalogue(name: str) -> NamedModel | None:
+    """The model of this name in the catalogue, if any: reads no other file, and asks no hub."""
+    if name.startswith(_LIBRARIES):
+        entry = _document(_IMAGE_NETWORKS).get(name)
+        if entry is not None:
+            source = "the catalogue, extracted from the library"
+            return NamedModel(name, entry["config"], entry["parameters"], entry["checked"], source)
+    found = _by_key().get(name.casefold())
+    if found is None:
+        return None
+    entry = _document()["models"][found]
+    source = "the catalogue" if found == name else f"the catalogue, as {found}"
+    return NamedModel(name, entry["config"], entry["parameters"], entry["checked"], source)
+
+
+def given_model(config: Mapping[str, Any], name: str, source: str) -> NamedModel:
+    """A model that is known by its ``config.json`` alone.
+
+    Raises:
+        InvalidRequestError: it is a list of layers, which only the catalogue writes.
+    """
+    if config.get("model_type") == "layers":
+        raise InvalidRequestError("its model_type 'layers' is of the catalogue alone", "model")
+    return NamedModel(name, config, None, UNCHECKED, source)
+
+
 def find_model(name: str) -> NamedModel:
     """Finds a model.
 
@@ -88,26 +129,21 @@ def find_model(name: str) -> NamedModel:
     path = Path(name)
     if name.endswith(".json") or path.is_dir():
         return _from_file(path / _CONFIG if path.is_dir() else path, name)
-    if name.startswith(_LIBRARIES):
-        entry = _document(_IMAGE_NETWORKS).get(name)
-        if entry is not None:
-            source = "the catalogue, extracted from the library"
-            return NamedModel(name, entry["config"], entry["parameters"], entry["checked"], source)
-    found = _by_key().get(name.casefold())
+    found = find_in_catalogue(name)
     if found is not None:
-        entry = _document()["models"][found]
-        source = "the catalogue" if found == name else f"the catalogue, as {found}"
-        return NamedModel(name, entry["config"], entry["parameters"], entry["checked"], source)
+        return found
     if "/" in name and not name.startswith(_LIBRARIES):
         cached = _hub_config(name)
         if cached is not None:
             return _from_file(cached, name)
-    raise InvalidRequestError(f"no model {name!r} is known: {_hint(name)}", "model")
-
-
-def _hint(name: str) -> str:
     remedy = "give the path of its config.json, or a hub id with huggingface_hub installed"
-    return did_you_mean(name, model_names(), remedy, similarity=0.75, key=str.casefold)
+    raise unknown_model(name, remedy)
+
+
+def unknown_model(name: str, remedy: str) -> InvalidRequestError:
+    """The error for a model that nothing is known of: what may have been meant, else what to do."""
+    hint = did_you_mean(name, model_names(), remedy, similarity=0.75, key=str.casefold)
+    return InvalidRequestError(f"no model {name!r} is known: {hint}", "model")
 
 
 def _from_file(path: Path, name: str) -> NamedModel:
@@ -121,7 +157,7 @@ def _from_file(path: Path, name: str) -> NamedModel:
         raise InvalidRequestError(f"{path} is no JSON file", "model") from None
     if not isinstance(config, dict) or len(text) > _MAX_CONFIG_BYTES:
         raise InvalidRequestError(f"{path} is no config.json of a model", "model")
-    return NamedModel(name, config, None, UNCHECKED, str(path))
+    return given_model(config, name, str(path))
 
 
 def _hub_config(name: str) -> Path | None:

@@ -14,7 +14,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, Final
 
-from gpumemnet.errors import InvalidRequestError
+from gpumemnet.errors import FieldError, InvalidRequestError
 from gpumemnet.gpu import (
     VERDICT_TEXTS,
     YES,
@@ -27,7 +27,7 @@ from gpumemnet.gpu import (
     verdict,
 )
 from gpumemnet.named.architectures import network
-from gpumemnet.named.catalogue import NamedModel, find_model
+from gpumemnet.named.catalogue import UNCHECKED, NamedModel, find_model
 from gpumemnet.named.diffusion import TEXT_TOKENS
 from gpumemnet.named.methods import MAX_SEQUENCE_LENGTH, Method
 from gpumemnet.named.operators import Network
@@ -132,7 +132,7 @@ class FitAnswer:
 
     def document(self) -> dict[str, Any]:
         """The answer as a JSON object."""
-        return asdict(self)
+        return asdict(self) | {"fits": self.fits}
 
 
 @cache
@@ -239,11 +239,13 @@ def _attention_call(built: Network, method: Method) -> AttentionCall | None:
     return None
 
 
-def fit(model: str, *, gpu: str | DeviceProfile | None = None, **method: Any) -> FitAnswer:
+def fit(
+    model: str | NamedModel, *, gpu: str | DeviceProfile | None = None, **method: Any
+) -> FitAnswer:
     """Answers whether fine-tuning a named model fits a GPU.
 
     Args:
-        model: a hub id, a local folder, or the path of a ``config.json``.
+        model: a hub id, a local folder, or the path of a ``config.json``; or the model itself.
         gpu: a GPU of the catalogue; ``8xH100`` means eight of them, sharded by FSDP2 unless
             ``parallel`` says otherwise.
         **method: fields of :class:`~gpumemnet.named.methods.Method`.
@@ -259,11 +261,18 @@ def fit(model: str, *, gpu: str | DeviceProfile | None = None, **method: Any) ->
     if count is not None:
         method.setdefault("gpus", count)
         method.setdefault("parallel", "fsdp2")
-    found = find_model(model)
-    asked = _Asked(found, profile)
-    how = _with_defaults(found, method)
+    found = find_model(model) if isinstance(model, str) else model
     notes = [note] if note else []
-    return _answer(asked, how, notes)
+    try:
+        how = _with_defaults(found, method)
+        return _answer(_Asked(found, profile), how, notes)
+    except FieldError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if found.checked != UNCHECKED:
+            raise
+        reason = f"its configuration has a value that cannot be used: {error}"
+        raise InvalidRequestError(reason, "model") from None
 
 
 def _asked_gpu(gpu: str | DeviceProfile | None) -> tuple[DeviceProfile | None, int | None, str]:
@@ -415,7 +424,7 @@ def _longest_sequence(asked: _Asked, method: Method) -> int | None:
     if asked.profile is None or not asked.reads_tokens:
         return None
     longest = asked.model.config.get("max_position_embeddings")
-    most = longest if isinstance(longest, int) else MAX_SEQUENCE_LENGTH
+    most = min(longest if isinstance(longest, int) else MAX_SEQUENCE_LENGTH, MAX_SEQUENCE_LENGTH)
     steps = _largest(
         lambda steps: asked.is_safe(replace(method, sequence_length=_TOKENS_STEP * steps)),
         max(most // _TOKENS_STEP, 1),

@@ -99,13 +99,13 @@ class Method:
     year: int = 2026
 
     def __post_init__(self) -> None:
-        for name, allowed in _CHOICES.items():
+        for name, allowed in CHOICES.items():
             value = getattr(self, name)
             if value not in allowed and not (name == "attention" and value is None):
                 raise InvalidRequestError(
                     f"must be one of {', '.join(allowed)}, not {describe(value)}", name
                 )
-        for name, largest in _COUNTS.items():
+        for name, largest in COUNTS.items():
             check_count(getattr(self, name), name, 1, largest)
 
     @property
@@ -219,7 +219,7 @@ class Method:
         return self.implementation if self.optimizer in ("adam", "adamw") else "default"
 
 
-_CHOICES: Final = {
+CHOICES: Final = {
     "method": METHODS,
     "precision": PRECISIONS,
     "optimizer": FIT_OPTIMIZERS,
@@ -228,13 +228,15 @@ _CHOICES: Final = {
     "parallel": PARALLEL,
     "library": LIBRARIES,
 }
-_COUNTS: Final = {
+"""Field of a method → the words that it may be."""
+COUNTS: Final = {
     "lora_rank": MAX_RANK,
     "sequence_length": MAX_SEQUENCE_LENGTH,
     "batch_size": MAX_BATCH_SIZE,
     "gradient_accumulation": 2**31 - 1,
     "gpus": MAX_RANKS,
 }
+"""Field of a method → its largest number; the smallest is 1."""
 _PARTS: Final = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj", "query_key_value", "c_attn", "Wqkv"),
     "o_proj": ("dense", "c_proj", "out_proj"),
