@@ -17,6 +17,8 @@ from gpumemnet.job.layers import Layer
 
 HEAD: Final = "Head"
 """Name of the last section, which has the logits and the loss."""
+MAX_SIZE: Final = 2**40
+"""Largest size that a configuration may state."""
 BLOCK_INPUT: Final = -1
 """Number of the tensor that a block is given."""
 OUTER_INPUT: Final = -2
@@ -155,8 +157,9 @@ def count_of(config: Mapping[str, Any], *names: str, default: int | None = None)
     """The first of these counts that the configuration states."""
     for name in names:
         value = config.get(name)
-        if type(value) is int and value > 0:
+        if type(value) is int and 0 < value <= MAX_SIZE:
             return value
     if default is None:
-        raise InvalidRequestError(f"the configuration does not state {names[0]}", "model")
+        reason = f"the configuration does not state {names[0]} as a number from 1 to 2**40"
+        raise InvalidRequestError(reason, "model")
     return default

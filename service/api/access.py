@@ -273,7 +273,9 @@ _RULES: Final = (
     *(PathRule(path) for path in ("/", "/docs", "/openapi.json")),
     *(
         PathRule(f"/v1/{name}", "predict")
-        for name in ("predict", "predict/batch", "batch-sizes", "gpus", "models")
+        for name in (
+            *("predict", "predict/batch", "batch-sizes", "fit", "fit/models", "gpus", "models"),
+        )
     ),
     *(PathRule(path, "observe") for path in ("/v1/observations", "/v1/observations/summary")),
 )

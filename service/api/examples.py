@@ -119,3 +119,30 @@ def batch_sizes_examples(family: str) -> dict[str, Document]:
         "gpu": {"job": job, "gpu": "A100/1g.5gb", "max_batch": 16},
         "free": {"job": job, "gpu": "A100", "free_mib": 3000, "max_batch": 16},
     }
+
+
+FIT_EXAMPLES: Final[Mapping[str, Document]] = {
+    "named": {
+        "model": "Qwen/Qwen3-8B",
+        "method": "qlora",
+        "sequence_length": 4096,
+        "batch_size": 2,
+        "gpu": "RTX-4090",
+    },
+    "given": {
+        "config": {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": 576,
+            "intermediate_size": 1536,
+            "num_attention_heads": 9,
+            "num_hidden_layers": 30,
+            "num_key_value_heads": 3,
+            "tie_word_embeddings": True,
+            "vocab_size": 49152,
+        },
+        "gpu": "T4",
+        "precision": "amp_fp16",
+    },
+}
+"""Bodies for ``POST /v1/fit`` by name."""

@@ -8,6 +8,7 @@ are asked for together are made together (:class:`Microbatch`).
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, TypeVarTuple
@@ -69,7 +70,7 @@ class JsonHandler:
     bodies are handled in a thread.
 
     Args:
-        respond: makes the response from the body; from an empty one for GET.
+        respond: makes the response from the body; from the query for GET.
     """
 
     def __init__(self, respond: Callable[[bytes], Any]) -> None:
@@ -82,7 +83,8 @@ class JsonHandler:
             Refusal: 413 or 415 for a body that is too large or not declared as JSON.
             FieldError: when a field of the body is invalid.
         """
-        body = await read_json_body(scope, receive) if scope["method"] == "POST" else b""
+        is_post = scope["method"] == "POST"
+        body = await read_json_body(scope, receive) if is_post else scope["query_string"]
         if body is not None:
             await send_response(send, 200, JSON, await handle_body(self._bytes, body))
 
@@ -91,8 +93,8 @@ class JsonHandler:
 
 
 class SearchHandler:
-    """ASGI application of a search over many batch sizes.  Searches wait for each other in a thread
-    of their own, and too many are refused.
+    """ASGI application of a search over many batch sizes or sequence lengths.  Searches wait for
+    each other in a thread of their own, and too many are refused.
 
     Args:
         search: makes the response from the body.
@@ -118,7 +120,7 @@ class SearchHandler:
         self._searches += 1
         try:
             content = await to_thread.run_sync(
-                lambda: orjson.dumps(self._search(body)), limiter=_SEARCH_TURN
+                lambda: json.dumps(self._search(body)).encode(), limiter=_SEARCH_TURN
             )
         finally:
             self._searches -= 1

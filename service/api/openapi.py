@@ -199,7 +199,7 @@ def _schema(shape: Schemas) -> JsonSchema:
 def job_schema() -> JsonSchema:
     """The JSON schema of a :class:`~gpumemnet.job.training_job.TrainingJob`, from the dataclass,
     its docstring and its ranges."""
-    descriptions = _attribute_descriptions(TrainingJob) | {
+    descriptions = attribute_descriptions(TrainingJob) | {
         name: option.description for name, option in TRAINING_OPTIONS.items()
     }
     ranges = {
@@ -239,7 +239,7 @@ def job_schema() -> JsonSchema:
 
 def layer_schema() -> JsonSchema:
     """The JSON schema of a :class:`~gpumemnet.job.layers.Layer` as an object."""
-    descriptions = _attribute_descriptions(Layer)
+    descriptions = attribute_descriptions(Layer)
     properties: dict[str, JsonSchema] = {
         "kind": {
             "type": "string",
@@ -272,7 +272,7 @@ def _layer_as_list() -> JsonSchema:
     }
 
 
-def _attribute_descriptions(class_: type) -> dict[str, str]:
+def attribute_descriptions(class_: type) -> dict[str, str]:
     """Field → text, from the ``Attributes:`` section of the docstring."""
     section = (
         inspect.cleandoc(class_.__doc__ or "").partition("Attributes:\n")[2].partition("\n\n")[0]

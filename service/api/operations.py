@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
 from ..served_release import ServedRelease
-from . import examples, schemas
+from . import examples, fits, schemas
 from .handlers import (
     TEXT,
     TEXT_FIELDS,
@@ -39,6 +39,12 @@ _TEXT_PARAMETER: Final = {
         "items": {"type": "string", "enum": list(TEXT_FIELDS)},
         "minItems": 1,
     },
+}
+_SEARCH_PARAMETER: Final = {
+    "name": "search",
+    "in": "query",
+    "description": "words that the names must hold; all names without",
+    "schema": {"type": "string", "maxLength": fits.MAX_TEXT},
 }
 
 
@@ -83,6 +89,29 @@ def prediction_operations(serving: ServedRelease) -> list[Operation]:
             examples=examples.batch_sizes_examples(family),
             answers={200: Answer(shape=schemas.BatchSizes)},
             refusals=BODY_REFUSALS,
+        ),
+        Operation(
+            method="POST",
+            path="/v1/fit",
+            name="fit",
+            tag="fit",
+            summary="Will fine-tuning a model fit? Asked by its name",
+            handler=SearchHandler(fits.fit_document),
+            request=fits.FitRequest,
+            examples=examples.FIT_EXAMPLES,
+            answers={200: Answer(shape=fits.FitAnswer)},
+            refusals=BODY_REFUSALS,
+        ),
+        Operation(
+            method="GET",
+            path="/v1/fit/models",
+            name="fit_models",
+            tag="fit",
+            summary="The models that `/v1/fit` knows by name",
+            handler=JsonHandler(fits.names_document),
+            parameters=[_SEARCH_PARAMETER],
+            answers={200: Answer(shape=fits.CatalogueModels)},
+            refusals={422: "The query is invalid."},
         ),
     ]
 
