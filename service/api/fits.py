@@ -57,7 +57,7 @@ def _options() -> dict[str, Any]:
     return found
 
 
-FitRequest = create_model(  # type: ignore[call-overload]
+FitRequest = create_model(
     "FitRequest",
     __base__=Schema,
     __doc__="A model by its name or its configuration, how it is fine-tuned, and on which GPU. What is not stated "
@@ -103,7 +103,7 @@ def _answer_fields() -> dict[str, Any]:
     return {name: (hint, Field(description=descriptions.get(name))) for name, hint in hints.items()}
 
 
-FitAnswer = create_model(  # type: ignore[call-overload]
+FitAnswer = create_model(
     "FitAnswer",
     __base__=Schema,
     __doc__="Whether a fine-tuning job fits, what its memory is made of, and what would fit.",
@@ -130,7 +130,7 @@ def fit_document(body: bytes) -> Document:
     Raises:
         InvalidRequestError: with the field's path from ``body``.
     """
-    request = read_request(body, FitRequest)
+    request: Any = read_request(body, FitRequest)
     gpu = request.gpu
     if gpu is not None and gpu.endswith(".json"):
         raise InvalidRequestError("must be a name in /v1/gpus", "gpu")
