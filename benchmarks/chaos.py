@@ -258,7 +258,7 @@ async def follow_memory(run: Run, supervisor: psutil.Process) -> None:
 def second_release(registry: Path) -> str:
     """Create a release in the registry whose MLP model differs from the shipped one in its version
     only."""
-    shipped = next(bundle for bundle in shipped_bundles() if bundle.card.family == "mlp")
+    shipped = next(bundle for bundle in shipped_bundles() if bundle.card.encoder == "mlp")
     folder = registry.with_name("second")
     document = {**shipped.card.document, "version": "chaos"}
     save_bundle(folder, shipped.model, document)

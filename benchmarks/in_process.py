@@ -29,7 +29,7 @@ from gpumemnet import Layer, Prediction, Predictor, TrainingJob, job_to_json  # 
 from gpumemnet.job.job_table import JobTable  # noqa: E402
 from gpumemnet.job.json_codec import job_from_json  # noqa: E402
 from gpumemnet.physics.closed_form import IS_COMPILED  # noqa: E402
-from gpumemnet.predict.features import FEATURE_NAMES, feature_matrix  # noqa: E402
+from gpumemnet.predict.features import FEATURE_NAMES, model_features  # noqa: E402
 from service.api.examples import EXAMPLE_JOBS  # noqa: E402
 from service.api.predictions import PredictionApi  # noqa: E402
 
@@ -162,10 +162,10 @@ def main() -> None:
         return list(predictor.predict_many(jobs, encoder=encoder))
 
     jobs = random_jobs(JOBS)
-    [model, *_] = predictor.models_of(jobs[0].family)
-    workspace = model.card.blas_workspace_bytes
+    model = predictor.model()
+    workspace = predictor.prediction_gpu(None).blas_workspace_bytes
     tables = {id(job): JobTable.from_jobs((job,)) for job in jobs}
-    rows = {id(job): feature_matrix(JobTable.from_jobs((job,)), workspace) for job in jobs}
+    rows = {id(job): model_features(JobTable.from_jobs((job,)), workspace) for job in jobs}
     deep = [deep_transformer(job.batch_size % 64 + 1) for job in jobs[:500]]
     form = "compiled" if IS_COMPILED else "not compiled"
     print(
@@ -176,7 +176,7 @@ def main() -> None:
         ("one prediction, probabilities of all bins", predictor.predict),
         (
             "  of which: feature vector",
-            lambda job: feature_matrix(JobTable.from_jobs((job,)), workspace),
+            lambda job: model_features(JobTable.from_jobs((job,)), workspace),
         ),
         ("  of which: graph in onnxruntime", lambda job: model.run(tables[id(job)], rows[id(job)])),
     ):
@@ -194,7 +194,7 @@ def main() -> None:
         ("1,000 different MLP jobs in one call", lambda: list_all(jobs[:1000])),
         (
             "  of which: feature vectors",
-            lambda: feature_matrix(JobTable.from_jobs(jobs[:1000]), workspace),
+            lambda: model_features(JobTable.from_jobs(jobs[:1000]), workspace),
         ),
         ("1,000 transformers, MLP-based", lambda: list_all(deep * 2)),
         (

@@ -44,15 +44,14 @@ from gpumemnet.client import Client
 from gpumemnet.gpu import context, device_profile
 from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.predict.bundle import shipped_bundles
 from gpumemnet.units import MIB
 from models.retrain.row_splits import is_held_out
 
 ROOT = Path(__file__).resolve().parents[1]
 DATASET = ROOT / "dataset_builder" / "datasets" / "published_mlp_a100.parquet"
 GPU = "A100"
-PUBLISHED = "mlp-a100-published"
-"""The bundle whose card says which context the published readings hold."""
+PUBLISHED_CONTEXT_BYTES = 1429 * 2**20
+"""The CUDA context in the published readings."""
 SOURCE = "nvidia_smi_device_1s"
 """How the published readings were taken."""
 JOBS_BEFORE_CHANGE = 60
@@ -229,8 +228,7 @@ def draw(arguments: argparse.Namespace) -> tuple[list[Job], list[Job], list[Job]
 def current_driver_bytes() -> int:
     """Return the difference between the catalogue's CUDA context of the GPU and the one in the
     published readings."""
-    published = next(bundle.card for bundle in shipped_bundles() if bundle.card.name == PUBLISHED)
-    return context(device_profile(GPU)).expected_bytes - published.context_bytes
+    return context(device_profile(GPU)).expected_bytes - PUBLISHED_CONTEXT_BYTES
 
 
 @contextmanager

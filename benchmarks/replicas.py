@@ -28,10 +28,9 @@ from dataset_builder.recipe import load_recipe, sample_jobs  # noqa: E402
 from gpumemnet.errors import GpumemnetError  # noqa: E402
 from gpumemnet.gpu import context, device_profile  # noqa: E402
 from gpumemnet.job.dataset import read_dataset  # noqa: E402
-from gpumemnet.job.measurement import TRACED, architecture_key  # noqa: E402
+from gpumemnet.job.measurement import architecture_key  # noqa: E402
 from gpumemnet.job.training_job import TrainingJob  # noqa: E402
 from gpumemnet.physics.replicas import communicator_bound_bytes, communicator_bytes  # noqa: E402
-from gpumemnet.predict.bundle import shipped_bundles  # noqa: E402
 from gpumemnet.predict.predictor import Predictor  # noqa: E402
 from research.traces.labels import traceable, traced_run  # noqa: E402
 
@@ -46,11 +45,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=60, help="number of jobs of each family")
     parser.add_argument("--seed", type=int, default=11, help="seed of the recipes' samples")
     arguments = parser.parse_args()
-    predictor = Predictor(
-        bundle
-        for bundle in shipped_bundles()
-        if bundle.card.document["training_data"]["provenance"] == TRACED
-    )
+    predictor = Predictor.default()
     table = Table(
         "family",
         "jobs",

@@ -28,7 +28,7 @@ import numpy as np
 from gpumemnet.job.dataset import read_dataset, write_dataset
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.measurement import OBSERVED, Measurement
-from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
+from gpumemnet.predict.bundle import Bundle, load_bundle
 from gpumemnet.predict.conformal import binomial_tail
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.site.releases import Registry
@@ -37,15 +37,16 @@ from models.retrain.gate import losses
 from models.retrain.pipeline import retrain
 from models.retrain.release import Request
 from models.retrain.step_cache import code_hash, content_hash
-from models.training.classifier import save_classifier
+from models.training.card import save_classifier
+from models.training.classifier import plan_of, train
 from models.training.data import load_labelled_jobs
-from models.training.mlp import mlp_plan, train_classifier
 
 Run = dict[str, Any]
 DATASETS = Path(__file__).resolve().parents[1] / "dataset_builder" / "datasets"
 PUBLISHED = DATASETS / "published_mlp_a100.parquet"
 BASE, NEW, UNSEEN = 150, 500, 600
 EPOCHS = 20
+PUBLISHED_CONTEXT_BYTES = 1429 * MIB
 MB_FOR_MIB = 1000**2 / 1024**2
 FIGURES = ("error", "above safe", "waste")
 VALID = ("more readings", "site's observations")
@@ -113,28 +114,22 @@ def observed(rows: Sequence[Measurement], shift_bytes: int) -> list[Measurement]
 
 
 def first_champion(folder: Path, base: Path, seed: int) -> Registry:
-    """Create a registry whose champion was trained on all of ``base``, with the shipped models for
-    the other families."""
-    data = load_labelled_jobs(base, "mlp")
-    plan = mlp_plan(data, seed, EPOCHS)
-    trained = train_classifier(data, plan)
-    first = save_classifier(
-        folder / "first", trained, data, plan, name="mlp-a100-published", version="first"
-    )
+    """Create a registry whose champion was trained on all of ``base``."""
+    data = load_labelled_jobs([base])
+    trained = train(data, plan_of("mlp", seed, EPOCHS))
+    first = save_classifier(folder / "first", trained, data, name="mlp", version="first")
     registry = Registry(folder / "registry")
-    others = [bundle for bundle in shipped_bundles() if bundle.card.family != "mlp"]
-    folders = [bundle.source for bundle in (first, *others)]
-    registry.create_release("first", folders, parent=None)
+    registry.create_release("first", [first.source], parent=None)
     registry.set_champion("first", by="benchmark", reason="")
     return registry
 
 
 def mlps(registry: Registry, release: str) -> list[Bundle]:
-    return [bundle for bundle in registry.load(release) if bundle.card.family == "mlp"]
+    return list(registry.load(release))
 
 
 def figures(
-    bundles: Sequence[Bundle], rows: Sequence[Measurement], *, keeps_label_context: bool
+    bundles: Sequence[Bundle], rows: Sequence[Measurement], context_bytes: int
 ) -> tuple[float, int, float]:
     """Return mean error in log-bytes, number of jobs above their safe bytes, and mean waste, as the
     gate computes them.
@@ -142,13 +137,12 @@ def figures(
     Args:
         bundles: the models.
         rows: the readings.
-        keeps_label_context: whether the readings hold the CUDA context of the models' labels;
-            readings of a site hold the site's.
+        context_bytes: the CUDA context in the readings.
     """
     jobs = [replace(one.job, traced_peak_bytes=None) for one in rows]
     labels = np.array([one.label_bytes for one in rows], dtype=np.float64)
     with np.errstate(over="ignore"):  # predictions of a rejected candidate may be extreme
-        predictor = Predictor(bundles, keeps_label_context=keeps_label_context)
+        predictor = Predictor(bundles, context_bytes=context_bytes)
         predictions = predictor.predict_many(jobs, gpu="A100", encoder="mlp")
     answers = np.stack(
         (
@@ -205,7 +199,7 @@ def run(folder: Path, kind: str, seed: int, published: Sequence[Measurement]) ->
     ]
     candidates = [load_bundle(request.work / candidate["folder"]) for candidate in trained]
     before, after, offered = (
-        figures(bundles, unseen, keeps_label_context=not observations)
+        figures(bundles, unseen, PUBLISHED_CONTEXT_BYTES + shift)
         for bundles in (first, champion_bundles, [*first, *candidates[-1:]])
     )
     entries = outcome.document["candidates"]

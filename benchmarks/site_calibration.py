@@ -30,7 +30,7 @@ from gpumemnet.units import MIB
 DATASET: Final = (
     Path(__file__).parents[1] / "dataset_builder" / "datasets" / "published_mlp_a100.parquet"
 )
-MODEL: Final = "mlp-a100-published"
+MODEL: Final = "mlp"
 SHIFT_MIB: Final = -900
 COVERAGES: Final = (0.9, 0.95, 0.99)
 TEST_JOBS: Final = 500
@@ -117,7 +117,7 @@ def evaluate(predictor: Predictor, rows: SiteRows) -> list[float]:
 def drift_table(rows: SiteRows, bundles: Sequence[Bundle], seeds: int) -> None:
     """Print how often drift is detected, by kind of drift and number of jobs."""
     predictor = Predictor(
-        bundles, keeps_label_context=True
+        bundles, context_bytes=1429 * MIB
     )  # a site whose context the answers hold
     cases: dict[str, Callable[[SiteRows], SiteRows]] = {
         "nothing": lambda drawn: drawn,

@@ -92,7 +92,7 @@ class SearchOptions(TypedDict, total=False):
         mig: the MIG profile, unless ``gpu`` names it.
         free_mib: memory free there now; all that an empty one has unless given.
         coverage: share of jobs that stay below a limit.
-        encoder: ``mlp``, ``transformer`` or ``common``.
+        encoder: ``mlp`` or ``transformer``.
         max_batch: the largest batch size to look at.
     """
 

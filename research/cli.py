@@ -2,47 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
 from dataset_builder.measure.journal import read_journal
 from dataset_builder.recipe import load_recipe
 from gpumemnet.cli.commands import App, run
-from gpumemnet.cli.options import AsJson
+from gpumemnet.cli.options import AsJson, Seed
 from gpumemnet.cli.output import print_result, progress_bar
-from gpumemnet.errors import InvalidRequestError
-from models.cli import COMMITTED_DATASETS, DATASETS, Seed, split_errors
+from models.training.data import SHIPPED_DATASETS
 from research.packing.command import pack
 
 _COMPARE: Final = "Compare estimators"
 _TRACES: Final = "Label jobs by tracing them"
 _PUBLISHED: Final = "Published data"
-_REAL_FAMILIES: Final = ("cnn", "transformer")
-"""Families whose sampled jobs have real networks beside them."""
-
 app = App(add_completion=False)
-
-RealRuns = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--real-runs", metavar="FILE", help="Runs of real networks; the committed by default."
-    ),
-]
-
-
-def default_real_runs() -> list[Path]:
-    """Returns the datasets that ``--real-runs`` stands for where it is not given."""
-    return sorted((DATASETS / "real_runs").glob("*_*.parquet"))
-
-
-_ORDINARY_NETWORKS: Final = DATASETS / "real_networks.jsonl.gz"
-_SHIPPED_BUNDLES: Final = Path("gpumemnet/bundles")
 
 Folder = Annotated[
     Path, typer.Option("--out", help="Folder of the campaign; a campaign continues in its folder.")
@@ -103,7 +82,7 @@ def scoreboard(
     with progress_bar("scoreboard") as progress:
         page = make_scoreboard(
             out,
-            COMMITTED_DATASETS,
+            SHIPPED_DATASETS,
             seconds=seconds,
             cpu_seconds=cpu_seconds,
             renew=renew or (),
@@ -142,133 +121,7 @@ def catalogue(
     typer.echo(make_image_networks(out / "image_networks.json"))
 
 
-@app.command(rich_help_panel=_COMPARE)
-def report(
-    out: Annotated[
-        Path, typer.Option("--out", help="Folder for report.md, report.json and the pictures.")
-    ] = Path("report"),
-    datasets: Annotated[
-        Path, typer.Option("--datasets", help="Folder of Parquet datasets, all of which are used.")
-    ] = DATASETS,
-    seed: Seed = 0,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes; one for each core unless given.")
-    ] = None,
-    smoke: Annotated[
-        bool,
-        typer.Option(
-            "--smoke",
-            help="Few rows, folds and epochs: checks that the report runs; its figures say nothing.",
-        ),
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Evaluate every estimator on every dataset, with tables and pictures."""
-    from research.report.full_report import write_full_report
-
-    with progress_bar("reporting") as progress, split_errors(datasets):
-        paths = write_full_report(
-            datasets, out, seed=seed, workers=workers, is_smoke=smoke, progress=progress
-        )
-    print_result(
-        {"written": list(map(str, paths))},
-        "\n".join(f"wrote {path}" for path in paths),
-        as_json=as_json,
-    )
-
-
 app.command(rich_help_panel=_COMPARE)(pack)
-
-
-@app.command("calibrate-closed-form", rich_help_panel=_COMPARE)
-def calibrate_closed_form(
-    bundles: Annotated[
-        list[Path],
-        typer.Argument(metavar="FOLDER", help="Bundles whose cards get the calibration."),
-    ],
-    rows: Annotated[
-        Path, typer.Option("--rows", metavar="FILE", help="Traced ordinary networks.")
-    ] = _ORDINARY_NETWORKS,
-    real_runs: RealRuns = None,
-    union: Annotated[
-        Path,
-        typer.Option(
-            "--union",
-            metavar="FOLDER",
-            help="Bundle of all families, whose options and ranges were tested.",
-        ),
-    ] = _SHIPPED_BUNDLES / "all-h200-traced",
-) -> None:
-    """Calibrate the closed form on real networks, in the cards of bundles, without training
-    anything."""
-    from gpumemnet.predict.bundle import load_bundle
-    from models.line_calibration import (
-        calibration,
-        extend_bundle,
-        joined_networks,
-        networks_of_runs,
-        ordinary_networks,
-        rows_like_labels,
-    )
-
-    real = joined_networks(
-        [ordinary_networks(rows), networks_of_runs(real_runs or default_real_runs())]
-    )
-    support = load_bundle(union).card.document["support"]
-    entries: dict[tuple[str, tuple[float, ...]], dict[str, Any]] = {}
-    for folder in bundles:
-        card = load_bundle(folder).card
-        networks = rows_like_labels(card, real, DATASETS)
-        key = (str(networks.families[0]), card.coverages)
-        if key not in entries:
-            entries[key] = calibration(networks, card.coverages)
-            _print_calibration(folder.name, card.coverages, entries[key])
-        extend_bundle(folder, entries[key], support)
-        typer.echo(f"wrote {folder}: {len(networks):,} rows")
-
-
-def _print_calibration(name: str, coverages: Sequence[float], entry: Mapping[str, Any]) -> None:
-    slopes = ", ".join(f"{term} {slope:.3g}" for term, slope in entry["slopes"].items() if slope)
-    typer.echo(
-        f"{name}: {entry['rows']:,} rows of {entry['families']:,} families; slopes: {slopes}"
-    )
-    for group, part in entry["groups"].items():
-        if not part["rows"]:
-            continue
-        typer.echo(f"{group}: {part['rows']:,} rows")
-        for coverage, bound, held_out in zip(
-            coverages, part["log_bounds"], part["held_out_coverage"], strict=True
-        ):
-            typer.echo(
-                f"  coverage {coverage:g}: {math.exp(bound):.2f} times the centre; held out {held_out:.1%}"
-            )
-
-
-@app.command("real-networks", rich_help_panel=_COMPARE)
-def real_networks(
-    out: Annotated[Path, typer.Option("--out", help="Folder for report.md.")] = Path("report"),
-    families: Annotated[
-        list[str] | None, typer.Option("--family", help="cnn or transformer; both unless given.")
-    ] = None,
-    real_runs: RealRuns = None,
-    seed: Seed = 0,
-) -> None:
-    """Evaluate the estimators on real networks, each on architecture families that it has not
-    seen."""
-    chosen = families or list(_REAL_FAMILIES)
-    if unknown := [name for name in chosen if name not in _REAL_FAMILIES]:
-        raise InvalidRequestError(
-            f"must be of {', '.join(_REAL_FAMILIES)}, not '{unknown[0]}'", "family"
-        )
-    import torch
-
-    from research.real_networks import write_report
-
-    torch.set_num_threads(1)
-    datasets = {family: DATASETS / f"traced_{family}_h200.parquet" for family in chosen}
-    runs = real_runs or default_real_runs()
-    with progress_bar("evaluating") as progress:
-        typer.echo(f"wrote {write_report(datasets, runs, out, seed, progress)}")
 
 
 @app.command(rich_help_panel=_PUBLISHED)

@@ -60,24 +60,17 @@ class Reading(NamedTuple):
     answer: FitAnswer
 
     @property
-    def kind(self) -> str:
-        """Which factor of the safe bytes is that of such jobs."""
-        method = self.answer.method
-        return "sharded" if method.gpus > 1 else "quantised" if method.is_quantised else "plain"
-
-    @property
     def error(self) -> float:
         """How far the expectation lies above the reading, relative to it."""
         return self.expected_bytes / self.read_bytes - 1.0
 
 
 def readings(folder: Path) -> Iterator[Reading | str]:
-    """Readings of jobs on one GPU or sharded by FSDP; a sentence for each row that is left out."""
+    """Readings of jobs on one GPU; a sentence for each row that is left out."""
     for table in TABLES:
         with (folder / f"{table}.csv").open(newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
-                is_sharded = row.get("parallel", "").startswith("fsdp1=")
-                if row["usable"] == "yes" and (row["gpus"] == "1" or is_sharded):
+                if row["usable"] == "yes" and row["gpus"] == "1":
                     yield _reading(table, row)
 
 
@@ -113,8 +106,6 @@ def _reading(table: str, row: dict[str, str]) -> Reading | str:
 
 def _obstacle(row: dict[str, str]) -> str:
     """Why ``fit`` cannot be asked for the job of this row."""
-    if row["gpus"] != "1" and row["row_id"].startswith("litgpt"):
-        return "holds the whole model before it is sharded"
     if row["method"] not in (*METHODS, _GPTQ):
         return f"method {row['method']}"
     if not row["sequence_length"]:
@@ -141,8 +132,6 @@ def _options(table: str, row: dict[str, str]) -> dict[str, Any]:
         "method": "lora" if is_gptq else method,
         "sequence_length": int(row["sequence_length"]),
         "batch_size": int(row["batch_per_gpu"]),
-        "gpus": int(row["gpus"]),
-        "parallel": "fsdp1",
         "gradient_accumulation": int(row["gradient_accumulation"] or 1),
         "checkpointing": row["checkpointing"].startswith("full"),
         "implementation": "foreach",
@@ -178,15 +167,24 @@ def _options(table: str, row: dict[str, str]) -> dict[str, Any]:
 
 
 def safety_factors(found: list[Reading]) -> dict[str, float]:
-    """The factors over the expectation below which :data:`COVERAGE` of the readings lie, by kind.
+    """The factors over the expectation below which :data:`COVERAGE` of the readings lie: of bases
+    that are quantised, and of others.
 
-    With too few readings of one kind, its factor is the largest.
+    Too few readings of one kind, and the factor is that of both kinds together.
     """
-    ratios = {kind: [1.0] for kind in ("plain", "quantised", "sharded")}
-    for each in found:
-        ratios[each.kind].append(each.read_bytes / each.expected_bytes)
-    largest = round(max(max(each) for each in ratios.values()), 3)
-    return {kind: _factor(each) or largest for kind, each in ratios.items()}
+    ratios = {
+        is_quantised: [
+            each.read_bytes / each.expected_bytes
+            for each in found
+            if each.answer.method.is_quantised == is_quantised
+        ]
+        for is_quantised in (False, True)
+    }
+    together = _factor([*ratios[False], *ratios[True]]) or max([1.0, *ratios[False], *ratios[True]])
+    return {
+        "plain": _factor(ratios[False]) or together,
+        "quantised": _factor(ratios[True]) or together,
+    }
 
 
 def _factor(ratios: list[float]) -> float | None:
@@ -207,24 +205,20 @@ def compare(folder: Path, *, write: bool = False) -> str:
             lines.append(
                 f"{each.row:24} read {read:6.2f}  expected {expected:6.2f}  {each.error:+.1%}"
             )
-    single = [each for each in found if each.kind != "sharded"]
-    groups = {source: [each for each in single if each.source == source] for source in TABLES}
-    groups |= {
-        "all on one GPU": single,
-        "FSDP": [each for each in found if each.kind == "sharded"],
-    }
-    others = {
-        source: safety_factors([each for each in found if each.source != source])
-        for source in TABLES
-    }
-    for name, own in groups.items():
-        if own:
-            below = sum(
-                each.read_bytes <= each.expected_bytes * others[each.source][each.kind]
+    for source in (*sorted({each.source for each in found}), ""):
+        own = [each for each in found if source in ("", each.source)]
+        below = 0
+        for table in {each.source for each in own}:
+            factors = safety_factors([each for each in found if each.source != table])
+            below += sum(
+                each.read_bytes
+                <= each.expected_bytes
+                * factors["quantised" if each.answer.method.is_quantised else "plain"]
                 for each in own
+                if each.source == table
             )
-            text = f"safe above {below}/{len(own)} by other sources"
-            lines.append(f"{name}: {_summary(own)}, {text}")
+        text = f"safe above {below}/{len(own)} by other sources"
+        lines.append(f"{source or 'all'}: {_summary(own)}, {text}")
     factors = safety_factors(found)
     lines.append(f"factors of the safe bytes, from all: {factors}")
     if write:

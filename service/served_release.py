@@ -24,7 +24,7 @@ from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bundle import Bundle, load_bundles, shipped_bundles
 from gpumemnet.predict.features import FEATURE_NAMES
-from gpumemnet.predict.model import BundleModel
+from gpumemnet.predict.model import BundleModel, ModelGpu
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.site.releases import SHIPPED, Aliases, Registry, release_digest
 
@@ -332,19 +332,20 @@ def check_golden(predictor: Predictor, tested: Container[str] = ()) -> None:
         BundleError: names the bundle, the job and the fault.
     """
     for bundle in predictor.bundles:
-        for family in bundle.card.families:
-            for model in predictor.models_of(family, bundle.card.encoder):
-                if model.bundle.sha256 not in tested:
-                    _check(model, family)
+        if bundle.sha256 not in tested:
+            model = predictor.model(bundle.card.encoder)
+            model_gpu = model.model_gpu(predictor.prediction_gpu(None))
+            for family in bundle.card.families:
+                _check(model, model_gpu, family)
 
 
-def _check(model: BundleModel, family: str) -> None:
+def _check(model: BundleModel, model_gpu: ModelGpu, family: str) -> None:
     described = {"layers": EXAMPLE_JOBS[family]}
     if not model.needs_layers:
         described["totals"] = as_totals(EXAMPLE_JOBS[family])
     for name, document in described.items():
         try:
-            problem = _problem(model, job_from_dict(document))
+            problem = _problem(model, model_gpu, job_from_dict(document))
         except Exception as error:  # onnxruntime and numpy may raise any exception
             problem = f"is not answered ({type(error).__name__}: {error})"
         if problem:
@@ -354,14 +355,14 @@ def _check(model: BundleModel, family: str) -> None:
             )
 
 
-def _problem(model: BundleModel, job: TrainingJob) -> str | None:
+def _problem(model: BundleModel, model_gpu: ModelGpu, job: TrainingJob) -> str | None:
     table = JobTable.from_jobs((job,))
-    features = model.features(table, model.label_gpu)
+    features = model.features(table, model_gpu)
     answer = model.run(table, features)
     amounts = (answer.expected_bytes, answer.bounds_bytes)
     if answer.is_broken is not None or not all(np.isfinite(part).all() for part in amounts):
         return "gets numbers that are not finite"
-    estimates = [model.predict(table, None, each)[0] for each in model.card.coverages]
+    estimates = [model.predict(table, None, each, model_gpu)[0] for each in model.card.coverages]
     limits = [estimate.safe_bytes for estimate in estimates if estimate.safe_bytes is not None]
     if limits != sorted(limits):
         return "gets safe bytes that do not rise with the coverage"
@@ -371,8 +372,8 @@ def _problem(model: BundleModel, job: TrainingJob) -> str | None:
             return f"gets probabilities that add up to {total:.6g}"
         if estimate.safe_bytes is not None and estimate.safe_bytes < estimate.expected_bytes:
             return f"gets {estimate.safe_bytes:,} safe bytes, below the {estimate.expected_bytes:,} expected"
-        computed_bytes = float(model.card.context_bytes + features[0, _PHYSICAL_COLUMNS].sum())
-        ratio = estimate.expected_bytes / computed_bytes
+        computed_bytes = float(model_gpu.shift_bytes + features[0, _PHYSICAL_COLUMNS].sum())
+        ratio = float(answer.expected_bytes[0] + model_gpu.shift_bytes) / computed_bytes
         if not 1 / PLAUSIBLE_FACTOR <= ratio <= PLAUSIBLE_FACTOR:
             return (
                 f"gets {estimate.expected_bytes:,} expected bytes, {ratio:.3g} times of what context and "

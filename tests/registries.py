@@ -10,13 +10,11 @@ from gpumemnet.predict.bundle import Bundle, save_bundle, shipped_bundles
 from gpumemnet.site.releases import Registry
 
 
-def shipped(name: str = "cnn-h200-traced") -> Bundle:
+def shipped(name: str = "mlp") -> Bundle:
     return next(bundle for bundle in shipped_bundles() if bundle.card.name == name)
 
 
-def other_bundle(
-    folder: Path, version: str, name: str = "cnn-h200-traced", **changes: Any
-) -> Bundle:
+def other_bundle(folder: Path, version: str, name: str = "mlp", **changes: Any) -> Bundle:
     """A valid bundle with the graph of the shipped one called ``name``; ``changes`` replace fields
     of its card."""
     bundle = shipped(name)
@@ -26,7 +24,7 @@ def other_bundle(
 
 
 def add_release(registry: Registry, work: Path, release: str, **changes: Any) -> str:
-    """Add the release ``release`` whose CNN bundle has it as its version; returns that bundle's
+    """Add the release ``release`` whose MLP-based bundle has it as its version; returns that bundle's
     hash."""
     bundle = other_bundle(work / release, release, **changes)
     registry.create_release(release, [bundle.source])

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from gpumemnet.batch.parts import Part
-from gpumemnet.errors import FieldError, InvalidRequestError, UnsupportedJobError
+from gpumemnet.errors import FieldError
 from gpumemnet.job.job_table import Indices
 from gpumemnet.job.table_reader import Chunk, Reader
-from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.predict.prediction import PredictionOptions, PredictionTable
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB
@@ -102,26 +101,12 @@ class PartPredictor:
         self.gpu = self._predictor.prediction_gpu(options.gpu).gpu
 
     def check_options(self) -> None:
-        """Checks that at least one family has models for the options.
+        """Checks that a model has the encoder and the coverage.
 
         Raises:
-            InvalidRequestError: when none supports the coverage or the encoder.
+            InvalidRequestError: when none has.
         """
-        options, refusal = self._options, None
-        is_supported = False
-        for family in FAMILIES:
-            try:
-                models = self._predictor.models_reaching(options.coverage, family, options.encoder)
-            except UnsupportedJobError:
-                continue
-            except InvalidRequestError as error:  # another family may have the encoder
-                refusal = refusal or error
-                continue
-            for model in models:
-                model.level(options.coverage)
-            is_supported = True
-        if refusal is not None and not is_supported:
-            raise refusal
+        self._predictor.model(self._options.encoder).level(self._options.coverage)
 
     def predict(self, part: Part) -> Answers:
         """Predicts the rows of ``part``, chunk by chunk.
@@ -157,41 +142,32 @@ class PartPredictor:
         """The answers for ``rows``, the positions in the chunk of the predicted jobs."""
         import pyarrow as pa
 
-        count, models = len(rows), predictions.models
-        bin_index, model_index = predictions.bin_index, predictions.model_index
+        count, model, bin_index = len(rows), predictions.model, predictions.bin_index
 
-        def by_model(values: list[int]) -> Indices:
-            return np.array(values, dtype=np.int64)[model_index]
+        def repeated(word: str) -> pa.DictionaryArray:
+            return pa.DictionaryArray.from_arrays(np.zeros(count, np.int32), pa.array([word]))
 
-        def repeated(words: list[str], places: Indices) -> pa.DictionaryArray:
-            return pa.DictionaryArray.from_arrays(places.astype(np.int32), pa.array(words))
-
-        names = list(self.hash_of_model)
-        places = by_model([names.index(model.name) for model in models])
-        nowhere = np.zeros(count, dtype=np.int64)
-        widths = by_model([model.bins.width_bytes for model in models])
-        is_last = bin_index == by_model([model.bins.count - 1 for model in models])
-        limits = predictions.safe_bytes
-        is_outside = np.ma.getmaskarray(limits)
-        reasons = dict.fromkeys(range(count)) if count else {}
-        for at in is_outside.nonzero()[0].tolist():
+        width = model.bins.width_bytes
+        limits, is_inside = predictions.safe_bytes, predictions.in_support
+        reasons: dict[int, str | None] = dict.fromkeys(range(count))
+        for at in (~is_inside).nonzero()[0].tolist():
             reasons[at] = _REASONS_BETWEEN.join(predictions.reasons(at))
         return pa.RecordBatch.from_arrays(
             [
-                repeated([location], nowhere),
+                repeated(location),
                 pa.array(chunk.numbers[rows]),
                 pa.nulls(count, pa.string()) if chunk.ids is None else chunk.ids.take(rows),
                 pa.array(_mib(predictions.expected_bytes)),
-                pa.array(_mib(limits.filled(0)), mask=is_outside),
+                pa.array(_mib(limits.filled(0)), mask=np.ma.getmaskarray(limits)),
                 pa.array(predictions.startup_peak_bytes),
                 pa.array(bin_index.astype(np.int32)),
-                pa.array(bin_index * widths),
-                pa.array((bin_index + 1) * widths, mask=is_last),
-                pa.array(~is_outside),
+                pa.array(bin_index * width),
+                pa.array((bin_index + 1) * width, mask=bin_index == model.bins.count - 1),
+                pa.array(is_inside),
                 pa.array(reasons.values(), pa.string()),
-                repeated([self.gpu], nowhere),
-                repeated(names, places),
-                repeated(list(self.hash_of_model.values()), places),
+                repeated(self.gpu),
+                repeated(model.name),
+                repeated(self.hash_of_model[model.name]),
             ],
             schema=answer_schema(),
         )

@@ -101,14 +101,14 @@ ENTRIES: Final = {
         Entry(
             "train",
             "models.cli:train",
-            "Train a classifier on a dataset, and write its bundle.",
+            "Train the models on datasets of all families, GPUs and label sources, and write their bundles.",
             _TRAIN,
             "train",
         ),
         Entry(
             "evaluate",
             "models.cli:evaluate",
-            "Evaluate every estimator on held-out architectures.",
+            "Evaluate both encoders, the line alone and boosted trees on held-out families.",
             _TRAIN,
             "train",
         ),

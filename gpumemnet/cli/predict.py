@@ -336,7 +336,7 @@ def _card_facts(bundle: Bundle) -> list[tuple[str, str]]:
     card, data = bundle.card, bundle.card.document.get("training_data", {})
     rows = f"{data.get('rows', 0):,} {data.get('provenance', '')} jobs"
     return [
-        ("predicts", f"{', '.join(card.families)} jobs on {card.gpu}"),
+        ("predicts", f"{', '.join(card.families)} jobs on any GPU"),
         ("trained on", f"{rows}: {data.get('description', '')}"),
         *((name, str(data[name])) for name in ("licence", "credit") if name in data),
         ("sha256", bundle.sha256),

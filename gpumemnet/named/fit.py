@@ -188,14 +188,12 @@ class _Asked:
         return round(above_context * self._factor(method)) + self.context.bound_bytes
 
     def _factor(self, method: Method) -> float:
-        """How far above the expectation readings of such jobs lie; none are of image networks,
-        which get a wide one."""
+        """How far above the expectation readings of such jobs lie: the readings are of language
+        models on one GPU; other jobs get the widest factor."""
         factors = safety()
-        if method.gpus > 1:
-            return factors["sharded"]
-        if self.reads_tokens and not method.is_quantised:
-            return factors["plain"]
-        return factors["quantised"]
+        if self.reads_tokens and method.gpus == 1:
+            return factors["quantised" if method.is_quantised else "plain"]
+        return max(factors["plain"], factors["quantised"])
 
     def is_safe(self, method: Method, profile: DeviceProfile | None = None) -> bool:
         """Whether the safe bytes are available on a GPU."""

@@ -2,23 +2,19 @@
 
 A bundle is a folder with three files::
 
-    model.onnx    input  features   float32 [B, F]   the columns of gpumemnet.predict.features, in
-    natural units
-                         sequences  float32 [B, L, S]   transformer only: the columns of
-                         gpumemnet.predict.features mask       float32 [B, L]   transformer only: 1
-                         for a token, 0 for padding
-                  output weights    float32 [B, K]   mixture weights
-                         locations  float32 [B, K]   component means in log-bytes
-                         scales     float32 [B, K]   component scales in log-bytes
-                         amounts    float32 [B, 2 + L]   log-bytes of the calibrated closed form, of
-                         the mixture's
-                                    centre, and of a bound for each calibrated coverage
+    model.onnx    input  features   float32 [B, 2 F]  gpumemnet.predict.features.model_features
+                         sequences  float32 [B, L, S]  transformer only: layer_sequence
+                         mask       float32 [B, L]     transformer only: 1 for a token, 0 for padding
+                  output weights    float32 [B, K]     mixture weights
+                         locations  float32 [B, K]     component means in log-bytes
+                         scales     float32 [B, K]     component scales in log-bytes
+                         amounts    float32 [B, 2 + L]  log-bytes of the line over the closed form,
+                                                       of the mixture's centre, and of a bound for
+                                                       each calibrated coverage
     card.json     identity of the model, its training data, support, and calibration
     SHA256SUMS    checksums of both, in the format of sha256sum(1)
 
-A bundle serves one job family or several.  A bundle for several has the family ``all`` and the
-encoder ``common``.  The field ``families`` of its card then holds what differs between them:
-support, fallback and calibration of traced peaks.
+All amounts are above the CUDA context.  One bundle serves all job families that it learned from.
 
 Each file is read once and checked.  The checked bytes are passed on, so a file that changes later
 has no effect.

@@ -3,7 +3,6 @@ from JSON and checked."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -16,20 +15,16 @@ from numpy.typing import NDArray
 
 from gpumemnet.errors import BundleError
 from gpumemnet.job.training_job import FAMILIES, NUMBER_FIELDS, OPTION_FIELDS
-from gpumemnet.predict.calibrated_line import GROUPS, TERMS, GroupCalibration
 from gpumemnet.predict.features import FEATURE_NAMES, FEATURE_SCHEMA
 from gpumemnet.units import MIB
 
-FORMAT_VERSION: Final = 2
-COMMON: Final = "common"
-"""Encoder of a model trained on several families together: an MLP over the feature vector."""
+FORMAT_VERSION: Final = 3
 ALL_FAMILIES: Final = "all"
-"""Value of ``family`` in the card of such a model."""
-ENCODERS: Final = ("mlp", "transformer", COMMON)
-MAX_DEVICE_BYTES: Final = 2**41
-"""Upper limit of a card's capacity, above the memory of any GPU; it keeps the number of bins within
-its limit."""
+"""Value of :attr:`BundleCard.family` where a model predicts several families."""
+ENCODERS: Final = ("mlp", "transformer")
 _MAX_DEPTH: Final = 50
+
+OptionValue = str | bool | int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,33 +43,7 @@ class TracedPeakCalibration:
     log_scales: tuple[float, ...]
     log_shift: float
     log_bounds: tuple[float, ...]
-    options: Mapping[str, tuple[str | bool | int | None, ...]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClosedFormCalibration:
-    """The closed form's error on real networks, for jobs whose layers' memory is known
-    (:mod:`gpumemnet.predict.calibrated_line`).
-
-    Attributes:
-        slopes: of :data:`gpumemnet.predict.calibrated_line.TERMS`.
-        groups: for each of :data:`gpumemnet.predict.calibrated_line.GROUPS`, in that order.
-        within_support: whether the closed form answers for jobs inside the model's support, at
-            every batch size.
-        beyond_support: whether it answers for jobs beyond it.
-        options: job field → values for which the closed form was tested.
-        ranges: feature column → smallest and largest value for which it was tested.
-        other_share: largest share of output elements that belonged to layers of kind ``other``,
-            whose memory is unknown.
-    """
-
-    slopes: tuple[float, ...]
-    groups: tuple[GroupCalibration, ...]
-    within_support: bool
-    beyond_support: bool
-    options: Mapping[str, tuple[str | bool | int | None, ...]]
-    ranges: Mapping[str, tuple[float, float]]
-    other_share: float
+    options: Mapping[str, tuple[OptionValue, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,64 +52,52 @@ class BundleCard:
 
     Attributes:
         name, version: identity of the model.
-        family: the job family that the model predicts.
-        encoder: the model's input: ``mlp`` (feature vector), ``transformer`` (feature vector and
-            layer sequence) or ``common`` (feature vector, one model for all families).
-        label_source: origin of the training labels: readings of a GPU, or ``traced``.
-        gpu: the GPU model of the training labels.
-        capacity_bytes, blas_workspace_bytes: of that GPU, see
-            :class:`gpumemnet.gpu.DeviceProfile`.
-        context_bytes: CUDA context included in the training labels; for another GPU it is replaced
-            by that GPU's context.
-        traced_peak: calibration for jobs that state a traced peak; ``None`` when there is none.
+        families: the job families that the model predicts.
+        encoder: the model's input: ``mlp`` (feature vector) or ``transformer`` (feature vector and
+            layer sequence).
+        label_source: origin of the training labels.
+        gpu: the GPU model that answers are for where none is asked for.
+        contexts: GPU model → CUDA context that training rows of the site measured on it.
+        traced_peaks: job family → calibration for jobs that state a traced peak.
         options: job field → values seen in training; any other value is outside the support.
         kinds: layer kinds seen in training; any other kind is outside the support.
         ranges: feature column → smallest and largest value seen in training.
+        other_share: largest share of output elements that belonged to layers of kind ``other``,
+            whose memory is unknown.
         coverages: the calibrated coverages of the graph's bounds, increasing.
-        range_log_scale: scale, in log-bytes, of the closed form's error beyond the training ranges.
-        option_log_scale: the same for options or layer kinds not seen in training.
-        closed_form: the closed form's calibration on real networks; ``None`` when there is none.
+        widenings: for each coverage, the logarithm of the factor by which the bound widens outside
+            the support.
         document: the whole card as written.
         site_calibration: a site's calibration for its GPU; ``None`` in shipped bundles.
-        by_family: the card of each family, for a common model; empty for other models.  The fields
-            of a common model's own card span all its families.
     """
 
     name: str
     version: str
-    family: str
+    families: tuple[str, ...]
     encoder: str
     label_source: str
     gpu: str
-    capacity_bytes: int
-    blas_workspace_bytes: int
-    context_bytes: int
-    traced_peak: TracedPeakCalibration | None
-    options: Mapping[str, tuple[str | bool | int | None, ...]]
+    contexts: Mapping[str, int]
+    traced_peaks: Mapping[str, TracedPeakCalibration]
+    options: Mapping[str, tuple[OptionValue, ...]]
     kinds: frozenset[str]
     ranges: Mapping[str, tuple[float, float]]
+    other_share: float
     coverages: tuple[float, ...]
-    range_log_scale: float
-    option_log_scale: float
+    widenings: tuple[float, ...]
     document: Mapping[str, Any]
-    closed_form: ClosedFormCalibration | None = None
     site_calibration: SiteCalibration | None = None
-    by_family: Mapping[str, BundleCard] = dataclasses.field(default_factory=dict)
 
     @property
-    def families(self) -> tuple[str, ...]:
-        """The job families that the model predicts."""
-        return tuple(self.by_family) or (self.family,)
+    def family(self) -> str:
+        """The job family that the model predicts, or ``all`` where there are several."""
+        return self.families[0] if len(self.families) == 1 else ALL_FAMILIES
 
     @property
     def provenance(self) -> str | None:
         """How the labels of the training data came about; ``None`` where the card does not say."""
         stated: str | None = self.document["training_data"].get("provenance")
         return stated
-
-    def of(self, family: str) -> BundleCard:
-        """The card for jobs of ``family``, one of :attr:`families`."""
-        return self.by_family.get(family, self)
 
 
 def parse_card(content: bytes, path: Path) -> BundleCard:
@@ -172,55 +129,46 @@ def parse_card(content: bytes, path: Path) -> BundleCard:
         )
     try:
         card = _card(document)
-        parts = document["families"] if card.family == ALL_FAMILIES else {}
-        by_family = {
-            family: _card({**document, **part, "family": family}) for family, part in parts.items()
-        }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BundleError(f"{path}: incomplete card ({type(error).__name__}: {error})") from None
-    unfamiliar = {card.family, *by_family} - {*FAMILIES, *([ALL_FAMILIES] if by_family else [])}
-    if unfamiliar:
-        raise BundleError(f"{path}: unknown family {sorted(unfamiliar)[0]!r}")
+    unfamiliar = sorted({*card.families} - {*FAMILIES})
+    if unfamiliar or not card.families:
+        raise BundleError(f"{path}: unknown family {', '.join(unfamiliar)!r}")
     if card.encoder not in ENCODERS:
         raise BundleError(f"{path}: unknown encoder {card.encoder!r}: upgrade gpumemnet")
-    if (card.encoder == COMMON) != bool(by_family):
-        raise BundleError(
-            f"{path}: the encoder {COMMON} and the family {ALL_FAMILIES} belong together, and one is missing"
-        )
-    unknown = {column for one in (card, *by_family.values()) for column in one.ranges} - set(
-        FEATURE_NAMES
-    )
+    unknown = sorted({*card.ranges} - {*FEATURE_NAMES})
     if unknown:
-        raise BundleError(f"{path}: unknown feature column {sorted(unknown)[0]!r} in the support")
-    return dataclasses.replace(card, by_family=by_family)
+        raise BundleError(f"{path}: unknown feature column {unknown[0]!r} in the support")
+    return card
 
 
 def _card(document: Mapping[str, Any]) -> BundleCard:
+    support, bounds = document["support"], document["conformal"]
+    coverages = _coverages(bounds["coverages"])
+    widenings = tuple(map(_number, bounds["widenings"]))
+    if len(widenings) != len(coverages) or min(widenings) < 0:
+        raise ValueError("the bounds need a widening of at least 0 for each coverage")
     return BundleCard(
         name=_text(document, "name"),
         version=_text(document, "version"),
-        family=_text(document, "family"),
+        families=tuple(_texts(document["families"])),
         encoder=_text(document, "encoder"),
         label_source=_text(document["training_data"], "label_source"),
         gpu=_text(document, "gpu"),
-        capacity_bytes=_count(document["device"], "capacity_bytes"),
-        blas_workspace_bytes=_count(document["device"], "blas_workspace_bytes"),
-        context_bytes=_count(document["device"], "context_bytes"),
-        traced_peak=_traced_peak(
-            document.get("traced_peak"), len(document["conformal"]["coverages"])
-        ),
-        options=_options(document["support"]["options"]),
-        kinds=frozenset(_texts(document["support"]["kinds"])),
-        ranges=_ranges(document["support"]["ranges"]),
-        coverages=_coverages(document["conformal"]["coverages"]),
-        range_log_scale=_positive(document["fallback"]["range_log_scale"]),
-        option_log_scale=_positive(document["fallback"]["option_log_scale"]),
+        contexts={gpu: _count(amount) for gpu, amount in document["contexts"].items()},
+        traced_peaks={
+            family: _traced_peak(part, len(coverages))
+            for family, part in document["traced_peaks"].items()
+        },
+        options=_options(support["options"]),
+        kinds=frozenset(_texts(support["kinds"])),
+        ranges=_ranges(support["ranges"]),
+        other_share=_number(support["other_share"]),
+        coverages=coverages,
+        widenings=widenings,
         document=document,
-        closed_form=_closed_form(
-            document["fallback"].get("closed_form"), len(document["conformal"]["coverages"])
-        ),
         site_calibration=site_calibration_from_card(
-            document.get("site_calibration"), len(document["conformal"]["coverages"])
+            document.get("site_calibration"), len(coverages)
         ),
     )
 
@@ -249,9 +197,7 @@ def _check_portable(value: Any, path: Path, depth: int = 0) -> None:
             ) from None
 
 
-def _traced_peak(document: Any, levels: int) -> TracedPeakCalibration | None:
-    if document is None:
-        return None
+def _traced_peak(document: Any, levels: int) -> TracedPeakCalibration:
     weights, log_scales = (
         tuple(map(_positive, document[name])) for name in ("weights", "log_scales")
     )
@@ -273,32 +219,6 @@ def _traced_peak(document: Any, levels: int) -> TracedPeakCalibration | None:
     )
 
 
-def _closed_form(document: Any, levels: int) -> ClosedFormCalibration | None:
-    if document is None:
-        return None
-    return ClosedFormCalibration(
-        slopes=tuple(_number(document["slopes"][name]) for name in TERMS),
-        groups=tuple(_group(document["groups"][name], levels) for name in GROUPS),
-        within_support=document["within_support"] is True,
-        beyond_support=document["beyond_support"] is True,
-        options=_options(document["options"]),
-        ranges=_ranges(document["ranges"]),
-        other_share=_number(document["other_share"]),
-    )
-
-
-def _group(document: Mapping[str, Any], levels: int) -> GroupCalibration:
-    log_bounds = tuple(map(_number, document["log_bounds"]))
-    if len(log_bounds) != levels:
-        raise ValueError("the calibration of the closed form needs a bound for each coverage")
-    without, with_benchmark = map(_number, document["log_shifts"])
-    return GroupCalibration(
-        log_shifts=(without, with_benchmark),
-        log_scale=_positive(document["log_scale"]),
-        log_bounds=log_bounds,
-    )
-
-
 def _coverages(levels: Any) -> tuple[float, ...]:
     coverages = tuple(map(_number, levels))
     if (
@@ -310,7 +230,7 @@ def _coverages(levels: Any) -> tuple[float, ...]:
     return coverages
 
 
-def _options(options: Any) -> dict[str, tuple[str | bool | int | None, ...]]:
+def _options(options: Any) -> dict[str, tuple[OptionValue, ...]]:
     seen = {field: tuple(values) for field, values in options.items() if isinstance(values, list)}
     if (
         not seen
@@ -337,10 +257,9 @@ def _texts(values: Any) -> list[str]:
     return values
 
 
-def _count(document: Mapping[str, Any], field: str) -> int:
-    value = document[field]
-    if type(value) is not int or not 0 <= value <= MAX_DEVICE_BYTES:
-        raise ValueError(f"{field} must be a whole number of at most {MAX_DEVICE_BYTES}")
+def _count(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no whole number from 0 on")
     return value
 
 

@@ -65,11 +65,6 @@ class MemoryDistribution:
     locations: Array
     scales: Array
 
-    @staticmethod
-    def of_logistics(location: Array, scale: Array) -> MemoryDistribution:
-        """One logistic for each job; location and scale are in log-bytes, shape ``[B]``."""
-        return MemoryDistribution(np.ones((len(location), 1)), location[:, None], scale[:, None])
-
     def _half_shares(self) -> Array:
         """Half of the factor that normalises each job's weights, shape ``[B]``: float32 weights do
         not sum exactly to one."""
@@ -183,16 +178,12 @@ class MemoryDistribution:
         """The distributions of the given rows."""
         return MemoryDistribution(self.weights[rows], self.locations[rows], self.scales[rows])
 
-    def replaced(
-        self, rows: NDArray[np.bool_], location: Array, scale: Array
-    ) -> MemoryDistribution:
-        """Replaces the given rows by a single logistic; ``location`` and ``scale`` are in
-        log-bytes, shape ``[B]``."""
-        chosen = rows[:, None]
+    def widened(self, factors: Array) -> MemoryDistribution:
+        """Stretches each distribution around its centre by ``factors``, shape ``[B]``."""
+        middle = (self.weights * self.locations).sum(axis=1, keepdims=True)
+        stretch = factors[:, None]
         return MemoryDistribution(
-            np.where(chosen, 1.0 / self.weights.shape[1], self.weights),
-            np.where(chosen, location[:, None], self.locations),
-            np.where(chosen, scale[:, None], self.scales),
+            self.weights, middle + (self.locations - middle) * stretch, self.scales * stretch
         )
 
     def moved(self, amounts: Array) -> MemoryDistribution:
@@ -213,31 +204,29 @@ class MemoryDistribution:
         )
 
     def mixed(
-        self,
-        rows: NDArray[np.bool_],
-        location: Array,
-        weights: Sequence[float],
-        scales: Sequence[float],
+        self, rows: Indices, location: Array, weights: Sequence[float], scales: Array
     ) -> MemoryDistribution:
-        """Replaces the given rows by a mixture of logistics around one location.
+        """Replaces the given rows by mixtures of logistics, each around one location.
 
         Args:
-            rows: the rows to replace, shape ``[B]``.
-            location: their centres in log-bytes, shape ``[B]``; values in other rows are ignored.
-            weights, scales: of the mixture, the same in all rows; scales in log-bytes.
+            rows: the rows to replace, shape ``[R]``.
+            location: their centres in log-bytes, shape ``[R]``.
+            weights: of the ``N`` components, the same in all rows.
+            scales: of the components in log-bytes, shape ``[R, N]``.
         """
         count = max(len(weights), self.weights.shape[1])
-        padded = [(weights[i], scales[i]) if i < len(weights) else (0.0, 1.0) for i in range(count)]
-        own = [
-            np.pad(part, ((0, 0), (0, count - part.shape[1])), constant_values=filler)
-            for part, filler in ((self.weights, 0.0), (self.locations, 0.0), (self.scales, 1.0))
-        ]
-        chosen = rows[:, None]
-        return MemoryDistribution(
-            np.where(chosen, [weight for weight, _ in padded], own[0]),
-            np.where(chosen, location[:, None], own[1]),
-            np.where(chosen, [scale for _, scale in padded], own[2]),
-        )
+        parts = []
+        for part, theirs, filler in (
+            (self.weights, np.broadcast_to(weights, scales.shape), 0.0),
+            (self.locations, np.broadcast_to(location[:, None], scales.shape), 0.0),
+            (self.scales, scales, 1.0),
+        ):
+            wider = np.full((len(part), count), filler)
+            wider[:, : part.shape[1]] = part
+            wider[rows] = filler
+            wider[rows, : theirs.shape[1]] = theirs
+            parts.append(wider)
+        return MemoryDistribution(*parts)
 
 
 MAX_BINS: Final = 4096

@@ -7,7 +7,7 @@ hold bytes under the job's precision and optimizer, and the closed-form peak by 
 allocator.  Every column is in natural units; the networks' graphs take logarithms and standardise.
 
 In the layer sequence, as in GPUMemNet, each token holds the type, activations and parameters of a
-layer.  Here activations are multiplied by the batch size, because memory depends on the product.
+layer.  Activations are those of one sample, so that the sequence is the same at every batch size.
 In long networks one token covers several layers: the cost of attention grows with the square of the
 length, and long networks mostly repeat the same layers.
 """
@@ -144,7 +144,7 @@ FEATURE_NAMES: Final[tuple[str, ...]] = tuple(column.name for column in FEATURE_
 _KIND_RULES: Final = [[float(value) for value in rule] for rule in KIND_RULES.values()]
 FEATURE_SCHEMA: Final = hashlib.sha256(
     repr(
-        (11, FEATURE_NAMES, LAYER_GROUPS, _KIND_RULES, ELEMENT_BYTES, FOREACH_COPIES, LOOP_COPIES)
+        (12, FEATURE_NAMES, LAYER_GROUPS, _KIND_RULES, ELEMENT_BYTES, FOREACH_COPIES, LOOP_COPIES)
     ).encode()
 ).hexdigest()[:12]
 """Hash of the columns and of the tables that they depend on; every bundle states it.  Increase the
@@ -206,6 +206,47 @@ def feature_matrix(table: JobTable, blas_workspace_bytes: int) -> NDArray[np.flo
     if not IS_COMPILED:
         matrix[:] = np.reshape(features, matrix.shape)
     return matrix
+
+
+REFERENCE_BATCH: Final = 32.0
+"""Batch size of the features that do not depend on the job's own."""
+_BATCH, _SEGMENT = (FEATURE_NAMES.index(name) for name in ("batch_size", "segment_bytes"))
+
+
+def model_features(table: JobTable, blas_workspace_bytes: int) -> NDArray[np.float64]:
+    """Computes the input ``features`` of a bundle's graph for ``B`` jobs, shape ``[B, 2 F]``.
+
+    The first half are the features of :func:`feature_matrix`, with ``segment_bytes`` smoothed over
+    the batch size.  When tensors pass into another size class of the allocator and share its
+    segments, the closed form falls at once; real memory rises about as often as it falls there.  So
+    it is taken at powers of two alone, at each the larger of the closed forms of this batch size
+    and of half of it, and interpolated between them.
+
+    The second half are the features at :data:`REFERENCE_BATCH`: what of them is a share or a ratio
+    is the same at every batch size of a job.
+    """
+    count, sizes = len(table), table.column("batch_size")
+    has_layers = table.layer_counts > 0
+    lower = np.ldexp(1.0, np.frexp(sizes)[1] - 1)
+    halved = (has_layers & (lower > 1.0)).nonzero()[0]
+    between = (has_layers & (sizes > lower)).nonzero()[0]
+    every = np.arange(count)
+    rows = np.concatenate((every, every, halved, between, between))
+    asked = (sizes, np.full(count, REFERENCE_BATCH), lower[halved] / 2.0, lower[between])
+    found = feature_matrix(
+        table.take(rows).with_numbers("batch_size", np.concatenate((*asked, lower[between] * 2.0))),
+        blas_workspace_bytes,
+    )
+    own, reference = found[:count], found[count : 2 * count]
+    at_half, at_lower, at_upper = np.split(
+        found[2 * count :, _SEGMENT], [len(halved), len(halved) + len(between)]
+    )
+    start = own[:, _SEGMENT]
+    start[between] = at_lower
+    start[halved] = np.maximum(start[halved], at_half)
+    share = (sizes - lower)[between] / lower[between]
+    start[between] += share * np.maximum(at_upper - start[between], 0.0)
+    return np.concatenate((own, reference), axis=1)
 
 
 def _parts(table: JobTable) -> Iterator[tuple[slice, slice]]:
@@ -292,7 +333,7 @@ SEQUENCE_COLUMNS: Final[tuple[str, ...]] = (
     "log_weight_bytes",
 )
 """Columns of one token: the share of its layers in each group (one-hot for a single layer), log(1 +
-output bytes of the whole batch) and log(1 + weight bytes).  Bytes are summed over the token's
+output bytes of one sample) and log(1 + weight bytes).  Bytes are summed over the token's
 layers."""
 
 
@@ -319,7 +360,7 @@ def layer_sequence(table: JobTable) -> tuple[NDArray[np.float32], NDArray[np.boo
     options = [option_numbers(options) for options in table.option_sets]
     activation_bytes = np.array([each.activation_bytes for each in options])[table.option_codes]
     parameter_bytes = np.array([each.weight_bytes for each in options])[table.option_codes]
-    output_bytes = table.layer_activations * (table.column("batch_size") * activation_bytes)[owners]
+    output_bytes = table.layer_activations * activation_bytes[owners]
     weight_bytes = table.layer_parameters * parameter_bytes[owners]
     groups = _GROUP_OF_CODE[table.known_kinds]
     if counts.max(initial=0) <= MAX_TOKENS:

@@ -17,7 +17,6 @@ from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu import (
     MAX_CONTEXT_MIB,
     ContextEstimate,
-    DeviceProfile,
     available_mib,
     context,
     device_profile,
@@ -25,7 +24,6 @@ from gpumemnet.gpu import (
 )
 from gpumemnet.job.layers import describe
 from gpumemnet.predict.bundle import Bundle
-from gpumemnet.predict.bundle_card import BundleCard
 from gpumemnet.units import MIB
 
 REQUEST: Final = "request"
@@ -65,7 +63,7 @@ class GpuResolver:
     """Finds the GPU of every answer of a predictor.
 
     Args:
-        bundles: the predictor's bundles, most trusted first.
+        bundles: the predictor's bundles, in order.
         gpu: the GPU where none is asked for; by default that of the first bundle's labels.
         context_bytes: the site's CUDA context, on any GPU that the site has not calibrated; by
             default nothing is stated.
@@ -87,9 +85,7 @@ class GpuResolver:
                 f"must be a number of MiB between 1 and {MAX_CONTEXT_MIB}, not {describe(stated)}",
                 "context_mib",
             )
-        self._cards = [
-            card for bundle in bundles for card in (bundle.card, *bundle.card.by_family.values())
-        ]
+        self._cards = [bundle.card for bundle in bundles]
         self._context_bytes = context_bytes
         self._known: dict[tuple[str, str], PredictionGpu] = {}
         self._default = (
@@ -100,31 +96,21 @@ class GpuResolver:
         """Returns the GPU called ``gpu``; by default that of the settings.
 
         Raises:
-            InvalidRequestError: when neither the catalogue nor a bundle knows it.
+            InvalidRequestError: when the catalogue does not know it.
         """
         return self._default if gpu is None else self._find(gpu, REQUEST)
 
     def _find(self, gpu: str, source: str) -> PredictionGpu:
         """The same object for the same GPU, so that what is computed for it can be kept."""
-        name = gpu
-        try:
-            name = device_profile(gpu).name
-        except InvalidRequestError:
-            if all(card.gpu != gpu for card in self._cards):
-                raise
+        name = device_profile(gpu).name
         if (name, source) not in self._known:
             self._known[name, source] = self._prediction_gpu(name, source)
         return self._known[name, source]
 
     def _prediction_gpu(self, gpu: str, source: str) -> PredictionGpu:
-        labels = [card for card in self._cards if card.gpu == gpu]
-        try:
-            profile = device_profile(gpu)
-            device: DeviceProfile | BundleCard = profile
-            estimate = context(profile)
-            labels = [card for card in labels if card.provenance in OF_THE_SITE]
-        except InvalidRequestError:  # a GPU that only a bundle knows
-            device = labels[0]
+        device = device_profile(gpu)
+        estimate = context(device)
+        measured = {card.contexts[gpu]: card.name for card in self._cards if gpu in card.contexts}
         sites = [
             card.site_calibration
             for card in self._cards
@@ -134,35 +120,17 @@ class GpuResolver:
             estimate = grown_context(max(found), "calibrated at this site (gpumemnet calibrate)")
         elif self._context_bytes is not None:
             estimate = grown_context(self._context_bytes, "set by the site (GPUMEMNET_CONTEXT_MIB)")
-        elif labels:
-            # The largest of the families, because a context grows with the kernels in use.
-            largest = max(labels, key=lambda card: card.context_bytes)
+        elif measured:
+            largest = max(measured)  # a context grows with the kernels in use
             estimate = grown_context(
-                largest.context_bytes, f"measured: contained in the labels of {largest.name}"
+                largest, f"measured: contained in the labels of {measured[largest]}"
             )
         return PredictionGpu(
             gpu,
             source,
             device.capacity_bytes,
-            _available_bytes(gpu, device.capacity_bytes),
+            available_mib(device) * MIB,
             device.blas_workspace_bytes,
             estimate,
             bool(sites),
         )
-
-
-def label_gpu(card: BundleCard) -> PredictionGpu:
-    """The GPU of a model's training labels, with the context that they contain: for comparing
-    answers with these labels."""
-    estimate = ContextEstimate(card.context_bytes, card.context_bytes, "contained in the labels")
-    available_bytes = _available_bytes(card.gpu, card.capacity_bytes)
-    return PredictionGpu(
-        card.gpu, REQUEST, card.capacity_bytes, available_bytes, card.blas_workspace_bytes, estimate
-    )
-
-
-def _available_bytes(gpu: str, capacity_bytes: int) -> int:
-    try:
-        return available_mib(device_profile(gpu)) * MIB
-    except InvalidRequestError:  # a GPU that only a bundle knows
-        return capacity_bytes

@@ -167,7 +167,7 @@ def fits(
         job: the job.
         targets: the targets; by default the whole catalogue.
         coverage: share of jobs that stay below the limit.
-        encoder: ``mlp``, ``transformer`` or ``common``; by default the predictor chooses.
+        encoder: ``mlp`` or ``transformer``; by default ``mlp`` where it is loaded.
 
     Raises:
         InvalidRequestError, UnsupportedJobError: as
@@ -358,7 +358,8 @@ def ray_resources(
         predictor = Predictor.default()
     estimate: Prediction = predictor.predict(job, coverage=coverage, gpu=chosen.gpu)
     available_bytes = chosen.available_mib * MIB
-    safe_bytes, reasons = estimate.safe_bytes, estimate.reasons
+    safe_bytes = estimate.safe_bytes
+    reasons = estimate.reasons if safe_bytes is None else ()
     if job.is_replica:  # NCCL lets no two of them use one GPU
         reasons = (
             *reasons,

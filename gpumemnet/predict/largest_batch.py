@@ -127,7 +127,7 @@ def batch_sizes(
         job: the job.
         target: the GPU or partition that it is to run on.
         coverage: share of jobs that stay below the limit.
-        encoder: ``mlp``, ``transformer`` or ``common``; by default the predictor chooses.
+        encoder: ``mlp`` or ``transformer``; by default ``mlp`` where it is loaded.
         max_batch: the largest batch size to consider.
 
     Raises:
@@ -159,7 +159,7 @@ def batch_sizes(
         max_batch=max_batch,
         safe_batch=safe.largest,
         likely_batch=likely.largest,
-        reasons=reasons,
+        reasons=reasons if all(point.limit_mib is None for point in curve) else (),
         curve=tuple(curve),
     )
 
@@ -196,7 +196,9 @@ def smallest_gpu(
         last = _running_maximum(grid, memory_of(grid))[-1]
         memories |= dict.fromkeys(positions, Memory(last.request_mib, last.limit_mib))
         reasons = reasons or memory_of.last_reasons
-    if reasons:  # with limits on some GPUs only, the answer would jump between GPUs from one batch size to the next
+    if any(
+        memory.limit_mib is None for memory in memories.values()
+    ):  # with limits on some GPUs only, the answer would jump between GPUs from one batch size to the next
         memories = {
             position: Memory(memory.request_mib, None) for position, memory in memories.items()
         }

@@ -234,10 +234,13 @@ def calibrate(
         is_context_read=is_read,
         models=tuple(
             _calibrated(
-                model, family, parts.get((family, encoder, model.card.name)), device, context
+                predictor.model(card.encoder),
+                card.family,
+                parts.get((card.family, card.encoder, card.name)),
+                device,
+                context,
             )
-            for family, encoder in _slots(predictor)
-            for model in predictor.models_of(family, encoder)
+            for card in (bundle.card for bundle in predictor.bundles)
         ),
         files=found.files,
         first=_iso(min(times)) if times else None,
@@ -334,50 +337,34 @@ def _parts(predictor: Predictor, rows: SiteRows, gpu: str) -> tuple[_Parts, Coun
     families = rows.jobs.option_column("family")
     parts: dict[tuple[str, str, str], _Part] = {}
     outside: Counter[str] = Counter()
-    for family, encoder in _slots(predictor):
-        left = np.flatnonzero(families == family)
-        for model in predictor.models_of(family, encoder):
-            if model.needs_layers:
-                left = left[rows.jobs.layer_counts[left] > 0]
-            if not len(left):
-                break
-            own = rows.take(left)
-            model_gpu = predictor.model_gpu(model, gpu)
-            features = model.features(own.jobs, model_gpu)
-            unseen = model.support.check(own.jobs, features)
-            inside, others = np.flatnonzero(unseen.counts == 0), np.flatnonzero(unseen.counts)
-            outside.update(
-                reason for number in others.tolist() for reason in unseen.reasons(number)
+    for bundle in predictor.bundles:
+        card, model = bundle.card, predictor.model(bundle.card.encoder)
+        is_asked = np.isin(families, card.families)
+        if model.needs_layers:
+            is_asked &= rows.jobs.layer_counts > 0
+        if not is_asked.any():
+            continue
+        own = rows.take(np.flatnonzero(is_asked))
+        model_gpu = model.model_gpu(predictor.prediction_gpu(gpu))
+        features = model.features(own.jobs, model_gpu)
+        unseen = model.support.check(own.jobs, features)
+        inside, others = np.flatnonzero(unseen.counts == 0), np.flatnonzero(unseen.counts)
+        outside.update(reason for number in others.tolist() for reason in unseen.reasons(number))
+        if len(inside):
+            mine = own.take(inside)
+            predicted = model.run(mine.jobs, features[inside])
+            expected, bounds = predicted.expected_bytes, predicted.bounds_bytes
+            answered = bounds if model_gpu.site is None else model_gpu.site.bounds(expected, bounds)
+            parts[card.family, card.encoder, card.name] = _Part(
+                model=model,
+                rows=mine,
+                fold=folds[is_asked][inside],
+                expected=expected,
+                bounds=bounds,
+                answered=expected + model_gpu.shift_bytes,
+                answered_bounds=answered + model_gpu.shift_bound_bytes,
             )
-            if len(inside):
-                mine = own.take(inside)
-                predicted = model.run(mine.jobs, features[inside])
-                expected, bounds = predicted.expected_bytes, predicted.bounds_bytes
-                answered = (
-                    bounds if model_gpu.site is None else model_gpu.site.bounds(expected, bounds)
-                )
-                parts[family, encoder, model.card.name] = _Part(
-                    model=model,
-                    rows=mine,
-                    fold=folds[left[inside]],
-                    expected=expected,
-                    bounds=bounds,
-                    answered=expected + model_gpu.shift_bytes,
-                    answered_bounds=answered + model_gpu.shift_bound_bytes,
-                )
-            left = left[others]
     return parts, outside
-
-
-def _slots(predictor: Predictor) -> list[tuple[str, str]]:
-    """Families and encoders for which there are models, in the order of the bundles."""
-    return list(
-        dict.fromkeys(
-            (family, bundle.card.encoder)
-            for bundle in predictor.bundles
-            for family in bundle.card.families
-        )
-    )
 
 
 def _check_enough(inside: int, rows: int, outside: Counter[str]) -> None:
@@ -433,9 +420,7 @@ def _residual_context(parts: _Parts) -> Centre:
         jobs[encoder] += len(part.rows)
     [(chosen, _)] = jobs.most_common(1)
     own = [part for (_, encoder, _), part in parts.items() if encoder == chosen]
-    context = [
-        part.rows.label_bytes - part.expected + part.model.card.context_bytes for part in own
-    ]
+    context = [part.rows.label_bytes - part.expected for part in own]
     amounts, weights = np.concatenate(context), np.concatenate([1.0 / part.unit for part in own])
     is_known = ~np.isnan(amounts)
     if not is_known.any():
@@ -475,10 +460,7 @@ def _fit(part: _Part, gpu: str, is_used: Flags) -> Fit | None:
 
 def _context_fit(model: BundleModel, gpu: str, context: Centre) -> Fit:
     """The calibration by the context alone."""
-    coverages, own = model.card.coverages, model.card.context_bytes
-    shift = replace(
-        context, value=context.value - own, low=context.low - own, high=context.high - own
-    )
+    coverages, shift = model.card.coverages, context
     site = SiteCalibration(
         gpu=gpu,
         shift_bytes=round(shift.value),
@@ -497,7 +479,7 @@ def _check_plausible(part: _Part, fit: Fit) -> None:
         DatasetError: names the bound and the rows that took most beyond theirs.
     """
     card = part.model.card
-    _check_context(fit.shift.value + card.context_bytes, card.name)
+    _check_context(fit.shift.value, card.name)
     expected = (part.expected + fit.site.shift_bytes)[:, None]
     bounds = fit.site.bounds(part.expected, part.bounds) + fit.site.shift_bound_bytes
     widening = np.median(

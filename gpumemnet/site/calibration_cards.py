@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from gpumemnet.predict.bundle import Bundle
-from gpumemnet.predict.bundle_card import ALL_FAMILIES
 from gpumemnet.site.calibration import Calibration, ModelCalibration
 
 GUARANTEE: Final = (
@@ -34,33 +32,16 @@ NO_GUARANTEE: Final = "none: bounds as shipped, with room for the context's unce
 def calibrated_cards(calibration: Calibration) -> list[tuple[Bundle, dict[str, Any]]]:
     """Each bundle with its calibrated card and the same graph.
 
-    The version gets the first digits of a hash over files and calibration; golden answers of a card
-    are left out, as they are those of the model as it was.
+    The version gets the first digits of a hash over files and calibration.
     """
-    of_bundle: dict[str, list[ModelCalibration]] = {}
-    for model in calibration.models:
-        of_bundle.setdefault(model.bundle.sha256, []).append(model)
     cards = []
-    for models in of_bundle.values():
-        bundle = models[0].bundle
-        document = {
-            key: value
-            for key, value in bundle.card.document.items()
-            if key not in ("site_calibration", "golden")
-        }
-        parts = {model.family: _site_document(calibration, model) for model in models}
-        if bundle.card.family == ALL_FAMILIES:
-            families: Mapping[str, Mapping[str, Any]] = document["families"]
-            document["families"] = {
-                family: {**part, "site_calibration": parts[family]}
-                for family, part in families.items()
-            }
-        else:
-            document["site_calibration"] = parts[bundle.card.family]
-        base = str(document["version"]).partition("+site.")[0]
+    for model in calibration.models:
+        bundle, site = model.bundle, _site_document(calibration, model)
+        base = str(bundle.card.document["version"]).partition("+site.")[0]
         digest = hashlib.sha256(
-            repr((sorted(calibration.files.values()), sorted(parts.items()))).encode()
+            repr((sorted(calibration.files.values()), sorted(site.items()))).encode()
         ).hexdigest()[:8]
+        document = {**bundle.card.document, "site_calibration": site}
         cards.append((bundle, {**document, "version": f"{base}+site.{digest}"}))
     return cards
 
@@ -87,7 +68,7 @@ def _site_document(calibration: Calibration, model: ModelCalibration) -> dict[st
     return {
         **asdict(fit.site),
         "family": model.family,
-        "coverages": list(card.of(model.family).coverages),
+        "coverages": list(card.coverages),
         "is_own": fit.is_own,
         "shift_interval_bytes": [math.floor(fit.shift.low), math.ceil(fit.shift.high)],
         "shift_confidence": round(fit.shift.confidence, 4),

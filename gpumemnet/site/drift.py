@@ -193,9 +193,7 @@ def _group_findings(
         findings += [*_error(rows, predicted), *_coverage(rows, predicted, coverage)]
     else:
         notes.append(f"there is no profile of the {gpu}, so that nothing was predicted for it")
-    commonest = max(predicted.by_model, key=lambda part: len(part.rows)).model.name
-    card = next(one.card for one in predictor.bundles if one.card.name == commonest)
-    reference = card.of(family).document.get("reference")
+    reference = (predictor.model().card.document.get("reference") or {}).get(family)
     if reference is None:
         notes.append(
             "features are not compared: the model's card says nothing of its training jobs"
@@ -229,7 +227,7 @@ def _error(rows: SiteRows, predicted: PredictionTable) -> Iterator[Finding]:
 
 def _coverage(rows: SiteRows, predicted: PredictionTable, coverage: float) -> Iterator[Finding]:
     """Exact binomial test: no more jobs should exceed their safe bytes than the coverage allows."""
-    safe = np.where(predicted.in_support, predicted.safe_bytes.filled(0), np.nan)
+    safe = predicted.safe_bytes.astype(np.float64).filled(np.nan)
     kept = bounds_kept(rows.label_bytes, rows.is_oom, rows.limit_bytes, safe)
     kept = kept[~np.isnan(kept)]
     if len(kept) < MIN_JOBS:

@@ -499,10 +499,10 @@ def release_digest(bundles: Collection[Bundle]) -> str:
     ).hexdigest()
 
 
-def _slot(bundle: Bundle) -> tuple[str, str, object]:
+def _slot(bundle: Bundle) -> str:
     """What a release holds one bundle for, as :class:`gpumemnet.predict.predictor.Predictor`
     does."""
-    return bundle.card.family, bundle.card.encoder, bundle.card.provenance
+    return bundle.card.encoder
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -11,23 +11,24 @@ that the operations need.  So classifiers of one architecture differ in their st
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 from gpumemnet.predict.features import SEQUENCE_COLUMNS
+from gpumemnet.predict.model import SLACK_BYTES
+from gpumemnet.units import MIB
 
 from .mlp import (
     BACKGROUND_SCALE,
     BACKGROUND_WEIGHT,
+    LANES,
     MEAN_DEVIATION,
+    MOST_SPREAD,
     SMALLEST_SCALE,
-    FeatureTransform,
+    Inputs,
     MemberMLPs,
-    Mixture,
-    group_names,
 )
 
 # Shapes: B jobs, L layers, F feature columns, D inputs, E ensemble members, H hidden width, K
@@ -37,6 +38,8 @@ from .mlp import (
 MAX_LOGIT: Final = 40.0
 """Limit of logits and log-scales, far above trained values, which keeps their exponentials
 finite."""
+LEAST_BYTES: Final = float(MIB)
+"""No answer is below this, above the CUDA context."""
 
 
 class SideBySide(nn.Module):
@@ -100,22 +103,19 @@ class MixtureHead(nn.Module):
     of_member: Tensor
     multiples: Tensor
     floor: Tensor
+    padding: Tensor
 
     def __init__(
-        self,
-        members: MemberMLPs,
-        transform: FeatureTransform,
-        multiples: Mapping[str, Sequence[float]],
-        added_spread: float,
+        self, members: MemberMLPs, inputs: Inputs, multiples: Tensor, added_spread: float
     ) -> None:
         """Create the head from trained members.
 
         Args:
             members: the trained members.
-            transform: the fitted transform.
-            multiples: one of :func:`group_names` → for each calibrated coverage, the multiple of
-                the spread with the constant added.
-            added_spread: constant added to every spread, in units of the closed form's error.
+            inputs: the fitted inputs.
+            multiples: of the spread with the constant added, for each of
+                :data:`models.networks.line.GROUP_NAMES` and each calibrated coverage, ``[G, C]``.
+            added_spread: constant added to every spread, in units of the line's error.
         """
         super().__init__()
         count, components = len(members.weights[0]), members.components
@@ -129,20 +129,20 @@ class MixtureHead(nn.Module):
             nn.functional.pad(of_member, (0, 1, 0, 1))
             + torch.diag(1.0 - all_but_background[:, 0]) / BACKGROUND_WEIGHT
         )
-        multiples_GC = torch.tensor([multiples[group] for group in group_names(transform.families)])
         self.members = SideBySide(members)
         self.register_buffer("all_but_background", all_but_background)
         self.register_buffer("of_member", of_member)
-        self.register_buffer(
-            "multiples", multiples_GC * transform.errors / (1.0 - BACKGROUND_WEIGHT)
-        )
+        self.register_buffer("multiples", multiples * inputs.units / (1.0 - BACKGROUND_WEIGHT))
+        padding = -(2 + multiples.shape[1] + self.width) % LANES
+        self.amounts = [2 + multiples.shape[1], self.width, padding]
+        self.register_buffer("padding", torch.zeros(1, padding))
         self.register_buffer("floor", torch.tensor([[added_spread * (1.0 - BACKGROUND_WEIGHT)]]))
 
     def forward(
-        self, inputs_BD: Tensor, reference_B1: Tensor, units_B1: Tensor, groups_BG: Tensor
+        self, inputs_BD: Tensor, line_B1: Tensor, units_B1: Tensor, groups_BG: Tensor
     ) -> tuple[Tensor, ...]:
-        """Return weights, locations, scales ``[B, E·K + 1]``; reference, expected and bounds in
-        log-bytes ``[B, 2 + C]``."""
+        """Return weights, locations, scales ``[B, E·K + 1]``; the line, the expectation and bounds
+        ``[B, 2 + C]``, all in log-bytes above the CUDA context."""
         positive, locations_BK = torch.split(
             self.members(inputs_BD), [2 * self.width, self.width], dim=1
         )
@@ -161,45 +161,49 @@ class MixtureHead(nn.Module):
         spread_B1 = (
             weights_BK * distances_BK
         ) @ self.all_but_background  # mean of the members, without the background
-        expected_B1 = reference_B1 + centre_B1 * units_B1
+        spread_B1 = spread_B1.clamp_max(MOST_SPREAD * (1.0 - BACKGROUND_WEIGHT))
+        expected_B1 = line_B1 + centre_B1 * units_B1
         bounds_BC = expected_B1 + (spread_B1 + self.floor) * (groups_BG @ self.multiples)
-        return (
-            weights_BK,
-            reference_B1 + locations_BK * units_B1,
-            scales_BK * units_B1,
-            torch.cat((reference_B1, expected_B1, bounds_BC), dim=1),
-        )
+        locations_BK = line_B1 + locations_BK * units_B1
+        with_slack = torch.cat(
+            (line_B1, expected_B1, bounds_BC, locations_BK, line_B1 + self.padding), dim=1
+        ).exp()
+        above = (with_slack - SLACK_BYTES).clamp_min(LEAST_BYTES)
+        amounts, locations, _ = torch.split(above.log(), self.amounts, dim=1)
+        _, stretch_BK, _ = torch.split(with_slack / above, self.amounts, dim=1)
+        return weights_BK, locations, scales_BK * units_B1 * stretch_BK, amounts
 
 
-class MixtureClassifier(nn.Module):
-    """Transform and head: the graph of the MLP-based classifier."""
+class MLPClassifier(nn.Module):
+    """Inputs and head: the graph of the MLP-based classifier."""
 
-    def __init__(self, transform: FeatureTransform, head: MixtureHead) -> None:
+    def __init__(self, inputs: Inputs, head: MixtureHead) -> None:
         super().__init__()
-        self.families = transform.families
-        self.transform = transform
+        self.inputs = inputs
         self.head = head
 
     def forward(self, features_BF: Tensor) -> tuple[Tensor, ...]:
         """The outputs of :class:`MixtureHead`."""
-        outputs: tuple[Tensor, ...] = self.head(*self.transform(features_BF))
+        outputs: tuple[Tensor, ...] = self.head(*self.inputs(features_BF))
         return outputs
 
 
 class SequenceClassifier(nn.Module):
-    """Transform, encoder and head: the graph of the transformer-based classifier."""
+    """Inputs, encoder and head: the graph of the transformer-based classifier."""
 
-    def __init__(self, inputs: SequenceInputs, head: MixtureHead) -> None:
+    def __init__(self, inputs: Inputs, encoder: LayerEncoder, head: MixtureHead) -> None:
         super().__init__()
-        self.families = inputs.transform.families
         self.inputs = inputs
+        self.encoder = encoder
         self.head = head
 
     def forward(
         self, features_BF: Tensor, sequences_BLF: Tensor, mask_BL: Tensor
     ) -> tuple[Tensor, ...]:
         """The outputs of :class:`MixtureHead`."""
-        outputs: tuple[Tensor, ...] = self.head(*self.inputs(features_BF, sequences_BLF, mask_BL))
+        inputs_BD, *reference = self.inputs(features_BF)
+        pooled = self.encoder(sequences_BLF, mask_BL)
+        outputs: tuple[Tensor, ...] = self.head(torch.cat((inputs_BD, pooled), dim=1), *reference)
         return outputs
 
 
@@ -247,18 +251,18 @@ class LayerEncoder(nn.Module):
         self.attention = nn.ModuleList(LayerAttention(width, heads) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
 
-    def forward(self, sequences_BLF: Tensor, mask_BL: Tensor, reference_B1: Tensor) -> Tensor:
+    def forward(self, sequences_BLF: Tensor, mask_BL: Tensor) -> Tensor:
         """Return the vectors, shape ``[B, 2 · W]``.
 
         Args:
             sequences_BLF: the columns :data:`gpumemnet.predict.features.SEQUENCE_COLUMNS`.
             mask_BL: 1 for a layer, 0 for padding.
-            reference_B1: the closed form in log-bytes; amounts are relative to it.
         """
         kinds, amounts = sequences_BLF[:, :, :-2], sequences_BLF[:, :, -2:]
         mask_BL1 = mask_BL.unsqueeze(-1)
         place_BL1 = mask_BL1.cumsum(1) / mask_BL1.sum(1, keepdim=True)
-        relative = (amounts - reference_B1.unsqueeze(-1)).clamp_min(-20.0) * 0.2
+        # amounts are relative to the largest of the job
+        relative = (amounts - amounts.amax(1, keepdim=True)).clamp_min(-20.0) * 0.2
         tokens_BLW = self.embedding(torch.cat((kinds, relative, place_BL1), dim=-1))
         bias_B11L = ((1.0 - mask_BL) * -1e4)[:, None, None, :]
         for layer in self.attention:
@@ -267,50 +271,6 @@ class LayerEncoder(nn.Module):
         mean = (tokens_BLW * mask_BL1).sum(1) / mask_BL1.sum(1)
         most = (tokens_BLW - (1.0 - mask_BL1) * 1e4).amax(1)
         return torch.cat((mean, most), dim=1)
-
-
-class SequenceInputs(nn.Module):
-    """Transform and encoder, which compute the inputs of the head."""
-
-    def __init__(self, transform: FeatureTransform, encoder: LayerEncoder) -> None:
-        super().__init__()
-        self.transform = transform
-        self.encoder = encoder
-
-    def forward(
-        self, features_BF: Tensor, sequences_BLF: Tensor, mask_BL: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the head's inputs ``[B, D]``, and the transform's reference and unit ``[B, 1]``
-        and groups ``[B, 4]``."""
-        inputs_BD, reference_B1, units_B1, groups_B4 = self.transform(features_BF)
-        pooled = self.encoder(sequences_BLF, mask_BL, reference_B1)
-        return torch.cat((inputs_BD, pooled), dim=1), reference_B1, units_B1, groups_B4
-
-
-class SequenceNetwork(nn.Module):
-    """Encoder and members in training."""
-
-    def __init__(self, encoder: LayerEncoder, members: MemberMLPs) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.members = members
-
-    def forward(
-        self,
-        inputs_BD: Tensor,
-        reference_B1: Tensor,
-        sequences_BLF: Tensor,
-        mask_BL: Tensor,
-    ) -> Mixture:
-        """Return the members' mixtures, ``[B, E, K]`` each.
-
-        Args:
-            inputs_BD, reference_B1: the transform's inputs and reference.
-            sequences_BLF, mask_BL: as for :class:`LayerEncoder`.
-        """
-        pooled = self.encoder(sequences_BLF, mask_BL, reference_B1)
-        mixture: Mixture = self.members(torch.cat((inputs_BD, pooled), dim=1).unsqueeze(0))
-        return mixture
 
 
 def encoder_width(width: int) -> int:

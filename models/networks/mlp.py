@@ -1,328 +1,217 @@
-"""The MLP-based classifier in training: an ensemble of small MLPs that predict a distribution over
-memory.
+"""What both encoders have in common in training: the inputs, and an ensemble of small MLPs that
+correct the line.
 
-The encoder is GPUMemNet's (arXiv 2602.17817, section 5.1: an ensemble of tiny MLPs over the feature
-vector).  The head is a mixture of logistics over log-bytes relative to the calibrated closed form.
-So it supports bins of any width and respects their order.  The modules take raw feature columns, so
-the exported graph includes every transform (:mod:`models.networks.inference`).
+The head is a mixture of logistics over the logarithm of memory above the CUDA context, relative to
+the line (:mod:`models.networks.line`).  So it supports bins of any width and respects their order.
+The correction reads nothing that changes with the batch size: shares, ratios, and amounts for each
+sample, from the features at the reference batch size.  So request and limit grow with the line, and
+the line grows with the batch.  Its last layer starts at zero, and training pulls it there.  The
+modules take raw feature columns, so the exported graph includes every transform
+(:mod:`models.networks.inference`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gpumemnet.allocator.settings import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES
-from gpumemnet.job.layers import GROUP_NAMES
+from gpumemnet.job.layers import GROUP_NAMES as LAYER_GROUPS
 from gpumemnet.physics.closed_form import SIZE_CLASSES
 from gpumemnet.predict.features import FEATURE_NAMES
+from gpumemnet.predict.model import SLACK_BYTES
 from gpumemnet.units import MIB
 
-from .physics_line import MODEL_STATE_COLUMNS, PhysicsLine
+from .line import GROUP_NAMES, Line, affine
 
 # Shapes: B jobs, F feature columns, D inputs, E ensemble members, H hidden width, K mixture
-# components; M modes (2, or 2 for each
-# family of a common model), G groups of jobs (2 M).
+# components, G groups of jobs.
 
 SMALLEST_SCALE: Final = 0.03
-"""Floor of a component's scale, in units of the closed form's typical error."""
+"""Floor of a component's scale, in units of the line's typical error in the job's group."""
+MOST_SPREAD: Final = 4.0
+"""Bounds are no wider than those of this spread, in the same units."""
 BACKGROUND_WEIGHT: Final = 0.005
 BACKGROUND_SCALE: Final = 8.0
-"""Scale of a wide component with small weight that absorbs faulty labels, in units of the closed
-form's typical error."""
+"""Scale of a wide component with small weight that absorbs faulty labels, in the same units."""
 MEAN_DEVIATION: Final = 2.0 * math.log(2.0)
 """Mean absolute deviation of a logistic of scale 1."""
 LANES: Final = 16
-"""Rows of logarithms are padded to a multiple of this, so that vector code computes all of them.
-
-onnxruntime computes logarithms and sines in vectors, of four numbers in current builds.  It
-computes the remaining numbers one by one, and these differ in the last bits.  There are four sines,
-so they need no padding.
-"""
-CLIP: Final = 6.0
+"""Rows of logarithms are padded to a multiple of this, so that vector code computes all of them:
+onnxruntime computes the remaining numbers one by one, and these differ in the last bits."""
 CONSTANT: Final = 1e-5
 """The transform drops inputs that vary less than this over the training jobs."""
-_LAYERS, _TOTALS, _BOTH = (1.0, 0.0), (0.0, 1.0), (1.0, 1.0)
-"""Masks over :data:`MODES`: the modes in which an input is active."""
-LAYER_BYTES: Final = (
-    *(f"{part}_{size}_bytes" for part in ("peak", "weights", "kept") for size in SIZE_CLASSES),
-    *(f"kept_by_{group}_bytes" for group in GROUP_NAMES),
-    *("resident_bytes", "loss_bytes", "backward_bytes", "step_bytes", "unfragmented_bytes"),
-    *("attention_matrix_bytes", "logits_bytes"),
-    *("largest_convolution_bytes", "largest_weight_bytes", "largest_activation_bytes"),
-)
-OPTIONS: Final = tuple(name for name in FEATURE_NAMES if name.startswith("is_"))
-"""Flags of the job; the transform drops a flag that is equal for all training jobs."""
-_MIB: Final = 1.0 / MIB
-_TURN_SMALL: Final = 2.0 * math.pi / SMALL_SEGMENT_BYTES
-_TURN_MEDIUM: Final = 2.0 * math.pi / LARGE_SEGMENT_BYTES
 
 Amount = Mapping[str, float]
 """A weighted sum of feature columns; the key ``""`` is a constant."""
 
-ONE: Final[Amount] = {"": 1.0}
-TOTAL_AMOUNTS: Final[tuple[Amount, ...]] = (
-    {"weight_bytes": _MIB},
-    {"activation_bytes": _MIB},
-    {"input_bytes": _MIB},
-    {"total_activations": 0.004},
-    dict.fromkeys((*MODEL_STATE_COLUMNS, "activation_bytes"), _MIB),
+_ONE: Final[Amount] = {"": 1.0}
+_ACTIVATIONS: Final[Amount] = {"activation_bytes": 1.0, "": 1.0}
+_WEIGHTS: Final[Amount] = {"weight_bytes": 1.0, "": 1.0 * MIB}
+_PEAK: Final[Amount] = {"unfragmented_bytes": 1.0, "": 1.0 * MIB}
+_LEAST_SHARE: Final = 1e-3
+"""Smaller shares are told apart no more, so that their logarithms stay small."""
+
+
+def _share(name: str, whole: Amount) -> tuple[Amount, Amount]:
+    least = {column: _LEAST_SHARE * factor for column, factor in whole.items()}
+    return {**least, name: 1.0 + least.get(name, 0.0)}, whole
+
+
+TOTAL_RATIOS: Final[tuple[tuple[Amount, Amount], ...]] = (
+    ({"activation_bytes": 1.0, "": 1e4}, _ONE),
+    (_WEIGHTS, _ONE),
+    (_ACTIVATIONS, _WEIGHTS),
+    _share("input_bytes", _ACTIVATIONS),
+    _share("gradient_bytes", _WEIGHTS),
+    _share("optimizer_state_bytes", _WEIGHTS),
+    _share("optimizer_temporary_bytes", _WEIGHTS),
+    ({"total_activations": 1.0, "": 1.0}, {"input_elements": 1.0, "": 1.0}),
+    ({"sequence_length": 1.0, "": 1.0}, _ONE),
+    ({"gradient_accumulation": 1.0}, _ONE),
 )
-"""Amounts that totals determine; the inputs are each one's logarithm and its ratio to the
-calibrated line."""
-FINE_AMOUNTS: Final[tuple[Amount, ...]] = (
-    {"weight_bytes": 16 * _MIB},
-    {"activation_bytes": 16 * _MIB},
-    {"input_bytes": 16 * _MIB},
-    {"weight_bytes": 128 * _MIB},
-    {"activation_bytes": 128 * _MIB},
-    {"batch_size": 1.0},
+"""Pairs of amounts that totals determine; the inputs are the logarithms of their ratios."""
+LAYER_RATIOS: Final[tuple[tuple[Amount, Amount], ...]] = (
+    *(_share(f"kept_by_{group}_bytes", _ACTIVATIONS) for group in LAYER_GROUPS),
+    *(_share(f"kept_{size}_bytes", _ACTIVATIONS) for size in SIZE_CLASSES),
+    *(_share(f"peak_{size}_bytes", _PEAK) for size in SIZE_CLASSES),
+    *(_share(f"weights_{size}_bytes", _WEIGHTS) for size in SIZE_CLASSES),
+    *(
+        _share(name, _ACTIVATIONS)
+        for name in (
+            *("largest_convolution_bytes", "largest_activation_bytes"),
+            *("logits_bytes", "attention_matrix_bytes"),
+        )
+    ),
+    _share("largest_weight_bytes", _WEIGHTS),
+    *(
+        _share(name, _PEAK)
+        for name in (
+            "segment_bytes",
+            "resident_bytes",
+            "loss_bytes",
+            "backward_bytes",
+            "step_bytes",
+        )
+    ),
+    *(({f"{name}_count": 1.0, "": 1.0}, _ONE) for name in (*LAYER_GROUPS, "layer", "block")),
 )
-"""Amounts in finer units that distinguish small jobs; the inputs are their logarithms only."""
-LAYER_AMOUNTS: Final[tuple[Amount, ...]] = tuple({name: _MIB} for name in LAYER_BYTES)
-"""Amounts that need the layers; the inputs are each one's logarithm and its ratio to the calibrated
-line."""
-COUNTS: Final[tuple[Amount, ...]] = tuple(
-    {name: 1.0}
-    for name in (*(f"{group}_count" for group in GROUP_NAMES), "layer_count", "block_count")
+"""Pairs of amounts that need the layers."""
+FLAGS: Final = (
+    *(name for name in FEATURE_NAMES if name.startswith("is_")),
+    "trainable_share",
+    "has_layers",
 )
-"""Numbers of layers; the inputs are their logarithms only."""
-SHARED_COUNTS: Final[tuple[Amount, ...]] = (
-    {"sequence_length": 1.0},
-    {"gradient_accumulation": 1.0},
-)
-"""Counts that do not need the layers; the inputs are their logarithms only."""
-ANGLES: Final[tuple[Amount, ...]] = (
-    {"small_slack_bytes": _TURN_SMALL},
-    {"medium_slack_bytes": _TURN_MEDIUM},
-    {"small_slack_bytes": _TURN_SMALL, "": math.pi / 2.0},
-    {"medium_slack_bytes": _TURN_MEDIUM, "": math.pi / 2.0},
-)
-"""Position of the closed form's end in its last segment, as angles; the inputs are their sines.
-
-The position matters because memory grows by whole segments.
-"""
-PLAIN_AMOUNTS: Final[tuple[Amount, ...]] = (
-    {"small_slack_bytes": _MIB},
-    {"medium_slack_bytes": _MIB},
-    {"spare_medium_segments": 1.0},
-    {"reused_segments": 1.0},
-)
-MODES: Final[tuple[Amount, ...]] = ({"has_layers": 1.0}, {"has_layers": -1.0, "": 1.0})
-"""Amounts that are 1 and 0 for a job with layers, 0 and 1 for one with totals only."""
-BENCHMARK: Final = "is_cudnn_benchmark"
+"""Inputs as they are; the transform drops one that is equal for all training jobs."""
 
 
-def group_names(families: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the groups of jobs whose bounds are calibrated separately; a common model has them for
-    each of its ``families``.
-
-    This is Mondrian conformal prediction (Vovk et al., Algorithmic Learning in a Random World,
-    section 4.5).  Jobs with ``cudnn.benchmark`` form separate groups, because the workspace of one
-    convolution can then exceed all other memory. Separate groups by family make the bounds of a
-    common model hold in every family.
-    """
-    modes = tuple(
-        mode_name(mode, family) for family in families or ("",) for mode in ("layers", "totals")
-    )
-    return (*modes, *(f"{mode}, cudnn_benchmark" for mode in modes))
-
-
-def mode_name(mode: str, family: str = "") -> str:
-    """Return ``layers`` or ``totals``, preceded by the family if a model has several."""
-    return f"{family}, {mode}" if family else mode
-
-
-def _affine(amounts: Sequence[Amount]) -> tuple[Tensor, Tensor]:
-    """Return matrix ``[F, len(amounts)]`` and offset ``[len(amounts)]`` that map features to the
-    amounts."""
-    matrix, offset = torch.zeros(len(FEATURE_NAMES), len(amounts)), torch.zeros(len(amounts))
-    for column, amount in enumerate(amounts):
-        for name, factor in amount.items():
-            if name:
-                matrix[FEATURE_NAMES.index(name), column] = factor
-            else:
-                offset[column] = factor
-    return matrix, offset
-
-
-def _group_amounts(families: Sequence[str]) -> list[Amount]:
-    """Return one amount per name of :func:`group_names`: 1 for jobs with all flags of the group, 0
-    or less for others."""
-    amounts: list[Amount] = []
-    for benchmark in (-1.0, 1.0):
-        for family in families or ("",):
-            for has_layers in (1.0, -1.0):
-                amount = {"has_layers": has_layers, BENCHMARK: benchmark}
-                if family:
-                    amount[f"is_{family}"] = 1.0
-                positive = [factor for factor in amount.values() if factor > 0]
-                amounts.append({**amount, "": 1.0 - len(positive)})
-    return amounts
-
-
-def _scaled(amount: Amount, factor: float) -> Amount:
-    return {name: factor * value for name, value in amount.items()}
-
-
-def _line_amount(line: PhysicsLine) -> Amount:
-    slopes = {
-        name: slope
-        for slope, columns in zip(line.slopes, line.terms, strict=True)
-        for name in columns
-    }
-    return {**slopes, "": line.intercept_mib * MIB}
-
-
-class FeatureTransform(nn.Module):
-    """Converts raw feature columns to the network's inputs and to the reference, the calibrated
-    closed form.
+class Inputs(nn.Module):
+    """Converts raw features to the network's inputs, and to the reference: the line and its group.
 
     Jobs with layers and jobs with totals only share the network.  The totals enter twice, once for
-    each mode, so that the modes have separate weights; a mask sets the inputs of the other mode to
-    zero.  A common model has separate lines for each family, because the share of memory that the
-    closed form omits depends on the family.
+    each, so that both have separate weights; a mask sets the inputs of the other to zero.
     """
 
-    matrix: Tensor
-    offset: Tensor
-    floors: Tensor
-    errors: Tensor
+    numerators: Tensor
+    numerator_offset: Tensor
+    denominators: Tensor
+    denominator_offset: Tensor
+    flags: Tensor
+    lowest: Tensor
+    highest: Tensor
     mean: Tensor
     deviation: Tensor
-    mask: Tensor
-    flags: Tensor
+    shifts: Tensor
+    units: Tensor
 
-    def __init__(
-        self, lines: Sequence[PhysicsLine], errors: Sequence[float], families: Sequence[str] = ()
-    ) -> None:
-        """Create a transform that is not yet fitted.
-
-        Args:
-            lines: the line of jobs with layers and that of jobs with totals only; for a common
-                model, both for each family.
-            errors: typical error of each line in log-bytes, which is the unit of the network's
-                output.
-            families: families of a common model.
-        """
+    def __init__(self) -> None:
         super().__init__()
-        self.families = tuple(families)
-        twice = [(amount, modes) for modes in (_LAYERS, _TOTALS) for amount in TOTAL_AMOUNTS]
-        finer = [(amount, modes) for modes in (_LAYERS, _TOTALS) for amount in FINE_AMOUNTS]
-        layers = [(amount, _LAYERS) for amount in LAYER_AMOUNTS]
-        inputs = (
-            [
-                *(({**amount, **ONE}, modes) for amount, modes in (*twice, *finer, *layers)),
-                *(({**amount, **ONE}, _LAYERS) for amount in COUNTS),
-                *(({**amount, **ONE}, _BOTH) for amount in SHARED_COUNTS),
-            ],
-            [(_scaled(amount, MIB), modes) for amount, modes in twice],
-            [(_scaled(amount, MIB), modes) for amount, modes in layers],
-            [(amount, _LAYERS) for amount in ANGLES],
-            [
-                *((amount, _LAYERS) for amount in PLAIN_AMOUNTS),
-                *(({name: 1.0}, _BOTH) for name in (*OPTIONS, "has_layers")),
-            ],
-        )
-        logarithms, *others = ([amount for amount, _ in block] for block in inputs)
-        padding = [ONE] * (-(len(logarithms) + len(lines)) % LANES)
-        blocks = [
-            [*logarithms, *map(_line_amount, lines), *padding],
-            *others,
-            list(MODES),
-            _group_amounts(families),
-        ]
-        self.blocks = [len(block) for block in blocks]
-        self.positive = [len(logarithms), len(lines), len(padding)]
-        matrix, offset = _affine([amount for block in blocks for amount in block])
-        mask = torch.tensor([modes for block in inputs for _, modes in block]).T.contiguous()
-        self.width = mask.shape[1]
-        self.register_buffer("matrix", matrix)
-        self.register_buffer("offset", offset)
-        floors = (
-            [0.0] * len(logarithms)
-            + [line.floor_mib * MIB for line in lines]
-            + [0.0] * len(padding)
-        )
-        self.register_buffer("floors", torch.tensor(floors))
-        self.register_buffer("errors", torch.tensor(errors).unsqueeze(1).repeat(2, 1))
-        self.register_buffer("mean", torch.zeros(self.width))
-        self.register_buffer("deviation", torch.ones(self.width))
-        self.register_buffer("mask", mask)
-        if families:
-            self.register_buffer(
-                "flags", _affine([{f"is_{family}": 1.0} for family in families])[0]
-            )
+        self.line = Line()
+        pairs = (*LAYER_RATIOS, *TOTAL_RATIOS)
+        padding = ((_ONE, _ONE),) * (-(len(pairs) + 1) % LANES)  # and the line
+        above, below = zip(*(*pairs, *padding), strict=True)
+        numerators, numerator_offset = affine(above)
+        denominators, denominator_offset = affine(below)
+        flags, _ = affine(tuple({name: 1.0} for name in FLAGS))
+        self.pairs = [len(LAYER_RATIOS), len(TOTAL_RATIOS), len(padding)]
+        width = len(pairs) + len(FLAGS)
+        self.width = width + len(TOTAL_RATIOS) + len(FLAGS)
+        self.register_buffer("numerators", numerators)
+        self.register_buffer("numerator_offset", numerator_offset)
+        self.register_buffer("denominators", denominators)
+        self.register_buffer("denominator_offset", denominator_offset)
+        self.register_buffer("flags", flags)
+        for name, start in (("lowest", -torch.inf), ("highest", torch.inf)):
+            self.register_buffer(name, torch.full((width,), start))
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("deviation", torch.ones(width))
+        self.register_buffer("shifts", torch.zeros(len(GROUP_NAMES), 1))
+        self.register_buffer("units", torch.ones(len(GROUP_NAMES), 1))
 
-    def raw_inputs(self, features_BF: Tensor) -> Tensor:
-        """Return the inputs before standardisation, ``[B, D]``."""
-        raw_BD, _, _, _ = self._raw(features_BF)
-        return raw_BD
+    def raw(self, reference_BF: Tensor, line_B1: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the inputs before they are standardised, those that need layers first; and the
+        logarithm of the line with :data:`SLACK_BYTES`."""
+        above = torch.addmm(self.numerator_offset, reference_BF, self.numerators)
+        below = torch.addmm(self.denominator_offset, reference_BF, self.denominators)
+        slack_B1 = line_B1 + SLACK_BYTES
+        above = torch.cat((above, slack_B1), dim=1).log()
+        ratios, line_B1 = torch.split(above, [sum(self.pairs), 1], dim=1)
+        below = torch.cat((below, slack_B1), dim=1).log()[:, :-1]
+        layers, totals, _ = torch.split(ratios - below, self.pairs, dim=1)
+        return torch.cat((layers, totals, reference_BF @ self.flags), dim=1), line_B1
 
     def fit(self, raw_BD: Tensor) -> None:
-        """Set mean and deviation from :meth:`raw_inputs` of jobs with layers; the last input, the
-        mode, is not scaled."""
-        self.mean[:-1] = raw_BD.mean(0)[:-1]
-        deviation = raw_BD.std(0)[:-1]
-        self.deviation[:-1] = torch.where(deviation > CONSTANT, deviation, torch.inf)
+        """Set range, mean and deviation from :meth:`raw` of training jobs with layers."""
+        self.lowest.copy_(raw_BD.amin(0))
+        self.highest.copy_(raw_BD.amax(0))
+        self.mean.copy_(raw_BD.mean(0))
+        deviation = raw_BD.std(0)
+        self.deviation.copy_(torch.where(deviation > CONSTANT, deviation, torch.inf))
+        self.lowest[-1], self.mean[-1], self.deviation[-1] = 0.0, 0.0, 1.0  # totals have no layers
 
     def forward(self, features_BF: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return inputs ``[B, D]``; reference and unit of the output in log-bytes ``[B, 1]``;
-        :func:`group_names` ``[B, G]``."""
-        raw_BD, log_lines_B2, modes_B2, groups_BG = self._raw(features_BF)
-        inputs_BD = ((raw_BD - self.mean) / self.deviation).clamp(-CLIP, CLIP) * (
-            modes_B2 @ self.mask
-        )
-        return (
-            inputs_BD,
-            (log_lines_B2 * modes_B2).sum(1, keepdim=True),
-            groups_BG @ self.errors,
-            groups_BG,
-        )
+        """Return inputs ``[B, D]``; the line's centre and the unit of the output, both in
+        logarithms of bytes plus :data:`SLACK_BYTES`, ``[B, 1]``; groups ``[B, G]``.
 
-    def _raw(self, features_BF: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return inputs before standardisation, both lines of the job's family in log-bytes, the
-        modes, and the groups."""
-        blocks = torch.split(torch.addmm(self.offset, features_BF, self.matrix), self.blocks, dim=1)
-        positive, totals, layers, angles, plain, modes_B2, groups_BG = blocks
-        positive = torch.maximum(positive, self.floors)
-        _, lines_BM, _ = torch.split(positive, self.positive, dim=1)
-        logarithms, log_lines_BM, _ = torch.split(positive.log(), self.positive, dim=1)
-        layers_line_B1, totals_line_B1 = torch.split(
-            self._of_family(lines_BM, features_BF), 1, dim=1
+        Args:
+            features_BF: :func:`gpumemnet.predict.features.model_features`.
+        """
+        own_BF, reference_BF = torch.split(features_BF, len(FEATURE_NAMES), dim=1)
+        line_B1, groups_BG = self.line(own_BF, reference_BF)
+        raw_BD, line_B1 = self.raw(reference_BF, line_B1)
+        clipped_BD = torch.minimum(torch.maximum(raw_BD, self.lowest), self.highest)
+        inputs_BD = (clipped_BD - self.mean) / self.deviation
+        layers, totals = torch.split(
+            inputs_BD, [self.pairs[0], inputs_BD.shape[1] - self.pairs[0]], dim=1
         )
-        relative = (totals / totals_line_B1, layers / layers_line_B1)
-        raw_BD = torch.cat((logarithms, *relative, angles.sin(), plain), dim=1)
-        return raw_BD, self._of_family(log_lines_BM, features_BF), modes_B2, groups_BG.relu()
-
-    def _of_family(self, lines_BM: Tensor, features_BF: Tensor) -> Tensor:
-        """Return the two columns of each job's family, shape ``[B, 2]``."""
-        if not self.families:
-            return lines_BM
-        flags_BM1 = (features_BF @ self.flags).unsqueeze(2)
-        return (lines_BM.reshape(-1, len(self.families), 2) * flags_BM1).sum(1)
+        has_layers_B1 = reference_BF @ self.flags[:, -1:]
+        inputs_BD = torch.cat(
+            (layers * has_layers_B1, totals * has_layers_B1, totals * (1.0 - has_layers_B1)), dim=1
+        )
+        centre_B1 = line_B1 + groups_BG @ self.shifts
+        return inputs_BD, centre_B1, groups_BG @ self.units, groups_BG
 
 
 Mixture = tuple[Tensor, Tensor, Tensor]
 """Weights, locations and scales of each member's components, ``[B, E, K]`` each, in units of the
-closed form's error."""
+line's typical error, around the line's centre."""
 
 
 class MemberMLPs(nn.Module):
-    """``E`` MLPs with two hidden layers each, computed as batched matrix products."""
+    """``E`` MLPs with two hidden layers each, computed as batched matrix products.
+
+    The last layer starts at zero: at first every member is the line.
+    """
 
     def __init__(self, inputs: int, members: int, hidden: int, components: int, seed: int) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         self.components = components
         widths = (inputs, hidden, hidden, 3 * components)
-        gains = (1.4, 1.4, 0.1)
+        gains = (1.4, 1.4, 0.0)
         self.weights = nn.ParameterList(
             torch.randn(members, rows, columns, generator=generator) * (gain / math.sqrt(rows))
             for rows, columns, gain in zip(widths, widths[1:], gains, strict=False)
@@ -359,14 +248,9 @@ def centre_and_spread(weights: Tensor, locations: Tensor, scales: Tensor) -> tup
 
 def mixture_cdf(mixture: Mixture, positions: Tensor) -> Tensor:
     """Return the CDF of each member's mixture and background, at positions ``[B, E]`` in units of
-    the closed form's error."""
+    the line's error."""
     weights, locations, scales = mixture
     cumulative = (weights * torch.sigmoid((positions[..., None] - locations) / scales)).sum(-1)
     return (1.0 - BACKGROUND_WEIGHT) * cumulative + BACKGROUND_WEIGHT * torch.sigmoid(
         positions / BACKGROUND_SCALE
     )
-
-
-def float_tensor(values: NDArray[np.float64]) -> Tensor:
-    """Convert features to single precision, the type of the graph's inputs."""
-    return torch.from_numpy(values.astype(np.float32))

@@ -33,6 +33,7 @@ import numpy as np
 
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.dataset import read_dataset
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.measurement import OBSERVED, Measurement, identity
 from gpumemnet.job.training_job import FAMILIES, TrainingJob
 from gpumemnet.physics.replicas import WITH_OTHERS
@@ -41,7 +42,7 @@ from gpumemnet.site.implausible_rows import implausible_rows
 from ..training.data import ZOO
 
 if TYPE_CHECKING:
-    from ..networks.physics_line import PhysicsLine
+    from .physics_line import PhysicsLine
 
 REFUSING_RULES: Final = frozenset(
     {
@@ -347,8 +348,12 @@ def _is_usable(measurement: Measurement) -> bool:
 
 
 def _line(rows: Sequence[Measurement]) -> PhysicsLine:
-    from ..networks.physics_line import fit_line  # loads scikit-learn
     from ..training.data import features_on
+    from .physics_line import fit_line  # loads scikit-learn
 
     labels = np.array([row.label_bytes for row in rows], dtype=np.float64)
-    return fit_line(features_on(rows[0].gpu, [row.job for row in rows]), labels, _LINE)
+    return fit_line(
+        features_on(np.full(len(rows), rows[0].gpu), JobTable.from_jobs([row.job for row in rows])),
+        labels,
+        _LINE,
+    )

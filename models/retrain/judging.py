@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -22,14 +21,13 @@ from gpumemnet.gpu import device_profile
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.measurement import OBSERVED
 from gpumemnet.predict.bundle import Bundle
-from gpumemnet.predict.gpu_context import OF_THE_SITE
 from gpumemnet.predict.model import NO_NUMBER
 from gpumemnet.predict.prediction import PredictionTable
-from gpumemnet.predict.predictor import TRUST, Predictor
+from gpumemnet.predict.predictor import Predictor
 
 from .collect import Row
 from .gate import Judged, Rule, Verdict, judge
-from .row_splits import HELD_OUT_RULE, RowSplit, shift_label, source_of
+from .row_splits import HELD_OUT_RULE, TRUST, RowSplit, shift_label, source_of
 
 HELD_OUT: Final = "held-out architectures"
 NEWEST: Final = "newest observations"
@@ -118,9 +116,7 @@ def judge_candidate(
     Raises:
         ValueError: when a stand-in cannot be trained.
     """
-    # Readings of the site hold the context that the site's answers should contain.  Other labels
-    # hold that of other machines.
-    predictor = partial(Predictor, keeps_label_context=candidate.card.provenance not in OF_THE_SITE)
+    predictor = Predictor
     cached_predictors: dict[frozenset[str], tuple[Predictor, Predictor]] = {}
 
     def predictors(informed: frozenset[str]) -> tuple[Predictor, Predictor]:

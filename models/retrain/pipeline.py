@@ -416,8 +416,4 @@ class CandidateRunner:
 
 
 def _labelled_rows(split: RowSplit | None) -> LabelledJobs | None:
-    return (
-        labelled_jobs([row.measurement for row in split.training], split.name, "")
-        if split
-        else None
-    )
+    return labelled_jobs([row.measurement for row in split.training], split.name) if split else None

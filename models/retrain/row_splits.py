@@ -27,11 +27,9 @@ from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu import device_profile
 from gpumemnet.job.measurement import OBSERVED, TRACED, Measurement
 from gpumemnet.job.training_job import FAMILIES
-from gpumemnet.predict.predictor import TRUST
 from gpumemnet.units import MIB
 
-from ..networks.physics_line import LAYER_TERMS, TOTALS_TERMS, fit_line
-from ..training.data import LabelledJobs, features_on, labelled_jobs
+from ..training.data import LabelledJobs, labelled_jobs
 from .collect import Row, newest_runs
 
 FEWEST_ROWS: Final = 120
@@ -39,6 +37,8 @@ FEWEST_ROWS: Final = 120
 FEWEST_OBSERVED_ROWS: Final = 20
 """Observed rows that are needed to estimate the difference of the contexts."""
 MOST_COPIES: Final = 4
+TRUST: Final = ("observed", "measured", "published", "traced")
+"""Provenance of labels, most trusted first; observed ones come from jobs at the user's site."""
 """Largest number of copies of an observed row in the training data."""
 
 
@@ -204,15 +204,9 @@ def training_data(split: RowSplit) -> TrainingData:
         borrowed += [shift_label(row.measurement, shifts[source], split) for row in group]
     usable = [measurement for measurement in own if measurement.job.has_layers]
     copies = max(1, min(MOST_COPIES, len(borrowed) // max(1, len(usable))))
-    data = labelled_jobs([*usable, *borrowed], split.name, "")
-    data = replace(
-        data,
-        capacity_bytes=_capacity_bytes(split.gpu, data.capacity_bytes),
-        sha256=digest(split, shifts),
-    )
-    if data.context_bytes is None:
-        intercept = fit_line(data.features, data.label_bytes, LAYER_TERMS).intercept_mib
-        data = replace(data, context_bytes=max(0, round(intercept * MIB)))
+    data = labelled_jobs([*usable, *borrowed], split.name)
+    assert data is not None  # too_few has counted them
+    data = replace(data, files={split.name: digest(split, shifts)})
     order = np.concatenate(
         (np.tile(np.arange(len(usable)), copies), np.arange(len(usable), len(data)))
     )
@@ -222,32 +216,13 @@ def training_data(split: RowSplit) -> TrainingData:
 def context_shift(
     borrowed: Sequence[Measurement], observed: Sequence[Measurement], gpu: str
 ) -> int:
-    """Median difference of observed labels and the line of the borrowed ones, in bytes."""
-    known = [
-        measurement
-        for measurement in borrowed
-        if measurement.label_bytes is not None and measurement.job.has_layers
+    """Difference of the CUDA contexts in both, in bytes."""
+    contexts = [
+        np.median(part.context_bytes)
+        for rows in (observed, borrowed)
+        if (part := labelled_jobs(rows, "rows")) is not None
     ]
-    reference = labelled_jobs(known, "borrowed rows", "")
-    totals = reference.without_layers()
-    lines = {
-        True: fit_line(reference.features, reference.label_bytes, LAYER_TERMS),
-        False: fit_line(totals.features, totals.label_bytes, TOTALS_TERMS),
-    }
-    residuals = []
-    for has_layers, line in lines.items():
-        rows = [
-            measurement
-            for measurement in observed
-            if measurement.label_bytes is not None and measurement.job.has_layers == has_layers
-        ]
-        if rows:
-            labels = np.array([measurement.label_bytes for measurement in rows], dtype=np.float64)
-            residuals.append(
-                labels
-                - line.predict_bytes(features_on(gpu, [measurement.job for measurement in rows]))
-            )
-    return round(float(np.median(np.concatenate(residuals))))
+    return round(float(contexts[0] - contexts[-1]))
 
 
 def shift_label(measurement: Measurement, shift_bytes: int, split: RowSplit) -> Measurement:
@@ -302,13 +277,6 @@ def _rows_by_source(rows: Sequence[Row]) -> dict[str, list[Row]]:
     for row in rows:
         rows_by_source.setdefault(source_of(row.measurement), []).append(row)
     return rows_by_source
-
-
-def _capacity_bytes(gpu: str, largest_bytes: int) -> int:
-    try:
-        return device_profile(gpu).capacity_bytes
-    except InvalidRequestError:
-        return largest_bytes
 
 
 def _gpu_slug(gpu: str) -> str:

@@ -12,10 +12,9 @@ from typing import Any
 from gpumemnet.job.measurement import OBSERVED, Measurement
 from gpumemnet.predict.bundle import Bundle, save_bundle
 
-from ..training.classifier import Plan, default_plan, save_classifier, train
+from ..training.card import save_classifier
+from ..training.classifier import TrainingPlan, plan_of, train
 from ..training.data import LabelledJobs, labelled_jobs
-from ..training.mlp import TrainingPlan
-from ..training.sequence import SequencePlan
 from .row_splits import HELD_OUT_RULE, RowSplit, TrainingData
 
 
@@ -46,9 +45,7 @@ def train_candidate(
     Raises:
         ValueError: when there are too few architectures to split.
     """
-    plan = default_plan(encoder, data.data, seed, epochs)
     name = split.name + ("-layers" if encoder == "transformer" else "")
-    traces = calibration if encoder == "mlp" else None
     retraining = {
         "held_out": HELD_OUT_RULE,
         "origins": list(split.origins),
@@ -59,15 +56,9 @@ def train_candidate(
         "moved_bytes": data.shifts,
     }
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".training-") as scratch:
-        classifier = train(data.weighted, plan)
+        classifier = train(data.weighted, plan_of(encoder, seed, epochs))
         bundle = save_classifier(
-            Path(scratch) / "bundle",
-            classifier,
-            data.data,
-            plan,
-            name=name,
-            version=version,
-            traces=traces,
+            Path(scratch) / "bundle", classifier, data.data, name=name, version=version
         )
     document = {**bundle.card.document, "retraining": retraining}
     if split.provenance == OBSERVED:
@@ -88,20 +79,14 @@ def train_stand_in(
         ValueError: when there are too few architectures to split, or the champion's calibration to
             a site does not fit.
     """
-    data = labelled_jobs([row for row in rows if row.job.has_layers], champion.card.name, "")
-    plan = _plan_of(champion)
-    classifier = train(data, plan)
-    traces = calibration if champion.card.encoder == "mlp" else None
+    name = champion.card.name
+    data = labelled_jobs(list(rows), name)
+    if data is None:
+        raise ValueError(f"{name} has no rows to be trained on again")
+    classifier = train(data, _plan_of(champion))
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".training-") as scratch:
-        name = champion.card.name
         bundle = save_classifier(
-            Path(scratch) / "bundle",
-            classifier,
-            data,
-            plan,
-            name=name,
-            version="stand-in",
-            traces=traces,
+            Path(scratch) / "bundle", classifier, data, name=name, version="stand-in"
         )
     document = dict(bundle.card.document)
     if champion.card.site_calibration is not None:
@@ -113,8 +98,8 @@ def train_stand_in(
     return save_bundle(folder, bundle.model, document)
 
 
-def _plan_of(champion: Bundle) -> Plan:
+def _plan_of(champion: Bundle) -> TrainingPlan:
     settings: dict[str, Any] = champion.card.document.get("training") or {}
-    plan: Plan = SequencePlan() if champion.card.encoder == "transformer" else TrainingPlan()
+    plan = plan_of(champion.card.encoder)
     known = {field.name: settings[field.name] for field in fields(plan) if field.name in settings}
     return replace(plan, **known)

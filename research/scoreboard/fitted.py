@@ -1,38 +1,28 @@
-"""Estimators that learn: SchedTune, DNNPerf, our line over the closed form, our classifiers.
+"""Estimators that learn: SchedTune, DNNPerf, our classifiers.
 
 All answer by the same folds over architecture families (architectures, for sampled networks), so
 none has seen the family that it answers for.  DNNPerf and ours learn from what the shipped bundles
-learn from: for real networks sampled jobs with traced labels and runs of other real networks, for
-the published sampled networks these alone.  SchedTune learns from readings of the same set.
+learn from.  SchedTune learns from readings of the same set.
 """
 
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.measurement import Measurement
-from gpumemnet.job.training_job import totals_only
-from gpumemnet.predict.bundle import GRAPH_OUTPUTS
-from models.line_calibration import Fit, RealNetworks, fit, line_features, networks_of_runs
-from models.networks.mlp import float_tensor
-from models.training.data import (
-    LabelledJobs,
-    features_on,
-    folds,
-    labelled_jobs,
-    load_labelled_jobs,
-    with_real_networks,
-)
-from models.training.mlp import TrainedClassifier, mlp_plan, train_classifier
+from models.training.bounds import COVERAGES
+from models.training.classifier import TrainedClassifier, float_tensor, plan_of, train
+from models.training.data import SAMPLED, LabelledJobs, features_on, folds, load_labelled_jobs
 from research.estimators import dnnperf
 from research.estimators.estimator import PublishedEstimator, subject_of
 from research.estimators.schedtune import fit_schedtune
@@ -48,10 +38,9 @@ Found = dict[str, dict[int, Answer]]
 
 SCHEDTUNE: Final = "SchedTune"
 DNNPERF: Final = dnnperf.NAME
-LINE: Final = "gpumemnet, line over the closed form"
 CLASSIFIER: Final = "gpumemnet, classifier (layers)"
 TOTALS: Final = "gpumemnet, classifier (totals)"
-OURS: Final = (LINE, CLASSIFIER, TOTALS)
+OURS: Final = (CLASSIFIER, TOTALS)
 LEARNED: Final = (*OURS, DNNPERF)
 """Estimators that are trained together, on the same folds and the same jobs."""
 FAMILIES: Final = ("cnn", "transformer")
@@ -75,58 +64,37 @@ def schedtune_answers(rows: RowSet) -> Found:
     return {SCHEDTUNE: found}
 
 
-class _Features(NamedTuple):
-    """Features of ``R`` rows, each on its own GPU: with layers, as the line reads them, and from
-    totals only; ``[R, F]`` each."""
-
-    layers: Array
-    line: Array
-    totals: Array
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Learned:
-    """Estimators of one fold; line and classifier with the CUDA context of their labels taken off
-    their answers."""
+    """Estimators of one fold."""
 
-    line: Fit
     classifier: TrainedClassifier
-    context_bytes: float
     graphs: PublishedEstimator
 
-    def answers(self, features: _Features) -> dict[str, tuple[Array, Array]]:
+    def answers(self, chosen: Sequence[Measurement]) -> dict[str, tuple[Array, Array]]:
         """Each of ours → expectation and bound above the context, shape ``[B]`` each."""
-        centre, bounds = self.line.amounts(features.line)
-        classified = {
-            CLASSIFIER: self._classified(features.layers),
-            TOTALS: self._classified(features.totals),
+        gpus = np.array([row.gpu for row in chosen])
+        jobs = JobTable.from_jobs([row.job for row in chosen])
+        return {
+            CLASSIFIER: self._classified(features_on(gpus, jobs)),
+            TOTALS: self._classified(features_on(gpus, jobs.without_layers())),
         }
-        return {LINE: (centre, bounds[:, 0]), **classified}
 
     def _classified(self, features: Array) -> tuple[Array, Array]:
-        level = min(
-            bisect_left(self.classifier.coverages, COVERAGE), len(self.classifier.coverages) - 1
-        )
         with torch.no_grad():
-            amounts = (
-                self.classifier.network(float_tensor(features))[GRAPH_OUTPUTS.index("amounts")]
-                .double()
-                .numpy()
-            )
-        return np.exp(amounts[:, 1]) - self.context_bytes, np.exp(
-            amounts[:, 2 + level]
-        ) - self.context_bytes
+            amounts = self.classifier.network(float_tensor(features))[-1].double().exp().numpy()
+        return amounts[:, 1], amounts[:, 2 + COVERAGES.index(COVERAGE)]
 
 
-def sampled_answers(rows: RowSet, progress: Callable[[str, float], None]) -> Found:
+def sampled_answers(rows: RowSet, datasets: Path, progress: Callable[[str, float], None]) -> Found:
     """DNNPerf and our estimators on a set of sampled networks of one family."""
-    data = labelled_jobs(rows.rows, rows.recipe.file, rows.sha256)
+    whole = _training_data(datasets)
     found: Found = {name: {} for name in LEARNED}
-    pairs = folds(data.groups, FOLDS, SEED)
-    for number, (training, testing) in enumerate(pairs):
-        known = data.take(training)
-        learned = _learned(known, fit(_networks(known), (COVERAGE,)))
-        _add(found, rows, testing, learned)
+    pairs = folds(rows.groups, FOLDS, SEED)
+    keys = np.array([row.split_group for row in rows.rows])
+    for number, (_, testing) in enumerate(pairs):
+        known = whole.take(np.flatnonzero(~np.isin(whole.groups, keys[testing])))
+        _add(found, rows, testing, _learned(known, rows.rows[0].job.family))
         progress(f"{rows.recipe.title}: estimators that learn", (number + 1) / len(pairs))
     return found
 
@@ -141,25 +109,16 @@ def real_answers(
         datasets: folder of the datasets that the shipped bundles learn from.
         progress: called with a step and its share.
     """
-    runs = sorted((datasets / "real_runs").glob("*.parquet"))
-    networks = networks_of_runs(runs)
-    names = np.unique(networks.families)
+    whole = _training_data(datasets)
+    names = np.unique(whole.groups[whole.families != SAMPLED])
     found: dict[str, Found] = {rows.recipe.name: {name: {} for name in LEARNED} for rows in sets}
-    whole = {
-        family: with_real_networks(
-            load_labelled_jobs(datasets / f"traced_{family}_h200.parquet", family), runs
-        )
-        for family in FAMILIES
-    }
     families = [_families(rows, names.tolist()) for rows in sets]
     pairs = folds(np.arange(len(names)), FOLDS, SEED)
     for number, (_, held) in enumerate(pairs):
         left_out = names[held]
-        line = fit(
-            networks.take(np.flatnonzero(~np.isin(networks.families, left_out))), (COVERAGE,)
-        )
+        known = whole.take(np.flatnonzero(~np.isin(whole.groups, left_out)))
         for position, family in enumerate(FAMILIES):
-            learned = _learned(_without(whole[family], left_out.tolist()), line)
+            learned = _learned(known, family)
             for rows, own in zip(sets, families, strict=True):
                 testing = np.flatnonzero(
                     [
@@ -176,38 +135,22 @@ def real_answers(
     return found
 
 
+@cache
+def _training_data(datasets: Path) -> LabelledJobs:
+    return load_labelled_jobs(sorted(datasets.rglob("*.parquet")))
+
+
 def _is_of_fold(family: str, left_out: NDArray[np.str_], number: int) -> bool:
     """Whether a row is answered by the fold ``number``; one of a family that no other row has, by
     the first."""
     return family in left_out if family else number == 0
 
 
-def _learned(data: LabelledJobs, line: Fit) -> _Learned:
-    context_bytes = float(data.context_bytes or 0)
-    graphs = dnnperf.train_dnnperf(data.jobs, data.label_bytes - context_bytes, SEED)
-    return _Learned(line, train_classifier(data, mlp_plan(data, SEED)), context_bytes, graphs)
-
-
-def _networks(data: LabelledJobs) -> RealNetworks:
-    """The sampled networks as the closed form's line is fitted on them, each a family of its
-    own."""
-    rows = np.flatnonzero(~np.isnan(data.label_bytes))
-    own = data.take(rows)
-    above = np.maximum(own.label_bytes - float(data.context_bytes or 0), 1.0)
-    return RealNetworks(
-        np.array([str(group) for group in own.groups]),
-        own.jobs,
-        line_features(own.gpu, own.jobs),
-        above,
-    )
-
-
-def _without(data: LabelledJobs, families: Sequence[str]) -> LabelledJobs:
-    """``data`` without the real networks of ``families``."""
-    first = int(data.calibration_rows[0])
-    names = np.array(data.real_families)[data.groups[first:] - data.groups[first:].min()]
-    kept = np.concatenate((np.arange(first), first + np.flatnonzero(~np.isin(names, families))))
-    return data.take(kept)
+def _learned(data: LabelledJobs, family: str) -> _Learned:
+    """Our classifier learns from jobs of all families, DNNPerf from those of one."""
+    own = data.take(np.flatnonzero(data.jobs.option_column("family") == family))
+    graphs = dnnperf.train_dnnperf(own.jobs, own.label_bytes, SEED)
+    return _Learned(train(data, plan_of("mlp", SEED)), graphs)
 
 
 def _families(rows: RowSet, names: Sequence[str]) -> list[str]:
@@ -223,25 +166,13 @@ def _families(rows: RowSet, names: Sequence[str]) -> list[str]:
     return found
 
 
-def _features(chosen: Sequence[Measurement]) -> _Features:
-    parts = [
-        (
-            features_on(row.gpu, [row.job]),
-            line_features(row.gpu, [row.job]),
-            features_on(row.gpu, [totals_only(row.job)]),
-        )
-        for row in chosen
-    ]
-    return _Features(*map(np.concatenate, zip(*parts, strict=True)))
-
-
 def _add(found: Found, rows: RowSet, testing: Rows, learned: _Learned) -> None:
     """Add the answers for the rows ``testing``, each with the context of its row."""
     chosen = [rows.rows[row] for row in testing.tolist()]
     contexts = np.array([subject_of(row, {}).context_bytes for row in chosen], dtype=np.float64)
-    together = _seconds_each(lambda: learned.answers(_features(chosen[:1])))
+    together = _seconds_each(lambda: learned.answers(chosen[:1]))
     seconds = together / len(OURS)
-    for name, (expected, bound) in learned.answers(_features(chosen)).items():
+    for name, (expected, bound) in learned.answers(chosen).items():
         for row, amount, limit in zip(
             testing.tolist(),
             (expected + contexts).tolist(),

@@ -14,24 +14,17 @@ from gpumemnet.atomic_files import replace_file
 from research.estimators import dnnperf
 from research.estimators.estimator import PublishedEstimator
 from research.estimators.xmem import XMEM
-from research.report.pictures import png
 
 from .board import SAMPLE_TITLE, Line, Table
 from .collect import FORMULAS, OF_MODELS
 from .ours import TRACE
-from .pictures import bound_picture, error_picture
+from .pictures import bound_picture, error_picture, png
 from .protocol import Figures
 from .sets import RowSet
 
 _LEARNT: Final = (
     ("SchedTune", "totals", "whatever its features do not say", "Albahar et al., CCGrid 2022"),
     (dnnperf.NAME, dnnperf.NEEDS, dnnperf.LEAVES_OUT, dnnperf.SOURCE),
-    (
-        "gpumemnet, line over the closed form",
-        "layers",
-        "nothing on purpose",
-        "gpumemnet.predict.calibrated_line",
-    ),
     (
         "gpumemnet, classifier (layers)",
         "layers",

@@ -5,18 +5,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-
-from research.report.pictures import COLOURS, GREY, OURS, new_figure
 
 from .board import Line, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+WIDTH: Final = 9.0
+"""Inches."""
+RESOLUTION: Final = 150
+OURS: Final = "#0072B2"
+COLOURS: Final = ("#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
+GREY: Final = "#808080"
 _COLUMNS: Final = 2
 _ROW_HEIGHT: Final = 3.4
 _ORANGE, _GREEN, _PINK, _SKY, _RED, _, _BLACK = COLOURS
@@ -24,7 +29,6 @@ _BROWN: Final = "#8C5A2B"
 _PURPLE: Final = "#6A3D9A"
 _STYLES: Final[Mapping[str, tuple[str, str]]] = {
     "gpumemnet, trace": ("v", OURS),
-    "gpumemnet, line over the closed form": ("^", OURS),
     "gpumemnet, closed form": ("D", OURS),
     "gpumemnet, classifier (layers)": ("o", OURS),
     "gpumemnet, classifier (totals)": ("s", OURS),
@@ -59,6 +63,20 @@ _FASTEST_SECONDS: Final = 1e-5
 _LEAST_OVER: Final = 1e-3
 _LEAST_ERROR: Final = 5e-4
 _OURS: Final = "gpumemnet"
+
+
+def new_figure(height: float) -> Figure:
+    """An empty figure of the common width; ``height`` in inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(WIDTH, height), layout="constrained")
+
+
+def png(figure: Figure) -> bytes:
+    """``figure`` as a PNG."""
+    content = BytesIO()
+    figure.savefig(content, format="png", dpi=RESOLUTION)
+    return content.getvalue()
 
 
 def error_picture(chosen: Mapping[str, Table]) -> Figure:

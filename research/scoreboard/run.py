@@ -100,7 +100,7 @@ def _answer_learned(
         answers.write()
     for rows in missing:
         if not rows.recipe.is_real:
-            _keep(answers, rows, sampled_answers(rows, progress))
+            _keep(answers, rows, sampled_answers(rows, datasets, progress))
             answers.write()
 
 

@@ -276,9 +276,7 @@ class PredictionApi:
         """The JSON documents of the predictions for ``jobs``."""
         if not len(jobs):  # no job asks a model, and the options must be valid all the same
             self.predictor.prediction_gpu(options.gpu)
-            self.predictor.models_reaching(options.coverage, self.families[0])[0].level(
-                options.coverage
-            )
+            self.predictor.model(options.encoder).level(options.coverage)
             return []
         predictions = self.predictor.predict_table(jobs, options)
         identities = self._record(jobs, predictions)
@@ -346,8 +344,7 @@ class PredictionApi:
                 for reason in set(map(reason_code, predictions.reasons(row))):
                     WITHOUT_LIMIT.labels(reason).inc()
         if self._recorder is not None:
-            sha256 = [self._bundles[model.name].sha256 for model in predictions.models]
-            sha256s = [sha256[model] for model in predictions.model_index.tolist()]
+            sha256s = [self._bundles[predictions.model.name].sha256] * len(jobs)
             self._recorder.record(
                 RecordBatch(
                     identities, now_nanoseconds / 1e9, jobs, predictions, sha256s, self.release

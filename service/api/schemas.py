@@ -130,11 +130,10 @@ class Model(Schema):
         description="hash over the model's files: changes with any of them",
     )
     family: str = Field(
-        description="the family of jobs that it predicts; all for a model of all families"
+        description="the family of jobs that it predicts; all where it predicts several"
     )
     encoder: str = Field(
-        description="mlp: feature vector; transformer: layer sequence and feature vector; common: "
-        "feature vector by one model of all families"
+        description="mlp: feature vector; transformer: layer sequence and feature vector"
     )
     training_data: TrainingData
 
@@ -150,7 +149,7 @@ class ModelDetails(Model):
 
 
 class Models(Schema):
-    """The loaded models by family, most trusted first."""
+    """The loaded models."""
 
     release: str = Field(description="the served release (the champion)")
     challenger: str | None = Field(
@@ -397,10 +396,7 @@ Coverage = Annotated[
 ]
 Encoder = Annotated[
     Annotated[str, OneOf(ENCODERS)] | None,
-    Field(
-        description="the classifier: mlp, transformer, or common (one model for all families); by default mlp if the family has "
-        "it"
-    ),
+    Field(description="the classifier: mlp or transformer; by default mlp where it is loaded"),
 ]
 GpuName = Annotated[str, Field(examples=["A100"])]
 GpuNames = Annotated[

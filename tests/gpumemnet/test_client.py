@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.message import Message
-from pathlib import Path
 from typing import cast
 
 import pytest
@@ -30,23 +29,29 @@ from gpumemnet.predict.prediction import Prediction
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import GIB, MIB
 from tests.conftest import RunningService, StartService
+from tests.registries import other_bundle
 
 PATIENT_SECONDS = 300.0
 STORED = b'{"id": 1}'
 """The answer to an observation that was stored."""
 DEVICES: list[Device] = [{"id": "GPU-1", "gpu": "T4", "free_mib": 1}]
-MLP_ONLY = Path(__file__).parents[2] / "gpumemnet" / "bundles" / "mlp-a100-published"
-"""Served alone, so that there are families without a model."""
 
 
 @pytest.fixture(scope="module")
-def predictor() -> Predictor:
-    return Predictor.load(MLP_ONLY)
+def mlp_only(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A bundle of one family, so that there are families without a model."""
+    folder = tmp_path_factory.mktemp("bundles") / "mlp"
+    return other_bundle(folder, "1", families=["mlp"]).source
 
 
 @pytest.fixture(scope="module")
-def service(start_service: StartService) -> Iterator[RunningService]:
-    with start_service("--bundle", str(MLP_ONLY)) as running:
+def predictor(mlp_only: str) -> Predictor:
+    return Predictor.load(mlp_only)
+
+
+@pytest.fixture(scope="module")
+def service(start_service: StartService, mlp_only: str) -> Iterator[RunningService]:
+    with start_service("--bundle", mlp_only) as running:
         yield running
 
 
@@ -140,12 +145,13 @@ def test_the_inverse_questions(client: Client, predictor: Predictor, job: Traini
     assert [gpu["name"] for gpu in client.gpus()] == [profile.name for profile in device_profiles()]
 
 
-def test_a_job_outside_the_support_has_no_safe_bytes(
+def test_a_job_of_which_nothing_is_known_has_no_safe_bytes(
     client: Client, predictor: Predictor, job: TrainingJob
 ) -> None:
     huge = TrainingJob(
         family=job.family,
-        batch_size=2**31 - 1,
+        batch_size=64,
+        gradient_accumulation=64,
         input_elements=256,
         optimizer="adam",
         precision="fp32",

@@ -11,16 +11,38 @@ from pathlib import Path
 import numpy as np
 
 from gpumemnet.job.dataset import write_dataset
+from gpumemnet.job.job_table import JobTable
+from gpumemnet.job.layers import Layer
 from gpumemnet.job.measurement import OBSERVED, Measurement
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.features import FEATURE_NAMES
 from gpumemnet.site.releases import Registry
 from gpumemnet.units import GIB, MIB
-from models.training.classifier import save_classifier
+from models.training.card import save_classifier
+from models.training.classifier import plan_of, train
 from models.training.data import features_on, load_labelled_jobs
-from models.training.mlp import mlp_plan, train_classifier
-from tests.models.conftest import GPU, random_mlp
 
+GPU = "NVIDIA A100-SXM4-40GB"
 EPOCHS = 2
+
+
+def random_mlp(generator: random.Random) -> TrainingJob:
+    width = inputs = generator.randint(16, 4096)
+    layers = []
+    for _ in range(generator.randint(1, 6)):
+        following = generator.randint(8, 4096)
+        layers += [Layer("linear", following, (width + 1) * following), Layer("relu", following)]
+        width = following
+    return TrainingJob(
+        family="mlp",
+        batch_size=generator.randint(4, 2000),
+        input_elements=inputs,
+        optimizer="adam",
+        precision="fp32",
+        layers=(*layers, Layer("linear", 10, (width + 1) * 10)),
+    )
+
+
 CONTEXT = 1400 * MIB
 
 
@@ -28,7 +50,9 @@ def measured(count: int, seed: int, context_bytes: int = CONTEXT) -> list[Measur
     """Jobs of ``count`` networks, as read on one machine."""
     generator = random.Random(seed)
     jobs = [random_mlp(generator) for _ in range(count)]
-    closed_form = features_on(GPU, jobs)[:, FEATURE_NAMES.index("segment_bytes")]
+    closed_form = features_on(np.full(count, GPU), JobTable.from_jobs(jobs))[
+        :, FEATURE_NAMES.index("segment_bytes")
+    ]
     noise = np.random.default_rng(seed).normal(0.0, 3 * MIB, count)
     labels = 1.08 * closed_form + context_bytes + noise
     return [
@@ -67,11 +91,10 @@ def relabelled(one: Measurement, label_bytes: float) -> Measurement:
 
 def champion_of(folder: Path, base: Path) -> Registry:
     """A registry whose champion learned from the dataset ``base``, and has no other model."""
-    data = load_labelled_jobs(base, "mlp")
-    plan = mlp_plan(data, 0, EPOCHS)
-    trained = train_classifier(data, plan)
+    data = load_labelled_jobs([base])
+    trained = train(data, plan_of("mlp", 0, EPOCHS))
     bundle = save_classifier(
-        folder / "first", trained, data, plan, name="mlp-a100-published", version="first"
+        folder / "first", trained, data, name="mlp-a100-published", version="first"
     )
     registry = Registry(folder / "registry")
     registry.create_release("first", [bundle.source], parent=None)

@@ -1,31 +1,33 @@
-"""Metrics, against figures worked out by hand."""
+"""The evaluation table: every estimator beside the others, on families that none has seen."""
 
-import numpy as np
+from dataclasses import replace
+
 import pytest
 
-from gpumemnet.predict.distribution import BinScheme
-from gpumemnet.units import GIB, MIB
-from models.evaluation import Answers, amount_figures, bin_figures
-
-SCHEME = BinScheme(GIB, 4)
-MEASURED = np.array([0.5, 1.5, 1.5, 2.5]) * GIB
+from models import evaluation
+from models.evaluation import documents, evaluate, markdown_table
+from models.training.classifier import plan_of
+from models.training.data import LabelledJobs
 
 
-def test_bins() -> None:
-    figures = bin_figures(MEASURED, np.array([0, 1, 0, 3]), SCHEME)
-    assert figures.accuracy == 0.5
-    assert figures.under_predicted == 0.25
-    # F1 of bin 0: precision 1/2, recall 1 → 2/3; of bin 1: 1 and 1/2 → 2/3; of bin 2: 0.
-    assert figures.macro_f1 == pytest.approx((2 / 3 + 2 / 3 + 0) / 3)
-
-
-def test_amounts() -> None:
-    expected = MEASURED + np.array([1, -2, 3, -4]) * MIB
-    safe = np.array([1.0, 1.4, np.nan, 3.0]) * GIB
-    figures = amount_figures(MEASURED, Answers(expected, safe, {}))
-    assert figures.median_error_mib == pytest.approx(2.5)
-    assert figures.mean_error_mib == pytest.approx(2.5)
-    assert figures.above_safe == pytest.approx(1 / 3)
-    assert figures.without_safe == pytest.approx(1 / 4)
-    assert figures.wasted == pytest.approx((1.0 + (1.4 / 1.5 - 1) + 0.2) / 3)
-    assert figures.wasted_mib == pytest.approx((0.5 - 0.1 + 0.5) * 1024 / 3)
+def test_estimators_stand_beside_each_other(
+    few: LabelledJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = replace(plan_of("mlp"), epochs=1, folds=2, hidden=8)
+    monkeypatch.setattr(evaluation, "plan_of", lambda *_: plan)
+    figures = evaluate(few, ["mlp"])
+    assert {one.estimator for one in figures} == {
+        *("line", "boosted trees", "MLP-based", "MLP-based, totals only"),
+    }
+    assert {one.split for one in figures} == {"family", "source"}
+    own = [one for one in figures if (one.split, one.estimator) == ("family", "MLP-based")]
+    for one in own:
+        assert 0 < one.median_error < one.p90_error
+        assert one.limit_over_request >= 1.0
+        assert one.accuracy_1000 <= one.accuracy_8000
+    [transformers] = [one for one in own if one.source == "published_transformer_a100"]
+    assert transformers.rows == 158
+    assert transformers.median_error < 0.1
+    table = markdown_table(figures)
+    assert "0.87, 0.85 (0.75, 0.58)" in table
+    assert len(table.splitlines()) == 2 + len(figures) == 2 + len(documents(figures))

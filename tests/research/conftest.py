@@ -1,4 +1,4 @@
-"""The published table, and the labelled jobs and measurements of the product's tests."""
+"""The published table, and the measurements of the product's tests."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ import pytest
 
 from research.published_tables.rows import WHERE_TO_GET_IT
 from tests.dataset_builder.conftest import job, measurement, oom
-from tests.models.conftest import halves, published, synthetic
+from tests.sites import DATASETS
 
-__all__ = ["halves", "job", "measurement", "oom", "published", "synthetic"]
+__all__ = ["job", "measurement", "oom"]
 
 PUBLISHED = Path(
     os.environ.get("GPUMEMNET_PUBLISHED_CSV")
     or Path(__file__).parents[3] / "shared/data/published_mlp_a100.csv"
 )
+
+
+@pytest.fixture(scope="session")
+def published() -> Path:
+    """The dataset of the published measurements."""
+    return DATASETS / "published_mlp_a100.parquet"
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,8 @@
 """The challenger's questions are few, dropped rather than waited for, and never reach the
 caller."""
 
+from pathlib import Path
+
 import pytest
 from prometheus_client import REGISTRY
 
@@ -9,7 +11,7 @@ from gpumemnet.predict.predictor import Predictor
 from service.api.predictions import RecordBatch
 from service.shadow import QUEUE_LENGTH, Shadow
 from tests.jobs import small_job
-from tests.registries import shipped
+from tests.registries import other_bundle
 
 
 class Notes:
@@ -37,9 +39,7 @@ def records(predictor: Predictor) -> list[RecordBatch]:
     table = JobTable.from_jobs([job])
     predictions = predictor.predict_table(table)
     sha256 = next(
-        bundle.sha256
-        for bundle in predictor.bundles
-        if bundle.card.name == predictions.models[0].name
+        bundle.sha256 for bundle in predictor.bundles if bundle.card.name == predictions.model.name
     )
     return [
         RecordBatch([str(number)], 0.0, table, predictions, [sha256], "") for number in range(2000)
@@ -63,10 +63,13 @@ def test_what_is_too_much_is_dropped_and_counted(
     assert notes.shadowed == []  # who was withdrawn is not asked about what was waiting
 
 
-def test_a_challenger_that_cannot_answer_is_counted(records: list[RecordBatch]) -> None:
+def test_a_challenger_that_cannot_answer_is_counted(
+    records: list[RecordBatch], tmp_path: Path
+) -> None:
     notes, before = Notes(), count("failed")
     shadow = Shadow(notes, 1.0)
-    shadow.challenge("r1", Predictor([shipped()]))  # of CNNs only
+    cnns = other_bundle(tmp_path / "cnn", "1", families=["cnn"])
+    shadow.challenge("r1", Predictor([cnns]))
     shadow.record(records[0])
     shadow.compare_next()
     assert count("failed") == before + 1

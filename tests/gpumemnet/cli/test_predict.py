@@ -19,7 +19,7 @@ from tests.jobs import small_job
 from tests.parquet_jobs import write_jobs
 
 ROOT = Path(__file__).parents[3]
-PUBLISHED = ROOT / "gpumemnet" / "bundles" / "mlp-a100-published"
+PUBLISHED = ROOT / "gpumemnet" / "bundles" / "mlp"
 EXAMPLE = ROOT / "examples" / "mlp_job.json"
 
 
@@ -66,9 +66,9 @@ def test_many_jobs_in_every_format_give_the_same_predictions(
 
 
 def test_a_job_unlike_the_training_data_says_why(printed: Printed, tmp_path: Path) -> None:
-    (tmp_path / "job.json").write_text(job_to_json(small_job(optimizer="sgd")))
+    (tmp_path / "job.json").write_text(job_to_json(small_job(gradient_accumulation=64)))
     shown = printed("predict", tmp_path / "job.json", "--bundle", PUBLISHED)
-    assert "optimizer is 'sgd'; the model was trained on 'adam'" in shown
+    assert "gradient_accumulation is 64; the model was trained on 1 to 4" in shown
     assert "none: the job is unlike the training data" in shown
 
 

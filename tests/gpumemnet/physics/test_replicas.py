@@ -26,7 +26,7 @@ from gpumemnet.site.observations import read_site_rows
 from gpumemnet.tracing import ExtraResults
 from gpumemnet.units import GIB
 from models.retrain.collect import collect
-from models.training.data import labelled_families, load_labelled_jobs, load_training_rows
+from models.training.data import load_labelled_jobs
 from tests.jobs import jobs, mlp
 from tests.models.retraining import dataset, measured
 
@@ -114,17 +114,17 @@ def test_replicas_are_no_training_rows(tmp_path: Path) -> None:
     rows = measured(60, 1)
     spread = [replace(row, job=replace(row.job, ranks=4)) for row in rows]
     mixed = dataset(tmp_path / "mixed.parquet", rows[:40] + spread[40:])
-    assert len(load_labelled_jobs(mixed, "mlp")) == 40
-    assert len(load_training_rows(mixed)) == 40
+    assert len(load_labelled_jobs([mixed])) == 40
     found = collect([mixed])
     assert len(found.rows) == 40
     assert [(one.rows, "one of several replicas" in one.reason) for one in found.refusals] == [
         (20, True)
     ]
     only = dataset(tmp_path / "only.parquet", spread)
-    assert labelled_families(only) == []
+    with pytest.raises(DatasetError, match="holds no row to train on"):
+        load_labelled_jobs([only])
     with pytest.raises(DatasetError, match="one of several replicas"):
         calibrate(
             read_site_rows([only]),
-            [bundle for bundle in PREDICTOR.bundles if bundle.card.family == "mlp"],
+            PREDICTOR.bundles,
         )

@@ -23,7 +23,7 @@ from gpumemnet.predict.bundle import (
 )
 from gpumemnet.predict.predictor import Predictor
 
-ONE = next(bundle for bundle in shipped_bundles() if bundle.card.name == "cnn-h200-traced")
+ONE = next(bundle for bundle in shipped_bundles() if bundle.card.name == "mlp")
 SHIPPED = Path(ONE.source)
 
 
@@ -111,7 +111,7 @@ def test_one_altered_byte_is_found(
         (lambda card: card.update(format_version=99), "upgrade gpumemnet"),
         (lambda card: card.pop("format_version"), "no card of a gpumemnet bundle"),
         (lambda card: card.update(feature_schema="0" * 12), "train the bundle again"),
-        (lambda card: card.update(family="rnn"), "unknown family"),
+        (lambda card: card.update(families=["rnn"]), "unknown family"),
         (lambda card: card.update(name=""), "incomplete card"),
         (lambda card: card.pop("conformal"), "incomplete card"),
         (
@@ -134,15 +134,21 @@ def test_one_altered_byte_is_found(
             "must be plain values",
         ),
         (lambda card: card["support"].update(kinds="linear"), "must be a list of texts"),
-        (lambda card: card["fallback"].update(range_log_scale=0), "not above zero"),
-        (lambda card: card["device"].update(capacity_bytes=-1), "must be a whole number"),
+        (lambda card: card["conformal"]["widenings"].pop(), "a widening of at least 0"),
+        (lambda card: card["contexts"].update(A100=-1), "no whole number"),
         (lambda card: card.update(encoder="recurrent"), "unknown encoder"),
-        (lambda card: card["device"].pop("context_bytes"), "incomplete card"),
+        (lambda card: card.pop("contexts"), "incomplete card"),
         (lambda card: card["training_data"].pop("label_source"), "incomplete card"),
-        (lambda card: card["traced_peak"].update(weights=[0.5, 0.4]), "weights that sum to one"),
-        (lambda card: card["traced_peak"].update(log_bounds=[0.1]), "a bound for each coverage"),
         (
-            lambda card: card["traced_peak"].update(options={"flavour": ["sweet"]}),
+            lambda card: card["traced_peaks"]["cnn"].update(weights=[0.5, 0.4]),
+            "weights that sum to one",
+        ),
+        (
+            lambda card: card["traced_peaks"]["cnn"].update(log_bounds=[0.1]),
+            "a bound for each coverage",
+        ),
+        (
+            lambda card: card["traced_peaks"]["cnn"].update(options={"flavour": ["sweet"]}),
             "lists of values of job fields",
         ),
         (lambda card: card.update(training_data=[]), "incomplete card"),
@@ -170,8 +176,8 @@ def test_a_graph_that_is_none_is_refused(folder: Path) -> None:
 def test_a_card_with_fewer_coverages_than_the_graph_is_refused(folder: Path) -> None:
     def fewer(card: dict[str, Any]) -> None:
         card["conformal"].update(coverages=[0.9, 0.99])
-        card.pop("traced_peak")
-        card["fallback"].pop("closed_form", None)
+        card["traced_peaks"] = {}
+        card["conformal"]["widenings"] = [0.0, 0.1]
 
     rewrite_card(folder, fewer)
     with pytest.raises(BundleError, match="a bound for each of the card's coverages"):

@@ -39,11 +39,11 @@ def test_bins_of_many_are_the_differences_of_what_lies_below(
     assert probabilities.sum(axis=1) == pytest.approx(1, abs=1e-12)
 
 
-def test_replaced_rows_become_one_logistic() -> None:
+def test_a_widened_distribution_keeps_its_centre() -> None:
     two = MemoryDistribution(
         np.full((2, 2), 0.5), np.array([[20.0, 21.0]] * 2), np.full((2, 2), 0.1)
     )
-    changed = two.replaced(np.array([False, True]), np.array([9.0, 23.0]), np.array([9.0, 0.3]))
+    wider = two.widened(np.array([1.0, 2.0]))
     points = np.linspace(18, 25, 20)
-    assert below(changed, points)[0] == pytest.approx(below(two, points)[0])
-    assert below(changed, points)[1] == pytest.approx(logistic.cdf(points, 23.0, 0.3))
+    assert below(wider, points)[0] == pytest.approx(below(two, points)[0])
+    assert below(wider, 20.5 + 2.0 * (points - 20.5))[1] == pytest.approx(below(two, points)[1])

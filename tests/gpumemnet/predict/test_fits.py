@@ -106,8 +106,8 @@ def test_more_free_memory_is_never_less_likely_to_hold(predictor: Predictor) -> 
     assert probabilities[-1] == pytest.approx(1.0)
 
 
-def test_outside_the_support_there_is_a_request_and_no_verdict(predictor: Predictor) -> None:
-    found = fits(predictor, small_job(batch_size=2**31 - 1), [target("H200")])[0]
+def test_where_nothing_is_known_there_is_a_request_and_no_verdict(predictor: Predictor) -> None:
+    found = fits(predictor, small_job(gradient_accumulation=64), [target("H200")])[0]
     assert (found.verdict, found.limit_mib) == (UNKNOWN, None)
     assert found.request_mib > 0
 

@@ -19,7 +19,6 @@ from gpumemnet.predict.gpu_context import GpuResolver
 from gpumemnet.predict.gpu_fit import Target, catalogue_targets, target
 from gpumemnet.predict.largest_batch import batch_grid, batch_sizes, smallest_gpu
 from gpumemnet.predict.prediction import (
-    ModelDistributions,
     PredictingModel,
     PredictionOptions,
     PredictionTable,
@@ -66,8 +65,16 @@ class Erratic:
             safe.append(round(expected[-1] * noise.uniform(1.0, 4.0)))
         model = PredictingModel("erratic", "1", "traced", self.prediction_gpu(gpu), bins)
         even = MemoryDistribution(*np.ones((3, len(jobs), 1)))
-        answer = ModelDistributions(model, np.arange(len(jobs)), even, bins.log_inner_edges)
-        return PredictionTable(np.array(expected), np.array(safe), reasons, coverage, [answer])
+        has_none = [row in reasons for row in range(len(jobs))]
+        return PredictionTable(
+            model,
+            np.array(expected),
+            np.ma.MaskedArray(safe, mask=has_none),
+            reasons,
+            coverage,
+            even,
+            bins.log_inner_edges,
+        )
 
 
 def erratic(seed: int) -> Predictor:

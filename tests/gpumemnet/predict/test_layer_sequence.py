@@ -30,10 +30,10 @@ def test_every_layer_is_one_row_and_the_rest_is_padding(many: list[TrainingJob])
             assert sequences[row, position, : len(GROUP_NAMES)].sum() == 1
 
 
-def test_bytes_are_those_of_batch_and_precision() -> None:
+def test_bytes_are_those_of_a_sample_and_the_precision() -> None:
     job = small_job(precision="amp_bf16")
     sequences, _ = layer_sequence(JobTable.from_jobs([job]))
-    assert np.expm1(sequences[0, 0, -2]) == pytest.approx(64 * 512 * 2, rel=1e-5)
+    assert np.expm1(sequences[0, 0, -2]) == pytest.approx(512 * 2, rel=1e-5)
     assert np.expm1(sequences[0, 0, -1]) == pytest.approx(51_712 * 4, rel=1e-5)
 
 

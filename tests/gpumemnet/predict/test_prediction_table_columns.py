@@ -49,11 +49,7 @@ def test_columns_say_what_single_predictions_say(many: list[TrainingJob], gpu: s
     for row, prediction in enumerate(predictions):
         assert index[row] == prediction.bin_index == predictions.probabilities[row].argmax()
         assert predictions.reasons(row) == prediction.reasons
-        assert (
-            predictions.in_support[row]
-            == prediction.in_support
-            == (prediction.safe_bytes is not None)
-        )
+        assert predictions.in_support[row] == prediction.in_support == (not prediction.reasons)
     np.testing.assert_array_equal(index, predictions.bin_index)
     assert predictions.safe_bytes.tolist() == [prediction.safe_bytes for prediction in predictions]
     assert predictions.expected_bytes.tolist() == [

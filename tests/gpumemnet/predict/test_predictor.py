@@ -14,14 +14,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
-from gpumemnet.errors import BundleError, InvalidRequestError, UnsupportedJobError
+from gpumemnet.errors import BundleError, InvalidRequestError
 from gpumemnet.gpu import context, device_profile
 from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_from_json
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob, totals_only
-from gpumemnet.predict.bundle import save_bundle, shipped_bundles
+from gpumemnet.predict.bundle import save_bundle
 from gpumemnet.predict.distribution import PUBLISHED_BINS, bins_of_width
 from gpumemnet.predict.prediction import Prediction
 from gpumemnet.predict.predictor import Predictor
@@ -30,10 +30,7 @@ from tests.jobs import jobs, mlp, small_job
 from tests.registries import shipped
 
 DATASETS = Path(__file__).parents[3] / "dataset_builder" / "datasets"
-PREDICTOR = Predictor(
-    [bundle for bundle in shipped_bundles() if bundle.card.name == "mlp-a100-published"]
-)
-DEFAULT = Predictor.default()
+PREDICTOR = DEFAULT = Predictor.default()
 EXAMPLE = Path(__file__).parents[3] / "examples" / "mlp_job.json"
 
 
@@ -46,7 +43,7 @@ def test_the_example_of_the_readme() -> None:
     assert (estimate.gpu_source, estimate.context_bytes) == ("default", 524 * MIB)
     assert estimate.safe_bytes is not None
     assert (
-        1400 * MIB < estimate.expected_bytes < estimate.safe_bytes < 1.15 * estimate.expected_bytes
+        1400 * MIB < estimate.expected_bytes < estimate.safe_bytes < 1.2 * estimate.expected_bytes
     )
 
 
@@ -65,7 +62,7 @@ def test_any_mlp_job_gets_a_whole_answer(job: TrainingJob) -> None:
     assert estimate.expected_bytes > 0
     assert estimate.probabilities.sum() == pytest.approx(1, abs=1e-9)
     assert estimate.probabilities.min() >= 0
-    assert estimate.in_support == (not estimate.reasons) == (estimate.safe_bytes is not None)
+    assert estimate.in_support == (not estimate.reasons)
     assert estimate.safe_bytes is None or estimate.safe_bytes >= estimate.expected_bytes
 
 
@@ -89,7 +86,7 @@ def is_same(one: Prediction, other: Prediction) -> bool:
     )
 
 
-@pytest.mark.parametrize("encoder", [None, "common"])
+@pytest.mark.parametrize("encoder", [None])
 def test_a_job_has_the_same_answer_in_any_company(encoder: str | None) -> None:
     many = [
         change
@@ -107,34 +104,54 @@ def test_a_job_has_the_same_answer_in_any_company(encoder: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("job", "reason"),
+    ("job", "reason", "has_bound"),
     [
         (
-            totals_only(mlp(512, batch_size=4096)),
-            "batch_size is 4,096; the model was trained on 4 to 1,023",
-        ),
-        (small_job(optimizer="sgd"), "optimizer is 'sgd'; the model was trained on 'adam'"),
-        (small_job(sequence_length=128), "sequence_length is 128; the model was trained on null"),
-        (
             small_job(layers=(Layer("conv2d", 9, 9), Layer("magic", 3, 4))),
-            "layers of kind conv2d, magic; the model was trained on",
-        ),
-        (small_job(precision="bf16"), "precision is 'bf16'; the model was trained on 'fp32'"),
-        (
-            small_job(trainable_parameters=1000),
-            "trainable_share is 0.0173; the model was trained on 1",
+            "layers of kind magic; the model was trained on",
+            True,
         ),
         (
-            small_job(input_elements=10**6),
-            "input_elements is 1,000,000; the model was trained on 5 to 4,095",
+            small_job(layers=(Layer("conv2d", 9, 9), Layer("magic", 300, 4))),
+            "layers of kind magic; the model was trained on",
+            False,
+        ),
+        (
+            small_job(gradient_accumulation=8),
+            "gradient_accumulation is 8; the model was trained on 1 to 4",
+            True,
+        ),
+        (
+            small_job(gradient_accumulation=64),
+            "gradient_accumulation is 64; the model was trained on 1 to 4",
+            False,
         ),
     ],
 )
-def test_outside_the_support_there_is_a_reason_and_no_bound(job: TrainingJob, reason: str) -> None:
+def test_outside_the_support_there_is_a_reason_and_a_wider_bound_or_none(
+    job: TrainingJob, reason: str, has_bound: bool
+) -> None:
     estimate = PREDICTOR.predict(job)
     assert not estimate.in_support
-    assert estimate.safe_bytes is None
     assert any(one.startswith(reason) for one in estimate.reasons), estimate.reasons
+    assert (estimate.safe_bytes is not None) == has_bound
+
+
+def test_the_bound_widens_by_what_the_card_says() -> None:
+    inside = PREDICTOR.predict(mlp(2048, 512))
+    outside = PREDICTOR.predict(replace(mlp(2048, 512), gradient_accumulation=5))
+    [card] = [bundle.card for bundle in PREDICTOR.bundles if bundle.card.encoder == "mlp"]
+    widening = math.exp(card.widenings[card.coverages.index(0.99)])
+    assert widening > 1.05
+    assert inside.safe_bytes is not None
+    assert outside.safe_bytes is not None
+    assert outside.safe_bytes / outside.expected_bytes > inside.safe_bytes / inside.expected_bytes
+    assert outside.probabilities.max() < inside.probabilities.max()
+
+
+def test_the_support_does_not_depend_on_the_batch() -> None:
+    answers = [PREDICTOR.predict(mlp(512, batch)) for batch in (1, 64, 2**20)]
+    assert all(answer.in_support for answer in answers)
 
 
 def of_activation(kind: str) -> TrainingJob:
@@ -152,15 +169,9 @@ def test_activations_that_keep_the_same_tensors_are_one_to_the_support() -> None
     assert "celu" not in PREDICTOR.bundles[0].card.kinds
     assert unseen.in_support
     assert is_same(seen, unseen)
-    assert not PREDICTOR.predict(of_activation("swiglu")).in_support  # halves its input
 
 
-def test_an_option_never_seen_is_answered_with_doubt() -> None:
-    assert PREDICTOR.predict(mlp(2048)).probabilities.max() > 0.95
-    assert PREDICTOR.predict(replace(mlp(2048), optimizer="adagrad")).probabilities.max() < 0.8
-
-
-def test_outside_the_answer_is_physics_and_grows() -> None:
+def test_far_beyond_the_training_data_the_answer_is_physics_and_grows() -> None:
     sizes = [
         PREDICTOR.predict(mlp(16_384, batch_size)).expected_bytes
         for batch_size in (1024, 4096, 16_384, 65_536)
@@ -205,13 +216,6 @@ def test_any_bins_agree_on_where_memory_lies(bins: object) -> None:
     assert upper is None or estimate.expected_bytes < upper
 
 
-def test_a_family_without_a_model_is_named() -> None:
-    with pytest.raises(
-        UnsupportedJobError, match="family: no model for cnn jobs is loaded: there is one for mlp"
-    ):
-        PREDICTOR.predict_many([small_job(), small_job(family="cnn")])
-
-
 def test_without_bundles_there_is_no_predictor() -> None:
     with pytest.raises(BundleError, match="no bundle to predict with"):
         Predictor([])
@@ -220,18 +224,7 @@ def test_without_bundles_there_is_no_predictor() -> None:
 # Several models.
 
 
-def test_beyond_every_support_the_one_with_the_fewest_reasons_answers() -> None:
-    layers = (*mlp(2048).layers, Layer("magic", 3, 4))
-    strange = small_job(
-        batch_size=512, input_elements=1024, layers=layers, optimizer="sgd", precision="bf16"
-    )
-    estimate = DEFAULT.predict(strange)
-    assert not estimate.in_support
-    assert estimate.safe_bytes is None
-    assert len(estimate.reasons) < len(PREDICTOR.predict(strange).reasons)
-
-
-@pytest.mark.parametrize("encoder", ["mlp", "transformer", "common"])
+@pytest.mark.parametrize("encoder", ["mlp", "transformer"])
 @pytest.mark.parametrize("family", ["mlp", "cnn", "transformer"])
 def test_every_encoder_answers_for_every_family(family: str, encoder: str) -> None:
     layers = {
@@ -256,13 +249,13 @@ def test_every_encoder_answers_for_every_family(family: str, encoder: str) -> No
     estimate = DEFAULT.predict(job, encoder=encoder)
     assert estimate.expected_bytes > 300 * MIB
     assert estimate.probabilities.sum() == pytest.approx(1)
-    assert estimate.estimator.endswith("-layers") == (encoder == "transformer")
-    assert estimate.estimator.startswith("all-") == (encoder == "common")
+    assert estimate.estimator == encoder
 
 
 def test_an_encoder_that_is_not_there_is_refused() -> None:
-    with pytest.raises(InvalidRequestError, match="encoder: must be one of mlp"):
-        PREDICTOR.predict(mlp(64), encoder="transformer")
+    one = Predictor([shipped("mlp")])
+    with pytest.raises(InvalidRequestError, match="encoder: must be one of mlp, not 'transformer'"):
+        one.predict(mlp(64), encoder="transformer")
 
 
 # Other GPUs.
@@ -298,45 +291,8 @@ def test_the_layers_of_a_batch_are_asked_for_where_a_model_needs_them() -> None:
     assert len(DEFAULT.predict_table(table[:0])) == 0
 
 
-def test_a_model_that_reaches_no_high_coverage_leaves_the_job_to_the_next() -> None:
-    few, many = (shipped(f"transformer-{name}") for name in ("a100-published", "h200-traced"))
-    assert few.card.coverages[-1] < 0.999 <= many.card.coverages[-1]
-    (row, *_) = read_dataset(DATASETS / "published_transformer_a100.parquet")
-    both = Predictor([few, many])
-    assert both.predict(row.job).estimator == few.card.name
-    assert both.predict(row.job, coverage=0.999).estimator == many.card.name
-    with pytest.raises(InvalidRequestError, match=f"for which {few.card.name} was calibrated"):
-        Predictor([few]).predict(row.job, coverage=0.999)
-    with pytest.raises(InvalidRequestError, match="must be between"):
-        both.predict(row.job, coverage=0.4)
-
-
-def test_every_row_says_which_model_answers() -> None:
-    many = [
-        mlp(2048),
-        small_job(family="cnn"),
-        replace(mlp(2048), precision="amp_bf16", optimizer="adamw"),
-        mlp(1024),
-    ]
-    predictions = DEFAULT.predict_many(many)
-    names = [predictions.models[index].name for index in predictions.model_index]
-    assert names == [
-        "mlp-a100-published",
-        "cnn-h200-traced",
-        "mlp-h200-traced",
-        "mlp-a100-published",
-    ]
-    assert predictions.probabilities.shape == (
-        4,
-        max(model.bins.count for model in predictions.models),
-    )
-    np.testing.assert_allclose(predictions.probabilities.sum(axis=1), 1.0)
-    for prediction, row in zip(predictions, predictions.probabilities, strict=True):
-        assert row[: prediction.bins.count].tolist() == prediction.probabilities.tolist()
-
-
 def test_jobs_for_which_a_graph_gives_no_number_are_outside_its_support(tmp_path: Path) -> None:
-    (bundle,) = PREDICTOR.bundles
+    bundle = shipped("mlp")
     model = onnx.load_model_from_string(bundle.model)
     for node in model.graph.node:
         for place, name in enumerate(node.output):
@@ -388,7 +344,7 @@ def test_predictors_share_the_graphs_that_they_have_in_common(
             super().__init__(graph, *arguments, **settings)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", Counted)
-    bundle = shipped("mlp-h200-traced")
+    bundle = shipped("mlp")
     graph = onnx.load_from_string(bundle.model)
     graph.doc_string = "the same graph in other bytes"
     other = save_bundle(tmp_path / "other", graph.SerializeToString(), bundle.card.document)

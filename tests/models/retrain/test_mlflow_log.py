@@ -46,7 +46,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     folder = tmp_path_factory.mktemp("site")
     base = dataset(folder / "base.parquet", measured(119, 1))
-    name = "mlp-a100-published"
+    name = "mlp"
     origin = hashlib.sha256(base.read_bytes()).hexdigest()
     learned = {**shipped(name).card.document["training_data"], "sha256": origin}
     retrained = {"held_out": HELD_OUT_RULE, "origins": [origin], "learned_until": None}
