@@ -124,14 +124,16 @@ class Network:
     def layers(self) -> tuple[Layer, ...]:
         """The layers of a :class:`~gpumemnet.job.training_job.TrainingJob`."""
         found: list[Layer] = []
+        blocks = 0
         for section in self.sections:
-            block: list[Layer] = []
-            for operator in section.operators:
-                block += _layers_of(operator)
-            found += block * section.count
+            plain = [layer for each in section.operators for layer in _layers_of(each)]
+            for _ in range(section.count):
+                blocks += section.is_checkpointed
+                number = blocks if section.is_checkpointed else 0
+                found += [each._replace(trains=each.parameters > 0, block=number) for each in plain]
         if self.tied_parameters:
             last = found[-1]
-            found[-1] = Layer(last.kind, last.activations, last.parameters - self.tied_parameters)
+            found[-1] = last._replace(parameters=last.parameters - self.tied_parameters)
         return tuple(found)
 
 
