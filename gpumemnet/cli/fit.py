@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gpumemnet.cli.options import AsJson
-from gpumemnet.cli.output import print_facts, print_json, print_table
+from gpumemnet.cli.output import print_facts, print_json, print_table, shown_steps
 from gpumemnet.named.methods import (
     ALL_LINEAR,
     ATTENTION,
@@ -100,27 +100,33 @@ def fit(
         str,
         typer.Option(metavar="|".join(KERNELS), help="fused_loss and liger make no logits."),
     ] = KERNELS[0],
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Trace the real model; needs torch and its library.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Tell whether fine-tuning a model fits a GPU, by the model's name."""
     from gpumemnet.named.fit import fit as ask
 
     values = {"sequence_length": sequence_length, "parallel": parallel}
-    answer = ask(
-        model,
-        gpu=gpu,
-        method=method,
-        batch_size=batch_size,
-        gradient_accumulation=accumulation,
-        precision=precision,
-        optimizer=optimizer,
-        checkpointing=checkpointing,
-        lora_rank=lora_rank,
-        lora_target=lora_target,
-        attention=attention,
-        kernels=kernels,
-        **{name: value for name, value in values.items() if value is not None},
-    )
+    with shown_steps(model) as progress:
+        answer = ask(
+            model,
+            gpu=gpu,
+            exact=exact,
+            progress=progress,
+            method=method,
+            batch_size=batch_size,
+            gradient_accumulation=accumulation,
+            precision=precision,
+            optimizer=optimizer,
+            checkpointing=checkpointing,
+            lora_rank=lora_rank,
+            lora_target=lora_target,
+            attention=attention,
+            kernels=kernels,
+            **{name: value for name, value in values.items() if value is not None},
+        )
     if as_json:
         print_json(answer.document())
     else:
@@ -155,6 +161,8 @@ def _show(answer: FitAnswer, gpu: str | None, console: Console) -> None:
     console.print()
     _show_table(answer, console)
     _show_limits(answer, gpu, console)
+    if answer.depth == "instant":
+        console.print(Text("\nAdd --exact to trace the real model, in seconds.", style="dim"))
 
 
 def _model_text(answer: FitAnswer) -> str:

@@ -2,7 +2,8 @@
 fit.
 
 The answer is *instant*: from the blocks of the model, by the rules of
-:mod:`gpumemnet.named.step_walk`, without torch.
+:mod:`gpumemnet.named.step_walk`, without torch.  Or it is *exact*: :mod:`gpumemnet.named.exact`
+traces the real model, and what is said of other jobs is scaled to that.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from importlib import resources
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.errors import FieldError, InvalidRequestError
 from gpumemnet.gpu import (
@@ -40,6 +41,9 @@ from gpumemnet.physics.attention_kernels import (
     obstacle,
 )
 from gpumemnet.units import GIB, MIB, ceil_mib
+
+if TYPE_CHECKING:
+    from gpumemnet.named.exact import ExactPeak
 
 COVERAGE: Final = 0.975
 """Share of the published readings that lie below the safe bytes."""
@@ -96,7 +100,7 @@ class FitAnswer:
         changes: up to three that make it fit, in the order of their costs.
         notes: what was assumed.
         coverage: share of published readings of such jobs that lie below the safe bytes.
-        depth: ``instant``.
+        depth: ``instant`` or ``exact``.
     """
 
     model: str
@@ -153,6 +157,10 @@ class _Asked:
         known = profile or device_profile("A100-80GB")
         self.context = context(known)
         self.workspace_bytes = known.blas_workspace_bytes
+        self.scale = 1.0
+        """How far a trace lies above the instant depth."""
+        self.traced: tuple[Method, float] | None = None
+        """The traced job, and its safe bytes above the context over the expected ones."""
 
     @property
     def reads_tokens(self) -> bool:
@@ -179,7 +187,8 @@ class _Asked:
 
     def expected(self, method: Method) -> int:
         """Expected bytes of the process."""
-        return self.peak(method).reserved_bytes + self.context.expected_bytes
+        reserved = self.peak(method).reserved_bytes
+        return round(reserved * self.scale) + self.context.expected_bytes
 
     def safe(self, method: Method, expected: int | None = None) -> int:
         """Safe bytes of the process."""
@@ -191,9 +200,23 @@ class _Asked:
         """How far above the expectation readings of such jobs lie: the readings are of language
         models on one GPU; other jobs get the widest factor."""
         factors = safety()
+        if self.traced is not None and self.traced[0] == method:
+            return self.traced[1]
         if self.reads_tokens and method.gpus == 1:
             return factors["quantised" if method.is_quantised else "plain"]
         return max(factors["plain"], factors["quantised"])
+
+    def trace(self, method: Method, progress: Callable[[str], None] | None) -> ExactPeak:
+        """The traced peak, to which all further answers are scaled."""
+        from gpumemnet.named.exact import exact_peak
+
+        traced = exact_peak(
+            self.model, method, self.profile or device_profile("A100-80GB"), progress
+        )
+        above = traced.expected_bytes - self.context.expected_bytes
+        self.scale = above / self.peak(method).reserved_bytes
+        self.traced = method, (traced.safe_bytes - self.context.bound_bytes) / above
+        return traced
 
     def is_safe(self, method: Method, profile: DeviceProfile | None = None) -> bool:
         """Whether the safe bytes are available on a GPU."""
@@ -238,7 +261,12 @@ def _attention_call(built: Network, method: Method) -> AttentionCall | None:
 
 
 def fit(
-    model: str | NamedModel, *, gpu: str | DeviceProfile | None = None, **method: Any
+    model: str | NamedModel,
+    *,
+    gpu: str | DeviceProfile | None = None,
+    exact: bool = False,
+    progress: Callable[[str], None] | None = None,
+    **method: Any,
 ) -> FitAnswer:
     """Answers whether fine-tuning a named model fits a GPU.
 
@@ -246,10 +274,14 @@ def fit(
         model: a hub id, a local folder, or the path of a ``config.json``; or the model itself.
         gpu: a GPU of the catalogue; ``8xH100`` means eight of them, sharded by FSDP2 unless
             ``parallel`` says otherwise.
+        exact: whether to trace the real model, with its libraries; it takes seconds.
+        progress: called with a few words at each stage of a trace.
         **method: fields of :class:`~gpumemnet.named.methods.Method`.
 
     Raises:
+        ExtractError: the real model cannot be built or traced.
         InvalidRequestError: the model or the GPU is not known, or an option has a wrong value.
+        MissingExtraError: a package that the exact depth needs is not installed.
     """
     known = {each.name for each in fields(Method)}
     for name in method:
@@ -262,8 +294,8 @@ def fit(
     found = find_model(model) if isinstance(model, str) else model
     notes = [note] if note else []
     try:
-        how = _with_defaults(found, method)
-        return _answer(_Asked(found, profile), how, notes)
+        how, asked = _with_defaults(found, method), _Asked(found, profile)
+        return _answer(asked, how, notes, asked.trace(how, progress) if exact else None)
     except FieldError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -311,25 +343,30 @@ def _with_defaults(model: NamedModel, stated: Mapping[str, Any]) -> Method:
     return Method(**values)
 
 
-def _answer(asked: _Asked, method: Method, notes: list[str]) -> FitAnswer:
+def _answer(asked: _Asked, method: Method, notes: list[str], traced: ExactPeak | None) -> FitAnswer:
     kernel, reason = asked.kernel(method)
     peak = asked.peak(method)
     expected = asked.expected(method)
     safe = asked.safe(method, expected)
     built, profile = asked.network(method), asked.profile
     available = None if profile is None else available_mib(profile) * MIB
-    judged = None
-    if available is not None:
-        judged = verdict(ceil_mib(expected), ceil_mib(safe), available // MIB)
     parameters = asked.model.parameters or built.parameters
     parts = {name: getattr(peak, name) for name in PARTS}
     parts["context_bytes"] = asked.context.expected_bytes
+    if traced is not None:
+        expected, safe, parts = traced.expected_bytes, traced.safe_bytes, dict(traced.parts)
+        parameters = traced.parameters
+        scaled = "table, limits and changes are those of the instant depth, scaled to this trace"
+        notes = [*notes, *traced.notes, scaled]
+    judged = None
+    if available is not None:
+        judged = verdict(ceil_mib(expected), ceil_mib(safe), available // MIB)
     return FitAnswer(
         model=asked.model.name,
         source=asked.model.source,
         checked=asked.model.checked,
         parameters=parameters,
-        trained_parameters=_trained(built, method),
+        trained_parameters=traced.trained_parameters if traced else _trained(built, method),
         method=method,
         gpu=None if profile is None else profile.name,
         available_bytes=available,
@@ -337,7 +374,7 @@ def _answer(asked: _Asked, method: Method, notes: list[str]) -> FitAnswer:
         expected_bytes=expected,
         safe_bytes=safe,
         parts=parts,
-        moment=peak.moment,
+        moment=traced.moment if traced else peak.moment,
         blocks=tuple((each.count, each.name) for each in built.sections),
         attention=f"{kernel}: flash does not run, {reason}" if reason else kernel,
         table=tuple(_table(asked, method)),
@@ -348,6 +385,7 @@ def _answer(asked: _Asked, method: Method, notes: list[str]) -> FitAnswer:
         fewest_gpus=_fewest_gpus(asked, method),
         changes=() if judged in (None, YES) else tuple(_changes(asked, method)),
         notes=(*notes, *_notes(asked.model, method)),
+        depth="exact" if traced else "instant",
     )
 
 

@@ -1,0 +1,215 @@
+"""The exact depth: the model is built on meta by the library that it comes from, the method applied
+by ``peft`` and ``bitsandbytes``, and training steps as Hugging Face's Trainer runs them are traced.
+
+Everything runs in a child process.  Weights are never loaded, code from the hub is never run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from typing import Any, Final
+
+from gpumemnet.errors import InvalidRequestError, MissingExtraError
+from gpumemnet.gpu import DeviceProfile
+from gpumemnet.job.training_job import OPTIMIZERS
+from gpumemnet.named.architectures import language_config
+from gpumemnet.named.catalogue import NamedModel
+from gpumemnet.named.decoders import STYLES
+from gpumemnet.named.methods import EIGHT_BIT, Method
+from gpumemnet.named.step_walk import PARTS
+from gpumemnet.sandbox.process import Progress, ask
+from gpumemnet.tracing.api import (
+    DEADLINE_SECONDS,
+    TraceOptions,
+    checked_request,
+    checked_torch,
+    request_from_dict,
+)
+
+PURPOSE: Final = "the exact depth of fit"
+_LOG: Final = logging.getLogger("gpumemnet.named.exact")
+_PARALLEL: Final = {"ddp": "ddp", "fsdp2": "fsdp", "zero3": "fsdp", "zero2": "fsdp_zero2"}
+_ENCODERS: Final = (
+    "bert", "roberta", "xlm-roberta", "distilbert", "electra", "albert", "deberta-v2", "mpnet",
+    "modernbert",
+)  # fmt: skip
+_PAIRS: Final = ("t5", "mt5", "bart")
+_IMAGES: Final = ("vit", "dinov2")
+_PARTS: Final = {
+    "parameter": "base_weights_bytes",
+    "buffer": "base_weights_bytes",
+    "gradient": "gradients_bytes",
+    "optimizer_state": "optimizer_bytes",
+    "workspace": "workspace_bytes",
+}
+"""Memory class of a trace → part of an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExactPeak:
+    """The traced peak of a training step.
+
+    Attributes:
+        parameters, trained_parameters: elements of the model, and those that receive gradients.
+        expected_bytes, safe_bytes: of the process on one GPU, CUDA context included.
+        parts: as in :attr:`~gpumemnet.named.fit.FitAnswer.parts`.
+        moment: when the peak is.
+        notes: what was assumed.
+    """
+
+    parameters: int
+    trained_parameters: int
+    expected_bytes: int
+    safe_bytes: int
+    parts: Mapping[str, int]
+    moment: str
+    notes: tuple[str, ...]
+
+
+def exact_peak(
+    model: NamedModel, method: Method, gpu: DeviceProfile, progress: Progress | None = None
+) -> ExactPeak:
+    """Trace the training of a named model.
+
+    Args:
+        model: the model.
+        method: how it is trained.
+        gpu: the GPU.
+        progress: called with a few words at each stage.
+
+    Raises:
+        ExtractError: the libraries cannot build the model, or it cannot be traced.
+        InvalidRequestError: only the instant depth answers this question.
+        MissingExtraError: names the package to install.
+    """
+    reason = _obstacle(model, method)
+    if reason:
+        raise InvalidRequestError(f"{reason}; without it the instant depth answers", "exact")
+    for package in _packages(model, method):
+        if find_spec(package) is None:
+            raise MissingExtraError(package, "fit", PURPOSE)
+    autocast = "amp_fp16" if method.precision == "amp_fp16" else "amp_bf16"
+    options = TraceOptions(
+        optimizer=method.optimizer if method.optimizer in OPTIMIZERS else "sgd",
+        optimizer_implementation=_implementation(method),
+        precision=autocast if method.is_autocast else "fp32",
+        gradient_accumulation=min(method.gradient_accumulation, 2),
+        attention_kernel=method.attention,
+        parallel="none" if method.gpus == 1 else _PARALLEL[method.parallel],
+        ranks=method.gpus,
+    )
+    request = {
+        "name": model.name,
+        "config": dict(model.config),
+        "parameters": model.parameters,
+        "method": asdict(method),
+        "trace": asdict(checked_request(options, gpu)),
+    }
+    found = ask(
+        _in_child,
+        model.name,
+        request,
+        purpose=PURPOSE,
+        deadline_seconds=DEADLINE_SECONDS,
+        progress=progress,
+    )
+    return ExactPeak(**{**found, "notes": tuple(found["notes"])})
+
+
+def _obstacle(model: NamedModel, method: Method) -> str:
+    """Why this job cannot be traced."""
+    kind = model.config.get("model_type")
+    if kind == "layers":
+        return "" if not method.has_adapters else "traces networks of images with method full only"
+    if kind not in (*STYLES, *_ENCODERS, *_PAIRS, *_IMAGES) and (
+        language_config(model.config).get("model_type") not in STYLES
+    ):
+        return f"does not build models of type {kind!r}"
+    if method.library != "peft" or method.quantisation not in ("", "nf4"):
+        return "traces adapters of peft over bases of bitsandbytes only"
+    if method.gpus > 1 and (method.parallel not in _PARALLEL or method.has_adapters):
+        return "traces several GPUs by ddp, fsdp2, zero2 or zero3 with method full only"
+    return ""
+
+
+def _packages(model: NamedModel, method: Method) -> Iterator[str]:
+    yield "torch"
+    library = model.name.partition("/")[0]
+    yield library if model.config.get("model_type") == "layers" else "transformers"
+    if method.has_adapters:
+        yield "peft"
+    if needs_bitsandbytes(method):
+        yield "bitsandbytes"
+
+
+def needs_bitsandbytes(method: Method) -> bool:
+    """Whether ``bitsandbytes`` has a part in the training."""
+    return method.is_quantised or method.optimizer in EIGHT_BIT[:1]
+
+
+def _implementation(method: Method) -> str:
+    return method.implementation if method.optimizer in ("adam", "adamw") else "default"
+
+
+def _in_child(document: dict[str, Any]) -> dict[str, Any]:
+    method = Method(**document["method"])
+    request = request_from_dict(document["trace"])
+    _LOG.info("importing torch and the model's library")
+    notes = checked_torch()
+    from gpumemnet.extract.module_calls import as_model_inputs
+    from gpumemnet.named.real_model import built
+    from gpumemnet.tracing.model_tracer import result_of_run
+    from gpumemnet.tracing.operators.rules import Platform
+    from gpumemnet.tracing.timeline import repeated
+    from gpumemnet.tracing.training_loop import record
+
+    real = built(document["name"], document["config"], document["parameters"], method)
+    options = replace(request.options, own_optimizer=real.optimizer)
+    platform = Platform.of(request.gpu, options)
+    _LOG.info("tracing training steps")
+    with real.patches():
+        inputs = as_model_inputs(real.inputs, method.batch_size)
+        recording = record(real.module, inputs, options, platform)
+    timeline = recording.timeline
+    run = repeated(timeline)
+    answer = result_of_run(
+        run,
+        timeline,
+        platform,
+        request.allocator,
+        model=document["name"],
+        batch_size=method.batch_size,
+        loss=recording.loss,
+        notes=(),
+        with_curve=False,
+    )
+    live: set[int] = set()
+    for event in run.timeline.events[: answer.peak.event + 1]:
+        live.add(event) if event >= 0 else live.discard(~event)
+    parts = dict.fromkeys((*PARTS, "context_bytes"), 0)
+    for index in live:
+        storage = run.timeline.storages[index]
+        name = _PARTS.get(storage.memory_class)
+        if name == "base_weights_bytes" and "lora_" in storage.module:
+            name = "adapters_bytes"
+        elif name is None:
+            is_head = storage.module in real.heads
+            name = "logits_bytes" if is_head else "activations_bytes"
+        parts[name] += storage.size_bytes
+    parts["workspace_bytes"] += answer.parts["communicator"]
+    parts["fragmentation_bytes"] = answer.parts["fragmentation"]
+    parts["context_bytes"] = answer.parts["context"]
+    peak = answer.peak
+    place = f" of {peak.module.removeprefix('model.')}" if peak.module else ""
+    return {
+        "parameters": real.parameters,
+        "trained_parameters": sum(p.numel() for p in real.module.parameters() if p.requires_grad),
+        "expected_bytes": answer.expected_bytes,
+        "safe_bytes": answer.safe_bytes,
+        "parts": parts,
+        "moment": "optimizer step" if peak.phase == "optimizer" else f"{peak.phase} pass{place}",
+        "notes": [*notes, *real.notes, *recording.notes],
+    }
