@@ -293,6 +293,9 @@ class ServedRelease:
                 f"the settings GPUMEMNET_GPU and GPUMEMNET_CONTEXT_MIB do not do: {error}"
             ) from None
         check_golden(predictor, self._tested_sha256s)
+        gpu = predictor.prediction_gpu(None)
+        if gpu.context.advice:
+            logger.info("an answer for %s %s", gpu.gpu, gpu.context.advice)
         self._tested_sha256s.update(bundle.sha256 for bundle in predictor.bundles)
         return predictor
 

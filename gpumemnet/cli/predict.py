@@ -158,7 +158,7 @@ def predict(
     if len(shown) == 1:
         _, job, prediction = shown[0]
         found_fits = fitting(job)
-        _show_job(job, prediction, console)
+        _show_job(job, prediction, predictor.prediction_gpu(gpu).context.advice, console)
         _show_fitting(*found_fits, console)
     else:
         _show_jobs(shown, rows, console)
@@ -261,7 +261,7 @@ def _show_jobs(
         console.print(f"… and {more:,} more: --json prints all")
 
 
-def _show_job(job: TrainingJob, prediction: Prediction, console: Console) -> None:
+def _show_job(job: TrainingJob, prediction: Prediction, advice: str, console: Console) -> None:
     safe = "none: the job is unlike the training data"
     if prediction.safe_bytes is not None:
         covers = f"covers {prediction.coverage:.4g} of such jobs"
@@ -291,6 +291,7 @@ def _show_job(job: TrainingJob, prediction: Prediction, console: Console) -> Non
     facts += [
         ("safe", safe),
         *(("outside", reason) for reason in prediction.reasons),
+        *([("note", advice)] if advice else []),
         ("model", f"{prediction.estimator}, version {prediction.version}"),
     ]
     print_facts(console, "Predicted GPU memory", facts)

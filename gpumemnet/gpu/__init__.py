@@ -227,11 +227,13 @@ class ContextEstimate:
         expected_bytes: expected size.
         bound_bytes: largest known size plus an allowance for further kernels; not a guarantee.
         source: source of both numbers.
+        advice: for an assumed context, what it leaves out and how to state the true one.
     """
 
     expected_bytes: int
     bound_bytes: int
     source: str
+    advice: str = ""
 
 
 def context(profile: DeviceProfile) -> ContextEstimate:
@@ -241,12 +243,29 @@ def context(profile: DeviceProfile) -> ContextEstimate:
         return grown_context(profile.context_bytes, f"measured: {profile.context_source}")
     typical = [reading for reading in profile.context_readings if reading.is_typical]
     if not typical:
-        source = f"not measured on {profile.name}: GPUs in general take 300 to 600 MiB with kernels loaded when first used"
-        return ContextEstimate(GENERIC_CONTEXT_BYTES, GENERIC_CONTEXT_BOUND_BYTES, source)
-    largest = max(typical, key=lambda reading: reading.context_bytes)
-    bound = max(GENERIC_CONTEXT_BOUND_BYTES, largest.context_bytes + CONTEXT_GROWTH_BYTES)
-    source = f"published for drivers since CUDA 12.2, not measured here: {largest.source}"
-    return ContextEstimate(largest.context_bytes, bound, source)
+        expected, bound = GENERIC_CONTEXT_BYTES, GENERIC_CONTEXT_BOUND_BYTES
+        found = f"not measured on {profile.name}: GPUs in general take 300 to 600 MiB with kernels loaded when first used"
+    else:
+        largest = max(typical, key=lambda reading: reading.context_bytes)
+        expected = largest.context_bytes
+        bound = max(GENERIC_CONTEXT_BOUND_BYTES, expected + CONTEXT_GROWTH_BYTES)
+        found = f"published for drivers since CUDA 12.2, not measured here: {largest.source}"
+    return ContextEstimate(expected, bound, found, _advice(profile, expected, bound))
+
+
+def _advice(profile: DeviceProfile, expected_bytes: int, bound_bytes: int) -> str:
+    """What an answer with an assumed context has to say; a limit must not promise in silence what a
+    driver that loads all kernels at once breaks by a gigabyte."""
+    most = max((reading.context_bytes for reading in profile.context_readings), default=0)
+    uncovered = (
+        f", not the {most // MIB:,} MiB of drivers that load all kernels at once"
+        if most > bound_bytes
+        else ""
+    )
+    return (
+        f"assumes a CUDA context of {expected_bytes // MIB:,} MiB{uncovered}; state yours with GPUMEMNET_CONTEXT_MIB "
+        "or --context-mib (what nvidia-smi shows for a process with one small CUDA tensor)"
+    )
 
 
 def grown_context(context_bytes: int, source: str) -> ContextEstimate:

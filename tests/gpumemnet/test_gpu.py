@@ -139,6 +139,7 @@ def test_a_measured_context_comes_first() -> None:
     estimate = context(replace(MEASURED, context_readings=(reading,)))
     assert estimate.expected_bytes == 500 * MIB < estimate.bound_bytes
     assert estimate.source == "measured: probe"
+    assert not estimate.advice
 
 
 def test_then_what_others_have_read_where_it_is_typical() -> None:
@@ -147,6 +148,7 @@ def test_then_what_others_have_read_where_it_is_typical() -> None:
     estimate = context(replace(MEASURED, context_bytes=None, context_readings=(odd, typical)))
     assert estimate.expected_bytes == 700 * MIB < estimate.bound_bytes < 1500 * MIB
     assert estimate.source == "published for drivers since CUDA 12.2, not measured here: somebody"
+    assert "700 MiB, not the 1,500 MiB of drivers that load all kernels" in estimate.advice
 
 
 def test_then_what_gpus_take_in_general() -> None:
