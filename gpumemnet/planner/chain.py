@@ -165,14 +165,38 @@ class Chain:
 
     def region_bytes(self, choices: NDArray[np.int64]) -> Floats:
         """Return the bytes in each region for each row of ``choices``, shape ``[plans, r]``."""
-        amounts = np.repeat(self.live_bytes[None], len(choices), axis=0)
-        for option in range(1, len(OPTIONS)):
-            amounts -= (choices == option).astype(float) @ self.gone_bytes[:, option]
+        amounts = self.live_bytes - self._shared_gone_bytes(choices)
+        # a matrix product's threads would wait for each other where the processors are busy
+        for unit in range(self.units):
+            amounts -= self.gone_bytes[unit, choices[:, unit]]
+        return amounts
+
+    def changed_region_bytes(
+        self, amounts: Floats, before: NDArray[np.int64], after: NDArray[np.int64]
+    ) -> Floats:
+        """Return the bytes in each region for each row of ``after``, which differs from that row of
+        ``before`` in at most one unit; much faster than :meth:`region_bytes`.
+
+        Args:
+            amounts: the bytes in each region for each row of ``before``.
+            before, after: options of each unit; ``before`` may have one row for all.
+        """
+        units = (before != after).argmax(axis=1)[:, None]
+        old, new = (
+            np.take_along_axis(rows, units, 1) for rows in np.broadcast_arrays(before, after)
+        )
+        changed = (amounts + self.gone_bytes[units, old][:, 0]) - self.gone_bytes[units, new][:, 0]
+        if self.shared:
+            changed += self._shared_gone_bytes(before) - self._shared_gone_bytes(after)
+        return np.asarray(changed)
+
+    def _shared_gone_bytes(self, choices: NDArray[np.int64]) -> Floats:
+        amounts = np.zeros((len(choices), len(self.live_bytes)))
         for shared in self.shared:
             gone = np.ones(len(choices), dtype=bool)
             for row, unit in enumerate(shared.units):
                 gone &= shared.lets_go[row, choices[:, unit]]
-            amounts[np.ix_(gone, shared.regions)] -= shared.amount_bytes
+            amounts[np.ix_(gone, shared.regions)] += shared.amount_bytes
         return amounts
 
     def peak_bytes(self, choices: NDArray[np.int64]) -> Floats:

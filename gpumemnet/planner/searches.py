@@ -119,13 +119,14 @@ def _evict(chain: Chain, limit_bytes: float, usable: NDArray[np.bool_]) -> Choic
     """Change one decision after another, by what it frees above the limit for each second that it
     costs."""
     choices = chain.keep_all()
-    amounts = chain.region_bytes(choices[None])[0]
+    amounts = chain.region_bytes(choices[None])
     seconds = chain.step_seconds(choices[None])[0]
     while (amounts > limit_bytes).any():
         rows = single_changes(chain, choices, usable=usable)
         rows = rows[chain.host_bytes_of(rows) <= chain.host_limit_bytes]
         units = (rows != choices).argmax(axis=1)
-        freed = _excess(amounts[None], limit_bytes) - _excess(chain.region_bytes(rows), limit_bytes)
+        changed = chain.changed_region_bytes(amounts, choices[None], rows)
+        freed = _excess(amounts, limit_bytes) - _excess(changed, limit_bytes)
         useful = np.flatnonzero(freed > 0)
         if not len(useful):
             return None
@@ -140,10 +141,8 @@ def _evict(chain: Chain, limit_bytes: float, usable: NDArray[np.bool_]) -> Choic
             if chain.host_bytes_of(together[None])[0] <= chain.host_limit_bytes
             else rows[best[0]]
         )
-        amounts, seconds = (
-            chain.region_bytes(choices[None])[0],
-            chain.step_seconds(choices[None])[0],
-        )
+        amounts = chain.region_bytes(choices[None])
+        seconds = chain.step_seconds(choices[None])[0]
     return choices
 
 
@@ -186,12 +185,15 @@ def _without_superfluous(chain: Chain, limit_bytes: float, rows: Choices) -> Cho
     fits."""
     rows, each = rows.copy(), np.arange(len(rows))
     cost = chain.recompute_seconds + np.maximum(chain.out_seconds, chain.in_seconds)
+    amounts = chain.region_bytes(rows)
     order = (-cost[np.arange(chain.units), rows]).argsort(axis=1, kind="stable")
     for place in range(int((rows != KEEP).sum(axis=1).max(initial=0))):
         tried = rows.copy()
         tried[each, order[:, place]] = KEEP
-        fits = chain.fits(tried, limit_bytes)
-        rows[fits] = tried[fits]
+        changed = chain.changed_region_bytes(amounts, rows, tried)
+        fits = changed.max(axis=1) <= limit_bytes
+        fits &= chain.host_bytes_of(tried) <= chain.host_limit_bytes
+        rows[fits], amounts[fits] = tried[fits], changed[fits]
     return rows
 
 
