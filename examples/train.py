@@ -56,7 +56,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         if step % 10 == 0:
-            print(f"step {step}: loss {loss.item():.3f}")  # noqa: T201
+            print(f"step {step}: loss {loss.item():.3f}")
 
 
 if __name__ == "__main__":
