@@ -17,6 +17,7 @@
     belong to it │   └── BudgetError         a training step that no plan fits into the budget
     ├── DatasetError            a dataset that is missing, damaged or of another schema
     ├── MeasurementError        a machine on which nothing can be measured
+    ├── JobDoesNotFitError      a training run that needs more memory than its GPU has free
     ├── MissingExtraError       an optional package that is not installed
     ├── StaleModulesError       compiled modules of a checkout whose sources have changed
     ├── TrackingError           a store of MLflow that cannot be reached, or that refuses
@@ -114,6 +115,10 @@ class DatasetError(GpumemnetError):
 
 class MeasurementError(GpumemnetError):
     """Nothing can be measured here (no GPU, no NVML), or a reading cannot be trusted."""
+
+
+class JobDoesNotFitError(GpumemnetError, RuntimeError):
+    """A training run needs more memory than its GPU has free; raised before its first step."""
 
 
 class ServiceError(GpumemnetError):
