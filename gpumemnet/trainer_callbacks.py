@@ -306,7 +306,7 @@ def _fit_by_name(
         "implementation": "fused" if args.optim.endswith("fused") else "default",
         "precision": _precision(model, args),
         "has_autocast": args.bf16 or args.fp16,
-        "checkpointing": base.is_gradient_checkpointing,
+        "checkpointing": any(getattr(each, "gradient_checkpointing", 0) for each in base.modules()),
         "kernels": "liger" if args.use_liger_kernel else "none",
         "attention": _ATTENTION.get(base.config._attn_implementation),
         "gpus": args.world_size,

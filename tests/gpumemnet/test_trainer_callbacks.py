@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ TOKENS, BATCH = 24, 3
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """The bytes of the GPU at hand, to be changed."""
     amounts = {"available_bytes": 40 * GIB, "peak_bytes": 700 * MIB}
     monkeypatch.setattr(
@@ -82,7 +81,7 @@ def test_a_run_that_does_not_fit_stops_before_its_first_step(
     gpu["available_bytes"] = 100 * MIB
     callback = trainer_callbacks.MemoryCheckCallback()
     run = trainer(tmp_path, causal_model(), callback)
-    with pytest.raises(JobDoesNotFitError, match=r"takes .* GiB .* 100 MiB are free"):
+    with pytest.raises(JobDoesNotFitError, match=r"takes .* and 100 MiB are free"):
         run.train()
     assert run.state.global_step == 0
     assert callback.answer.expected_bytes > 100 * MIB
@@ -102,7 +101,7 @@ def test_a_warning_lets_it_start(
 def test_a_causal_model_is_asked_by_the_rules_of_fit(gpu: dict[str, int], tmp_path: Path) -> None:
     callback = trainer_callbacks.MemoryCheckCallback()
     model = causal_model()
-    trainer(tmp_path, model, callback, gradient_checkpointing=True, bf16=True).train()
+    trainer(tmp_path, model, callback, activation_checkpointing=True, bf16=True).train()
     answer = callback.answer
     assert answer.depth == "instant"
     assert answer.trained_parameters == sum(each.numel() for each in model.parameters())
@@ -111,6 +110,7 @@ def test_a_causal_model_is_asked_by_the_rules_of_fit(gpu: dict[str, int], tmp_pa
     assert (method.method, method.precision, method.checkpointing) == ("full", "amp_bf16", True)
 
 
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 def test_adapters_are_seen(gpu: dict[str, int], tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason="adapters are peft's")
     config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
@@ -130,7 +130,7 @@ def test_frozen_layers_are_traced(gpu: dict[str, int], tmp_path: Path) -> None:
     callback = trainer_callbacks.MemoryCheckCallback()
     trainer(tmp_path, model, callback).train()
     trained = sum(each.numel() for each in model.parameters() if each.requires_grad)
-    assert callback.answer.parts["gradient"] >= 4 * trained
+    assert 8 * trained <= callback.answer.parts["optimizer_state"] < 9 * trained
 
 
 def test_what_was_used_is_an_observation(gpu: dict[str, int], tmp_path: Path) -> None:
@@ -169,9 +169,12 @@ def test_misfit_is_stop_or_warn() -> None:
         trainer_callbacks.MemoryCheckCallback("explode")
 
 
+@pytest.mark.filterwarnings("ignore")  # Lightning's own
 @pytest.mark.parametrize("free", [40 * GIB, 100 * MIB])
 def test_lightning(gpu: dict[str, int], tmp_path: Path, free: int) -> None:
-    lightning = pytest.importorskip("lightning.pytorch", reason="Lightning is not installed")
+    lightning = pytest.importorskip(
+        "lightning.pytorch", reason="Lightning is not installed", exc_type=ImportError
+    )
 
     class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
