@@ -45,19 +45,28 @@ def fit(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A hub id such as Qwen/Qwen3-8B, a local folder, or the path of a config.json.",
+            help="A hub id such as Qwen/Qwen3-8B, a local folder, the path of a config.json, or a file of axolotl, "
+            "LLaMA-Factory, TRL, torchtune, litgpt or Trainer; options override the file.",
         ),
     ],
     method: Annotated[
-        str, typer.Option(metavar="|".join(METHODS), help="What is trained.")
-    ] = METHODS[0],
+        str | None,
+        typer.Option(metavar="|".join(METHODS), help="What is trained; full by default."),
+    ] = None,
+    base_model: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="The model, if the file names none or another."),
+    ] = None,
     sequence_length: Annotated[
         int | None, typer.Option(metavar="TOKENS", help="Tokens of a sample; 2048 by default.")
     ] = None,
-    batch_size: Annotated[int, typer.Option(metavar="N", help="Samples on one GPU.")] = 1,
+    batch_size: Annotated[
+        int | None, typer.Option(metavar="N", help="Samples on one GPU; 1 by default.")
+    ] = None,
     accumulation: Annotated[
-        int, typer.Option(metavar="N", help="Batches for one step of the optimizer.")
-    ] = 1,
+        int | None,
+        typer.Option(metavar="N", help="Batches for one step of the optimizer; 1 by default."),
+    ] = None,
     gpu: Annotated[
         str | None,
         typer.Option(
@@ -76,30 +85,44 @@ def fit(
         ),
     ] = None,
     precision: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="|".join(PRECISIONS),
-            help="bf16: weights in bfloat16, as trainers load them; amp_…: trained weights in fp32.",
+            help="bf16, the default: weights in bfloat16, as trainers load them; amp_…: trained weights in fp32.",
         ),
-    ] = PRECISIONS[0],
+    ] = None,
     optimizer: Annotated[
-        str, typer.Option(metavar="NAME", help=f"{', '.join(FIT_OPTIMIZERS)}.")
-    ] = "adamw",
+        str | None,
+        typer.Option(metavar="NAME", help=f"{', '.join(FIT_OPTIMIZERS)}; adamw by default."),
+    ] = None,
     checkpointing: Annotated[
-        bool, typer.Option(help="Recompute each block in the backward pass.")
-    ] = True,
-    lora_rank: Annotated[int, typer.Option(metavar="N", help="Rank of the adapters.")] = 16,
+        bool | None,
+        typer.Option(
+            "--checkpointing/--no-checkpointing",
+            help="Recompute each block in the backward pass; on by default.",
+        ),
+    ] = None,
+    lora_rank: Annotated[
+        int | None, typer.Option(metavar="N", help="Rank of the adapters; 16 by default.")
+    ] = None,
     lora_target: Annotated[
-        str, typer.Option(metavar="NAMES", help="Layers with adapters, such as q_proj,v_proj.")
-    ] = ALL_LINEAR,
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help=f"Layers with adapters, such as q_proj,v_proj; {ALL_LINEAR} by default.",
+        ),
+    ] = None,
     attention: Annotated[
         str | None,
         typer.Option(metavar="|".join(ATTENTION), help="PyTorch's choice on this GPU by default."),
     ] = None,
     kernels: Annotated[
-        str,
-        typer.Option(metavar="|".join(KERNELS), help="fused_loss and liger make no logits."),
-    ] = KERNELS[0],
+        str | None,
+        typer.Option(
+            metavar="|".join(KERNELS),
+            help="fused_loss and liger make no logits; none by default.",
+        ),
+    ] = None,
     exact: Annotated[
         bool, typer.Option("--exact", help="Trace the real model; needs torch and its library.")
     ] = False,
@@ -108,34 +131,34 @@ def fit(
     """Tell whether fine-tuning a model fits a GPU, by the model's name."""
     from gpumemnet.named.fit import fit as ask
 
-    values = {"sequence_length": sequence_length, "parallel": parallel}
+    stated = {
+        "method": method,
+        "sequence_length": sequence_length,
+        "batch_size": batch_size,
+        "gradient_accumulation": accumulation,
+        "parallel": parallel,
+        "precision": precision,
+        "optimizer": optimizer,
+        "checkpointing": checkpointing,
+        "lora_rank": lora_rank,
+        "lora_target": lora_target,
+        "attention": attention,
+        "kernels": kernels,
+    }
+    options = {name: value for name, value in stated.items() if value is not None}
     with shown_steps(model) as progress:
         answer = ask(
-            model,
-            gpu=gpu,
-            exact=exact,
-            progress=progress,
-            method=method,
-            batch_size=batch_size,
-            gradient_accumulation=accumulation,
-            precision=precision,
-            optimizer=optimizer,
-            checkpointing=checkpointing,
-            lora_rank=lora_rank,
-            lora_target=lora_target,
-            attention=attention,
-            kernels=kernels,
-            **{name: value for name, value in values.items() if value is not None},
+            model, gpu=gpu, base_model=base_model, exact=exact, progress=progress, **options
         )
     if as_json:
         print_json(answer.document())
     else:
-        _show(answer, gpu, Console())
+        _show(answer, gpu, Console(), model)
     if not answer.fits:
         raise typer.Exit(DOES_NOT_FIT)
 
 
-def _show(answer: FitAnswer, gpu: str | None, console: Console) -> None:
+def _show(answer: FitAnswer, gpu: str | None, console: Console, asked: str) -> None:
     from gpumemnet.named.fit import verdict_text
 
     title = f"{answer.model}: {verdict_text(answer)}"
@@ -160,7 +183,7 @@ def _show(answer: FitAnswer, gpu: str | None, console: Console) -> None:
             console.print(Text(f"{_PART_NAMES[name]:>17}  {format_bytes(size):>10}  {bar}"))
     console.print()
     _show_table(answer, console)
-    _show_limits(answer, gpu, console)
+    _show_limits(answer, gpu, console, asked)
     if answer.depth == "instant":
         console.print(Text("\nAdd --exact to trace the real model, in seconds.", style="dim"))
 
@@ -212,7 +235,7 @@ def _cell(size: int, available: int | None) -> str:
     return f"{text} ✓" if size <= available else text
 
 
-def _show_limits(answer: FitAnswer, gpu: str | None, console: Console) -> None:
+def _show_limits(answer: FitAnswer, gpu: str | None, console: Console, asked: str) -> None:
     facts = []
     if answer.largest_batch is not None:
         facts.append(
@@ -232,11 +255,14 @@ def _show_limits(answer: FitAnswer, gpu: str | None, console: Console) -> None:
     for number, change in enumerate(answer.changes, 1):
         console.print(Text(f" {number}. {change.text}: safe {format_bytes(change.safe_bytes)}"))
     console.print(Text("Next", style="bold"))
-    console.print(Text(f" {next_command(answer, gpu)}"), soft_wrap=True)
+    console.print(Text(f" {next_command(answer, gpu, asked)}"), soft_wrap=True)
 
 
-def next_command(answer: FitAnswer, gpu: str | None) -> str:
+def next_command(answer: FitAnswer, gpu: str | None, asked: str) -> str:
     """The command that asks for the cheapest change, else for the exact trace."""
+    if asked.endswith((".yaml", ".yml")) and answer.changes:
+        where = "" if "--gpu " in answer.changes[0].options else f"--gpu {gpu} "
+        return f"gpumemnet fit {asked} {where}{answer.changes[0].options}"
     if not answer.changes:
         return f"gpumemnet fit {answer.model} --method qlora --kernels liger --gpu 8xH200"
     how = answer.method

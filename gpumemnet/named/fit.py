@@ -33,6 +33,7 @@ from gpumemnet.named.diffusion import TEXT_TOKENS
 from gpumemnet.named.methods import MAX_SEQUENCE_LENGTH, Method
 from gpumemnet.named.operators import Network
 from gpumemnet.named.step_walk import PARTS, StepPeak, step_peak
+from gpumemnet.named.trainer_files import TrainerFile, read_trainer_file
 from gpumemnet.physics.attention_kernels import (
     FLASH,
     AttentionCall,
@@ -261,9 +262,10 @@ def _attention_call(built: Network, method: Method) -> AttentionCall | None:
 
 
 def fit(
-    model: str | NamedModel,
+    model: str | NamedModel | Mapping[str, Any],
     *,
     gpu: str | DeviceProfile | None = None,
+    base_model: str | None = None,
     exact: bool = False,
     progress: Callable[[str], None] | None = None,
     **method: Any,
@@ -271,12 +273,14 @@ def fit(
     """Answers whether fine-tuning a named model fits a GPU.
 
     Args:
-        model: a hub id, a local folder, or the path of a ``config.json``; or the model itself.
+        model: a hub id, a local folder, the path of a ``config.json`` or of a trainer's file; or
+            the model itself, or a mapping with the keys of a trainer's file.
         gpu: a GPU of the catalogue; ``8xH100`` means eight of them, sharded by FSDP2 unless
             ``parallel`` says otherwise.
+        base_model: the model to train, where a trainer's file names none or another.
         exact: whether to trace the real model, with its libraries; it takes seconds.
         progress: called with a few words at each stage of a trace.
-        **method: fields of :class:`~gpumemnet.named.methods.Method`.
+        **method: fields of :class:`~gpumemnet.named.methods.Method`; they override a file.
 
     Raises:
         ExtractError: the real model cannot be built or traced.
@@ -288,21 +292,31 @@ def fit(
         if name not in known:
             raise InvalidRequestError(f"is no option: known are {', '.join(sorted(known))}", name)
     profile, count, note = _asked_gpu(gpu)
-    if count is not None:
-        method.setdefault("gpus", count)
-        method.setdefault("parallel", "fsdp2")
-    found = find_model(model) if isinstance(model, str) else model
     notes = [note] if note else []
+    stated: dict[str, Any] = {} if count is None else {"parallel": "fsdp2", "gpus": count}
+    if not isinstance(model, NamedModel):
+        file = read_trainer_file(model)
+        if file is not None:
+            stated |= {**file.method, **({} if count is None else {"gpus": count})}
+            notes += file.notes()
+        model = find_model(base_model or _stated_model(model, file))
     try:
-        how, asked = _with_defaults(found, method), _Asked(found, profile)
+        how, asked = _with_defaults(model, stated | method), _Asked(model, profile)
         return _answer(asked, how, notes, asked.trace(how, progress) if exact else None)
     except FieldError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        if found.checked != UNCHECKED:
+        if model.checked != UNCHECKED:
             raise
         reason = f"its configuration has a value that cannot be used: {error}"
         raise InvalidRequestError(reason, "model") from None
+
+
+def _stated_model(model: str | Mapping[str, Any], file: TrainerFile | None) -> str:
+    name = str(model) if file is None else file.model
+    if name is None:
+        raise InvalidRequestError("is needed: the file names no model", "base_model")
+    return name
 
 
 def _asked_gpu(gpu: str | DeviceProfile | None) -> tuple[DeviceProfile | None, int | None, str]:

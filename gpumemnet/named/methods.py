@@ -67,6 +67,7 @@ class Method:
             quantised.
         quantisation: ``nf4``, ``gptq``, or none.
         adapter_bytes: of an element of the adapters; ``peft`` keeps them in fp32.
+        frozen_bytes: of an element of a frozen base; TRL loads it in fp32 where nothing is said.
         library: whose adapters and loss they are: ``peft``'s beside ``transformers``, or those of
             ``litgpt``, which keep the output of an adapter and give one joined layer of queries,
             keys and values.
@@ -94,6 +95,7 @@ class Method:
     raises_frozen: bool = True
     quantisation: str = ""
     adapter_bytes: int = FULL_BYTES
+    frozen_bytes: int = HALF_BYTES
     library: str = LIBRARIES[0]
     raises_logits: bool = True
     year: int = 2026
@@ -128,7 +130,7 @@ class Method:
         """Bytes of an element of the model's own weights."""
         if self.precision == "fp32" or (self.precision != "bf16" and not self.has_adapters):
             return FULL_BYTES
-        return HALF_BYTES
+        return self.frozen_bytes if self.has_adapters else HALF_BYTES
 
     @property
     def outer_bytes(self) -> int:
