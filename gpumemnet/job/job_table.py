@@ -282,8 +282,3 @@ class JobTable(Sequence[TrainingJob]):
 def _codes(stated: Sequence[bool | int | None]) -> Indices:
     """What layers state, as numbers."""
     return np.array([UNKNOWN if each is None else each for each in stated], dtype=np.int64)
-
-
-def _codes(stated: Sequence[bool | int | None]) -> Indices:
-    """What layers state, as numbers."""
-    return np.array([UNKNOWN if each is None else each for each in stated], dtype=np.int64)

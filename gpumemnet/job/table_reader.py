@@ -385,7 +385,8 @@ def _csv_chunks(file: JobFile, span: Span, id_column: str | None) -> Iterator[Ch
     for first, lines in _lines(file, span):
         texts = [line for line in lines if not line.isspace()]
         numbers = [number for number, line in enumerate(lines, first + 1) if not line.isspace()]
-        tables, good, reads = [], [], []
+        good: list[int] = []
+        tables, reads = [], []
         for start, table in _csv_tables(header, kinds, texts, 0):
             if table is None:
                 reads.append((np.array([start]), _bad_csv_line(header, kinds, texts[start])))

@@ -432,7 +432,8 @@ def settle_columns(
     is_right &= has_none | (totals == sums).all(axis=0)
     is_right &= trainable <= largest
     numbers[stays_unstated] = 0.0
-    return ~is_right
+    is_wrong: NDArray[np.bool_] = ~is_right
+    return is_wrong
 
 
 def check_schema_version(version: object) -> None:

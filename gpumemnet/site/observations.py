@@ -269,7 +269,7 @@ def _amount(given: Mapping[str, Any], name: str) -> int | None:
         if stated in given:
             raise InvalidRequestError(f"must not stand beside {stated}: give one", f"{name}_mib")
         stated, unit = f"{name}_mib", MIB
-    amount = given.get(stated)
+    amount: Any = given.get(stated)
     if amount is None:
         return None
     kinds = (int,) if unit == 1 else (int, float)

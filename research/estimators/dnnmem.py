@@ -31,12 +31,12 @@ import torch
 from torch import Tensor, nn
 
 from gpumemnet.allocator import replay
+from gpumemnet.extract.module_calls import with_meta_tensors
 from gpumemnet.extract.placement import placement
 from gpumemnet.torch_private.names import DispatchMode, storage_id, tree_leaves
 from gpumemnet.torch_private.training import without_dynamo
 from gpumemnet.tracing.losses_and_optimizers import loss_function
 from gpumemnet.tracing.missing_values import GuessedValues
-from gpumemnet.tracing.training_loop import with_meta_tensors
 from gpumemnet.units import MIB
 
 from .estimator import PublishedEstimator, Subject

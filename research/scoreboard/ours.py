@@ -17,6 +17,7 @@ import numpy as np
 
 from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.gpu import context
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.predict.features import FEATURE_NAMES
 from gpumemnet.tracing.timeline import memory_of, non_allocator_memory, repeated, smallest_bytes
 from gpumemnet.tracing.training_loop import record
@@ -28,7 +29,7 @@ _SEGMENT: Final = FEATURE_NAMES.index("segment_bytes")
 
 def closed_form_parts(subject: Subject) -> Mapping[str, int]:
     """The closed form as it is, with nothing fitted, and the context."""
-    features = features_on(subject.gpu.name, [subject.job])
+    features = features_on(np.array([subject.gpu.name]), JobTable.from_jobs([subject.job]))
     return {
         "closed form": round(float(np.asarray(features)[0, _SEGMENT])),
         "context": subject.context_bytes,

@@ -124,8 +124,12 @@ def test_a_row_is_what_trace_and_extract_say(document: dict[str, Any], each: Pla
         assert row.traced["steady_reserved_bytes"] == answer.reserved_bytes
         assert row.label_bytes == answer.expected_bytes
         assert row.startup_peak_bytes == answer.startup_peak_bytes
-        loop = {"batches_on_gpu": 1, "outputs_freed": "after_step"}
-        assert row.job == replace(extracted, batch_size=row.job.batch_size, **loop)
+        assert row.job == replace(
+            extracted,
+            batch_size=row.job.batch_size,
+            batches_on_gpu=1,
+            outputs_freed="after_step",
+        )
     assert (row.status, row.label_state, row.provenance, tuple(row.traced)) == (
         "ok",
         "steady",
