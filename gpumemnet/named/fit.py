@@ -417,7 +417,7 @@ def _trained(built: Network, method: Method) -> int:
 def _notes(model: NamedModel, method: Method) -> Iterator[str]:
     if model.checked == "recalled":
         yield "the total of parameters was compared with a recalled number only"
-    if method.is_quantised and method.raises_frozen:
+    if method.casts_frozen:
         yield "embeddings, norms and head are in fp32, by prepare_model_for_kbit_training"
     if method.optimizer.startswith("paged_"):
         yield "paged optimizer state is counted as lying in host memory"

@@ -73,7 +73,8 @@ class Method:
             keys and values.
         raises_logits: whether the loss copies the logits to fp32, as ``transformers`` does.
         year: of the libraries.  Before 2025 ``transformers`` copied the logits without their last
-            position, before 2024 ``bitsandbytes`` saved the input of every quantised layer.
+            position, before 2026 it checkpointed re-entrantly; before 2024 ``bitsandbytes`` saved
+            the input of every quantised layer.
     """
 
     method: str = "full"
@@ -135,7 +136,18 @@ class Method:
     @property
     def outer_bytes(self) -> int:
         """Bytes of an element of the weights that are never quantised: embeddings, norms, head."""
-        return FULL_BYTES if self.is_quantised and self.raises_frozen else self.base_bytes
+        return FULL_BYTES if self.casts_frozen else self.base_bytes
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether GPUs share the parameters."""
+        return self.gpus > 1 and self.parallel in SHARDED
+
+    @property
+    def casts_frozen(self) -> bool:
+        """Whether embeddings, norms and head are in fp32 over a quantised base; shards keep one
+        type, so that ``trl`` leaves them as they are there."""
+        return self.is_quantised and self.raises_frozen and not self.is_sharded
 
     @property
     def is_autocast(self) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpumemnet.named.encoders import EAGER
-from gpumemnet.named.methods import SHARDED, Method
+from gpumemnet.named.methods import Method
 from gpumemnet.named.operators import BLOCK_INPUT, HEAD, Network, Operator, Section
 from gpumemnet.physics.element_types import FULL_BYTES, HALF_BYTES
 from gpumemnet.physics.replicas import communicator_bytes
@@ -33,6 +33,8 @@ _NORM_TEMPORARIES: Final = 3
 _INPUT_DROPPED: Final = 2024
 """Year in which ``bitsandbytes`` stopped saving the input of a quantised layer, which it never
 needed (``MatMul4Bit``)."""
+_REENTRANT_UNTIL: Final = 2026
+"""Year from which ``transformers`` (5.0) checkpoints without re-entering autograd."""
 _GATHERED_UNITS: Final = 2
 """Blocks whose weights FSDP holds at once: the one that runs and the one fetched ahead."""
 
@@ -585,10 +587,18 @@ class _Step:
                 block.plain = walk.walk_without_gradients()
             self.blocks.append(block)
         self.tied = network.tied_parameters
-        self.shares = method.gpus if method.parallel in SHARDED else 1
+        self.shares = method.gpus if method.is_sharded else 1
         self.workspace_bytes = 2.0 * workspace_bytes
         self.is_raised = self.shares > 1 and method.is_autocast and not method.has_adapters
         """Whether FSDP keeps trained weights in fp32 (accelerate with mixed precision)."""
+        is_reentrant = method.year < _REENTRANT_UNTIL and method.has_adapters
+        self.holds_inputs = is_reentrant and method.is_sharded and method.parallel == "fsdp1"
+        """Whether blocks whose backward pass has run still hold their input and its gradient.
+
+        FSDP1 waits for the gradients of a frozen block's inputs by a hook that keeps their
+        accumulators (``register_multi_grad_hook``), and these the tensors, until the step's end.
+        With re-entrant checkpointing such an input is a leaf of its own.
+        """
 
     def peak(self) -> StepPeak:
         """The largest of all moments."""
@@ -688,6 +698,8 @@ class _Step:
             for number in sorted({0, last}):
                 held = before.copy()
                 held.add_all(kept, number + (block.plain is not None))
+                if self.holds_inputs and block.plain is not None:
+                    held.add_all(kept, 2.0 * (last - number))
                 peak = block.backward.copy()
                 if block.plain is not None:
                     peak.rise_to(block.forward)

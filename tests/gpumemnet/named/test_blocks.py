@@ -39,7 +39,10 @@ def test_layers_are_those_of_extract(name: str, sizes: dict[str, Any]) -> None:
     transformers = pytest.importorskip("transformers")
     from gpumemnet.extract import ExtractOptions, extract_job
 
-    kind = getattr(transformers, name)
+    try:
+        kind = getattr(transformers, name)
+    except ImportError as error:  # a native library of torchvision that does not load
+        pytest.skip(str(error))
     config = kind.config_class(**sizes)
     with torch.device("meta"):
         model = kind(config)

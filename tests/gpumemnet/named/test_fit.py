@@ -40,6 +40,22 @@ def test_the_parts_add_up_and_adapters_need_less_than_all_parameters() -> None:
     assert answers["lora"].trained_parameters < answers["full"].trained_parameters / 100
 
 
+def test_frozen_blocks_in_fsdp1_hold_their_inputs_if_checkpointing_re_enters_autograd() -> None:
+    asked: dict[str, Any] = {"gpu": "2xA100-80GB", "sequence_length": 4096, "batch_size": 4}
+    hidden_states = 32 * 4 * 4096 * 4096 * 2
+
+    def held(**method: Any) -> int:
+        old, new = (
+            fit("mistralai/Mistral-7B-v0.1", year=year, kernels="liger", **asked, **method)
+            for year in (2025, 2026)
+        )
+        return old.parts["activations_bytes"] - new.parts["activations_bytes"]
+
+    assert 0.9 * hidden_states < held(method="lora", parallel="fsdp1") < hidden_states
+    assert held(method="lora", parallel="fsdp2") == 0
+    assert held(method="full", parallel="fsdp1") == 0
+
+
 def test_limits_are_where_the_answer_changes() -> None:
     asked: dict[str, Any] = {"method": "qlora", "gpu": "RTX-4090", "sequence_length": 512}
     largest = fit(QWEN, **asked).largest_batch
