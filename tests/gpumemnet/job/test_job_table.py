@@ -62,13 +62,6 @@ def test_parts_of_a_table_are_tables(many: list[TrainingJob], data: st.DataObjec
         table[len(many)]
 
 
-@settings(max_examples=25)
-@given(st.lists(st.lists(jobs(), max_size=3), max_size=4))
-def test_tables_can_be_joined(groups: list[list[TrainingJob]]) -> None:
-    joined = JobTable.concatenate([JobTable.from_jobs(group) for group in groups])
-    assert list(joined) == [job for group in groups for job in group]
-
-
 @pytest.mark.parametrize("form", [dict, list, "mixed", "without zeros"])
 def test_layers_may_be_objects_or_lists(form: Any) -> None:
     document = job_to_dict(small_job())

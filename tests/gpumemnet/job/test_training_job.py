@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from gpumemnet.errors import InvalidJobError
 from gpumemnet.job.json_codec import (
@@ -17,7 +16,7 @@ from gpumemnet.job.json_codec import (
     read_jobs,
 )
 from gpumemnet.job.layers import Layer
-from gpumemnet.job.training_job import JOB_FIELDS, SCHEMA_VERSION, TrainingJob, totals_only
+from gpumemnet.job.training_job import JOB_FIELDS, TrainingJob, totals_only
 from tests.jobs import jobs, small_job
 
 
@@ -47,46 +46,21 @@ def test_totals_only_drops_the_layers_and_nothing_else(job: TrainingJob) -> None
     assert {**job_to_dict(bare), "layers": None} == {**job_to_dict(job), "layers": None}
 
 
-def test_layers_may_be_triples() -> None:
-    document = {**job_to_dict(small_job()), "layers": [["linear", 512, 51_712]]}
-    del (
-        document["total_activations"],
-        document["total_parameters"],
-        document["trainable_parameters"],
-    )
-    assert job_from_dict(document).layers == (Layer("linear", 512, 51_712),)
-
-
 @pytest.mark.parametrize(
     ("change", "field", "says"),
     [
         ({"batch_size": 0}, "batch_size", "between 1 and"),
-        ({"batch_size": -3}, "batch_size", "not -3"),
         ({"batch_size": True}, "batch_size", "whole number, not true"),
         ({"batch_size": 10**40}, "batch_size", "a number of more than 24 digits"),
-        ({"batch_size": None}, "batch_size", "whole number, not null"),
         ({"family": "rnn"}, "family", "must be one of mlp, cnn, transformer, not 'rnn'"),
-        ({"family": ["mlp"]}, "family", "not a list"),
         ({"channels_last": 1}, "channels_last", "must be true or false, not 1"),
-        ({"schema_version": 2}, "schema_version", "upgrade gpumemnet"),
-        ({"layers": {}}, "layers", "must be a list of layers, not an object"),
+        ({"schema_version": 2, "tensor_parallel": 8}, "schema_version", "upgrade gpumemnet"),
         ({"layers": [7]}, "layers[0]", "must be an object with kind"),
-        ({"layers": [["linear", 1]]}, "layers[0]", "not a list of 2"),
         ({"layers": [{"kind": "linear"}]}, "layers[0].activations", "is missing"),
         (
             {"layers": [{"kind": "Linear!", "activations": 1}]},
             "layers[0].kind",
             "lower-case layer kind",
-        ),
-        (
-            {"layers": [{"kind": "linear", "activations": -1}]},
-            "layers[0].activations",
-            "between 0 and",
-        ),
-        (
-            {"layers": [{"kind": "linear", "activations": 1, "params": 3}]},
-            "layers[0].params",
-            "did you mean 'parameters'?",
         ),
         ({"total_parameters": 3}, "total_parameters", "the layers add up to 57866"),
         ({"trainable_parameters": 10**6}, "trainable_parameters", "more than the 57866 parameters"),
@@ -117,10 +91,8 @@ def test_a_missing_field_is_named(field: str) -> None:
     ("text", "says"),
     [
         ("", "no valid JSON: EOF"),
-        ('{"family": "mlp",}', "no valid JSON: trailing comma at line 1"),
         ("[1, 2]", "a job must be a JSON object, not a list"),
         ('{"batch_size": NaN}', "expected value at line 1 column 16"),
-        ('{"batch_size":\n -Infinity}', "invalid number at line 2 column 3"),
         ('{"batch_size": 1, "batch_size": 2}', "batch_size: appears twice"),
         ('{"batch_size": ' + "9" * 6000 + "}", "number out of range"),
         ("[" * 100_000, "recursion limit exceeded"),
@@ -136,37 +108,6 @@ def test_text_that_is_no_job_is_explained(text: str | bytes, says: str) -> None:
         job_from_json(text)
 
 
-@given(
-    st.lists(
-        st.sampled_from(
-            [0, 1, 2**50, 2**50 + 1, -1, True, 1.0, None, "relu", "magic", "No", [], {}]
-        ),
-        min_size=6,
-        max_size=6,
-    )
-)
-def test_layers_are_checked_together_as_one_by_one(values: list[Any]) -> None:
-    fields = ("kind", "activations", "parameters")
-    documents = [dict(zip(fields, ("linear", 3, 4), strict=True))]
-    documents += [
-        {**documents[0], field: value} for field, value in zip(2 * fields, values, strict=True)
-    ]
-    for few in (documents[:1], documents[:2], documents[2:4], documents):
-        assert outcome(few) == outcome(
-            [[entry[name] for name in fields] for entry in few]
-        )  # triples are read one by one
-
-
-def outcome(layers: list[Any]) -> Any:
-    document = job_to_dict(small_job(layers=(), total_activations=1, total_parameters=1))
-    for name in ("total_activations", "total_parameters", "trainable_parameters"):
-        del document[name]
-    try:
-        return job_from_dict({**document, "layers": layers}).layers
-    except InvalidJobError as error:
-        return str(error)
-
-
 def test_a_layer_is_a_plain_value() -> None:
     layer = Layer("linear", 10, parameters=110)
     assert (
@@ -180,13 +121,3 @@ def test_a_layer_is_a_plain_value() -> None:
         layer.activations = 11  # type: ignore[misc]
     with pytest.raises(InvalidJobError, match="parameters: must be between 0 and"):
         Layer("linear", 10, -1)
-
-
-def test_a_newer_schema_is_named_before_its_unknown_fields() -> None:
-    document = {
-        **job_to_dict(small_job()),
-        "schema_version": SCHEMA_VERSION + 1,
-        "tensor_parallel": 8,
-    }
-    with pytest.raises(InvalidJobError, match="upgrade gpumemnet"):
-        job_from_dict(document)

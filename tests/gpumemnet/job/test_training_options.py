@@ -10,13 +10,6 @@ import pytest
 
 from gpumemnet.errors import InvalidJobError
 from gpumemnet.job.training_job import (
-    FIELD_CHOICES,
-    FIELD_DEFAULTS,
-    FIELD_RANGES,
-    NULLABLE_FIELDS,
-    REQUIRED_FIELDS,
-    TRAINING_OPTIONS,
-    Option,
     TrainingJob,
     TrainingOptions,
 )
@@ -28,18 +21,6 @@ TOTALS: dict[str, Any] = {
     "total_activations": 16,
     "total_parameters": 32,
 }
-
-
-@pytest.mark.parametrize("option", TRAINING_OPTIONS.values(), ids=TRAINING_OPTIONS)
-def test_a_job_declares_every_option_alike(option: Option) -> None:
-    assert FIELD_DEFAULTS[option.name] == (
-        None if option.name in REQUIRED_FIELDS else option.default
-    )
-    assert (option.name in NULLABLE_FIELDS) == option.is_nullable
-    assert FIELD_CHOICES.get(option.name, ()) == option.choices
-    limits = {name: (minimum, maximum) for name, minimum, maximum in FIELD_RANGES}
-    assert limits.get(option.name, (0, 0)) == (option.minimum, option.maximum)
-    assert option.description
 
 
 def test_a_job_gives_back_its_options() -> None:

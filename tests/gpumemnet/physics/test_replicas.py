@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import example, given
@@ -19,15 +18,13 @@ from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.physics.replicas import communicator_bound_bytes, communicator_bytes
-from gpumemnet.predict.distribution import BinScheme, MemoryDistribution
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.site.calibration import calibrate
 from gpumemnet.site.observations import read_site_rows
 from gpumemnet.tracing import ExtraResults
-from gpumemnet.units import GIB
 from models.retrain.collect import collect
 from models.training.data import load_labelled_jobs
-from tests.jobs import jobs, mlp
+from tests.jobs import jobs
 from tests.models.retraining import dataset, measured
 
 PREDICTOR = Predictor.default()
@@ -63,30 +60,6 @@ def test_a_replica_takes_its_gradients_twice_and_what_nccl_holds(
         assert rank.safe_bytes == pytest.approx(
             alone.safe_bytes + gradients + communicator_bound_bytes((ranks,)), rel=1e-12, abs=1
         )
-
-
-def test_frozen_parameters_have_no_buckets() -> None:
-    job = replace(mlp(2048, depth=2), ranks=8)
-    frozen = replace(
-        job, trainable_parameters=job.trainable_parameters // 2 if job.trainable_parameters else 0
-    )
-    alone = [PREDICTOR.predict(replace(one, ranks=1)).expected_bytes for one in (job, frozen)]
-    ranks = [PREDICTOR.predict(one).expected_bytes for one in (job, frozen)]
-    more = [rank - own for rank, own in zip(ranks, alone, strict=True)]
-    assert more[0] - more[1] == pytest.approx(2 * (job.trainable_parameters or 0), abs=8)
-
-
-def test_jobs_that_are_alone_are_not_moved_at_all() -> None:
-    scheme = BinScheme(GIB, 64)
-    two = MemoryDistribution(
-        np.full((2, 2), 0.5), np.array([[20.0, 21.0], [22.0, 23.0]]), np.full((2, 2), 0.1)
-    )
-    moved = two.moved(np.array([0.0, 5.0 * GIB]))
-    edges = scheme.log_inner_edges
-    np.testing.assert_array_equal(
-        moved.bin_probabilities(edges)[0], two.bin_probabilities(edges)[0]
-    )
-    assert moved.bin_probabilities(edges)[1].argmax() > two.bin_probabilities(edges)[1].argmax()
 
 
 def test_a_trace_of_a_replica_finds_what_is_added() -> None:

@@ -143,19 +143,6 @@ def test_undo_leaves_no_trace(gpt: tuple[nn.Module, Tensor]) -> None:
     assert [set(vars(module)) for module in model.modules()] == before
 
 
-def test_what_wraps_a_planned_unit_goes_on_working_without_the_plan(
-    gpt: tuple[nn.Module, Tensor],
-) -> None:
-    model, batch = gpt
-    plain = gradients(model, batch)
-    block = model.get_submodule("blocks.0")
-    plan = applied(model, THREE)
-    planned = block.forward
-    block.forward = lambda x: planned(x)
-    plan.undo()
-    assert_same(gradients(model, batch), plain)
-
-
 def test_copies_and_pickles_of_a_planned_model_work_on_their_own(
     gpt: tuple[nn.Module, Tensor],
 ) -> None:

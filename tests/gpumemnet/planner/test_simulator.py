@@ -4,7 +4,6 @@ hand."""
 from __future__ import annotations
 
 import runpy
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 
 from gpumemnet.errors import BudgetError, ExtractError, InvalidRequestError
 from gpumemnet.extract.module_calls import inputs_from_example
-from gpumemnet.gpu import device_profile
 from gpumemnet.planner.api import PLANNERS
 from gpumemnet.planner.chain import chain_of
 from gpumemnet.planner.costs import Machine, StepCosts, find_machine
@@ -149,12 +147,6 @@ def test_a_plan_does_no_more_than_it_must_where_memory_is_fragmented() -> None:
     assert any("expandable_segments:True" in note for note in plan.notes)
 
 
-def test_a_budget_that_holds_everything_needs_no_plan() -> None:
-    plan = choose_plan(traced("transformer", "fp32"), MACHINE, 100 * GIB)
-    assert not plan.decisions
-    assert plan.slowdown == 0
-
-
 def test_a_budget_that_is_too_small_says_how_small_a_plan_can_be() -> None:
     step = traced("transformer", "fp32")
     with pytest.raises(
@@ -182,6 +174,4 @@ def test_mistakes_are_named() -> None:
         simulate(step, MACHINE, {"block.1": Decision.KEEP})
     with pytest.raises(ExtractError, match="nothing to plan"):
         split_step(nn.Linear(4, 4), torch.empty(2, 4), checked_request(TraceOptions(), "A100-80GB"))
-    with pytest.raises(InvalidRequestError, match="--machine"):
-        find_machine(replace(device_profile("H100"), fp32_tflops=None))
     assert find_machine("H100").flops_per_second["bf16"] == pytest.approx(0.7 * 989.4e12)
