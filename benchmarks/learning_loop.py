@@ -13,7 +13,7 @@ Both drivers are simulated.  The observations are readings of the published A100
 context, of a driver that loads all kernels at once, is replaced by the one that the catalogue
 expects, so the first observations are those of a site with a current driver.  The second driver
 adds a constant to each (``--shift-mib``, in MiB).  The new jobs are architectures that no
-retraining trains on (:mod:`models.retrain.row_splits`).  The shipped model was trained on them, so its
+retraining trains on (:mod:`models.retrain.collect`).  The shipped model was trained on them, so its
 error before the retraining is too low, except for the context.
 
 This is a benchmark, not an example, because it needs the repository's datasets and measures the
@@ -45,7 +45,7 @@ from gpumemnet.gpu import context, device_profile
 from gpumemnet.job.dataset import read_dataset
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.units import MIB
-from models.retrain.row_splits import is_held_out
+from models.retrain.collect import is_held_out_key
 
 ROOT = Path(__file__).resolve().parents[1]
 DATASET = ROOT / "dataset_builder" / "datasets" / "published_mlp_a100.parquet"
@@ -113,7 +113,9 @@ def main() -> int:
     )
     parser.add_argument("--new", type=int, default=200, help="new jobs for testing (%(default)s)")
     parser.add_argument(
-        "--alone", action="store_true", help="train on the reports alone: faster, but a worse model"
+        "--small",
+        action="store_true",
+        help="a first champion of the published MLPs, MLP-based alone: faster",
     )
     parser.add_argument(
         "--epochs", type=int, help="epochs of the training; the plan decides unless given"
@@ -140,6 +142,13 @@ def loop(arguments: argparse.Namespace, folder: Path) -> tuple[Answers, Answers]
     """Run every step; return the predictions for the new jobs before and after the retraining."""
     before_change, after_change, new = draw(arguments)
     registry, database = folder / "registry", f"sqlite:///{folder / 'observations.db'}"
+    training: list[object] = ["--seed", arguments.seed]
+    training += ["--epochs", arguments.epochs] if arguments.epochs else []
+    training += ["--encoder", "mlp", "--dataset", DATASET] if arguments.small else []
+    if arguments.small:
+        command(0, "-m", "gpumemnet", "train", *training, "--out", folder / "first")
+        for step in (("add", "first", folder / "first" / "mlp"), ("promote", "first")):
+            command(0, "-m", "gpumemnet", "releases", *step, "--registry", registry)
     with service(folder, registry, database) as url, Client(url, timeout_seconds=30) as client:
         print_step(f"the service on {url} answers from {release_of(url)}")
         report(client, before_change)
@@ -163,23 +172,9 @@ def loop(arguments: argparse.Namespace, folder: Path) -> tuple[Answers, Answers]
         )
 
         before = ask(client, new)
-        retrain_command = [
-            "-m",
-            "gpumemnet",
-            "retrain",
-            "--registry",
-            registry,
-            "--work",
-            folder / "work",
-        ]
-        retrain_command += ["--seed", arguments.seed]
-        retrain_command += [
-            "--without-committed",
-            "--observations",
-            export,
-            *([] if arguments.alone else ["--dataset", DATASET]),
-        ]
-        retrain_command += ["--epochs", arguments.epochs] if arguments.epochs else []
+        retrain_command = ["-m", "gpumemnet", "retrain", "--registry", registry]
+        retrain_command += ["--work", folder / "work", *training, "--observations", export]
+        retrain_command += ["--without-committed"] if arguments.small else []
         started = time.monotonic()
         output, release, seconds = retrain(retrain_command, folder, registry, url)
         print_step(f"retrained in {time.monotonic() - started:.0f} s: {output}")
@@ -201,7 +196,7 @@ def draw(arguments: argparse.Namespace) -> tuple[list[Job], list[Job], list[Job]
     architectures differ."""
     rows = [row for row in read_dataset(DATASET) if row.label_bytes is not None]
     random.Random(arguments.seed).shuffle(rows)
-    new = [row for row in rows if is_held_out(row.architecture_key)][-arguments.new :]
+    new = [row for row in rows if is_held_out_key(row.architecture_key)][-arguments.new :]
     keys = {row.architecture_key for row in new}
     others = [row for row in rows if row.architecture_key not in keys][
         : JOBS_BEFORE_CHANGE + arguments.jobs

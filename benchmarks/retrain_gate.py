@@ -30,23 +30,21 @@ from gpumemnet.job.layers import Layer
 from gpumemnet.job.measurement import OBSERVED, Measurement
 from gpumemnet.predict.bundle import Bundle, load_bundle
 from gpumemnet.predict.conformal import binomial_tail
-from gpumemnet.predict.predictor import Predictor
 from gpumemnet.site.releases import Registry
 from gpumemnet.units import MIB
 from models.retrain.gate import losses
-from models.retrain.pipeline import retrain
+from models.retrain.judging import answers
+from models.retrain.pipeline import code_hash, content_hash, retrain
 from models.retrain.release import Request
-from models.retrain.step_cache import code_hash, content_hash
 from models.training.card import save_classifier
 from models.training.classifier import plan_of, train
-from models.training.data import load_labelled_jobs
+from models.training.data import LabelledJobs, labelled_jobs, load_labelled_jobs
 
 Run = dict[str, Any]
 DATASETS = Path(__file__).resolve().parents[1] / "dataset_builder" / "datasets"
 PUBLISHED = DATASETS / "published_mlp_a100.parquet"
 BASE, NEW, UNSEEN = 150, 500, 600
 EPOCHS = 20
-PUBLISHED_CONTEXT_BYTES = 1429 * MIB
 MB_FOR_MIB = 1000**2 / 1024**2
 FIGURES = ("error", "above safe", "waste")
 VALID = ("more readings", "site's observations")
@@ -114,7 +112,7 @@ def observed(rows: Sequence[Measurement], shift_bytes: int) -> list[Measurement]
 
 
 def first_champion(folder: Path, base: Path, seed: int) -> Registry:
-    """Create a registry whose champion was trained on all of ``base``."""
+    """Create a registry whose champion was trained on all of ``base``, and has no other bundle."""
     data = load_labelled_jobs([base])
     trained = train(data, plan_of("mlp", seed, EPOCHS))
     first = save_classifier(folder / "first", trained, data, name="mlp", version="first")
@@ -124,33 +122,10 @@ def first_champion(folder: Path, base: Path, seed: int) -> Registry:
     return registry
 
 
-def mlps(registry: Registry, release: str) -> list[Bundle]:
-    return list(registry.load(release))
-
-
-def figures(
-    bundles: Sequence[Bundle], rows: Sequence[Measurement], context_bytes: int
-) -> tuple[float, int, float]:
+def figures(bundles: Sequence[Bundle], unseen: LabelledJobs) -> tuple[float, int, float]:
     """Return mean error in log-bytes, number of jobs above their safe bytes, and mean waste, as the
-    gate computes them.
-
-    Args:
-        bundles: the models.
-        rows: the readings.
-        context_bytes: the CUDA context in the readings.
-    """
-    jobs = [replace(one.job, traced_peak_bytes=None) for one in rows]
-    labels = np.array([one.label_bytes for one in rows], dtype=np.float64)
-    with np.errstate(over="ignore"):  # predictions of a rejected candidate may be extreme
-        predictor = Predictor(bundles, context_bytes=context_bytes)
-        predictions = predictor.predict_many(jobs, gpu="A100", encoder="mlp")
-    answers = np.stack(
-        (
-            predictions.expected_bytes.astype(np.float64),
-            np.ma.filled(predictions.safe_bytes.astype(np.float64), 2.0**60),
-        )
-    )
-    loss = losses(labels, answers)
+    gate computes them."""
+    loss = losses(*answers(bundles, "mlp", unseen))
     return float(loss["error"].mean()), int(loss["above safe"].sum()), float(loss["waste"].mean())
 
 
@@ -175,7 +150,7 @@ def run(folder: Path, kind: str, seed: int, published: Sequence[Measurement]) ->
         shift = -(400 + 40 * (seed % 10)) * MIB
         write_dataset(datasets.pop(), observed(new, shift))
         observations = (folder / "new.parquet",)
-        unseen = [relabelled(one, float(one.label_bytes or 0) + shift) for one in unseen]
+        unseen = observed(unseen, shift)
     else:
         write_dataset(datasets[1], new if kind == "more readings" else corrupted(kind, new, seed))
     if kind == "family missing":
@@ -186,34 +161,25 @@ def run(folder: Path, kind: str, seed: int, published: Sequence[Measurement]) ->
         observations=observations,
         registry=registry.folder,
         work=folder / "work",
+        encoders=("mlp",),
         seed=seed,
         epochs=EPOCHS,
     )
     outcome = retrain(request)
-    first, champion_bundles = mlps(registry, "first"), mlps(registry, registry.aliases().champion)
-    # the bundles that the gate judged: the candidate replaces the champion, whether promoted or not
-    trained = [
-        candidate
-        for candidate in outcome.document["candidates"]
-        if candidate["bundle"] and candidate["family"] == "mlp"
-    ]
-    candidates = [load_bundle(request.work / candidate["folder"]) for candidate in trained]
+    document = outcome.document
+    first, champion = registry.load("first"), registry.load(registry.aliases().champion)
+    # the bundles that the gate judged, whether promoted or not
+    candidates = [load_bundle(request.work / one["folder"]) for one in document["candidates"]]
+    asked = labelled_jobs(unseen, "unseen")
+    assert asked is not None
     before, after, offered = (
-        figures(bundles, unseen, PUBLISHED_CONTEXT_BYTES + shift)
-        for bundles in (first, champion_bundles, [*first, *candidates[-1:]])
+        figures(bundles, asked) for bundles in (first, champion, candidates or first)
     )
-    entries = outcome.document["candidates"]
-    reasons = [
-        f"{candidate['name']}: {reason}"
-        for candidate in reversed(entries)
-        for reason in candidate["reasons"]
-    ]
-    reasons += [refused["reason"] for refused in outcome.document["refused"]]
+    reasons = [*document["reasons"], *(refused["reason"] for refused in document["refused"])]
     return {
         "kind": kind,
         "seed": seed,
-        "promoted": {one.sha256 for one in first} != {one.sha256 for one in champion_bundles},
-        "promotions": [entry["name"] for entry in entries if entry["promote"]],
+        "promoted": {one.sha256 for one in first} != {one.sha256 for one in champion},
         "exit_code": outcome.exit_code,
         "worse": is_worse(before, after, UNSEEN),
         "offered_better": bool(candidates)
@@ -227,7 +193,7 @@ def run(folder: Path, kind: str, seed: int, published: Sequence[Measurement]) ->
         "cpu_seconds": time.process_time() - cpu_start,
         "reason": reasons[0] if reasons else "",
         "reasons": reasons,
-        "verdicts": {entry["name"]: entry["verdict"] for entry in entries},
+        "parts": document["parts"],
     }
 
 
@@ -292,7 +258,7 @@ def table(runs: Iterable[Run]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.candidate("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument(
         "--seeds",
         type=int,

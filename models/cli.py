@@ -181,13 +181,7 @@ def retrain(
     work: Annotated[
         Path, typer.Option("--work", help="Folder for reports and finished steps.")
     ] = Path("runs/retrain"),
-    encoder: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="mlp|transformer",
-            help="Classifier to train, may be given twice; mlp unless given.",
-        ),
-    ] = None,
+    encoder: Encoders = None,
     seed: Seed = 0,
     epochs: Epochs = None,
     dry_run: Annotated[
@@ -212,17 +206,13 @@ def retrain(
     command or data, 1 a failure.
     """
     from .retrain.pipeline import retrain as run_retraining
-    from .retrain.release import FAILED, RETRAINED, Request, RetrainingError
+    from .retrain.release import FAILED, Request, RetrainingError
 
     if registry is None and not dry_run:
         raise InvalidRequestError(
             "name the registry's folder with --registry, or try it with --dry-run", "registry"
         )
-    chosen = tuple(dict.fromkeys(encoder or ["mlp"]))
-    if unknown := [name for name in chosen if name not in RETRAINED]:
-        raise InvalidRequestError(
-            f"must be of {', '.join(RETRAINED)}, not '{unknown[0]}'", "encoder"
-        )
+    encoders = tuple(_encoders(encoder))
     from .training.data import SHIPPED_DATASETS, shipped_datasets
 
     files = (*(shipped_datasets() if committed else ()), *(dataset or ()))
@@ -239,7 +229,7 @@ def retrain(
         observations=tuple(observations or ()),
         registry=registry,
         work=work,
-        encoders=chosen,
+        encoders=encoders,
         seed=seed,
         epochs=epochs,
         is_dry_run=dry_run,

@@ -175,7 +175,7 @@ def _show_calibration(made: Calibration, console: Console) -> None:
             continue
         jobs = f"{fit.fit_jobs} + {fit.calibration_jobs} jobs"
         title = f"{name}: {fit.site.shift_bytes / MIB:+,.0f} MiB, from {jobs if fit.is_own else 'the context alone'}"
-        columns = (f"{model.family} jobs", "before", "after")
+        columns = ("jobs", "before", "after")
         texts = _figure_texts(model.before), _figure_texts(model.after)
         rows = zip(_figure_names(model.before, fit), *texts, strict=True)
         print_table(console, title, columns, list(rows))

@@ -110,18 +110,16 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class ModelCalibration:
-    """One model of one family, calibrated.
+    """One model, calibrated.
 
     Attributes:
         bundle: the bundle that it is of, as it was.
-        family: of the model.
         fit: its calibration.
         jobs: different jobs that it answers for.
         before, after: cross-validated; ``None`` where it answers for no job of the site.
     """
 
     bundle: Bundle
-    family: str
     fit: Fit
     jobs: int
     before: Figures | None
@@ -183,8 +181,8 @@ class _Part:
         return spread_unit(self.bounds, unit_levels(self.model.card.coverages))
 
 
-_Parts = Mapping[tuple[str, str, str], _Part]
-"""Family, encoder and name of a model → the jobs that it answers for."""
+_Parts = Mapping[str, _Part]
+"""Encoder of a model → the jobs that it answers for."""
 
 
 def calibrate(
@@ -197,8 +195,8 @@ def calibrate(
 
     Args:
         found: the site's rows.
-        bundles: that answer together; every family and encoder of them gets the context, and those
-            with jobs enough their bounds.
+        bundles: that answer together; all of them get the context, and those with jobs enough their
+            bounds.
         gpu: the one GPU whose rows count; that of most rows by default.
 
     Raises:
@@ -233,14 +231,8 @@ def calibrate(
         context=context,
         is_context_read=is_read,
         models=tuple(
-            _calibrated(
-                predictor.model(card.encoder),
-                card.family,
-                parts.get((card.family, card.encoder, card.name)),
-                device,
-                context,
-            )
-            for card in (bundle.card for bundle in predictor.bundles)
+            _calibrated(predictor.model(encoder), parts.get(encoder), device, context)
+            for encoder in (bundle.card.encoder for bundle in predictor.bundles)
         ),
         files=found.files,
         first=_iso(min(times)) if times else None,
@@ -335,10 +327,10 @@ def _parts(predictor: Predictor, rows: SiteRows, gpu: str) -> tuple[_Parts, Coun
     fold_of = {key: number % FOLDS for number, key in enumerate(sorted(set(keys), key=_hash))}
     folds = np.array([fold_of[key] for key in keys])
     families = rows.jobs.option_column("family")
-    parts: dict[tuple[str, str, str], _Part] = {}
+    parts: dict[str, _Part] = {}
     outside: Counter[str] = Counter()
-    for bundle in predictor.bundles:
-        card, model = bundle.card, predictor.model(bundle.card.encoder)
+    for card in (bundle.card for bundle in predictor.bundles):
+        model = predictor.model(card.encoder)
         is_asked = np.isin(families, card.families)
         if model.needs_layers:
             is_asked &= rows.jobs.layer_counts > 0
@@ -355,7 +347,7 @@ def _parts(predictor: Predictor, rows: SiteRows, gpu: str) -> tuple[_Parts, Coun
             predicted = model.run(mine.jobs, features[inside])
             expected, bounds = predicted.expected_bytes, predicted.bounds_bytes
             answered = bounds if model_gpu.site is None else model_gpu.site.bounds(expected, bounds)
-            parts[card.family, card.encoder, card.name] = _Part(
+            parts[card.encoder] = _Part(
                 model=model,
                 rows=mine,
                 fold=folds[is_asked][inside],
@@ -388,7 +380,7 @@ def _check_enough(inside: int, rows: int, outside: Counter[str]) -> None:
 
 
 def _calibrated(
-    model: BundleModel, family: str, part: _Part | None, device: DeviceProfile, context: Centre
+    model: BundleModel, part: _Part | None, device: DeviceProfile, context: Centre
 ) -> ModelCalibration:
     """The calibration of one model, judged by jobs of architectures that it has not seen; only the
     context, one number, is that of all jobs."""
@@ -407,21 +399,15 @@ def _calibrated(
         after = _figures(part, expected, bounds)
         if fit.is_own:
             _check_plausible(part, fit)
-    return ModelCalibration(
-        model.bundle, family, fit, 0 if part is None else len(part.rows), before, after
-    )
+    jobs = 0 if part is None else len(part.rows)
+    return ModelCalibration(model.bundle, fit, jobs, before, after)
 
 
 def _residual_context(parts: _Parts) -> Centre:
     """The context as what jobs took less the part that the models expect to be reserved, by the
-    encoder that answers for most."""
-    jobs: Counter[str] = Counter()
-    for (_, encoder, _), part in parts.items():
-        jobs[encoder] += len(part.rows)
-    [(chosen, _)] = jobs.most_common(1)
-    own = [part for (_, encoder, _), part in parts.items() if encoder == chosen]
-    context = [part.rows.label_bytes - part.expected for part in own]
-    amounts, weights = np.concatenate(context), np.concatenate([1.0 / part.unit for part in own])
+    model that answers for most."""
+    part = max(parts.values(), key=lambda part: len(part.rows))
+    amounts, weights = part.rows.label_bytes - part.expected, 1.0 / part.unit
     is_known = ~np.isnan(amounts)
     if not is_known.any():
         raise DatasetError(

@@ -67,7 +67,6 @@ def _site_document(calibration: Calibration, model: ModelCalibration) -> dict[st
     judged = {"before": model.before, "after": model.after}
     return {
         **asdict(fit.site),
-        "family": model.family,
         "coverages": list(card.coverages),
         "is_own": fit.is_own,
         "shift_interval_bytes": [math.floor(fit.shift.low), math.ceil(fit.shift.high)],

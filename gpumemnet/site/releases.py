@@ -7,11 +7,10 @@
     aliases.json             which release is the champion and which the challenger, and the
     champions so far
 
-A *release* is the unit that is put into service: one bundle for each family, encoder and
-provenance.  The release ``shipped`` is the bundles of the package; it is always there and has no
-files.  Champion and challenger are aliases, as in MLflow's registry. Writers hold a lock and
-replace whole files, so that a reader needs no lock and a killed writer leaves nothing that can be
-read.
+A *release* is the unit that is put into service: one bundle for each encoder.  The release
+``shipped`` is the bundles of the package; it is always there and has no files.  Champion and
+challenger are aliases, as in MLflow's registry. Writers hold a lock and replace whole files, so that
+a reader needs no lock and a killed writer leaves nothing that can be read.
 """
 
 from __future__ import annotations
@@ -240,7 +239,7 @@ class Registry:
         note: str = "",
     ) -> Release:
         """Make a release of the bundles of ``parent``, in which those in ``folders`` take the place
-        of those with the same family, encoder and provenance; without a parent, of these alone.
+        of those with the same encoder; without a parent, of these alone.
 
         All bundles are copied into the registry, the shipped ones that it keeps, too: it answers
         the same after the package is upgraded.

@@ -2,19 +2,12 @@
 cannot be true.
 
 A row is refused if its numbers contradict physics or each other
-(:mod:`gpumemnet.site.implausible_rows`, :func:`is_swapped`).  If a file has many such rows of a family, the whole family of that file is
-refused.  So it is if all its labels are in another unit.
+(:mod:`gpumemnet.site.implausible_rows`, :func:`swapped_rows`).  If a file has many such rows of a
+family, the whole family of that file is refused.  So it is if all its labels are in another unit.
 
-Finds rows with batch size and input size swapped: the first layer's weights fit the batch size
-instead of the input size.
-
-The closed form gives nearly the same memory for such a row, so that no other check notices it.
-
-Finds labels in the wrong unit: MB written for MiB, or 1000 for 1024.
-
-Memory is a line over the closed form, and the context is its intercept.  If slope and intercept of
-a file both differ from the known ones by the same ratio of two units, the labels are in the other
-unit.  Another context changes the intercept only.
+Three kinds of rows are told apart.  Architectures that the hash of their key chooses are held out:
+always and on every machine, so no retraining trains on them.  The newest observations are for
+judging, too.  All others are trained on.
 """
 
 from __future__ import annotations
@@ -23,43 +16,45 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpumemnet.errors import DatasetError
-from gpumemnet.job.dataset import read_dataset
-from gpumemnet.job.job_table import JobTable
-from gpumemnet.job.measurement import OBSERVED, Measurement, identity
-from gpumemnet.job.training_job import FAMILIES, TrainingJob
+from gpumemnet.job.dataset import Dataset, read_dataset
+from gpumemnet.job.job_table import Array, Indices, JobTable
+from gpumemnet.job.measurement import OBSERVED, job_texts
 from gpumemnet.physics.replicas import WITH_OTHERS
+from gpumemnet.predict.features import FEATURE_NAMES
 from gpumemnet.site.implausible_rows import implausible_rows
 
-from ..training.data import ZOO
+from ..training.data import ZOO, LabelledJobs, is_usable, joined, labelled_jobs
 
-if TYPE_CHECKING:
-    from .physics_line import PhysicsLine
+Flags = NDArray[np.bool_]
 
 REFUSING_RULES: Final = frozenset(
     {
-        *(
-            "below-weights",
-            "below-training-state",
-            "reserved-above-label",
-            "reserved-above-process",
-            "allocated-above-reserved",
-        ),
-        *("above-capacity", "device-far-from-process", "oom-without-capacity"),
+        *("below-weights", "below-training-state", "reserved-above-label"),
+        *("reserved-above-process", "allocated-above-reserved", "above-capacity"),
+        *("device-far-from-process", "oom-without-capacity"),
     }
 )
 """Rules of :mod:`gpumemnet.site.implausible_rows` that refuse a row.  ``below-floor`` is not
 among them, as it compares a row with others and would refuse the smallest jobs."""
+SWAPPED: Final = "batch-and-input-swapped"
 MOST_REFUSED: Final = 0.1
 """Share of refused rows above which the other rows of that file and family are refused too."""
+HELD_OUT_SHARE: Final = 0.15
+HELD_OUT_RULE: Final = f"sha256('held-out/1 ' + architecture_key) < {HELD_OUT_SHARE:g}"
+"""The rule as cards state it; a bundle with another rule, or none, may have been trained on these
+rows."""
+NEWEST_SHARE: Final = 0.2
+"""Share of the observations, the newest, that no candidate is trained on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,230 +76,238 @@ class Refusal:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Collected:
-    """The rows to learn from, the files that were read, and the rows that were refused."""
+    """The ``B`` rows to learn from.
 
-    rows: tuple[Row, ...]
+    Attributes:
+        data: the rows; their sources are the names of the files.
+        is_held_out: whether the row's architecture is held out, shape ``[B]``.
+        is_newest: whether the row is one of the newest observations, shape ``[B]``.
+        observed_at: when the job ended, in seconds since 1970; NaN unless it is an observation that
+            says so, shape ``[B]``.
+        files: the files that were read.
+        refusals: the rows that were refused.
+    """
+
+    data: LabelledJobs
+    is_held_out: Flags
+    is_newest: Flags
+    observed_at: Array
     files: tuple[InputFile, ...]
     refusals: tuple[Refusal, ...]
 
+    @property
+    def is_training(self) -> Flags:
+        """Whether the row is trained on, shape ``[B]``."""
+        return ~(self.is_held_out | self.is_newest)
 
-def collect(datasets: Sequence[Path], observations: Sequence[Path] = ()) -> Collected:
+    @property
+    def is_observed(self) -> Flags:
+        """Whether the row is an observation, shape ``[B]``."""
+        observed: Flags = self.data.provenances == OBSERVED
+        return observed
+
+    @property
+    def learned_until(self) -> float | None:
+        """Time of the newest observation that is trained on."""
+        times = self.observed_at[self.is_training & ~np.isnan(self.observed_at)]
+        return float(times.max()) if len(times) else None
+
+
+def collect(
+    datasets: Sequence[Path],
+    observations: Sequence[Path] = (),
+    champion_until: float | None = None,
+) -> Collected:
     """Read the files in their order; of several rows of the same job, options, GPU and software the
-    first is used.
+    first is used, of several observed runs of a job the newest.
+
+    Args:
+        datasets, observations: the files.
+        champion_until: time of the newest observation that the champion was trained on; earlier
+            ones are not for judging.
 
     Raises:
         DatasetError: when a file is missing, damaged or of another schema, or all of them together
             hold nothing to learn from.
     """
-    rows: list[Row] = []
+    parts: list[tuple[Dataset, LabelledJobs]] = []
     files: list[InputFile] = []
     refusals: list[Refusal] = []
-    seen: dict[str, str] = {}
-    for path, is_export in [
-        *((path, False) for path in datasets),
-        *((path, True) for path in observations),
-    ]:
-        measurements = read_dataset(path)
+    names: dict[str, str] = {}
+    for path in (*datasets, *observations):
+        rows = read_dataset(path)
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-        if sha256 in seen:
-            refusals.append(
-                Refusal(path.name, len(measurements), f"the same file as {seen[sha256]}")
-            )
+        if sha256 in names:
+            refusals.append(Refusal(path.name, len(rows), f"the same file as {names[sha256]}"))
             continue
-        seen[sha256] = path.name
-        if is_export and any(measurement.provenance != OBSERVED for measurement in measurements):
+        if path in observations and (rows.words("provenance") != OBSERVED).any():
             raise DatasetError(f"{path} holds rows that no site has observed: give it as a dataset")
-        if not measurements:
+        if not len(rows):
             refusals.append(Refusal(path.name, 0, "holds no row"))
-        kept, reasons = _plausible_rows(measurements, sha256, rows)
-        refusals += [Refusal(path.name, count, reason) for reason, count in reasons.items()]
-        files.append(InputFile(path.name, sha256, len(measurements), len(kept)))
-        rows += kept
-    unique = _without_duplicates(rows)
-    if len(unique) < len(rows):
-        refusals.append(
-            Refusal(
-                "all files",
-                len(rows) - len(unique),
-                "the same job again, on the same GPU and software",
-            )
+        name = path.name if path.name not in names.values() else str(path)
+        names[sha256] = name
+        kept, reasons = _plausible_rows(rows)
+        found = labelled_jobs(kept, name)
+        if found is not None:
+            found = replace(found, files={name: sha256})
+            units = _wrong_units(found, [data for _, data in parts])
+            reasons += Counter(units[units != ""].tolist())
+            in_unit = np.flatnonzero(units == "")
+            kept, found = kept.take(in_unit), found.take(in_unit)
+            parts.append((kept, found))
+        refusals += [Refusal(name, count, reason) for reason, count in reasons.items()]
+        files.append(InputFile(name, sha256, len(rows), 0 if found is None else len(found)))
+    if not sum(len(data) for _, data in parts):
+        given = ", ".join(path.name for path in (*datasets, *observations)) or "no file"
+        raise DatasetError(f"{given}: no row to learn from")
+    rows, data = Dataset.concatenate([one for one, _ in parts]), joined([one for _, one in parts])
+    first = _first_of_each(_identities(rows))
+    if len(first) < len(rows):
+        reason = "the same job again, on the same GPU and software"
+        refusals.append(Refusal("all files", len(rows) - len(first), reason))
+    return _split(rows.take(first), data.take(first), champion_until, files, refusals)
+
+
+def _split(
+    rows: Dataset,
+    data: LabelledJobs,
+    champion_until: float | None,
+    files: Sequence[InputFile],
+    refusals: Sequence[Refusal],
+) -> Collected:
+    times = _observation_times(rows)
+    after = newest_after(times[~np.isnan(times)], champion_until)
+    is_newest = times > (math.inf if after is None else after)
+    is_held_out = np.array([is_held_out_key(key) for key in rows.keys]) & ~is_newest
+    # A job that runs every hour must not outweigh the others.
+    is_observed = data.provenances == OBSERVED
+    keys = [
+        (text, newest) if observed else row
+        for row, (text, newest, observed) in enumerate(
+            zip(job_texts(rows.jobs), is_newest.tolist(), is_observed.tolist(), strict=True)
         )
-    if not unique:
-        raise DatasetError(
-            f"{', '.join(path.name for path in (*datasets, *observations)) or 'no file'}: no row to learn from"
-        )
-    return Collected(tuple(unique), tuple(files), tuple(refusals))
-
-
-def _plausible_rows(
-    measurements: Sequence[Measurement], sha256: str, earlier: Sequence[Row]
-) -> tuple[list[Row], Counter[str]]:
-    """The rows that can be true, and the number of the others for each reason."""
-    reasons: Counter[str] = Counter()
-    rules: dict[int, str] = {}
-    for finding in implausible_rows(measurements):
-        if finding.rule in REFUSING_RULES:
-            rules.setdefault(finding.row, finding.rule)
-    for number, measurement in enumerate(measurements, start=1):
-        if is_swapped(measurement.job):
-            rules.setdefault(number, SWAPPED)
-    kept: list[Row] = []
-    for family in FAMILIES:
-        usable = [
-            (number, measurement)
-            for number, measurement in enumerate(measurements, start=1)
-            if measurement.job.family == family
-        ]
-        real_models = sum(measurement.recipe == ZOO for _, measurement in usable)
-        unfinished = sum(measurement.status not in ("ok", "oom") for _, measurement in usable)
-        usable = [
-            (number, measurement)
-            for number, measurement in usable
-            if measurement.recipe != ZOO and measurement.status in ("ok", "oom")
-        ]
-        replicas = sum(measurement.job.is_replica for _, measurement in usable)
-        usable = [
-            (number, measurement)
-            for number, measurement in usable
-            if not measurement.job.is_replica
-        ]
-        accepted = [
-            Row(
-                measurement, sha256, number, observation_time(measurement), content_key(measurement)
-            )
-            for number, measurement in usable
-            if number not in rules
-        ]
-        refused = Counter(rules[number] for number, _ in usable if number in rules)
-        reasons += Counter({f"{family}: real models, which are for testing only": real_models})
-        reasons += Counter({f"{family}: neither finished nor out of memory": unfinished})
-        reasons += Counter({f"{family}: {WITH_OTHERS}": replicas})
-        reasons += Counter({f"{family}: {rule}": count for rule, count in refused.items()})
-        if refused.total() > MOST_REFUSED * len(usable):
-            share = f"{refused.total()} of {len(usable)} rows cannot be true ({', '.join(sorted(refused))})"
-            reasons += Counter(
-                {f"{family}: {share}, so the others are not trusted either": len(accepted)}
-            )
-            continue
-        for group in _groups(accepted):
-            sentence = unit_error(group, _same_group(earlier, group[0]))
-            if sentence:
-                reasons += Counter({f"{family}: {sentence}": len(group)})
-            else:
-                kept += group
-    return sorted(kept, key=lambda row: row.number), reasons
-
-
-def _group_key(measurement: Measurement) -> tuple[str, str, str]:
-    return measurement.job.family, measurement.gpu, measurement.label_source
-
-
-def _groups(rows: Iterable[Row]) -> list[list[Row]]:
-    groups: dict[tuple[str, str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault(_group_key(row.measurement), []).append(row)
-    return list(groups.values())
-
-
-def _same_group(rows: Iterable[Row], example: Row) -> list[Measurement]:
-    return [
-        row.measurement
-        for row in rows
-        if _group_key(row.measurement) == _group_key(example.measurement)
     ]
-
-
-def _without_duplicates(rows: Iterable[Row]) -> list[Row]:
-    chosen: dict[tuple[object, ...], Row] = {}
-    for row in rows:
-        chosen.setdefault((*identity(row.measurement), row.measurement.label_source), row)
-    return list(chosen.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One measurement and where it comes from.
-
-    Attributes:
-        measurement: the row.
-        origin: SHA-256 of its file.
-        number: its number in the file, from 1.
-        observed_at: when the job ended, in seconds since 1970; ``None`` unless it is an observation
-            that says so.
-        key: hash of what it says.
-    """
-
-    measurement: Measurement
-    origin: str
-    number: int
-    observed_at: float | None
-    key: str
-
-
-def newest_runs(rows: Iterable[Row]) -> list[Row]:
-    """The newest of several observed runs of a job, so that a job that runs every hour does not
-    outweigh the others."""
-    chosen: dict[object, Row] = {}
-    for row in rows:
-        earlier = chosen.get(row.measurement.job)
-        if earlier is None or (row.observed_at or 0.0) >= (earlier.observed_at or 0.0):
-            chosen[row.measurement.job] = row
-    return list(chosen.values())
-
-
-def content_key(measurement: Measurement) -> str:
-    """Hash of what a measurement says about memory; equal for rows that teach the same."""
-    content = (
-        measurement.job,
-        measurement.options,
-        measurement.status,
-        measurement.label_bytes,
-        measurement.capacity_bytes,
-        measurement.context_bytes,
+    by_time = np.argsort(-np.nan_to_num(times), kind="stable")
+    chosen = np.sort(by_time[_first_of_each([keys[row] for row in by_time.tolist()])])
+    return Collected(
+        data.take(chosen),
+        is_held_out[chosen],
+        is_newest[chosen],
+        times[chosen],
+        tuple(files),
+        tuple(refusals),
     )
-    return hashlib.sha256(
-        repr((*content, measurement.gpu, measurement.label_source, measurement.provenance)).encode()
-    ).hexdigest()[:32]
 
 
-def observation_time(measurement: Measurement) -> float | None:
-    """When an observed job ended, or else when it was reported, in seconds since 1970; ``None`` for
-    other rows."""
-    if measurement.provenance != OBSERVED:
-        return None
-    try:
-        options = json.loads(measurement.options)
-    except ValueError:
-        return None
-    for name in ("observed_at", "received_at"):
-        value = options.get(name) if isinstance(options, dict) else None
-        if isinstance(value, int | float):
-            return float(value)
-        if isinstance(value, str):
-            try:
-                return datetime.fromisoformat(value).timestamp()
-            except ValueError:
-                continue
-    return None
+def _first_of_each(keys: Sequence[object]) -> Indices:
+    """Positions of the first of equal keys."""
+    chosen: dict[object, int] = {}
+    for position, key in enumerate(keys):
+        chosen.setdefault(key, position)
+    return np.array([*chosen.values()], dtype=np.int64)
 
 
-SWAPPED: Final = "batch-and-input-swapped"
+def _identities(rows: Dataset) -> list[object]:
+    """Equal for measurements of the same job and options on the same GPU model and software."""
+    names = (
+        *("architecture", "options", "gpu", "label_source", "driver", "cuda", "cudnn", "torch"),
+        *("allocator_settings", "protocol"),
+    )
+    return [*zip(job_texts(rows.jobs), *(rows.words(name) for name in names), strict=True)]
 
 
-def is_swapped(job: TrainingJob) -> bool:
-    """Whether the weights of a first linear layer are those for an input of ``batch_size``
-    elements, not ``input_elements``."""
-    if not job.layers or job.layers[0].kind != "linear":
-        return False
-    outputs, weights = job.layers[0].activations, job.layers[0].parameters
+def _plausible_rows(rows: Dataset) -> tuple[Dataset, Counter[str]]:
+    """The rows that can be true and trained on, and the number of the others for each reason."""
+    families = rows.jobs.option_column("family")
+    status = rows.words("status")
+    reasons: Counter[str] = Counter()
+    is_kept = np.ones(len(rows), dtype=np.bool_)
+    rules = np.full(len(rows), "", dtype=object)
+    rules[swapped_rows(rows.jobs)] = SWAPPED
+    for finding in reversed(implausible_rows(rows)):
+        if finding.rule in REFUSING_RULES:
+            rules[finding.row - 1] = finding.rule
+    for reason, is_left_out in (
+        ("real models, which are for testing only", rows.words("recipe") == ZOO),
+        ("neither finished nor out of memory", ~np.isin(status, ("ok", "oom"))),
+        (WITH_OTHERS, rows.jobs.column("ranks") > 1),
+        ("the label may be cuDNN's search, not the steady state", ~is_usable(rows)),
+    ):
+        for family, count in Counter(families[is_kept & is_left_out].tolist()).items():
+            reasons[f"{family}: {reason}"] += count
+        is_kept &= ~is_left_out
+    for family in dict.fromkeys(families.tolist()):
+        own = is_kept & (families == family)
+        refused = Counter(rules[own & (rules != "")].tolist())
+        reasons += Counter({f"{family}: {rule}": count for rule, count in refused.items()})
+        is_kept &= ~own | (rules == "")
+        if refused.total() > MOST_REFUSED * own.sum():
+            share = f"{refused.total()} of {own.sum()} rows cannot be true"
+            reason = f"{family}: {share} ({', '.join(sorted(refused))}), so the others are not trusted either"
+            reasons += Counter({reason: int((own & is_kept).sum())})
+            is_kept &= ~own
+    return rows.take(np.flatnonzero(is_kept)), reasons
+
+
+def swapped_rows(jobs: JobTable) -> Flags:
+    """Whether batch size and input size are swapped: the weights of a first linear layer fit the
+    batch size and not the input size.
+
+    The closed form gives nearly the same memory for such a row, so no other check notices it.
+    """
+    has_layers = jobs.layer_counts > 0
+    first = (np.cumsum(jobs.layer_counts) - jobs.layer_counts)[has_layers]
+    is_linear = np.array([*jobs.kind_names, ""])[jobs.layer_kinds[first]] == "linear"
+    outputs, weights = jobs.layer_activations[first], jobs.layer_parameters[first]
     fits = [
-        weights in (size * outputs, (size + 1) * outputs)
-        for size in (job.input_elements, job.batch_size)
+        (weights == size * outputs) | (weights == (size + 1) * outputs)
+        for size in (jobs.column(name)[has_layers] for name in ("input_elements", "batch_size"))
     ]
-    return fits == [False, True]
+    swapped = np.zeros(len(jobs), dtype=np.bool_)
+    swapped[has_layers] = is_linear & fits[1] & ~fits[0]
+    return swapped
 
+
+def _observation_times(rows: Dataset) -> Array:
+    """When observed jobs ended, or else when they were reported, in seconds since 1970; NaN for
+    other rows."""
+    times = np.full(len(rows), np.nan)
+    is_observed = rows.words("provenance") == OBSERVED
+    for row in np.flatnonzero(is_observed).tolist():
+        try:
+            options = json.loads(rows.columns.column("options")[row].as_py())
+            value = options.get("observed_at") or options.get("received_at")
+            is_text = isinstance(value, str)
+            times[row] = datetime.fromisoformat(value).timestamp() if is_text else value
+        except (ValueError, TypeError, AttributeError):
+            continue
+    return times
+
+
+def is_held_out_key(architecture_key: str) -> bool:
+    """Whether an architecture is held out, for judging only."""
+    digest = hashlib.sha256(f"held-out/1 {architecture_key}".encode()).digest()
+    return int.from_bytes(digest[:8]) < HELD_OUT_SHARE * 2**64
+
+
+def newest_after(times: Array, learned_until: float | None) -> float | None:
+    """The time after which observations are for judging: the newest share, and none that the
+    champion was trained on.
+
+    ``None`` where no row has a time: then all of them may be trained on.
+    """
+    if not len(times):
+        return None
+    boundary = float(np.sort(times)[max(0, round(len(times) * (1.0 - NEWEST_SHARE)) - 1)])
+    return boundary if learned_until is None else max(boundary, learned_until)
+
+
+# Labels in the wrong unit: MB written for MiB, or 1000 for 1024.  Memory is a line over the closed
+# form, and the context is its intercept.  If slope and intercept of a file both differ from the
+# known ones by the same ratio of two units, the labels are in the other unit.  Another context
+# changes the intercept only.
 
 FEWEST: Final = 20
 """Rows that a line needs, in the file and in those before it."""
@@ -316,44 +319,54 @@ RATIOS: Final = {
     "GB for GiB": 1000**3 / 1024**3,
     "GiB for GB": 1024**3 / 1000**3,
 }
-_LINE: Final = (("segment_bytes",),)
-"""One term only: the slopes of two terms that grow together cannot be estimated well."""
 TOLERANCE: Final = 0.006
 """Largest distance from a ratio, in logarithms; the ratios lie 0.024 apart."""
+_SEGMENT: Final = FEATURE_NAMES.index("segment_bytes")
 
 
-def unit_error(rows: Sequence[Row], reference: Sequence[Measurement]) -> str | None:
-    """A sentence that names the wrong unit of ``rows``; ``None`` if it is that of ``reference``
-    (same family, GPU and source)."""
-    own_rows = [row.measurement for row in rows if _is_usable(row.measurement)]
-    reference_rows = [row for row in reference if _is_usable(row)]
-    if min(len(own_rows), len(reference_rows)) < FEWEST:
+def _wrong_units(data: LabelledJobs, earlier: Sequence[LabelledJobs]) -> NDArray[np.object_]:
+    """For each row a sentence that names the wrong unit of the file's rows of its family, GPU and
+    label source, compared with the same in the files before; empty where it is right."""
+    sentences = np.full(len(data), "", dtype=object)
+    own_kinds, before = _kinds(data), [(one, _kinds(one)) for one in earlier]
+    for kind in dict.fromkeys(own_kinds):
+        own = np.array([one == kind for one in own_kinds])
+        rows = [
+            part.take(np.flatnonzero([one == kind for one in kinds]))
+            for part, kinds in before
+            if kind in kinds
+        ]
+        reference, found = _line(rows), _line([data.take(np.flatnonzero(own))])
+        if reference is None or found is None or min(*reference, *found) <= 0:
+            continue
+        changes = np.log(np.array(found) / np.array(reference))
+        for name, ratio in RATIOS.items():
+            if (np.abs(changes - math.log(ratio)) < TOLERANCE).all():
+                sentences[own] = (
+                    f"{kind[0]}: all labels are {ratio:.3f} times those of the files before, "
+                    f"context included: {name}"
+                )
+    return sentences
+
+
+def _kinds(data: LabelledJobs) -> list[tuple[str, str, str]]:
+    families = data.jobs.option_column("family").tolist()
+    return [*zip(families, data.gpus.tolist(), data.label_sources.tolist(), strict=True)]
+
+
+def _line(parts: Sequence[LabelledJobs]) -> tuple[float, float] | None:
+    """Slope and intercept of the readings over the closed form, by median regression, so that a few
+    faulty labels do not matter; ``None`` for too few rows."""
+    from sklearn.linear_model import QuantileRegressor
+
+    points = []
+    for part in parts:
+        has_both = part.is_measured & (part.features[:, _SEGMENT] > 0)
+        readings = part.label_bytes + part.context_bytes
+        points.append(np.stack((part.features[:, _SEGMENT], readings))[:, has_both])
+    if not points or sum(one.shape[1] for one in points) < FEWEST:
         return None
-    reference_line, own_line = _line(reference_rows), _line(own_rows)
-    pairs = (
-        (reference_line.intercept_mib, own_line.intercept_mib),
-        (reference_line.slopes[0], own_line.slopes[0]),
-    )
-    if any(min(pair) <= 0 for pair in pairs):
-        return None
-    changes = [math.log(found / expected) for expected, found in pairs]
-    for name, ratio in RATIOS.items():
-        if all(abs(change - math.log(ratio)) < TOLERANCE for change in changes):
-            return f"all labels are {ratio:.3f} times those of the files before, context included: {name}"
-    return None
-
-
-def _is_usable(measurement: Measurement) -> bool:
-    return measurement.label_bytes is not None and measurement.job.has_layers
-
-
-def _line(rows: Sequence[Measurement]) -> PhysicsLine:
-    from ..training.data import features_on
-    from .physics_line import fit_line  # loads scikit-learn
-
-    labels = np.array([row.label_bytes for row in rows], dtype=np.float64)
-    return fit_line(
-        features_on(np.full(len(rows), rows[0].gpu), JobTable.from_jobs([row.job for row in rows])),
-        labels,
-        _LINE,
-    )
+    closed_form, readings = np.concatenate(points, axis=1) / 2**20
+    regression = QuantileRegressor(quantile=0.5, alpha=0.0, solver="highs")
+    regression.fit(closed_form[:, None], readings)
+    return float(regression.coef_[0]), float(regression.intercept_)

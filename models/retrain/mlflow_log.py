@@ -145,9 +145,8 @@ def _log(client: Any, run: str, request: Request, outcome: Outcome) -> None:
     for file in document["files"]:
         used = f"{file['used']} of {file['rows']} rows used"
         params[f"file/{file['name']}"] = f"sha256 {file['sha256']}, {used}"
-    for found in document["candidates"]:
-        is_better = "better" if found["promote"] else "not taken"
-        params[f"verdict/{found['name']}"] = f"{is_better}: {'; '.join(found['reasons'])}"
+    is_better = "better" if document["promote"] else "not taken"
+    params["verdict"] = f"{is_better}: {'; '.join(document['reasons'])}"
     tags = {
         "gpumemnet.exit_code": outcome.exit_code,
         "gpumemnet.dry_run": str(request.is_dry_run).lower(),
@@ -155,7 +154,7 @@ def _log(client: Any, run: str, request: Request, outcome: Outcome) -> None:
     }
     if outcome.exit_code == PROMOTED and outcome.release and not request.is_dry_run:
         tags[RELEASE_TAG] = outcome.release
-    metrics = dict(_numbers(document["candidates"], ""))
+    metrics = dict(_numbers(document["parts"], ""))
     client.log_batch(
         run,
         metrics=[Metric(*one, 0, 0) for one in [*metrics.items()][:_MOST_METRICS]],

@@ -1,45 +1,51 @@
-"""Runs a retraining from end to end: collect, train and judge one candidate after another, report,
-release.  The result of each
-step is stored and reused.
+"""Runs a retraining from end to end: collect, train a bundle of each encoder, judge them as one
+release, report, put into service.
 
-A killed run leaves complete results or none, and the next run continues from there.  The registry
-is written last: first the bundles, then the release, then the alias, each atomically.
+Trained bundles and the report are stored under the hash of everything that they depend on, and
+reused.  A killed run leaves complete results or none, and the next run continues from there.  The
+registry is written last: first the bundles, then the release, then the alias, each atomically.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
-from collections.abc import Callable, Collection, Iterator, Sequence
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import cache
+from importlib import metadata
+from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.atomic_files import STAGING_PREFIX, locked
+import numpy as np
+
+from gpumemnet.atomic_files import STAGING_PREFIX, locked, replace_file
 from gpumemnet.errors import BundleError, DatasetError
-from gpumemnet.job.measurement import OBSERVED
-from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
+from gpumemnet.predict.bundle import Bundle, load_bundle, save_bundle, shipped_bundles
+from gpumemnet.predict.features import FEATURE_SCHEMA
 from gpumemnet.site.releases import SHIPPED, Registry
 
-from ..training.data import LabelledJobs, labelled_jobs
-from .collect import Collected, Row, collect
-from .gate import RULE
+from ..training.data import LabelledJobs
+from .collect import HELD_OUT_RULE, HELD_OUT_SHARE, NEWEST_SHARE, Collected, collect
+from .gate import RULE, judge
 from .judging import (
     dataset_hashes,
-    judge_candidate,
-    known_held_out_architectures,
+    judged_parts,
+    known_files,
+    may_know_held_out,
     missing_comparison_data,
     newest_training_observation,
-    parts_of,
-    slot_of,
-    without_answer,
 )
 from .release import Outcome, Request, RetrainingError, put_into_service, write_report
-from .row_splits import RowSplit, calibration_split, split_rows, too_few, training_data
-from .step_cache import cached_bundle, cached_document, code_hash, code_version, content_hash
 
-NOTHING_NEW: Final = "not trained: the champion was trained on these data, and the observations are too few to learn from"
+FEWEST_ROWS: Final = 120
+"""Fewest training rows of a candidate; a bound at 99 % needs 99."""
+FEWEST_OBSERVED_ROWS: Final = 20
+"""Fewest observed rows to train on that are worth a training where nothing else is new."""
 
 Progress = Callable[[str, float], None]
 
@@ -60,31 +66,19 @@ def retrain(request: Request, progress: Progress = lambda what, share: None) -> 
         champion, bundles = _champion(request)
         hashes = {path: _sha256(path) for path in (*request.datasets, *request.observations)}
         files = [(path.name, sha256) for path, sha256 in hashes.items()]
-        chosen = (request.encoders, request.seed, request.epochs)
-        key = content_hash(
-            *(
-                files,
-                len(request.datasets),
-                [bundle.sha256 for bundle in bundles],
-                chosen,
-                code_hash(),
-                asdict(RULE),
-            )
-        )
-        # the champion's training data comes first: of contradicting files the later one is refused
-        known = {origin for bundle in bundles for origin in dataset_hashes(bundle)}
-        datasets = sorted(request.datasets, key=lambda path: hashes[path] not in known)
+        chosen = (len(request.datasets), request.encoders, request.seed, request.epochs)
+        champion_hashes = [bundle.sha256 for bundle in bundles]
+        key = content_hash(files, champion_hashes, chosen, code_hash(), asdict(RULE))
         folder = request.work / "runs" / key[:12]
-        document, is_cached = cached_document(
-            folder / "report.json",
-            lambda: _judged_candidates(
-                request, datasets, set(hashes.values()), bundles, key, progress
-            ),
-            lambda found: _promoted_bundles_exist(request.work, found),
-        )
-        document["champion"] = champion  # the same models may have another name now
-        if is_cached:
+        document = _finished_report(folder / "report.json", request.work)
+        if document is None:
+            document = _Retraining(request, bundles, hashes, key, progress).document()
+            folder.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+            replace_file(folder / "report.json", text.encode() + b"\n")
+        else:
             progress("nothing has changed since this report was made", 1.0)
+        document["champion"] = champion  # the same models may have another name now
         report = write_report(folder / "report.md", document)
         try:
             return put_into_service(request, document, report, champion)
@@ -92,85 +86,201 @@ def retrain(request: Request, progress: Progress = lambda what, share: None) -> 
             raise RetrainingError(str(error)) from None
 
 
-def _judged_candidates(
-    request: Request,
-    datasets: Sequence[Path],
-    hashes: Collection[str],
-    bundles: Sequence[Bundle],
-    key: str,
-    progress: Progress,
-) -> dict[str, Any]:
-    share = 0.0
+class _Retraining:
+    """One retraining: its rows, and the champion's bundles of the encoders that are trained."""
 
-    def report_step(step: str) -> None:
-        progress(step, share)
+    def __init__(
+        self,
+        request: Request,
+        champion: Sequence[Bundle],
+        hashes: dict[Path, str],
+        key: str,
+        progress: Progress,
+    ) -> None:
+        self._request = request
+        self._champion = champion
+        self._key = key
+        self._progress = progress
+        progress("reading", 0.0)
+        # the champion's training data comes first: of contradicting files the later one is refused
+        known = {sha256 for bundle in champion for sha256 in dataset_hashes(bundle)}
+        datasets = sorted(request.datasets, key=lambda path: hashes[path] not in known)
+        self._rows = collect(datasets, request.observations, newest_training_observation(champion))
+        for file in self._rows.files:
+            if file.sha256 not in hashes.values():
+                raise RetrainingError(f"{file.name} was changed while it was read")
 
-    report_step("reading")
-    collected = collect(datasets, request.observations)
-    if changed := [file.name for file in collected.files if file.sha256 not in hashes]:
-        raise RetrainingError(f"{changed[0]} was changed while it was read")
-    splits, left_out = split_rows(collected.rows, newest_training_observation(bundles))
-    runner = CandidateRunner(request, collected, splits, bundles, report_step)
-    tasks = [(split, encoder) for split in splits for encoder in request.encoders]
-    missing = _missing_observations(
-        request, splits, bundles, [file.sha256 for file in collected.files]
-    )
-    entries = []
-    for done, (split, encoder) in enumerate(tasks):
-        share = done / len(tasks)
-        entries.append(runner.run(split, encoder, NOTHING_NEW if missing else None))
-    return {
-        "run": key,
-        "release": f"retrain-{key[:12]}",
-        "champion_bundles": [bundle.sha256 for bundle in bundles],
-        "seed": request.seed,
-        "epochs": request.epochs,
-        "encoders": list(request.encoders),
-        "code": code_version(),
-        "rule": asdict(RULE),
-        "files": [asdict(file) for file in collected.files],
-        "refused": [asdict(refusal) for refusal in collected.refusals],
-        "left_out": left_out,
-        "missing": missing,
-        "candidates": entries,
-        "promoted": [entry["bundle"] for entry in entries if entry["promote"]],
-    }
+    def document(self) -> dict[str, Any]:
+        """The report as data: what was trained, and the verdict."""
+        request, rows = self._request, self._rows
+        replaced = [one for one in self._champion if one.card.encoder in request.encoders]
+        hashes = [file.sha256 for file in rows.files]
+        obstacle = (
+            _too_few(rows)
+            or _nothing_new(rows, replaced)
+            or missing_comparison_data(replaced, rows, hashes)
+        )
+        if not replaced:
+            obstacle = "the champion has no model of this encoder: put a first one into the registry by hand"
+        candidates: list[Bundle] = []
+        verdict: dict[str, Any] = {"promote": False, "reasons": [obstacle], "parts": []}
+        if obstacle is None:
+            try:
+                candidates = [self._candidate(bundle.card.encoder) for bundle in replaced]
+                verdict = self._verdict(candidates)
+            except ValueError as error:
+                verdict |= {"reasons": [str(error)]}
+        return {
+            "run": self._key,
+            "release": f"retrain-{self._key[:12]}",
+            "champion_bundles": [bundle.sha256 for bundle in self._champion],
+            "seed": request.seed,
+            "epochs": request.epochs,
+            "encoders": list(request.encoders),
+            "code": code_version(),
+            "rule": asdict(RULE),
+            "files": [asdict(file) for file in rows.files],
+            "refused": [asdict(refusal) for refusal in rows.refusals],
+            "rows": {
+                "training": int(rows.is_training.sum()),
+                "held_out": int(rows.is_held_out.sum()),
+                "newest": int(rows.is_newest.sum()),
+            },
+            "candidates": [
+                {
+                    "name": one.card.name,
+                    "version": one.card.version,
+                    "encoder": one.card.encoder,
+                    "bundle": one.sha256,
+                    "folder": str(Path(one.source).relative_to(request.work)),
+                }
+                for one in candidates
+            ],
+            "is_trained": bool(candidates),
+            **verdict,
+        }
+
+    def _verdict(self, candidates: Sequence[Bundle]) -> dict[str, Any]:
+        encoders = [one.card.encoder for one in candidates]
+        if {one.sha256 for one in candidates} <= {one.sha256 for one in self._champion}:
+            reason = "the champion is this same model: nothing has changed"
+            return {"promote": False, "reasons": [reason], "parts": []}
+        others = [one for one in self._champion if one.card.encoder not in encoders]
+        parts = []
+        for encoder in encoders:
+            self._progress(f"judging {encoder}", 0.9)
+            parts += judged_parts(
+                [*others, *candidates], encoder, self._champion, self._stand_ins, self._rows
+            )
+        return judge(parts).document()
+
+    def _candidate(self, encoder: str) -> Bundle:
+        rows = self._rows
+        observed = {*rows.data.sources[rows.is_observed].tolist()}
+        datasets = [sha256 for name, sha256 in rows.data.files.items() if name not in observed]
+        record = {
+            "held_out": HELD_OUT_RULE,
+            "datasets": datasets,
+            "learned_until": rows.learned_until,
+        }
+        data = rows.data.take(np.flatnonzero(rows.is_training))
+        request = self._request
+        return self._trained("candidates", data, encoder, request.seed, request.epochs, record)
+
+    def _stand_ins(self) -> list[Bundle]:
+        """The champion's bundles, those that know held-out architectures trained again without
+        them."""
+        rows = self._rows
+        found = []
+        for bundle in self._champion:
+            if bundle.card.encoder in self._request.encoders and may_know_held_out(bundle):
+                is_own = np.isin(rows.data.sources, known_files([bundle], rows.data))
+                data = rows.data.take(np.flatnonzero(is_own & rows.is_training))
+                plan = bundle.card.document["training"]
+                settings = (bundle.card.encoder, plan["seed"], plan["epochs"])
+                bundle = self._trained("stand-ins", data, *settings, {"held_out": HELD_OUT_RULE})
+            found.append(bundle)
+        return found
+
+    def _trained(
+        self,
+        kind: str,
+        data: LabelledJobs,
+        encoder: str,
+        seed: int,
+        epochs: int | None,
+        record: dict[str, Any],
+    ) -> Bundle:
+        """The bundle that ``gpumemnet train`` makes of ``data``, with the record of the retraining
+        in its card; trained once."""
+        key = content_hash(
+            *(code_hash(), data.files, encoder, seed, epochs, record),
+            *(
+                hashlib.sha256(part.tobytes()).hexdigest()
+                for part in (data.features, data.label_bytes)
+            ),
+        )
+        folder = self._request.work / kind / key
+        with_name = f"{encoder}{' of the champion' * (kind == 'stand-ins')}"
+        try:
+            found = load_bundle(folder)
+            self._progress(f"trained before: {with_name}", 0.5)
+            return found
+        except BundleError:
+            pass
+        from ..training.card import classifier_card
+        from ..training.classifier import plan_of, train  # loads torch
+        from ..training.graph_export import export_classifier
+
+        step = f"training {with_name}"
+        trained = train(
+            data, plan_of(encoder, seed, epochs), lambda share: self._progress(step, share)
+        )
+        card = classifier_card(trained, data, name=encoder, version=key[:12], metrics=())
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        return save_bundle(folder, export_classifier(trained, data), {**card, "retraining": record})
 
 
-def _missing_observations(
-    request: Request, splits: Sequence[RowSplit], champion: Sequence[Bundle], files: Sequence[str]
-) -> list[str]:
-    """Why nothing can be learned from the observations, when the champion knows all other files;
-    empty when there is something.
+def _too_few(rows: Collected) -> str | None:
+    count = int((rows.is_training & rows.data.is_measured).sum())
+    if count >= FEWEST_ROWS:
+        return None
+    return f"{count} rows to train on are too few: {FEWEST_ROWS} are needed"
+
+
+def _nothing_new(rows: Collected, champion: Sequence[Bundle]) -> str | None:
+    """Why nothing can be learned from the observations, when the champion knows all other files.
 
     Without this, a site's first few observations would cost minutes of training on data that the
     champion was trained on.
     """
-    known = {origin for bundle in champion for origin in dataset_hashes(bundle)}
-    observed = [split for split in splits if split.provenance == OBSERVED]
-    obstacles = {split.name: too_few(split) for split in observed}
-    if not request.observations or None in obstacles.values():
-        return []
-    own = {
-        row.origin
-        for split in observed
-        for row in (*split.training, *split.held_out, *split.newest)
-    }
-    if any(sha256 not in known | own for sha256 in files):
-        return []
-    return [f"{name}: {obstacle}" for name, obstacle in obstacles.items()]
+    count = int((rows.is_training & rows.is_observed & rows.data.is_measured).sum())
+    datasets = {*rows.data.sources[~rows.is_observed].tolist()}
+    if (
+        not rows.is_observed.any()
+        or count >= FEWEST_OBSERVED_ROWS
+        or not datasets <= {*known_files(champion, rows.data)}
+    ):
+        return None
+    missing = ceil((FEWEST_OBSERVED_ROWS - count) / (1 - HELD_OUT_SHARE) / (1 - NEWEST_SHARE))
+    return (
+        f"{count} observed rows to train on are too few: {FEWEST_OBSERVED_ROWS} are needed, which takes some {missing} "
+        "observations more, as a part of them is for judging only; the champion was trained on all other files"
+    )
 
 
-def _promoted_bundles_exist(work: Path, document: dict[str, Any]) -> bool:
-    """Whether the bundles that a report would promote still exist."""
+def _finished_report(path: Path, work: Path) -> dict[str, Any] | None:
+    """The report of an earlier run, if the bundles that it would promote still exist."""
     try:
-        return all(
+        document: dict[str, Any] = json.loads(path.read_bytes())
+        if not document["promote"] or all(
             load_bundle(work / entry["folder"]).sha256 == entry["bundle"]
             for entry in document["candidates"]
-            if entry["promote"]
-        )
-    except (BundleError, LookupError, TypeError):
-        return False
+        ):
+            return document
+    except (OSError, ValueError, BundleError, LookupError, TypeError):
+        pass
+    return None
 
 
 def _champion(request: Request) -> tuple[str, tuple[Bundle, ...]]:
@@ -199,9 +309,8 @@ def _locked_work_folder(work: Path) -> Iterator[None]:
             for name in ("candidates", "stand-ins"):
                 for unfinished in (work / name).glob(".*"):
                     shutil.rmtree(unfinished, ignore_errors=True)
-            for pattern in ("verdicts", "runs/*"):
-                for unfinished in work.glob(f"{pattern}/{STAGING_PREFIX}*"):
-                    unfinished.unlink(missing_ok=True)
+            for unfinished in work.glob(f"runs/*/{STAGING_PREFIX}*"):
+                unfinished.unlink(missing_ok=True)
             yield
     except TimeoutError:
         raise RetrainingError(
@@ -209,211 +318,63 @@ def _locked_work_folder(work: Path) -> Iterator[None]:
         ) from None
 
 
-class CandidateRunner:
-    """The splits of one run, and the current bundles: the champion's, or those that have replaced
-    them in this run."""
+# What results depend on.
 
-    def __init__(
-        self,
-        request: Request,
-        collected: Collected,
-        splits: Sequence[RowSplit],
-        champion: Sequence[Bundle],
-        say: Callable[[str], None],
-    ) -> None:
-        self._request = request
-        self._folder = request.work
-        self._splits = splits
-        self._current = {slot_of(bundle): bundle for bundle in champion}
-        self._file_names = {file.sha256: file.name for file in collected.files}
-        self._say = say
+ROOT: Final = Path(__file__).resolve().parents[__name__.count(".")]
+"""The folder that holds our packages."""
+_PACKAGES: Final = ("torch", "numpy", "scikit-learn", "onnx", "onnxscript", "onnxruntime", "scipy")
 
-    def run(self, split: RowSplit, encoder: str, nothing_new: str | None = None) -> dict[str, Any]:
-        """Train and judge the candidate of one split; returns its entry in the report.
 
-        Args:
-            split, encoder: of the candidate.
-            nothing_new: why no split needs training in this run.
-        """
-        entry: dict[str, Any] = {
-            "name": split.name,
-            "family": split.family,
-            "encoder": encoder,
-            "provenance": split.provenance,
-            "gpu": split.gpu,
-            "label_source": split.label_source,
-            "rows": {
-                name: len(getattr(split, name))
-                for name in ("training", "held_out", "newest", "borrowed")
-            },
-            "promote": False,
-            "bundle": None,
-            "verdict": None,
-        }
-        champion = [
-            bundle for slot, bundle in self._current.items() if slot[:2] == (split.family, encoder)
-        ]
-        obstacle = too_few(split) or nothing_new
-        if obstacle is None and not champion:
-            obstacle = "the champion has no model for these jobs: put a first one into the registry by hand"
-        obstacle = obstacle or missing_comparison_data(
-            split, champion, self._splits, self._file_names, RULE.fewest_guard_rows
+def content_hash(*parts: Any) -> str:
+    """Hash of JSON-ready values."""
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@cache
+def code_hash() -> str:
+    """Hash of the code that trains and judges, of the JSON beside it, and of the packages'
+    versions."""
+    paths = sorted(
+        path
+        for package in ("gpumemnet", "models")
+        for ending in ("*.py", "*.json")
+        for path in (ROOT / package).rglob(ending)
+        if "bundles" not in path.parts
+    )
+    sources = [
+        [str(path.relative_to(ROOT)), hashlib.sha256(path.read_bytes()).hexdigest()]
+        for path in paths
+    ]
+    return content_hash(sources, {name: _version(name) for name in _PACKAGES}, FEATURE_SCHEMA)
+
+
+def code_version() -> dict[str, Any]:
+    """The code in a lineage: package version, commit if there is one, and hashes of the code
+    itself."""
+    return {
+        "gpumemnet": _version("gpumemnet"),
+        "commit": _commit(),
+        "sha256": code_hash(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
+def _commit() -> str | None:
+    if not (ROOT / ".git").exists():
+        return None
+    command = ["git", "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=10, check=False
         )
-        if obstacle:
-            return {**entry, "reasons": [obstacle]}
-        try:
-            candidate = self._candidate(split, encoder)
-        except ValueError as error:
-            return {**entry, "reasons": [str(error)]}
-        entry |= {
-            "bundle": candidate.sha256,
-            "model": {"name": candidate.card.name, "version": candidate.card.version},
-        }
-        entry |= {
-            "folder": str(Path(candidate.source).relative_to(self._folder)),
-            "retraining": candidate.card.document["retraining"],
-        }
-        if any(bundle.sha256 == candidate.sha256 for bundle in champion):
-            return {**entry, "reasons": ["the champion is this same model: nothing has changed"]}
-        try:
-            verdict = self._verdict(split, candidate, champion)
-        except ValueError as error:
-            return {**entry, "reasons": [str(error)]}
-        if verdict["promote"]:
-            self._current[slot_of(candidate)] = candidate
-        return {
-            **entry,
-            "promote": verdict["promote"],
-            "reasons": verdict["reasons"],
-            "verdict": verdict,
-        }
-
-    def _candidate(self, split: RowSplit, encoder: str) -> Bundle:
-        calibration = calibration_split(split, self._splits)
-        key = content_hash(
-            *(
-                code_hash(),
-                split.name,
-                split.label_source,
-                encoder,
-                self._request.seed,
-                self._request.epochs,
-            ),
-            *([row.key for row in part] for part in (split.training, split.borrowed)),
-            *(
-                split.origins,
-                calibration and [row.key for row in calibration.training],
-            ),
-        )
-        description = f"{split.name}, {encoder}"
-
-        def train(folder: Path) -> Bundle:
-            data = training_data(split)
-            self._say(f"training {description}")
-            from .training import train_candidate  # loads torch
-
-            return train_candidate(
-                folder,
-                split,
-                data,
-                _labelled_rows(calibration),
-                encoder=encoder,
-                seed=self._request.seed,
-                epochs=self._request.epochs,
-                version=key[:12],
-            )
-
-        bundle, is_cached = cached_bundle(self._folder / "candidates" / key, train)
-        if is_cached:
-            self._say(f"trained before: {description}")
-        return bundle
-
-    def _verdict(
-        self, split: RowSplit, candidate: Bundle, champion: Sequence[Bundle]
-    ) -> dict[str, Any]:
-        parts = parts_of(
-            split,
-            self._splits,
-            candidate.card.document["retraining"]["moved_bytes"],
-            self._file_names,
-            RULE,
-        )
-        known = {
-            bundle.sha256: known_held_out_architectures(bundle, self._splits) for bundle in champion
-        }
-        key = content_hash(
-            *(code_hash(), candidate.sha256, asdict(RULE)),
-            sorted([sha256, sorted(keys)] for sha256, keys in known.items()),
-            [self._stand_in_key(bundle) for bundle in champion if known[bundle.sha256]],
-            [
-                [part.name, part.gpu, [[row.key, row.measurement.label_bytes] for row in part.rows]]
-                for part in parts
-            ],
-        )
-
-        def make() -> dict[str, Any]:
-            self._say(f"judging {split.name}, {candidate.card.encoder}")
-            if count := without_answer(candidate, split):
-                raise ValueError(f"its answer is no finite number for {count} of the jobs")
-            return judge_candidate(
-                candidate,
-                champion,
-                parts,
-                lambda bundle: known[bundle.sha256],
-                self._stand_in,
-                RULE,
-            ).document()
-
-        return cached_document(self._folder / "verdicts" / f"{key}.json", make)[0]
-
-    def _stand_in(self, champion: Bundle) -> Bundle:
-        """The champion's plan, trained again without the held-out architectures."""
-        rows = self._training_rows(champion)
-        if not rows:
-            raise ValueError(f"no row is left to train a stand-in of {champion.card.name}")
-
-        def train(folder: Path) -> Bundle:
-            self._say(f"training a stand-in of {champion.card.name}")
-            from .training import train_stand_in
-
-            measurements = [row.measurement for row in rows]
-            return train_stand_in(
-                folder, champion, measurements, _labelled_rows(self._calibration_of(champion))
-            )
-
-        return cached_bundle(self._folder / "stand-ins" / self._stand_in_key(champion), train)[0]
-
-    def _stand_in_key(self, champion: Bundle) -> str:
-        calibration = self._calibration_of(champion)
-        keys = [
-            [row.key for row in rows]
-            for rows in (self._training_rows(champion), calibration.training if calibration else ())
-        ]
-        return content_hash(code_hash(), "stand-in", champion.sha256, keys)
-
-    def _training_rows(self, champion: Bundle) -> list[Row]:
-        """The champion's training rows, without the held-out ones."""
-        known = dataset_hashes(champion)
-        return [
-            row
-            for split in self._own_splits(champion)
-            for row in split.training
-            if row.origin in known
-        ]
-
-    def _own_splits(self, champion: Bundle) -> list[RowSplit]:
-        family, _, provenance = slot_of(champion)
-        return [
-            split
-            for split in self._splits
-            if (split.family, split.provenance) == (family, provenance)
-        ]
-
-    def _calibration_of(self, champion: Bundle) -> RowSplit | None:
-        return next(
-            (calibration_split(split, self._splits) for split in self._own_splits(champion)), None
-        )
-
-
-def _labelled_rows(split: RowSplit | None) -> LabelledJobs | None:
-    return labelled_jobs([row.measurement for row in split.training], split.name) if split else None
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None

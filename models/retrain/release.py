@@ -15,6 +15,7 @@ from typing import Any, Final
 from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import RegistryError, UnknownReleaseError
 from gpumemnet.predict.bundle import load_bundle
+from gpumemnet.predict.bundle_card import ENCODERS
 from gpumemnet.site.releases import Aliases, Change, Registry
 
 from .gate import MEASURES
@@ -33,7 +34,6 @@ def put_into_service(
         BundleError: when a candidate was altered or removed since it was trained.
     """
     name = document["release"]
-    accepted = [candidate for candidate in document["candidates"] if candidate["promote"]]
 
     def outcome(exit_code: int, sentence: str, release: str | None = None) -> Outcome:
         return Outcome(
@@ -44,10 +44,11 @@ def put_into_service(
             document=document,
         )
 
-    if not accepted:
-        why = "; ".join(document.get("missing", ())) or "no candidate is better"
+    if not document["promote"]:
+        why = "no candidate is better" if document["is_trained"] else document["reasons"][0]
         return outcome(NOTHING_BETTER, f"{why}: {champion} stays champion")
-    models = ", ".join(candidate["model"]["name"] for candidate in accepted)
+    candidates = document["candidates"]
+    models = ", ".join(candidate["name"] for candidate in candidates)
     alias = "challenger" if request.as_challenger else "champion"
     if request.registry is None:  # a dry run
         return outcome(PROMOTED, f"{models}: better; in a registry {name} would be {alias}", name)
@@ -65,8 +66,8 @@ def put_into_service(
             f"{models}: better; a dry run changes nothing, else {name} would be {alias}",
             name,
         )
-    folders = [request.work / candidate["folder"] for candidate in accepted]
-    hashes = {candidate["bundle"] for candidate in accepted}
+    folders = [request.work / candidate["folder"] for candidate in candidates]
+    hashes = {candidate["bundle"] for candidate in candidates}
     for folder in folders:
         if load_bundle(folder).sha256 not in hashes:
             raise RegistryError(
@@ -85,9 +86,7 @@ def put_into_service(
             lineage=lineage(document),
             note=f"retrained: {models}"[:200],
         )
-    reason = "; ".join(
-        f"{candidate['model']['name']}: {', '.join(candidate['reasons'])}" for candidate in accepted
-    )[:900]
+    reason = "; ".join(document["reasons"])[:900]
     if request.as_challenger:
         registry.set_challenger(name)
     else:
@@ -129,38 +128,13 @@ def lineage(document: dict[str, Any]) -> dict[str, Any]:
         **{
             name: document[name]
             for name in (
-                "run",
-                "champion",
-                "seed",
-                "epochs",
-                "encoders",
-                "code",
-                "rule",
-                "files",
-                "refused",
+                *("run", "champion", "seed", "epochs", "encoders", "code", "rule", "files"),
+                *("refused", "rows", "candidates", "reasons", "parts"),
             )
         },
-        "candidates": [
-            {
-                name: candidate.get(name)
-                for name in (
-                    "name",
-                    "encoder",
-                    "bundle",
-                    "rows",
-                    "promote",
-                    "reasons",
-                    "retraining",
-                    "verdict",
-                )
-            }
-            for candidate in document["candidates"]
-        ],
     }
 
 
-RETRAINED: Final = ("mlp", "transformer")
-"""Encoders that are retrained, each for one family; a model that families have in common is not."""
 PROMOTED: Final = 0
 FAILED: Final = 1
 NOTHING_BETTER: Final = 10
@@ -179,7 +153,7 @@ class Request:
         datasets, observations: files to learn from, in this order.
         registry: the registry's folder; ``None`` only for a dry run against the shipped bundles.
         work: folder of the steps' results and of the reports.
-        encoders: which classifiers to train.
+        encoders: which classifiers to train; the champion keeps the other.
         seed, epochs: of the plans; their own epochs unless given.
         is_dry_run: whether the registry is left alone.
         as_challenger: whether what is better becomes challenger and not champion.
@@ -189,7 +163,7 @@ class Request:
     observations: tuple[Path, ...]
     registry: Path | None
     work: Path
-    encoders: tuple[str, ...] = ("mlp",)
+    encoders: tuple[str, ...] = ENCODERS
     seed: int = 0
     epochs: int | None = None
     is_dry_run: bool = False
@@ -228,61 +202,40 @@ def write_report(path: Path, document: dict[str, Any]) -> Path:
 
 def markdown(document: dict[str, Any]) -> str:
     """The report."""
-    better = [candidate["name"] for candidate in document["candidates"] if candidate["promote"]]
-    lines = ["# Retraining", ""]
-    lines.append(
-        f"Champion: {document['champion']}. {'Better: ' + ', '.join(better) if better else 'No candidate is better'}."
+    names = ", ".join(candidate["name"] for candidate in document["candidates"])
+    found = f"Better: {names}" if document["promote"] else "No candidate is better"
+    rows = ", ".join(
+        f"{count:,} {name.replace('_', ' ')}" for name, count in document["rows"].items() if count
     )
-    lines.append(
-        f"Run {document['run'][:12]}, seed {document['seed']}, commit {document['code']['commit'] or 'unknown'}."
-    )
+    commit = document["code"]["commit"] or "unknown"
+    lines = ["# Retraining", "", f"Champion: {document['champion']}. {found}."]
+    lines.append(f"Run {document['run'][:12]}, seed {document['seed']}, commit {commit}.")
     lines += ["", "## Files", "", "| file | sha256 | rows | used |", "| --- | --- | ---: | ---: |"]
     lines += [
         f"| {file['name']} | {file['sha256'][:12]} | {file['rows']:,} | {file['used']:,} |"
         for file in document["files"]
     ]
-    if document["refused"] or document["left_out"]:
+    if document["refused"]:
         lines += ["", "Not used:", ""]
         lines += [
             f"* {refused['file']}: {refused['rows']:,} rows: {refused['reason']}"
             for refused in document["refused"]
         ]
-        lines += [f"* {sentence}" for sentence in document["left_out"]]
-    for candidate in document["candidates"]:
-        lines += _candidate_lines(candidate)
+    lines += ["", "## Verdict", "", f"{rows or 'No'} rows.", ""]
+    lines += [f"* {reason}" for reason in document["reasons"]]
+    if document["parts"]:
+        lines += ["", f"| {' | '.join(_HEADINGS)} |", f"| --- |{' ---: |' * (len(_HEADINGS) - 1)}"]
+    for part in document["parts"]:
+        cells = [f"{part['name']}{'' if part['decides'] else ' (guard)'}", f"{part['rows']:,}"]
+        for measure in MEASURES:
+            one = part["measures"][measure]
+            losses = f"{one['champion']:.2%} → {one['candidate']:.2%}"
+            cells.append(f"{losses} ({one['p_not_better']:.3f})")
+        lines.append(f"| {' | '.join(cells)} |")
     lines += [
         "",
         "Each measure: the champion's mean loss → the candidate's; in brackets the p-value of the",
-    ]
-    lines += [
         "improvement. Error in log-bytes, waste as a share of the memory, the others as shares of the jobs.",
         "",
     ]
     return "\n".join(lines)
-
-
-def _candidate_lines(entry: dict[str, Any]) -> list[str]:
-    rows = ", ".join(
-        f"{count:,} {name.replace('_', ' ')}" for name, count in entry["rows"].items() if count
-    )
-    lines = ["", f"## {entry['name']}, {entry['encoder']}", ""]
-    lines.append(
-        f"{entry['gpu']}, read by {entry['label_source']}: {rows or 'no'} rows. {'Better.' if entry['promote'] else 'Not taken.'}"
-    )
-    lines += ["", *(f"* {reason}" for reason in entry["reasons"])]
-    verdict = entry["verdict"]
-    if verdict and verdict["parts"]:
-        lines += [
-            "",
-            f"| {' | '.join(_HEADINGS)} |",
-            f"| --- | {' | '.join(['---:'] * (len(_HEADINGS) - 1))} |",
-        ]
-        for part in verdict["parts"]:
-            cells = [f"{part['name']}{'' if part['decides'] else ' (guard)'}", f"{part['rows']:,}"]
-            for measure in MEASURES:
-                found = part["measures"][measure]
-                cells.append(
-                    f"{found['champion']:.2%} → {found['candidate']:.2%} ({found['p_not_better']:.3f})"
-                )
-            lines.append(f"| {' | '.join(cells)} |")
-    return lines

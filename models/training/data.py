@@ -156,13 +156,7 @@ def labelled_jobs(rows: Sequence[Measurement], source: str) -> LabelledJobs | No
         DatasetError: when the rows do not say which CUDA context their readings contain.
     """
     rows = Dataset.from_measurements(rows)
-    status, state = rows.words("status"), rows.words("label_state")
-    # the largest reading of a whole run holds cuDNN's search, too
-    may_be_search = rows.jobs.option_column("cudnn_benchmark").astype(bool)
-    is_steady = (state == STEADY) | ((state == None) & ~may_be_search)  # noqa: E711
-    is_used = ((status == "ok") & is_steady) | (status == "oom")
-    is_used &= (rows.jobs.column("ranks") <= 1) & (rows.words("recipe") != ZOO)
-    rows = rows.take(np.flatnonzero(is_used))
+    rows = rows.take(np.flatnonzero(is_usable(rows)))
     if not len(rows):
         return None
     gpus = rows.words("gpu").astype(str)
@@ -189,6 +183,19 @@ def labelled_jobs(rows: Sequence[Measurement], source: str) -> LabelledJobs | No
         calibrates=has_name | (rows.words("provenance") != TRACED),
         files={source: ""},
     )
+
+
+def is_usable(rows: Dataset) -> NDArray[np.bool_]:
+    """Whether training uses each row, as said at :func:`load_labelled_jobs`, shape ``[B]``."""
+    status, state = rows.words("status"), rows.words("label_state")
+    # the largest reading of a whole run holds cuDNN's search, too
+    may_be_search = rows.jobs.option_column("cudnn_benchmark").astype(bool)
+    is_steady = (state == STEADY) | ((state == None) & ~may_be_search)  # noqa: E711
+    is_used = ((status == "ok") & is_steady) | (status == "oom")
+    used: NDArray[np.bool_] = (
+        is_used & (rows.jobs.column("ranks") <= 1) & (rows.words("recipe") != ZOO)
+    )
+    return used
 
 
 def _contexts(rows: Dataset, features: Array, source: str) -> Array:

@@ -219,7 +219,7 @@ def test_a_turn_of_the_true_commands_from_the_environment_of_cron(
     code, said = turn.run("--without-committed", **empty, RETRAIN_METRICS=str(metrics))
     assert (code, said) == (10, ""), said
     assert turn.log[-1].endswith(
-        " 10 drift, and mlp-a100-observed: 18 rows with layers to train on are too few: 120 are needed: shipped stays champion"
+        " 10 drift, and 18 rows to train on are too few: 120 are needed: shipped stays champion"
     )
     assert "gpumemnet_drift_due 1.0" in metrics.read_text()
     (report,) = turn.work.glob("runs/*/report.md")

@@ -93,9 +93,7 @@ def champion_of(folder: Path, base: Path) -> Registry:
     """A registry whose champion learned from the dataset ``base``, and has no other model."""
     data = load_labelled_jobs([base])
     trained = train(data, plan_of("mlp", 0, EPOCHS))
-    bundle = save_classifier(
-        folder / "first", trained, data, name="mlp-a100-published", version="first"
-    )
+    bundle = save_classifier(folder / "first", trained, data, name="mlp", version="first")
     registry = Registry(folder / "registry")
     registry.create_release("first", [bundle.source], parent=None)
     registry.set_champion("first", by="test", reason="")

@@ -143,9 +143,8 @@ class Promotion:
     def candidate(self, site: Site) -> Path:
         """The folder of the candidate that was promoted."""
         report = site.work / "runs" / self.release.removeprefix("retrain-") / "report.json"
-        splits = json.loads(report.read_text("utf-8"))["candidates"]
-        folder: str = next(split["folder"] for split in splits if split["promote"])
-        return site.work / folder
+        [candidate] = json.loads(report.read_text("utf-8"))["candidates"]
+        return site.work / str(candidate["folder"])
 
 
 def faulty_runs(site: Site, kinds: tuple[str, ...], *more: str | Path) -> list[Fault]:

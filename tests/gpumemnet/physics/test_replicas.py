@@ -89,7 +89,7 @@ def test_replicas_are_no_training_rows(tmp_path: Path) -> None:
     mixed = dataset(tmp_path / "mixed.parquet", rows[:40] + spread[40:])
     assert len(load_labelled_jobs([mixed])) == 40
     found = collect([mixed])
-    assert len(found.rows) == 40
+    assert len(found.data) == 40
     assert [(one.rows, "one of several replicas" in one.reason) for one in found.refusals] == [
         (20, True)
     ]

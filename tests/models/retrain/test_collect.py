@@ -5,19 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gpumemnet.errors import DatasetError
 from gpumemnet.units import MIB
 from models.retrain.collect import Refusal, collect
-from models.retrain.row_splits import (
-    RowSplit,
-    is_held_out,
-    shift_label,
-    split_rows,
-    too_few,
-    training_data,
-)
 from tests.models.retraining import dataset, measured, observed, relabelled
 
 ROWS = 60
@@ -30,7 +23,7 @@ def refused(*refusals: Refusal) -> str:
 def test_a_file_given_twice_counts_once(tmp_path: Path) -> None:
     first = dataset(tmp_path / "a.parquet", measured(ROWS, 1))
     found = collect([first, dataset(tmp_path / "copy.parquet", measured(ROWS, 1))])
-    assert len(found.rows) == ROWS
+    assert len(found.data) == ROWS
     assert "the same file as a.parquet" in refused(*found.refusals)
 
 
@@ -42,7 +35,7 @@ def test_rows_of_two_files_that_say_the_same_count_once(tmp_path: Path) -> None:
             dataset(tmp_path / "b.parquet", rows[:10] + measured(ROWS, 2)),
         ]
     )
-    assert len(found.rows) == 2 * ROWS
+    assert len(found.data) == 2 * ROWS
     assert "all files: 10: the same job again" in refused(*found.refusals)
 
 
@@ -50,7 +43,7 @@ def test_a_label_below_the_weights_is_refused(tmp_path: Path) -> None:
     rows = measured(ROWS, 1)
     rows[3] = relabelled(rows[3], 1 * MIB / 1024)
     found = collect([dataset(tmp_path / "a.parquet", rows)])
-    assert len(found.rows) == ROWS - 1
+    assert len(found.data) == ROWS - 1
     assert "a.parquet: 1: mlp: below-weights" in refused(*found.refusals)
 
 
@@ -62,7 +55,7 @@ def test_a_file_with_mib_for_bytes_is_refused(tmp_path: Path) -> None:
             dataset(tmp_path / "mib.parquet", rows),
         ]
     )
-    assert len(found.rows) == ROWS
+    assert len(found.data) == ROWS
     assert "mib.parquet: 60: mlp: below-weights" in refused(*found.refusals)
 
 
@@ -89,7 +82,7 @@ def test_a_file_with_batch_and_input_swapped_is_refused(tmp_path: Path) -> None:
             dataset(tmp_path / "swapped.parquet", rows),
         ]
     )
-    assert len(found.rows) == ROWS
+    assert len(found.data) == ROWS
     assert "swapped.parquet: 60: mlp: batch-and-input-swapped" in refused(*found.refusals)
 
 
@@ -104,7 +97,7 @@ def test_a_file_in_another_unit_is_refused(tmp_path: Path, ratio: float, words: 
             dataset(tmp_path / "unit.parquet", rows),
         ]
     )
-    assert len(found.rows) == ROWS
+    assert len(found.data) == ROWS
     assert words in refused(*found.refusals)
 
 
@@ -119,7 +112,7 @@ def test_another_context_is_not_taken_for_another_unit(tmp_path: Path) -> None:
                     dataset(tmp_path / "a.parquet", measured(ROWS, 1)),
                     dataset(tmp_path / "b.parquet", rows),
                 ]
-            ).rows
+            ).data
         )
         == 2 * ROWS
     )
@@ -130,7 +123,7 @@ def test_real_models_and_failures_are_left_out(tmp_path: Path) -> None:
     rows[0] = replace(rows[0], recipe="zoo")
     rows[1] = replace(rows[1], status="error", reason="crash", peak_device_bytes=None)
     found = collect([dataset(tmp_path / "a.parquet", rows)])
-    assert len(found.rows) == ROWS - 2
+    assert len(found.data) == ROWS - 2
     assert "for testing only" in refused(*found.refusals)
 
 
@@ -141,58 +134,39 @@ def test_only_observed_rows_are_accepted_as_observations(tmp_path: Path) -> None
 
 def test_held_out_architectures_are_about_a_seventh_and_never_trained_on(tmp_path: Path) -> None:
     found = collect([dataset(tmp_path / "a.parquet", measured(400, 1))])
-    (split,), _ = split_rows(found.rows, {})
-    assert 0.08 < len(split.held_out) / 400 < 0.22
-    assert not any(is_held_out(row.measurement.architecture_key) for row in split.training)
-    assert len(training_data(split).data) == len(split.training)
-
-
-def test_a_site_borrows_rows_shifted_to_its_context(tmp_path: Path) -> None:
-    base = dataset(tmp_path / "base.parquet", measured(400, 1))
-    site = dataset(tmp_path / "site.parquet", observed(measured(100, 2, context_bytes=500 * MIB)))
-    found = collect([base], [site])
-    splits, _ = split_rows(found.rows, {})
-    split = splits[-1]
-    assert split.provenance == "observed"
-    assert len(split.newest) == 20
-    assert min(row.observed_at or 0 for row in split.newest) > max(
-        row.observed_at or 0 for row in split.training
+    assert 0.08 < found.is_held_out.mean() < 0.22
+    assert not (found.is_held_out & found.is_training).any()
+    again = collect([dataset(tmp_path / "b.parquet", measured(400, 1)[::-1])])
+    held_out, held_out_again = (
+        {*one.data.groups[one.is_held_out].tolist()} for one in (found, again)
     )
-    data = training_data(split)
-    (shift,) = data.shifts.values()
-    assert shift == pytest.approx(-900 * MIB, abs=8 * MIB)
-    assert data.copies == 4
-    assert len(data.weighted) == len(split.borrowed) + 4 * len(split.training)
-    assert data.data.context_bytes == pytest.approx(500 * MIB, abs=40 * MIB)
+    assert held_out == held_out_again
+
+
+def test_the_newest_fifth_of_the_observations_is_for_judging(tmp_path: Path) -> None:
+    rows = measured(100, 2, context_bytes=500 * MIB)
+    base = dataset(tmp_path / "base.parquet", measured(400, 1))
+    found = collect([base], [dataset(tmp_path / "site.parquet", observed(rows))])
+    assert found.is_newest.sum() == 20
+    assert not (found.is_newest & ~found.is_observed).any()
+    assert found.observed_at[found.is_newest].min() > (found.learned_until or 0)
+    contexts = found.data.context_bytes[found.is_observed]
+    assert contexts == pytest.approx(np.full(100, 500 * MIB), abs=60 * MIB)
 
 
 def test_observations_that_the_champion_was_trained_on_are_not_the_newest(tmp_path: Path) -> None:
-    rows = collect([], [dataset(tmp_path / "site.parquet", observed(measured(100, 2)))]).rows
     late = 1.7e9 + 3600.0 * 95
-    (split,), _ = split_rows(rows, {"mlp": late})
-    assert [row.observed_at for row in split.newest] == [
+    site = dataset(tmp_path / "site.parquet", observed(measured(100, 2)))
+    found = collect([], [site], champion_until=late)
+    assert found.observed_at[found.is_newest].tolist() == [
         late + 3600.0 * step for step in range(1, 5)
     ]
 
 
-def test_runs_of_one_job_count_once(tmp_path: Path) -> None:
+def test_the_newest_of_several_runs_of_one_job_counts(tmp_path: Path) -> None:
     rows = measured(40, 2)
     site = dataset(tmp_path / "site.parquet", observed([rows[0]] * 60 + rows))
-    (split,), _ = split_rows(collect([], [site]).rows, {})
-    jobs = [row.measurement.job for row in split.training]
-    assert len(jobs) == len(set(jobs))
-
-
-def test_family_of_three_rows_says_so(tmp_path: Path) -> None:
-    (split,), _ = split_rows(collect([dataset(tmp_path / "a.parquet", measured(3, 1))]).rows, {})
-    assert split.held_out  # one of the three
-    assert too_few(split) == "2 rows with layers to train on are too few: 120 are needed"
-
-
-def test_a_borrowed_row_keeps_no_label_of_its_own_site() -> None:
-    [published, steady] = measured(2, 2)
-    steady = replace(steady, steady_process_bytes=3_000 * MIB, label_state="steady")
-    split = RowSplit("mlp", "observed", "a site's GPU", "dcgm", (), ())
-    for row in (published, steady):
-        shifted = shift_label(row, -100 * MIB, split)
-        assert shifted.label_bytes == (row.label_bytes or 0) - 100 * MIB
+    found = collect([], [site])
+    own = found.data.jobs.column("total_parameters") == rows[0].job.total_parameters
+    assert own.sum() == 1
+    assert found.observed_at[own] == [1.7e9 + 3600.0 * 60]

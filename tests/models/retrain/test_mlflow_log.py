@@ -17,9 +17,9 @@ from gpumemnet.cli import main
 from gpumemnet.predict.bundle import load_bundle
 from gpumemnet.site.releases import Registry
 from gpumemnet.units import MIB
-from models.retrain.row_splits import HELD_OUT_RULE
+from models.retrain.collect import HELD_OUT_RULE
 from tests.models.retraining import EPOCHS, dataset, measured, observed
-from tests.registries import other_bundle, shipped
+from tests.registries import other_bundle
 
 pytestmark = [
     pytest.mark.skipif(
@@ -41,19 +41,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A registry whose champion is to be beaten by observations, and a work folder in which that
     has been found out.
 
-    The champion states that it was trained on a dataset that is too small for a candidate of its
-    own.  So only one model is trained.
+    The champion states that no held-out architecture was trained on, so one model is trained.
     """
     folder = tmp_path_factory.mktemp("site")
     base = dataset(folder / "base.parquet", measured(119, 1))
-    name = "mlp"
     origin = hashlib.sha256(base.read_bytes()).hexdigest()
-    learned = {**shipped(name).card.document["training_data"], "sha256": origin}
-    retrained = {"held_out": HELD_OUT_RULE, "origins": [origin], "learned_until": None}
+    retrained = {"held_out": HELD_OUT_RULE, "datasets": [origin], "learned_until": None}
     registry = Registry(folder / "registry")
-    bundle = other_bundle(
-        folder / "first", "first", name, training_data=learned, retraining=retrained
-    )
+    bundle = other_bundle(folder / "first", "first", retraining=retrained, families=["mlp"])
     registry.create_release("first", [bundle.source], parent=None)
     registry.set_champion("first", by="test", reason="")
     dataset(folder / "site.parquet", observed(measured(200, 2, context_bytes=700 * MIB)))
@@ -123,7 +118,7 @@ def test_a_promotion_is_a_run_and_a_version_with_the_alias(place: Path, retrain:
     assert run.info.status == "FINISHED"
     assert run.data.params["champion"] == "first"
     assert run.data.params["file/site.parquet"].startswith("sha256 ")
-    assert run.data.params["verdict/mlp-a100-observed"].startswith("better: ")
+    assert run.data.params["verdict"].startswith("better: ")
     figures = {
         name.rpartition("/")[2]: value
         for name, value in run.data.metrics.items()
