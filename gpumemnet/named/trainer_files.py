@@ -23,20 +23,10 @@ from gpumemnet.named.methods import ALL_LINEAR
 from gpumemnet.physics.element_types import FULL_BYTES, HALF_BYTES
 
 _MAX_FILE_BYTES: Final = 2**20
-_MAX_KEYS: Final = 10_000
-_MAX_DEPTH: Final = 16
 _YAML: Final = (".yaml", ".yml")
 _JSON: Final = ".json"
 _OFF: Final[tuple[Any, ...]] = (None, False, 0, "", "none", "no", "off", "false", [], {})
 _COUNTS: Final = ("sequence_length", "batch_size", "gradient_accumulation", "lora_rank", "gpus")
-_LITGPT_LAYERS: Final = {
-    "query": "q_proj",
-    "key": "k_proj",
-    "value": "v_proj",
-    "projection": "o_proj",
-    "mlp": "gate_proj,up_proj,down_proj",
-    "head": "lm_head",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +91,8 @@ class _Keys:
         self.read.update(each)
         found = [self.values[name] for name in each if self.values.get(name) is not None]
         if found:
-            return found[0]
+            reference = re.fullmatch(r"\$\{(.+)\}", str(found[0]))  # torchtune's, to another key
+            return self.values.get(reference[1]) if reference else found[0]
         if default is not None:
             self.defaults.setdefault(each[0], default)
         return default
@@ -149,50 +140,41 @@ def read_trainer_file(source: str | Mapping[str, Any]) -> TrainerFile | None:
         InvalidRequestError: the file cannot be read, is of no known trainer, or has a wrong value.
     """
     if isinstance(source, Mapping):
-        return _read(_keys("mapping", source), "")
+        return _read(_Keys("mapping", _flat(source)), "")
     kind = Path(source).suffix.lower()
     if kind not in (*_YAML, _JSON):
         return None
-    keys = _keys(source, _document(Path(source), kind))
+    keys = _Keys(source, _values(Path(source)))
     is_model = kind == _JSON and keys.has("model_type", "architectures")
     return None if is_model else _read(keys, kind)
 
 
-def _document(path: Path, kind: str) -> dict[str, Any]:
+def _values(path: Path) -> dict[str, Any]:
+    """The keys of a file."""
     import yaml  # a model's name needs none
 
     try:
         with path.open("rb") as file:
             text = file.read(_MAX_FILE_BYTES + 1)
-        document = json.loads(text) if kind == _JSON else yaml.safe_load(text)
+        document = json.loads(text) if path.suffix.lower() == _JSON else yaml.safe_load(text)
+        if isinstance(document, dict) and len(text) <= _MAX_FILE_BYTES:
+            return _flat(document)
     except OSError as error:
         raise InvalidRequestError(f"cannot be read: {error.strerror}", str(path)) from None
     except (ValueError, RecursionError, yaml.YAMLError):
-        raise InvalidRequestError(f"is no {kind[1:].upper()} file", str(path)) from None
-    if not isinstance(document, dict) or len(text) > _MAX_FILE_BYTES:
-        raise InvalidRequestError("is no file of a trainer", str(path))
-    return document
+        pass
+    raise InvalidRequestError("is no file of a trainer, in YAML or JSON", str(path))
 
 
-def _keys(label: str, document: Mapping[str, Any]) -> _Keys:
-    values: dict[str, Any] = {}
-
-    def add(mapping: Mapping[Any, Any], prefix: str, depth: int) -> None:
-        for key, value in mapping.items():
-            if isinstance(value, Mapping) and value and depth < _MAX_DEPTH:
-                add(value, f"{prefix}{key}.", depth + 1)
-            else:
-                values[f"{prefix}{key}"] = value
-            if len(values) > _MAX_KEYS:
-                raise InvalidRequestError(f"has more than {_MAX_KEYS:,} keys", label)
-
-    add(document, "", 0)
-    for name, value in values.items():  # torchtune refers to another key as ${key}
-        if isinstance(value, str) and "${" in value:
-            values[name] = re.sub(
-                r"\$\{([\w.]+)\}", lambda found: str(values.get(found[1], found[0])), value
-            )
-    return _Keys(label, values)
+def _flat(mapping: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """The values, by their keys joined by dots."""
+    found: dict[str, Any] = {}
+    for key, value in mapping.items():
+        if isinstance(value, Mapping) and value:
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
 
 
 def _read(keys: _Keys, kind: str) -> TrainerFile:
@@ -204,19 +186,19 @@ def _read(keys: _Keys, kind: str) -> TrainerFile:
         name = "TRL"
     table = trainers[name]
     changes = _READERS[name](keys)
-    pairs = changes.pop("pairs", 1)
     fields: dict[str, Any] = {}
     for each, key in table["fields"].items():
         if changes["method"] == "full" and each.startswith("lora_"):
             keys.read.update(key[0].split())
         else:
-            fields[each] = _value(keys, each, *key)
-    optimizer, _, implementation = (fields.pop("optimizer") or "adamw fused").partition(" ")
-    fields |= {"optimizer": optimizer, "implementation": implementation or "foreach"}
+            fields |= _value(keys, each, *key)
     evaluated = keys.count(table.get("evaluation", "evaluation"))
     if evaluated is not None and evaluated > fields["batch_size"]:
         keys.costing.append(table["evaluation"])
-    fields["batch_size"] *= pairs
+    if any(_states(keys.values, pattern) for pattern in table.get("pairs", ())):
+        fields["batch_size"] *= 2
+        if changes["method"] == "full":
+            keys.costing.append("the reference model of preferences")
     if "sharding" in table:
         fields |= _sharding(keys, table["sharding"])
     fields |= {each: value for each, value in changes.items() if value is not None}
@@ -230,43 +212,41 @@ def _read(keys: _Keys, kind: str) -> TrainerFile:
     )
 
 
-def _value(keys: _Keys, each: str, names: str, default: Any = None) -> Any:
-    """The value of one field of the method."""
+def _states(values: Mapping[str, Any], pattern: str) -> bool:
+    return any(fnmatchcase(f"{name}={value}".lower(), pattern) for name, value in values.items())
+
+
+def _value(keys: _Keys, each: str, names: str, default: Any = None) -> dict[str, Any]:
+    """A field of the method."""
     if each in _COUNTS:
-        return keys.count(names, default)
+        return {each: keys.count(names, default)}
     if each == "checkpointing":
-        value = keys.text(names, default)
-        if "offload" in value:
-            keys.saving.append(f"{names.split()[0]} {value}")
-        return bool(value)
+        return {each: keys.flag(names, default)}
     if each == "kernels":
-        return "liger" if keys.flag(names) else "none"
+        return {each: "liger" if keys.flag(names) else "none"}
     if each == "lora_dropout":
-        return float(keys.get(names) or 0.0)
+        return {each: float(keys.get(names) or 0.0)}
     if each == "lora_target":
-        return _target(keys, names, default)
-    value = str(keys.get(names, default) or "")
+        return {each: _target(keys, names, default)}
+    value = str(keys.get(names, default)).lower()
     if each == "attention":
-        kernels = {"true": "flash", **_tables()["attention"]}
-        return next((kernels[part] for part in kernels if part in value.lower()), None)
-    known = _tables()["optimizers"].get(value.rpartition(".")[2].lower().replace("_", ""))
+        kernels = _tables()["attention"]
+        return {each: next((kernels[part] for part in kernels if part in value), None)}
+    known = _tables()["optimizers"].get(value.rpartition(".")[2].replace("_", ""))
     if known is None:
         keys.costing.append(f"{names} {value} (counted as AdamW)")
-    return known
+    return dict(known or {})
 
 
 def _target(keys: _Keys, name: str, default: str | None) -> str:
     value = keys.get(name, default)
-    names = value if isinstance(value, list) else str(value).split(",")
-    if {"all", ALL_LINEAR, "True"} & {str(each) for each in names}:
-        return ALL_LINEAR
+    names = [str(each) for each in (value if isinstance(value, list) else str(value).split(","))]
     layers = _tables()["layers"]
-    known = [layers.get(str(each).rpartition(".")[2].strip(), "") for each in names]
-    if not all(known):
-        keys.saving.append(
-            f"{name.split()[-1]} (counted as {', '.join(filter(None, known)) or ALL_LINEAR})"
-        )
-    return ",".join(each for each in known if each) or ALL_LINEAR
+    known = [layers.get(each.rpartition(".")[2].strip(), "") for each in names]
+    target = ",".join(filter(None, known)) or ALL_LINEAR
+    if not all(known) and names[0] not in ("all", ALL_LINEAR, "True"):
+        keys.saving.append(f"{name.split()[-1]} (counted as {target})")
+    return target
 
 
 def _named(keys: _Keys, table: dict[str, Any]) -> tuple[tuple[str, ...], ...]:
@@ -274,20 +254,22 @@ def _named(keys: _Keys, table: dict[str, Any]) -> tuple[tuple[str, ...], ...]:
     common = _tables()["common"]
     kinds = {
         pattern: kind
-        for kind in ("harmless", "saving", "costing")
+        for kind in ("saving", "costing", "harmless")
         for pattern in (*table[kind], *(common[kind] if "common" in table[kind] else ()))
     }
-    named = {"saving": keys.saving, "costing": keys.costing, "unknown": []}
+    named: dict[str, list[str]] = {"saving": keys.saving, "costing": keys.costing}
+    named |= {"unknown": [], "harmless": []}
     for name, value in keys.values.items():
-        if name in keys.read:
-            continue
-        pattern = next((each for each in kinds if fnmatchcase(name, each)), "")
-        kind = kinds.get(pattern, "unknown")
-        if kind == "unknown":
-            named[kind].append(name)
-        elif kind != "harmless" and not _is_off(name, value):
-            named[kind].append(pattern)
-    return tuple(tuple(dict.fromkeys(each)) for each in named.values())
+        stated = f"{name}={value}".lower()
+        pattern = next((each for each in kinds if "=" in each and fnmatchcase(stated, each)), "")
+        if pattern:
+            named[kinds[pattern]].append(stated)
+        elif name not in keys.read:
+            pattern = next((each for each in kinds if fnmatchcase(name, each)), "")
+            kind = kinds.get(pattern, "unknown")
+            if kind == "unknown" or not _is_off(name, value):
+                named[kind].append(pattern or name)
+    return tuple(tuple(dict.fromkeys(each)) for each in list(named.values())[:3])
 
 
 def _without_folders(name: str) -> str:
@@ -303,47 +285,30 @@ def _without_folders(name: str) -> str:
 
 def _sharding(keys: _Keys, fsdp: str) -> dict[str, Any]:
     """How several GPUs share a training that ``accelerate`` starts."""
-    config = {
-        name.rpartition(".")[2].removeprefix("fsdp_"): value
-        for name, value in keys.values.items()
-        if name.startswith("fsdp_config.") and not _is_off(name, value)
-    }
-    keys.read.update(each for each in keys.values if each.startswith(("deepspeed", "fsdp_config")))
-    if keys.has("deepspeed") and not _is_off("", keys.values.get("deepspeed", "nested")):
-        stage, offloads = _deepspeed(keys)
-        if offloads:
-            keys.saving.append("deepspeed (offload)")
-        if stage not in (0, 2, 3):
-            keys.saving.append("deepspeed (counted as DDP)")
-        return {"parallel": {2: "zero2", 3: "zero3"}.get(stage or 0, "ddp")}
-    stated, version = keys.text("fsdp"), keys.get("fsdp_version")
-    if not config and not stated:
+    stage = _zero_stage(keys)
+    if stage is not None:
+        return {"parallel": {2: "zero2", 3: "zero3"}.get(stage, "ddp")}
+    version = keys.get("fsdp_version fsdp_config.fsdp_version fsdp_config.version")
+    if not keys.text("fsdp") and not version and not keys.has("fsdp_config"):
         return {}
-    if config.get("offload_params") or "offload" in stated:
-        keys.saving.append("fsdp (offload)")
-    if re.search("grad_op|no_shard", f"{stated} {config.get('sharding_strategy')}".lower()):
-        keys.costing.append("fsdp (counted as full_shard)")
-    version = version or config.get("version")
     fields: dict[str, Any] = {"parallel": f"fsdp{version}" if version else fsdp}
-    return fields | ({"checkpointing": True} if config.get("activation_checkpointing") else {})
+    recomputes = "fsdp_config.activation_checkpointing fsdp_config.fsdp_activation_checkpointing"
+    return fields | ({"checkpointing": True} if keys.flag(recomputes) else {})
 
 
-def _deepspeed(keys: _Keys) -> tuple[int | None, bool]:
-    """Stage of ZeRO and whether it offloads: by the file, else by the name of the file."""
-    value, found = keys.values.get("deepspeed"), keys.values
-    if value is not None:
-        value = str(value)
-        folders = (Path(), *Path(keys.label).parents)
-        file = next((each / value for each in folders if (each / value).is_file()), None)
-        if file is None:
-            stated = re.search(r"(?:z|zero|stage)[_-]?([0-3])", value.lower())
-            return int(stated[1]) if stated else None, "offload" in value
-        found = _keys(value, _document(file, _JSON)).values
-    stage = next((each for name, each in found.items() if name.endswith("optimization.stage")), 0)
-    offloads = any(
-        re.search(r"offload_\w+\.device$", name) and each != "none" for name, each in found.items()
-    )
-    return stage if isinstance(stage, int) else None, offloads
+def _zero_stage(keys: _Keys) -> int | None:
+    """Stage of ZeRO: by the configuration of DeepSpeed, else by the name of its file."""
+    name = str(keys.get("deepspeed") or "")
+    for folder in (Path(), *Path(keys.label).parents) if name else ():
+        if (folder / name).is_file():
+            keys.values |= _flat({"deepspeed": _values(folder / name)})
+            break
+    found = re.search(r"(?:z|zero|stage)[_-]?([0-3])", name.lower())
+    key = "deepspeed.zero_optimization.stage"
+    stage = keys.values.get(key, found and int(found[1]))
+    if name and stage is None:
+        keys.costing.append(f"deepspeed={name} (not found, counted as DDP)")
+    return keys.values.setdefault(key, stage) if stage is not None else None
 
 
 # ---- what each trainer does in its own way
@@ -370,14 +335,6 @@ def _compute(keys: _Keys, default: bool | None = None) -> str:
     return "fp16" if is_half else "bf16" if is_brain else ""
 
 
-def _pairs(keys: _Keys, method: str) -> int:
-    """Samples for each that the batch counts: preferences are pairs, which a reference model reads
-    too, unless adapters are switched off for that."""
-    if method == "full":
-        keys.costing.append("the reference model of preferences")
-    return 2
-
-
 def _transformers(keys: _Keys) -> dict[str, Any]:
     return {"method": "full", **_precision(keys.text("dtype torch_dtype", "auto"), _compute(keys))}
 
@@ -390,53 +347,49 @@ def _trl(keys: _Keys) -> dict[str, Any]:
     changes = {"method": method, **_precision(weights, _compute(keys, default=True))}
     if method == "qlora":
         changes["adapter_bytes"] = HALF_BYTES
-    loss = keys.text("loss_type")
-    if loss not in ("", "nll", "chunked_nll", "dft") or keys.has("beta", "max_prompt_length"):
-        return changes | {"pairs": _pairs(keys, method)}
+    if any(_states(keys.values, pattern) for pattern in _tables()["trainers"]["TRL"]["pairs"]):
+        return changes
     keys.get("loss_type", "nll, in chunks")
-    kernels = "liger" if keys.flag("use_liger_kernel") else "fused_loss"
-    return changes | {"kernels": kernels}
+    return changes | {"kernels": "liger" if keys.flag("use_liger_kernel") else "fused_loss"}
 
 
 def _llama_factory(keys: _Keys) -> dict[str, Any]:
     if keys.has("export_dir", "infer_backend"):
         raise keys.wrong("", "trains nothing: it exports a model or runs it")
-    tuning, stage = keys.text("finetuning_type", "lora"), keys.text("stage", "sft")
-    method = "full" if tuning in ("full", "freeze") else "lora"
-    if tuning not in ("full", "lora"):
-        keys.saving.append(f"finetuning_type {tuning} (counted as {method})")
+    method = "full" if keys.text("finetuning_type", "lora") in ("full", "freeze") else "lora"
     quantisation = None
-    bits = keys.count("quantization_bit")
-    if method == "lora" and bits:
+    if method == "lora" and keys.count("quantization_bit"):
         method = "qlora"
         quantisation = None if keys.flag("double_quantization", default=True) else "nf4"
-        if bits != 4:
-            keys.costing.append(f"quantization_bit {bits} (counted as 4)")
-    if stage == "ppo":
-        keys.costing.append("stage ppo")
     is_pure = keys.flag("pure_bf16")
-    is_raised = method == "full" and not is_pure and "z3" not in keys.text("deepspeed")
+    is_raised = method == "full" and not is_pure and _zero_stage(keys) != 3
     return {
         "method": method,
         **_precision("float32" if is_raised else "bfloat16", "" if is_pure else _compute(keys)),
         "quantisation": quantisation,
         "checkpointing": not keys.flag("disable_gradient_checkpointing", default=False),
-        "pairs": _pairs(keys, method) if stage in ("dpo", "rm") else 1,
+    }
+
+
+def _llama_factory_1(keys: _Keys) -> dict[str, Any]:
+    method = "lora" if keys.text("peft_config.name") == "lora" else "full"
+    if method == "lora" and keys.count("quant_config.quantization_bit"):
+        method = "qlora"
+    keys.read |= {"quant_config.name", "bf16"}
+    return {
+        "method": "dora" if keys.flag("peft_config.use_dora") else method,
+        **_precision("bfloat16", ""),
+        "parallel": "zero3" if keys.text("dist_config.name") == "deepspeed" else "fsdp2",
     }
 
 
 def _axolotl(keys: _Keys) -> dict[str, Any]:
-    adapter, goal = keys.text("adapter"), keys.text("rl")
+    adapter = keys.text("adapter")
     if adapter not in ("", "lora", "qlora"):
         raise keys.wrong("adapter", f"must be lora or qlora, not {adapter!r}")
     method = "qlora" if adapter and keys.flag("load_in_4bit") else adapter or "full"
-    if method == "lora" and keys.flag("load_in_8bit"):
-        keys.saving.append("load_in_8bit (counted as 16 bits)")
     if method == "lora" and keys.flag("peft_use_dora"):
         method = "dora"
-    has_pairs = goal in ("dpo", "ipo", "orpo", "simpo")
-    if goal and not has_pairs:
-        keys.costing.append(f"rl {goal}")
     compute = _compute(keys, default=True)
     plugins = keys.text("plugins")
     is_cut = keys.flag("cut_cross_entropy") or "cut_cross_entropy" in plugins
@@ -448,7 +401,6 @@ def _axolotl(keys: _Keys) -> dict[str, Any]:
         **_precision("bfloat16" if compute else "float32", compute),
         "kernels": kernels,
         "quantisation": "gptq" if keys.flag("gptq") else None,
-        "pairs": _pairs(keys, "" if goal in ("orpo", "simpo") else method) if has_pairs else 1,
     }
 
 
@@ -463,8 +415,6 @@ def _torchtune(keys: _Keys) -> dict[str, Any]:
     if method == "lora" and keys.flag("model.use_dora"):
         method = "dora"
     loss = keys.text("loss._component_").rpartition(".")[2]
-    if loss.startswith(("grpo", "ppo")):
-        keys.costing.append(f"loss {loss}")
     names = list(keys.get("model.lora_attn_modules") or ())
     names += ["w1", "w2", "w3"] if keys.flag("model.apply_lora_to_mlp") else []
     names += ["lm_head"] if keys.flag("model.apply_lora_to_output") else []
@@ -478,7 +428,6 @@ def _torchtune(keys: _Keys) -> dict[str, Any]:
         "adapter_bytes": FULL_BYTES if weights == "fp32" else HALF_BYTES,
         "implementation": "fused" if keys.flag("optimizer.fused") else None,
         "kernels": "fused_loss" if "linearcrossentropy" in loss else "none",
-        "pairs": _pairs(keys, method) if "dpo" in loss else 1,
         "parallel": "fsdp2",
     }
 
@@ -492,8 +441,8 @@ def _litgpt(keys: _Keys) -> dict[str, Any]:
     autocast = {"16": "fp16"}.get(compute, compute) if kind == "mixed" else ""
     layers = [
         layer
-        for part, layer in _LITGPT_LAYERS.items()
-        if has_adapters and keys.flag(f"lora_{part}", part in ("query", "value") or None)
+        for name, layer in _tables()["trainers"]["litgpt"]["targets"].items()
+        if has_adapters and keys.flag(name, name in ("lora_query", "lora_value") or None)
     ]
     devices = keys.get("devices", 1)
     gpus = devices * (keys.count("num_nodes") or 1) if type(devices) is int else None
@@ -522,6 +471,7 @@ _READERS: Final = {
     "torchtune": _torchtune,
     "litgpt": _litgpt,
     "axolotl": _axolotl,
+    "LLaMA-Factory 1": _llama_factory_1,
     "LLaMA-Factory": _llama_factory,
     "TRL": _trl,
     "Trainer": _transformers,

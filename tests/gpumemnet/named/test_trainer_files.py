@@ -251,7 +251,7 @@ def test_a_deepspeed_file_beside_it_gives_the_stage(tmp_path: Path) -> None:
     text = LLAMA_FACTORY.replace("examples/deepspeed/ds_z2_offload_config.json", "shards.json")
     found = read(tmp_path, text)
     assert found.method["parallel"] == "zero3"
-    assert found.saving == ("deepspeed (offload)",)
+    assert found.saving == ("deepspeed.zero_optimization.offload_param.device=cpu",)
 
 
 def test_options_override_the_file_and_python_answers_the_same(
