@@ -20,7 +20,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.client import URL_VARIABLE, Client
 from gpumemnet.errors import GpumemnetError, InvalidRequestError, JobDoesNotFitError
-from gpumemnet.gpu import NO, YES, DeviceProfile, find_profile, verdict
+from gpumemnet.gpu import NO, VERDICT_TEXTS, YES, DeviceProfile, find_profile, verdict
 from gpumemnet.job.layers import describe
 from gpumemnet.named.catalogue import UNCHECKED, NamedModel
 from gpumemnet.named.fit import FitAnswer, fit
@@ -38,10 +38,11 @@ from gpumemnet.units import MIB, ceil_mib, format_bytes
 if TYPE_CHECKING:
     from torch import nn
 
-    from gpumemnet.extract.module_calls import ModelInputs
+    from gpumemnet.job.training_job import TrainingJob
     from gpumemnet.tracing.result import TraceAnswer
 
 ON_MISFIT: Final = ("stop", "warn")
+_DEFAULT_GPU: Final = "A100-80GB"
 _TIMEOUT_SECONDS: Final = 10.0
 _TOLERANCE: Final = 0.01
 """How far the parameters that the rules count may lie from those that the model has."""
@@ -124,6 +125,7 @@ class MemoryCheck:
 
     Attributes:
         answer: what the run is expected to take, once that is known.
+        job: the run's job, if what it used is to be reported.
     """
 
     def __init__(
@@ -143,36 +145,31 @@ class MemoryCheck:
         self.on_misfit, self.gpu = on_misfit, gpu
         self.sequence_length, self.observations = sequence_length, observations
         self.answer: FitAnswer | TraceAnswer | None = None
-        self._inputs: ModelInputs | None = None
-        self._options: dict[str, Any] = {}
+        self.job: TrainingJob | None = None
 
     def check(
         self,
         model: nn.Module,
         inputs: object,
         options: Mapping[str, Any],
-        by_name: Callable[[DeviceProfile], FitAnswer | TraceAnswer | None] = lambda profile: None,
+        by_name: Callable[[DeviceProfile], FitAnswer | None] = lambda profile: None,
     ) -> None:
         """Compares what a run is expected to take with what is free.
 
         Args:
-            model, inputs, options: as in :func:`gpumemnet.trace`.
+            model, inputs, options: as in :func:`gpumemnet.trace`; the optimizer is an object.
             by_name: answers by the rules of ``fit`` where they hold, else gives ``None``.
 
         Raises:
             JobDoesNotFitError: the expected bytes exceed the free ones, and ``on_misfit`` is
                 ``stop``.
         """
-        from gpumemnet.extract.module_calls import as_model_inputs
         from gpumemnet.tracing.api import trace
 
         device = gpu_at_hand()
-        name = self.gpu or (device.name if device else "A100-80GB")
         try:
-            profile = find_profile(name)
-            self._inputs = as_model_inputs(inputs, None)
-            self._options = {**options, "gpu": profile}
-            self.answer = by_name(profile) or trace(model, self._inputs, **self._options)
+            profile = find_profile(self.gpu or (device.name if device else _DEFAULT_GPU))
+            self.answer = by_name(profile) or trace(model, inputs, gpu=profile, **options)
         except GpumemnetError as error:
             return _say(f"the memory of this run is not checked: {error}")
         expected, safe = self.answer.expected_bytes, self.answer.safe_bytes
@@ -180,54 +177,58 @@ class MemoryCheck:
         if device is None:
             return _say(f"{takes}; no GPU is at hand to compare with")
         judged = verdict(ceil_mib(expected), ceil_mib(safe), device.available_bytes // MIB)
-        free = format_bytes(device.available_bytes)
-        if judged == YES:
-            return _say(f"{takes}; {free} are free")
-        remedy = "use a smaller batch, shorter samples, checkpointing or LoRA"
-        sentence = f"{takes}, and {free} are free: {remedy}"
+        sentence = f"{takes}, and {format_bytes(device.available_bytes)} are free"
         if judged == NO and self.on_misfit == "stop":
-            raise JobDoesNotFitError(f"{sentence}, or pass on_misfit='warn' to start nevertheless")
-        return _say(sentence)
+            remedy = "use a smaller batch, shorter samples, checkpointing or LoRA"
+            raise JobDoesNotFitError(f"{sentence}: {remedy}, or pass on_misfit='warn'")
+        _say(sentence if judged == YES else f"{sentence}: it {VERDICT_TEXTS[judged]}")
+        if self._has_destination:
+            self._extract(model, inputs, {**options, "gpu": profile.name})
+        return None
 
-    def report(self, model: nn.Module) -> None:
-        """Reports what the run really used, as an observation."""
-        to_service = self.observations is None and URL_VARIABLE in os.environ
-        device = gpu_at_hand()
-        if device is None or self._inputs is None or not (self.observations or to_service):
-            return None
-        peak = device.peak_bytes
-        if peak is None:
-            return _say("NVML does not tell what this process used: nothing is reported")
+    @property
+    def _has_destination(self) -> bool:
+        return self.observations is not None or URL_VARIABLE in os.environ
+
+    def _extract(self, model: nn.Module, inputs: object, options: dict[str, Any]) -> None:
+        """Keeps the job that an observation belongs to."""
+        from gpumemnet.extract.extraction import ExtractOptions, extract_job
+
+        optimizer = options["optimizer"]
+        momentum = "_momentum" if optimizer.defaults.get("momentum") else ""
+        options["optimizer"] = f"{type(optimizer).__name__.lower()}{momentum}"
+        known = {each.name for each in fields(ExtractOptions)}
+        stated = {name: value for name, value in options.items() if name in known}
         try:
-            run = self._observation(model, device.name, peak)
-            if to_service:
+            self.job = extract_job(model, inputs, ExtractOptions(**stated)).job
+        except GpumemnetError as error:
+            _say(f"what this run uses will not be reported: {error}")
+
+    def report(self) -> None:
+        """Reports what the run really used, as an observation."""
+        device = gpu_at_hand()
+        if device is None or self.job is None:
+            return None
+        if device.peak_bytes is None:
+            return _say("NVML does not tell what this process used: nothing is reported")
+        run: dict[str, Any] = {
+            "job": self.job,
+            "gpu": device.name,
+            "source": "nvml_process",
+            "peak_bytes": device.peak_bytes,
+            "observed_at": datetime.now(UTC),
+        }
+        try:
+            if self.observations is None:
                 with Client(timeout_seconds=_TIMEOUT_SECONDS) as client:
                     client.observe(**run)
             else:
                 line = json.dumps(observation_to_dict(Observation(**run)))
-                with Path(str(self.observations)).open("a", encoding="utf-8") as file:
+                with Path(self.observations).open("a", encoding="utf-8") as file:
                     file.write(f"{line}\n")
         except (GpumemnetError, OSError) as error:
             return _say(f"what this run used is not reported: {error}")
-        return _say(f"this run used {format_bytes(peak)}, which is reported")
-
-    def _observation(self, model: nn.Module, gpu: str, peak_bytes: int) -> dict[str, Any]:
-        from gpumemnet.extract.extraction import ExtractOptions, extract_from
-        from gpumemnet.job.training_job import TRAINING_OPTIONS
-
-        assert self._inputs is not None
-        stated = {name: each for name, each in self._options.items() if name in TRAINING_OPTIONS}
-        optimizer = stated["optimizer"]
-        momentum = "_momentum" if optimizer.defaults.get("momentum") else ""
-        stated["optimizer"] = f"{type(optimizer).__name__.lower()}{momentum}"
-        extracted = extract_from(model, self._inputs, ExtractOptions(**stated, gpu=gpu))
-        return {
-            "job": extracted.job,
-            "gpu": gpu,
-            "source": "nvml_process",
-            "peak_bytes": peak_bytes,
-            "observed_at": datetime.now(UTC),
-        }
+        return _say(f"this run used {format_bytes(device.peak_bytes)}, which is reported")
 
 
 def _say(sentence: str) -> None:
@@ -257,7 +258,7 @@ def _hf_callback() -> type:
         ) -> None:
             """Reports what was used."""
             self._hook.remove()
-            self.report(model)
+            self.report()
 
         def _before_first_step(
             self, args: Any, optimizer: Any, model: Any, positional: Any, inputs: dict[str, Any]
@@ -288,7 +289,7 @@ def _precision(model: Any, args: Any) -> str:
 
 def _fit_by_name(
     model: Any, args: Any, inputs: Mapping[str, Any], tokens: int | None, profile: DeviceProfile
-) -> FitAnswer | TraceAnswer | None:
+) -> FitAnswer | None:
     """The answer of ``fit``; ``None`` where its rules do not describe this model or run."""
     adapters = list(getattr(model, "peft_config", {}).values())
     base = model.get_base_model() if adapters else model
@@ -364,7 +365,7 @@ def _lightning_callback() -> type:
             self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
         ) -> None:
             """Checks before the first step."""
-            if self._inputs is not None:
+            if trainer.global_step or batch_idx:
                 return
             options = {
                 "optimizer": trainer.optimizers[0],
@@ -380,18 +381,14 @@ def _lightning_callback() -> type:
 
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
             """Reports what was used."""
-            self.report(TrainingStep(pl_module))
+            self.report()
 
     return LightningMemoryCheck
 
 
-_CLASSES: Final = {
-    "MemoryCheckCallback": _hf_callback,
-    "LightningMemoryCheck": _lightning_callback,
-}
-
-
 def __getattr__(name: str) -> Any:
-    if name not in _CLASSES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _CLASSES[name]()
+    if name == "MemoryCheckCallback":
+        return _hf_callback()
+    if name == "LightningMemoryCheck":
+        return _lightning_callback()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

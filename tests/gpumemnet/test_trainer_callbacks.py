@@ -81,7 +81,7 @@ def test_a_run_that_does_not_fit_stops_before_its_first_step(
     gpu["available_bytes"] = 100 * MIB
     callback = trainer_callbacks.MemoryCheckCallback()
     run = trainer(tmp_path, causal_model(), callback)
-    with pytest.raises(JobDoesNotFitError, match=r"takes .* and 100 MiB are free"):
+    with pytest.raises(JobDoesNotFitError, match=r"takes .* and 100 MiB are free: use"):
         run.train()
     assert run.state.global_step == 0
     assert callback.answer.expected_bytes > 100 * MIB
@@ -95,7 +95,7 @@ def test_a_warning_lets_it_start(
     run = trainer(tmp_path, causal_model(), trainer_callbacks.MemoryCheckCallback("warn"))
     run.train()
     assert run.state.global_step == 2
-    assert "100 MiB are free" in capsys.readouterr().err
+    assert "100 MiB are free: it does not fit" in capsys.readouterr().err
 
 
 def test_a_causal_model_is_asked_by_the_rules_of_fit(gpu: dict[str, int], tmp_path: Path) -> None:
