@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final
+import shlex
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -153,12 +155,12 @@ def fit(
     if as_json:
         print_json(answer.document())
     else:
-        _show(answer, gpu, Console(), model)
+        _show(answer, Console(), model, {"base_model": base_model, **stated, "gpu": gpu})
     if not answer.fits:
         raise typer.Exit(DOES_NOT_FIT)
 
 
-def _show(answer: FitAnswer, gpu: str | None, console: Console, asked: str) -> None:
+def _show(answer: FitAnswer, console: Console, model: str, stated: Mapping[str, Any]) -> None:
     from gpumemnet.named.fit import verdict_text
 
     title = f"{answer.model}: {verdict_text(answer)}"
@@ -183,7 +185,7 @@ def _show(answer: FitAnswer, gpu: str | None, console: Console, asked: str) -> N
             console.print(Text(f"{_PART_NAMES[name]:>17}  {format_bytes(size):>10}  {bar}"))
     console.print()
     _show_table(answer, console)
-    _show_limits(answer, gpu, console, asked)
+    _show_limits(answer, console, model, stated)
     if answer.depth == "instant":
         console.print(Text("\nAdd --exact to trace the real model, in seconds.", style="dim"))
 
@@ -235,7 +237,9 @@ def _cell(size: int, available: int | None) -> str:
     return f"{text} ✓" if size <= available else text
 
 
-def _show_limits(answer: FitAnswer, gpu: str | None, console: Console, asked: str) -> None:
+def _show_limits(
+    answer: FitAnswer, console: Console, model: str, stated: Mapping[str, Any]
+) -> None:
     facts = []
     if answer.largest_batch is not None:
         facts.append(
@@ -255,24 +259,21 @@ def _show_limits(answer: FitAnswer, gpu: str | None, console: Console, asked: st
     for number, change in enumerate(answer.changes, 1):
         console.print(Text(f" {number}. {change.text}: safe {format_bytes(change.safe_bytes)}"))
     console.print(Text("Next", style="bold"))
-    console.print(Text(f" {next_command(answer, gpu, asked)}"), soft_wrap=True)
+    console.print(Text(f" {next_command(answer, model, stated)}"), soft_wrap=True)
 
 
-def next_command(answer: FitAnswer, gpu: str | None, asked: str) -> str:
-    """The command that asks for the cheapest change, else for the exact trace."""
-    if asked.endswith((".yaml", ".yml")) and answer.changes:
-        where = "" if "--gpu " in answer.changes[0].options else f"--gpu {gpu} "
-        return f"gpumemnet fit {asked} {where}{answer.changes[0].options}"
-    if not answer.changes:
-        return f"gpumemnet fit {answer.model} --method qlora --kernels liger --gpu 8xH200"
-    how = answer.method
-    length = f"--sequence-length {how.sequence_length} " if "tokens" in answer.table_by else ""
-    precision = f"--precision {how.precision} " if how.precision != PRECISIONS[0] else ""
-    stated = f"--method {how.method} {length}{precision}--batch-size {how.batch_size} --gpu {gpu}"
-    change = answer.changes[0].options
-    kept = [
-        f"--{part}"
-        for part in stated.removeprefix("--").split(" --")
-        if part.split()[0] not in change
-    ]
-    return f"gpumemnet fit {answer.model} {' '.join(kept)} {change}"
+def next_command(answer: FitAnswer, model: str, stated: Mapping[str, Any]) -> str:
+    """The command as it was typed, with the cheapest change; else with the most frugal method."""
+    change = "--method qlora --kernels liger --gpu 8xH200"
+    if answer.changes:
+        change = answer.changes[0].options
+    words = ["gpumemnet", "fit", model]
+    for name, value in stated.items():
+        option = name.removeprefix("gradient_").replace("_", "-")
+        if value is None or f"--{option}" in change.split():
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{'' if value else 'no-'}{option}")
+        else:
+            words += [f"--{option}", str(value)]
+    return f"{shlex.join(words)} {change}"

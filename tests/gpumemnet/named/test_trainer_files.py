@@ -265,8 +265,13 @@ def test_options_override_the_file_and_python_answers_the_same(
     assert code == (0 if answer.fits else 3)
     assert shown["expected_bytes"] == answer.expected_bytes
     assert (answer.method.batch_size, answer.method.gpus, answer.method.lora_rank) == (3, 2, 32)
-    assert main(["fit", str(path), "--batch-size", "64", "--gpu", "T4"]) == 3
-    assert f"gpumemnet fit {path}" in capfd.readouterr().out.replace("\n", "")
+    typed = ["fit", str(path), "--no-checkpointing", "--gpu", "RTX-4090"]
+    assert main([*typed, "--sequence-length", "8192"]) == 3
+    shown = capfd.readouterr().out.splitlines()
+    command = next(line.split()[1:] for line in shown if line.startswith(" gpumemnet fit"))
+    assert command[:2] == typed[:2]
+    assert {"--sequence-length", "8192"} <= set(command)
+    assert main(command) == 0
     arguments = tmp_path / "arguments.json"
     arguments.write_text(json.dumps(TRAINER))
     assert main(["fit", str(arguments), "--base-model", "Qwen/Qwen3-8B"]) == 0
