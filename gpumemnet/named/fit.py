@@ -569,7 +569,7 @@ def _steps(asked: _Asked, method: Method) -> Iterator[tuple[str, str, dict[str, 
     sharded = [replace(method, gpus=count, parallel="fsdp2") for count in (2, 4, 8)]
     for changed in sharded:
         if asked.profile is not None and changed.gpus > method.gpus and asked.is_safe(changed):
-            name = f"{changed.gpus}x{asked.profile.aliases[0]}"
+            name = f"{changed.gpus}x{asked.profile.aliases[0]}".replace(" ", "-")
             yield (
                 f"{changed.gpus} GPUs, sharded by FSDP2",
                 f"--gpu {name} --parallel fsdp2",

@@ -1,9 +1,10 @@
 """A mutating admission webhook that writes what gpumemnet predicts for a pod's training job into
 the field of the GPU scheduler.
 
-A pod names its job in the annotation ``gpumemnet.io/job`` (JSON).  The webhook asks the service,
-and answers the API server with a patch for HAMi, Volcano or KAI.  It fails open: every pod is
-allowed, and where nothing is known it is left as it was, with a warning that ``kubectl`` shows.
+A pod names its job in the annotation ``gpumemnet.io/job`` (JSON), or the model that it fine-tunes in
+``gpumemnet.io/model``, and how in further ones.  The webhook asks the service, and answers the API
+server with a patch for HAMi, Volcano or KAI.  It fails open: every pod is allowed, and where nothing
+is known it is left as it was, with a warning that ``kubectl`` shows.
 README.md beside this file says how to install it.
 """
 
@@ -29,15 +30,22 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 JOB: Final = "gpumemnet.io/job"
+MODEL: Final = "gpumemnet.io/model"
 GPU: Final = "gpumemnet.io/gpu"
 CONTAINER: Final = "gpumemnet.io/container"
 PREDICTION_ID: Final = "gpumemnet.io/prediction-id"
 LABEL_SOURCE: Final = "gpumemnet.io/label-source"
+PREFIX: Final = "gpumemnet.io/"
+NO_OPTIONS: Final = (JOB, MODEL, GPU, CONTAINER, PREDICTION_ID, LABEL_SOURCE)
+BY_NAME: Final = "model_name"
+"""Label source of an amount that was asked for by a model's name."""
 
 MAX_REVIEW_BYTES: Final = 4 * 1024 * 1024
 """More than the API server takes for an object (3 MiB)."""
 MAX_WARNING_CHARACTERS: Final = 256
 """The API server cuts longer warnings."""
+MAX_DIGITS: Final = 20
+"""Most digits of a number in an annotation; the service refuses smaller ones."""
 CERTIFICATE_LOOK_SECONDS: Final = 30.0
 
 logger = logging.getLogger("gpumemnet.webhook")
@@ -100,28 +108,52 @@ class Settings:
     timeout_seconds: float = 0.5
 
 
-async def ask(client: httpx.AsyncClient, settings: Settings, job: str, gpu: str) -> Document:
-    """The service's answer for the job description ``job``.
+def question_of(annotations: Document, gpu: str) -> tuple[str, bytes]:
+    """The operation to ask and the body to send: the job where there is one, else the model.
+
+    Raises:
+        Skip: the job is not JSON.
+    """
+    question: Document = {"gpu": gpu} if gpu else {}
+    try:
+        if JOB in annotations:
+            question["job"] = json.loads(annotations[JOB])
+            return "predict", json.dumps(question, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        raise Skip(f"the annotation {JOB} is not JSON, which has no NaN and no Infinity") from None
+    question["model"] = annotations[MODEL]
+    for name, text in annotations.items():
+        if name.startswith(PREFIX) and name not in NO_OPTIONS:
+            # The service knows the options and their values, and refuses others.
+            option = name.removeprefix(PREFIX).replace("-", "_")
+            question[option] = {"true": True, "false": False}.get(text, text)
+            if text.isdecimal():
+                question[option] = int(text[:MAX_DIGITS])
+    return "fit", json.dumps(question).encode()
+
+
+async def ask(
+    client: httpx.AsyncClient, settings: Settings, operation: str, content: bytes
+) -> Document:
+    """The service's answer to the question ``content``.
 
     Raises:
         Skip: when it does not come in time, or is none.
     """
-    try:
-        question: Document = {"job": json.loads(job), **({"gpu": gpu} if gpu else {})}
-        content = json.dumps(question, allow_nan=False).encode()
-    except (ValueError, RecursionError):
-        raise Skip(f"the annotation {JOB} is not JSON, which has no NaN and no Infinity") from None
     try:
         headers = {"Content-Type": "application/json"}
         if settings.key_file:
             headers["Authorization"] = f"Bearer {settings.key_file.read_text().strip()}"
         async with asyncio.timeout(settings.timeout_seconds):
             response = await client.post(
-                f"{settings.url}/v1/predict", content=content, headers=headers
+                f"{settings.url}/v1/{operation}", content=content, headers=headers
             )
         answer = response.json()
         if response.status_code != 200:
             raise Skip(f"the service refused ({response.status_code}): {answer['detail']}")
+        if operation == "fit":
+            amounts = {name: answer[name] for name in ("expected_bytes", "safe_bytes")}
+            return {"prediction_id": "", "label_source": BY_NAME, "reasons": [], **amounts}
         if not (
             isinstance(answer["prediction_id"], str) and isinstance(answer["label_source"], str)
         ):
@@ -214,7 +246,9 @@ def asked(container: Document, resource: str) -> bool:
 def patch(settings: Settings, pod: Document, place: int | None, answer: Document) -> list[Document]:
     """The JSON patch (RFC 6902) that writes the amount and where it comes from."""
     request, limit = amounts(answer)
-    annotations = {PREDICTION_ID: answer["prediction_id"], LABEL_SOURCE: answer["label_source"]}
+    annotations = {LABEL_SOURCE: answer["label_source"]}
+    if answer["prediction_id"]:
+        annotations[PREDICTION_ID] = answer["prediction_id"]
     steps: list[Document] = []
     if place is None:
         annotations[KAI_MEMORY] = str(request)
@@ -258,12 +292,13 @@ async def review(client: httpx.AsyncClient, settings: Settings, request: Documen
         ):
             return response
         annotations = (pod.get("metadata") or {}).get("annotations") or {}
-        if JOB not in annotations or PREDICTION_ID in annotations:
+        if annotations.keys().isdisjoint((JOB, MODEL)) or PREDICTION_ID in annotations:
             return response
         place = place_of(settings, pod)
-        if request.get("dryRun"):
+        operation, content = question_of(annotations, annotations.get(GPU) or settings.gpu)
+        if request.get("dryRun") and operation == "predict":
             raise Skip("not asked in a dry run, because the service keeps what it predicts")
-        answer = await ask(client, settings, annotations[JOB], annotations.get(GPU) or settings.gpu)
+        answer = await ask(client, settings, operation, content)
         steps = patch(settings, pod, place, answer)
     except Skip as reason:
         if str(reason):

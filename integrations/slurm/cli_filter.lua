@@ -1,7 +1,8 @@
 --[[
 Asks the gpumemnet service how much GPU memory a job will take, before sbatch, salloc or srun send it to the controller.
 
-The user names a job description (JSON) by  --comment=gpumemnet:job.json  or in the variable GPUMEMNET_JOB.  The filter asks
+The user names a job description (JSON) by  --comment=gpumemnet:job.json  or in the variable GPUMEMNET_JOB; or in its place the
+model that is fine-tuned, and how, as  gpumemnet:model=Qwen/Qwen3-8B,method=qlora,sequence_length=4096.  The filter asks
 the service with curl, sets  --gres=shard:N  unless the user has asked for GPUs otherwise, and leaves  gpumemnet:<prediction id>
 in the comment, by which `gpumemnet observations import-sacct` joins what the job really used.  It fails open: whatever goes wrong, the job
 goes on as it was written.  README.md beside this file tells how to install it.
@@ -130,6 +131,10 @@ local function json_text(text)
   return '"' .. string.gsub(text, '[%c"\\]', function(letter) return string.format("\\u%04x", string.byte(letter)) end) .. '"'
 end
 
+local function is_whole(number)
+  return type(number) == "number" and number > 0 and number == math.floor(number) and number < 2 ^ 53
+end
+
 -- Asking ------------------------------------------------------------------------------------------------------------------
 
 local function read_file(path, limit, what)
@@ -158,17 +163,43 @@ local function shell_quoted(text)
   return "'" .. string.gsub(text, "'", "'\\''") .. "'"
 end
 
--- The service's answer to a job description as a table.
-local function ask(job)
-  local body = '{"job":' .. job
+-- The question by a model's name as JSON, from  model=NAME,option=value,…  What has no = goes on with the value before it.
+local function fit_body(text, gpu)
+  local names, values = { "gpu" }, { gpu = gpu }
+  for part in string.gmatch(text, "[^,]+") do
+    local name, value = string.match(part, "^([%w_-]+)=(.*)$")
+    if name then
+      name = string.gsub(name, "-", "_")
+      if values[name] == nil then names[#names + 1] = name end
+      values[name] = value
+    else
+      local last = names[#names]
+      values[last] = values[last] .. "," .. part
+    end
+  end
+  local members = {}
+  for _, name in ipairs(names) do
+    local value = values[name]
+    local is_plain = value == "true" or value == "false" or (#value < 16 and string.match(value, "^[1-9]%d*$"))
+    if value ~= "" then members[#members + 1] = json_text(name) .. ":" .. (is_plain and value or json_text(value)) end
+  end
+  return "{" .. table.concat(members, ",") .. "}"
+end
+
+-- The service's answer to a job description, or to a question by a model's name, as a table.
+local function ask(job, is_fit)
   local gpu = setting("gpu", "GPUMEMNET_GPU")
-  if gpu ~= "" then body = body .. ',"gpu":' .. json_text(gpu) end
-  body = body .. "}"
+  local body
+  if is_fit then
+    body = fit_body(job, gpu)
+  else
+    body = '{"job":' .. job .. (gpu ~= "" and ',"gpu":' .. json_text(gpu) or "") .. "}"
+  end
 
   local body_path, config_path = os.tmpname(), os.tmpname() -- created for this user alone
   local ok, output = pcall(function()
     local config = {
-      "url = " .. quoted(string.gsub(setting("url", "GPUMEMNET_URL"), "/+$", "") .. "/v1/predict"),
+      "url = " .. quoted(string.gsub(setting("url", "GPUMEMNET_URL"), "/+$", "") .. (is_fit and "/v1/fit" or "/v1/predict")),
       "max-time = " .. setting("timeout_seconds", "GPUMEMNET_TIMEOUT_SECONDS"),
       "header = " .. quoted("Content-Type: application/json"),
       "header = " .. quoted("Expect:"),
@@ -203,6 +234,7 @@ local function ask(job)
     local detail = type(answer.detail) == "string" and answer.detail or "no reason given"
     error("the service refused (" .. status .. "): " .. detail, 0)
   end
+  if is_fit and is_whole(answer.safe_bytes) and type(answer.method) == "table" then return answer end
   if type(answer.prediction_id) ~= "string" or not string.match(answer.prediction_id, UUID) then
     error("the answer is none of a gpumemnet service: is the URL right?", 0)
   end
@@ -210,10 +242,6 @@ local function ask(job)
 end
 
 -- Deciding ----------------------------------------------------------------------------------------------------------------
-
-local function is_whole(number)
-  return type(number) == "number" and number > 0 and number == math.floor(number) and number < 2 ^ 53
-end
 
 -- Bytes as MiB, rounded up; nil for what is no amount.
 local function mib(bytes)
@@ -253,7 +281,7 @@ local function shards(answer, options, ranks)
     string.format("%d", amount_mib), count)
 end
 
--- Path of the job description, and the token of the comment that named it (nil when the variable did).
+-- Path of the job description or the question by a model's name, and the token of the comment that named it (nil when the variable did).
 local function job_path(options, component)
   local comment = option(options, "comment")
   local named = comment and string.match(comment, TOKEN)
@@ -276,18 +304,21 @@ local function fill_in(options, component)
   if option(options, "type") == "srun" and os.getenv("SLURM_JOB_ID") then return end
   local path, token = job_path(options, component)
   if path == nil then return end
-  local job = read_file(path, MAX_JOB_BYTES, "the job description")
-  local answer = ask(job)
-  local gres, sentence = shards(answer, options, ranks_of(job))
-  local mark = "gpumemnet:" .. answer.prediction_id
-  local comment = option(options, "comment")
-  if token then
-    comment = replaced(comment, token, mark)
-  else
-    comment = comment and comment .. " " .. mark or mark
+  local is_fit = string.match(path, "^model=") ~= nil
+  local job = is_fit and path or read_file(path, MAX_JOB_BYTES, "the job description")
+  local answer = ask(job, is_fit)
+  local gres, sentence = shards(answer, options, is_fit and answer.method.gpus or ranks_of(job))
+  if not is_fit then -- an answer by name is not kept, and has no id
+    local mark = "gpumemnet:" .. answer.prediction_id
+    local comment = option(options, "comment")
+    if token then
+      comment = replaced(comment, token, mark)
+    else
+      comment = comment and comment .. " " .. mark or mark
+    end
+    options["comment"] = comment
   end
   if gres then options["gres"] = gres end
-  options["comment"] = comment
   if sentence then slurm.log_info("%s", "gpumemnet: " .. sentence) end
 end
 

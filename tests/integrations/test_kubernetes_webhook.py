@@ -199,6 +199,36 @@ def test_kai_gets_the_request_of_the_pod(kai: Admit, prediction: Document) -> No
     assert pod["spec"] == document["request"]["object"]["spec"]
 
 
+def test_a_model_and_how_it_is_trained_stand_beside_the_layer_list(
+    hami: Admit, kai: Admit, service: RunningService
+) -> None:
+    options = {"method": "qlora", "sequence_length": 1024, "checkpointing": False}
+    question = {"model": "Qwen/Qwen3-8B", "gpu": "RTX-4090", **options}
+    answer = httpx.post(f"{service.url}/v1/fit", json=question, timeout=300).json()
+    annotations = {
+        f"gpumemnet.io/{name.replace('_', '-')}": str(value).lower() if name in options else value
+        for name, value in question.items()
+    }
+    document = review("deployment", job=None, **annotations)
+    document["request"]["dryRun"] = True  # the service keeps nothing of such a question
+    pod = patched(document["request"]["object"], hami(document))
+    limits = pod["spec"]["containers"][1]["resources"]["limits"]
+    assert limits["nvidia.com/gpumem"] == str(ceil_mib(answer["safe_bytes"]))
+    assert pod["metadata"]["annotations"]["gpumemnet.io/label-source"] == "model_name"
+    assert ID not in pod["metadata"]["annotations"]
+    document["request"]["object"] = pod
+    assert hami(document).keys() == {"uid", "allowed"}
+
+    document = review("pod", job=None, **annotations)
+    pod = patched(document["request"]["object"], kai(document))
+    assert pod["metadata"]["annotations"]["gpu-memory"] == str(ceil_mib(answer["expected_bytes"]))
+
+    for name, value in (("model", "no/model"), ("batch-size", "many"), ("lora-rang", "8")):
+        changed = annotations | {f"gpumemnet.io/{name}": value}
+        warning = left_alone(hami(review("deployment", job=None, **changed)))
+        assert f"(422): {name.replace('-', '_')}: " in warning
+
+
 def test_a_pod_is_patched_once(hami: Admit) -> None:
     document = review("deployment")
     document["request"]["object"] = patched(document["request"]["object"], hami(document))
@@ -278,7 +308,7 @@ def test_pods_that_cannot_be_meant_are_left_with_a_warning(hami: Admit, kai: Adm
 
 
 def test_outside_the_support_nothing_is_set(hami: Admit, kai: Admit) -> None:
-    job = {**EXAMPLE_JOBS["mlp"], "batch_size": 10**6}
+    job = {**EXAMPLE_JOBS["mlp"], "gradient_accumulation": 64}
     assert "no safe amount" in left_alone(hami(review("deployment", job=job)))
     assert "no safe amount" in left_alone(kai(review("pod", job=job)))
 

@@ -156,6 +156,31 @@ def test_a_job_named_in_a_variable_is_found_and_its_comment_kept(
 
 
 @needs_curl
+def test_a_model_by_its_name_gets_shards_and_its_comment_stays(
+    submit: Submit, service: RunningService
+) -> None:
+    options = {"method": "lora", "lora_target": "q_proj,v_proj", "sequence_length": 1024}
+    question = {"model": "Qwen/Qwen3-0.6B", **options, "checkpointing": False, "gpu": "RTX-4090"}
+    answer = httpx.post(f"{service.url}/v1/fit", json=question, timeout=300).json()
+    limit_mib = ceil_mib(answer["safe_bytes"])
+    text = ",".join(
+        f"{name}={str(value).replace('False', 'false')}" for name, value in question.items()
+    )
+    for outcome in (
+        submit(comment=f"mine gpumemnet:{text}"),
+        submit(environment={"GPUMEMNET_JOB": text, "GPUMEMNET_GPU": "T4"}),
+    ):
+        assert outcome.options["gres"] == f"shard:{-(-limit_mib // 1024)}"
+        assert outcome.options.get("comment", "") in (f"mine gpumemnet:{text}", "")
+        assert f"{limit_mib} MiB" in outcome.said
+    several = submit(comment="gpumemnet:model=Qwen/Qwen3-8B,gpu=8xH100")
+    assert "gres" not in several.options
+    assert "one of 8 replicas" in several.said
+    wrong = submit(comment="gpumemnet:model=Qwen/Qwen3-8B,metod=lora")
+    assert "the service refused (422): metod" in wrong.said
+
+
+@needs_curl
 def test_one_of_several_replicas_gets_no_shards_of_a_single_gpu(
     submit: Submit, tmp_path: Path
 ) -> None:
@@ -192,7 +217,7 @@ def test_outside_the_support_there_are_no_shards_and_the_reason_is_said(
     submit: Submit, tmp_path: Path
 ) -> None:
     path = tmp_path / "huge.json"
-    path.write_text(json.dumps({**EXAMPLE_JOBS["mlp"], "batch_size": 10**6}))
+    path.write_text(json.dumps({**EXAMPLE_JOBS["mlp"], "gradient_accumulation": 64}))
     outcome = submit(comment=f"gpumemnet:{path}")
     assert outcome.returned == "0"
     assert "gres" not in outcome.options

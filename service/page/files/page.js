@@ -1,12 +1,15 @@
-// The page: keeps form, text and link in step, asks the service after every change, and shows what it says.
+// The page, and its second tab: keeps form, text and link in step, asks the service after every change, and shows what it says.
 
 import { showAnswer, showCurve, showKind, showRecipes, spoken } from "./answer_view.js";
-import { Problem, Unreachable, ask, hasKey, read, useKey } from "./api.js";
+import { Problem, Unreachable, ask, read } from "./api.js";
 import { byId, element } from "./dom.js";
+import { fillFitGpus, openFitLink } from "./fit_form.js";
 import { BrokenJson, readJob, writeJob } from "./job.js";
+import { askForKey, isKeyProblem, onKey } from "./key_panel.js";
 import { fromFragment, toFragment } from "./permalink.js";
 import { copy } from "./recipes.js";
 import { curveOf, rowsOf, usableMib } from "./shapes.js";
+import { showTab, shownTab } from "./tabs.js";
 import { coverageWords, gib, shortGpu, withMib } from "./words.js";
 
 const JOB_FIELDS = ["batch_size", "optimizer", "precision"]; // these stand in the job …
@@ -153,7 +156,7 @@ function markStale(isStale) {
 // Errors
 
 function clearErrors() {
-  for (const name of [...JOB_FIELDS, ...OPTION_FIELDS, "job", "key"]) {
+  for (const name of [...JOB_FIELDS, ...OPTION_FIELDS, "job"]) {
     byId(name).removeAttribute("aria-invalid");
     byId(`${name}-error`).hidden = true;
   }
@@ -165,6 +168,7 @@ function atField(name, message) {
   const place = byId(`${name}-error`);
   place.textContent = message;
   place.hidden = false;
+  place.scrollIntoView({ block: "nearest" });
 }
 
 function showError(error) {
@@ -179,7 +183,7 @@ function showError(error) {
     fail(error instanceof Unreachable ? "No connection" : "The page failed", error.message);
     return;
   }
-  if (error.status === 401 || error.status === 403) {
+  if (isKeyProblem(error)) {
     askForKey(error);
     byId("status").textContent = "Not answered: an API key is needed.";
     return;
@@ -196,11 +200,6 @@ function showError(error) {
   byId("status").textContent = "Not answered: see the field marked with ✕.";
 }
 
-function askForKey(problem) {
-  byId("key-panel").hidden = false;
-  if (hasKey()) atField("key", problem.message);
-}
-
 function fail(title, message) {
   const place = byId("failure");
   place.replaceChildren(element("strong", {}, `${title}. `), message);
@@ -213,10 +212,11 @@ async function fillLists() {
   try {
     const [{ gpus }, { models }] = await Promise.all([read("v1/gpus"), read("v1/models")]);
     fillGpus(gpus);
+    fillFitGpus(gpus);
     fillCoverages(models);
   } catch (error) {
     if (!(error instanceof Problem)) showError(error);
-    else if (error.status === 401 || error.status === 403) askForKey(error);
+    else if (isKeyProblem(error)) askForKey(error);
   }
 }
 
@@ -260,6 +260,8 @@ async function pickExample(name) {
 async function openLink() {
   const fragment = location.hash.slice(1);
   if (!fragment) return;
+  showTab("job");
+  if (fragment === "job") return;
   try {
     const { job, ...rest } = await fromFragment(fragment);
     setJob(job, rest);
@@ -273,8 +275,9 @@ async function openLink() {
 for (const link of document.querySelectorAll('[href="#answer"]')) {
   link.addEventListener("click", (event) => {
     event.preventDefault(); // the fragment holds the job
-    byId("answer").focus();
-    byId("answer").scrollIntoView();
+    const place = byId(shownTab() === "job" ? "answer" : "fit-answer");
+    place.focus();
+    place.scrollIntoView();
   });
 }
 for (const button of document.querySelectorAll("[data-example]")) {
@@ -303,20 +306,14 @@ for (const button of document.querySelectorAll("[data-kind]")) {
     showKind(button.dataset.kind);
   });
 }
-byId("use-key").addEventListener("click", async () => {
-  useKey(byId("key").value.trim());
+onKey(async () => {
   clearErrors();
-  byId("key-panel").hidden = true;
   await fillLists();
   if (text.value.trim()) await predict();
-});
-byId("key").addEventListener("keydown", (event) => {
-  if (event.key !== "Enter") return;
-  event.preventDefault(); // it would send the job without the key
-  byId("use-key").click();
 });
 addEventListener("hashchange", openLink);
 
 fillForm({}); // nothing is chosen before there is a job
 fillLists();
-openLink();
+if (location.hash) openLink();
+else openFitLink();

@@ -41,11 +41,11 @@ def chrome(service: RunningService, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def page(chrome: Browser, service: RunningService) -> Iterator[Browser]:
-    """The page freshly opened; afterwards nothing has been complained of, and nothing was asked of
-    another host."""
+    """The second tab freshly opened; afterwards nothing has been complained of, and nothing was
+    asked of another host."""
     chrome.resize(1280)
     chrome.media(prefers_color_scheme="light")
-    chrome.open()
+    chrome.open("/#job")
     chrome.run("sessionStorage.clear()")
     chrome.complaints()
     yield chrome
@@ -196,7 +196,7 @@ def test_outside_the_support_no_number_is_offered(
     assert "\ngradient_accumulation is 64" in page.text(
         "#reasons"
     )  # the name of a field begins with no capital
-    assert "guess" in page.text(".eyebrow").lower()
+    assert "guess" in page.text("#result .eyebrow").lower()
     assert page.driver.find_elements(By.CSS_SELECTOR, "#bins-chart .limit-line") == []
     for name in ("hami", "volcano", "kai", "sbatch"):
         assert "no limit" in box(page, name).text
@@ -230,6 +230,72 @@ def test_the_link_holds_the_whole_question(page: Browser, example: Example, aske
     assert json.loads(page.value("#job")) == job
     page.open("/#znonsense")
     page.wait(lambda: "cut off" in page.text("#failure"), "the message")
+
+
+def test_a_model_is_picked_by_its_name(page: Browser, http: httpx.Client) -> None:
+    def has_fit(**question: object) -> Document:
+        answer = http.post("/v1/fit", json=question).raise_for_status().json()
+        expected = f"{answer['expected_bytes'] / 2**30:,.3g} GiB"
+        page.wait(lambda: page.text("#fit-expected") == expected, expected)
+        return dict(answer)
+
+    page.open()
+    assert page.find("#tab-model").get_attribute("aria-selected") == "true"
+    model = page.find("#fit-model")
+    model.send_keys("qwen3 8b")
+    page.wait(lambda: page.find("#fit-models").is_displayed(), "the suggestions")
+    model.send_keys(Keys.ARROW_DOWN)
+    active = model.get_attribute("aria-activedescendant")
+    assert page.find(f"#{active}").get_attribute("aria-selected") == "true"
+    model.send_keys(Keys.ENTER)
+    asked = {"model": "Qwen/Qwen3-8B"}
+    has_fit(**asked)
+    assert not page.find("#fit-models").is_displayed()
+    page.wait(lambda: "(" in page.text("#fit-gpu option:nth-child(2)"), "the list of GPUs")
+    page.run(
+        "for (const [id, value] of Object.entries(arguments[0])) {"
+        "  const field = document.getElementById(id); field.value = value; field.dispatchEvent(new Event('change')); }",
+        {"fit-method": "qlora", "fit-gpu": "RTX-4090"},
+    )
+    page.find("#fit-sequence_length").send_keys("8192")
+    asked |= {"method": "qlora", "gpu": "RTX-4090", "sequence_length": 8192}
+    answer = has_fit(**asked)
+    assert page.text("#fit-verdict").endswith(VERDICT_TEXTS[answer["verdict"]])
+    rows = page.driver.find_elements(By.CSS_SELECTOR, "#fit-table tbody tr")
+    assert len(rows) == len(answer["table"])
+    parts = [size for size in answer["parts"].values() if size]
+    assert len(page.driver.find_elements(By.CSS_SELECTOR, "#fit-parts li")) == len(parts)
+    assert json.loads(page.run("return document.querySelector('#fit-raw').textContent")) == answer
+
+    link = page.driver.current_url.removeprefix(page.url)
+    assert "sequence_length=8192" in link
+    page.open(link)
+    has_fit(**asked)
+    assert not answer["fits"]
+    page.find("#fit-changes button").click()
+    page.wait(lambda: "✓" in page.text("#fit-verdict"), "the change that makes it fit")
+
+    batch = page.find("#fit-batch_size")
+    batch.clear()
+    batch.send_keys("0")
+    page.wait(lambda: page.find("#fit-batch_size-error").is_displayed(), "the message")
+    assert batch.get_attribute("aria-invalid") == "true"
+    page.find("#tab-model").send_keys(Keys.ARROW_RIGHT)
+    assert page.find("#job").is_displayed()
+    assert not page.find("#fit-form").is_displayed()
+
+
+def test_an_error_of_the_job_is_not_covered(page: Browser) -> None:
+    """What lies at the middle of the message is the message."""
+    for height in (900, 720):
+        page.resize(1280, height)
+        page.open("/#job")
+        page.find("#job").send_keys('{"family": ')
+        page.wait(lambda: page.find("#job-error").is_displayed(), "the message")
+        assert page.run(
+            "const place = document.getElementById('job-error'); const at = place.getBoundingClientRect();"
+            "return document.elementFromPoint(at.left + 5, at.top + at.height / 2) === place"
+        )
 
 
 def test_by_keyboard_alone(page: Browser, example: Example, asked: Asked) -> None:
@@ -286,18 +352,26 @@ def test_a_screen_reader_hears_the_answer_and_every_control_has_a_name(
     page: Browser, example: Example, asked: Asked
 ) -> None:
     answer = asked(job=example("mlp"))
+    page.open("/?model=Qwen/Qwen3-8B")
+    page.wait(lambda: "GiB safe" in page.text("#fit-status"), "what a screen reader hears")
+    assert nameless_controls(page) == []
+    page.open("/#job")
     pick(page, "mlp", answer)
     status = page.find("#status")
     assert (status.get_attribute("role"), status.get_attribute("aria-live")) == ("status", "polite")
     assert words(ceil_mib(answer["safe_bytes"])) in status.text
+    assert nameless_controls(page) == []
+
+
+def nameless_controls(page: Browser) -> list[Document]:
+    """The controls that a screen reader cannot name."""
     nodes = page.devtools("Accessibility.getFullAXTree")["nodes"]
-    roles = {"button", "textbox", "combobox", "spinbutton", "link", "image"}
+    roles = {"button", "textbox", "combobox", "spinbutton", "link", "image", "tab", "checkbox"}
     controls = [node for node in nodes if node.get("role", {}).get("value") in roles]
-    nameless = [
+    assert len(controls) > 20
+    return [
         node for node in controls if not node["ignored"] and not node.get("name", {}).get("value")
     ]
-    assert len(controls) > 20
-    assert nameless == []
 
 
 def test_a_key_is_asked_for_and_kept_in_this_tab_alone(
@@ -307,7 +381,7 @@ def test_a_key_is_asked_for_and_kept_in_this_tab_alone(
     keys = f"reporter:observe:{digests['reporter']},asker:predict:{digests['asker']}"
     with start_service(GPUMEMNET_API_KEYS=keys, GPUMEMNET_DATABASE_URL="off") as guarded:
         page = Browser(chrome.driver, guarded.url)
-        page.open()
+        page.open("/#job")
         page.wait(lambda: page.find("#key-panel").is_displayed(), "the field")
         for height in (900, 720):
             page.resize(1280, height)
