@@ -64,7 +64,9 @@ def test_the_share_is_the_safe_amount_over_what_the_gpu_has() -> None:
 
 def test_a_job_unlike_the_training_data_gets_a_whole_gpu_and_the_reason() -> None:
     resources = ray_resources(
-        job_from_dict({**EXAMPLE_JOBS["mlp"], "batch_size": 10**6}), "A100", memory_resource="mib"
+        job_from_dict({**EXAMPLE_JOBS["mlp"], "gradient_accumulation": 64}),
+        "A100",
+        memory_resource="mib",
     )
     assert resources == {"num_gpus": 1, "resources": {"mib": target("A100").available_mib}}
     assert resources.reasons == resources.estimate.reasons != ()

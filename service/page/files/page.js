@@ -261,7 +261,7 @@ async function openLink() {
   const fragment = location.hash.slice(1);
   if (!fragment) return;
   showTab("job");
-  if (fragment === "job") return;
+  if (fragment === "describe") return;
   try {
     const { job, ...rest } = await fromFragment(fragment);
     setJob(job, rest);
