@@ -96,18 +96,27 @@ class FitTableRow(Schema):
     )
 
 
-def _answer_fields() -> dict[str, Any]:
-    hints = get_type_hints(named.FitAnswer) | {"table": list[FitTableRow], "fits": bool}
-    descriptions = attribute_descriptions(named.FitAnswer)
-    descriptions["fits"] = "whether the job is safe on the GPU; true where none was named"
-    return {name: (hint, Field(description=descriptions.get(name))) for name, hint in hints.items()}
+def _described(name: str, text: str, class_: type, **changes: Any) -> Any:
+    """The schema of a dataclass, with the texts of its docstring; ``changes`` are other types."""
+    hints, descriptions = get_type_hints(class_) | changes, attribute_descriptions(class_)
+    members: dict[str, Any] = {
+        member: (hint, Field(description=descriptions.get(member)))
+        for member, hint in hints.items()
+    }
+    return create_model(name, __base__=Schema, __doc__=text, **members)
 
 
-FitAnswer = create_model(
+_METHOD: Any = _described("FitMethod", "How it is trained, with every default.", Method)
+_CHANGE: Any = _described("FitChange", "A change that makes the job fit.", named.Change)
+FitAnswer = _described(
     "FitAnswer",
-    __base__=Schema,
-    __doc__="Whether a fine-tuning job fits, what its memory is made of, and what would fit.",
-    **_answer_fields(),
+    "Whether a fine-tuning job fits, what its memory is made of, and what would fit; `fits` is true where no GPU was "
+    "named.",
+    named.FitAnswer,
+    method=_METHOD,
+    table=list[FitTableRow],
+    changes=list[_CHANGE],
+    fits=bool,
 )
 
 
