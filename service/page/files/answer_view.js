@@ -89,6 +89,8 @@ function showLimit(answer, usableMib) {
   }
   const reasons = byId("reasons");
   reasons.hidden = answer.in_support;
+  const unlike = "unlike the jobs that the model learned from";
+  reasons.querySelector("h3").textContent = limit === null ? `No limit: ${unlike}` : capital(unlike);
   reasons.querySelector("ul").replaceChildren(...answer.reasons.map((reason) => element("li", {}, capital(reason))));
 }
 

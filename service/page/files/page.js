@@ -168,7 +168,7 @@ function atField(name, message) {
   const place = byId(`${name}-error`);
   place.textContent = message;
   place.hidden = false;
-  place.scrollIntoView({ block: "nearest" });
+  requestAnimationFrame(() => place.scrollIntoView({ block: "nearest" })); // once the status below has its lines
 }
 
 function showError(error) {
