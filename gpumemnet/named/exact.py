@@ -7,10 +7,10 @@ Everything runs in a child process.  Weights are never loaded, code from the hub
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.errors import InvalidRequestError, MissingExtraError
 from gpumemnet.gpu import DeviceProfile
@@ -29,6 +29,11 @@ from gpumemnet.tracing.api import (
     request_from_dict,
 )
 
+if TYPE_CHECKING:
+    from gpumemnet.named.real_model import RealModel
+    from gpumemnet.tracing.timeline import Timeline
+    from gpumemnet.tracing.training_loop import Recording
+
 PURPOSE: Final = "the exact depth of fit"
 _LOG: Final = logging.getLogger("gpumemnet.named.exact")
 _PARALLEL: Final = {"ddp": "ddp", "fsdp2": "fsdp", "zero3": "fsdp", "zero2": "fsdp_zero2"}
@@ -46,6 +51,14 @@ _PARTS: Final = {
     "workspace": "workspace_bytes",
 }
 """Memory class of a trace → part of an answer."""
+
+
+_FEW_BLOCKS: Final = 5
+_UNEQUAL_BLOCKS: Final = (
+    *("layer_types", "sliding_window", "first_k_dense_replace", "mlp_only_layers", "text_config"),
+    *("attention_chunk_size", "no_rope_layers", "attention_layers"),
+)
+"""Keys of configurations whose blocks may differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,26 +167,69 @@ def _implementation(method: Method) -> str:
     return method.implementation if method.optimizer in ("adam", "adamw") else "default"
 
 
+def _lengthened(
+    config: Mapping[str, Any],
+    method: Method,
+    traced: Callable[[Mapping[str, Any], None], tuple[RealModel, Recording]],
+) -> tuple[RealModel, Timeline, int] | None:
+    """Trace few blocks and repeat their events; ``None`` where blocks differ, or where five blocks
+    lengthened by one are not six."""
+    from gpumemnet.named.repeated_blocks import is_equal, lengthened, with_ordered_frees
+
+    blocks = config.get("num_hidden_layers")
+    if config.get("model_type") not in STYLES or not isinstance(blocks, int):
+        return None
+    if blocks < 2 * _FEW_BLOCKS or any(config.get(key) for key in _UNEQUAL_BLOCKS):
+        return None
+    short, shorter = (
+        traced({**config, "num_hidden_layers": _FEW_BLOCKS + n}, None) for n in (1, 0)
+    )
+    real, less = short[0], shorter[0]
+    if real.blocks is None:
+        return None
+    orders = [with_ordered_frees(each.timeline, real.blocks) for _, each in (shorter, short)]
+    once = lengthened(orders[0], real.blocks, 1)
+    if once is None or not is_equal(once, orders[1]):
+        return None
+    more = blocks - _FEW_BLOCKS - 1
+    timeline = lengthened(orders[1], real.blocks, more)
+    if timeline is None:
+        return None
+    trained = real.trained_parameters
+    real.parameters += more * (real.parameters - less.parameters)
+    return real, timeline, trained + more * (trained - less.trained_parameters)
+
+
 def _in_child(document: dict[str, Any]) -> dict[str, Any]:
     method = Method(**document["method"])
     request = request_from_dict(document["trace"])
     _LOG.info("importing torch and the model's library")
     notes = checked_torch()
     from gpumemnet.extract.module_calls import as_model_inputs
-    from gpumemnet.named.real_model import built
+    from gpumemnet.named.real_model import built, check_total
     from gpumemnet.tracing.model_tracer import result_of_run
     from gpumemnet.tracing.operators.rules import Platform
     from gpumemnet.tracing.timeline import repeated
     from gpumemnet.tracing.training_loop import record
 
-    real = built(document["name"], document["config"], document["parameters"], method)
-    options = replace(request.options, own_optimizer=real.optimizer)
+    options = request.options
     platform = Platform.of(request.gpu, options)
-    _LOG.info("tracing training steps")
-    with real.patches():
-        inputs = as_model_inputs(real.inputs, method.batch_size)
-        recording = record(real.module, inputs, options, platform)
-    timeline = recording.timeline
+
+    def traced(config: Mapping[str, Any], total: int | None) -> tuple[RealModel, Recording]:
+        real = built(document["name"], config, total, method)
+        _LOG.info("tracing training steps")
+        with real.patches():
+            inputs = as_model_inputs(real.inputs, method.batch_size)
+            own = replace(options, own_optimizer=real.optimizer)
+            return real, record(real.module, inputs, own, platform)
+
+    config, total = document["config"], document["parameters"]
+    found = _lengthened(config, method, traced) if options.parallel == "none" else None
+    if found is None:
+        real, recording = traced(config, total)
+        found = real, recording.timeline, real.trained_parameters
+    real, timeline, trained = found
+    check_total(real.parameters, total)
     run = repeated(timeline)
     answer = result_of_run(
         run,
@@ -182,7 +238,7 @@ def _in_child(document: dict[str, Any]) -> dict[str, Any]:
         request.allocator,
         model=document["name"],
         batch_size=method.batch_size,
-        loss=recording.loss,
+        loss="",
         notes=(),
         with_curve=False,
     )
@@ -206,10 +262,10 @@ def _in_child(document: dict[str, Any]) -> dict[str, Any]:
     place = f" of {peak.module.removeprefix('model.')}" if peak.module else ""
     return {
         "parameters": real.parameters,
-        "trained_parameters": sum(p.numel() for p in real.module.parameters() if p.requires_grad),
+        "trained_parameters": trained,
         "expected_bytes": answer.expected_bytes,
         "safe_bytes": answer.safe_bytes,
         "parts": parts,
         "moment": "optimizer step" if peak.phase == "optimizer" else f"{peak.phase} pass{place}",
-        "notes": [*notes, *real.notes, *recording.notes],
+        "notes": [*notes, *real.notes],
     }

@@ -216,7 +216,10 @@ class _Asked:
         )
         above = traced.expected_bytes - self.context.expected_bytes
         self.scale = above / self.peak(method).reserved_bytes
-        self.traced = method, (traced.safe_bytes - self.context.bound_bytes) / above
+        factor = (traced.safe_bytes - self.context.bound_bytes) / above
+        if method.is_quantised:  # versions of bitsandbytes keep more, see docs/how-to/fit.md
+            factor = max(factor, self._factor(method))
+        self.traced = method, factor
         return traced
 
     def is_safe(self, method: Method, profile: DeviceProfile | None = None) -> bool:
@@ -368,7 +371,7 @@ def _answer(asked: _Asked, method: Method, notes: list[str], traced: ExactPeak |
     parts = {name: getattr(peak, name) for name in PARTS}
     parts["context_bytes"] = asked.context.expected_bytes
     if traced is not None:
-        expected, safe, parts = traced.expected_bytes, traced.safe_bytes, dict(traced.parts)
+        expected, parts = traced.expected_bytes, dict(traced.parts)
         parameters = traced.parameters
         scaled = "table, limits and changes are those of the instant depth, scaled to this trace"
         notes = [*notes, *traced.notes, scaled]

@@ -43,7 +43,7 @@ _OTHER_KEYS: Final[Mapping[str, Mapping[str, str]]] = {
 """What a configuration's class calls a key of the catalogue."""
 _LARGEST_DIFFERENCE: Final = 0.01
 """From the catalogue's total of parameters."""
-_SLOW_PACKAGES: Final = ("torchvision", "torchaudio", "sklearn", "pandas", "tensorflow", "jax")
+_SLOW_PACKAGES: Final = ("torchvision", "torchaudio", "scipy", "sklearn", "pandas")
 """What ``transformers`` and ``peft`` import if it is there, for nothing that is needed here."""
 _IMAGE_SIDE: Final = 224
 _WEIGHT_BLOCK: Final = 64
@@ -69,6 +69,21 @@ class RealModel:
     heads: tuple[str, ...] = ()
     optimizer: Callable[..., torch.optim.Optimizer] | None = None
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def trained_parameters(self) -> int:
+        """Elements that receive gradients."""
+        return sum(each.numel() for each in self.module.parameters() if each.requires_grad)
+
+    @property
+    def blocks(self) -> str | None:
+        """Path of the only list of modules outside of others."""
+        lists = [
+            path
+            for path, each in self.module.named_modules()
+            if isinstance(each, nn.ModuleList) and not any(p.isdecimal() for p in path.split("."))
+        ]
+        return lists[0] if len(lists) == 1 else None
 
     @contextmanager
     def patches(self) -> Iterator[None]:
@@ -200,7 +215,7 @@ def built(
         real = make(method)
     except (ImportError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ExtractError(f"its library cannot build it: {first_line(error)}") from error
-    _check_total(real.parameters, parameters)
+    check_total(real.parameters, parameters)
     real.optimizer = _optimizer(method)
     return real
 
@@ -219,7 +234,12 @@ def _complete_torchvision() -> None:
 _KEPT: Final[list[object]] = []
 
 
-def _check_total(found: int, expected: int | None) -> None:
+def check_total(found: int, expected: int | None) -> None:
+    """Check the total of parameters against the catalogue's.
+
+    Raises:
+        ExtractError: it is another model.
+    """
     if expected and abs(found / expected - 1.0) > _LARGEST_DIFFERENCE:
         raise ExtractError(
             f"the installed library builds {found / 1e6:,.0f} million parameters from the "
@@ -277,6 +297,8 @@ def _of_transformers(config: Mapping[str, Any], method: Method) -> RealModel:
             stated[other] = stated.pop(key)
     for key in ("quantization_config", "auto_map"):
         stated.pop(key, None)
+    if method.attention == "flash" or "sliding_window" not in stated:
+        stated["sliding_window"] = None  # a kernel of flash attention takes windows without a mask
     made = transformers.AutoConfig.for_model(kind, **stated)
     made.use_cache = False
     automatic = getattr(transformers, _CLASSES.get(kind, "AutoModelForCausalLM"))

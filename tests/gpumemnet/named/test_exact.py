@@ -1,0 +1,59 @@
+"""The exact depth of ``gpumemnet fit`` beside the instant one."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from gpumemnet.cli import main
+from gpumemnet.named.fit import fit
+
+SIZES = {
+    "hidden_size": 1024,
+    "num_attention_heads": 8,
+    "intermediate_size": 3072,
+    "vocab_size": 32_000,
+    "max_position_embeddings": 2048,
+}
+LLAMA = SIZES | {"model_type": "llama", "num_hidden_layers": 12, "num_key_value_heads": 4}
+MIXTURE = SIZES | {
+    "model_type": "qwen3_moe",
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 512,
+    "decoder_sparse_step": 1,
+}
+BERT = SIZES | {
+    "model_type": "bert",
+    "num_hidden_layers": 12,
+    "max_position_embeddings": 512,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+NEEDED = ("transformers", "peft", "bitsandbytes")
+MISSING = [package for package in NEEDED if importlib.util.find_spec(package) is None]
+
+
+@pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+@pytest.mark.parametrize(("config", "method"), [(LLAMA, "lora"), (MIXTURE, "full"), (BERT, "full")])
+def test_both_depths_agree(config: dict[str, object], method: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    options = {"method": method, "sequence_length": 512, "gpu": "A100-80GB"}
+    instant, exact = fit(str(path), **options), fit(str(path), exact=True, **options)
+    assert (instant.depth, exact.depth) == ("instant", "exact")
+    assert sum(exact.parts.values()) == exact.expected_bytes <= exact.safe_bytes
+    assert exact.parts.keys() == instant.parts.keys()
+    assert exact.expected_bytes == pytest.approx(instant.expected_bytes, rel=0.06)
+    assert exact.parameters == pytest.approx(instant.parameters, rel=0.01)
+
+
+def test_what_cannot_be_traced_is_an_error_of_the_question(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["fit", "openai/whisper-small", "--exact"]) == 2
+    assert "instant" in capsys.readouterr().err
