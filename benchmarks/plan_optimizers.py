@@ -1,7 +1,7 @@
 """Compares the planner's searches, and published rules, on seven networks: slow-down in four budgets, distance to the
 optimum, seconds to plan.
 
-    python benchmarks/plan_optimizers.py [--network NAME ...] [--gpu A100-80GB]
+    python benchmarks/plan_optimizers.py [--network NAME ...] [--optimizer NAME ...] [--gpu A100-80GB]
 
 A budget is a share of the memory that the process takes if everything is kept; every plan is
 checked through the simulated allocator.  The distance is computed before that check: on the same
@@ -102,7 +102,7 @@ def slowdown(
     return plan.slowdown
 
 
-def rows(name: str, gpu: str) -> Iterable[str]:
+def rows(name: str, optimizers: Iterable[str], gpu: str) -> Iterable[str]:
     """The rows of one network."""
     network = NETWORKS[name]
     with large_tensors_on_meta():
@@ -114,7 +114,7 @@ def rows(name: str, gpu: str) -> Iterable[str]:
     keep = simulate(step, machine, {}, chain=chain)
     title = f"{name}, batch {network.batch_size}, {len(step.units)} units, {keep.process_bytes / GIB:.1f} GiB"
     smallest = optima(chain)
-    for optimizer in SEARCHES:
+    for optimizer in optimizers:
         cells, processor_seconds, clock_seconds = [], 0.0, 0.0
         for share in SHARES:
             processor_started, clock_started = time.process_time(), time.perf_counter()
@@ -140,6 +140,9 @@ def main() -> None:
     parser.add_argument(
         "--network", action="append", choices=list(NETWORKS), help="only these; all by default"
     )
+    parser.add_argument(
+        "--optimizer", action="append", choices=list(SEARCHES), help="only these; all by default"
+    )
     parser.add_argument("--gpu", default="A100-80GB", help="GPU of the catalogue")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -148,7 +151,7 @@ def main() -> None:
     )
     print("|---|---|" + "---:|" * (len(SHARES) + 3))
     for name in arguments.network or NETWORKS:
-        for row in rows(name, arguments.gpu):
+        for row in rows(name, arguments.optimizer or SEARCHES, arguments.gpu):
             print(row, flush=True)
 
 

@@ -94,7 +94,10 @@ def choose_plan(
     tries = _Tries(step, machine, chain, budget_bytes)
     keep = tries.simulate(chain.keep_all())
     if keep.process_bytes > budget_bytes:
-        _search(tries, chain, search or {"greedy": _greedy, "exact": _exact}[optimizer], keep)
+        # the allocator may refuse the plans of the exact search, and take a greedy one that is faster
+        named = {"greedy": (_greedy,), "exact": (_exact, _greedy)}
+        for each in (search,) if search else named[optimizer]:
+            _search(tries, chain, each, keep)
         if is_refined:
             _repair(tries, chain)
         if is_refined and tries.best is None:
