@@ -1,8 +1,8 @@
 """Reads the file of a trainer: which model it trains, and how.
 
 ``trainer_keys.json`` lists the keys of each trainer: by which its files are known, which are read and
-what the trainer does without them, which do not change memory, and which change it but are not
-modelled.  Every other key is named as unknown.
+what the trainer does without them, which change what is trained (``rules``), which do not change
+memory, and which change it but are not modelled.  Every other key is named as unknown.
 """
 
 from __future__ import annotations
@@ -185,7 +185,13 @@ def _read(keys: _Keys, kind: str) -> TrainerFile:
     if name == "Trainer" and kind in _YAML and not keys.has("block_size"):
         name = "TRL"
     table = trainers[name]
-    changes = _READERS[name](keys)
+    changes: dict[str, Any] = {"method": "full"}
+    for stated, effect in table.get("rules", ()):
+        if all(_states(keys.values, each) for each in stated.split()):
+            changes |= effect
+            keys.read.update(each.partition("=")[0] for each in stated.split())
+    changes |= _READERS[name](keys, changes["method"]) if name in _READERS else {}
+    keys.costing += [changes.pop("costing")] if "costing" in changes else []
     fields: dict[str, Any] = {}
     for each, key in table["fields"].items():
         if changes["method"] == "full" and each.startswith("lora_"):
@@ -213,7 +219,11 @@ def _read(keys: _Keys, kind: str) -> TrainerFile:
 
 
 def _states(values: Mapping[str, Any], pattern: str) -> bool:
-    return any(fnmatchcase(f"{name}={value}".lower(), pattern) for name, value in values.items())
+    return any(
+        fnmatchcase(f"{name}={value}".lower(), pattern)
+        for name, value in values.items()
+        if value is not None
+    )
 
 
 def _value(keys: _Keys, each: str, names: str, default: Any = None) -> dict[str, Any]:
@@ -335,86 +345,42 @@ def _compute(keys: _Keys, default: bool | None = None) -> str:
     return "fp16" if is_half else "bf16" if is_brain else ""
 
 
-def _transformers(keys: _Keys) -> dict[str, Any]:
-    return {"method": "full", **_precision(keys.text("dtype torch_dtype", "auto"), _compute(keys))}
+def _transformers(keys: _Keys, method: str) -> dict[str, Any]:
+    return _precision(keys.text("dtype torch_dtype", "auto"), _compute(keys))
 
 
-def _trl(keys: _Keys) -> dict[str, Any]:
-    method = "full"
-    if keys.flag("use_peft"):
-        method = "qlora" if keys.flag("load_in_4bit") else "lora"
+def _trl(keys: _Keys, method: str) -> dict[str, Any]:
     weights = keys.text("dtype torch_dtype", "float32")
-    changes = {"method": method, **_precision(weights, _compute(keys, default=True))}
-    if method == "qlora":
-        changes["adapter_bytes"] = HALF_BYTES
-    if any(_states(keys.values, pattern) for pattern in _tables()["trainers"]["TRL"]["pairs"]):
+    changes = _precision(weights, _compute(keys, default=True))
+    if any(_states(keys.values, each) for each in _tables()["trainers"]["TRL"]["pairs"]):
         return changes
     keys.get("loss_type", "nll, in chunks")
     return changes | {"kernels": "liger" if keys.flag("use_liger_kernel") else "fused_loss"}
 
 
-def _llama_factory(keys: _Keys) -> dict[str, Any]:
+def _llama_factory(keys: _Keys, method: str) -> dict[str, Any]:
     if keys.has("export_dir", "infer_backend"):
         raise keys.wrong("", "trains nothing: it exports a model or runs it")
-    method = "full" if keys.text("finetuning_type", "lora") in ("full", "freeze") else "lora"
-    quantisation = None
-    if method == "lora" and keys.count("quantization_bit"):
-        method = "qlora"
-        quantisation = None if keys.flag("double_quantization", default=True) else "nf4"
+    keys.get("finetuning_type", "lora")
+    keys.count("quantization_bit")
     is_pure = keys.flag("pure_bf16")
     is_raised = method == "full" and not is_pure and _zero_stage(keys) != 3
     return {
-        "method": method,
         **_precision("float32" if is_raised else "bfloat16", "" if is_pure else _compute(keys)),
-        "quantisation": quantisation,
         "checkpointing": not keys.flag("disable_gradient_checkpointing", default=False),
     }
 
 
-def _llama_factory_1(keys: _Keys) -> dict[str, Any]:
-    method = "lora" if keys.text("peft_config.name") == "lora" else "full"
-    if method == "lora" and keys.count("quant_config.quantization_bit"):
-        method = "qlora"
-    keys.read |= {"quant_config.name", "bf16"}
-    return {
-        "method": "dora" if keys.flag("peft_config.use_dora") else method,
-        **_precision("bfloat16", ""),
-        "parallel": "zero3" if keys.text("dist_config.name") == "deepspeed" else "fsdp2",
-    }
-
-
-def _axolotl(keys: _Keys) -> dict[str, Any]:
-    adapter = keys.text("adapter")
-    if adapter not in ("", "lora", "qlora"):
-        raise keys.wrong("adapter", f"must be lora or qlora, not {adapter!r}")
-    method = "qlora" if adapter and keys.flag("load_in_4bit") else adapter or "full"
-    if method == "lora" and keys.flag("peft_use_dora"):
-        method = "dora"
+def _axolotl(keys: _Keys, method: str) -> dict[str, Any]:
+    if keys.text("adapter") not in ("", "lora", "qlora"):
+        raise keys.wrong("adapter", "must be lora or qlora")
     compute = _compute(keys, default=True)
-    plugins = keys.text("plugins")
-    is_cut = keys.flag("cut_cross_entropy") or "cut_cross_entropy" in plugins
-    kernels = "fused_loss" if is_cut else "none"
-    if keys.flag("liger_fused_linear_cross_entropy"):
-        kernels = "liger" if keys.flag("liger_glu_activation liger_swiglu") else "fused_loss"
-    return {
-        "method": method,
-        **_precision("bfloat16" if compute else "float32", compute),
-        "kernels": kernels,
-        "quantisation": "gptq" if keys.flag("gptq") else None,
-    }
+    return _precision("bfloat16" if compute else "float32", compute)
 
 
-def _torchtune(keys: _Keys) -> dict[str, Any]:
+def _torchtune(keys: _Keys, method: str) -> dict[str, Any]:
     if not keys.has("optimizer"):
         raise keys.wrong("optimizer", "is missing: the file trains nothing")
-    builder = keys.text("model._component_").rpartition(".")[2]
-    method = builder.partition("_")[0]
-    method = method if method in ("lora", "qlora") else "full"
-    if method == "lora" and keys.flag("model.quantize_base"):
-        method = "qlora"
-    if method == "lora" and keys.flag("model.use_dora"):
-        method = "dora"
-    loss = keys.text("loss._component_").rpartition(".")[2]
     names = list(keys.get("model.lora_attn_modules") or ())
     names += ["w1", "w2", "w3"] if keys.flag("model.apply_lora_to_mlp") else []
     names += ["lm_head"] if keys.flag("model.apply_lora_to_output") else []
@@ -422,19 +388,14 @@ def _torchtune(keys: _Keys) -> dict[str, Any]:
     keys.get("tokenizer.max_seq_len", "that of the data")
     weights = keys.text("dtype", "fp32")
     return {
-        "method": method,
         **_precision(weights, ""),
         "raises_frozen": False,
         "adapter_bytes": FULL_BYTES if weights == "fp32" else HALF_BYTES,
-        "implementation": "fused" if keys.flag("optimizer.fused") else None,
-        "kernels": "fused_loss" if "linearcrossentropy" in loss else "none",
-        "parallel": "fsdp2",
     }
 
 
-def _litgpt(keys: _Keys) -> dict[str, Any]:
-    has_adapters, is_pretraining = keys.has("lora_r", "lora_query"), keys.has("model_name")
-    quantised = keys.text("quantize")
+def _litgpt(keys: _Keys, method: str) -> dict[str, Any]:
+    is_pretraining = keys.has("model_name")
     precision = keys.text("precision", "bf16-mixed")
     compute, _, kind = precision.partition("-")
     weights = "float32" if kind == "mixed" or compute == "32" else "bfloat16"
@@ -442,7 +403,7 @@ def _litgpt(keys: _Keys) -> dict[str, Any]:
     layers = [
         layer
         for name, layer in _tables()["trainers"]["litgpt"]["targets"].items()
-        if has_adapters and keys.flag(name, name in ("lora_query", "lora_value") or None)
+        if method != "full" and keys.flag(name, name in ("lora_query", "lora_value") or None)
     ]
     devices = keys.get("devices", 1)
     gpus = devices * (keys.count("num_nodes") or 1) if type(devices) is int else None
@@ -450,20 +411,14 @@ def _litgpt(keys: _Keys) -> dict[str, Any]:
     whole = keys.count("train.global_batch_size", 512 if is_pretraining else 16) or 1
     keys.get("train.max_seq_length", "that of the data")
     return {
-        "method": ("qlora" if quantised else "lora") if has_adapters else "full",
         **_precision(weights, autocast),
         "raises_frozen": False,
-        "raises_logits": False,
-        "library": "litgpt",
-        "optimizer": "paged_adamw" if quantised else None,
-        "quantisation": "nf4" if quantised == "bnb.nf4" else None,
         "adapter_bytes": FULL_BYTES if weights == "float32" else HALF_BYTES,
         "lora_target": ",".join(layers) or None,
         "batch_size": batch,
         "gradient_accumulation": max(whole // (batch * (gpus or 1)), 1),
         "checkpointing": gpus != 1 and not is_pretraining,
         "gpus": gpus,
-        "parallel": "fsdp2" if has_adapters else "fsdp1",
     }
 
 
@@ -471,7 +426,6 @@ _READERS: Final = {
     "torchtune": _torchtune,
     "litgpt": _litgpt,
     "axolotl": _axolotl,
-    "LLaMA-Factory 1": _llama_factory_1,
     "LLaMA-Factory": _llama_factory,
     "TRL": _trl,
     "Trainer": _transformers,
