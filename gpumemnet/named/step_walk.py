@@ -10,8 +10,11 @@ allocator's blocks, and beside the sum the peak of each block class is kept
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gpumemnet.named.encoders import EAGER
 from gpumemnet.named.methods import Method
@@ -39,58 +42,36 @@ _GATHERED_UNITS: Final = 2
 """Blocks whose weights FSDP holds at once: the one that runs and the one fetched ahead."""
 
 
-class Amounts:
-    """Bytes that are held: their sum, and their cost in segments by block class."""
+Amounts = NDArray[np.float64]
+"""Bytes that are held: their sum, then their cost in segments by block class."""
 
-    __slots__ = ("costs", "total")
 
-    def __init__(self) -> None:
-        self.total = 0.0
-        self.costs = [0.0] * BLOCK_CLASSES
-
-    def add(self, size: float, count: float = 1.0) -> None:
-        """Adds ``count`` tensors of ``size`` bytes."""
-        if size <= 0:
-            return
+def tensors(size: float, count: float = 1.0) -> Amounts:
+    """What ``count`` tensors of ``size`` bytes hold."""
+    held = np.zeros(1 + BLOCK_CLASSES)
+    if size > 0:
         block = block_bytes(size)
         block_class = class_of_block(block)
-        self.total += count * block
-        self.costs[block_class] += count * segment_cost(block, block_class)
-
-    def add_all(self, other: Amounts, count: float = 1.0) -> None:
-        """Adds ``count`` times what ``other`` holds."""
-        self.total += count * other.total
-        for at, cost in enumerate(other.costs):
-            self.costs[at] += count * cost
-
-    def rise_to(self, other: Amounts) -> None:
-        """Becomes the larger of the two, class by class."""
-        self.total = max(self.total, other.total)
-        self.costs = [max(pair) for pair in zip(self.costs, other.costs, strict=True)]
-
-    def copy(self) -> Amounts:
-        """A copy of its own."""
-        made = Amounts()
-        made.add_all(self)
-        return made
+        held[0] = count * block
+        held[1 + block_class] = count * segment_cost(block, block_class)
+    return held
 
 
 class _Live:
     """What is alive while a block is walked through, and the most that was."""
 
     def __init__(self) -> None:
-        self.now, self.peak = Amounts(), Amounts()
+        self.now, self.peak = tensors(0), tensors(0)
 
     def take(self, size: float) -> float:
         """Allocates; returns the size."""
-        if size > 0:
-            self.now.add(size)
-            self.peak.rise_to(self.now)
+        self.now += tensors(size)
+        np.maximum(self.peak, self.now, out=self.peak)
         return size
 
     def free(self, size: float) -> None:
         """Frees."""
-        self.now.add(size, -1.0) if size > 0 else None
+        self.now -= tensors(size)
 
 
 class _Buffer:
@@ -102,7 +83,6 @@ class _Buffer:
         self.size, self.holders = size, 1
 
 
-@dataclass
 class BlockMemory:
     """What one block holds.
 
@@ -116,14 +96,12 @@ class BlockMemory:
         plain: the most during a forward pass without gradients, of a checkpointed block.
     """
 
-    weights: Amounts = field(default_factory=Amounts)
-    adapters: Amounts = field(default_factory=Amounts)
-    trained: list[tuple[float, float]] = field(default_factory=list)
-    saved: Amounts = field(default_factory=Amounts)
-    forward: Amounts = field(default_factory=Amounts)
-    backward: Amounts = field(default_factory=Amounts)
-    gradients: Amounts = field(default_factory=Amounts)
-    plain: Amounts | None = None
+    def __init__(self) -> None:
+        nothing = tensors(0)
+        self.weights = self.adapters = self.gradients = nothing
+        self.saved = self.forward = self.backward = nothing
+        self.trained: tuple[tuple[float, float], ...] = ()
+        self.plain: Amounts | None = None
 
 
 class _BlockWalk:
@@ -140,22 +118,23 @@ class _BlockWalk:
         self.needs_gradient = {BLOCK_INPUT: bool(section.input_elements)}
         self.tensors: dict[int, _Buffer] = {}
         self.saved: list[list[_Buffer]] = []
+        self.kept: list[int] = []
+        self.own: list[float] = []
+        self.temporary = 0.0
         self.records = True
         self.has_fused_logits = False
 
     def walk(self) -> BlockMemory:
         """Returns what the block holds."""
         found, live = self.found, self.live
-        for operator in self.section.operators:
-            self._note_parameters(operator)
+        self.note_parameters()
         self._walk_forward()
         last = len(self.section.operators) - 1
-        found.forward.add_all(live.peak)
+        found.forward = live.peak
         self._drop(self.tensors[last])
-        found.saved.add_all(live.now)
-        live.peak = live.now.copy()
+        found.saved, live.peak = live.now.copy(), live.now.copy()
         self._backward(last)
-        found.backward.add_all(live.peak)
+        found.backward = live.peak
         return found
 
     def _walk_forward(self) -> None:
@@ -178,8 +157,8 @@ class _BlockWalk:
         self._walk_forward()
         return self.live.peak
 
-    def _bytes(self, at: int) -> float:
-        return float(self.elements[at] * self.element_bytes[at])
+    def _bytes(self, at: int) -> int:
+        return self.elements[at] * self.element_bytes[at]
 
     def _drop(self, buffer: _Buffer) -> None:
         buffer.holders -= 1
@@ -192,19 +171,26 @@ class _BlockWalk:
     def _trains(self, operator: Operator) -> bool:
         return not self.method.has_adapters and operator.parameters > 0
 
+    def note_parameters(self) -> None:
+        """Notes the parameters of a block, and what of them is trained."""
+        for operator in self.section.operators:
+            self._note_parameters(operator)
+
     def _note_parameters(self, operator: Operator) -> None:
         method, found = self.method, self.found
         for size in method.weight_bytes(operator, self.is_inner):
-            found.weights.add(size)
+            found.weights = found.weights + tensors(size)
+        trained: tuple[tuple[float, float], ...] = ()
         if self._trains(operator):
-            element_bytes = method.outer_bytes
-            found.trained.append((operator.parameters, element_bytes))
-            found.gradients.add(operator.parameters * element_bytes)
-        if method.is_target(operator, self.is_inner):
-            for elements in method.adapter_elements(operator):
-                found.trained.append((elements, method.adapter_bytes))
-                found.adapters.add(elements * method.adapter_bytes)
-                found.gradients.add(elements * method.adapter_bytes)
+            trained = ((operator.parameters, method.outer_bytes),)
+        elif method.is_target(operator, self.is_inner):
+            adapter = method.adapter_elements(operator)
+            trained = tuple((elements, method.adapter_bytes) for elements in adapter)
+            for elements, element_bytes in trained:
+                found.adapters = found.adapters + tensors(elements * element_bytes)
+        found.trained += trained
+        for elements, element_bytes in trained:
+            found.gradients = found.gradients + tensors(elements * element_bytes)
 
     # ---- forward
 
@@ -228,11 +214,12 @@ class _BlockWalk:
         elif operator.kind == "identity" or self.has_fused_logits:
             self.elements[at] = 0  # the weights of an image encoder; logits that are never made
         self.tensors[at] = _Buffer(live.take(self._bytes(at)))
-        kept, own, temporary = self._rule(at, operator, widest, has_adapter)
-        buffers = [_Buffer(live.take(size)) for size in own]
-        live.take(temporary)
-        live.free(temporary)
-        for source in kept:
+        self.kept, self.own, self.temporary = [], [], 0.0
+        if needs:
+            self._note_saved(at, operator, widest, has_adapter)
+        buffers = [_Buffer(live.take(size)) for size in self.own]
+        live.free(live.take(self.temporary))
+        for source in self.kept:
             if source in self.tensors:
                 self.tensors[source].holders += 1
                 buffers.append(self.tensors[source])
@@ -254,127 +241,120 @@ class _BlockWalk:
             return KIND_RULES[kind].autocast_output_bytes or widest
         return widest
 
-    def _rule(
-        self, at: int, operator: Operator, widest: int, has_adapter: bool
-    ) -> tuple[list[int], list[float], float]:
-        """Which tensors an operator saves, sizes of what it saves beside them, and temporaries."""
+    def _note_saved(self, at: int, operator: Operator, widest: int, has_adapter: bool) -> None:
+        """Notes which tensors an operator saves (``kept``), the sizes of what it saves beside them
+        (``own``), and its temporaries."""
         method, kind = self.method, operator.kind
         elements, sources = self.elements[at], list(operator.inputs)
-        if not self.needs_gradient[at]:
-            return [], [], 0.0
         if kind == "linear":
-            return self._linear(operator, widest, has_adapter)
-        if kind == "rms_norm":
+            self._note_linear(operator, widest, has_adapter)
+        elif kind == "rms_norm":
+            if method.kernels == "liger" or widest == FULL_BYTES:
+                self.kept = sources
             if method.kernels == "liger":
-                return sources, [], 0.0
-            own = [float(FULL_BYTES * elements)] if widest < FULL_BYTES else []
+                return
+            if widest < FULL_BYTES:
+                self.own.append(FULL_BYTES * elements)
             if self._trains(operator):
-                own.append(float(widest * elements))
-            return sources if widest == FULL_BYTES else [], own, 2.0 * FULL_BYTES * elements
-        if kind == "layer_norm":
+                self.own.append(widest * elements)
+            self.temporary = 2.0 * FULL_BYTES * elements
+        elif kind == "layer_norm":
             if method.is_autocast and widest < FULL_BYTES:
-                return [], [float(FULL_BYTES * elements)], 0.0
-            return sources, [], 0.0
-        if kind == "rotary":
-            return [], [], 0.0 if method.kernels == "liger" else 2.0 * self._bytes(at)
-        if kind == "attention":
-            return self._attention(at, operator)
-        if kind == "multiply" and method.kernels == "liger":
-            return sources[1:], [], 0.0  # the activation is computed again
-        if kind == "loss":
-            return self._loss(operator)
-        if kind in ("add", "concatenate", "other", "embedding"):
-            return [], [], 0.0
-        rule = KIND_RULES[kind]
-        own = [float(rule.mask_bytes * elements)] if rule.mask_bytes else []
-        kept = (sources if rule.saves_input else []) + ([at] if rule.saves_output else [])
-        if rule.is_cast and method.is_autocast and operator.parameters:
-            own.append(float(method.compute_bytes * operator.parameters))
-            if widest > method.compute_bytes and sources[0] in self.elements:
-                own.append(float(method.compute_bytes * self.elements[sources[0]]))
-                kept = []
-        return kept, own, 0.0
-
-    def _linear(
-        self, operator: Operator, widest: int, has_adapter: bool
-    ) -> tuple[list[int], list[float], float]:
-        method, rows = self.method, operator.rows * self.batch
-        compute = method.compute_bytes
-        inputs, matrix = rows * operator.width, method.matrix_elements(operator) * operator.copies
-        kept: list[int] = []
-        own: list[float] = []
-        cast = float(compute * inputs) if widest > compute else 0.0
-        temporary = cast
-        if self._trains(operator):
-            if cast:
-                own.append(cast)
+                self.own.append(FULL_BYTES * elements)
             else:
-                kept += operator.inputs
+                self.kept = sources
+        elif kind == "rotary":
+            self.temporary = 0.0 if method.kernels == "liger" else 2.0 * self._bytes(at)
+        elif kind == "attention":
+            self._note_attention(at, operator)
+        elif kind == "multiply" and method.kernels == "liger":
+            self.kept = sources[1:]  # the activation is computed again
+        elif kind == "loss":
+            self._note_loss(operator)
+        elif kind not in ("add", "concatenate", "other", "embedding"):
+            rule = KIND_RULES[kind]
+            self.own.append(rule.mask_bytes * elements)
+            self.kept = (sources if rule.saves_input else []) + ([at] if rule.saves_output else [])
+            if rule.is_cast and method.is_autocast and operator.parameters:
+                self.own.append(method.compute_bytes * operator.parameters)
+                if widest > method.compute_bytes and sources[0] in self.elements:
+                    self.own.append(method.compute_bytes * self.elements[sources[0]])
+                    self.kept = []
+
+    def _note_linear(self, operator: Operator, widest: int, has_adapter: bool) -> None:
+        method, compute = self.method, self.method.compute_bytes
+        inputs = operator.rows * self.batch * operator.width
+        matrix = method.matrix_elements(operator) * operator.copies
+        cast = compute * inputs if widest > compute else 0
+        self.temporary = cast
+        if self._trains(operator):
+            self._keep_input(operator, cast)
         is_quantised = method.is_quantised and self.is_inner
         weight_bytes = method.base_bytes if self.is_inner else method.outer_bytes
         if is_quantised and method.quantisation != "gptq":
-            temporary += float(compute * matrix)
+            self.temporary += compute * matrix
             if method.year < _INPUT_DROPPED:
-                if cast:
-                    own.append(cast)
-                else:
-                    kept += operator.inputs
+                self._keep_input(operator, cast)
         elif weight_bytes > compute and not is_quantised:
-            own.append(float(compute * matrix))  # autocast's copy of the weight
+            self.own.append(compute * matrix)  # autocast's copy of the weight
         if has_adapter:
-            more, sizes, extra = self._adapter(operator, inputs, widest)
-            kept, own, temporary = kept + more, own + sizes, temporary + extra
+            self._note_adapter(operator, inputs, widest)
         if self._is_fused_head(operator):
-            own.append(float(compute * inputs))
-        return kept, own, temporary
+            self.own.append(compute * inputs)
 
-    def _adapter(
-        self, operator: Operator, inputs: int, widest: int
-    ) -> tuple[list[int], list[float], float]:
+    def _keep_input(self, operator: Operator, cast: float) -> None:
+        """Notes that the input is saved, or its copy in another type."""
+        if cast:
+            self.own.append(cast)
+        else:
+            self.kept += operator.inputs
+
+    def _note_adapter(self, operator: Operator, inputs: int, widest: int) -> None:
         """What the two matrices of an adapter save.
 
         Without autocast ``peft`` casts the input to the adapter's fp32, so that all of the branch
         is in fp32.
         """
-        method = self.method
-        element_bytes = method.compute_bytes if method.is_autocast else method.adapter_bytes
-        kept: list[int] = []
-        own = [float(element_bytes * operator.rows * self.batch * method.lora_rank)]
-        if operator.name == "qkv_proj" and method.copies_parts:  # index_copy saves what it copies
-            own.append(float(element_bytes * operator.elements * self.batch))
-        if method.lora_dropout:
-            own += [float(inputs), float(element_bytes * inputs)]
-        elif widest == element_bytes:
-            kept += operator.inputs
-        else:
-            own.append(float(element_bytes * inputs))
+        method, own = self.method, self.own
         outputs = operator.elements * self.batch
-        temporary = 2.0 * element_bytes * outputs
+        element_bytes = method.compute_bytes if method.is_autocast else method.adapter_bytes
+        own.append(element_bytes * operator.rows * self.batch * method.lora_rank)
+        if operator.name == "qkv_proj" and method.copies_parts:  # index_copy saves what it copies
+            own.append(element_bytes * outputs)
+        if method.lora_dropout:
+            own += [inputs, element_bytes * inputs]
+        else:
+            self._keep_input(operator, 0 if widest == element_bytes else element_bytes * inputs)
+        self.temporary += 2.0 * element_bytes * outputs
         if method.method == "dora":
-            own += [float(element_bytes * outputs), float(method.compute_bytes * outputs)]
-            temporary += FULL_BYTES * 2.0 * method.matrix_elements(operator)
-        return kept, own, temporary
+            own += [element_bytes * outputs, method.compute_bytes * outputs]
+            self.temporary += FULL_BYTES * 2.0 * method.matrix_elements(operator)
 
-    def _attention(self, at: int, operator: Operator) -> tuple[list[int], list[float], float]:
-        method = self.method
-        kept = [*operator.inputs, at]
+    def _scores(self, operator: Operator) -> int:
+        """Elements of an attention's scores where it runs in single operations; 0 where not."""
+        if self.method.attention != "math" and operator.name != EAGER:
+            return 0
         positions = operator.elements // (operator.heads * operator.width)
-        scores = float(operator.heads * positions * positions * self.batch)
-        if method.attention == "math" or operator.name == EAGER:
-            raised = sum(self.elements[source] for source in operator.inputs)
-            raised = raised * FULL_BYTES if method.compute_bytes < FULL_BYTES else 0
-            return kept, [FULL_BYTES * scores, float(raised)], FULL_BYTES * scores
-        own = [float(FULL_BYTES * operator.heads * positions * self.batch)]
+        return operator.heads * positions * positions * self.batch
+
+    def _note_attention(self, at: int, operator: Operator) -> None:
+        method, compute = self.method, self.method.compute_bytes
+        self.kept = [*operator.inputs, at]
+        scores = self._scores(operator)
+        if scores:
+            raised = sum(self.elements[source] for source in operator.inputs) * FULL_BYTES
+            self.own = [FULL_BYTES * scores, raised if compute < FULL_BYTES else 0]
+            self.temporary = FULL_BYTES * scores
+            return
+        self.own = [FULL_BYTES * (operator.elements // operator.width) * self.batch]
         if method.attention == "memory_efficient":
-            repeated = self.elements[at] * method.compute_bytes
-            own += [
-                float(repeated)
+            self.own += [
+                self.elements[at] * compute
                 for source in operator.inputs[1:]
                 if self.elements[source] < self.elements[at]
             ]
-        return kept, own, 0.0
 
-    def _loss(self, operator: Operator) -> tuple[list[int], list[float], float]:
+    def _note_loss(self, operator: Operator) -> None:
         """Cross-entropy: copies of the logits, and the logarithms of their probabilities.
 
         ``transformers/loss/loss_utils.py`` copies the logits to fp32; older versions also copy them
@@ -382,13 +362,13 @@ class _BlockWalk:
         """
         method = self.method
         if method.kernels != "none":
-            return [], [], 0.0
-        logits = float(operator.elements * self.batch)
+            return
+        logits = operator.elements * self.batch
         compute, is_raised = method.compute_bytes, self._raises_loss()
         own_type = FULL_BYTES if method.raises_logits else compute
-        temporary = FULL_BYTES * logits if is_raised and compute < FULL_BYTES else 0.0
-        temporary += own_type * logits * method.shifts_logits
-        return [], [self._loss_bytes() * logits], temporary
+        self.temporary = FULL_BYTES * logits if is_raised and compute < FULL_BYTES else 0.0
+        self.temporary += own_type * logits * method.shifts_logits
+        self.own = [self._loss_bytes() * logits]
 
     def _raises_loss(self) -> bool:
         return self.method.raises_logits or self.method.is_autocast
@@ -441,7 +421,7 @@ class _BlockWalk:
 
     def _backward_temporary(self, operator: Operator) -> float:
         method, kind = self.method, operator.kind
-        elements = float(operator.elements * self.batch)
+        elements = operator.elements * self.batch
         compute = method.compute_bytes
         if kind == "linear":
             matrix = method.matrix_elements(operator) * operator.copies
@@ -458,7 +438,8 @@ class _BlockWalk:
                 found += self._fused_loss_bytes(operator)
             return found
         if kind == "rms_norm":
-            return compute * elements if method.kernels == "liger" else self._norm_bytes(elements)
+            is_liger = method.kernels == "liger"
+            return (compute if is_liger else _NORM_TEMPORARIES * FULL_BYTES) * elements
         if kind == "attention":
             return self._attention_temporary(operator, elements)
         if kind == "loss":
@@ -467,27 +448,21 @@ class _BlockWalk:
             return 2.0 * self._loss_bytes() * elements  # of the logarithms, and of the logits
         return 0.0
 
-    @staticmethod
-    def _norm_bytes(elements: float) -> float:
-        return float(_NORM_TEMPORARIES * FULL_BYTES * elements)
-
     def _fused_loss_bytes(self, operator: Operator) -> float:
         """Logits of one chunk and their gradients (Liger: as many chunks as the vocabulary is wider
         than the hidden state)."""
         rows = operator.rows * self.batch
         vocabulary = operator.elements // operator.rows
         chunk = -(-rows // -(-vocabulary // operator.width))
-        return float(chunk * vocabulary * (2 * FULL_BYTES + HALF_BYTES))
+        return chunk * vocabulary * (2 * FULL_BYTES + HALF_BYTES)
 
-    def _attention_temporary(self, operator: Operator, elements: float) -> float:
-        method = self.method
-        positions = operator.elements // (operator.heads * operator.width)
-        if method.attention == "math" or operator.name == EAGER:
-            scores = float(operator.heads * positions * positions * self.batch)
+    def _attention_temporary(self, operator: Operator, elements: int) -> float:
+        scores = self._scores(operator)
+        if scores:
             return 2.0 * FULL_BYTES * scores
-        sums = FULL_BYTES * elements
         grouped = any(self.elements.get(each, elements) < elements for each in operator.inputs)
-        return sums + (2.0 * method.compute_bytes * elements if grouped else 0.0)
+        copies = 2.0 * self.method.compute_bytes if grouped else 0.0
+        return (FULL_BYTES + copies) * elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -558,17 +533,17 @@ def _segments(moments: list[Amounts]) -> float:
     allocator splits; the smallest class has a pool of its own.
     """
     reserved = [0.0] * BLOCK_CLASSES
-    for held in moments * 2:
+    for _, *costs in moments * 2:
         spare = 0.0
         for at in range(BLOCK_CLASSES - 1, 0, -1):
-            missing = held.costs[at] - reserved[at]
+            missing = costs[at] - reserved[at]
             if missing <= 0:
                 spare -= missing
                 continue
             taken = min(missing, spare)
             spare -= taken
             reserved[at] += missing - taken
-        reserved[0] = max(reserved[0], held.costs[0])
+        reserved[0] = max(reserved[0], costs[0])
     return sum(reserved)
 
 
@@ -576,21 +551,28 @@ class _Step:
     """Adds the blocks of a network up."""
 
     def __init__(self, network: Network, method: Method, workspace_bytes: float) -> None:
-        self.method, self.sections = method, network.sections
-        self.blocks: list[BlockMemory] = []
+        self.method = method
+        self.blocks: list[tuple[Section, BlockMemory]] = []
         stream = method.outer_bytes
         for section in network.sections:
-            walk = _BlockWalk(section, method, stream)
-            block = walk.walk()
+            block = _BlockWalk(section, method, stream).walk()
             if method.checkpointing and section.is_checkpointed:
-                walk = _BlockWalk(section, method, stream)
-                block.plain = walk.walk_without_gradients()
-            self.blocks.append(block)
-        self.tied = network.tied_parameters
+                block.plain = _BlockWalk(section, method, stream).walk_without_gradients()
+            self.blocks.append((section, block))
+        self.counted = self.blocks
+        """All blocks, and what the head shares with the embedding once less."""
+        if network.tied_parameters:
+            shared = Section("tied", -1)
+            shared.add("embedding", (), 0, parameters=network.tied_parameters)
+            walk = _BlockWalk(shared, method, stream)
+            walk.note_parameters()
+            self.counted = [*self.blocks, (shared, walk.found)]
         self.shares = method.gpus if method.is_sharded else 1
         self.workspace_bytes = 2.0 * workspace_bytes
-        self.is_raised = self.shares > 1 and method.is_autocast and not method.has_adapters
-        """Whether FSDP keeps trained weights in fp32 (accelerate with mixed precision)."""
+        is_raised = method.is_sharded and method.is_autocast and not method.has_adapters
+        self.growth = FULL_BYTES / method.outer_bytes if is_raised else 1.0
+        """FSDP keeps trained weights in fp32 (accelerate with mixed precision)."""
+        self.keeps_gradients = method.gradient_accumulation > 1 and self.shares == 1
         is_reentrant = method.year < _REENTRANT_UNTIL and method.has_adapters
         self.holds_inputs = is_reentrant and method.is_sharded and method.parallel == "fsdp1"
         """Whether blocks whose backward pass has run still hold their input and its gradient.
@@ -602,30 +584,24 @@ class _Step:
 
     def peak(self) -> StepPeak:
         """The largest of all moments."""
-        resident, parts = self._resident()
+        resident = self._resident()
         moments = self._moments()
-        peak = max(moments, key=lambda moment: moment.held.total)
-        moment, gradients, logits = peak.name, peak.gradients, peak.logits
-        accumulated = parts["gradients_bytes"]
-        allocated = resident.total + peak.held.total
-        if self.workspace_bytes:
-            resident.add(self.workspace_bytes / 2, 2.0)
-        reserved = sum(resident.costs) + _segments([each.held for each in moments])
+        peak = max(moments, key=lambda moment: float(moment.held[0]))
+        stays = sum(resident.values(), tensors(0))
+        allocated = stays[0] + peak.held[0]
+        stays = stays + tensors(self.workspace_bytes / 2, 2.0)
+        reserved = sum(stays[1:]) + _segments([each.held for each in moments])
         reserved += self._misfit_bytes()
-        fragmentation = max(reserved - allocated - self.workspace_bytes, 0.0)
-        activations = peak.held.total - gradients - logits
+        sizes = {name: amounts[0] for name, amounts in resident.items()}
+        sizes["gradients_bytes"] += peak.gradients
         nccl = communicator_bytes((self.method.gpus,))
-        return StepPeak(
-            round(parts["base_weights_bytes"]),
-            round(parts["adapters_bytes"]),
-            round(accumulated + gradients),
-            round(parts["optimizer_bytes"]),
-            round(activations),
-            round(logits),
-            round(self.workspace_bytes + nccl),
-            round(fragmentation),
-            moment,
-        )
+        sizes |= {
+            "activations_bytes": peak.held[0] - peak.gradients - peak.logits,
+            "logits_bytes": peak.logits,
+            "workspace_bytes": self.workspace_bytes + nccl,
+            "fragmentation_bytes": max(reserved - allocated - self.workspace_bytes, 0.0),
+        }
+        return StepPeak(**{name: round(size) for name, size in sizes.items()}, moment=peak.name)
 
     def _misfit_bytes(self) -> float:
         """A segment more where the loss copies the logits without their last position.
@@ -633,139 +609,99 @@ class _Step:
         The backward pass ends with a gradient of all positions; the segments that are free by then
         are one position too small.
         """
-        method, last = self.method, self.sections[-1].operators[-1]
+        method, last = self.method, self.blocks[-1][0].operators[-1]
         if not (method.shifts_logits and method.raises_logits) or method.kernels != "none":
             return 0.0
-        return float(FULL_BYTES * last.elements * method.batch_size)
+        return FULL_BYTES * last.elements * method.batch_size
 
-    def _resident(self) -> tuple[Amounts, dict[str, float]]:
+    def _resident(self) -> dict[str, Amounts]:
         """What stays from step to step."""
-        method, shares = self.method, self.shares
-        weights, adapters, state, gradients = Amounts(), Amounts(), Amounts(), Amounts()
-        is_kept = method.gradient_accumulation > 1 and shares == 1
-        growth = FULL_BYTES / method.outer_bytes if self.is_raised else 1.0
-        for section, block in zip(self.sections, self.blocks, strict=True):
-            weights.add_all(block.weights, section.count * growth / shares)
-            adapters.add_all(block.adapters, section.count / shares)
-            if is_kept:
-                gradients.add_all(block.gradients, section.count)
+        method, shares, growth = self.method, self.shares, self.growth
+        weights, adapters, gradients, state = (tensors(0) for _ in range(4))
+        state_shares = method.gpus if method.parallel == "zero2" else shares
+        for section, block in self.counted:
+            weights += block.weights * (section.count * growth / shares)
+            adapters += block.adapters * (section.count / shares)
+            gradients += block.gradients * (section.count * self.keeps_gradients)
             for elements, element_bytes in block.trained:
                 size = method.state_bytes(elements, element_bytes * growth)
-                zero = method.gpus if method.parallel == "zero2" else shares
-                state.add(size, section.count / zero)
-        if self.tied:
-            weights.add(self.tied * method.outer_bytes * growth, -1.0 / shares)
-            if not method.has_adapters:
-                elements = float(self.tied)
-                state.add(method.state_bytes(elements, method.outer_bytes * growth), -1.0 / shares)
-                if is_kept:
-                    gradients.add(elements * method.outer_bytes, -1.0)
-        resident = Amounts()
-        for each in (weights, adapters, state, gradients):
-            resident.add_all(each)
-        return resident, {
-            "base_weights_bytes": weights.total,
-            "adapters_bytes": adapters.total,
-            "optimizer_bytes": state.total,
-            "gradients_bytes": gradients.total,
+                state += tensors(size, section.count / state_shares)
+        return {
+            "base_weights_bytes": weights,
+            "adapters_bytes": adapters,
+            "optimizer_bytes": state,
+            "gradients_bytes": gradients,
         }
 
-    def _kept(self, at: int) -> Amounts:
+    def _kept(self, section: Section, block: BlockMemory) -> Amounts:
         """What a block of a section keeps from its forward pass on."""
-        section, block = self.sections[at], self.blocks[at]
-        if not (self.method.checkpointing and section.is_checkpointed):
+        if block.plain is None:
             return block.saved
-        kept = Amounts()
-        kept.add(section.input_elements * self.method.batch_size * self.method.outer_bytes)
-        return kept
+        return tensors(section.input_elements * self.method.batch_size * self.method.outer_bytes)
 
     def _moments(self) -> list[_Moment]:
         """The moments of a step, in their order."""
         forward: list[_Moment] = []
         backward: list[_Moment] = []
-        before = Amounts()
+        before = tensors(0)
         later = self._new_gradients()
-        for at, (section, block) in enumerate(zip(self.sections, self.blocks, strict=True)):
-            kept, last = self._kept(at), section.count - 1
-            created = self._gradients_of(block, 1.0)
-            later.add_all(created, -float(section.count))
-            held = before.copy()
-            held.add_all(kept, last)
-            held.add_all(block.plain or block.forward)
-            held.add_all(self._gathered(block))
-            logits = self._logits(section, max(block.forward.total, block.backward.total))
+        for section, block in self.blocks:
+            kept, last = self._kept(section, block), section.count - 1
+            created = block.gradients * self._gradient_copies
+            later = later - created * section.count
+            gathered, recomputes = self._gathered(block), block.plain is not None
+            running = block.forward if block.plain is None else block.plain
+            logits = self._logits(section, block)
+            held = before + kept * last + running + gathered
             forward.append(_Moment(f"forward pass of {section.name}", held, 0.0, logits))
+            peak = np.maximum(block.backward, block.forward) if recomputes else block.backward
             for number in sorted({0, last}):
-                held = before.copy()
-                held.add_all(kept, number + (block.plain is not None))
-                if self.holds_inputs and block.plain is not None:
-                    held.add_all(kept, 2.0 * (last - number))
-                peak = block.backward.copy()
-                if block.plain is not None:
-                    peak.rise_to(block.forward)
-                held.add_all(peak)
-                held.add_all(later)
-                held.add_all(created, last - number + 1.0)
-                held.add_all(self._gathered(block))
-                gradients = later.total + created.total * (last - number + 1.0)
+                gradients = later + created * (last - number + 1.0)
+                held = before + kept * (number + recomputes) + peak + gradients + gathered
+                if self.holds_inputs and recomputes:
+                    held += kept * (2.0 * (last - number))
                 name = f"backward pass of {section.name}"
-                backward.append(_Moment(name, held, gradients, logits))
-            before.add_all(kept, section.count)
+                backward.append(_Moment(name, held, gradients[0], logits))
+            before = before + kept * section.count
         return [*forward, *backward[::-1], self._optimizer_step()]
 
-    def _logits(self, section: Section, held: float) -> float:
+    def _logits(self, section: Section, block: BlockMemory) -> float:
         """The part of what the head holds that is logits and their loss."""
         if section.name != HEAD:
             return 0.0
-        return max(held - self._hidden_bytes(section), 0.0)
+        method = self.method
+        hidden = 3.0 * section.input_elements * method.batch_size * method.compute_bytes
+        return max(float(max(block.forward[0], block.backward[0])) - hidden, 0.0)
 
-    def _hidden_bytes(self, section: Section) -> float:
-        return 3.0 * section.input_elements * self.method.batch_size * self.method.compute_bytes
+    @property
+    def _gradient_copies(self) -> float:
+        """Copies of a block's gradients that its backward pass creates on each GPU."""
+        method = self.method
+        if self.keeps_gradients:
+            return 0.0
+        if method.parallel == "zero2":
+            return 1.0 / method.gpus
+        if method.parallel == "ddp" and method.gpus > 1:
+            return 2.0
+        return self.growth / self.shares
 
-    def _gradients_of(self, block: BlockMemory, count: float) -> Amounts:
-        """Gradients that the backward pass of a block creates."""
-        created = Amounts()
-        if self.method.gradient_accumulation > 1 and self.shares == 1:
-            return created
-        growth = FULL_BYTES / self.method.outer_bytes if self.is_raised else 1.0
-        created.add_all(block.gradients, count * growth / self.shares)
-        if self.method.parallel == "zero2":
-            created = Amounts()
-            created.add_all(block.gradients, count / self.method.gpus)
-        if self.method.parallel == "ddp" and self.method.gpus > 1:
-            created.add_all(block.gradients, count)
-        return created
-
-    def _new_gradients(self) -> Amounts:
-        found = Amounts()
-        for section, block in zip(self.sections, self.blocks, strict=True):
-            found.add_all(self._gradients_of(block, float(section.count)))
-        if self.tied and not self.method.has_adapters and self.method.gradient_accumulation == 1:
-            found.add(self.tied * self.method.outer_bytes, -1.0 / self.shares)
-        return found
+    def _new_gradients(self, copies: float | None = None) -> Amounts:
+        copies = self._gradient_copies if copies is None else copies
+        sums = (block.gradients * (section.count * copies) for section, block in self.counted)
+        return sum(sums, tensors(0))
 
     def _gathered(self, block: BlockMemory) -> Amounts:
         """Weights that sharded training gathers while a block runs, in the type of the computation,
         with the gradients before they are reduced."""
-        found = Amounts()
         if self.shares == 1:
-            return found
-        found.add_all(block.weights, float(_GATHERED_UNITS))
-        found.add_all(block.gradients)
-        for section, outer in zip(self.sections, self.blocks, strict=True):
+            return tensors(0)
+        found = block.weights * _GATHERED_UNITS + block.gradients
+        for section, outer in self.blocks:
             if not section.is_checkpointed and outer is not block:
-                found.add_all(outer.weights)
+                found = found + outer.weights
         return found
 
     def _optimizer_step(self) -> _Moment:
-        held = self._new_gradients()
-        gradients = held.total
-        trained = Amounts()
-        growth = FULL_BYTES / self.method.outer_bytes if self.is_raised else 1.0
-        copies = self.method.step_copies() * growth / self.shares
-        for section, block in zip(self.sections, self.blocks, strict=True):
-            trained.add_all(block.gradients, section.count * copies)
-        if self.tied and not self.method.has_adapters:
-            trained.add(self.tied * self.method.outer_bytes, -copies)
-        held.add_all(trained)
-        return _Moment("optimizer step", held, gradients)
+        gradients = self._new_gradients()
+        copies = self.method.step_copies() * self.growth / self.shares
+        return _Moment("optimizer step", gradients + self._new_gradients(copies), gradients[0])
