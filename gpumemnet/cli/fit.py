@@ -163,13 +163,15 @@ def fit(
 def _show(answer: FitAnswer, console: Console, model: str, stated: Mapping[str, Any]) -> None:
     from gpumemnet.named.fit import verdict_text
 
-    title = f"{answer.model}: {verdict_text(answer)}"
+    free = f"{format_bytes(answer.safe_bytes)} are safe"
+    title = f"{answer.model}: {verdict_text(answer) if answer.gpu else free}"
     facts = [("model", _model_text(answer)), ("training", _training_text(answer))]
     if answer.gpu is not None:
         facts.append(("GPU", f"{answer.gpu}, {format_bytes(answer.available_bytes or 0)} free"))
-    safe = (
-        f"{format_bytes(answer.safe_bytes)}, above {answer.coverage:.0%} of readings of such jobs"
-    )
+    readings = f"above {answer.coverage:.1%} of readings of such jobs"
+    if answer.method.gpus > 1 or "tokens" not in answer.table_by:
+        readings = "wider, as few readings of such jobs are published"
+    safe = f"{format_bytes(answer.safe_bytes)}, {readings}"
     facts += [
         ("expected", f"{format_bytes(answer.expected_bytes)}, most in the {answer.moment}"),
         ("safe", safe),
@@ -203,9 +205,9 @@ def _training_text(answer: FitAnswer) -> str:
         name = f"{name} of rank {how.lora_rank} on {how.lora_target}"
     parts = [
         name,
-        f"{how.batch_size} x {how.sequence_length:,} tokens"
+        f"{how.batch_size:,} x {how.sequence_length:,} tokens"
         if "tokens" in answer.table_by
-        else f"{how.batch_size} images",
+        else f"{how.batch_size:,} images",
         how.precision,
         how.optimizer,
         "checkpointing" if how.checkpointing else "no checkpointing",
@@ -227,7 +229,9 @@ def _show_table(answer: FitAnswer, console: Console) -> None:
         cells = [_cell(size, answer.available_bytes) for size in row["safe_bytes"].values()]
         rows.append((row["method"], "on" if row["checkpointing"] else "off", *cells))
     columns = ("method", "checkpointing", *(f"{int(each):,}" for each in lengths))
-    print_table(console, f"What would fit (✓): safe GiB by {answer.table_by}", columns, rows)
+    title = f"What would fit (✓): safe GiB by {answer.table_by}"
+    console.print(Text(title, style="bold"))  # a table's own title wraps at the table's width
+    print_table(console, "", columns, rows)
 
 
 def _cell(size: int, available: int | None) -> str:
@@ -255,7 +259,8 @@ def _show_limits(
     if answer.fits:
         return
     console.print()
-    console.print(Text("Cheapest changes that make it fit", style="bold"))
+    heading = "Cheapest changes that make it fit" if answer.changes else "No change makes it fit"
+    console.print(Text(heading, style="bold"))
     for number, change in enumerate(answer.changes, 1):
         console.print(Text(f" {number}. {change.text}: safe {format_bytes(change.safe_bytes)}"))
     console.print(Text("Next", style="bold"))
@@ -263,10 +268,14 @@ def _show_limits(
 
 
 def next_command(answer: FitAnswer, model: str, stated: Mapping[str, Any]) -> str:
-    """The command as it was typed, with the cheapest change; else with the most frugal method."""
+    """The command as it was typed, with the cheapest change; else on the smallest GPU that holds the
+    job, or with the most frugal method."""
     change = "--method qlora --kernels liger --gpu 8xH200"
     if answer.changes:
         change = answer.changes[0].options
+    elif answer.smallest_gpu is not None:
+        count = f"{answer.method.gpus}x" if answer.method.gpus > 1 else ""
+        change = f"--gpu {shlex.quote(f'{count}{answer.smallest_gpu}')}"
     words = ["gpumemnet", "fit", model]
     for name, value in stated.items():
         option = name.removeprefix("gradient_").replace("_", "-")
