@@ -222,7 +222,7 @@ def rest(document: Mapping[str, Any]) -> str:
                 tags.setdefault(operation.get("tags", ["other"])[0], []).append(
                     (method.upper(), path, operation)
                 )
-    order = ["predict", "models", "observations", "admin", "health"]
+    order = ["predict", "fit", "models", "observations", "admin", "health"]
     for tag in sorted(tags, key=lambda name: order.index(name) if name in order else len(order)):
         lines.append(f"## {tag[:1].upper()}{tag[1:]}\n")
         for method, path, operation in sorted(tags[tag], key=lambda each: each[1] != "/v1/predict"):
