@@ -205,8 +205,10 @@ def test_a_model_and_how_it_is_trained_stand_beside_the_layer_list(
     options = {"method": "qlora", "sequence_length": 1024, "checkpointing": False}
     question = {"model": "Qwen/Qwen3-8B", "gpu": "RTX-4090", **options}
     answer = httpx.post(f"{service.url}/v1/fit", json=question, timeout=300).json()
-    annotations = {
-        f"gpumemnet.io/{name.replace('_', '-')}": str(value).lower() if name in options else value
+    annotations: dict[str, str] = {
+        f"gpumemnet.io/{name.replace('_', '-')}": str(value).lower()
+        if name in options
+        else str(value)
         for name, value in question.items()
     }
     document = review("deployment", job=None, **annotations)
