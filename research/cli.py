@@ -100,11 +100,12 @@ def readings(
     write: Annotated[
         bool, typer.Option("--write", help="Calibrate the safe bytes of `gpumemnet fit`.")
     ] = False,
+    exact: Annotated[bool, typer.Option("--exact", help="Trace each job, in seconds.")] = False,
 ) -> None:
     """Compare `gpumemnet fit` with published readings of fine-tuning runs."""
     from research.readings import compare
 
-    typer.echo(compare(folder, write=write))
+    typer.echo(compare(folder, write=write, exact=exact))
 
 
 @app.command(rich_help_panel=_PUBLISHED)

@@ -65,20 +65,24 @@ class Reading(NamedTuple):
         return self.expected_bytes / self.read_bytes - 1.0
 
 
-def readings(folder: Path) -> Iterator[Reading | str]:
-    """Readings of jobs on one GPU; a sentence for each row that is left out."""
+def readings(folder: Path, *, exact: bool = False) -> Iterator[Reading | str]:
+    """Readings of jobs on one GPU; a sentence for each row that is left out.
+
+    Adapters of ``litgpt`` are traced as those of ``peft``.
+    """
+    depth = {"exact": True, "library": "peft"} if exact else {}
     for table in TABLES:
         with (folder / f"{table}.csv").open(newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
                 if row["usable"] == "yes" and row["gpus"] == "1":
-                    yield _reading(table, row)
+                    yield _reading(table, row, depth)
 
 
-def _reading(table: str, row: dict[str, str]) -> Reading | str:
+def _reading(table: str, row: dict[str, str], depth: dict[str, Any]) -> Reading | str:
     reason = _obstacle(row)
     if reason:
         return f"{row['row_id']}: {reason}"
-    options = _options(table, row)
+    options = _options(table, row) | depth
     gpu = (
         "A10G"
         if "A10G" in row["gpu"]
@@ -192,11 +196,11 @@ def _factor(ratios: list[float]) -> float | None:
     return None if factor is None else round(max(1.0, factor), 3)
 
 
-def compare(folder: Path, *, write: bool = False) -> str:
+def compare(folder: Path, *, write: bool = False, exact: bool = False) -> str:
     """The comparison as text; ``write`` replaces the factors that ``fit`` uses."""
     lines: list[str] = []
     found: list[Reading] = []
-    for each in readings(folder):
+    for each in readings(folder, exact=exact):
         if isinstance(each, str):
             lines.append(f"left out  {each}")
         else:
