@@ -87,7 +87,7 @@ class Answers:
 
     release: str
     expected_mib: list[float]
-    limit_mib: list[int | None]
+    limit_mib: list[float | None]
     used_mib: list[float]
 
     @property
@@ -342,9 +342,7 @@ def report(client: Client, jobs: Sequence[Job]) -> int:
             source=SOURCE,
             idempotency_key=predicted.prediction_id,
         )
-        within_limit += (
-            predicted.limit_mib is not None and job.used_bytes <= predicted.limit_mib * MIB
-        )
+        within_limit += predicted.safe_bytes is not None and job.used_bytes <= predicted.safe_bytes
     return within_limit
 
 
@@ -357,7 +355,7 @@ def ask(client: Client, jobs: Sequence[Job]) -> Answers:
     return Answers(
         release=releases.pop(),
         expected_mib=[one.expected_bytes / MIB for one in predicted],
-        limit_mib=[one.limit_mib for one in predicted],
+        limit_mib=[one.safe_bytes and one.safe_bytes / MIB for one in predicted],
         used_mib=[one.used_bytes / MIB for one in jobs],
     )
 

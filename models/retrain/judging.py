@@ -51,7 +51,8 @@ def judged_parts(
 
     The held-out architectures of the files that are new to the champion decide, or those of all
     files where none is new; and so do the newest observations.  Every source and every family is a
-    part of its own, on which the candidate may not be worse.
+    part of its own, on which the candidate may not be worse.  Sampled networks that nobody has run
+    are trained on and not judged, as bounds are not calibrated on them either.
 
     Args:
         candidate, champion: the releases.
@@ -69,6 +70,7 @@ def judged_parts(
     known = {*own_champion.card.families} & {*own_candidate.card.families}
     families = collected.data.jobs.option_column("family")
     is_judged = ~collected.is_training & collected.data.is_measured & np.isin(families, [*known])
+    is_judged &= collected.data.calibrates
     if encoder == "transformer":
         is_judged &= collected.data.jobs.layer_counts > 0
     rows = np.flatnonzero(is_judged)
@@ -83,8 +85,7 @@ def judged_parts(
         if own.any():
             release = stand_ins() if own is by_stand_in else champion
             champion_answers[:, own] = answers(release, encoder, data.take(np.flatnonzero(own)))[1]
-    # Bounds are calibrated on these rows alone, so only they tell whether the coverage is kept.
-    is_deciding = data.calibrates & (is_new if is_new.any() else ~is_newest)
+    is_deciding = is_new if is_new.any() else ~is_newest
     parts: list[tuple[str, bool, Flags]] = [
         (HELD_OUT, True, is_deciding),
         (NEWEST, True, is_newest),
