@@ -1,4 +1,4 @@
-# Two commands do all the set-up: `make serve` and `make test`.  Both build a virtual environment in .venv first.
+# `make install`, `make serve` and `make test` do all the set-up: each builds a virtual environment in .venv first.
 PYTHON ?= python3
 PORT ?= 8000
 VENV := .venv
@@ -6,7 +6,9 @@ TYPES := $(wildcard gpumemnet/*/*.pxd)
 BUILT_FROM := pyproject.toml constraints.txt hatch_build.py $(TYPES) $(TYPES:.pxd=.py)
 PIP := $(VENV)/bin/pip install --progress-bar off --disable-pip-version-check -c constraints.txt
 
-.PHONY: serve test check docs lint format nightly benchmark clean
+.PHONY: install serve test check docs lint format nightly benchmark clean
+
+install: $(VENV)/.installed-service  ## build .venv with the command gpumemnet and the service
 
 serve: $(VENV)/.installed-service  ## answer predictions on http://127.0.0.1:$(PORT) with the shipped bundle
 	$(VENV)/bin/gpumemnet serve --port $(PORT)
