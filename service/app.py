@@ -137,11 +137,13 @@ def create_app(settings: Settings) -> FastAPI:
             thread.start()
         gc.collect()
         gc.freeze()  # a full collection over permanent objects would pause all responses for some 10 ms
+        gpu = serving.api.predictor.prediction_gpu(None)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         logger.info(
-            "listening on http://%s:%d (a page to try it in a browser; its API at /docs)",
+            "listening on http://%s:%d (a page to try it in a browser; its API at /docs)%s",
             host,
             settings.port,
+            f"; an answer for {gpu.gpu} {gpu.context.advice}" if gpu.context.advice else "",
         )
         yield
         for thread in threads:

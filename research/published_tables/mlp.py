@@ -86,9 +86,10 @@ def measurement_of_row(row: Row) -> Measurement:
 
 
 def _as_published(layer: Layer) -> Layer:
-    """``layer`` as the published list has it: without the one parameter that a PReLU really
-    owns."""
-    return Layer("prelu", layer.activations) if layer.kind == "prelu" else layer
+    """``layer`` as the published list has it: kind and sizes, without the one parameter that a
+    PReLU really owns."""
+    parameters = 0 if layer.kind == "prelu" else layer.parameters
+    return Layer(layer.kind, layer.activations, parameters)
 
 
 def _layers(text: str) -> tuple[Layer, ...]:

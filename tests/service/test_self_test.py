@@ -63,7 +63,7 @@ def nothing(answer: GraphOutput) -> GraphOutput:
         ),
         (
             lambda answer: answer._replace(expected_bytes=answer.expected_bytes * -1),
-            "expected bytes, .* times of what context",
+            "expected bytes, .* times of what tensors",
         ),
         (
             lambda answer: answer._replace(bounds_bytes=(answer.bounds_bytes * 4)[:, ::-1]),

@@ -47,8 +47,8 @@ def without_id(answer: Document) -> Document:
 
 
 def outside(job: Document) -> Document:
-    """The same job so large that no model was trained on its like."""
-    return {**job, "batch_size": 2**31 - 1}
+    """The same job with an option far beyond those of any training job."""
+    return {**job, "gradient_accumulation": 64}
 
 
 def test_an_answer_is_the_estimate_of_the_predictor(

@@ -17,7 +17,7 @@ def ask(
 
 
 def outside(job: Document) -> Document:
-    return {**job, "batch_size": 2**31 - 1}
+    return {**job, "gradient_accumulation": 64}
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_outside_the_support_there_is_a_problem_and_still_a_request(
     assert response.headers["content-type"] == "application/problem+json"
     document = response.json()
     assert document["type"] == "urn:gpumemnet:problem:outside-support"
-    assert "batch_size is" in document["detail"]
+    assert "gradient_accumulation is" in document["detail"]
     assert (
         ask(http, outside(job), "text/plain", "/v1/predict?field=request_mib")
         .text.strip()
