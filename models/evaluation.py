@@ -165,7 +165,7 @@ def network_answers(network: torch.nn.Module, jobs: LabelledJobs, has_sequences:
     level, parts = 2 + COVERAGES.index(COVERAGE), []
     for at in range(0, len(jobs), 256):
         own = jobs.take(np.arange(at, min(at + 256, len(jobs))))
-        given = (float_tensor(own.features),)
+        given: tuple[torch.Tensor, ...] = (float_tensor(own.features),)
         if has_sequences:
             given += batch_of(sequences_of(own))
         with torch.no_grad():
@@ -234,10 +234,18 @@ def _figures(
                 )
                 for width in (1000, 2000, 8000)
             ]
+            median, ninetieth = (float(np.quantile(errors, share)) for share in (0.5, 0.9))
             yield Figures(
-                *(split, source, family, estimator, int(own.sum())),
-                *(float(np.quantile(errors, share)) for share in (0.5, 0.9)),
-                *accuracy,
+                split,
+                source,
+                family,
+                estimator,
+                int(own.sum()),
+                median,
+                ninetieth,
+                accuracy[0],
+                accuracy[1],
+                accuracy[2],
                 float((label <= highest).mean()),
                 float(np.median(highest / answer)),
             )

@@ -136,10 +136,10 @@ def find_model(name: str) -> NamedModel:
         cached = _hub_config(name)
         if cached is not None:
             return _from_file(cached, name)
-        found = _by_key().get(name.casefold().rpartition("/")[2])
-        if found is not None:  # a copy, as of unsloth and NousResearch
-            entry = _document()["models"][found]
-            source = f"the catalogue, as {found}"
+        original = _by_key().get(name.casefold().rpartition("/")[2])
+        if original is not None:  # a copy, as of unsloth and NousResearch
+            entry = _document()["models"][original]
+            source = f"the catalogue, as {original}"
             return NamedModel(name, entry["config"], entry["parameters"], entry["checked"], source)
     remedy = "give the path of its config.json, or a hub id with huggingface_hub installed"
     raise unknown_model(name, remedy)

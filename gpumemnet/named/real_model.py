@@ -125,7 +125,8 @@ class _Loss(nn.Module):
 
     def __init__(self, model: nn.Module, method: Method) -> None:
         super().__init__()
-        self.model, self._method = model, method
+        self.model: Any = model
+        self._method = method
 
     def forward(self, **inputs: Tensor) -> dict[str, Tensor]:
         """Return the loss."""
@@ -135,8 +136,9 @@ class _Loss(nn.Module):
 class _RawLoss(_Loss):
     """The loss of logits in their own type."""
 
-    def forward(self, labels: Tensor, **inputs: Tensor) -> dict[str, Tensor]:
+    def forward(self, **inputs: Tensor) -> dict[str, Tensor]:
         """Return the loss."""
+        labels = inputs.pop("labels")
         output = self.model(**inputs)
         logits = output if isinstance(output, Tensor) else output.logits
         return {"loss": F.cross_entropy(logits.flatten(0, -2), labels.flatten())}
@@ -145,12 +147,14 @@ class _RawLoss(_Loss):
 class _FusedLoss(_Loss):
     """The loss of a language model without its logits."""
 
-    def forward(self, labels: Tensor, **inputs: Tensor) -> dict[str, Tensor]:
+    def forward(self, **inputs: Tensor) -> dict[str, Tensor]:
         """Return the loss."""
+        labels = inputs.pop("labels")
         model = self.model.get_base_model() if self._method.has_adapters else self.model
         hidden = model.base_model(**inputs)[0]
         weight = model.get_output_embeddings().weight
-        return {"loss": _LinearCrossEntropy.apply(hidden.flatten(0, 1), weight, labels.flatten())}
+        apply: Any = _LinearCrossEntropy.apply
+        return {"loss": apply(hidden.flatten(0, 1), weight, labels.flatten())}
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -208,7 +212,8 @@ def built(
     if is_image:
         _complete_torchvision()
     else:
-        sys.modules.update(dict.fromkeys(hidden))  # not to be found
+        modules: dict[str, Any] = dict.fromkeys(hidden)
+        sys.modules.update(modules)  # not to be found
     _LOG.info("building the model")
     try:
         make = partial(_image_network, name) if is_image else partial(_of_transformers, config)

@@ -193,13 +193,18 @@ def feature_matrix(table: JobTable, blas_workspace_bytes: int) -> NDArray[np.flo
     for rows, own in _parts(table) if len(table.layer_kinds) else ():
         places = slice(rows.start * _WIDTH, rows.stop * _WIDTH)
         part = features[places]
+        kinds, activations, parameters, trains, blocks = (column[own] for column in columns)
         fill_columns(
             part,
             _WIDTH,
             TOTALS,
             jobs[rows],
             counts[rows],
-            *(column[own] for column in columns),
+            kinds,
+            activations,
+            parameters,
+            trains,
+            blocks,
             blas_workspace_bytes,
         )
         features[places] = part

@@ -66,7 +66,7 @@ class Predictor:
             raise BundleError(
                 f"two bundles are called {names[0]}: give each model a name of its own"
             )
-        self._models = {
+        self._models: dict[str, BundleModel] = {
             encoder: BundleModel(chosen[encoder]) for encoder in ENCODERS if encoder in chosen
         }
         self._gpus = GpuResolver(self.bundles, gpu, context_bytes)

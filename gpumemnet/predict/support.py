@@ -54,7 +54,7 @@ class Support:
         self._columns = np.array([FEATURE_NAMES.index(name) for name in card.ranges], dtype=np.intp)
         self._low, self._high = np.array([*card.ranges.values()]).reshape(-1, 2).T
         self._numbers = {
-            name: np.array([*sorted({0 if value is None else value for value in seen}), np.inf])  # type: ignore[type-var]
+            name: np.array([*sorted({0 if value is None else value for value in seen}), np.inf])
             for name, seen in card.options.items()
             if name not in OPTION_FIELDS
         }

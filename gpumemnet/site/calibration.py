@@ -477,7 +477,7 @@ def _check_plausible(part: _Part, fit: Fit) -> None:
         worst = np.argsort(-excess, kind="stable")[: max(1, int((excess > 1.0).sum()))]
         raise DatasetError(
             f"{card.name}: the bound at coverage {card.coverages[level]:g} would become {widening[level]:.3g} times as wide, "
-            f"and no more than {MAX_WIDENING:g} is plausible: {listed(part.rows.location[worst])} took up to {excess.max():.3g} "
+            f"and no more than {MAX_WIDENING:g} is plausible: {listed(part.rows.location[worst].tolist())} took up to {excess.max():.3g} "
             "times their old bound; correct or remove these rows, or retrain if they are right"
         )
 

@@ -227,7 +227,7 @@ def _error(rows: SiteRows, predicted: PredictionTable) -> Iterator[Finding]:
 
 def _coverage(rows: SiteRows, predicted: PredictionTable, coverage: float) -> Iterator[Finding]:
     """Exact binomial test: no more jobs should exceed their safe bytes than the coverage allows."""
-    safe = predicted.safe_bytes.astype(np.float64).filled(np.nan)
+    safe = np.ma.filled(predicted.safe_bytes.astype(np.float64), np.nan)
     kept = bounds_kept(rows.label_bytes, rows.is_oom, rows.limit_bytes, safe)
     kept = kept[~np.isnan(kept)]
     if len(kept) < MIN_JOBS:

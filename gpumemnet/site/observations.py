@@ -280,7 +280,8 @@ def _amount(given: Mapping[str, Any], name: str) -> int | None:
             f"{MAX_BYTES // unit}, not {describe(amount)}",
             stated,
         )
-    return math.ceil(amount * unit)
+    whole: int = math.ceil(amount * unit)
+    return whole
 
 
 def _time(value: object) -> datetime | None:

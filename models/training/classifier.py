@@ -190,8 +190,10 @@ def train(
     return TrainedClassifier(
         served.eval(),
         plan,
-        *(part[:, 0].double().numpy() for part in (line.slopes, line.totals_slopes)),
-        *(part[:, 0].double().numpy() for part in (inputs.shifts, inputs.units)),
+        line.slopes[:, 0].double().numpy(),
+        line.totals_slopes[:, 0].double().numpy(),
+        inputs.shifts[:, 0].double().numpy(),
+        inputs.units[:, 0].double().numpy(),
         multiples,
         added,
         counts,
@@ -443,7 +445,7 @@ def _fit(
     for epoch in range(plan.epochs):
         for places_EB in _batches(training, rows, plan.batch_rows, order):
             optimizer.zero_grad()
-            _loss(network, rows, places_EB, plan.pull).sum().backward()
+            _loss(network, rows, places_EB, plan.pull).sum().backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(network.parameters(), 5.0)
             optimizer.step()
             schedule.step()

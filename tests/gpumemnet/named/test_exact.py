@@ -3,6 +3,7 @@
 import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ MISSING = [package for package in NEEDED if importlib.util.find_spec(package) is
 def test_both_depths_agree(config: dict[str, object], method: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
-    options = {"method": method, "sequence_length": 512, "gpu": "A100-80GB"}
+    options: dict[str, Any] = {"method": method, "sequence_length": 512, "gpu": "A100-80GB"}
     instant, exact = fit(str(path), **options), fit(str(path), exact=True, **options)
     assert (instant.depth, exact.depth) == ("instant", "exact")
     assert sum(exact.parts.values()) == exact.expected_bytes <= exact.safe_bytes

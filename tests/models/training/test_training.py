@@ -43,12 +43,13 @@ def predictor(
 
 
 def amounts_of(classifier: TrainedClassifier, data: LabelledJobs) -> np.ndarray:
-    given = (float_tensor(data.features),)
+    given: tuple[torch.Tensor, ...] = (float_tensor(data.features),)
     if classifier.plan.encoder == "transformer":
         sequences, mask = layer_sequence(data.jobs)
         given += (torch.from_numpy(sequences), torch.from_numpy(mask.astype(np.float32)))
     with torch.no_grad():
-        return np.exp(classifier.network(*given)[-1].double().numpy())
+        amounts: np.ndarray = classifier.network(*given)[-1].double().exp().numpy()
+    return amounts
 
 
 def test_without_a_correction_the_line_answers(few: LabelledJobs) -> None:

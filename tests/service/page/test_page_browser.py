@@ -248,7 +248,7 @@ def test_a_model_is_picked_by_its_name(page: Browser, http: httpx.Client) -> Non
     active = model.get_attribute("aria-activedescendant")
     assert page.find(f"#{active}").get_attribute("aria-selected") == "true"
     model.send_keys(Keys.ENTER)
-    asked = {"model": "Qwen/Qwen3-8B"}
+    asked: Document = {"model": "Qwen/Qwen3-8B"}
     has_fit(**asked)
     assert not page.find("#fit-models").is_displayed()
     page.wait(lambda: "(" in page.text("#fit-gpu option:nth-child(2)"), "the list of GPUs")
