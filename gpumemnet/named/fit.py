@@ -305,6 +305,9 @@ def fit(
         model = find_model(base_model or _stated_model(model, file))
     try:
         how, asked = _with_defaults(model, stated | method), _Asked(model, profile)
+        _check_targets(asked.network(how), how)
+        if "parallel" in method and how.gpus == 1:
+            notes.append(f"{how.parallel} is for several GPUs: name them, as in --gpu 8xH100")
         return _answer(asked, how, notes, asked.trace(how, progress) if exact else None)
     except FieldError:
         raise
@@ -313,6 +316,19 @@ def fit(
             raise
         reason = f"its configuration has a value that cannot be used: {error}"
         raise InvalidRequestError(reason, "model") from None
+
+
+def _check_targets(built: Network, method: Method) -> None:
+    """Adapters on no layer would train nothing."""
+    if method.has_adapters and not _trained(built, method):
+        inner = [section for section in built.sections if section.is_checkpointed]
+        names = {
+            each.name for section in inner for each in section.operators if each.kind == "linear"
+        }
+        raise InvalidRequestError(
+            f"names no layer of the model: its blocks have {', '.join(sorted(names))}; or all-linear",
+            "lora_target",
+        )
 
 
 def _stated_model(model: str | Mapping[str, Any], file: TrainerFile | None) -> str:
@@ -424,6 +440,11 @@ def _notes(model: NamedModel, method: Method) -> Iterator[str]:
         yield "embeddings, norms and head are in fp32, by prepare_model_for_kbit_training"
     if method.optimizer.startswith("paged_"):
         yield "paged optimizer state is counted as lying in host memory"
+    longest = model.config.get("max_position_embeddings")
+    if isinstance(longest, int) and 0 < longest < method.sequence_length:
+        yield f"{method.sequence_length:,} tokens are more than the {longest:,} that the model was made for"
+    if method.is_sharded and not method.has_adapters:
+        yield "shards of trained weights are in fp32, as accelerate makes them"
     if model.config.get("model_type") == "diffusers":
         yield "of the pipeline, the transformer alone; samples are 512 tokens of text and the image's"
     if "vision_config" in model.config:
@@ -486,13 +507,14 @@ def _longest_sequence(asked: _Asked, method: Method) -> int | None:
 
 
 def _smallest_gpu(asked: _Asked, method: Method) -> str | None:
-    needed = ceil_mib(asked.safe(method))
-    holding = [
-        (available_mib(each), each.aliases[0] if each.aliases else each.name)
-        for each in device_profiles()
-        if not each.is_laptop and available_mib(each) >= needed
-    ]
-    return min(holding)[1] if holding else None
+    desktops = (each for each in device_profiles() if not each.is_laptop)
+    for profile in sorted(desktops, key=available_mib):
+        # its context and its attention kernel may be others than those of the GPU asked for
+        own = _Asked(asked.model, profile)
+        own.networks, own.scale, own.traced = asked.networks, asked.scale, asked.traced
+        if own.is_safe(method):
+            return profile.aliases[0] if profile.aliases else profile.name
+    return None
 
 
 def _fewest_gpus(asked: _Asked, method: Method) -> int | None:

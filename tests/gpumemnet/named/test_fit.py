@@ -10,7 +10,8 @@ import pytest
 
 import gpumemnet
 from gpumemnet.cli import main
-from gpumemnet.errors import FieldError
+from gpumemnet.errors import FieldError, InvalidRequestError
+from gpumemnet.gpu import YES
 from gpumemnet.named.architectures import network
 from gpumemnet.named.catalogue import find_model, model_names
 from gpumemnet.named.fit import fit
@@ -141,3 +142,23 @@ def test_the_answer_needs_no_torch() -> None:
         "assert not {'torch', 'transformers', 'onnxruntime'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+
+
+def test_adapters_on_no_layer_are_refused_with_the_layers_there_are() -> None:
+    with pytest.raises(InvalidRequestError, match=r"its blocks have down_proj, .*q_proj") as failed:
+        fit("Qwen/Qwen3-8B", method="lora", lora_target="nonsense")
+    assert failed.value.field == "lora_target"
+
+
+@pytest.mark.parametrize("asked", ["T4", "A100-80GB"])
+def test_the_smallest_gpu_holds_the_job(asked: str) -> None:
+    job: dict[str, Any] = {"method": "qlora", "sequence_length": 2048}
+    smallest = fit("google/gemma-2-9b", gpu=asked, **job).smallest_gpu
+    assert smallest is not None
+    assert fit("google/gemma-2-9b", gpu=smallest, **job).verdict == YES
+
+
+def test_what_does_not_go_together_is_said() -> None:
+    notes = fit("Qwen/Qwen3-8B", parallel="fsdp2", sequence_length=131_072).notes
+    assert any("name them" in note for note in notes)
+    assert any("that the model was made for" in note for note in notes)
