@@ -443,7 +443,7 @@ def _notes(model: NamedModel, method: Method) -> Iterator[str]:
     longest = model.config.get("max_position_embeddings")
     if isinstance(longest, int) and 0 < longest < method.sequence_length:
         yield f"{method.sequence_length:,} tokens are more than the {longest:,} that the model was made for"
-    if method.is_sharded and not method.has_adapters:
+    if method.is_sharded and method.is_autocast and not method.has_adapters:
         yield "shards of trained weights are in fp32, as accelerate makes them"
     if model.config.get("model_type") == "diffusers":
         yield "of the pipeline, the transformer alone; samples are 512 tokens of text and the image's"
