@@ -1,7 +1,6 @@
 """The memory check inside trainers, with a stand-in for the GPU: everything else is real."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +8,10 @@ import pytest
 
 from gpumemnet.errors import InvalidRequestError, JobDoesNotFitError
 from gpumemnet.units import GIB, MIB
+from tests.torchvision_operators import declare_torchvision_operators
 
 torch = pytest.importorskip("torch")
-try:
-    import torchvision  # noqa: F401
-except (ImportError, RuntimeError):  # built for another PyTorch, which breaks transformers
-    sys.modules["torchvision"] = None  # type: ignore[assignment]
+declare_torchvision_operators()  # without them transformers cannot be imported
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate", reason="the Trainer of transformers needs accelerate")
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from gpumemnet.named.architectures import network
+from tests.torchvision_operators import declare_torchvision_operators
 
 TOKENS = 32
 SIZES: dict[str, Any] = {
@@ -39,10 +40,8 @@ def test_layers_are_those_of_extract(name: str, sizes: dict[str, Any]) -> None:
     transformers = pytest.importorskip("transformers")
     from gpumemnet.extract import ExtractOptions, extract_job
 
-    try:
-        kind = getattr(transformers, name)
-    except ImportError as error:  # a native library of torchvision that does not load
-        pytest.skip(str(error))
+    declare_torchvision_operators()
+    kind = getattr(transformers, name)
     config = kind.config_class(**sizes)
     with torch.device("meta"):
         model = kind(config)
