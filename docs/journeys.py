@@ -1,9 +1,9 @@
-"""Lists the product's files that a call passes, from a profiler: ``python docs/journeys.py
-[predict|trace|train …]``; with ``--write``, puts the lists into the page "Follow a job through the
-code".
-  A file counts when one of its
-functions runs during the call; what runs while modules are imported, and what runs before or after
-the call, does not count.  The compiled modules run as plain Python, so that they are seen, too.
+"""Lists the product's files that a call passes, from a profiler.
+
+``python docs/journeys.py [predict|trace|train …]`` prints them; with ``--write`` it puts the lists
+into the page "Follow a job through the code".  A file counts when one of its functions runs during
+the call; what runs while modules are imported, and before or after the call, does not count.  The
+compiled modules run as plain Python, so that they are seen, too.
 """
 
 from __future__ import annotations

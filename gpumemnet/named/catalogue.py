@@ -96,13 +96,18 @@ def find_in_catalogue(name: str) -> NamedModel | None:
     if name.startswith(_LIBRARIES):
         entry = _document(_IMAGE_NETWORKS).get(name)
         if entry is not None:
-            source = "the catalogue, extracted from the library"
-            return NamedModel(name, entry["config"], entry["parameters"], entry["checked"], source)
-    found = _by_key().get(name.casefold())
-    if found is None:
+            return _entry_model(name, entry, "the catalogue, extracted from the library")
+    return _as_original(name, _by_key().get(name.casefold()))
+
+
+def _as_original(name: str, original: str | None) -> NamedModel | None:
+    if original is None:
         return None
-    entry = _document()["models"][found]
-    source = "the catalogue" if found == name else f"the catalogue, as {found}"
+    source = "the catalogue" if original == name else f"the catalogue, as {original}"
+    return _entry_model(name, _document()["models"][original], source)
+
+
+def _entry_model(name: str, entry: Mapping[str, Any], source: str) -> NamedModel:
     return NamedModel(name, entry["config"], entry["parameters"], entry["checked"], source)
 
 
@@ -136,11 +141,10 @@ def find_model(name: str) -> NamedModel:
         cached = _hub_config(name)
         if cached is not None:
             return _from_file(cached, name)
-        original = _by_key().get(name.casefold().rpartition("/")[2])
-        if original is not None:  # a copy, as of unsloth and NousResearch
-            entry = _document()["models"][original]
-            source = f"the catalogue, as {original}"
-            return NamedModel(name, entry["config"], entry["parameters"], entry["checked"], source)
+        # a copy, as of unsloth and NousResearch
+        found = _as_original(name, _by_key().get(name.casefold().rpartition("/")[2]))
+        if found is not None:
+            return found
     remedy = "give the path of its config.json, or a hub id with huggingface_hub installed"
     raise unknown_model(name, remedy)
 

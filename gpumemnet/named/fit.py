@@ -155,6 +155,7 @@ class _Asked:
     def __init__(self, model: NamedModel, profile: DeviceProfile | None) -> None:
         self.model, self.profile = model, profile
         self.networks: dict[tuple[int, bool], Network] = {}
+        self.peaks: dict[tuple[Method, int], StepPeak] = {}
         known = profile or device_profile("A100-80GB")
         self.context = context(known)
         self.workspace_bytes = known.blas_workspace_bytes
@@ -162,6 +163,13 @@ class _Asked:
         """How far a trace lies above the instant depth."""
         self.traced: tuple[Method, float] | None = None
         """The traced job, and its safe bytes above the context over the expected ones."""
+
+    def on(self, profile: DeviceProfile) -> _Asked:
+        """The same question for another GPU, whose context and attention kernel may be others."""
+        other = _Asked(self.model, profile)
+        other.networks, other.peaks = self.networks, self.peaks
+        other.scale, other.traced = self.scale, self.traced
+        return other
 
     @property
     def reads_tokens(self) -> bool:
@@ -184,7 +192,10 @@ class _Asked:
         """The peak of a training step."""
         if method.attention is None:
             method = replace(method, attention=self.kernel(method)[0] or None)
-        return step_peak(self.network(method), method, self.workspace_bytes)
+        key = method, self.workspace_bytes
+        if key not in self.peaks:
+            self.peaks[key] = step_peak(self.network(method), *key)
+        return self.peaks[key]
 
     def expected(self, method: Method) -> int:
         """Expected bytes of the process."""
@@ -222,10 +233,9 @@ class _Asked:
         self.traced = method, factor
         return traced
 
-    def is_safe(self, method: Method, profile: DeviceProfile | None = None) -> bool:
-        """Whether the safe bytes are available on a GPU."""
-        profile = profile or self.profile
-        return profile is None or ceil_mib(self.safe(method)) <= available_mib(profile)
+    def is_safe(self, method: Method) -> bool:
+        """Whether the safe bytes are available on the GPU."""
+        return self.profile is None or ceil_mib(self.safe(method)) <= available_mib(self.profile)
 
     def kernel(self, method: Method) -> tuple[str, str]:
         """The kernel that PyTorch runs for the model's attention, and why not flash."""
@@ -509,10 +519,7 @@ def _longest_sequence(asked: _Asked, method: Method) -> int | None:
 def _smallest_gpu(asked: _Asked, method: Method) -> str | None:
     desktops = (each for each in device_profiles() if not each.is_laptop)
     for profile in sorted(desktops, key=available_mib):
-        # its context and its attention kernel may be others than those of the GPU asked for
-        own = _Asked(asked.model, profile)
-        own.networks, own.scale, own.traced = asked.networks, asked.scale, asked.traced
-        if own.is_safe(method):
+        if asked.on(profile).is_safe(method):
             return profile.aliases[0] if profile.aliases else profile.name
     return None
 

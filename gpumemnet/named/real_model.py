@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 
 import torch
@@ -210,7 +210,7 @@ def built(
     is_image = config.get("model_type") == "layers"
     hidden = _SLOW_PACKAGES if needs_bitsandbytes(method) else (*_SLOW_PACKAGES, "bitsandbytes")
     if is_image:
-        _complete_torchvision()
+        declare_torchvision_operators()
     else:
         modules: dict[str, Any] = dict.fromkeys(hidden)
         sys.modules.update(modules)  # not to be found
@@ -225,18 +225,22 @@ def built(
     return real
 
 
-def _complete_torchvision() -> None:
-    """Declare the operators that ``import torchvision`` expects, where it was built for another
-    PyTorch and its own library does not load."""
-    if torch.version.cuda is None:
-        library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
-        for operator in ("nms", "qnms"):
-            with suppress(RuntimeError):
-                library.define(f"{operator}(Tensor a, Tensor b, float c) -> Tensor")  # type: ignore[no-untyped-call]
-        _KEPT.append(library)
+@cache
+def declare_torchvision_operators() -> object:
+    """Declare the operators that ``import torchvision`` expects, once in a process.
 
+    Its builds for CUDA do not load theirs beside a CPU build of PyTorch.
 
-_KEPT: Final[list[object]] = []
+    Returns:
+        what keeps them declared.
+    """
+    if torch.version.cuda is not None:
+        return None
+    library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+    for operator in ("nms", "qnms"):
+        with suppress(RuntimeError):  # somebody else has declared it
+            library.define(f"{operator}(Tensor a, Tensor b, float c) -> Tensor")  # type: ignore[no-untyped-call]
+    return library
 
 
 def check_total(found: int, expected: int | None) -> None:

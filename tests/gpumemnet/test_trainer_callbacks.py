@@ -8,9 +8,10 @@ import pytest
 
 from gpumemnet.errors import InvalidRequestError, JobDoesNotFitError
 from gpumemnet.units import GIB, MIB
-from tests.torchvision_operators import declare_torchvision_operators
 
 torch = pytest.importorskip("torch")
+from gpumemnet.named.real_model import declare_torchvision_operators  # noqa: E402
+
 declare_torchvision_operators()  # without them transformers cannot be imported
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate", reason="the Trainer of transformers needs accelerate")

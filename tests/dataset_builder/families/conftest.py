@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.torchvision_operators import declare_torchvision_operators
+from gpumemnet.named.real_model import declare_torchvision_operators
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from gpumemnet.named.architectures import network
-from tests.torchvision_operators import declare_torchvision_operators
 
 TOKENS = 32
 SIZES: dict[str, Any] = {
@@ -39,6 +38,7 @@ def test_layers_are_those_of_extract(name: str, sizes: dict[str, Any]) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     from gpumemnet.extract import ExtractOptions, extract_job
+    from gpumemnet.named.real_model import declare_torchvision_operators
 
     declare_torchvision_operators()
     kind = getattr(transformers, name)
