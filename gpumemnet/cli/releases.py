@@ -4,6 +4,7 @@ challenger."""
 from __future__ import annotations
 
 import getpass
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -124,7 +125,8 @@ def promote(
     release: Annotated[
         str | None,
         typer.Argument(
-            metavar="RELEASE", help="Name of the release; without it, --challenger removes it."
+            metavar="RELEASE",
+            help="Name of the release. Without it, --challenger removes the challenger, and --keep only deletes.",
         ),
     ] = None,
     challenger: Annotated[
@@ -134,6 +136,15 @@ def promote(
             help="Make it challenger: it predicts beside the champion, and its predictions are only compared.",
         ),
     ] = False,
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Afterwards delete all but the newest N releases, and bundles that no release holds; "
+            "champion, challenger and the previous champion stay.",
+        ),
+    ] = None,
     reason: Reason = "",
     as_json: AsJson = False,
 ) -> None:
@@ -141,11 +152,14 @@ def promote(
     store = existing_registry(registry)
     if challenger:
         aliases = store.set_challenger(release)
-    elif release is None:
-        raise RegistryError("name a release")
-    else:
+    elif release is not None:
         aliases = store.set_champion(release, by=_user(), reason=reason)
-    _print_aliases(aliases, as_json)
+    elif keep is not None:
+        aliases = store.aliases()
+    else:
+        raise RegistryError("name a release")
+    deleted = () if keep is None else store.prune(keep_releases=keep)
+    _print_aliases(aliases, as_json, deleted)
 
 
 @app.command("rollback")
@@ -154,28 +168,10 @@ def rollback(registry: Folder, reason: Reason = "", as_json: AsJson = False) -> 
     _print_aliases(existing_registry(registry).rollback(by=_user(), reason=reason), as_json)
 
 
-@app.command("prune")
-def prune(
-    registry: Folder,
-    keep: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Delete all but the newest N releases too; champion, challenger and the previous champion stay.",
-        ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Delete bundles that no release holds, and what interrupted commands left behind."""
-    deleted = existing_registry(registry).prune(keep_releases=keep)
-    text = "\n".join(f"deleted {name}" for name in deleted) or "nothing to delete"
-    print_result({"deleted": deleted}, text, as_json=as_json)
-
-
-def _print_aliases(aliases: Aliases, as_json: bool) -> None:
-    text = f"champion {aliases.champion}, challenger {aliases.challenger or 'none'}"
-    print_result(asdict(aliases), text, as_json=as_json)
+def _print_aliases(aliases: Aliases, as_json: bool, deleted: Sequence[str] = ()) -> None:
+    lines = [f"champion {aliases.champion}, challenger {aliases.challenger or 'none'}"]
+    lines += [f"deleted {name}" for name in deleted]
+    print_result({**asdict(aliases), "deleted": deleted}, "\n".join(lines), as_json=as_json)
 
 
 def _user() -> str:

@@ -352,25 +352,17 @@ class Registry:
             self.load(aliases.previous)
             return self._appoint(aliases, aliases.previous, by, reason, is_rollback=True)
 
-    def prune(self, keep_releases: int | None = None) -> tuple[str, ...]:
-        """Delete unfinished files of killed writers, and bundles that no release holds; returns
-        what was deleted.
-
-        Args:
-            keep_releases: delete releases too, but for so many of the newest, champion, challenger
-                and previous champion.
+    def prune(self, keep_releases: int) -> tuple[str, ...]:
+        """Delete all but the newest ``keep_releases`` releases, champion, challenger and previous
+        champion, and the bundles that no release holds; returns what was deleted.
 
         Raises:
             RegistryError: when a release is damaged: nothing is deleted then.
         """
         with self._writing():
             releases, aliases = self.releases()[1:], self.aliases()
-            gone = set()
-            if keep_releases is not None:
-                old = {
-                    release.name for release in releases[: max(0, len(releases) - keep_releases)]
-                }
-                gone = old - {aliases.champion, aliases.challenger, aliases.previous}
+            old = {release.name for release in releases[: max(0, len(releases) - keep_releases)]}
+            gone = old - {aliases.champion, aliases.challenger, aliases.previous}
             kept = {
                 sha256
                 for release in releases

@@ -47,7 +47,8 @@ def test_without_files_the_shipped_release_is_champion(registry: Registry) -> No
 
 
 @pytest.mark.parametrize(
-    "command", ["list --verify", "prune", "rollback", "promote shipped", "promote --challenger"]
+    "command",
+    ["list --verify", "promote --keep 2", "rollback", "promote shipped", "promote --challenger"],
 )
 def test_a_misspelt_folder_is_said_and_not_made(tmp_path: Path, command: str) -> None:
     for folder in (
@@ -206,8 +207,10 @@ def test_prune_deletes_what_nothing_needs(registry: Registry, tmp_path: Path) ->
     loose.mkdir()
     for name in ("r1", "r2"):
         registry.set_champion(name, by="", reason="")
-    assert registry.prune() == (loose.name,)
-    assert registry.prune(keep_releases=1) == ("r3", hashes["r3"])
+    assert registry.prune(keep_releases=9) == (loose.name,)
+    assert json.loads(
+        releases("promote", "--keep", "1", "--json", "--registry", registry.folder).stdout
+    )["deleted"] == ["r3", hashes["r3"]]
     assert [release.name for release in registry.releases()] == [SHIPPED, "r1", "r2", "r4"]
     assert registry.verify() == ()
     assert registry.rollback(by="", reason="").champion == "r1"
