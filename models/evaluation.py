@@ -25,7 +25,7 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.predict.conformal import conformal_quantiles
 from gpumemnet.predict.distribution import PUBLISHED_BINS
-from gpumemnet.predict.model import SLACK_BYTES
+from gpumemnet.predict.predictor import SLACK_BYTES
 
 from .networks.mlp import Inputs
 from .training.bounds import COVERAGES

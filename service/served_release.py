@@ -24,8 +24,7 @@ from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bundle import Bundle, load_bundles, shipped_bundles
 from gpumemnet.predict.features import FEATURE_NAMES
-from gpumemnet.predict.model import BundleModel, ModelGpu
-from gpumemnet.predict.predictor import Predictor
+from gpumemnet.predict.predictor import BundleModel, ModelGpu, Predictor
 from gpumemnet.site.releases import SHIPPED, Aliases, Registry, release_digest
 from gpumemnet.units import MIB
 

@@ -33,7 +33,6 @@ from gpumemnet.job.training_job import (
     OPTION_FIELDS,
     REQUIRED_FIELDS,
     SCHEMA_VERSION,
-    settle_columns,
 )
 
 if TYPE_CHECKING:
@@ -121,13 +120,7 @@ def read_arrow_jobs(batch: pa.RecordBatch) -> ReadJobs:
     option_sets, option_codes = _read_options(columns, count, is_invalid)
     table = JobTable(np.array(numbers), option_sets, option_codes, *layers)
     is_invalid |= versions != SCHEMA_VERSION
-    is_invalid |= settle_columns(
-        table.numbers,
-        table.layer_counts,
-        table.layer_activations,
-        table.layer_parameters,
-        table.layer_trains,
-    )
+    is_invalid |= table.settle_numbers()
     if not is_invalid.any():
         return ReadJobs(table, np.arange(count), {})
     valid, invalid = (~is_invalid).nonzero()[0], is_invalid.nonzero()[0]

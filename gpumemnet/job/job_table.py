@@ -23,7 +23,13 @@ from gpumemnet.job.layers import (
     Layer,
     unchecked_layers,
 )
-from gpumemnet.job.training_job import NUMBER_FIELDS, OPTION_FIELDS, UNSTATED_AS_ZERO, TrainingJob
+from gpumemnet.job.training_job import (
+    FIELD_RANGES,
+    NUMBER_FIELDS,
+    OPTION_FIELDS,
+    UNSTATED_AS_ZERO,
+    TrainingJob,
+)
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -37,6 +43,13 @@ _FIELDS_OF_LAYER: Final = [itemgetter(index) for index in range(len(Layer._field
 _TRAINS_OF_CODE: Final = (False, True, None)
 """Code in the column ``layer_trains`` → its value; the last is that of -1."""
 _INDEX_OF_NUMBER: Final = {name: index for index, name in enumerate(NUMBER_FIELDS)}
+_SMALLEST, _LARGEST = np.array([limits for _, *limits in FIELD_RANGES], dtype=np.float64).T[
+    ..., None
+]
+_MAY_STAY_UNSTATED: Final = np.array([[name in UNSTATED_AS_ZERO] for name in NUMBER_FIELDS])
+_TOTALS: Final = slice(*(NUMBER_FIELDS.index("total_activations") + end for end in (0, 2)))
+_PARAMETERS: Final = NUMBER_FIELDS.index("total_parameters")
+_TRAINABLE: Final = NUMBER_FIELDS.index("trainable_parameters")
 
 
 def codes_with(unknown_kinds: Sequence[str]) -> dict[str, int]:
@@ -132,6 +145,39 @@ class JobTable(Sequence[TrainingJob]):
             _codes(blocks),
             unknown,
         )
+
+    def settle_numbers(self) -> NDArray[np.bool_]:
+        """Checks the counts of the jobs, and fills in what they do not state, NaN until then: totals
+        from the layers, the trainable parameters from those not stated to be frozen, and else 0.
+
+        Returns:
+            Which jobs break a rule, shape ``[B]``; a
+            :class:`~gpumemnet.job.training_job.TrainingJob` says which rule.
+        """
+        numbers, owners, count = self.numbers, self.layer_owners, len(self)
+        sums = np.array(
+            [
+                np.bincount(owners, each, count)
+                for each in (self.layer_activations, self.layer_parameters)
+            ],
+            dtype=np.float64,
+        )
+        has_none = self.layer_counts == 0
+        sums[:, has_none] = np.nan
+        is_unstated = np.isnan(numbers)
+        totals, trainable = numbers[_TOTALS], numbers[_TRAINABLE]
+        np.copyto(totals, sums, where=is_unstated[_TOTALS])
+        frozen = np.bincount(owners, self.layer_parameters * (self.layer_trains == 0), count)
+        largest = numbers[_PARAMETERS] - frozen
+        np.copyto(trainable, largest, where=is_unstated[_TRAINABLE])
+        stays_unstated = is_unstated & _MAY_STAY_UNSTATED
+        is_within = (numbers >= _SMALLEST) & (numbers <= _LARGEST)
+        is_right = (is_within | stays_unstated).all(axis=0)
+        is_right &= has_none | (totals == sums).all(axis=0)
+        is_right &= trainable <= largest
+        numbers[stays_unstated] = 0.0
+        is_wrong: NDArray[np.bool_] = ~is_right
+        return is_wrong
 
     @staticmethod
     def concatenate(tables: Sequence[JobTable]) -> JobTable:

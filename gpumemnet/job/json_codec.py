@@ -19,7 +19,15 @@ import numpy as np
 
 from gpumemnet.errors import FieldError, InvalidJobError, did_you_mean
 from gpumemnet.job.job_table import Indices, JobTable
-from gpumemnet.job.layers import MAX_LAYERS, Layer, are_layers, describe, unchecked_layers
+from gpumemnet.job.layers import (
+    KINDS,
+    MAX_ELEMENTS,
+    MAX_LAYERS,
+    Layer,
+    describe,
+    is_kind,
+    unchecked_layers,
+)
 from gpumemnet.job.training_job import (
     FIELD_DEFAULTS,
     JOB_FIELDS,
@@ -31,7 +39,6 @@ from gpumemnet.job.training_job import (
     TrainingJob,
     check_options,
     check_schema_version,
-    settle_columns,
 )
 
 _NUMBERS_OF: Final = itemgetter(*NUMBER_FIELDS)
@@ -43,6 +50,8 @@ _LAYER_DEFAULTS: Final[dict[str, Any]] = dict.fromkeys(_LAYER_FIELDS) | Layer._f
 """Field of a layer → its value where a document does not state it; ``None`` where it must."""
 _SHORT_LAYER: Final = 3
 """Length of a layer's list without what may be unknown."""
+_BLOCK_NUMBERS: Final = frozenset(range(MAX_LAYERS + 1))
+_KNOWN_KINDS: Final = frozenset(KINDS)
 _LayerColumns = tuple[Sequence[Any], ...]
 
 
@@ -111,7 +120,7 @@ def _table(documents: Sequence[Any], max_layers: int) -> JobTable | None:
         return None
     try:
         for option_set in set(options):
-            check_options(option_set)
+            check_options(*option_set)
         table = JobTable.from_columns(
             np.array(numbers, dtype=np.float64).reshape(-1, len(NUMBER_FIELDS)).T.copy(),
             options,
@@ -120,14 +129,7 @@ def _table(documents: Sequence[Any], max_layers: int) -> JobTable | None:
         )
     except (InvalidJobError, OverflowError, TypeError):  # an unhashable value is a TypeError
         return None
-    is_broken = settle_columns(
-        table.numbers,
-        table.layer_counts,
-        table.layer_activations,
-        table.layer_parameters,
-        table.layer_trains,
-    )
-    return None if is_broken.any() else table
+    return None if table.settle_numbers().any() else table
 
 
 def merge_reads(parts: Sequence[tuple[Indices, ReadJobs]]) -> ReadJobs:
@@ -242,7 +244,33 @@ def _layer_columns(layers: Sequence[Any]) -> _LayerColumns | None:
         columns += [(None,) * len(layers)] * (len(_LAYER_FIELDS) - len(columns))
     elif forms:
         return None
-    return columns if are_layers(*columns) else None
+    return columns if _are_layers(*columns) else None
+
+
+def _are_layers(
+    kinds: Sequence[object],
+    activations: Sequence[object],
+    parameters: Sequence[object],
+    trains: Sequence[object],
+    blocks: Sequence[object],
+) -> bool:
+    """Whether the columns are valid layers; false also for counts that :class:`Layer` would have to
+    convert to ``int``."""
+    try:
+        unknown = set(kinds) - _KNOWN_KINDS
+        numbers: set[Any] = set(blocks) - {None}
+    except TypeError:  # an unhashable value is not a string
+        return False
+    counts: list[Any] = [*activations, *parameters]
+    return (
+        all(map(is_kind, unknown))
+        and set(map(type, counts)) <= {int}
+        and min(counts, default=0) >= 0
+        and max(counts, default=0) <= MAX_ELEMENTS
+        and set(map(type, trains)) <= {bool, NoneType}
+        and set(map(type, blocks)) <= {int, NoneType}
+        and numbers <= _BLOCK_NUMBERS
+    )
 
 
 def _checked_layers(entries: Sequence[object]) -> tuple[Layer, ...]:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import repeat
-from types import NoneType
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from gpumemnet.errors import InvalidJobError
 
@@ -82,8 +81,6 @@ GROUP_OF_KIND: Final[dict[str, str]] = {
     kind: group for group, kinds in LAYER_GROUPS.items() for kind in kinds
 }
 KINDS: Final[tuple[str, ...]] = tuple(GROUP_OF_KIND)
-_BLOCK_NUMBERS: Final = frozenset(range(MAX_LAYERS + 1))
-_KNOWN_KINDS: Final = frozenset(KINDS)
 CODE_OF_KIND: Final[dict[str, int]] = {kind: code for code, kind in enumerate(KINDS)}
 OTHER_CODE: Final = CODE_OF_KIND["other"]
 
@@ -213,29 +210,3 @@ def unchecked_layers(
     """Layers from columns that are known to be valid, much faster than one by one."""
     columns = zip(kinds, activations, parameters, trains, blocks, strict=True)
     return tuple(map(tuple.__new__, repeat(Layer), columns))
-
-
-def are_layers(
-    kinds: Sequence[object],
-    activations: Sequence[object],
-    parameters: Sequence[object],
-    trains: Sequence[object],
-    blocks: Sequence[object],
-) -> bool:
-    """Whether the columns are valid layers; false also for counts that :class:`Layer` would have to
-    convert to ``int``."""
-    try:
-        unknown = set(kinds) - _KNOWN_KINDS
-        numbers: set[Any] = set(blocks) - {None}
-    except TypeError:  # an unhashable value is not a string
-        return False
-    counts: list[Any] = [*activations, *parameters]
-    return (
-        all(map(is_kind, unknown))
-        and set(map(type, counts)) <= {int}
-        and min(counts, default=0) >= 0
-        and max(counts, default=0) <= MAX_ELEMENTS
-        and set(map(type, trains)) <= {bool, NoneType}
-        and set(map(type, blocks)) <= {int, NoneType}
-        and numbers <= _BLOCK_NUMBERS
-    )

@@ -13,14 +13,10 @@ builder use these declarations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Final, cast
-
-import numpy as np
-from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidJobError
 from gpumemnet.job.layers import MAX_ELEMENTS, MAX_LAYERS, Layer, check_count, describe
@@ -261,7 +257,11 @@ class TrainingJob:
 
     def __post_init__(self) -> None:
         check_schema_version(self.schema_version)
-        check_options(_OPTIONS_OF(self))
+        options = _OPTIONS_OF(self)
+        try:
+            check_options(*options)
+        except TypeError:  # an unhashable value gets its error message without the cache
+            check_options.__wrapped__(*options)
         if not isinstance(self.layers, tuple) or set(map(type, self.layers)) - {Layer}:
             raise InvalidJobError("must be a tuple of Layer", "layers")
         if len(self.layers) > MAX_LAYERS:
@@ -275,8 +275,8 @@ class TrainingJob:
         self._settle_totals()
 
     def _settle_totals(self) -> None:
-        """Checks the totals and derives those that are not stated; :func:`settle_columns` has the
-        same rules for tables."""
+        """Checks the totals and derives those that are not stated;
+        :meth:`gpumemnet.job.job_table.JobTable.settle_numbers` has the same rules for tables."""
         for name, field_of_layer in TOTAL_FIELDS.items():
             stated = getattr(self, name)
             total = sum(map(attrgetter(field_of_layer), self.layers))
@@ -364,76 +364,18 @@ unstated."""
 _KNOWN_OPTION_SETS: Final = 4096
 
 _OPTIONS_OF: Final = attrgetter(*OPTION_FIELDS)
-_SMALLEST, _LARGEST = np.array([limits for _, *limits in FIELD_RANGES], dtype=np.float64).T[
-    ..., None
-]
-_MAY_STAY_UNSTATED: Final = np.array([[name in UNSTATED_AS_ZERO] for name in NUMBER_FIELDS])
-_TOTALS: Final = slice(*(NUMBER_FIELDS.index("total_activations") + end for end in (0, 2)))
-_PARAMETERS: Final = NUMBER_FIELDS.index("total_parameters")
-_TRAINABLE: Final = NUMBER_FIELDS.index("trainable_parameters")
 
 
-def check_options(options: Sequence[object]) -> None:
+@lru_cache(maxsize=_KNOWN_OPTION_SETS, typed=True)
+def check_options(*options: object) -> None:
     """Checks a set of options, the values of :data:`OPTION_FIELDS`.
 
     Raises:
         InvalidJobError: names the field and its allowed values.
+        TypeError: when a value is not hashable, and so not known yet.
     """
-    try:
-        _check_options(*options)
-    except (
-        TypeError
-    ):  # the cache needs hashable values; without it, an unhashable value gets its error message
-        _check_options.__wrapped__(*options)
-
-
-@lru_cache(maxsize=_KNOWN_OPTION_SETS, typed=True)
-def _check_options(*options: object) -> None:
     for name, value in zip(OPTION_FIELDS, options, strict=True):
         _DECLARATIONS[name].checked(value)
-
-
-def settle_columns(
-    numbers: NDArray[np.float64],
-    layer_counts: NDArray[np.int64],
-    activations: NDArray[np.float64],
-    parameters: NDArray[np.float64],
-    trains: NDArray[np.int64],
-) -> NDArray[np.bool_]:
-    """Checks the counts of many jobs, and fills in what they do not state: totals from the layers,
-    the trainable parameters from those not stated to be frozen, and else 0.
-
-    Args:
-        numbers: the fields :data:`NUMBER_FIELDS`, NaN where a job does not state one, shape
-            ``[10, B]``; changed in place.
-        layer_counts: number of layers of each job, shape ``[B]``.
-        activations, parameters: elements of all layers, shape ``[N]``.
-        trains: whether the layers train, as in :class:`~gpumemnet.job.job_table.JobTable`.
-
-    Returns:
-        Which jobs break a rule, shape ``[B]``; a :class:`TrainingJob` says which rule.
-    """
-    owners = np.arange(len(layer_counts)).repeat(layer_counts)
-    sums = np.array(
-        [np.bincount(owners, each, len(layer_counts)) for each in (activations, parameters)],
-        dtype=np.float64,
-    )
-    has_none = layer_counts == 0
-    sums[:, has_none] = np.nan
-    is_unstated = np.isnan(numbers)
-    totals, trainable = numbers[_TOTALS], numbers[_TRAINABLE]
-    np.copyto(totals, sums, where=is_unstated[_TOTALS])
-    frozen = np.bincount(owners, parameters * (trains == 0), len(layer_counts))
-    largest = numbers[_PARAMETERS] - frozen
-    np.copyto(trainable, largest, where=is_unstated[_TRAINABLE])
-    stays_unstated = is_unstated & _MAY_STAY_UNSTATED
-    is_within = (numbers >= _SMALLEST) & (numbers <= _LARGEST)
-    is_right = (is_within | stays_unstated).all(axis=0)
-    is_right &= has_none | (totals == sums).all(axis=0)
-    is_right &= trainable <= largest
-    numbers[stays_unstated] = 0.0
-    is_wrong: NDArray[np.bool_] = ~is_right
-    return is_wrong
 
 
 def check_schema_version(version: object) -> None:

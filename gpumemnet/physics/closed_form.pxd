@@ -1,22 +1,17 @@
 # The types with which Cython compiles closed_form.py.
 cimport cython
-from gpumemnet.physics.step_memory cimport block_bytes, class_of_block, segment_cost
-from gpumemnet.physics.layer_records cimport Layer, LayerKind
-from gpumemnet.physics.network_structure cimport note_structure
 from gpumemnet.physics.step_memory cimport JobNumbers, StepMemory
-from gpumemnet.physics.layer_records cimport note_element_types, note_tensor_sizes
+from gpumemnet.physics.step_memory cimport block_bytes, class_of_block, find_peaks, segment_cost, write_columns
+from gpumemnet.physics.network_structure cimport Layer, LayerKind, note_element_types, note_structure, note_tensor_sizes
 
 cdef enum:  # lengths of arrays; assigning _NO_CLASS and its like checks them against closed_form.py
     CLASSES = 10
-    SIZES = 4
 
-cdef double _SMALL_SEGMENT, _MEDIUM_SEGMENT, _MEDIUM_LIMIT
-cdef double _CUBLASLT, _TYPICAL, _FULL, _LOSS, _HANDLES, _PADDED_IMAGE
+cdef double _FULL, _LOSS, _PADDED_IMAGE
 cdef bint _TF32_READS_IMAGES
-cdef Py_ssize_t _REACH, _LAYERS_AT_ONCE, _CLASSES, _SIZES, _GROUPS, _COLUMNS
+cdef Py_ssize_t _REACH, _LAYERS_AT_ONCE, _CLASSES, _COLUMNS
 cdef list _KINDS
 cdef double[CLASSES] _NO_CLASS
-cdef double[SIZES] _NO_SIZE
 
 @cython.locals(row=Py_ssize_t, at=Py_ssize_t, count=Py_ssize_t, layer_count=Py_ssize_t, job_count=Py_ssize_t, left=Py_ssize_t,
                longest=Py_ssize_t, first=Py_ssize_t, records=list, layers=list, batch=Layer, memory=StepMemory, job=JobNumbers)
@@ -90,15 +85,3 @@ cdef void _add_loss(JobNumbers job, StepMemory memory, list layers, Layer last) 
 
 @cython.locals(c=Py_ssize_t, moment=double, total=double)
 cdef void _add_previous_output(StepMemory memory) noexcept
-
-@cython.locals(c=Py_ssize_t, from_start=double, resident=double, beyond=double, new=double)
-cdef void _find_peaks(JobNumbers job, StepMemory memory, bint has_layers) noexcept
-
-@cython.locals(c=Py_ssize_t, size=Py_ssize_t, weights='double[4]', kept='double[4]', peak='double[4]', head='double[2]',
-               sums='double[16]', resident=double, step=double, own=double, pooled=double, small=double, medium=double,
-               small_segments=double, medium_segments=double, medium_count=double, spare_count=double, large_state=double)
-cdef void _write_columns(double[::1] features, Py_ssize_t begin, JobNumbers job, StepMemory memory,
-                         double blas_workspace_bytes) noexcept
-
-@cython.locals(at=Py_ssize_t)
-cdef Py_ssize_t _write(double[::1] features, Py_ssize_t begin, const double *numbers, Py_ssize_t count) noexcept

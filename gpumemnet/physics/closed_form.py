@@ -24,8 +24,8 @@ A layer list leaves some things open.  These are assumed:
   reference until the step ends;
 * a last linear layer without parameters shares those of the embedding.
 
-:mod:`gpumemnet.physics.step_memory` has the records, :mod:`gpumemnet.physics.layer_records` the
-element types and sizes.
+:mod:`gpumemnet.physics.network_structure` has the records of the layers, and
+:mod:`gpumemnet.physics.step_memory` what a step holds and the columns that are made of it.
 
 Cython compiles this module with the types of ``closed_form.pxd``; a job then takes a thirtieth of
 the time (``benchmarks/in_process.py``).  Without a compiler it runs as it is.  Hence records of
@@ -37,71 +37,47 @@ from __future__ import annotations
 from time import sleep
 from typing import TYPE_CHECKING, Final
 
-from gpumemnet.allocator import settings
-from gpumemnet.job.layers import GROUP_NAMES
 from gpumemnet.physics.element_types import (
     FULL_BYTES,
     IMAGE_CHANNELS,
     PADDED_IMAGE,
     TF32_SMALLEST_CHANNELS,
 )
-from gpumemnet.physics.layer_records import (
+from gpumemnet.physics.network_structure import (
     LAYER_KINDS,
     Layer,
     LayerKind,
     note_element_types,
+    note_structure,
     note_tensor_sizes,
 )
-from gpumemnet.physics.network_structure import note_structure
 from gpumemnet.physics.saved_tensors import LOSS_TENSORS
 from gpumemnet.physics.step_memory import (
     BLOCK_CLASSES,
+    COLUMNS,
     JobNumbers,
     StepMemory,
     block_bytes,
     class_of_block,
+    find_peaks,
     segment_cost,
+    write_columns,
 )
-from gpumemnet.units import MIB
 
 if TYPE_CHECKING:
-    from gpumemnet.physics.layer_records import Codes, MutableNumbers, Numbers
+    from gpumemnet.physics.step_memory import Codes, MutableNumbers, Numbers
 
 IS_COMPILED: Final = not __file__.endswith(".py")
 """Whether this module is compiled; the compiled form takes arrays, the other form takes lists too
 and is faster with them."""
 
-SIZE_CLASSES: Final = ("small", "medium", "large", "huge")
-"""Tensors up to 1 MiB (packed into 2 MiB segments), below 10 MiB (20 MiB segments), below 20 MiB,
-and above (own segments).
-
-Features are by these; the peaks behind them by
-:data:`~gpumemnet.physics.step_memory.BLOCK_CLASSES`.
-"""
-CUBLASLT_WORKSPACE: Final = MIB
-"""cuBLASLt's default workspace (``CUBLASLT_WORKSPACE_SIZE``, 1,024 KiB below compute capability
-9.0)."""
-HANDLES: Final = 2
-"""cuBLAS handles of a training process: forward and backward run on different host threads."""
-TYPICAL_LARGE_TENSOR: Final = 16 * MIB
-"""Middle of the large size class, in logarithms."""
 EXCITATION_REACH: Final = 12
 """Largest distance from what squeeze-and-excitation weighs to the product: a pooling and five
 layers (arXiv 1709.01507)."""
-COLUMNS: Final = 2 + 2 * len(GROUP_NAMES) + 3 * len(SIZE_CLASSES) + 16
-"""How many columns :func:`fill_columns` writes: those of
-:data:`gpumemnet.predict.features.LAYER_COLUMNS`, in their order."""
-
 # The same numbers once more where the compiled form reads them all the time: closed_form.pxd makes
 # C variables of them.
-_SMALL_SEGMENT: Final = float(settings.SMALL_SEGMENT_BYTES)
-_MEDIUM_SEGMENT: Final = float(settings.LARGE_SEGMENT_BYTES)
-_MEDIUM_LIMIT: Final = float(settings.MINIMUM_LARGE_BYTES)
-_CUBLASLT: Final = float(CUBLASLT_WORKSPACE)
-_TYPICAL: Final = float(TYPICAL_LARGE_TENSOR)
 _FULL: Final = float(FULL_BYTES)
 _LOSS: Final = float(LOSS_TENSORS)
-_HANDLES: Final = float(HANDLES)
 _PADDED_IMAGE: Final = PADDED_IMAGE
 _TF32_READS_IMAGES: Final = IMAGE_CHANNELS >= TF32_SMALLEST_CHANNELS
 _REACH: Final = EXCITATION_REACH
@@ -109,12 +85,9 @@ _LAYERS_AT_ONCE: Final = 500
 """After so many layers of a job, other threads may run: compiled code does not stop for them by
 itself."""
 _CLASSES: Final = BLOCK_CLASSES
-_SIZES: Final = len(SIZE_CLASSES)
-_GROUPS: Final = len(GROUP_NAMES)
 _COLUMNS: Final = COLUMNS
 _KINDS: Final = LAYER_KINDS
 _NO_CLASS: Final = list((0.0,) * BLOCK_CLASSES)
-_NO_SIZE: Final = list((0.0,) * len(SIZE_CLASSES))
 
 
 def fill_columns(
@@ -190,8 +163,8 @@ def fill_columns(
                 records, kinds, activations, parameters, trains, blocks, first, count, memory
             )
             _walk_layers(job, batch, layers, memory)
-            _find_peaks(job, memory, len(layers) > 0)
-            _write_columns(features, row * width + begin, job, memory, blas_workspace_bytes)
+            find_peaks(job, memory)
+            write_columns(features, row * width + begin, job, memory, blas_workspace_bytes)
         first += count
 
 
@@ -236,6 +209,8 @@ def _walk_layers(job: JobNumbers, batch: Layer, layers: list[Layer], memory: Ste
         layers: the layers with storage of their own, described.
         memory: cleared; what is found is noted here.
     """
+    if len(layers):
+        _add_tensors(memory.resident, job.input_bytes, job.batches_on_gpu)
     note_structure(layers)
     _note_trained_layers(job, layers)
     note_element_types(job, layers)
@@ -683,102 +658,3 @@ def _add_previous_output(memory: StepMemory) -> None:
         memory.forward_peak[c] = max(memory.forward_peak[c], moment)
         total += moment
     memory.forward_total = max(memory.forward_total, total)
-
-
-def _find_peaks(job: JobNumbers, memory: StepMemory, has_layers: bool) -> None:
-    """The peak of each block class: what stays from step to step, and the most that is on top of
-    it, or the optimizer's step.
-
-    What the step needs beyond the backward pass in a class comes out of what larger classes have
-    free by then, except in the smallest class, which has a pool of its own; the rest is new.
-    """
-    if has_layers:
-        _add_tensors(memory.resident, job.input_bytes, job.batches_on_gpu)
-    from_start = job.state_copies + 1.0 - job.new_gradients
-    for c in range(_CLASSES):
-        resident = (
-            memory.weights[c]
-            + from_start * memory.trained[c]
-            + memory.filter_state[c]
-            + memory.resident[c]
-        )
-        memory.resident[c] = resident
-        memory.step[c] = (
-            resident
-            + memory.named_output[c]
-            + (job.new_gradients + job.temporary_copies) * memory.trained[c]
-        )
-        if c == memory.loop_class:
-            memory.step[c] += memory.loop_cost
-        memory.peak[c] = resident + memory.backward_peak[c]
-    beyond = new = 0.0
-    for c in range(_CLASSES - 1, 0, -1):
-        beyond += memory.step[c] - memory.peak[c]
-        memory.peak[c] += max(beyond, new) - new
-        new = max(beyond, new)
-    memory.peak[0] = max(memory.peak[0], memory.step[0])
-
-
-def _write_columns(
-    features: MutableNumbers,
-    begin: int,
-    job: JobNumbers,
-    memory: StepMemory,
-    blas_workspace_bytes: float,
-) -> None:
-    """Writes the columns :data:`gpumemnet.predict.features.LAYER_COLUMNS` of one job, in their
-    order, from ``begin`` on."""
-    weights, kept, peak = _NO_SIZE[:], _NO_SIZE[:], _NO_SIZE[:]
-    resident = step = 0.0
-    for c in range(_CLASSES):
-        size = min(c, _SIZES - 1)
-        weights[size] += memory.weights[c]
-        kept[size] += memory.kept[c]
-        peak[size] += memory.peak[c]
-        resident += memory.resident[c]
-        step += memory.step[c]
-    # Workspaces below 10 MiB lie among the medium tensors, larger ones in segments of their own.
-    own = _HANDLES * blas_workspace_bytes
-    pooled = 0.0
-    if blas_workspace_bytes < _MEDIUM_LIMIT:
-        pooled, own = own, 0.0
-    small = peak[0] + _CUBLASLT
-    medium = peak[1] + pooled
-    small_segments = -(-small // _SMALL_SEGMENT) * _SMALL_SEGMENT
-    medium_count = -(-medium // _MEDIUM_SEGMENT)
-    medium_segments = medium_count * _MEDIUM_SEGMENT
-    spare_count = max(medium_count + (-(memory.step[1] + pooled) // _MEDIUM_SEGMENT), 0.0)
-    large_state = (1.0 + job.state_copies) * weights[2] / _TYPICAL
-    head = [1.0, memory.layer_count]
-    sums = [
-        resident,
-        memory.loss_total,
-        memory.backward_total,
-        step,
-        max(resident + memory.backward_total, step),
-        memory.attention_matrix_bytes,
-        memory.logits_bytes,
-        memory.largest_convolution_bytes,
-        memory.block_count,
-        memory.largest_output_bytes,
-        memory.largest_parameters * job.weight_bytes,
-        small_segments + medium_segments + peak[2] + peak[3] + own,
-        small_segments - small,
-        medium_segments - medium,
-        spare_count,
-        min(spare_count, large_state),
-    ]
-    begin = _write(features, begin, head, 2)
-    begin = _write(features, begin, memory.group_counts, _GROUPS)
-    begin = _write(features, begin, weights, _SIZES)
-    begin = _write(features, begin, kept, _SIZES)
-    begin = _write(features, begin, peak, _SIZES)
-    begin = _write(features, begin, memory.kept_by_group, _GROUPS)
-    _write(features, begin, sums, 16)
-
-
-def _write(features: MutableNumbers, begin: int, numbers: list[float], count: int) -> int:
-    """Writes ``count`` numbers from ``begin`` on; returns where they end."""
-    for at in range(count):
-        features[begin + at] = numbers[at]
-    return begin + count

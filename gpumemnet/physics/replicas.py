@@ -54,10 +54,8 @@ class Added(NamedTuple):
     bound_bytes: Array
 
 
-def added_by_replicas(
-    table: JobTable, has_buckets: NDArray[np.bool_] | None = None
-) -> Added | None:
-    """Memory that replicas add to the jobs; ``None`` where every job has one rank.
+def added_by_replicas(table: JobTable, has_buckets: NDArray[np.bool_] | None = None) -> Added:
+    """Memory that replicas add to the jobs.
 
     Args:
         table: the jobs.
@@ -65,8 +63,6 @@ def added_by_replicas(
             ``[B]``.
     """
     ranks = table.column("ranks")
-    if not (ranks > 1).any():
-        return None
     buckets = np.where(ranks > 1, _gradient_bytes(table), 0.0)
     if has_buckets is not None:
         buckets = np.where(has_buckets, 0.0, buckets)

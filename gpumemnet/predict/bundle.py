@@ -30,11 +30,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
+
+import numpy as np
 
 from gpumemnet.atomic_files import write_file
 from gpumemnet.errors import BundleError
 from gpumemnet.predict.bundle_card import BundleCard, parse_card
+from gpumemnet.predict.features import FEATURE_NAMES, SEQUENCE_COLUMNS
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
 
 MODEL_FILE: Final = "model.onnx"
 CARD_FILE: Final = "card.json"
@@ -151,6 +158,83 @@ def check_replaceable(folder: Path) -> None:
 def shipped_bundles() -> tuple[Bundle, ...]:
     """Loads the bundles inside the package."""
     return load_bundles(str(resources.files("gpumemnet").joinpath("bundles")))
+
+
+_SESSIONS: Final = WeakValueDictionary[tuple[bytes, str, int], "InferenceSession"]()
+"""Sessions in use, by graph, encoder and number of coverages: releases that follow each other have
+most graphs in common."""
+
+
+def load_session(bundle: Bundle) -> InferenceSession:
+    """Loads the bundle's graph into onnxruntime and runs it once; predictors in one process share
+    the sessions of equal graphs.
+
+    Raises:
+        BundleError: when the graph does not load or run, or has other inputs or outputs than a
+            bundle's graph.
+    """
+    key = bundle.model, bundle.card.encoder, len(bundle.card.coverages)
+    session = _SESSIONS.get(key)
+    if session is None:
+        session = _SESSIONS[key] = _checked_session(bundle)
+    return session
+
+
+def _checked_session(bundle: Bundle) -> InferenceSession:
+    import onnxruntime  # takes most of an import's time, and whoever reads cards needs none of it
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = (
+        1  # for graphs this small a second thread costs more than it saves
+    )
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    try:
+        session = onnxruntime.InferenceSession(
+            bundle.model, options, providers=["CPUExecutionProvider"]
+        )
+        inputs = {entry.name: entry.shape for entry in session.get_inputs()}
+        outputs = {entry.name for entry in session.get_outputs()}
+    except Exception as error:  # onnxruntime raises undocumented exception classes
+        raise BundleError(
+            f"{bundle.source}: the graph does not load ({type(error).__name__})"
+        ) from None
+    wanted: dict[str, int | None] = {"features": 2 * len(FEATURE_NAMES)}
+    if bundle.card.encoder == "transformer":
+        wanted |= {"sequences": len(SEQUENCE_COLUMNS), "mask": None}
+    described = ", ".join(
+        f"{name} [… {width}]" if width else name for name, width in wanted.items()
+    )
+    fits = inputs.keys() == wanted.keys() and all(
+        width in (None, inputs[name][-1]) for name, width in wanted.items()
+    )
+    if not fits or not outputs >= set(GRAPH_OUTPUTS):
+        raise BundleError(
+            f"{bundle.source}: the graph must map {described} to {', '.join(GRAPH_OUTPUTS)}"
+        )
+    shapes = {
+        "features": (1, 2 * len(FEATURE_NAMES)),
+        "sequences": (1, 1, len(SEQUENCE_COLUMNS)),
+        "mask": (1, 1),
+    }
+    try:
+        answer = session.run(
+            GRAPH_OUTPUTS, {name: np.ones(shapes[name], dtype=np.float32) for name in wanted}
+        )
+        has_numbers = all(np.isfinite(output).all() for output in answer)
+    except Exception as error:
+        raise BundleError(
+            f"{bundle.source}: the graph does not run ({type(error).__name__})"
+        ) from None
+    if answer[-1].shape != (1, 2 + len(bundle.card.coverages)):
+        raise BundleError(
+            f"{bundle.source}: the graph does not give a bound for each of the card's coverages"
+        )
+    if not has_numbers:
+        raise BundleError(
+            f"{bundle.source}: the graph gives infinity or no number where an amount should stand"
+        )
+    return session
 
 
 def _read(path: Path) -> bytes:

@@ -28,9 +28,9 @@ from gpumemnet.errors import InvalidJobError
 from gpumemnet.job.job_table import JobTable, OptionSet
 from gpumemnet.job.layers import GROUP_NAMES, LAYER_GROUPS
 from gpumemnet.job.training_job import FAMILIES
-from gpumemnet.physics.closed_form import IS_COMPILED, SIZE_CLASSES, fill_columns
+from gpumemnet.physics.closed_form import IS_COMPILED, fill_columns
 from gpumemnet.physics.element_types import ELEMENT_BYTES, MODEL_TYPES, SCALED_PRECISIONS
-from gpumemnet.physics.layer_records import LAYER_KINDS
+from gpumemnet.physics.network_structure import LAYER_KINDS
 from gpumemnet.physics.optimizers import (
     FOREACH_COPIES,
     LOOP_COPIES,
@@ -39,7 +39,7 @@ from gpumemnet.physics.optimizers import (
     optimizer_copies,
 )
 from gpumemnet.physics.saved_tensors import KIND_RULES
-from gpumemnet.predict.feature_totals import TOTALS, OptionNumbers, fill_totals
+from gpumemnet.physics.step_memory import SIZE_CLASSES, TOTALS, OptionNumbers, fill_totals
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,7 @@ from gpumemnet.predict.prediction import DEFAULT_COVERAGE, Prediction
 from gpumemnet.units import MIB, ceil_mib
 
 if TYPE_CHECKING:
-    from gpumemnet.predict.gpu_context import PredictionGpu
-    from gpumemnet.predict.prediction import PredictionTable
+    from gpumemnet.predict.prediction import PredictionGpu, PredictionTable
     from gpumemnet.predict.predictor import Predictor
 
 MAX_FREE_MIB: Final = 2**20

@@ -30,8 +30,7 @@ from gpumemnet.physics.replicas import WITH_OTHERS
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.bundle_card import SiteCalibration, spread_unit, unit_levels
 from gpumemnet.predict.conformal import Centre, bounds_kept, conformal_quantiles, weighted_centre
-from gpumemnet.predict.model import BundleModel
-from gpumemnet.predict.predictor import Predictor
+from gpumemnet.predict.predictor import BundleModel, Predictor
 from gpumemnet.site.implausible_rows import training_state_bytes
 from gpumemnet.site.observations import SiteRows, listed
 from gpumemnet.units import GIB, MIB, format_bytes

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from gpumemnet.predict.features import SEQUENCE_COLUMNS
-from gpumemnet.predict.model import SLACK_BYTES
+from gpumemnet.predict.predictor import SLACK_BYTES
 from gpumemnet.units import MIB
 
 from .mlp import (

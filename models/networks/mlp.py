@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from gpumemnet.job.layers import GROUP_NAMES as LAYER_GROUPS
-from gpumemnet.physics.closed_form import SIZE_CLASSES
+from gpumemnet.physics.step_memory import SIZE_CLASSES
 from gpumemnet.predict.features import FEATURE_NAMES
-from gpumemnet.predict.model import SLACK_BYTES
+from gpumemnet.predict.predictor import SLACK_BYTES
 from gpumemnet.units import MIB
 
 from .line import GROUP_NAMES, Line, affine

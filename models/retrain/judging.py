@@ -23,9 +23,8 @@ from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu import MAX_CONTEXT_MIB, device_profile
 from gpumemnet.job.job_table import Array
 from gpumemnet.predict.bundle import Bundle
-from gpumemnet.predict.gpu_context import OF_THE_SITE
-from gpumemnet.predict.model import NO_NUMBER
-from gpumemnet.predict.predictor import Predictor
+from gpumemnet.predict.prediction import OF_THE_SITE
+from gpumemnet.predict.predictor import NO_NUMBER, Predictor
 from gpumemnet.units import MIB
 
 from ..training.data import LabelledJobs

@@ -25,8 +25,8 @@ from gpumemnet.job.training_job import OPTION_FIELDS, UNSTATED_AS_ZERO
 from gpumemnet.predict.bundle import Bundle, save_bundle
 from gpumemnet.predict.bundle_card import FORMAT_VERSION
 from gpumemnet.predict.features import FEATURE_NAMES, FEATURE_SCHEMA
-from gpumemnet.predict.gpu_context import OF_THE_SITE
-from gpumemnet.predict.model import SLACK_BYTES
+from gpumemnet.predict.prediction import OF_THE_SITE
+from gpumemnet.predict.predictor import SLACK_BYTES
 from gpumemnet.site.drift import training_reference
 
 from ..networks.line import GROUP_NAMES

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gpumemnet.predict.features import FEATURE_NAMES, layer_sequence
-from gpumemnet.predict.model import SLACK_BYTES
+from gpumemnet.predict.predictor import SLACK_BYTES
 
 from ..networks.inference import (
     LayerEncoder,

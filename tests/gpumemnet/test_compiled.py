@@ -24,20 +24,16 @@ import gpumemnet
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import KINDS, Layer
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.physics import closed_form, layer_records, network_structure, step_memory
+from gpumemnet.physics import closed_form, network_structure, step_memory
 from gpumemnet.predict import bin_shares
-from gpumemnet.predict import feature_totals as totals
 from gpumemnet.predict.features import feature_matrix
 from gpumemnet.units import GIB
 from tests.jobs import jobs, small_job
 
 PACKAGE = Path(gpumemnet.__file__).parent
 WORKSPACE = 8_519_680
-COMPILED = [
-    *(closed_form, layer_records, network_structure, step_memory),
-    *(totals, bin_shares),
-]
-COLUMNS = closed_form.COLUMNS
+COMPILED = [closed_form, network_structure, step_memory, bin_shares]
+COLUMNS = step_memory.COLUMNS
 
 compiled = pytest.mark.skipif(
     not closed_form.IS_COMPILED,
@@ -65,8 +61,7 @@ def uncompiled(name: str, others: Mapping[str, ModuleType] = MappingProxyType({}
 def plain() -> ModuleType:
     """The feature vector with uncompiled modules."""
     modules: dict[str, ModuleType] = {}
-    physics = ("step_memory", "layer_records", "network_structure", "closed_form")
-    for name in (*(f"physics/{each}" for each in physics), "predict/feature_totals"):
+    for name in ("physics/step_memory", "physics/network_structure", "physics/closed_form"):
         modules[name] = uncompiled(name, modules)
         assert not modules[name].IS_COMPILED
     return uncompiled("predict/features", modules)
@@ -200,11 +195,11 @@ def test_numbers_that_do_not_fit_are_refused(spoilt: dict[str, Any]) -> None:
         closed_form.fill_columns(*given.values())
 
 
-def option_numbers() -> totals.OptionNumbers:
+def option_numbers() -> step_memory.OptionNumbers:
     """Every number and every option is 1."""
-    numbers = totals.OptionNumbers()
-    for name in totals.OptionNumbers.__slots__:
-        setattr(numbers, name, [1.0] * totals.FLAGS if name == "flags" else 1)
+    numbers = step_memory.OptionNumbers()
+    for name in step_memory.OptionNumbers.__slots__:
+        setattr(numbers, name, [1.0] * step_memory.FLAGS if name == "flags" else 1)
     return numbers
 
 
@@ -212,8 +207,8 @@ def option_numbers() -> totals.OptionNumbers:
     "spoilt",
     [
         *(
-            {"features": np.zeros(2 * totals.TOTALS - 1)},
-            {"width": totals.TOTALS - 1},
+            {"features": np.zeros(2 * step_memory.TOTALS - 1)},
+            {"width": step_memory.TOTALS - 1},
             {"options": []},
         ),
         *(
@@ -226,17 +221,17 @@ def option_numbers() -> totals.OptionNumbers:
 )
 def test_totals_that_do_not_fit_are_refused(spoilt: dict[str, Any]) -> None:
     given: dict[str, Any] = {
-        "features": np.zeros(2 * totals.TOTALS),
-        "width": totals.TOTALS,
+        "features": np.zeros(2 * step_memory.TOTALS),
+        "width": step_memory.TOTALS,
         "numbers": np.ones(20),
         "codes": np.array([0, 0]),
         "options": [option_numbers()],
     }
-    assert len(totals.fill_totals(*given.values())) == 2
+    assert len(step_memory.fill_totals(*given.values())) == 2
     assert given["features"].all()
     given |= spoilt
     with pytest.raises(ValueError, match=r"jobs|option set"):
-        totals.fill_totals(*given.values())
+        step_memory.fill_totals(*given.values())
 
 
 @compiled
@@ -301,10 +296,10 @@ def test_a_module_compiled_from_other_source_is_refused_in_one_sentence(tmp_path
 
     assert (tmp_path / "gpumemnet" / record).exists()
     assert load().returncode == 0, load().stderr
-    with (tmp_path / "gpumemnet/physics/layer_records.py").open("a") as source:
+    with (tmp_path / "gpumemnet/physics/network_structure.py").open("a") as source:
         source.write("# a line more\n")
     last_line = load().stderr.splitlines()[-1]
-    assert "gpumemnet/physics/layer_records.py: changed after being compiled" in last_line
+    assert "gpumemnet/physics/network_structure.py: changed after being compiled" in last_line
     assert f"-m pip install --no-deps --editable {tmp_path}" in last_line
 
 

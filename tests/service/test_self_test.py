@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from gpumemnet.errors import BundleError
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.predict.bundle import Bundle
-from gpumemnet.predict.model import BundleModel, GraphOutput
-from gpumemnet.predict.predictor import Predictor
+from gpumemnet.predict.predictor import BundleModel, GraphOutput, Predictor
 from service.served_release import check_golden
 from tests.registries import shipped
 

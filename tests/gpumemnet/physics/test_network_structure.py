@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpumemnet.job.layers import CODE_OF_KIND, UNKNOWN
-from gpumemnet.physics.layer_records import LAYER_KINDS, Layer
-from gpumemnet.physics.network_structure import note_structure
+from gpumemnet.physics.network_structure import LAYER_KINDS, Layer, note_structure
 
 ROTATED = ("multiply", "other", "concatenate", "multiply", "add")
 FEED_FORWARD = ("linear", "relu", "linear", "add")

@@ -15,10 +15,10 @@ from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import MAX_BATCH_SIZE, TrainingJob
 from gpumemnet.predict.distribution import BinScheme, MemoryDistribution
-from gpumemnet.predict.gpu_context import GpuResolver
 from gpumemnet.predict.gpu_fit import Target, catalogue_targets, target
 from gpumemnet.predict.largest_batch import batch_grid, batch_sizes, smallest_gpu
 from gpumemnet.predict.prediction import (
+    GpuResolver,
     PredictingModel,
     PredictionOptions,
     PredictionTable,
@@ -38,7 +38,7 @@ def device(free_mib: int) -> Target:
     return target("A100", free_mib=free_mib, device="x")
 
 
-PREDICTION_GPU = GpuResolver([shipped()])
+PREDICTION_GPU = GpuResolver([shipped().card])
 
 
 class Erratic:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from gpumemnet.predict.bundle import Bundle, save_bundle
-from gpumemnet.predict.model import NO_NUMBER
 from gpumemnet.predict.prediction import PredictionTable
+from gpumemnet.predict.predictor import NO_NUMBER
 from gpumemnet.units import MIB
 from models.retrain.collect import HELD_OUT_RULE, Collected, collect
 from models.retrain.gate import judge

@@ -13,8 +13,7 @@ import torch
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.predict.features import FEATURE_NAMES, layer_sequence
-from gpumemnet.predict.model import SLACK_BYTES
-from gpumemnet.predict.predictor import Predictor
+from gpumemnet.predict.predictor import SLACK_BYTES, Predictor
 from gpumemnet.units import MIB
 from models.training.bounds import COVERAGES
 from models.training.card import save_classifier, widenings

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from gpumemnet.errors import InvalidJobError
 from gpumemnet.job.json_codec import job_from_dict
-from gpumemnet.predict.model import BundleModel
+from gpumemnet.predict.predictor import BundleModel
 from service.api.predictions import Document
 from service.api.problems import PROBLEM_KINDS
 from service.app import create_app
