@@ -12,8 +12,8 @@ from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob, totals_only
 from gpumemnet.physics import closed_form
-from gpumemnet.physics.closed_form import SIZE_CLASSES
 from gpumemnet.physics.optimizers import FACTORED_FILTERS
+from gpumemnet.physics.step_memory import SIZE_CLASSES
 from gpumemnet.predict import features as vector
 from gpumemnet.predict.features import (
     FEATURE_COLUMNS,
