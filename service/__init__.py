@@ -1,7 +1,7 @@
 """The REST service: predicts the GPU memory of training jobs over HTTP.
 
-It loads trained models (bundles) and no training code, and runs on uvicorn (:mod:`.__main__`) with
-a bounded protocol (:mod:`.protocol`).  :mod:`.app` assembles the application:
+It loads trained models (bundles) and no training code, and runs on uvicorn (:mod:`.__main__`).
+:mod:`.app` assembles the application:
 
 * :mod:`.api`: what every request passes, the operations, and the OpenAPI description.
 * :mod:`.served_release` and :mod:`.shadow`: the served release, its test, its challenger, and its

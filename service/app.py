@@ -24,7 +24,8 @@ from gpumemnet.errors import GpumemnetError
 from gpumemnet.site.releases import Registry
 from gpumemnet.units import MIB
 
-from .api.access import AccessControl, KeyRing
+from .api.access import KeyRing
+from .api.admission import AccessControl
 from .api.handlers import JsonHandler
 from .api.monitoring import Vitals, log_other_failures
 from .api.openapi import openapi_document
@@ -173,7 +174,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.router,
         keys=keys,
         hosts=settings.hosts(),
-        fallback=serving.fallback,
+        serving=serving,
         max_concurrency=settings.max_concurrency,
     )
     return app

@@ -93,6 +93,8 @@ class ServedRelease:
         release, sha256: the name of its release, and a hash over its bundles.
         failure: a sentence that says why the registry's champion is not served; ``None`` when it is
             served.
+        fallback: the release that answers in place of the registry's champion; ``None`` while the
+            champion answers.
 
     Raises:
         BundleError: when nothing can be served: the bundles of the settings, or the shipped ones,
@@ -119,6 +121,7 @@ class ServedRelease:
             )
         self.registry = registry
         self.failure: str | None = None
+        self.fallback: str | None = None
         self._aliases = Aliases()
         self._looks = 0
         self._build = build
@@ -139,11 +142,6 @@ class ServedRelease:
     def challenger(self) -> str | None:
         """The challenger's release in this process."""
         return None if self._shadow is None else self._shadow.release
-
-    def fallback(self) -> str | None:
-        """The release that answers in place of the registry's champion; ``None`` while the champion
-        answers."""
-        return None if self.failure is None else self.release
 
     def follow(self) -> None:
         """Serve the release that the registry's aliases name.
@@ -283,6 +281,7 @@ class ServedRelease:
                 failure,
             )
         self.failure = failure
+        self.fallback = None if failure is None else self.release
         STALE.set(failure is not None)
 
     def _tested(self, bundles: Sequence[Bundle]) -> Predictor:

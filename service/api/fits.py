@@ -24,9 +24,10 @@ from gpumemnet.named.catalogue import (
 )
 from gpumemnet.named.methods import CHOICES, COUNTS, Method
 
+from .handlers import read_request
 from .openapi import attribute_descriptions
 from .predictions import Document
-from .schemas import OneOf, Schema, read_request
+from .schemas import OneOf, Schema
 
 OPTIONS: Final = (
     *("method", "sequence_length", "batch_size", "gradient_accumulation", "precision"),

@@ -1,36 +1,32 @@
 """The ASGI applications of the operations: they read a body, pass it on, and send the response.
 
 They bypass FastAPI's dependencies, second validation and thread per request.  Each would add
-between a tenth and a half to the cost of a response (benchmarks/http_latency.py).  Predictions that
-are asked for together are made together (:class:`Microbatch`).
+between a tenth and a half to the cost of a response (benchmarks/http_latency.py).
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, TypeVarTuple
-from urllib.parse import parse_qsl
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar, TypeVarTuple
 
 import orjson
 from anyio import CapacityLimiter, to_thread
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 from starlette.types import Receive, Scope, Send
 
-from gpumemnet.errors import InvalidRequestError
+from gpumemnet.errors import InvalidJobError, InvalidRequestError, did_you_mean
+from gpumemnet.job.json_codec import parse_json
 from gpumemnet.job.layers import describe
-from gpumemnet.units import ceil_mib
+from gpumemnet.job.training_job import JOB_FIELDS
 
-from .predictions import JobRequest, read_job_request
-from .problems import NO_JSON, OUTSIDE_SUPPORT, OVERLOADED, TOO_LARGE, Refusal
-
-if TYPE_CHECKING:
-    from ..served_release import ServedRelease
+from .problems import NO_JSON, OVERLOADED, TOO_LARGE, Refusal
+from .schemas import Device, Schema
 
 Arguments = TypeVarTuple("Arguments")
-Request = TypeVar("Request")
 Result = TypeVar("Result")
+S = TypeVar("S", bound=Schema)
 
 JSON: Final = "application/json"
 TEXT: Final = "text/plain"
@@ -43,26 +39,12 @@ DISCARDED_BYTES: Final = 64 * 2**20
 response before they have sent everything."""
 MAX_SEARCHES: Final = 8
 """Most searches at work and waiting; one takes about a second at most."""
-TEXT_FIELDS: Final = (
-    "limit_mib",
-    "request_mib",
-    "safe_bytes",
-    "expected_bytes",
-    "startup_peak_bytes",
-    "prediction_id",
-)
-"""The fields that a script may request as plain text; the first is the default."""
-MIB_FIELDS: Final = {"limit_mib": "safe_bytes", "request_mib": "expected_bytes"}
-"""Fields for schedulers that count in MiB, and the amounts that they round up."""
-
+_MAX_NAME: Final = 64
 _NOT_JSON: Final = f"the body must be sent with the header 'Content-Type: {JSON}'"
 _ENCODED: Final = "the body must not be compressed: send it without Content-Encoding"
 _TURN: Final = CapacityLimiter(1)
 """One thread for long bodies."""
 _SEARCH_TURN: Final = CapacityLimiter(1)
-_JSON_TYPES: Final = (JSON.encode(), b"application/*", b"*/*")
-
-logger = logging.getLogger("gpumemnet.service")
 
 
 class JsonHandler:
@@ -127,97 +109,6 @@ class SearchHandler:
         await send_response(send, 200, JSON, content)
 
 
-class Microbatch(Generic[Request, Result]):
-    """Microbatching: requests that arrive in one iteration of the event loop are predicted together
-    at the next.
-
-    A model takes little longer for twenty jobs than for one.  A lone request is never delayed.
-
-    Args:
-        predict: takes several requests; returns a prediction or an exception for each.
-    """
-
-    def __init__(
-        self, predict: Callable[[Sequence[Request]], Sequence[Result | Exception]]
-    ) -> None:
-        self._predict = predict
-        self._waiting: list[tuple[Request, asyncio.Future[Result]]] = []
-
-    async def predict(self, request: Request) -> Result:
-        """The prediction for one request.
-
-        Raises:
-            Exception: the exception that ``predict`` returned for it.
-        """
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Result] = loop.create_future()
-        self._waiting.append((request, future))
-        if len(self._waiting) == 1:
-            loop.call_soon(self._predict_waiting)
-        return await future
-
-    def _predict_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        waiting = [
-            (request, future) for request, future in waiting if not future.done()
-        ]  # cancelled: client disconnected
-        results = self._results([request for request, _ in waiting]) if waiting else []
-        for (_, future), result in zip(waiting, results, strict=True):
-            if isinstance(result, Exception):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
-
-    def _results(self, requests: Sequence[Request]) -> Sequence[Any]:
-        try:
-            return self._predict(requests)
-        except Exception as error:
-            if len(requests) == 1:
-                return [error]
-            logger.exception(
-                "%d requests could not be predicted together: each is predicted alone",
-                len(requests),
-            )
-            return [
-                self._results([request])[0] for request in requests
-            ]  # one failure must not fail the others
-
-
-class PredictHandler:
-    """ASGI application of ``POST /v1/predict``, in JSON or plain text.
-
-    Args:
-        serving: holds the prediction API; a model swap replaces it.
-    """
-
-    def __init__(self, serving: ServedRelease) -> None:
-        self._serving = serving
-        self._microbatch = Microbatch[JobRequest, Any](
-            lambda requests: serving.api.predict_requests(requests)
-        )
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Respond to one request.
-
-        Raises:
-            Refusal: as :class:`JsonHandler`; 422 when a requested field has no value.
-            FieldError: when a field of the body or a query parameter is invalid.
-        """
-        names = text_fields(query) if (query := scope["query_string"]) else TEXT_FIELDS[:1]
-        body = await read_json_body(scope, receive)
-        if body is None:
-            return
-        if len(body) > INLINE_BODY_BYTES:
-            document = await run_in_turn(self._serving.api.predict, body)
-        else:
-            document = await self._microbatch.predict(read_job_request(body))
-        if wants_text(scope):
-            content = text_of(document, names)
-            await send_response(send, 200, f"{TEXT}; charset=utf-8", content)
-        else:
-            await send_response(send, 200, JSON, orjson.dumps(document))
-
-
 async def handle_body(handle: Callable[[bytes], Result], body: bytes) -> Result:
     """Handle a short body at once, and a long one by :func:`run_in_turn`."""
     return await run_in_turn(handle, body) if len(body) > INLINE_BODY_BYTES else handle(body)
@@ -277,60 +168,69 @@ def _too_large(max_bytes: int) -> Refusal:
     return Refusal(TOO_LARGE, detail, {"Connection": "close"})
 
 
+def read_request(body: bytes, schema: type[S]) -> S:
+    """The request in a body.
+
+    Args:
+        body: JSON.
+        schema: the schema of the request.
+
+    Raises:
+        InvalidRequestError: when the body is not JSON, or does not match the schema.
+    """
+    try:
+        document = parse_json(body)
+    except InvalidJobError as error:
+        raise InvalidRequestError(error.reason, error.field or "body") from None
+    try:
+        return schema.model_validate(document)
+    except ValidationError as error:
+        raise _explained(error.errors(include_url=False), schema) from None
+
+
+def _explained(errors: Sequence[ErrorDetails], schema: type[Schema]) -> InvalidRequestError:
+    """The error for the errors that pydantic found in a request: the path of the first invalid
+    member, and what was expected there."""
+    # An invalid member explains a missing one.
+    errors = sorted(errors, key=lambda error: error["type"] == "missing")
+    member = errors[0]["loc"][:1]
+    # A value with alternative forms has an error for each form: report the one that matched the
+    # furthest.
+    error = max(
+        (error for error in reversed(errors) if error["loc"][:1] == member),
+        key=lambda error: len(error["loc"]),
+    )
+    if not member:
+        return InvalidRequestError(f"must be a JSON object, not {describe(error['input'])}", "body")
+    members = schema.model_fields if len(error["loc"]) == 1 else Device.model_fields
+    *inner, last = error["loc"][1:] or ("",)
+    is_named = error["type"] in ("extra_forbidden", "missing")
+    path = str(member[0])[:_MAX_NAME]
+    for part in (*inner, last):
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part in Device.model_fields or (is_named and part):  # else the name of a form
+            path += f".{part[:_MAX_NAME]}"
+    return InvalidRequestError(_sentence(error, list(members)), path)
+
+
+def _sentence(error: ErrorDetails, members: Sequence[str]) -> str:
+    kind, message = error["type"], error["msg"].replace("Input should", "must")
+    if kind == "missing":
+        return f"is missing: known fields are {', '.join(members)}"
+    if kind == "extra_forbidden":
+        name = str(error["loc"][-1])
+        if name in JOB_FIELDS and not {"job", "jobs"}.isdisjoint(members):
+            return "is not a field of the request: it belongs to a job"
+        hint = did_you_mean(name, members, f"known fields are {', '.join(members)}")
+        return f"is not a field: {hint}"
+    if kind == "value_error":
+        return str(error["ctx"]["error"])
+    return f"{message}, not {describe(error['input'])}"
+
+
 async def send_response(send: Send, status: int, media_type: str, content: bytes) -> None:
     """Send one whole response."""
     headers = [(b"content-type", media_type.encode()), (b"content-length", b"%d" % len(content))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": content})
-
-
-# Predictions as plain text, for shell scripts that need a number and not a document: `limit_mib`
-# and a newline, or the fields that `?field=` names, in their order on one line.  A field without a
-# value is a 422: `curl -f` then prints nothing and fails, and the script uses its site's default.
-
-
-def wants_text(scope: Scope) -> bool:
-    """Whether the caller accepts plain text and no JSON."""
-    for name, value in scope["headers"]:
-        if name == b"accept":
-            types = {part.partition(b";")[0].strip().lower() for part in value.split(b",")}
-            return TEXT.encode() in types and types.isdisjoint(_JSON_TYPES)
-    return False
-
-
-def text_fields(query: bytes) -> tuple[str, ...]:
-    """The fields that a query requests.
-
-    Raises:
-        InvalidRequestError: when it names another parameter or an unknown field.
-    """
-    names: list[str] = []
-    for parameter, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
-        if parameter != "field":
-            raise InvalidRequestError(
-                "is not a parameter: known is field", describe(parameter[:64])
-            )
-        names += value.split(",")
-    for name in names:
-        if name not in TEXT_FIELDS:
-            raise InvalidRequestError(
-                f"must be one of {', '.join(TEXT_FIELDS)}, not {describe(name)}", "field"
-            )
-    return tuple(names) or TEXT_FIELDS[:1]
-
-
-def text_of(prediction: Mapping[str, Any], names: tuple[str, ...]) -> bytes:
-    """The line with the requested fields of a prediction.
-
-    Raises:
-        Refusal: when one has no value.
-    """
-    words = []
-    for name in names:
-        value = prediction[MIB_FIELDS.get(name, name)]
-        if value is None:
-            raise Refusal(
-                OUTSIDE_SUPPORT, f"there is no {name}: {'; '.join(prediction['reasons'])}"
-            )
-        words.append(str(ceil_mib(value) if name in MIB_FIELDS else value))
-    return " ".join(words).encode() + b"\n"

@@ -29,7 +29,7 @@ from gpumemnet.job.training_job import (
     TrainingJob,
 )
 
-from .access import rule_of
+from .admission import rule_of
 from .handlers import JSON, TEXT
 from .problems import MEDIA_TYPE
 from .schemas import JOB_SCHEMA, Problem

@@ -12,14 +12,8 @@ from starlette.types import Receive, Scope, Send
 
 from ..served_release import ServedRelease
 from . import examples, fits, schemas
-from .handlers import (
-    TEXT,
-    TEXT_FIELDS,
-    JsonHandler,
-    PredictHandler,
-    SearchHandler,
-    send_response,
-)
+from .handlers import TEXT, JsonHandler, SearchHandler, send_response
+from .microbatching import TEXT_FIELDS, PredictHandler
 from .monitoring import MEDIA_TYPE, metrics_document
 from .openapi import BODY_REFUSALS, Answer, Operation
 from .predictions import Document, gpus_document

@@ -34,6 +34,7 @@ from gpumemnet.predict.predictor import Predictor
 from gpumemnet.predict.support import reason_code
 from gpumemnet.units import MIB
 
+from .handlers import read_request
 from .monitoring import PREDICTIONS, WITHOUT_LIMIT
 from .problems import located, problem_document
 from .schemas import (
@@ -43,7 +44,6 @@ from .schemas import (
     Device,
     PredictOptions,
     PredictRequest,
-    read_request,
 )
 
 MAX_FITS: Final = 2**15

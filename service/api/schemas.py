@@ -1,14 +1,14 @@
 """The schemas of requests and responses.
 
 They generate the OpenAPI description.  A request's schema checks types, ranges and names of members
-(:func:`read_request`); :mod:`gpumemnet.job.json_codec` reads the jobs.  Responses are not validated
+(:func:`.handlers.read_request`); :mod:`gpumemnet.job.json_codec` reads the jobs.  Responses are not validated
 when they are sent, because that costs more than making them; tests check them against these schemas.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import (
@@ -17,17 +17,13 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
-    ValidationError,
     WithJsonSchema,
     create_model,
 )
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, ErrorDetails, core_schema
+from pydantic_core import CoreSchema, core_schema
 
-from gpumemnet.errors import InvalidJobError, InvalidRequestError, did_you_mean
-from gpumemnet.job.json_codec import parse_json
 from gpumemnet.job.layers import describe
-from gpumemnet.job.training_job import JOB_FIELDS
 from gpumemnet.predict.bundle_card import ENCODERS
 from gpumemnet.predict.distribution import DEFAULT_TOP_BYTES, MAX_BINS, PUBLISHED_BINS
 from gpumemnet.predict.gpu_fit import MAX_DEVICE_NAME, MAX_FREE_MIB
@@ -36,8 +32,6 @@ from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.units import MIB
 
 S = TypeVar("S", bound="Schema")
-
-_MAX_NAME: Final = 64
 
 MIN_BIN_WIDTH_MIB: Final = math.ceil(DEFAULT_TOP_BYTES / (MAX_BINS - 1) / MIB)
 MAX_BIN_WIDTH_MIB: Final = DEFAULT_TOP_BYTES // MIB
@@ -489,64 +483,3 @@ class BatchSizesRequest(Schema):
         description="the largest batch size to consider",
         json_schema_extra={"default": DEFAULT_MAX_BATCH},
     )
-
-
-def read_request(body: bytes, schema: type[S]) -> S:
-    """The request in a body.
-
-    Args:
-        body: JSON.
-        schema: the schema of the request.
-
-    Raises:
-        InvalidRequestError: when the body is not JSON, or does not match the schema.
-    """
-    try:
-        document = parse_json(body)
-    except InvalidJobError as error:
-        raise InvalidRequestError(error.reason, error.field or "body") from None
-    try:
-        return schema.model_validate(document)
-    except ValidationError as error:
-        raise _explained(error.errors(include_url=False), schema) from None
-
-
-def _explained(errors: Sequence[ErrorDetails], schema: type[Schema]) -> InvalidRequestError:
-    """The error for the errors that pydantic found in a request: the path of the first invalid
-    member, and what was expected there."""
-    # An invalid member explains a missing one.
-    errors = sorted(errors, key=lambda error: error["type"] == "missing")
-    member = errors[0]["loc"][:1]
-    # A value with alternative forms has an error for each form: report the one that matched the
-    # furthest.
-    error = max(
-        (error for error in reversed(errors) if error["loc"][:1] == member),
-        key=lambda error: len(error["loc"]),
-    )
-    if not member:
-        return InvalidRequestError(f"must be a JSON object, not {describe(error['input'])}", "body")
-    members = schema.model_fields if len(error["loc"]) == 1 else Device.model_fields
-    *inner, last = error["loc"][1:] or ("",)
-    is_named = error["type"] in ("extra_forbidden", "missing")
-    path = str(member[0])[:_MAX_NAME]
-    for part in (*inner, last):
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif part in Device.model_fields or (is_named and part):  # else the name of a form
-            path += f".{part[:_MAX_NAME]}"
-    return InvalidRequestError(_sentence(error, list(members)), path)
-
-
-def _sentence(error: ErrorDetails, members: Sequence[str]) -> str:
-    kind, message = error["type"], error["msg"].replace("Input should", "must")
-    if kind == "missing":
-        return f"is missing: known fields are {', '.join(members)}"
-    if kind == "extra_forbidden":
-        name = str(error["loc"][-1])
-        if name in JOB_FIELDS and not {"job", "jobs"}.isdisjoint(members):
-            return "is not a field of the request: it belongs to a job"
-        hint = did_you_mean(name, members, f"known fields are {', '.join(members)}")
-        return f"is not a field: {hint}"
-    if kind == "value_error":
-        return str(error["ctx"]["error"])
-    return f"{message}, not {describe(error['input'])}"

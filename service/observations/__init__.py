@@ -1,8 +1,7 @@
 """Observations: what finished jobs used, stored in a database and compared with the predictions.
 
 * :mod:`.routes` receives observations and returns the summary.
-* :mod:`.store` writes observations and predictions in one thread, with the statements of
-  :mod:`.statements`.
+* :mod:`.store` writes observations and predictions in one thread, as :mod:`.inserts` says.
 * :mod:`.database` declares the tables, connects, and makes or migrates them.
 * :mod:`.statistics` compares predictions with observations, and tests the coverage.
 * :mod:`.export` writes the observations as a dataset for training.

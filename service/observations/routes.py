@@ -31,7 +31,7 @@ from ..api.handlers import JSON, handle_body, read_json_body, send_response
 from ..api.openapi import BODY_REFUSALS, Answer, Operation
 from ..api.problems import OVERLOADED, UNKNOWN, Refusal, located, problem_document
 from ..api.schemas import Job, OneOf, Problem, Schema, StoredPrediction
-from .statements import Reply, Stored
+from .inserts import Reply, Stored
 from .store import ObservationStore
 
 DEFAULT_DAYS: Final = 30

@@ -33,7 +33,7 @@ from gpumemnet.site.observations import Observation, content_hash
 from ..api.predictions import RecordBatch, prediction_id
 from ..api.problems import OVERLOADED, UNKNOWN, Refusal
 from .database import DatabaseError, database_url, ensure_schema, make_engine, reading, shown
-from .statements import (
+from .inserts import (
     Incoming,
     Reply,
     Row,

@@ -56,7 +56,7 @@ def is_stale() -> float:
 def test_it_follows_the_champion(registry: Registry) -> None:
     promote(registry, "r1")
     serving = serve(registry)
-    assert (serving.api.release, serving.fallback()) == ("r1", None)
+    assert (serving.api.release, serving.fallback) == ("r1", None)
     promote(registry, "r2")
     before = serving.api
     serving.follow()
@@ -75,12 +75,12 @@ def test_a_champion_that_cannot_be_served_is_reported_and_the_release_before_sta
     hidden = registry.folder / "bundles"
     hidden.rename(registry.folder / "away")
     serving.follow()
-    assert (serving.api.release, serving.fallback()) == ("r1", "r1")
+    assert (serving.api.release, serving.fallback) == ("r1", "r1")
     assert is_stale() == 1
     (registry.folder / "away").rename(hidden)
     for _ in range(40):  # nothing in the aliases changes: it is tried again all the same
         serving.follow()
-    assert (serving.release, serving.fallback()) == ("r2", None)
+    assert (serving.release, serving.fallback) == ("r2", None)
     assert is_stale() == 0
 
 
@@ -90,7 +90,7 @@ def test_a_damaged_champion_is_not_served_at_the_start(registry: Registry) -> No
     break_release(registry, "r2")
     serving = serve(registry)
     assert serving.release in ("r1", SHIPPED)  # the two releases may share the damaged bundle
-    assert serving.fallback() == serving.release
+    assert serving.fallback == serving.release
     assert serving.failure is not None
     assert "checksum" in serving.failure
 
@@ -146,7 +146,7 @@ def test_a_registry_that_hangs_from_the_start_leaves_the_shipped_release(
 ) -> None:
     hang(pipe)
     serving = serve(registry, read_seconds=0.2)
-    assert (serving.release, serving.fallback(), is_stale()) == (SHIPPED, SHIPPED, 1)
+    assert (serving.release, serving.fallback, is_stale()) == (SHIPPED, SHIPPED, 1)
 
 
 def test_a_service_whose_registry_hangs_answers_says_so_and_ends(

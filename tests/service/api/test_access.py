@@ -12,7 +12,8 @@ import httpx
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.access import AccessControl, parse_keys
+from service.api.access import parse_keys
+from service.api.admission import AccessControl
 from service.api.predictions import Document
 from tests.conftest import StartService
 from tests.service.sockets import connect, post_head

@@ -12,7 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.api.access import parse_keys, rule_of
+from service.api.access import parse_keys
+from service.api.admission import rule_of
 from service.api.predictions import Document
 from tests.conftest import StartService
 

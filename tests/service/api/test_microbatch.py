@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpumemnet.errors import InvalidJobError
-from service.api.handlers import Microbatch
+from service.api.microbatching import Microbatch
 
 
 class Answers:

@@ -10,7 +10,7 @@ from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_from_dict, read_jobs
 from gpumemnet.job.training_job import TrainingJob
 from service.api.examples import EXAMPLE_JOBS
-from service.observations.statements import job_documents
+from service.observations.inserts import job_documents
 from tests.jobs import jobs
 
 

@@ -33,7 +33,7 @@ from service.observations.database import (
     database_url,
     ensure_schema,
 )
-from service.observations.statements import Stored
+from service.observations.inserts import Stored
 from service.observations.statistics import miss_probability
 from service.observations.store import ObservationStore
 from tests.waiting import wait_until

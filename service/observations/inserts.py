@@ -1,4 +1,4 @@
-"""SQL statements of the store: rows from records, and few statements for many rows.
+"""Inserts predictions, their jobs and observations, few statements for many rows; deletes old ones.
 
 One statement holds many rows, so the database works without the interpreter's lock and the event
 loop continues.  Each job is stored once, by the hash of its content.

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.api.admission import MAX_HEAD_BYTES, MAX_HEAD_FIELDS
 from service.api.predictions import Document
 from service.api.schemas import Problem
-from service.protocol import MAX_HEAD_BYTES, MAX_HEAD_FIELDS
 from tests.conftest import RunningService, StartService
 from tests.fuzzing import fuzzed
 from tests.service.sockets import connect, post_head

@@ -1,0 +1,458 @@
+"""What every request passes before it reaches an operation: the bounds of its connection, then the one
+middleware around the application.
+
+*The protocol* is uvicorn's with bounds: how large a head may be, how long head and body may take, and
+how many connections are open.  It also reads the body of a request that offers to upgrade the
+connection, answers an invalid request after the valid ones that came before it, and leaves an idle
+client half a second when the service ends.  Hostile strangers are the business of the proxy in front
+(``deploy/nginx``).
+
+*The middleware* checks host, key and concurrency, turns errors into problem documents, then logs and
+counts the request.  It is pure ASGI and a single layer, because each further layer would cost as much
+as all of it.  Requests beyond the concurrency limit are rejected at once and not queued: after half a
+second, a scheduler has already continued with its default.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+from dataclasses import dataclass
+from http import HTTPStatus
+from itertools import count
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
+
+import httptools
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from gpumemnet.errors import FieldError
+
+from .access import AllowedHosts, ApiKey, KeyRing
+from .monitoring import IN_WORK, REFUSALS, REQUEST_ID, RequestRecords
+from .problems import (
+    FORBIDDEN,
+    INTERNAL_ERROR,
+    INVALID_HTTP,
+    LARGE_HEAD,
+    MEDIA_TYPE,
+    MISDIRECTED,
+    OVERLOADED,
+    REQUEST_TIMEOUT,
+    UNAUTHORIZED,
+    ProblemKind,
+    Refusal,
+    problem_document,
+)
+
+if TYPE_CHECKING:
+    from ..served_release import ServedRelease
+
+MAX_HEAD_BYTES: Final = 32 * 1024
+MAX_HEAD_FIELDS: Final = 100
+BODY_FACTOR: Final = 3.0
+"""How many times as long as its head a request's body may take."""
+DRAIN_SECONDS: Final = 0.5
+"""How long an idle connection stays open when the service ends: a request may be on its way."""
+LINGER_SECONDS: Final = 1.0
+"""How long a refused client may go on sending: closing at once would take the error away from it
+(RFC 9112, section 9.6)."""
+CLIENT_LEFT: Final = 499
+"""Status in logs and metrics when the client disconnected before the response; it is never sent."""
+ANY_KEY: Final = "any"
+"""For paths that need a key with any scope."""
+
+_REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_TRACE_PARENT: Final = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+"""W3C Trace Context, version 00."""
+_FALLBACK: Final = b"gpumemnet-fallback"
+"""Header of every response while another release answers in place of the registry's champion; its
+value is that release."""
+_NOSNIFF: Final = (b"x-content-type-options", b"nosniff")
+_RETRY: Final = {"Retry-After": "1"}
+
+logger = logging.getLogger("gpumemnet.service")
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection of a client; the application holds the settings."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Count the connection; at the limit an idle one is closed, or else the new one refused."""
+        super().connection_made(transport)
+        settings = self.app.state.settings
+        self._head_seconds: float = settings.head_seconds
+        self._head_bytes, self._is_in_head = 0, True
+        self._is_over = self._is_ending = False
+        self._last_response = b""
+        self._timer: asyncio.TimerHandle | None = None
+        if len(self.connections) > settings.max_connections:
+            others = (one for one in self.connections if one is not self)
+            idle = next((one for one in others if _is_idle(one)), None)
+            if idle is None:
+                self._refuse(OVERLOADED, "too many connections are open: try again")
+                return
+            idle.transport.close()
+        self._start_timer(self._head_seconds)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the timer."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what has arrived."""
+        if self._is_over:
+            return
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._ignore_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("")
+        else:
+            if self._is_in_head:
+                self._head_bytes += len(data)
+                if self._head_bytes > MAX_HEAD_BYTES:
+                    self._refuse_head()
+                elif self._timer is None:
+                    self._start_timer(self._head_seconds)
+            elif self._timer is None and self.cycle is not None and self.cycle.more_body:
+                self._start_timer(BODY_FACTOR * self._head_seconds)
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self._head_bytes, self._is_in_head = 0, True
+
+    def on_headers_complete(self) -> None:
+        """The head is complete: the application begins."""
+        self._head_bytes, self._is_in_head = 0, False
+        self._stop_timer()
+        head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if len(self.headers) > MAX_HEAD_FIELDS or head_bytes > MAX_HEAD_BYTES:
+            self._refuse_head()
+            raise ValueError("the head is too large")  # ends the parsing
+        if not self.parser.should_upgrade():  # else the head is read again without its upgrade
+            super().on_headers_complete()
+            self.cycle.keep_alive = self.cycle.keep_alive and not self._is_ending
+
+    def on_message_complete(self) -> None:
+        """The request is complete."""
+        if not self.parser.should_upgrade():
+            self._stop_timer()
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """A response is complete; a refusal that waited for its turn follows the last one."""
+        super().on_response_complete()
+        if self._last_response and self.cycle.response_complete:
+            self._end(self._last_response)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not valid HTTP."""
+        self._refuse(INVALID_HTTP, "the request is not valid HTTP/1.1")
+
+    def shutdown(self) -> None:
+        """The service ends: answer what is in work, and what is on its way."""
+        self._is_ending = True
+        if _is_idle(self):
+            self.loop.call_later(DRAIN_SECONDS, self._close_idle)
+        elif self.cycle is not None:
+            self.cycle.keep_alive = False
+
+    def _close_idle(self) -> None:
+        if _is_idle(self):
+            self.transport.close()
+
+    def _start_timer(self, seconds: float) -> None:
+        self._timer = self.loop.call_later(seconds, self._refuse_slow, seconds)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _refuse_slow(self, seconds: float) -> None:
+        self._timer = None
+        if self._is_in_head and not self._head_bytes:  # the client has never sent anything
+            self.transport.close()
+            return
+        part = "head" if self._is_in_head else "body"
+        detail = f"the {part} of the request has not arrived within {seconds:g} s"
+        self._refuse(REQUEST_TIMEOUT, detail)
+
+    def _refuse_head(self) -> None:
+        detail = (
+            f"the request's head is larger than {MAX_HEAD_BYTES} bytes or has more than "
+            f"{MAX_HEAD_FIELDS} fields"
+        )
+        self._refuse(LARGE_HEAD, detail)
+
+    def _refuse(self, kind: ProblemKind, detail: str) -> None:
+        """Send an error after the responses to the requests before, and end the connection."""
+        if self._is_over:
+            return
+        self._is_over = True
+        REFUSALS.labels(kind.name).inc()
+        body = orjson.dumps(problem_document(Refusal(kind, detail)))
+        head = (
+            f"HTTP/1.1 {kind.status} {HTTPStatus(kind.status).phrase}\r\n"
+            f"content-type: {MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n"
+            f"{'retry-after: 1' + chr(13) + chr(10) if kind is OVERLOADED else ''}\r\n"
+        )
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            self._end(head.encode() + body)
+        elif cycle.more_body:  # the body of the request in work is what is not valid
+            cycle.disconnected = True
+            cycle.message_event.set()
+            self._end(b"" if cycle.response_started else head.encode() + body)
+        else:
+            self._last_response = head.encode() + body
+
+    def _end(self, response: bytes) -> None:
+        """Send the last response; what still arrives is discarded for a while."""
+        if not self.transport.is_closing():
+            self._unset_keepalive_if_required()
+            self.transport.write(response)
+            self.transport.write_eof()
+            self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Read the head again without its ``Upgrade``: the parser reads no body after one."""
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        fields = [b"%s: %s" % (name, value) for name, value in self.headers if name != b"upgrade"]
+        if method == b"CONNECT":
+            self.send_400_response("")
+            return
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        head = [b"%s %s HTTP/%s" % (method, self.url, version), *fields, b"", rest]
+        self.data_received(b"\r\n".join(head))
+
+
+def _is_idle(connection: object) -> bool:
+    """Whether a connection waits for a request of which nothing has arrived."""
+    assert isinstance(connection, BoundedProtocol)
+    cycle = connection.cycle
+    return not connection._head_bytes and (cycle is None or cycle.response_complete)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PathRule:
+    """The rules of one path or of several.
+
+    Attributes:
+        name: the path, its variable parts in braces.
+        scope: the required scope of the key; :data:`ANY_KEY`; or ``None`` when no key is required.
+        is_limited: whether hosts and concurrency are limited; never for health and metrics.
+    """
+
+    name: str
+    scope: str | None = None
+    is_limited: bool = True
+
+
+# A fixed list, so that clients cannot add names to the metrics.  An unlisted path needs a key: a new
+# route is closed until it is opened here.
+_RULES: Final = (
+    *(PathRule(path, is_limited=False) for path in ("/healthz", "/readyz", "/metrics")),
+    *(PathRule(path) for path in ("/", "/docs", "/openapi.json")),
+    *(
+        PathRule(f"/v1/{name}", "predict")
+        for name in (
+            *("predict", "predict/batch", "batch-sizes", "fit", "fit/models", "gpus", "models"),
+        )
+    ),
+    *(PathRule(path, "observe") for path in ("/v1/observations", "/v1/observations/summary")),
+)
+_EXACT: Final = {rule.name: rule for rule in _RULES}
+_BELOW: Final = (
+    ("/page/", PathRule("/page/{file}")),
+    ("/docs/", PathRule("/docs/{file}")),
+    ("/v1/observations", PathRule("/v1/observations/{rest}", "observe")),
+    ("/v1/predictions/", PathRule("/v1/predictions/{prediction_id}", "predict")),
+    ("/v1/", PathRule("/v1/{rest}", "predict")),
+)
+_OTHER: Final = PathRule("{other}", ANY_KEY)
+
+
+def rule_of(path: str) -> PathRule:
+    """The rules of ``path``, as the server has decoded it."""
+    if (rule := _EXACT.get(path)) is not None:
+        return rule
+    return next((rule for start, rule in _BELOW if path.startswith(start)), _OTHER)
+
+
+class AccessControl:
+    """ASGI middleware.
+
+    It sets ``request_id``, and ``key_name`` when a key was sent, in ``scope["state"]``.  Every
+    response gets an ``X-Request-ID``, and a header that stops browsers from guessing its media
+    type.
+
+    Args:
+        app: the application.
+        keys: the API keys; ``None`` when no key is required.
+        hosts: the hosts that requests may be addressed to; ``None`` for any.
+        serving: the served release.
+        max_concurrency: most requests in progress at once.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        keys: KeyRing | None = None,
+        hosts: AllowedHosts | None = None,
+        serving: ServedRelease | None = None,
+        max_concurrency: int = 256,
+    ) -> None:
+        self._app = app
+        self._keys = keys
+        self._hosts = hosts
+        self._serving = serving
+        self._max_concurrency = max_concurrency
+        self._in_work = 0
+        self._records = RequestRecords()
+        self._id_start = secrets.token_hex(8)
+        self._ids = count()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass one request on, or reject it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began_seconds = perf_counter()
+        rule = rule_of(scope["path"])
+        presented: bytes | None = None
+        request_id = trace_id = ""
+        hosts: list[bytes] = []
+        origins: list[bytes] = []
+        for name, value in scope["headers"]:
+            if name == b"authorization":
+                if value[:7].lower() == b"bearer ":
+                    presented = value[7:].strip()
+            elif name == b"x-request-id":
+                if _REQUEST_ID.fullmatch(value):
+                    request_id = value.decode("ascii")
+            elif name == b"traceparent":
+                if found := _TRACE_PARENT.fullmatch(value):
+                    trace_id = found[1].decode("ascii")
+            elif name == b"host":
+                hosts.append(value)
+            elif name == b"origin":
+                origins.append(value)
+        request_id = request_id or f"{self._id_start}{next(self._ids):08x}"
+        REQUEST_ID.set(request_id)
+        own_headers = [(b"x-request-id", request_id.encode("ascii"))]
+        if self._serving is not None and self._serving.fallback is not None:
+            own_headers.append((_FALLBACK, self._serving.fallback.encode()))
+        status = sent_bytes = 0
+
+        async def send_on(message: Message) -> None:
+            nonlocal status, sent_bytes
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                # A new list: an application may send its own again.
+                headers = [*message.get("headers", ()), *own_headers]
+                if _NOSNIFF not in headers:
+                    headers.append(_NOSNIFF)
+                message = {"type": "http.response.start", "status": status, "headers": headers}
+            else:
+                sent_bytes += len(message.get("body", b""))
+            await send(message)
+
+        key = (
+            self._keys.find(presented) if self._keys is not None and presented is not None else None
+        )
+        if rule.is_limited:
+            self._in_work += 1
+            IN_WORK.inc()
+        try:
+            if len(hosts) != 1 and scope["http_version"] == "1.1":  # RFC 9112, section 3.2
+                detail = f"the request must name one Host, not {len(hosts)}"
+                raise Refusal(INVALID_HTTP, detail)
+            if rule.is_limited:  # probes use the address of a container
+                self._check_hosts(*hosts, *origins)
+            if self._keys is not None and rule.scope is not None:
+                _check_key(key, rule.scope, presented)
+            if rule.is_limited:
+                if self._in_work > self._max_concurrency:
+                    detail = "too many requests are in progress: try again later"
+                    raise Refusal(OVERLOADED, detail, _RETRY)
+                # Count the requests that arrived meanwhile before the work begins.
+                await asyncio.sleep(0)
+            state = scope.setdefault("state", {})
+            state["request_id"] = request_id
+            if key is not None:
+                state["key_name"] = key.name
+            await self._app(scope, receive, send_on)
+        except (FieldError, HTTPException) as error:
+            await _send_problem(send_on, error, scope)
+        except Exception as error:
+            logger.error("a request failed: %s", type(error).__name__, exc_info=error)
+            if status == 0:
+                detail = f"an unexpected error occurred; the cause is in the log of the service, at the request id {request_id}"
+                await _send_problem(send_on, Refusal(INTERNAL_ERROR, detail), scope)
+        except asyncio.CancelledError:  # the service stops, and its shutdown time is over
+            if status:
+                raise
+            stopping = Refusal(OVERLOADED, "the service is stopping: try again", _RETRY)
+            await _send_problem(send_on, stopping, scope)
+        finally:
+            if rule.is_limited:
+                self._in_work -= 1
+                IN_WORK.dec()
+            self._records.add(
+                scope["method"],
+                rule.name,
+                status or CLIENT_LEFT,
+                perf_counter() - began_seconds,
+                sent_bytes,
+                key="" if key is None else key.name,
+                trace_id=trace_id,
+            )
+
+    def _check_hosts(self, *named: bytes) -> None:
+        """Refuse a host that is not allowed."""
+        for host in named:
+            if self._hosts is not None and not self._hosts.allows(host):
+                raise Refusal(
+                    MISDIRECTED,
+                    f"requests for or from {host[:100].decode('latin-1')!r} are not answered: use a name of this machine, such as "
+                    "localhost, or list the host in GPUMEMNET_ALLOWED_HOSTS",
+                )
+
+
+def _check_key(key: ApiKey | None, scope: str, presented: bytes | None) -> None:
+    """Refuse a request without a key of the scope."""
+    if key is None:
+        reason = "the API key is unknown" if presented is not None else "an API key is required"
+        detail = f"{reason}: send one as 'Authorization: Bearer KEY'"
+        raise Refusal(UNAUTHORIZED, detail, {"WWW-Authenticate": "Bearer"})
+    if scope != ANY_KEY and scope not in key.scopes:
+        allowed = ", ".join(sorted(key.scopes))
+        detail = f"the API key {key.name!r} does not allow {scope!r}: {allowed}"
+        raise Refusal(FORBIDDEN, detail)
+
+
+async def _send_problem(send: Send, error: FieldError | HTTPException, scope: Scope) -> None:
+    document = problem_document(error, scope["method"], scope["path"])
+    REFUSALS.labels(document["type"].rpartition(":")[2]).inc()
+    body = orjson.dumps(document)
+    given = error.headers or {} if isinstance(error, HTTPException) else {}
+    headers = [
+        (b"content-type", MEDIA_TYPE.encode()),
+        (b"content-length", b"%d" % len(body)),
+        *((name.lower().encode(), value.encode()) for name, value in given.items()),
+    ]
+    await send({"type": "http.response.start", "status": document["status"], "headers": headers})
+    await send({"type": "http.response.body", "body": body})
