@@ -161,6 +161,33 @@ def bound_table(rows: Sequence[Measurement], expected: np.ndarray) -> None:
     print()
 
 
+def search_table(rows: Sequence[Measurement], expected: np.ndarray) -> None:
+    """Print how far steady state and traced peak are off readings that caught cuDNN's search."""
+    own = np.flatnonzero([row.label_state == "startup" for row in rows])
+    if not len(own):
+        return
+    caught = [rows[index] for index in own.tolist()]
+    labels = np.array([row.label_bytes for row in caught], dtype=float)
+    searched = np.array(
+        [row.traced[PART["startup"]] - row.traced[PART["steady"]] for row in caught]
+    )
+    print(
+        f"| {len(own)} readings of a search: answered by | median error | 90th percentile | too low |",
+        "|---|---:|---:|---:|",
+        sep="\n",
+    )
+    for name, answers in (
+        ("the steady state", expected[own] - searched),
+        ("the traced peak with transforms of cuDNN 9.1", expected[own]),
+    ):
+        ratios = answers / labels
+        errors = np.abs(ratios - 1)
+        print(
+            f"| {name} | {np.median(errors):.1%} | {np.quantile(errors, 0.9):.1%} | {np.mean(ratios < 1):.0%} |"
+        )
+    print()
+
+
 def worst(rows: Sequence[Measurement], expected: np.ndarray, count: int) -> None:
     """Print the ``count`` steady readings that are furthest from their estimates."""
     labels = np.array([row.label_bytes for row in rows], dtype=float)
@@ -194,6 +221,7 @@ def main() -> None:
             "GPU, state of the reading", used, expected, lambda row: f"{row.gpu}, {row.label_state}"
         )
         bound_table(used, expected)
+        search_table(used, expected)
         if any(row.protocol == ABOVE_CONTEXT for row in used):
             above_context_table(used)
         table("family", used, expected, lambda row: row.architecture_family or "")

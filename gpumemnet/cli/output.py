@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -94,6 +94,12 @@ def print_columns(
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+UNKNOWN_SEARCH: Final = (
+    "cuDNN's search takes more of what is free and gives it back; how much is not known"
+)
+"""Shown of jobs whose start-up peak is not known."""
 
 
 def print_facts(console: Console, title: str, facts: Sequence[tuple[str, str]]) -> None:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gpumemnet.cli.options import Bundles, ContextMib, Coverage, Encoder, Gpu, input_file
-from gpumemnet.cli.output import print_facts, print_json, print_table
+from gpumemnet.cli.output import UNKNOWN_SEARCH, print_facts, print_json, print_table
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu import VERDICT_TEXTS
 from gpumemnet.job.training_job import TrainingJob
@@ -280,14 +280,8 @@ def _show_job(job: TrainingJob, prediction: Prediction, advice: str, console: Co
         ("context", f"{context}, {prediction.context_source.partition(':')[0]}"),
         ("expected", f"{ceil_mib(prediction.expected_bytes):,} MiB"),
     ]
-    if prediction.startup_peak_bytes > prediction.expected_bytes:
-        most = f"{ceil_mib(prediction.startup_peak_bytes):,} MiB"
-        facts.append(
-            (
-                "start-up",
-                f"takes up to {most} and gives it back; cuDNN's search takes less where less is free",
-            )
-        )
+    if prediction.startup_peak_bytes is None:
+        facts.append(("start-up", UNKNOWN_SEARCH))
     facts += [
         ("safe", safe),
         *(("outside", reason) for reason in prediction.reasons),

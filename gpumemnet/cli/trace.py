@@ -38,7 +38,14 @@ from gpumemnet.cli.options import (
     training_option,
     training_settings,
 )
-from gpumemnet.cli.output import check_writable, print_columns, print_facts, shown_steps, write_text
+from gpumemnet.cli.output import (
+    UNKNOWN_SEARCH,
+    check_writable,
+    print_columns,
+    print_facts,
+    shown_steps,
+    write_text,
+)
 from gpumemnet.cudnn.session import OFF
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.extraction import DEFAULT_GPU
@@ -362,7 +369,7 @@ def _show_peak(answer: TraceAnswer, console: Console) -> None:
         ("peak", f"{where}: {peak.operator}{module}"),
         *(
             [("start-up", _startup(answer))]
-            if answer.startup_peak_bytes > answer.expected_bytes
+            if answer.startup_peak_bytes != answer.expected_bytes
             else []
         ),
         (
@@ -385,6 +392,8 @@ def _show_peak(answer: TraceAnswer, console: Console) -> None:
 
 
 def _startup(answer: TraceAnswer) -> str:
+    if answer.startup_peak_bytes is None:
+        return f"{UNKNOWN_SEARCH}; --cudnn asks cuDNN for it"
     return f"takes up to {amount_text(answer.startup_peak_bytes)} and gives it back; cuDNN's search takes less where less is free"
 
 

@@ -176,9 +176,9 @@ class Prediction:
 
     Attributes:
         expected_bytes: centre of the predicted distribution: too low about as often as too high.
-        startup_peak_bytes: the expected memory at the moment of most memory.  It is above
-            ``expected_bytes``, the steady state, where cuDNN searches for algorithms in the first
-            step (``cudnn_benchmark``) and gives the memory back.
+        startup_peak_bytes: the expected memory at the moment of most memory, ``expected_bytes``.
+            ``None`` where cuDNN searches for algorithms in the first step (``cudnn_benchmark``):
+            how much more the search takes before it gives the memory back is not known.
         safe_bytes: upper bound on the steady state that holds for the share ``coverage`` of jobs.
             It is wider outside the model's support, and ``None`` where nothing is known.
         coverage: the requested coverage.
@@ -197,7 +197,7 @@ class Prediction:
     """
 
     expected_bytes: int
-    startup_peak_bytes: int
+    startup_peak_bytes: int | None
     safe_bytes: int | None
     coverage: float
     bins: BinScheme
@@ -253,8 +253,8 @@ class PredictionTable(Sequence[Prediction]):
     Attributes:
         model: the model that predicts.
         expected_bytes: centre of each predicted distribution, int64, shape ``[B]``.
-        startup_peak_bytes: the expected memory at the moment of most memory, at least
-            ``expected_bytes``, int64, shape ``[B]``.
+        searches: whether cuDNN searches for algorithms in the first step, so that nothing is known
+            of the start-up peak, shape ``[B]``.
         safe_bytes: upper bounds that hold for the share :attr:`coverage` of jobs, int64, masked
             where there is none, shape ``[B]``.
         coverage: the requested coverage.
@@ -262,7 +262,7 @@ class PredictionTable(Sequence[Prediction]):
 
     __slots__ = (
         *("_distribution", "_log_edges", "_probabilities", "_reasons", "coverage"),
-        *("expected_bytes", "model", "safe_bytes", "startup_peak_bytes"),
+        *("expected_bytes", "model", "safe_bytes", "searches"),
     )
 
     def __init__(
@@ -274,7 +274,7 @@ class PredictionTable(Sequence[Prediction]):
         coverage: float,
         distribution: MemoryDistribution,
         log_edges: Array,
-        startup_peak_bytes: Indices | None = None,
+        searches: NDArray[np.bool_] | None = None,
     ) -> None:
         """Builds a table from columns.
 
@@ -287,14 +287,12 @@ class PredictionTable(Sequence[Prediction]):
                 ``log_edges`` contains.
             log_edges: edges between neighbouring bins for ``distribution``, in log-bytes, shape
                 ``[bins.count - 1]``.
-            startup_peak_bytes: shape ``[B]``; by default ``expected_bytes``.
+            searches: shape ``[B]``; by default no job does.
         """
         self.model = model
         self.expected_bytes = expected_bytes
         self.safe_bytes = safe_bytes
-        self.startup_peak_bytes = (
-            expected_bytes if startup_peak_bytes is None else startup_peak_bytes
-        )
+        self.searches = np.zeros(len(expected_bytes), np.bool_) if searches is None else searches
         self.coverage = coverage
         self._reasons = reasons
         self._distribution = distribution
@@ -349,12 +347,12 @@ class PredictionTable(Sequence[Prediction]):
         bounds_bytes = {index: bins.bounds_bytes(index) for index in set(indices)}
         amounts = (
             self.expected_bytes,
-            self.startup_peak_bytes,
+            self.searches,
             self.safe_bytes,
             self.probabilities,
         )
         documents = []
-        for row, (expected, startup, safe, in_bins) in enumerate(
+        for row, (expected, searches, safe, in_bins) in enumerate(
             zip(*(column.tolist() for column in amounts), strict=True)
         ):
             index, reasons = indices[row], self._reasons.get(row, ())
@@ -362,7 +360,7 @@ class PredictionTable(Sequence[Prediction]):
             documents.append(
                 {
                     "expected_bytes": expected,
-                    "startup_peak_bytes": startup,
+                    "startup_peak_bytes": None if searches else expected,
                     "safe_bytes": safe,
                     "coverage": self.coverage,
                     "in_support": not reasons,
@@ -401,22 +399,22 @@ class PredictionTable(Sequence[Prediction]):
         return self._prediction(
             row,
             int(self.expected_bytes[row]),
-            int(self.startup_peak_bytes[row]),
+            bool(self.searches[row]),
             self.safe_bytes[row : row + 1].tolist()[0],
         )
 
     def __iter__(self) -> Iterator[Prediction]:
-        amounts = (self.expected_bytes, self.startup_peak_bytes, self.safe_bytes)
+        amounts = (self.expected_bytes, self.searches, self.safe_bytes)
         return map(self._prediction, range(len(self)), *(column.tolist() for column in amounts))
 
     def _prediction(
-        self, row: int, expected_bytes: int, startup_peak_bytes: int, safe_bytes: int | None
+        self, row: int, expected_bytes: int, searches: bool, safe_bytes: int | None
     ) -> Prediction:
         model, reasons = self.model, self._reasons.get(row, ())
         gpu = model.prediction_gpu
         return Prediction(
             expected_bytes=expected_bytes,
-            startup_peak_bytes=startup_peak_bytes,
+            startup_peak_bytes=None if searches else expected_bytes,
             safe_bytes=safe_bytes,
             coverage=self.coverage,
             bins=model.bins,

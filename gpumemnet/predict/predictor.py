@@ -76,14 +76,8 @@ SLACK_BYTES: Final = 256 * MIB
 whatever their size."""
 NO_NUMBER: Final = "the model gives no number for it"
 """Reason given for a job when the graph outputs infinity or NaN."""
-SEARCH_COPIES: Final = 3.5
-"""What a search of ``cudnn.benchmark`` holds, in bytes of the input and output of its convolution:
-both once, their gradients or copies in another layout, and a workspace of 1.5 times them.  Fitted to
-traced jobs it is 3.3 to 3.5 in each of five folds over architecture families
-(docs/evaluation/real_networks.md)."""
-_CONVOLUTION, _WEIGHTS, _BENCHMARK = (
-    FEATURE_NAMES.index(name)
-    for name in ("largest_convolution_bytes", "weight_bytes", "is_cudnn_benchmark")
+_BENCHMARK, _HAS_LAYERS, _CONVOLUTIONS = (
+    FEATURE_NAMES.index(name) for name in ("is_cudnn_benchmark", "has_layers", "conv_count")
 )
 _MOST_BYTES: Final = 2.0**62
 """Upper limit of an amount, so that it fits a 64-bit integer."""
@@ -263,7 +257,6 @@ class BundleModel:
             distribution = distribution.moved(added.expected_bytes)
             expected, safe = expected + added.expected_bytes, safe + added.bound_bytes
         gpu = model_gpu.prediction_gpu
-        startup = _startup_peaks(expected, features, gpu)
         bins = bins or _gib_bins(gpu.capacity_bytes)
         model = PredictingModel(
             self.card.name, self.card.version, self.card.label_source, gpu, bins
@@ -276,7 +269,7 @@ class BundleModel:
             coverage,
             distribution,
             _log_edges(bins, shift),
-            _whole_bytes(startup),
+            _searches(features),
         )
 
     def _with_traces(
@@ -316,24 +309,16 @@ class BundleModel:
         return distribution, reasons
 
 
-def _startup_peaks(
-    expected_bytes: NDArray[np.float64], features: NDArray[np.float64], gpu: PredictionGpu
-) -> NDArray[np.float64]:
-    """The start-up peak of ``B`` jobs, shape ``[B]``; the steady state where no search exceeds it.
+def _searches(features: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Whether cuDNN searches for algorithms in the first step of each of ``B`` jobs, shape ``[B]``.
+    Jobs without layers may have convolutions.
 
-    With ``cudnn.benchmark``, cuDNN tries every algorithm of every convolution in the first step,
-    each with its workspace, and PyTorch gives the workspaces back.  The widest search is that of
-    the convolution with the largest input and output.  Little else than the weights is on the GPU
-    beside it: such a convolution is one of the first, so few tensors are kept yet, and in the
-    backward pass most have been freed.  A search takes no more than is free, so it does not exceed
-    the memory of the GPU.  Jobs without layers do not say how large their convolutions are.
+    A search tries algorithms whose workspaces depend on cuDNN's version and on the shapes of
+    filters, which jobs do not state.
     """
-    searches = features[:, _BENCHMARK] * features[:, _CONVOLUTION]
-    peaks = gpu.context.expected_bytes + features[:, _WEIGHTS] + SEARCH_COPIES * searches
-    highest: NDArray[np.float64] = np.maximum(
-        expected_bytes, np.where(searches > 0, np.minimum(peaks, gpu.available_bytes), 0.0)
-    )
-    return highest
+    may_convolve = (features[:, _CONVOLUTIONS] > 0) | (features[:, _HAS_LAYERS] == 0)
+    searches: NDArray[np.bool_] = (features[:, _BENCHMARK] > 0) & may_convolve
+    return searches
 
 
 def _are_numbers(weights: Array, locations: Array, scales: Array, amounts: Array) -> bool:

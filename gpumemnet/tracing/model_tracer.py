@@ -162,6 +162,9 @@ def result_of_run(
     device = platform.device
     memory = memory_of(run, timeline.sizes, timeline.bounds, device, settings)
     cuda_context, outside = context(device), non_allocator_memory(device, timeline.groups)
+    is_searched_by_rules = (
+        platform.cudnn_benchmark and timeline.convolves and platform.cudnn is None
+    )
     return TraceAnswer(
         model=model,
         gpu=device.name,
@@ -169,7 +172,7 @@ def result_of_run(
         batch_size=batch_size,
         expected_bytes=memory.expected_bytes,
         safe_bytes=memory.safe_bytes,
-        startup_peak_bytes=memory.startup_peak_bytes,
+        startup_peak_bytes=None if is_searched_by_rules else memory.startup_peak_bytes,
         safe_basis=safe_basis(device, timeline.convolves, bool(timeline.groups)),
         parts={
             **memory.replayed.parts,

@@ -164,9 +164,10 @@ class TraceAnswer:
             ``nvidia-smi`` shows them.
         safe_bytes: an upper bound on the steady state and on what the start-up cannot do without.
         startup_peak_bytes: the same as ``expected_bytes`` at the moment of most memory, start-up
-            included.  It is larger if cuDNN searches for algorithms in the first step, which takes
-            memory that is free and gives it back, or if the program empties the cache before it
-            trains.
+            included.  It is larger if the program empties the cache before it trains, or if cuDNN
+            searches for algorithms in the first step, which takes memory that is free and gives it
+            back.  ``None`` where the workspaces that a search tries are computed by rules: only
+            cuDNN itself knows the largest.
         safe_basis: how the bound is computed, and whether its coverage was measured.
         parts: bytes by name; they add up to ``expected_bytes``.
         reserved_bytes, allocated_bytes, requested_bytes: maxima of the caching allocator.
@@ -197,7 +198,7 @@ class TraceAnswer:
     batch_size: int
     expected_bytes: int
     safe_bytes: int
-    startup_peak_bytes: int
+    startup_peak_bytes: int | None
     safe_basis: str
     parts: dict[str, int]
     reserved_bytes: int

@@ -30,7 +30,6 @@ TEXT_FIELDS: Final = (
     "request_mib",
     "safe_bytes",
     "expected_bytes",
-    "startup_peak_bytes",
     "prediction_id",
 )
 """The fields that a script may request as plain text; the first is the default."""

@@ -247,10 +247,10 @@ class Prediction(Schema):
         ge=0,
         description="for packing jobs: the centre of the prediction; about half of such jobs take more",
     )
-    startup_peak_bytes: int = Field(
+    startup_peak_bytes: int | None = Field(
         ge=0,
-        description="the expected memory at the moment of most memory; above the expected bytes, which are of the steady state, "
-        "where cuDNN searches for algorithms in the first step (cudnn_benchmark) and gives the memory back",
+        description="the expected memory at the moment of most memory, that is the expected bytes; null where cuDNN searches "
+        "for algorithms in the first step (cudnn_benchmark): how much the search takes and gives back is not known",
     )
     safe_bytes: int | None = Field(
         description="for a hard limit: the bound on the steady state that holds with the coverage; null outside the model's support"

@@ -70,7 +70,7 @@ FILES: Table = {
     **same("in_support", "bin_index", "bin_lower_bytes", "bin_upper_bytes"),
 }
 LAYER = ("kind", "activations", "parameters")
-TEXT = same("limit_mib", "request_mib", "safe_bytes", "expected_bytes", "startup_peak_bytes")
+TEXT = same("limit_mib", "request_mib", "safe_bytes", "expected_bytes")
 FIT = same(
     "gpu", "mig", "device", "available_mib", "request_mib", "limit_mib", "verdict", "probability"
 )

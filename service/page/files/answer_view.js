@@ -71,10 +71,9 @@ export function showCurve(curve, batchSize) {
   byId("batch-table").replaceChildren(batchTable(curve));
 }
 
-// What cuDNN's search takes in the first step, where that is more than the steady state.
-function startupWords({ expected_bytes: steady, startup_peak_bytes: peak }) {
-  if (peak <= steady) return "";
-  return ` In the first step cuDNN's search takes up to ${mib(Math.ceil(peak / 2 ** 20))} and gives it back; where less is free, it takes less.`;
+function startupWords({ startup_peak_bytes: peak }) {
+  if (peak !== null) return "";
+  return " In the first step cuDNN's search takes more of what is free and gives it back; how much is not known.";
 }
 
 function showLimit(answer, usableMib) {

@@ -192,7 +192,7 @@ def test_a_search_for_algorithms_counts_for_the_start_up_only() -> None:
         for searches in (False, True)
     )
     assert plain.startup_peak_bytes == plain.expected_bytes
-    assert searched.startup_peak_bytes > plain.startup_peak_bytes + 16 * MIB
+    assert searched.startup_peak_bytes is None  # only cuDNN knows what its search tries
     assert searched.expected_bytes < 1.1 * plain.expected_bytes
     assert sum(searched.parts.values()) == searched.expected_bytes <= searched.safe_bytes
 

@@ -123,7 +123,8 @@ def test_a_row_is_what_trace_and_extract_say(document: dict[str, Any], each: Pla
         answer = gpumemnet.trace(network, inputs, gpu=each.options.gpu, **options)
         assert row.traced["steady_reserved_bytes"] == answer.reserved_bytes
         assert row.label_bytes == answer.expected_bytes
-        assert row.startup_peak_bytes == answer.startup_peak_bytes
+        if answer.startup_peak_bytes is not None:
+            assert row.startup_peak_bytes == answer.startup_peak_bytes
         assert row.job == replace(
             extracted,
             batch_size=row.job.batch_size,
