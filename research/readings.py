@@ -145,7 +145,7 @@ def _options(table: str, row: dict[str, str]) -> dict[str, Any]:
         "lora_dropout": float(row.get("lora_dropout") or (0.05 if table == "litgpt" else 0.0)),
         "has_autocast": "amp" in row["precision"],
         "attention": "flash",
-        "year": 2023 if table == "qwen" or ":resource:" in row["row_id"] else 2024,
+        "year": 2023 if table in ("qwen", "litgpt") else 2024,
         "raises_frozen": "baseline" in (row.get("framework_config") or ""),
         "precision": "bf16",
         "kernels": "fused_loss" if "liger" in (row.get("kernels") or "") else "none",

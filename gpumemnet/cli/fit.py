@@ -156,6 +156,8 @@ def fit(
         print_json(answer.document())
     else:
         _show(answer, Console(), model, {"base_model": base_model, **stated, "gpu": gpu})
+        if not exact:
+            Console().print(Text("\nAdd --exact to trace the real model, in seconds.", style="dim"))
     if not answer.fits:
         raise typer.Exit(DOES_NOT_FIT)
 
@@ -188,8 +190,6 @@ def _show(answer: FitAnswer, console: Console, model: str, stated: Mapping[str, 
     console.print()
     _show_table(answer, console)
     _show_limits(answer, console, model, stated)
-    if answer.depth == "instant":
-        console.print(Text("\nAdd --exact to trace the real model, in seconds.", style="dim"))
 
 
 def _model_text(answer: FitAnswer) -> str:

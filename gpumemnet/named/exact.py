@@ -12,10 +12,9 @@ from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
-from gpumemnet.errors import InvalidRequestError, MissingExtraError
+from gpumemnet.errors import ExtractError, MissingExtraError
 from gpumemnet.gpu import DeviceProfile
 from gpumemnet.job.training_job import OPTIMIZERS
-from gpumemnet.named.architectures import language_config
 from gpumemnet.named.catalogue import NamedModel
 from gpumemnet.named.decoders import STYLES
 from gpumemnet.named.methods import EIGHT_BIT, Method
@@ -37,12 +36,6 @@ if TYPE_CHECKING:
 PURPOSE: Final = "the exact depth of fit"
 _LOG: Final = logging.getLogger("gpumemnet.named.exact")
 _PARALLEL: Final = {"ddp": "ddp", "fsdp2": "fsdp", "zero3": "fsdp", "zero2": "fsdp_zero2"}
-_ENCODERS: Final = (
-    "bert", "roberta", "xlm-roberta", "distilbert", "electra", "albert", "deberta-v2", "mpnet",
-    "modernbert",
-)  # fmt: skip
-_PAIRS: Final = ("t5", "mt5", "bart")
-_IMAGES: Final = ("vit", "dinov2")
 _PARTS: Final = {
     "parameter": "base_weights_bytes",
     "buffer": "base_weights_bytes",
@@ -95,12 +88,11 @@ def exact_peak(
 
     Raises:
         ExtractError: the libraries cannot build the model, or it cannot be traced.
-        InvalidRequestError: only the instant depth answers this question.
         MissingExtraError: names the package to install.
     """
     reason = _obstacle(model, method)
     if reason:
-        raise InvalidRequestError(f"{reason}; without it the instant depth answers", "exact")
+        raise ExtractError(reason)
     for package in _packages(model, method):
         if find_spec(package) is None:
             raise MissingExtraError(package, "fit", PURPOSE)
@@ -132,27 +124,34 @@ def exact_peak(
     return ExactPeak(**{**found, "notes": tuple(found["notes"])})
 
 
+def library_of(name: str, config: Mapping[str, Any], method: Method) -> str:
+    """The library that builds a model."""
+    kind = config.get("model_type")
+    if method.library == "litgpt":
+        return method.library
+    if kind == "layers":
+        return name.partition("/")[0]
+    return "diffusers" if kind == "diffusers" else "transformers"
+
+
 def _obstacle(model: NamedModel, method: Method) -> str:
     """Why this job cannot be traced."""
-    kind = model.config.get("model_type")
-    if kind == "layers":
-        return "" if not method.has_adapters else "traces networks of images with method full only"
-    if kind not in (*STYLES, *_ENCODERS, *_PAIRS, *_IMAGES) and (
-        language_config(model.config).get("model_type") not in STYLES
-    ):
-        return f"does not build models of type {kind!r}"
-    if method.library != "peft" or method.quantisation not in ("", "nf4"):
-        return "traces adapters of peft over bases of bitsandbytes only"
-    if method.gpus > 1 and (method.parallel not in _PARALLEL or method.has_adapters):
-        return "traces several GPUs by ddp, fsdp2, zero2 or zero3 with method full only"
+    if model.config.get("model_type") == "layers" and method.has_adapters:
+        return "adapters on networks of images are not traced"
+    if method.quantisation not in ("", "nf4"):
+        return f"layers of {method.quantisation} are not traced"
+    if method.gpus > 1 and method.parallel not in _PARALLEL:
+        return f"{method.parallel} is not traced"
+    if method.is_sharded and method.is_quantised:
+        return "shards of a quantised base are not traced"
     return ""
 
 
 def _packages(model: NamedModel, method: Method) -> Iterator[str]:
     yield "torch"
-    library = model.name.partition("/")[0]
-    yield library if model.config.get("model_type") == "layers" else "transformers"
-    if method.has_adapters:
+    library = library_of(model.name, model.config, method)
+    yield library
+    if method.has_adapters and library != "litgpt":
         yield "peft"
     if needs_bitsandbytes(method):
         yield "bitsandbytes"
@@ -207,6 +206,7 @@ def _in_child(document: dict[str, Any]) -> dict[str, Any]:
     notes = checked_torch()
     from gpumemnet.extract.module_calls import as_model_inputs
     from gpumemnet.named.real_model import built, check_total
+    from gpumemnet.named.real_quantised import patches
     from gpumemnet.tracing.model_tracer import result_of_run
     from gpumemnet.tracing.operators.rules import Platform
     from gpumemnet.tracing.timeline import repeated
@@ -218,12 +218,13 @@ def _in_child(document: dict[str, Any]) -> dict[str, Any]:
     def traced(config: Mapping[str, Any], total: int | None) -> tuple[RealModel, Recording]:
         real = built(document["name"], config, total, method)
         _LOG.info("tracing training steps")
-        with real.patches():
+        with patches(real.module, method):
             inputs = as_model_inputs(real.inputs, method.batch_size)
             own = replace(options, own_optimizer=real.optimizer)
             return real, record(real.module, inputs, own, platform)
 
     config, total = document["config"], document["parameters"]
+    total = config.get("built_by_transformers_5.23", total)
     found = _lengthened(config, method, traced) if options.parallel == "none" else None
     if found is None:
         real, recording = traced(config, total)

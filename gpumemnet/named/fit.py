@@ -15,7 +15,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
-from gpumemnet.errors import FieldError, InvalidRequestError
+from gpumemnet.errors import ExtractError, FieldError, InvalidRequestError
 from gpumemnet.gpu import (
     VERDICT_TEXTS,
     YES,
@@ -218,13 +218,19 @@ class _Asked:
             return factors["quantised" if method.is_quantised else "plain"]
         return max(factors["plain"], factors["quantised"])
 
-    def trace(self, method: Method, progress: Callable[[str], None] | None) -> ExactPeak:
-        """The traced peak, to which all further answers are scaled."""
+    def trace(
+        self, method: Method, notes: list[str], progress: Callable[[str], None] | None
+    ) -> ExactPeak | None:
+        """The traced peak, to which all further answers are scaled; ``None``, with a note, where
+        the job cannot be traced."""
         from gpumemnet.named.exact import exact_peak
 
-        traced = exact_peak(
-            self.model, method, self.profile or device_profile("A100-80GB"), progress
-        )
+        profile = self.profile or device_profile("A100-80GB")
+        try:
+            traced = exact_peak(self.model, method, profile, progress)
+        except ExtractError as error:
+            notes.append(f"not traced, so this is the instant depth's answer: {error}")
+            return None
         above = traced.expected_bytes - self.context.expected_bytes
         self.scale = above / self.peak(method).reserved_bytes
         factor = (traced.safe_bytes - self.context.bound_bytes) / above
@@ -291,12 +297,12 @@ def fit(
         gpu: a GPU of the catalogue; ``8xH100`` means eight of them, sharded by FSDP2 unless
             ``parallel`` says otherwise.
         base_model: the model to train, where a trainer's file names none or another.
-        exact: whether to trace the real model, with its libraries; it takes seconds.
+        exact: whether to trace the real model, with its libraries; it takes seconds.  What cannot
+            be traced has the instant depth's answer, with a note.
         progress: called with a few words at each stage of a trace.
         **method: fields of :class:`~gpumemnet.named.methods.Method`; they override a file.
 
     Raises:
-        ExtractError: the real model cannot be built or traced.
         InvalidRequestError: the model or the GPU is not known, or an option has a wrong value.
         MissingExtraError: a package that the exact depth needs is not installed.
     """
@@ -318,7 +324,7 @@ def fit(
         _check_targets(asked.network(how), how)
         if "parallel" in method and how.gpus == 1:
             notes.append(f"{how.parallel} is for several GPUs: name them, as in --gpu 8xH100")
-        return _answer(asked, how, notes, asked.trace(how, progress) if exact else None)
+        return _answer(asked, how, notes, asked.trace(how, notes, progress) if exact else None)
     except FieldError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

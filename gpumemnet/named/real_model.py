@@ -1,5 +1,5 @@
-"""Builds a named model for a trace, as its own libraries build it: on meta, with adapters of
-``peft`` and quantised layers of ``bitsandbytes``, and the loss as Hugging Face's Trainer takes it.
+"""Builds a named model for a trace, as its own library builds it: on meta, with adapters of ``peft``
+or ``litgpt``, quantised layers of ``bitsandbytes``, and the loss as its trainer takes it.
 """
 
 from __future__ import annotations
@@ -7,46 +7,82 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from typing import Any, Final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpumemnet.errors import ExtractError, InvalidRequestError, first_line
-from gpumemnet.named.exact import needs_bitsandbytes
-from gpumemnet.named.methods import ALL_LINEAR, EIGHT_BIT, Method
+from gpumemnet.errors import ExtractError, first_line
+from gpumemnet.named.diffusion import TEXT_TOKENS
+from gpumemnet.named.exact import library_of, needs_bitsandbytes
+from gpumemnet.named.methods import ALL_LINEAR, Method
+from gpumemnet.named.real_losses import (
+    ChunkedLoss,
+    ClassLoss,
+    DiffusionLoss,
+    FusedLoss,
+    OwnLoss,
+    TrainedModel,
+)
+from gpumemnet.named.real_quantised import optimizer_of, quantise
 from gpumemnet.physics.element_types import HALF_BYTES
 
 _LOG: Final = logging.getLogger("gpumemnet.named.exact")
-_ENCODERS: Final = (
-    *("bert", "roberta", "xlm-roberta", "distilbert", "electra", "albert", "deberta-v2"),
-    *("mpnet", "modernbert"),
-)
-_PAIRS: Final = ("t5", "mt5", "bart")
-_IMAGES: Final = ("vit", "dinov2")
-_CLASSES: Final = {
-    **dict.fromkeys(_ENCODERS, "AutoModelForSequenceClassification"),
-    **dict.fromkeys(_PAIRS, "AutoModelForSeq2SeqLM"),
-    **dict.fromkeys(_IMAGES, "AutoModelForImageClassification"),
+_TASKS: Final = {
+    "SPEECH_SEQ_2_SEQ": "SpeechSeq2Seq",
+    "SEQ_TO_SEQ_CAUSAL_LM": "Seq2SeqLM",
+    "ZERO_SHOT_IMAGE_CLASSIFICATION": "ZeroShotImageClassification",
+    "IMAGE_CLASSIFICATION": "ImageClassification",
+    "MASKED_LM": "SequenceClassification",
+    "CAUSAL_LM": "CausalLM",
+}
+"""Table of ``transformers`` that lists a model → the class that is trained; the first counts."""
+_T5_KEYS: Final = {"intermediate_size": "d_ff", "head_dim": "d_kv"}
+_BART_KEYS: Final = {
+    "num_hidden_layers": "encoder_layers",
+    "num_attention_heads": "encoder_attention_heads",
+    "intermediate_size": "encoder_ffn_dim",
 }
 _OTHER_KEYS: Final[Mapping[str, Mapping[str, str]]] = {
-    "t5": {"intermediate_size": "d_ff", "head_dim": "d_kv"},
-    "mt5": {"intermediate_size": "d_ff", "head_dim": "d_kv"},
+    "t5": _T5_KEYS,
+    "mt5": _T5_KEYS,
+    "bart": _BART_KEYS,
+    "whisper": _BART_KEYS,
     "distilbert": {"intermediate_size": "hidden_dim"},
     "gpt2": {"intermediate_size": "n_inner"},
+    "dinov2": {"intermediate_size": ""},
 }
 """What a configuration's class calls a key of the catalogue."""
+_TEXT_KEYS: Final = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+    *("vocab_size", "max_position_embeddings", "projection_dim"),
+)
+_DIFFUSERS_KEYS: Final = {
+    "num_hidden_layers": "num_layers",
+    "head_dim": "attention_head_dim",
+}
+_LITGPT_TARGETS: Final = {
+    "q_proj": "lora_query",
+    "k_proj": "lora_key",
+    "v_proj": "lora_value",
+    "o_proj": "lora_projection",
+    "down_proj": "lora_mlp",
+    "fc2": "lora_mlp",
+    "lm_head": "lora_head",
+}
 _LARGEST_DIFFERENCE: Final = 0.01
 """From the catalogue's total of parameters."""
 _SLOW_PACKAGES: Final = ("torchvision", "torchaudio", "scipy", "sklearn", "pandas")
 """What ``transformers`` and ``peft`` import if it is there, for nothing that is needed here."""
 _IMAGE_SIDE: Final = 224
-_WEIGHT_BLOCK: Final = 64
+_FAULTS: Final = (
+    *(ImportError, AttributeError, KeyError, TypeError, ValueError, RuntimeError),
+    NotImplementedError,
+)
 
 
 @dataclass
@@ -54,8 +90,7 @@ class RealModel:
     """What is traced.
 
     Attributes:
-        module: returns ``{"loss": …}``, so that its output is dropped before the backward pass, as
-            in Trainer.
+        module: returns what the trainer keeps until the step ends, the loss among it.
         inputs: what it is called with.
         parameters: elements of the model without adapters.
         heads: paths of the layer that gives the logits and of what contains the loss.
@@ -66,7 +101,7 @@ class RealModel:
     module: nn.Module
     inputs: dict[str, Tensor]
     parameters: int
-    heads: tuple[str, ...] = ()
+    heads: tuple[str, ...] = ("",)
     optimizer: Callable[..., torch.optim.Optimizer] | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -85,112 +120,6 @@ class RealModel:
         ]
         return lists[0] if len(lists) == 1 else None
 
-    @contextmanager
-    def patches(self) -> Iterator[None]:
-        """Context in which layers of 4 bits allocate on meta what they do on CUDA."""
-        if not any(hasattr(each, "quant_state") for each in self.module.modules()):
-            yield
-            return
-        import bitsandbytes
-        from bitsandbytes.autograd._functions import MatMul4Bit
-
-        product, forward = bitsandbytes.matmul_4bit, MatMul4Bit.forward
-
-        def matmul_4bit(rows: Tensor, weight: Tensor, *, bias: Any, quant_state: Any) -> Tensor:
-            result: Tensor = MatMul4Bit.apply(rows, weight, None, bias, quant_state)
-            return result
-
-        bitsandbytes.matmul_4bit, MatMul4Bit.forward = matmul_4bit, staticmethod(_dequantised)
-        try:
-            yield
-        finally:
-            bitsandbytes.matmul_4bit, MatMul4Bit.forward = product, staticmethod(forward)
-
-
-def _dequantised(
-    ctx: Any, rows: Tensor, weight: Tensor, out: None, bias: Tensor | None, state: Any
-) -> Tensor:
-    """The forward pass of ``MatMul4Bit`` for more than a few rows: its kernel dequantises the weight
-    inside (``bitsandbytes/backends/cuda/ops.py``, ``_dequant_linear_fallback``)."""
-    from bitsandbytes.functional import dequantize_4bit
-
-    ctx.is_empty, ctx.state = False, state
-    ctx.dtype_bias = None if bias is None else bias.dtype
-    ctx.tensors = (None, weight)
-    return F.linear(rows, dequantize_4bit(weight, state).to(rows.dtype), bias)
-
-
-class _Loss(nn.Module):
-    """A model with its loss."""
-
-    def __init__(self, model: nn.Module, method: Method) -> None:
-        super().__init__()
-        self.model: Any = model
-        self._method = method
-
-    def forward(self, **inputs: Tensor) -> dict[str, Tensor]:
-        """Return the loss."""
-        return {"loss": self.model(**inputs).loss}
-
-
-class _RawLoss(_Loss):
-    """The loss of logits in their own type."""
-
-    def forward(self, **inputs: Tensor) -> dict[str, Tensor]:
-        """Return the loss."""
-        labels = inputs.pop("labels")
-        output = self.model(**inputs)
-        logits = output if isinstance(output, Tensor) else output.logits
-        return {"loss": F.cross_entropy(logits.flatten(0, -2), labels.flatten())}
-
-
-class _FusedLoss(_Loss):
-    """The loss of a language model without its logits."""
-
-    def forward(self, **inputs: Tensor) -> dict[str, Tensor]:
-        """Return the loss."""
-        labels = inputs.pop("labels")
-        model = self.model.get_base_model() if self._method.has_adapters else self.model
-        hidden = model.base_model(**inputs)[0]
-        weight = model.get_output_embeddings().weight
-        apply: Any = _LinearCrossEntropy.apply
-        return {"loss": apply(hidden.flatten(0, 1), weight, labels.flatten())}
-
-
-class _LinearCrossEntropy(torch.autograd.Function):
-    """Allocates as Liger's ``LigerFusedLinearCrossEntropyFunction`` does: in chunks of rows, with
-    the gradients in the forward pass
-    (``liger_kernel/ops/fused_linear_cross_entropy.py``, version 0.7)."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss."""
-        if torch.is_autocast_enabled("cuda"):
-            rows = rows.to(torch.get_autocast_dtype("cuda"))
-            weight_used = weight.to(rows.dtype)
-        else:
-            weight_used = weight
-        count, width = rows.shape
-        share = -(-count // -(-weight.shape[0] // width))
-        size = 1 << (share - 1).bit_length()
-        of_rows = torch.zeros_like(rows)
-        of_weight = torch.zeros_like(weight_used) if weight.requires_grad else None
-        loss = torch.zeros(count, dtype=torch.float32, device=rows.device)
-        for start in range(0, count, size):
-            chunk = rows[start : start + size]
-            logits = chunk @ weight_used.t()
-            of_rows[start : start + size] = logits @ weight_used
-            if of_weight is not None:
-                of_weight += torch.mm(logits.t(), chunk).float()
-        ctx.save_for_backward(of_rows, of_weight)
-        return loss.sum()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients, which are there."""
-        of_rows, of_weight = ctx.saved_tensors
-        return of_rows, of_weight, None
-
 
 def built(
     name: str, config: Mapping[str, Any], parameters: int | None, method: Method
@@ -207,21 +136,20 @@ def built(
         ExtractError: the libraries cannot build it, or build another one.
     """
     warnings.simplefilter("ignore")
-    is_image = config.get("model_type") == "layers"
-    hidden = _SLOW_PACKAGES if needs_bitsandbytes(method) else (*_SLOW_PACKAGES, "bitsandbytes")
-    if is_image:
-        declare_torchvision_operators()
-    else:
-        modules: dict[str, Any] = dict.fromkeys(hidden)
+    library = library_of(name, config, method)
+    if library == "transformers":
+        hidden = () if needs_bitsandbytes(method) else ("bitsandbytes",)
+        modules: dict[str, Any] = dict.fromkeys((*_SLOW_PACKAGES, *hidden))
         sys.modules.update(modules)  # not to be found
+    else:
+        declare_torchvision_operators()
     _LOG.info("building the model")
     try:
-        make = partial(_image_network, name) if is_image else partial(_of_transformers, config)
-        real = make(method)
-    except (ImportError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        real = _BUILDERS[library](name, dict(config), method)
+    except _FAULTS as error:
         raise ExtractError(f"its library cannot build it: {first_line(error)}") from error
     check_total(real.parameters, parameters)
-    real.optimizer = _optimizer(method)
+    real.optimizer = optimizer_of(method)
     return real
 
 
@@ -262,7 +190,22 @@ def _dtype(method: Method) -> torch.dtype:
     return torch.float16 if method.precision == "amp_fp16" else torch.bfloat16
 
 
-def _image_network(name: str, method: Method) -> RealModel:
+def _count(model: nn.Module) -> int:
+    return sum(each.numel() for each in model.parameters())
+
+
+def _whole(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.long, device="meta")
+
+
+def _values(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+# ---- one builder for each library
+
+
+def _of_images(name: str, config: dict[str, Any], method: Method) -> RealModel:
     library, _, network = name.partition("/")
     with torch.device("meta"):
         if library == "timm":
@@ -274,179 +217,218 @@ def _image_network(name: str, method: Method) -> RealModel:
 
             model = get_model(network, weights=None)
         model.to(_dtype(method))
-        images = torch.empty(method.batch_size, 3, _IMAGE_SIDE, _IMAGE_SIDE)
-        labels = torch.zeros(method.batch_size, dtype=torch.long)
-    total = sum(each.numel() for each in model.parameters())
-    inputs = {"images": images, "labels": labels}
-    return RealModel(_Classes(model), inputs, total, ("",))
+    images = _values(method.batch_size, 3, _IMAGE_SIDE, _IMAGE_SIDE)
+    labels = torch.zeros(method.batch_size, dtype=torch.long, device="meta")
+    return RealModel(ClassLoss(model), {"images": images, "labels": labels}, _count(model))
 
 
-class _Classes(nn.Module):
-    """A classifier of images with its loss."""
+def _of_diffusers(name: str, config: dict[str, Any], method: Method) -> RealModel:
+    import diffusers
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
+    stated = {_DIFFUSERS_KEYS.get(key, key): value for key, value in config.items()}
+    kind = getattr(diffusers, stated["architectures"][0])
+    dtype, batch = _dtype(method), method.batch_size
+    with torch.device("meta"):
+        model = kind.from_config(stated).to(dtype)
+    total = _count(model)
+    axes = len(model.config.axes_dims_rope)
+    image = method.sequence_length - TEXT_TOKENS
+    inputs = {
+        "hidden_states": _values(batch, image, model.config.in_channels, dtype=dtype),
+        "encoder_hidden_states": _values(
+            batch, TEXT_TOKENS, model.config.joint_attention_dim, dtype=dtype
+        ),
+        "timestep": _values(batch, dtype=dtype),
+        "img_ids": _values(image, axes),
+        "txt_ids": _values(TEXT_TOKENS, axes),
+        "target": _values(batch, image, model.config.in_channels, dtype=dtype),
+    }
+    if getattr(model.config, "guidance_embeds", False):
+        inputs["guidance"] = _values(batch)
+    if "pooled_projection_dim" in model.config:
+        inputs["pooled_projections"] = _values(
+            batch, model.config.pooled_projection_dim, dtype=dtype
+        )
+    if method.checkpointing:
+        model.enable_gradient_checkpointing()
+    model = _with_adapters(model, method)
+    return RealModel(DiffusionLoss(model, return_dict=False), inputs, total)
 
-    def forward(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Return the loss."""
-        return {"loss": F.cross_entropy(self.model(images), labels)}
+
+def _of_litgpt(name: str, config: dict[str, Any], method: Method) -> RealModel:
+    from litgpt.lora import GPT, Config, mark_only_lora_as_trainable
+
+    settings: dict[str, Any] = {}
+    if method.has_adapters:
+        named = method.lora_target.split(",")
+        settings = {
+            key: method.lora_target == ALL_LINEAR or target in named
+            for target, key in _LITGPT_TARGETS.items()
+            if key != "lora_head" or target in named
+        }
+        settings["lora_r"], settings["lora_dropout"] = method.lora_rank, method.lora_dropout
+    made = Config.from_name(name.partition("/")[2], n_layer=config["num_hidden_layers"], **settings)
+    dtype = _dtype(method)
+    with torch.device("meta"):
+        model = GPT(made)
+        model.max_seq_length = method.sequence_length
+    total = sum(each.numel() for key, each in model.named_parameters() if "lora_" not in key)
+    if method.has_adapters:
+        mark_only_lora_as_trainable(model)
+    for each in model.parameters():
+        each.data = each.data.to(dtype)
+    if method.is_quantised:
+        from bitsandbytes.nn import StableEmbedding
+
+        quantise(model, method, dtype, None)
+        table = model.transformer.wte
+        model.transformer.wte = StableEmbedding(*table.weight.shape, device="meta", dtype=dtype)
+    else:
+        model.to(dtype)
+    tokens = _whole(method.batch_size, method.sequence_length)
+    inputs = {"input_ids": tokens, "labels": tokens.clone()}
+    return RealModel(ChunkedLoss(model), inputs, total, ("", "model", "model.lm_head"))
 
 
-def _of_transformers(config: Mapping[str, Any], method: Method) -> RealModel:
+def _of_transformers(name: str, config: dict[str, Any], method: Method) -> RealModel:
     import transformers
 
-    stated = dict(config)
-    kind = str(stated.pop("model_type"))
-    part = stated.get("text_config")
-    if isinstance(part, Mapping) and kind not in _CLASSES:
-        stated, kind = dict(part), str(part.get("model_type"))
-    for key, other in _OTHER_KEYS.get(kind, {}).items():
-        if key in stated:
-            stated[other] = stated.pop(key)
-    for key in ("quantization_config", "auto_map"):
-        stated.pop(key, None)
-    if method.attention == "flash" or "sliding_window" not in stated:
-        stated["sliding_window"] = None  # a kernel of flash attention takes windows without a mask
-    made = transformers.AutoConfig.for_model(kind, **stated)
-    made.use_cache = False
-    automatic = getattr(transformers, _CLASSES.get(kind, "AutoModelForCausalLM"))
+    transformers.PreTrainedModel.warn_if_padding_and_no_attention_mask = (  # reads the tokens
+        lambda *arguments: None
+    )
+    kind, stated = _part(config)
+    task = _task(kind)
+    made = _configuration(transformers.AutoConfig, kind, stated, method)
+    automatic = getattr(transformers, f"AutoModelFor{_TASKS[task]}")
     with torch.device("meta"):
         model = automatic.from_config(made, dtype=_dtype(method), trust_remote_code=False)
-    total = sum(each.numel() for each in model.parameters())
-    output = model.get_output_embeddings() if kind not in _IMAGES else None
+    total = _count(model)
+    notes: list[str] = []
+    output = model.get_output_embeddings() if "LM" in task or "SEQ" in task else None
     head = next((path for path, each in model.named_modules() if each is output), "")
-    model, notes = _with_method(model, head, method)
-    inputs = _inputs(kind, made, method)
-    loss = _Loss
-    if head and kind not in _PAIRS:
-        loss = (
-            _FusedLoss if method.kernels != "none" else _Loss if method.raises_logits else _RawLoss
-        )
-    if method.kernels != "none" and loss is not _FusedLoss:
-        raise InvalidRequestError("no fused kernels are known for this model", "kernels")
+    model = _with_method(model, output, method, notes)
+    loss = _loss(model, task, method)
     if method.kernels == "liger":
         notes.append("of Liger's kernels the loss is traced; norms and gates run unfused")
     outer = ("", "model", *(("model.base_model", "model.base_model.model") * method.has_adapters))
     heads = (*outer, f"{outer[-1]}.{head}")
-    return RealModel(loss(model, method), inputs, total, heads, notes=notes)
+    return RealModel(loss, _inputs(task, made, method), total, heads, notes=notes)
 
 
-def _inputs(kind: str, config: Any, method: Method) -> dict[str, Tensor]:
-    batch = method.batch_size
-    if kind in _IMAGES:
-        side = config.image_size
-        pixels = torch.empty(batch, config.num_channels, side, side, device="meta")
+_BUILDERS: Final = {
+    "timm": _of_images,
+    "torchvision": _of_images,
+    "diffusers": _of_diffusers,
+    "litgpt": _of_litgpt,
+    "transformers": _of_transformers,
+}
+
+
+# ---- models of transformers
+
+
+def _part(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The kind of what is trained, and its configuration: the language model without its tower."""
+    kind, part = str(config["model_type"]), config.get("text_config")
+    if kind in ("clip", "siglip"):
+        text = {key: config[key] for key in _TEXT_KEYS if key in config}
+        return kind, {"text_config": text, **config}
+    if isinstance(part, Mapping):
+        return str(part.get("model_type")), dict(part)
+    return kind, config
+
+
+def _task(kind: str) -> str:
+    from transformers.models.auto import modeling_auto
+
+    for task in _TASKS:
+        if kind in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES"):
+            return task
+    raise ValueError(f"transformers has no class that trains a {kind!r}")
+
+
+def _configuration(automatic: Any, kind: str, stated: dict[str, Any], method: Method) -> Any:
+    names = {"model_type": "", "quantization_config": "", "auto_map": ""}
+    names |= _OTHER_KEYS.get(kind, {})
+    stated = {names.get(key, key): value for key, value in stated.items()}
+    stated.pop("", None)
+    if method.attention == "flash" or "sliding_window" not in stated:
+        stated["sliding_window"] = None  # a kernel of flash attention takes windows without a mask
+    made = automatic.for_model(kind, **stated)
+    made.use_cache = False
+    if made.is_encoder_decoder and getattr(made, "decoder_start_token_id", None) is None:
+        made.decoder_start_token_id = made.pad_token_id = 0
+    return made
+
+
+def _loss(model: nn.Module, task: str, method: Method) -> TrainedModel:
+    if task == "ZERO_SHOT_IMAGE_CLASSIFICATION":
+        return OwnLoss(model, return_loss=True)
+    if task == "MASKED_LM":
+        return ClassLoss(model)
+    if task != "CAUSAL_LM" and method.kernels != "none":
+        raise ValueError("no fused kernels are known for this model")
+    if task != "CAUSAL_LM":
+        return OwnLoss(model)
+    if method.kernels != "none":
+        return FusedLoss(model)
+    return OwnLoss(model) if method.raises_logits else ClassLoss(model)
+
+
+def _inputs(task: str, config: Any, method: Method) -> dict[str, Tensor]:
+    batch, tokens = method.batch_size, method.sequence_length
+    if task == "CAUSAL_LM" or task == "SEQ_TO_SEQ_CAUSAL_LM":
+        return {"input_ids": _whole(batch, tokens), "labels": _whole(batch, tokens)}
+    if task == "MASKED_LM":
+        return {"input_ids": _whole(batch, tokens), "labels": _whole(batch)}
+    if task == "SPEECH_SEQ_2_SEQ":
+        frames = _values(batch, config.num_mel_bins, 2 * config.max_source_positions)
+        tokens = min(tokens, config.max_target_positions)
+        return {"input_features": frames, "labels": _whole(batch, tokens)}
+    part = getattr(config, "vision_config", config)
+    pixels = _values(batch, part.num_channels, part.image_size, part.image_size)
+    if task == "IMAGE_CLASSIFICATION":
         return {"pixel_values": pixels, "labels": _whole(batch)}
-    tokens = _whole(batch, method.sequence_length)
-    labels = _whole(batch) if kind in _ENCODERS else _whole(batch, method.sequence_length)
-    return {"input_ids": tokens, "labels": labels}
+    tokens = min(tokens, config.text_config.max_position_embeddings)
+    return {"input_ids": _whole(batch, tokens), "pixel_values": pixels}
 
 
-def _whole(*shape: int) -> Tensor:
-    return torch.empty(shape, dtype=torch.long, device="meta")
-
-
-def _with_method(model: Any, head: str, method: Method) -> tuple[Any, list[str]]:
+def _with_method(model: Any, head: Any, method: Method, notes: list[str]) -> Any:
     """Apply the method as Trainer's users do."""
-    notes: list[str] = []
     if method.is_quantised:
-        _quantise(model, head, method)
+        quantise(model, method, _dtype(method), head)
+        model.is_loaded_in_4bit = True
         if method.raises_frozen:
             from peft import prepare_model_for_kbit_training
 
             model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-    if method.checkpointing:
+    if method.checkpointing and not model.supports_gradient_checkpointing:
+        notes.append(f"{type(model).__name__} cannot recompute blocks: traced without")
+    elif method.checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    if method.has_adapters:
-        from peft import LoraConfig, get_peft_model
-
-        everything = method.lora_target == ALL_LINEAR
-        settings = LoraConfig(
-            r=method.lora_rank,
-            lora_alpha=method.lora_rank,
-            lora_dropout=method.lora_dropout,
-            target_modules=ALL_LINEAR if everything else method.lora_target.split(","),
-            use_dora=method.method == "dora",
-            task_type="CAUSAL_LM",
-        )
-        with torch.device("meta"):
-            model = get_peft_model(
-                model, settings, autocast_adapter_dtype=method.adapter_bytes > HALF_BYTES
-            )
     if method.optimizer.startswith("paged_"):
         notes.append("a paged optimizer's step is traced without its state")
-    return model, notes
+    return _with_adapters(model, method)
 
 
-def _quantise(model: Any, head: str, method: Method) -> None:
-    """Replace linear layers by those of ``bitsandbytes``, with packed weights on meta."""
-    import bitsandbytes
-    from transformers import BitsAndBytesConfig
-    from transformers.integrations import replace_with_bnb_linear
+def _with_adapters(model: Any, method: Method) -> Any:
+    """Add the adapters of ``peft``."""
+    if not method.has_adapters:
+        return model
+    from peft import PeftConfig, get_peft_model
 
-    settings = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=method.quantisation != "nf4",
-        bnb_4bit_compute_dtype=_dtype(method),
-    )
-    replace_with_bnb_linear(model, [head] if head else None, settings)
-    model.is_loaded_in_4bit = True
-    for layer in model.modules():
-        if isinstance(layer, bitsandbytes.nn.Linear4bit):
-            _pack(layer, settings.bnb_4bit_use_double_quant, _dtype(method))
-
-
-def _pack(layer: Any, is_nested: bool, dtype: torch.dtype) -> None:
-    """Give a layer the tensors that ``bitsandbytes`` quantises its weight to
-    (``bitsandbytes/functional.py``, ``quantize_4bit``)."""
-    from bitsandbytes.functional import QuantState
-    from bitsandbytes.nn import Params4bit
-
-    def empty(count: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(count, dtype=dtype, device="meta")
-
-    shape = layer.weight.shape
-    blocks = -(-shape.numel() // _WEIGHT_BLOCK)
-    layer.register_buffer("absmax", empty(blocks, torch.uint8 if is_nested else torch.float32))
-    layer.register_buffer("code", empty(16))
-    state = QuantState(
-        layer.absmax, shape, layer.code, _WEIGHT_BLOCK, quant_type="nf4", dtype=dtype
-    )
-    if is_nested:
-        layer.register_buffer("nested_absmax", empty(-(-blocks // 256)))
-        layer.register_buffer("offset", empty(1)[0])
-        state.offset = layer.offset
-        state.state2 = QuantState(
-            layer.nested_absmax, code=empty(256), blocksize=256, dtype=torch.float32
+    everything = method.lora_target == ALL_LINEAR
+    settings = {
+        "peft_type": "LORA",
+        "r": method.lora_rank,
+        "lora_alpha": method.lora_rank,
+        "lora_dropout": method.lora_dropout,
+        "target_modules": ALL_LINEAR if everything else method.lora_target.split(","),
+        "use_dora": method.method == "dora",
+    }
+    with torch.device("meta"):
+        return get_peft_model(
+            model,
+            PeftConfig.from_peft_type(**settings),
+            autocast_adapter_dtype=method.adapter_bytes > HALF_BYTES,
         )
-        state.nested = True
-    packed = empty(-(-shape.numel() // 2), torch.uint8).unsqueeze(1)
-    layer.weight = Params4bit(packed, False, state, quant_type="nf4", bnb_quantized=True)
-    layer.quant_state = state
-    layer.register_forward_pre_hook(_use_buffers)
-
-
-def _use_buffers(layer: Any, inputs: object) -> None:
-    """Let the quantisation's state be the layer's buffers, which the trace replaces by its own."""
-    state = layer.quant_state
-    state.absmax = layer.absmax
-    if state.nested:
-        state.offset, state.state2.absmax = layer.offset, layer.nested_absmax
-
-
-def _optimizer(method: Method) -> Callable[..., torch.optim.Optimizer] | None:
-    if method.optimizer.startswith("paged_"):
-        return lambda trained: torch.optim.SGD(trained, 1e-3, foreach=False)  # allocates nothing
-    if method.optimizer not in EIGHT_BIT:
-        return None
-    from bitsandbytes.optim import AdamW8bit
-
-    class Adam(AdamW8bit):  # type: ignore[misc]
-        """Its state; its kernel allocates nothing."""
-
-        def update_step(self, *arguments: object) -> None:
-            """Do nothing."""
-
-    return Adam

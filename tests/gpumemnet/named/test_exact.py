@@ -53,8 +53,23 @@ def test_both_depths_agree(config: dict[str, object], method: str, tmp_path: Pat
     assert exact.parameters == pytest.approx(instant.parameters, rel=0.01)
 
 
-def test_what_cannot_be_traced_is_an_error_of_the_question(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(
+    ("model", "options", "reason"),
+    [
+        ("meta-llama/Llama-3.2-1B", ("--gpus", "2xA100", "--parallel", "fsdp1"), "fsdp1"),
+        ("Qwen/Qwen-7B", ("--method", "lora"), "'qwen'"),
+    ],
+)
+def test_what_cannot_be_traced_has_the_instant_answer(
+    model: str, options: tuple[str, ...], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["fit", "openai/whisper-small", "--exact"]) == 2
-    assert "instant" in capsys.readouterr().err
+    asked = ["fit", model, *options, "--json"]
+    assert main(asked) in (0, 3)
+    instant = json.loads(capsys.readouterr().out)
+    assert main([*asked, "--exact"]) in (0, 3)
+    exact = json.loads(capsys.readouterr().out)
+    assert exact["depth"] == "instant"
+    (note,) = set(exact.pop("notes")) - set(instant.pop("notes"))
+    assert "not traced" in note
+    assert reason in note
+    assert exact == instant

@@ -1,0 +1,143 @@
+"""Layers and optimizers of ``bitsandbytes``, with the tensors on meta that they have on CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gpumemnet.named.methods import EIGHT_BIT, Method
+
+_WEIGHT_BLOCK: Final = 64
+
+
+def quantise(model: nn.Module, method: Method, dtype: torch.dtype, head: nn.Module | None) -> None:
+    """Replace the linear layers of a model by those of 4 bits.
+
+    Args:
+        model: the model, on meta.
+        method: says how the scales are kept.
+        dtype: in which the layers compute.
+        head: a layer that stays as it is.
+    """
+    import bitsandbytes
+
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if type(child) is not nn.Linear or child is head:
+                continue
+            layer = bitsandbytes.nn.Linear4bit(
+                child.in_features,
+                child.out_features,
+                bias=child.bias is not None,
+                compute_dtype=dtype,
+                quant_type="nf4",
+                device="meta",
+            )
+            layer.bias = child.bias
+            _pack(layer, method.quantisation != "nf4", dtype)
+            setattr(parent, name, layer.requires_grad_(requires_grad=False))
+
+
+def _pack(layer: Any, is_nested: bool, dtype: torch.dtype) -> None:
+    """Give a layer the tensors that ``bitsandbytes`` quantises its weight to
+    (``bitsandbytes/functional.py``, ``quantize_4bit``)."""
+    from bitsandbytes.functional import QuantState
+    from bitsandbytes.nn import Params4bit
+
+    def empty(count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(count, dtype=dtype, device="meta")
+
+    shape = layer.weight.shape
+    blocks = -(-shape.numel() // _WEIGHT_BLOCK)
+    layer.register_buffer("absmax", empty(blocks, torch.uint8 if is_nested else torch.float32))
+    layer.register_buffer("code", empty(16))
+    state = QuantState(
+        layer.absmax, shape, layer.code, _WEIGHT_BLOCK, quant_type="nf4", dtype=dtype
+    )
+    if is_nested:
+        layer.register_buffer("nested_absmax", empty(-(-blocks // 256)))
+        layer.register_buffer("offset", empty(1)[0])
+        state.offset = layer.offset
+        state.state2 = QuantState(
+            layer.nested_absmax, code=empty(256), blocksize=256, dtype=torch.float32
+        )
+        state.nested = True
+    packed = empty(-(-shape.numel() // 2), torch.uint8).unsqueeze(1)
+    layer.weight = Params4bit(packed, False, state, quant_type="nf4", bnb_quantized=True)
+    layer.quant_state = state
+    layer.register_forward_pre_hook(_use_buffers)
+
+
+def _use_buffers(layer: Any, inputs: object) -> None:
+    """Let the quantisation's state be the layer's buffers, which the trace replaces by its own."""
+    state = layer.quant_state
+    state.absmax = layer.absmax
+    if state.nested:
+        state.offset, state.state2.absmax = layer.offset, layer.nested_absmax
+
+
+@contextmanager
+def patches(model: nn.Module, method: Method) -> Iterator[None]:
+    """Context in which layers of 4 bits allocate on meta what they do on CUDA."""
+    if not any(hasattr(each, "quant_state") for each in model.modules()):
+        yield
+        return
+    import bitsandbytes
+    from bitsandbytes.autograd._functions import MatMul4Bit
+
+    product, forward = bitsandbytes.matmul_4bit, MatMul4Bit.forward
+
+    def matmul_4bit(rows: Tensor, weight: Tensor, *, bias: Any, quant_state: Any) -> Tensor:
+        result: Tensor = MatMul4Bit.apply(rows, weight, None, bias, quant_state)
+        return result
+
+    bitsandbytes.matmul_4bit = matmul_4bit
+    MatMul4Bit.forward = staticmethod(partial(_dequantised, keeps_rows=method.year < 2024))
+    try:
+        yield
+    finally:
+        bitsandbytes.matmul_4bit, MatMul4Bit.forward = product, staticmethod(forward)
+
+
+def _dequantised(
+    ctx: Any,
+    rows: Tensor,
+    weight: Tensor,
+    out: None,
+    bias: Tensor | None,
+    state: Any,
+    *,
+    keeps_rows: bool,
+) -> Tensor:
+    """The forward pass of ``MatMul4Bit`` for more than a few rows: its kernel dequantises the weight
+    inside (``bitsandbytes/backends/cuda/ops.py``, ``_dequant_linear_fallback``).  Before 0.43 it kept
+    its input."""
+    from bitsandbytes.functional import dequantize_4bit
+
+    ctx.is_empty, ctx.state = False, state
+    ctx.dtype_bias = None if bias is None else bias.dtype
+    ctx.tensors = (rows if keeps_rows else None, weight)
+    return F.linear(rows, dequantize_4bit(weight, state).to(rows.dtype), bias)
+
+
+def optimizer_of(method: Method) -> Callable[..., torch.optim.Optimizer] | None:
+    """Makes the optimizer of a method; ``None`` for PyTorch's of that name."""
+    if method.optimizer.startswith("paged_"):
+        return lambda trained: torch.optim.SGD(trained, 1e-3, foreach=False)  # allocates nothing
+    if method.optimizer not in EIGHT_BIT:
+        return None
+    from bitsandbytes.optim import AdamW8bit
+
+    class Adam(AdamW8bit):  # type: ignore[misc]
+        """Its state; its kernel allocates nothing."""
+
+        def update_step(self, *arguments: object) -> None:
+            """Do nothing."""
+
+    return Adam
