@@ -35,6 +35,7 @@ from gpumemnet.torch_private.names import (
     is_sparse,
     replaced,
     schema,
+    seen_within_operators,
     storage_id,
     tree_leaves,
     tree_map_only,
@@ -200,7 +201,9 @@ def placement(
     stack.enter_context(launches_do_nothing())
     values = KnownValues(missing_values or MissingValues())
     stack.enter_context(values)
-    stack.enter_context(_DeviceBlind(values, missing_values or MissingValues(), on_gpu, holds))
+    mode = _DeviceBlind(values, missing_values or MissingValues(), on_gpu, holds)
+    stack.enter_context(mode)
+    stack.enter_context(seen_within_operators(mode))
     stack.enter_context(
         replaced([(name, _cuda_for_meta(name.value())) for name in AUTOCAST_BY_DEVICE])
     )

@@ -110,6 +110,8 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "aten::t": lambda given: _transposed(given["self"]),
     "aten::transpose": lambda given: _transposed(given["self"]),
     "aten::_to_dense": _dense,
+    "aten::sparse_mask": lambda given: meta_copy(given["mask"], dtype=given["self"].dtype),
+    "aten::add_": lambda given: NotImplemented if is_sparse(given["self"]) else given["self"],
     "aten::_coalesce": lambda given: _coalesced(given["self"]),
     "aten::clone": lambda given: meta_copy(given["self"]),
     "aten::_to_copy": lambda given: meta_copy(given["self"], dtype=given.get("dtype")),

@@ -41,8 +41,9 @@ from gpumemnet.errors import (
 from gpumemnet.sandbox.user_code import checkout_folder, user_location
 
 _MAX_DEADLINE_SECONDS: Final = 86_400.0
-_GRACE_SECONDS: Final = 2.0
-"""Time that the child has after the deadline to report where it was, before it is killed."""
+_GRACE_SECONDS: Final = 15.0
+"""Time that the child has after the deadline to answer with what it has seen, or to say where it
+was, before it is killed."""
 _POLL_SECONDS: Final = 0.1
 _REPEAT_SECONDS: Final = 0.5
 """The alarm repeats at this interval: Python only prints an exception that is raised in a callback,
@@ -234,7 +235,7 @@ def _last_line(output: IO[bytes]) -> str:
     return f"; its last output was: {last[:200]}" if last else ""
 
 
-class _DeadlineReached(BaseException):
+class DeadlineReached(BaseException):
     """Raised in user code at the deadline; ``except Exception`` does not catch it."""
 
 
@@ -263,8 +264,8 @@ def _answer(compute: str) -> NoReturn:
         answer = {"error": error.reason, "field": error.field}
     except GpumemnetError as error:
         answer = {"error": str(error), "ended": isinstance(error, CodeEndedError)}
-    except _DeadlineReached as error:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+    except DeadlineReached as error:
+        stop_alarm()
         where = user_location(error)
         within = f" (it was at {where})" if where else ""
         answer = {
@@ -277,7 +278,7 @@ def _answer(compute: str) -> NoReturn:
         }
     except KeyboardInterrupt:
         answer = {"interrupted": True}
-    signal.setitimer(signal.ITIMER_REAL, 0)
+    stop_alarm()
     json.dump(answer, answers)
     for stream in (answers, sys.stdout, sys.stderr):
         with suppress(OSError):
@@ -331,13 +332,23 @@ def _set_import_path(pythonpath: str | None) -> None:
     os.environ.pop("PYTHONPATH", None)
     if pythonpath is not None:
         os.environ["PYTHONPATH"] = pythonpath
+    take_off_import_path()
+
+
+def take_off_import_path() -> None:
+    """Take a checkout of this project off the import path."""
     if (checkout := checkout_folder()) is not None:
         sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != str(checkout)]
 
 
+def stop_alarm() -> None:
+    """Let this process go on after its deadline, for the few seconds until its parent ends it."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
+
+
 def _set_alarm(deadline_seconds: float) -> None:
     def stop(number: int, frame: FrameType | None) -> None:
-        raise _DeadlineReached
+        raise DeadlineReached
 
     signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, deadline_seconds, _REPEAT_SECONDS)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial, reduce, wraps
 from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeGuard
@@ -22,6 +22,7 @@ import torch.autograd.graph
 import torch.overrides
 import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from gpumemnet.errors import UnsupportedTorchError
 
@@ -398,9 +399,55 @@ def running_node_number() -> int | None:
     return None if node is None else int(node._sequence_nr())
 
 
+FUNCTION_MODES: Final = TorchName(
+    "torch.overrides:_get_current_function_mode_stack", "know the modes of a thread"
+)
+_BACKWARD_OF_FUNCTION: Final = TorchName(
+    "torch.autograd.function:BackwardCFunction.apply",
+    "let the backward pass of custom functions see a GPU",
+)
+_SAVED_TENSORS_HOOKS: Final = TorchName(
+    "torch.autograd.graph:saved_tensors_hooks.__init__",
+    "let hooks and recomputed blocks see a GPU",
+)
+
+
+@contextmanager
+def seen_within_operators(mode: TorchFunctionMode) -> Iterator[None]:
+    """Context in which ``mode`` also sees the Python code that PyTorch runs within an operator: the
+    backward pass of custom functions, hooks of saved tensors, and blocks that are recomputed.
+
+    PyTorch leaves a mode while the mode handles a function, and ``backward`` is such a function.
+    """
+    stack = FUNCTION_MODES.value()
+
+    def seen(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if mode in stack():
+                return function(*args, **kwargs)
+            with mode:
+                return function(*args, **kwargs)
+
+        return run
+
+    make = _SAVED_TENSORS_HOOKS.value()
+
+    def made(hooks: Any, pack: Callable[..., Any], unpack: Callable[..., Any]) -> None:
+        make(hooks, seen(pack), seen(unpack))
+
+    with replaced(
+        [
+            (_SAVED_TENSORS_HOOKS, made),
+            (_BACKWARD_OF_FUNCTION, seen(_BACKWARD_OF_FUNCTION.value())),
+        ]
+    ):
+        yield
+
+
 def backward_runs() -> bool:
-    """Whether this thread is in a backward pass, where code runs without the function modes that
-    were entered before."""
+    """Whether this thread is in a backward pass, where most code runs without the function modes
+    that were entered before; see :func:`seen_within_operators`."""
     return torch._C._current_graph_task_id() != _NO_TASK
 
 

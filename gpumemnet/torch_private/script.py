@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 
 import torch
 
-from gpumemnet.torch_private.names import TorchName
+from gpumemnet.torch_private.names import FUNCTION_MODES, TorchName
 
 TORCH_FOLDER: Final = str(Path(torch.__file__).parent)
 LAYERS_FOLDER: Final = str(Path(torch.nn.modules.__file__).parent)
@@ -68,6 +68,7 @@ MODULE_TO_EMPTY: Final = TorchName(
 )
 MODULE_CUDA: Final = TorchName("torch.nn:Module.cuda", "move modules to the simulated GPU")
 COMPILE: Final = TorchName("torch:compile", "trace what is not compiled")
+JIT_TRACE: Final = TorchName("torch.jit:trace", "trace what is not compiled")
 SAVE: Final = TorchName("torch:save", "write files with zeros for weights without values")
 FAKE_TENSORS: Final = TorchName(
     "torch._subclasses.fake_tensor:FakeTensorMode", "write files with zeros that take no memory"
@@ -77,6 +78,9 @@ WITHOUT_MODES: Final = TorchName(
 )
 SET_DEFAULT_DEVICE: Final = TorchName(
     "torch:set_default_device", "allocate on the device that a script chooses for everything"
+)
+SET_DEFAULT_TENSOR_TYPE: Final = TorchName(
+    "torch:set_default_tensor_type", "allocate on the device that a script chooses for everything"
 )
 GET_DEFAULT_DEVICE: Final = TorchName("torch:get_default_device", "say which device that is")
 ALLOCATOR_SETTINGS: Final = TorchName(
@@ -96,7 +100,6 @@ OPTIMIZER: Final = TorchName(
 
 
 _FOR_THREADS: Final = "give threads the modes of a trace"
-_FUNCTION_MODES: Final = TorchName("torch.overrides:_get_current_function_mode_stack", _FOR_THREADS)
 _DISPATCH_MODES: Final = TorchName(
     "torch.utils._python_dispatch:_get_current_dispatch_mode_stack", _FOR_THREADS
 )
@@ -116,7 +119,7 @@ Modes = tuple[tuple[str, Any], ...]
 
 def modes_of_thread() -> Modes:
     """The modes that this thread has entered."""
-    found = {"function": _FUNCTION_MODES.value()(), "dispatch": _DISPATCH_MODES.value()()}
+    found = {"function": FUNCTION_MODES.value()(), "dispatch": _DISPATCH_MODES.value()()}
     return tuple((kind, mode) for kind, modes in found.items() for mode in modes)
 
 
@@ -138,6 +141,9 @@ PROCESS_INIT: Final = TorchName(
 )
 PROCESS_START: Final = TorchName(
     "multiprocessing.process:BaseProcess.start", "run the first of several processes in this one"
+)
+FORK: Final = TorchName(
+    "multiprocessing.context:ForkProcess._Popen", "let processes inherit the simulated GPU"
 )
 PROCESS_JOIN: Final = TorchName(
     "multiprocessing.process:BaseProcess.join", "run the first of several processes in this one"

@@ -27,6 +27,13 @@ _OPTIMIZER_FUNCTIONS: Final = (
     "_get_foreach_kernels_supported_devices",
     "_get_fused_kernels_supported_devices",
 )
+_CAPTURABLE: Final = tuple(
+    TorchName(
+        f"torch.optim.{module}:_get_capturable_supported_devices",
+        "let optimizers count their steps on a GPU",
+    )
+    for module in ("adadelta", "adam", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop")
+)
 
 
 _SUPPORTED: Final = tuple(
@@ -44,10 +51,10 @@ def gpu_optimizers() -> AbstractContextManager[None]:
     """Context in which optimizers treat meta parameters as CUDA's: foreach by default, fused where
     asked for."""
 
-    def with_meta(original: Callable[[], list[str]]) -> Callable[[], list[str]]:
-        return lambda: [*original(), "cuda", "meta"]
+    def with_meta(original: Callable[..., list[str]]) -> Callable[..., list[str]]:
+        return lambda *args, **kwargs: [*original(*args, **kwargs), "cuda", "meta"]
 
-    return replaced((name, with_meta(name.value())) for name in _SUPPORTED)
+    return replaced((name, with_meta(name.value())) for name in (*_SUPPORTED, *_CAPTURABLE))
 
 
 def fill_history(optimizer: LBFGS) -> None:
@@ -152,9 +159,12 @@ class _Placeholder(ModuleType):
         self.disabled: list[Any] = []
 
     def disable(
-        self, function: Callable[..., Any], *args: Any, **kwargs: Any
+        self, function: Callable[..., Any] | None = None, *args: Any, **kwargs: Any
     ) -> Callable[..., Any]:
-        """Return the function unchanged: without Dynamo nothing compiles it."""
+        """Return the function unchanged, because without Dynamo nothing compiles it; without one,
+        return a decorator."""
+        if function is None:
+            return self.disable
         self.disabled.append(function)
         return function
 

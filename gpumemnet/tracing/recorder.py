@@ -136,6 +136,12 @@ class Recorder(DispatchMode):
         self._step_starts.pop()
         self._steps -= 1
 
+    def take_all_as_step(self) -> None:
+        """Take all that was recorded as one step, because the first one has not ended."""
+        self._step_starts = [0]
+        self._steps = 1
+        self.close()
+
     def begin(self, phase: str) -> None:
         """Begin a phase, see :class:`~gpumemnet.tracing.timeline.Phase`."""
         if self._phases and self._phases[-1].name == "forward":
@@ -188,8 +194,8 @@ class Recorder(DispatchMode):
     def classify(self, tensors: Iterable[Tensor], memory_class: str, module: str) -> None:
         """Set class and module of those ``tensors`` that are on the GPU and whose class is unknown
         or guessed."""
-        for tensor in tensors:
-            index = self._live.get(storage_id(tensor))
+        for part in (part for tensor in tensors for part in dense_parts(tensor)):
+            index = self._live.get(storage_id(part))
             if (
                 index is not None
                 and self._classes[index] in _GUESSED

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpumemnet.tracing.script.simulated_cuda import swap_for_meta
-
 if TYPE_CHECKING:
     from gpumemnet.tracing.script.observer import ScriptObserver
 
@@ -42,10 +40,17 @@ from gpumemnet.torch_private.names import (
     without_function_modes,
 )
 from gpumemnet.tracing.operators.rules import Platform
+from gpumemnet.tracing.script.libraries import preparations, prepared
 from gpumemnet.tracing.script.processes import data_parallel_forward
 from gpumemnet.tracing.script.read_values import MAX_VALUES, ReadValues
 from gpumemnet.tracing.script.saved_files import SavedFiles
-from gpumemnet.tracing.script.simulated_cuda import GPU, cuda_functions, cuda_tensor_types
+from gpumemnet.tracing.script.simulated_cuda import (
+    GPU,
+    card_bytes,
+    cuda_functions,
+    cuda_tensor_types,
+    swap_for_meta,
+)
 
 _BETWEEN: Final = frozenset({__file__, *names.WRAPPER_FILES})
 """Files that stand between the code that calls PyTorch and :class:`GpuRequests`."""
@@ -101,6 +106,12 @@ class GpuRequests(TorchFunctionMode):
             else torch.device(str(device))
         )
 
+    def set_default_tensor_type(self, kind: Any) -> None:
+        """Allocate on the device of a type such as ``torch.cuda.FloatTensor``, which may be named."""
+        folder, dtype = _tensor_type(kind)
+        torch.set_default_dtype(dtype)
+        self.set_default_device(GPU if folder == "torch.cuda" else None)
+
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -119,8 +130,12 @@ class GpuRequests(TorchFunctionMode):
                 return given  # as for CUDA tensors, which processes share anyway
             if func is Tensor.data_ptr and given.is_meta:
                 return storage_id(given) + given.storage_offset() * given.element_size()
-            if func is Tensor.type and len(args) + len(named) > 1:
-                return self._convert(given, *args[1:], **named)
+            if func is Tensor.type:
+                if len(args) + len(named) > 1:
+                    return self._convert(given, *args[1:], **named)
+                return self._type_name(given)
+            if func is Tensor.new and self._observer.device_of(given) == GPU:
+                return self._new(given, *args[1:], **named)
             if getattr(func, "__name__", "") == "__get__" and (
                 given.is_meta or self._observer.device_of(given) == GPU
             ):
@@ -160,7 +175,7 @@ class GpuRequests(TorchFunctionMode):
             named.pop("pin_memory", None)
             result = func(*args, **named)
             if isinstance(result, Tensor):
-                if func in _KNOWN and _keeps_values(result):
+                if func in _KNOWN and (_keeps_values(result) or _is_constant(func, args)):
                     result = func(*args, **{**named, "device": _HOST})
                 self._observer.arrived(result, _name_of(func))
             return result
@@ -169,6 +184,24 @@ class GpuRequests(TorchFunctionMode):
         if args:
             self._values.learn(func, args, result, _called_from(names.LBFGS_FILE))
         return result
+
+    def _type_name(self, tensor: Tensor) -> str:
+        """The name of the type of a tensor, as ``tensor.type()`` returns it."""
+        folder = "torch.cuda" if self._observer.device_of(tensor) == GPU else "torch"
+        short = next(
+            (name for name, dtype in names.TENSOR_TYPES.items() if dtype == tensor.dtype), "Tensor"
+        )
+        return f"{folder}.{'sparse.' if is_sparse(tensor) else ''}{short}"
+
+    def _new(self, like: Tensor, *args: Any, **named: Any) -> Tensor:
+        """Run ``tensor.new(…)``, which makes a tensor of the same type on the GPU."""
+        if is_sparse(like) and len(args) > 1:
+            return torch.sparse_coo_tensor(*args, check_invariants=False)
+        if not like.is_meta:
+            like = torch.empty(0, dtype=like.dtype, device=_META)
+        made: Tensor = like.new(*args, **named)
+        self._observer.arrived(made, "new")
+        return made
 
     def _shown(self, tensor: Tensor) -> str:
         return f"tensor(..., device='{self._observer.device_of(tensor)}', size={tuple(tensor.shape)}, dtype={tensor.dtype})"
@@ -182,12 +215,9 @@ class GpuRequests(TorchFunctionMode):
         too."""
         if isinstance(dtype, torch.dtype):
             return self._move(Tensor.to, given, (dtype,), {})
-        name = dtype if isinstance(dtype, str) else f"{dtype.__module__}.{dtype.__name__}"
-        folder, _, short = name.rpartition(".")
-        if short not in names.TENSOR_TYPES:
-            raise ValueError(f"invalid type: {name!r}")
+        folder, element_type = _tensor_type(dtype)
         device = GPU if folder == "torch.cuda" else _HOST
-        return self._move(Tensor.to, given, (device, names.TENSOR_TYPES[short]), {})
+        return self._move(Tensor.to, given, (device, element_type), {})
 
     def _attribute(
         self, func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
@@ -285,6 +315,10 @@ def move_module(
     """
     for child in module.children():
         move_module(child, dtype, layout, observer)
+    own = own_parameters(module)
+    for name, parameter in own.items():
+        if parameter is not None and type(parameter).to is not Tensor.to:  # it quantizes itself
+            own[name] = parameter.to(GPU)  # type: ignore[assignment]  # of its own class
     with without_function_modes():  # the script sees a CUDA tensor
         _move_own(module, dtype, layout, observer)
 
@@ -417,12 +451,30 @@ def present_gpu(
         (names.MODULE_TO_EMPTY, to_empty),
         (names.MODULE_CUDA, lambda module, device=None: to(module, GPU)),
         (names.COMPILE, unchanged("torch.compile")),
+        (names.JIT_TRACE, unchanged("torch.jit.trace")),
         (names.SAVE, save),
         (names.SET_DEFAULT_DEVICE, requests.set_default_device),
+        (names.SET_DEFAULT_TENSOR_TYPE, requests.set_default_tensor_type),
         (names.GET_DEFAULT_DEVICE, lambda: requests.default_device),
     )
-    with replaced(replacements), saved.watching():
+    total_bytes, context_bytes = card_bytes(platform.device)
+    ready = preparations(
+        platform.device,
+        lambda: (context_bytes + observer.live_bytes(), total_bytes),
+        count,
+        values.note_once,
+    )
+    with replaced(replacements), saved.watching(), prepared(ready):
         yield
+
+
+def _tensor_type(kind: Any) -> tuple[str, torch.dtype]:
+    """Return the module and the type of the elements of a type of tensors, or of its name."""
+    name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
+    folder, _, short = name.rpartition(".")
+    if short not in names.TENSOR_TYPES:
+        raise ValueError(f"invalid type: {name!r}")
+    return folder, names.TENSOR_TYPES[short]
 
 
 def _parse_target(
@@ -453,6 +505,11 @@ def _keeps_values(tensor: Tensor) -> bool:
         and tensor.layout == torch.strided
         and tensor.numel() <= REAL_WHOLE_ELEMENTS
     )
+
+
+def _is_constant(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether a tensor is made of one number, such as a learning rate, which code compares."""
+    return func is torch.tensor and bool(args) and type(args[0]) in (int, float)
 
 
 def _stands_for_gpu(device: object) -> bool:

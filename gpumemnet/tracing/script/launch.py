@@ -33,6 +33,7 @@ from gpumemnet.tracing.api import (
     request_from_dict,
 )
 from gpumemnet.tracing.result import TraceAnswer, answer_from_dict, answer_to_dict
+from gpumemnet.tracing.script.programs import Programs, inheriting
 from gpumemnet.units import MIB
 
 _FIELD: Final = "source"
@@ -309,6 +310,36 @@ def trace_script(
 
 def _trace_in_child(document: dict[str, Any]) -> dict[str, Any]:
     request = request_from_dict(document)
+    with inheriting(document, request.gpu) as programs:
+        try:
+            answer = trace_in_process(document, programs)
+        except ExtractError as error:
+            found = programs.answer()
+            if found is None:
+                if programs.error():
+                    raise ExtractError(
+                        f"{error}; a process that it started: {programs.error()}"
+                    ) from None
+                raise
+            if request.extras.batches or request.extras.max_batch:
+                raise ExtractError(
+                    "the script trains in a process that it starts: for other batch sizes, trace the line that starts that one"
+                ) from None
+            answer = found
+    return answer_to_dict(answer)
+
+
+def trace_in_process(document: dict[str, Any], programs: Programs) -> TraceAnswer:
+    """Trace a script in this process, see :func:`trace_script`.
+
+    Args:
+        document: the script and how it is traced.
+        programs: the programs that it may start.
+
+    Raises:
+        ExtractError: as :func:`trace_script` does.
+    """
+    request = request_from_dict(document)
     _LOG.info("importing torch")
     from gpumemnet.tracing.operators.rules import Platform, with_cudnn
     from gpumemnet.tracing.script import batch_sizes, run
@@ -326,13 +357,14 @@ def _trace_in_child(document: dict[str, Any]) -> dict[str, Any]:
         conditions_hold=document["conditions_hold"],
         selected_share=document["selected_share"],
         best_effort=request.options.best_effort,
+        report=programs.report,
     )
     extras = request.extras
     if extras.batches or extras.max_batch:
         answer = batch_sizes.trace_batches(call, extras, document["batch_argument"])
     else:
         answer = run.trace_script(call, with_curve=extras.curve)
-    return answer_to_dict(replace(answer, notes=(*answer.notes, *notes)))
+    return replace(answer, notes=(*answer.notes, *notes))
 
 
 TraceScript = Callable[[bool, float], TraceAnswer]

@@ -150,6 +150,7 @@ class ScriptObserver:
         self._stepping = False
         self._trains_on_gpu = False
         self._has_optimizer = False
+        self._is_lower_bound = False
         self._passing = False
 
     @property
@@ -159,17 +160,39 @@ class ScriptObserver:
 
     @property
     def has_stepped(self) -> bool:
-        """Whether the script has trained on the GPU for one step."""
-        return self._boundaries > 0 and (self._trains_on_gpu or not self._has_optimizer)
+        """Whether the script has trained on the GPU for one step, or is taken to have."""
+        return self._is_lower_bound or (
+            self._boundaries > 0 and (self._trains_on_gpu or not self._has_optimizer)
+        )
 
     def end_early(self) -> None:
         """Take the steps so far, because the script has ended."""
+        if self._is_lower_bound:
+            return
         self.recorder.end_steps()
         self.recorder.close()
+        if "deadline" in self.notes:
+            return
         self.notes["steps"] = (
             f"the script ended after {_counted(self._boundaries)}: longer training can take more, "
             "where gradients and optimizer state of a step are there in the next one"
         )
+
+    def reach_deadline(self) -> bool:
+        """Take what was seen so far, because time is up; return whether anything was on the GPU."""
+        if self.has_enough_steps:
+            return True
+        if not self.recorder.has_live_storages:
+            return False
+        self.notes["deadline"] = (
+            f"the deadline was reached after {_counted(self._stepped.total())}, and this is the memory of what ran until then; "
+            "raise --deadline, or let the script do less before it trains (fewer evaluation batches, shorter generation)"
+        )
+        if not self.has_stepped:
+            self.notes["deadline"] = f"a lower bound: {self.notes['deadline']}"
+            self.recorder.take_all_as_step()
+            self._is_lower_bound = True
+        return True
 
     @property
     def missing(self) -> str:

@@ -5,8 +5,9 @@ that allocate like the main one.
 * ``nn.DataParallel``: the first GPU holds the model, its share of the batch, and the gathered
   output.  The other GPUs' replicas are not on it.  What is left out is the sum of their gradients,
   which passes through it in buckets.
-* A process that is started with a model on the GPU runs in this one: the first of several.  Others,
-  such as workers of data loaders, start as they are, and allocate nothing on the GPU.
+* A process that is started with a model on the GPU runs in this one: the first of several.  Others
+  are forked and inherit the simulated GPU; see :mod:`gpumemnet.tracing.script.programs`.  Workers of
+  data loaders start as they are, and allocate nothing on the GPU.
 * PyTorch's modes belong to one thread, so a thread that a script starts inherits those of the
   trace: threads of data loaders and prefetchers move tensors to the GPU.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing.context import ForkProcess
 from multiprocessing.process import BaseProcess
 from threading import Thread
 from typing import Any, Final, NoReturn
@@ -28,6 +30,7 @@ from torch import Tensor, nn
 
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.module_calls import map_tensors, tensors_in
+from gpumemnet.sandbox.user_code import is_user_code
 from gpumemnet.torch_private import script as script
 from gpumemnet.torch_private import training
 from gpumemnet.torch_private.names import replaced, without_function_modes
@@ -109,14 +112,17 @@ def threads_inherit_modes() -> Iterator[None]:
 
 @contextmanager
 def first_process_runs_here(
-    device_of: Callable[[Tensor], torch.device], note: Callable[[str], None]
+    device_of: Callable[[Tensor], torch.device],
+    note: Callable[[str], None],
+    report: Callable[[], None],
 ) -> Iterator[None]:
     """Context in which the first process that is started with a model or a tensor on the GPU runs
-    in this one, and others not.
+    in this one, and others not; any other process inherits the simulated GPU.
 
     Args:
         device_of: returns the device of a tensor as the script sees it.
         note: called with a sentence for the answer.
+        report: called in another process when it ends, or has trained enough.
     """
     make, start, join = (
         name.value() for name in (script.PROCESS_INIT, script.PROCESS_START, script.PROCESS_JOIN)
@@ -146,7 +152,7 @@ def first_process_runs_here(
             for weight in value.parameters()
         ]
         if not any(device_of(tensor) == GPU for tensor in (*tensors_in(values), *weights)):
-            start(process)
+            _start_with_gpu(process, start, report)
             return
         ended.add(process)
         if len(ended) == 1:
@@ -168,6 +174,30 @@ def first_process_runs_here(
         ]
     ):
         yield
+
+
+def _start_with_gpu(
+    process: BaseProcess, start: Callable[[BaseProcess], None], report: Callable[[], None]
+) -> None:
+    """Start a process with the simulated GPU: it is forked, whatever the script asks for, if its
+    code is the script's own."""
+    run: Any = process.run
+    target = getattr(process, "_target", None)
+    code = getattr(target or run, "__code__", None)
+    if code is None or code.co_filename.startswith(script.TORCH_FOLDER):  # a data loader's
+        start(process)
+        return
+
+    def run_and_report() -> None:
+        torch.set_num_threads(1)  # those of the process that it is forked from are not here
+        with suppress(EnoughSteps):
+            run()
+        report()
+
+    process.run = run_and_report  # type: ignore[method-assign]
+    if is_user_code(code.co_filename) and not isinstance(process, ForkProcess):
+        vars(process)["_Popen"] = script.FORK.value()
+    start(process)
 
 
 _HOST_GPUS: Final = 8

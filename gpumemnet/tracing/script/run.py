@@ -17,7 +17,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -32,8 +32,9 @@ from gpumemnet.allocator.settings import parse_settings, settings_text
 from gpumemnet.errors import CodeEndedError, ExtractError, GpumemnetError, InvalidRequestError
 from gpumemnet.extract.factory import compile_file
 from gpumemnet.extract.placement import KnownValues, launches_do_nothing
+from gpumemnet.sandbox.process import DeadlineReached, stop_alarm
 from gpumemnet.sandbox.user_code import fault_sentence, is_user_code, user_location
-from gpumemnet.torch_private.names import check_torch, replaced
+from gpumemnet.torch_private.names import check_torch, replaced, seen_within_operators
 from gpumemnet.torch_private.script import ALLOCATOR_SETTINGS, MEMORY_FRACTION
 from gpumemnet.torch_private.training import without_dynamo
 from gpumemnet.tracing.model_tracer import result_of_run
@@ -48,6 +49,7 @@ from gpumemnet.tracing.script.processes import (
     local_ranks,
     threads_inherit_modes,
 )
+from gpumemnet.tracing.script.programs import stopped_by_answer
 from gpumemnet.tracing.script.read_values import ReadValues
 from gpumemnet.tracing.script.simulated_cuda import GPU
 from gpumemnet.tracing.timeline import Timeline, repeated
@@ -187,6 +189,7 @@ class ScriptCall:
         best_effort: whether to guess what operators of other libraries return that do not describe
             it.
         compiled: returns the code of the script's file.
+        report: called in a process that the script has forked, with the answer for it.
     """
 
     script: Path
@@ -199,6 +202,7 @@ class ScriptCall:
     selected_share: float = 1
     best_effort: bool = False
     compiled: Callable[[Path], CodeType] = compile_file
+    report: Callable[[TraceAnswer], None] = lambda answer: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,23 +282,60 @@ def run_script(call: ScriptCall) -> ScriptRun:
     observer = ScriptObserver(call.platform, known.run, allocator.first_used)
     observer.recorder.begin("build")
     ended, file = "", call.script
+
+    def finish() -> ScriptRun:
+        if not observer.has_enough_steps:
+            if not observer.has_stepped:
+                raise CodeEndedError(f"{observer.missing}{ended and f'; it ended at {ended}'}")
+            observer.end_early()
+        return _shown(call.script, file, observer, values, allocator.settings, torch_notes)
+
+    def report() -> None:
+        with suppress(CodeEndedError):  # it has not trained, and is no part of the answer
+            call.report(result_of_script(finish(), call, with_curve=False))
+
+    def stop() -> None:
+        if not observer.recorder.has_live_storages:
+            raise EnoughSteps
+
     try:
-        with allocator.choosing():
+        with allocator.choosing(), stopped_by_answer(stop):
             module = _main_module(call.script, call.is_module)
             file = Path(str(module.__file__))
-            _run(module, call, observer, GpuRequests(observer, values, known.unknown))
+            _run(module, call, observer, GpuRequests(observer, values, known.unknown), report)
     except EnoughSteps:
         pass
     except GpumemnetError:
         raise
+    except DeadlineReached:
+        stop_alarm()
+        if not observer.reach_deadline():
+            raise
     except SystemExit as error:
         ended = f"{user_location(error)}: sys.exit({error.code!r})"
     except Exception as error:
         raise ExtractError(f"the script cannot be traced: {fault_sentence(error)}") from error
-    if not observer.has_enough_steps:
-        if not observer.has_stepped:
-            raise CodeEndedError(f"{observer.missing}{ended and f'; it ended at {ended}'}")
-        observer.end_early()
+    return finish()
+
+
+def _shown(
+    script: Path,
+    file: Path,
+    observer: ScriptObserver,
+    values: ReadValues,
+    settings: AllocatorSettings,
+    torch_notes: tuple[str, ...],
+) -> ScriptRun:
+    """Return what a run has shown that took enough steps.
+
+    Args:
+        script: as it was given.
+        file: its file.
+        observer: has observed it.
+        values: what it has read from the GPU.
+        settings: settings of the caching allocator.
+        torch_notes: notes on the installed PyTorch.
+    """
     for sentence in observer.notes.values():
         values.note_once(sentence)
     timeline = observer.recorder.timeline()
@@ -303,7 +344,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
         values.note_once(
             f"the memory on the GPU grows by {growth / MIB:,.1f} MiB with every step: the script keeps tensors of earlier steps"
         )
-    later_bytes, validation = 0, unguarded_validation(user_files(Path(file)))
+    later_bytes, validation = 0, unguarded_validation(user_files(file))
     if validation:
         later_bytes = largest_graph_bytes(timeline)
         values.note_once(
@@ -318,8 +359,8 @@ def run_script(call: ScriptCall) -> ScriptRun:
     return ScriptRun(
         file=file,
         timeline=timeline,
-        settings=allocator.settings,
-        model=f"{call.script.name} ({names})" if names else call.script.name,
+        settings=settings,
+        model=f"{script.name} ({names})" if names else script.name,
         batch_size=observer.batch_size or 1,
         later_bytes=later_bytes,
         loss=observer.loss,
@@ -377,7 +418,11 @@ def _main_module(script: Path, is_module: bool) -> ModuleType:
 
 
 def _run(
-    module: ModuleType, call: ScriptCall, observer: ScriptObserver, requests: GpuRequests
+    module: ModuleType,
+    call: ScriptCall,
+    observer: ScriptObserver,
+    requests: GpuRequests,
+    report: Callable[[], None],
 ) -> None:
     file, platform = str(module.__file__), call.platform
     code = call.compiled(Path(file))
@@ -388,6 +433,7 @@ def _run(
         stack.enter_context(without_dynamo())
         stack.enter_context(launches_do_nothing(before_import=True))
         stack.enter_context(requests)
+        stack.enter_context(seen_within_operators(requests))
         stack.enter_context(cuda_kernels(platform))
         stack.enter_context(
             present_gpu(platform, observer, values, requests, local_ranks(call.ranks or 1))
@@ -395,6 +441,6 @@ def _run(
         stack.enter_context(observer.observing())
         stack.enter_context(observer.recorder)
         stack.enter_context(as_first_rank(call.ranks, observer, values.note_once))
-        stack.enter_context(first_process_runs_here(observer.device_of, values.note_once))
+        stack.enter_context(first_process_runs_here(observer.device_of, values.note_once, report))
         stack.enter_context(threads_inherit_modes())
         exec(code, module.__dict__)  # noqa: S102 - running the user's script is the purpose

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from itertools import count
 from types import SimpleNamespace, TracebackType
 from typing import Any, Final
@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from gpumemnet.gpu import available_mib, context
+from gpumemnet.gpu import DeviceProfile, available_mib, context
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.names import TorchName
 from gpumemnet.tracing.operators.rules import Platform
@@ -179,6 +179,11 @@ _ACCELERATOR_FROM_CUDA: Final = {
 _RANDOM_STATE_BYTES: Final = 16
 
 
+def card_bytes(device: DeviceProfile) -> tuple[int, int]:
+    """Return the bytes of a GPU without what the driver reserves, and of a CUDA context on it."""
+    return available_mib(device) * MIB, context(device).expected_bytes
+
+
 def cuda_functions(
     platform: Platform,
     streams: Streams,
@@ -201,7 +206,7 @@ def cuda_functions(
     """
     device = platform.device
     major, minor = device.compute_capability
-    total_bytes, context_bytes = available_mib(device) * MIB, context(device).expected_bytes
+    total_bytes, context_bytes = card_bytes(device)
 
     def properties(*args: object) -> SimpleNamespace:
         return SimpleNamespace(
@@ -247,6 +252,7 @@ def cuda_functions(
         "get_arch_list": [f"sm_{major}{minor}"],
         "can_device_access_peer": True,
         "initial_seed": 0,
+        "list_gpu_processes": "no processes are known",
         "utilization": 0,
         "memory_snapshot": [],
     }
@@ -266,8 +272,8 @@ def cuda_functions(
         ),
         "get_rng_state": random_state,
         "get_rng_state_all": lambda: [random_state() for _ in range(count)],
-        "device": _same_device,
-        "device_of": _same_device,
+        "device": _SameDevice,
+        "device_of": _SameDevice,
     }
     functions |= {name: getattr(streams, name) for name in _STREAMS}
     named = {f"torch.cuda:{name}": function for name, function in functions.items()}
@@ -284,9 +290,8 @@ def cuda_functions(
     ]
 
 
-def _same_device(index: object = None) -> AbstractContextManager[None]:
-    """Replace ``torch.cuda.device``: the script runs on the first GPU throughout."""
-    return nullcontext()
+class _SameDevice(nullcontext[None]):
+    """Replaces ``torch.cuda.device``: the script runs on the first GPU throughout."""
 
 
 class _CudaTensorType(type):

@@ -1,0 +1,215 @@
+"""Programs that a script starts: every Python among them inherits the simulated GPU.
+
+A folder in front of ``PATH`` has programs called ``python``, ``torchrun``, ``accelerate`` and
+``nvidia-smi``, and ``sys.executable`` is the first of them.  A Python that runs a script traces it
+as this process traces its own, and writes its answer into the folder; any other Python runs as it
+is.  A process that is forked has the simulated GPU already.  Once one has trained for enough steps,
+the script that started it is stopped, unless it has trained itself: the answer is for the first
+process that trains.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, NoReturn
+from unittest.mock import patch
+
+import gpumemnet
+from gpumemnet.errors import CodeEndedError, GpumemnetError, InvalidRequestError
+from gpumemnet.gpu import DeviceProfile, available_mib, context
+from gpumemnet.sandbox.process import take_off_import_path
+from gpumemnet.tracing.result import TraceAnswer, answer_from_dict, answer_to_dict
+from gpumemnet.units import MIB
+
+_REQUEST: Final = "request.json"
+_TRAINED: Final = signal.SIGUSR1
+"""Sent to the process that a trace began with, once another has an answer."""
+
+
+class Programs:
+    """The programs of one trace.
+
+    Args:
+        folder: where they are.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def report(self, answer: TraceAnswer) -> None:
+        """Write the answer for this process, which the trace did not begin with, and tell the one
+        that it began with."""
+        document = json.loads((self._folder / _REQUEST).read_text())
+        file = self._folder / f"{os.getpid()}.answer"
+        file.with_suffix(".part").write_text(json.dumps(answer_to_dict(answer)))
+        file.with_suffix(".part").replace(file)
+        with suppress(ProcessLookupError):
+            os.kill(document["process"], _TRAINED)
+
+    def failed(self, error: GpumemnetError) -> None:
+        """Write why this process, which the trace did not begin with, cannot be traced."""
+        (self._folder / f"{os.getpid()}.error").write_text(str(error))
+
+    def answer(self) -> TraceAnswer | None:
+        """The answer for the first process that has one."""
+        found = sorted(self._folder.glob("*.answer"), key=lambda file: file.stat().st_mtime)
+        if not found:
+            return None
+        first = answer_from_dict(json.loads(found[0].read_text()))
+        note = (
+            "the script trains in a process that it starts; this is the memory of the first one that trained, "
+            "and each other process on the GPU takes its own"
+        )
+        return replace(first, notes=(note, *first.notes))
+
+    def error(self) -> str:
+        """Why a process that was started could not be traced; empty if all could."""
+        return next((file.read_text() for file in self._folder.glob("*.error")), "")
+
+
+@contextmanager
+def inheriting(request: dict[str, Any], device: DeviceProfile) -> Iterator[Programs]:
+    """Context in which programs that this process starts inherit its simulated GPU.
+
+    Args:
+        request: what traces a script, as a JSON document, but for the script.
+        device: the simulated GPU.
+    """
+    signal.signal(_TRAINED, signal.SIG_IGN)
+    with tempfile.TemporaryDirectory(prefix="gpumemnet-programs-") as name:
+        folder = Path(name)
+        used_mib = context(device).expected_bytes // MIB
+        card = {
+            "name": device.name,
+            "memory.total": available_mib(device),
+            "memory.used": used_mib,
+            "memory.free": available_mib(device) - used_mib,
+        }
+        document = {"request": request, "card": card, "process": os.getpid()}
+        (folder / _REQUEST).write_text(json.dumps(document))
+        python = {"python", "python3", Path(sys.executable).name}
+        for program in (*python, "torchrun", "accelerate", "nvidia-smi"):
+            _write_program(folder / program, "python" if program in python else program)
+        path = os.pathsep.join((name, os.environ.get("PATH", os.defpath)))
+        with (
+            patch.dict(os.environ, {"PATH": path}),
+            patch.object(sys, "executable", str(folder / "python")),
+        ):
+            yield Programs(folder)
+
+
+def _write_program(file: Path, name: str) -> None:
+    """Write a program that calls :func:`_started` with its arguments."""
+    program = f"import sys; sys.path.insert(0, {str(Path(gpumemnet.__path__[0]).parent)!r}); "
+    program += f"from {__name__} import _started as function; function(*sys.argv[1:])"
+    words = [sys.executable, "-P", "-c", program, str(file.parent), name, sys.executable]
+    file.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    file.chmod(0o755)
+
+
+def _started(name: str, program: str, python: str, *words: str) -> NoReturn:
+    """Run one of the programs.
+
+    Args:
+        name: their folder.
+        program: its name.
+        python: the interpreter.
+        words: its arguments.
+    """
+    folder = Path(name)
+    document = json.loads((folder / _REQUEST).read_text())
+    if program == "nvidia-smi":
+        sys.stdout.write(f"{nvidia_smi(document['card'], words)}\n")
+        sys.exit()
+    from gpumemnet.tracing.script.launch import parse_launch, trace_in_process
+
+    try:
+        launch = parse_launch([program, *words])
+    except InvalidRequestError as error:
+        if program == "python":
+            _run_as_it_is(python, words)
+        sys.exit(str(error))
+    if launch.is_module and launch.script in ("pip", "venv"):
+        _run_as_it_is(python, words)
+    take_off_import_path()
+    os.environ.update(launch.variables)
+    request = {
+        **document["request"],
+        "script": launch.script,
+        "is_module": launch.is_module,
+        "arguments": list(launch.arguments),
+        "ranks": launch.ranks,
+    }
+    programs, status = Programs(folder), 0
+    try:
+        programs.report(trace_in_process(request, programs))
+    except CodeEndedError:  # it has not trained on the GPU
+        pass
+    except GpumemnetError as error:
+        programs.failed(error)
+        sys.stderr.write(f"{error}\n")
+        status = 1
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)
+
+
+def _run_as_it_is(python: str, words: Sequence[str]) -> NoReturn:
+    os.execv(python, [python, *words])  # noqa: S606 - what the script wanted to start
+
+
+@contextmanager
+def stopped_by_answer(stop: Callable[[], None]) -> Iterator[None]:
+    """Context in which ``stop`` is called when another process has an answer."""
+    before = signal.signal(_TRAINED, lambda number, frame: stop())
+    try:
+        yield
+    finally:
+        signal.signal(_TRAINED, before)
+
+
+_UNITS: Final = {"memory": "MiB", "utilization": "%"}
+
+
+def nvidia_smi(card: dict[str, Any], words: Sequence[str]) -> str:
+    """Return what ``nvidia-smi`` prints for a card.
+
+    Args:
+        card: its name and its memory in MiB.
+        words: the arguments of ``nvidia-smi``.
+    """
+    options = dict(word.partition("=")[::2] for word in words)
+    asked = options.get("--query-gpu")
+    if asked is None and "-L" in words:
+        return f"GPU 0: {card['name']} (UUID: GPU-0)"
+    if asked is None:
+        rows = (("Total", "total"), ("Used", "used"), ("Free", "free"))
+        memory = (f"        {title:<34}: {card[f'memory.{key}']} MiB" for title, key in rows)
+        return "\n".join((f"GPU 0: {card['name']}", "    FB Memory Usage", *memory))
+    form = options.get("--format", "csv").split(",")
+    names = [name.strip() for name in asked.split(",")]
+    known = {
+        **card,
+        "gpu_name": card["name"],
+        "index": 0,
+        "count": 1,
+        "uuid": "GPU-0",
+        "utilization.gpu": 0,
+        "utilization.memory": 0,
+    }
+    units = [_UNITS.get(name.partition(".")[0], "") if name in known else "" for name in names]
+    values = [
+        f"{known.get(name, '[N/A]')}{f' {unit}' if unit and 'nounits' not in form else ''}"
+        for name, unit in zip(names, units, strict=True)
+    ]
+    titles = [f"{name} [{unit}]" if unit else name for name, unit in zip(names, units, strict=True)]
+    return "\n".join([*([] if "noheader" in form else [", ".join(titles)]), ", ".join(values)])
