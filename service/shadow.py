@@ -136,7 +136,7 @@ class Shadow:
                 records.jobs[row],
                 coverage=prediction.coverage,
                 gpu=prediction.gpu,
-                encoder=self._encoders.get(records.model_sha256s[row]),
+                encoder=self._encoders.get(records.model_sha256),
             )
             SHADOW_DIFFERENCE.observe(
                 abs(math.log(estimate.expected_bytes / prediction.expected_bytes))

@@ -315,13 +315,21 @@ class JobTable(Sequence[TrainingJob]):
 
     def flat_layers(self) -> tuple[Layer, ...]:
         """The layers of all jobs, grouped by job, ``N`` in total."""
+        return self._layers(slice(None))
+
+    def layers(self, row: int) -> tuple[Layer, ...]:
+        """The layers of one job."""
+        first = int(self.layer_counts[:row].sum())
+        return self._layers(slice(first, first + int(self.layer_counts[row])))
+
+    def _layers(self, places: slice) -> tuple[Layer, ...]:
         names = self.kind_names
         return unchecked_layers(
-            [names[kind] for kind in self.layer_kinds.tolist()],
-            map(int, self.layer_activations.tolist()),
-            map(int, self.layer_parameters.tolist()),
-            map(_TRAINS_OF_CODE.__getitem__, self.layer_trains.tolist()),
-            (None if block == UNKNOWN else block for block in self.layer_blocks.tolist()),
+            [names[kind] for kind in self.layer_kinds[places].tolist()],
+            map(int, self.layer_activations[places].tolist()),
+            map(int, self.layer_parameters[places].tolist()),
+            map(_TRAINS_OF_CODE.__getitem__, self.layer_trains[places].tolist()),
+            (None if block == UNKNOWN else block for block in self.layer_blocks[places].tolist()),
         )
 
 

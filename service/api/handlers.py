@@ -6,7 +6,6 @@ between a tenth and a half to the cost of a response (benchmarks/http_latency.py
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar, TypeVarTuple
 
@@ -68,45 +67,36 @@ class JsonHandler:
         is_post = scope["method"] == "POST"
         body = await read_json_body(scope, receive) if is_post else scope["query_string"]
         if body is not None:
-            await send_response(send, 200, JSON, await handle_body(self._bytes, body))
+            await send_response(send, 200, JSON, await self._content(body))
+
+    async def _content(self, body: bytes) -> bytes:
+        return await handle_body(self._bytes, body)
 
     def _bytes(self, body: bytes) -> bytes:
         return orjson.dumps(self._respond(body))
 
 
-class SearchHandler:
-    """ASGI application of a search over many batch sizes or sequence lengths.  Searches wait for
-    each other in a thread of their own, and too many are refused.
+class SearchHandler(JsonHandler):
+    """Responds with the result of a search over many batch sizes or sequence lengths.  Searches wait
+    for each other in a thread of their own, and too many are refused (503).
 
     Args:
         search: makes the response from the body.
     """
 
     def __init__(self, search: Callable[[bytes], Any]) -> None:
-        self._search = search
+        super().__init__(search)
         self._searches = 0
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Respond to one request.
-
-        Raises:
-            Refusal: as :class:`JsonHandler`; 503 when too many searches wait.
-            FieldError: when a field of the body is invalid.
-        """
-        body = await read_json_body(scope, receive)
-        if body is None:
-            return
+    async def _content(self, body: bytes) -> bytes:
         if self._searches >= MAX_SEARCHES:
             detail = "too many searches are waiting: try again later"
             raise Refusal(OVERLOADED, detail, {"Retry-After": "1"})
         self._searches += 1
         try:
-            content = await to_thread.run_sync(
-                lambda: json.dumps(self._search(body)).encode(), limiter=_SEARCH_TURN
-            )
+            return await to_thread.run_sync(self._bytes, body, limiter=_SEARCH_TURN)
         finally:
             self._searches -= 1
-        await send_response(send, 200, JSON, content)
 
 
 async def handle_body(handle: Callable[[bytes], Result], body: bytes) -> Result:

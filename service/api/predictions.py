@@ -66,7 +66,7 @@ class RecordBatch:
         made_at_seconds: creation time of all, in seconds since the epoch.
         jobs: the jobs; at least one.
         estimates: the predictions.
-        model_sha256s: hash of the bundle that made each prediction.
+        model_sha256: hash of the bundle that made them.
         release: name of the release that the bundles belong to.
     """
 
@@ -74,7 +74,7 @@ class RecordBatch:
     made_at_seconds: float
     jobs: JobTable
     estimates: PredictionTable
-    model_sha256s: Sequence[str]
+    model_sha256: str
     release: str
 
     def __len__(self) -> int:
@@ -344,10 +344,10 @@ class PredictionApi:
                 for reason in set(map(reason_code, predictions.reasons(row))):
                     WITHOUT_LIMIT.labels(reason).inc()
         if self._recorder is not None:
-            sha256s = [self._bundles[predictions.model.name].sha256] * len(jobs)
+            sha256 = self._bundles[predictions.model.name].sha256
             self._recorder.record(
                 RecordBatch(
-                    identities, now_nanoseconds / 1e9, jobs, predictions, sha256s, self.release
+                    identities, now_nanoseconds / 1e9, jobs, predictions, sha256, self.release
                 )
             )
         return identities

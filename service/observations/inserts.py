@@ -1,15 +1,16 @@
 """Inserts predictions, their jobs and observations, few statements for many rows; deletes old ones.
 
 One statement holds many rows, so the database works without the interpreter's lock and the event
-loop continues.  Each job is stored once, by the hash of its content.
+loop continues; with a statement for each row the thread would wait for the lock as often.  Each job
+is stored once, by the hash of its content.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -40,13 +41,6 @@ _SEEN_AGAIN: Final = (
     "(hash) DO UPDATE SET seen_at = excluded.seen_at WHERE jobs.seen_at < excluded.seen_at - 3600"
 )
 """What happens to a job that is stored already: most often nothing."""
-
-_JOB_COLUMNS: Final = ("hash", "family", "document", "seen_at")
-_PREDICTION_COLUMNS: Final = tuple(column.name for column in PREDICTIONS.columns)
-_CHALLENGE_COLUMNS: Final = tuple(column.name for column in CHALLENGES.columns)
-_OBSERVATION_COLUMNS: Final = tuple(column.name for column in OBSERVATIONS.columns)
-
-_NUMBER_FIELDS: Final = tuple(name for name in FIELD_DEFAULTS if name in NUMBER_FIELDS)
 
 Row = tuple[Any, ...]
 
@@ -92,37 +86,30 @@ class Stored:
 Reply = Stored | FieldError | Refusal
 
 
-def prediction_rows(
-    predictions: Sequence[tuple[RecordBatch, int]], now: float
-) -> tuple[dict[str, Row], list[Row]]:
-    """The rows of the jobs, by hash, and the rows of the predictions.
+def prediction_rows(records: RecordBatch, row: int, now: float) -> tuple[Row, Row]:
+    """The row of a job, and the row of its prediction.
 
     Args:
-        predictions: each a row of predictions that were made at once.
+        records: predictions that were made at once.
+        row: one of them.
         now: seconds since the epoch.
     """
-    tables = [
-        records.jobs if len(records) == 1 else records.jobs[row : row + 1]
-        for records, row in predictions
-    ]
-    jobs: dict[str, Row] = {}
-    rows: list[Row] = []
-    documents = job_documents(JobTable.concatenate(tables))
-    for (records, row), document in zip(predictions, documents, strict=True):
-        job_hash = hashlib.sha256(document).hexdigest()
-        family = records.jobs.options("family")[records.jobs.option_codes[row]]
-        jobs[job_hash] = (job_hash, family, document.decode(), now)
-        estimate = records.estimates[row]
-        rows.append(
-            (
-                *(records.prediction_ids[row], records.made_at_seconds, job_hash),
-                *(records.model_sha256s[row], estimate.estimator[:200], records.release[:200]),
-                *(estimate.gpu[:100], float(estimate.coverage)),
-                *(stored_bytes(estimate.expected_bytes), stored_bytes(estimate.safe_bytes)),
-                *(estimate.in_support, _reason_codes(estimate.reasons)),
-            )
-        )
-    return jobs, rows
+    jobs, made = records.jobs, records.estimates
+    document = job_document(jobs, row)
+    job_hash = hashlib.sha256(document).hexdigest()
+    is_unbounded = np.ma.getmaskarray(made.safe_bytes)[row]
+    safe_bytes = None if is_unbounded else made.safe_bytes.data[row]
+    reasons = made.reasons(row)
+    return (
+        (job_hash, jobs.options("family")[jobs.option_codes[row]], document.decode(), now),
+        (
+            *(records.prediction_ids[row], records.made_at_seconds, job_hash),
+            *(records.model_sha256, made.model.name[:200], records.release[:200]),
+            *(made.model.prediction_gpu.gpu[:100], float(made.coverage)),
+            *(stored_bytes(made.expected_bytes[row]), stored_bytes(safe_bytes)),
+            *(not reasons, _reason_codes(reasons)),
+        ),
+    )
 
 
 def stored_bytes(amount: int | None) -> int | None:
@@ -145,9 +132,9 @@ def write_predictions(
     challenges: Sequence[Row],
 ) -> None:
     """Write predictions, their jobs, and the challenger's predictions."""
-    _insert_jobs(connection, jobs)
-    _insert(connection, PREDICTIONS, _PREDICTION_COLUMNS, predictions)
-    _insert(connection, CHALLENGES, _CHALLENGE_COLUMNS, challenges)
+    _insert(connection, JOBS, sorted(jobs.values()), _SEEN_AGAIN)
+    _insert(connection, PREDICTIONS, predictions)
+    _insert(connection, CHALLENGES, challenges)
 
 
 def write_observations(connection: Connection, incoming: Sequence[Incoming]) -> list[Reply]:
@@ -165,7 +152,7 @@ def write_observations(connection: Connection, incoming: Sequence[Incoming]) -> 
             job_hash, family, gpu = found
             gpu = observation.gpu or gpu
         elif observation.job is not None and observation.gpu is not None:
-            [document] = job_documents(JobTable.from_jobs((observation.job,)))
+            document = job_document(JobTable.from_jobs((observation.job,)), 0)
             job_hash = hashlib.sha256(document).hexdigest()
             family, gpu = observation.job.family, observation.gpu
             jobs[job_hash] = (job_hash, family, document.decode(), one.received_at)
@@ -180,11 +167,11 @@ def write_observations(connection: Connection, incoming: Sequence[Incoming]) -> 
             continue
         prediction_id = None if found is None else observation.prediction_id
         rows[index] = _observation_row(one, prediction_id, job_hash, family, gpu)
-    _insert_jobs(connection, jobs)
+    _insert(connection, JOBS, sorted(jobs.values()), _SEEN_AGAIN)
     # The same order in every process: otherwise two processes that store the same observations
     # could deadlock.
     ordered = sorted(rows.values(), key=lambda row: (row[-2], row[-3]))
-    _insert(connection, OBSERVATIONS, _OBSERVATION_COLUMNS, ordered)
+    _insert(connection, OBSERVATIONS, ordered)
     stored = _observations_by_key(connection, [incoming[index].key for index in rows])
     for index in rows:
         one = incoming[index]
@@ -231,32 +218,20 @@ def sweep(connection: Connection, before: float) -> bool:
     return len(hashes) == SWEEP_ROWS
 
 
-def _insert_jobs(connection: Connection, jobs: Mapping[str, Row]) -> None:
-    _insert(connection, JOBS, _JOB_COLUMNS, sorted(jobs.values()), _SEEN_AGAIN)
-
-
 def _insert(
-    connection: Connection,
-    table: Table,
-    columns: tuple[str, ...],
-    rows: Sequence[Row],
-    conflict: str = "DO NOTHING",
+    connection: Connection, table: Table, rows: Sequence[Row], conflict: str = "DO NOTHING"
 ) -> None:
+    """Insert rows with all columns of the table."""
+    columns = table.columns.keys()
     mark = "%s" if connection.dialect.name == "postgresql" else "?"
+    row = f"({', '.join([mark] * len(columns))})"
     start = 0
     for count in ROWS_PER_STATEMENT:
+        statement = f"INSERT INTO {table.name} ({', '.join(columns)}) VALUES {', '.join([row] * count)} ON CONFLICT {conflict}"  # noqa: S608
         while len(rows) - start >= count:
-            values = tuple(value for row in rows[start : start + count] for value in row)
-            connection.exec_driver_sql(
-                _statement(table.name, columns, count, mark, conflict), values
-            )
+            values = tuple(chain.from_iterable(rows[start : start + count]))
+            connection.exec_driver_sql(statement, values)
             start += count
-
-
-@cache
-def _statement(table: str, columns: tuple[str, ...], count: int, mark: str, conflict: str) -> str:
-    row = f"({', '.join([mark] * len(columns))})"
-    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES {', '.join([row] * count)} ON CONFLICT {conflict}"  # noqa: S608
 
 
 def _observation_row(
@@ -316,34 +291,20 @@ def _observations_by_key(connection: Connection, keys: Sequence[str]) -> dict[tu
     return {(row.key_name, row.idempotency_key): row for row in connection.execute(question)}
 
 
-def job_documents(jobs: JobTable) -> list[bytes]:
-    """The JSON document of each job."""
-    numbers = [_whole(jobs.column(name), name in UNSTATED_AS_ZERO) for name in _NUMBER_FIELDS]
-    options = [dict(zip(OPTION_FIELDS, values, strict=True)) for values in jobs.option_sets]
-    return [
-        orjson.dumps(
-            FIELD_DEFAULTS
-            | options[code]
-            | dict(zip(_NUMBER_FIELDS, values, strict=True))
-            | {"layers": layers}
-        )
-        for code, layers, *values in zip(
-            jobs.option_codes.tolist(), _layers(jobs), *numbers, strict=True
-        )
-    ]
-
-
-def _layers(jobs: JobTable) -> Iterator[Sequence[Any]]:
-    """The layer list of each job, with what is known of each layer."""
-    layers = [
-        layer[:3] if layer.trains is None and layer.block is None else tuple(layer)
-        for layer in jobs.flat_layers()
-    ]
-    return jobs.split_by_job(layers)
-
-
-def _whole(
-    numbers: np.ndarray[Any, np.dtype[np.float64]], is_zero_unstated: bool
-) -> list[int | None]:
-    whole: list[int | None] = numbers.astype(np.int64).tolist()
-    return [number or None for number in whole] if is_zero_unstated else whole
+def job_document(jobs: JobTable, row: int) -> bytes:
+    """The JSON document of one job, with what is known of each layer."""
+    numbers = zip(NUMBER_FIELDS, jobs.numbers[:, row].tolist(), strict=True)
+    return orjson.dumps(
+        FIELD_DEFAULTS
+        | dict(zip(OPTION_FIELDS, jobs.option_sets[jobs.option_codes[row]], strict=True))
+        | {
+            name: int(number) if number or name not in UNSTATED_AS_ZERO else None
+            for name, number in numbers
+        }
+        | {
+            "layers": [
+                layer[:3] if layer.trains is None and layer.block is None else tuple(layer)
+                for layer in jobs.layers(row)
+            ]
+        }
+    )

@@ -68,10 +68,9 @@ REFRESH_SECONDS: Final = 5.0
 SWEEP_SECONDS: Final = 60.0
 
 _UUID_7: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
-_SLICE: Final = 2
-_PAUSE_SECONDS: Final = 0.0005
-"""The thread pauses after every :data:`_SLICE` records; otherwise it would hold the interpreter's
-lock for many milliseconds."""
+_SLICE_SECONDS: Final = 0.0002
+"""The thread pauses after so much work; otherwise it would hold the interpreter's lock for many
+milliseconds."""
 _PAUSES: Final = 4
 """Length of the pause as a multiple of the slice's time: responses have priority."""
 _DISK_FULL: Final = (sqlite3.SQLITE_FULL, "53100")
@@ -526,13 +525,15 @@ class ObservationStore:
         something waits."""
         jobs: dict[str, Row] = {}
         rows: list[Row] = []
-        for start in range(0, len(queued), _SLICE):
-            began = time.thread_time()
-            some_jobs, some_rows = prediction_rows(queued[start : start + _SLICE], time.time())
-            jobs |= some_jobs
-            rows += some_rows
-            if not (hurried or self._stopping or self._waiting):
-                self._wake.wait(max(_PAUSE_SECONDS, _PAUSES * (time.thread_time() - began)))
+        began = time.thread_time()
+        for records, row in queued:
+            job, prediction = prediction_rows(records, row, time.time())
+            jobs[job[0]] = job
+            rows.append(prediction)
+            used = time.thread_time() - began
+            if used > _SLICE_SECONDS and not (hurried or self._stopping or self._waiting):
+                self._wake.wait(_PAUSES * used)
+                began = time.thread_time()
         return jobs, rows
 
     def _flush_observations(self, *, last: bool) -> bool:

@@ -42,7 +42,7 @@ def records(predictor: Predictor) -> list[RecordBatch]:
         bundle.sha256 for bundle in predictor.bundles if bundle.card.name == predictions.model.name
     )
     return [
-        RecordBatch([str(number)], 0.0, table, predictions, [sha256], "") for number in range(2000)
+        RecordBatch([str(number)], 0.0, table, predictions, sha256, "") for number in range(2000)
     ]
 
 

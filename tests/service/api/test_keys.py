@@ -177,16 +177,3 @@ def test_the_log_names_keys_and_never_holds_one(locked: Locked, job: Document) -
     text = locked.log.read_text()
     assert not [key for key in (*KEYS.values(), "a-key-that-is-wrong") if key in text]
     assert sha256(KEYS["predict"].encode()).hexdigest() not in text
-
-
-def test_keys_from_a_file(start_service: StartService, tmp_path: Path, job: Document) -> None:
-    file = tmp_path / "keys"
-    file.write_text(f"# one\n{entry('site', 'predict', 'secret')}\n")
-    with start_service(GPUMEMNET_API_KEYS_FILE=str(file)) as running:
-        assert httpx.post(f"{running.url}/v1/predict", json={"job": job}).status_code == 401
-        assert (
-            httpx.post(
-                f"{running.url}/v1/predict", json={"job": job}, headers=bearer("secret")
-            ).status_code
-            == 200
-        )

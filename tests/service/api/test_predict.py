@@ -285,7 +285,7 @@ def test_every_prediction_is_handed_to_the_recorder(predictor: Predictor, job: D
     for (records, row), answer in zip(rows, answers, strict=True):
         assert records.prediction_ids[row] == answer["prediction_id"]
         assert records.jobs[row] == job_from_dict(job)
-        assert records.model_sha256s[row] == answer["model"]["sha256"]
+        assert records.model_sha256 == answer["model"]["sha256"]
         assert records.estimates[row].gpu == answer["gpu"]
         assert abs(records.made_at_seconds - time.time()) < 60
     api.batch_sizes(json.dumps({"job": job}).encode())

@@ -227,7 +227,7 @@ def test_any_bytes_are_refused_or_answered(
         connection.sendall(
             method + b" " + target + b" HTTP/1.1\r\nHost: localhost\r\n" + head + b"\r\n" + body
         )
-        connection.settimeout(0.05)  # a request that promises more than it sends has no answer
+        connection.settimeout(0.02)  # a request that promises more than it sends has no answer
         answer = io.BytesIO()
         try:
             while chunk := connection.recv(65536):

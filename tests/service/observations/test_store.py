@@ -89,9 +89,7 @@ def record(
     made_at = time.time() - age_seconds
     job = job or job_from_dict(EXAMPLE_JOBS["mlp"])
     identity = prediction_id(int(made_at * 1e9))
-    return RecordBatch(
-        [identity], made_at, JobTable.from_jobs([job]), estimate, ["a" * 64], release
-    )
+    return RecordBatch([identity], made_at, JobTable.from_jobs([job]), estimate, "a" * 64, release)
 
 
 def observed(identity: str, peak_bytes: int, **fields: Any) -> Observation:
@@ -226,7 +224,7 @@ def dropped() -> float:
 def test_observations_go_before_the_predictions_that_wait(
     make_store: MakeStore, estimate: PredictionTable, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "_PAUSE_SECONDS", 300.0)  # the predictions would take an hour
+    monkeypatch.setattr(store, "_PAUSES", 1e6)  # the predictions would take an hour
     one = make_store()
     made = [record(estimate) for _ in range(2000)]
     for each in made:
