@@ -64,6 +64,11 @@ class Reading(NamedTuple):
         """How far the expectation lies above the reading, relative to it."""
         return self.expected_bytes / self.read_bytes - 1.0
 
+    @property
+    def ratio(self) -> float:
+        """The reading over the expectation."""
+        return self.read_bytes / self.expected_bytes
+
 
 def readings(folder: Path, *, exact: bool = False) -> Iterator[Reading | str]:
     """Readings of jobs on one GPU; a sentence for each row that is left out.
@@ -158,7 +163,7 @@ def _options(table: str, row: dict[str, str]) -> dict[str, Any]:
         values |= {"library": "litgpt", "adapter_bytes": 2, "raises_logits": False}
         if method == "qlora":
             # What is not quantised stays in fp32, and bitsandbytes answers in its input's type.
-            values |= {"optimizer": "paged_adamw"}
+            values |= {"optimizer": "paged_adamw", "raises_frozen": "confighub" in row["row_id"]}
     if table == "peft":
         stated = json.loads(row["peft_config"])
         values |= {"sequence_length": _FLUX_TOKENS, "lora_rank": stated.get("r", 16), "year": 2026}
@@ -166,34 +171,42 @@ def _options(table: str, row: dict[str, str]) -> dict[str, Any]:
     if table == "qwen":
         values["raises_logits"] = False  # its own class, which autocast raises
         # finetune_qlora_single_gpu.sh runs DeepSpeed, which has no autocast.
-        values["has_autocast"] = not is_gptq
+        if is_gptq:
+            values |= {"has_autocast": False, "parallel": "zero2"}
     return values
 
 
 def safety_factors(found: list[Reading]) -> dict[str, float]:
     """The factors over the expectation below which :data:`COVERAGE` of the readings lie: of bases
-    that are quantised, and of others.
+    that GPTQ quantised, and of others; wider by what readings of a new source need.
 
-    Too few readings of one kind, and the factor is that of both kinds together.
+    Too few readings of one kind, and the factor is the largest ratio of all.
     """
-    ratios = {
-        is_quantised: [
-            each.read_bytes / each.expected_bytes
-            for each in found
-            if each.answer.method.is_quantised == is_quantised
-        ]
-        for is_quantised in (False, True)
-    }
-    together = _factor([*ratios[False], *ratios[True]]) or max([1.0, *ratios[False], *ratios[True]])
-    return {
-        "plain": _factor(ratios[False]) or together,
-        "quantised": _factor(ratios[True]) or together,
-    }
+    needed = [each.ratio / factors[_kind(each)] for each, factors in by_other_sources(found)]
+    margin = float(np.quantile(needed, COVERAGE, method="higher"))
+    return {kind: round(factor * max(margin, 1.0), 3) for kind, factor in _factors(found).items()}
 
 
-def _factor(ratios: list[float]) -> float | None:
-    (factor,) = conformal_quantiles(np.array(ratios), [COVERAGE])
-    return None if factor is None else round(max(1.0, factor), 3)
+def by_other_sources(found: list[Reading]) -> Iterator[tuple[Reading, dict[str, float]]]:
+    """Each reading, and the factors from the readings of other sources."""
+    for source in {each.source for each in found}:
+        factors = _factors([each for each in found if each.source != source])
+        yield from ((each, factors) for each in found if each.source == source)
+
+
+def _factors(found: list[Reading]) -> dict[str, float]:
+    ratios: dict[str, list[float]] = {"plain": [], "gptq": []}
+    for each in found:
+        ratios[_kind(each)].append(each.ratio)
+    largest = max([1.0, *ratios["plain"], *ratios["gptq"]])
+    factors = {
+        kind: conformal_quantiles(np.array(own), [COVERAGE])[0] for kind, own in ratios.items()
+    }
+    return {kind: factor or largest for kind, factor in factors.items()}
+
+
+def _kind(reading: Reading) -> str:
+    return "gptq" if reading.answer.method.quantisation == "gptq" else "plain"
 
 
 def compare(folder: Path, *, write: bool = False, exact: bool = False) -> str:
@@ -209,21 +222,16 @@ def compare(folder: Path, *, write: bool = False, exact: bool = False) -> str:
             lines.append(
                 f"{each.row:24} read {read:6.2f}  expected {expected:6.2f}  {each.error:+.1%}"
             )
+    factors = safety_factors(found)
+    others = list(by_other_sources(found))
     for source in (*sorted({each.source for each in found}), ""):
         own = [each for each in found if source in ("", each.source)]
-        below = 0
-        for table in {each.source for each in own}:
-            factors = safety_factors([each for each in found if each.source != table])
-            below += sum(
-                each.read_bytes
-                <= each.expected_bytes
-                * factors["quantised" if each.answer.method.is_quantised else "plain"]
-                for each in own
-                if each.source == table
-            )
-        text = f"safe above {below}/{len(own)} by other sources"
+        below = sum(each.ratio <= factors[_kind(each)] for each in own)
+        apart = sum(
+            each.ratio <= known[_kind(each)] for each, known in others if source in ("", each.source)
+        )
+        text = f"safe above {below}/{len(own)}, without the margin by other sources {apart}"
         lines.append(f"{source or 'all'}: {_summary(own)}, {text}")
-    factors = safety_factors(found)
     lines.append(f"factors of the safe bytes, from all: {factors}")
     if write:
         path = Path(gpumemnet.__file__).parent / "named" / "safety.json"

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from importlib import resources
+from itertools import accumulate
+from operator import or_
 from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.errors import ExtractError, FieldError, InvalidRequestError
@@ -30,7 +32,7 @@ from gpumemnet.gpu import (
 from gpumemnet.named.architectures import network
 from gpumemnet.named.catalogue import UNCHECKED, NamedModel, find_model
 from gpumemnet.named.diffusion import TEXT_TOKENS
-from gpumemnet.named.methods import MAX_SEQUENCE_LENGTH, Method
+from gpumemnet.named.methods import FUSED_EXPERTS_SINCE, MAX_SEQUENCE_LENGTH, SHARDED, Method
 from gpumemnet.named.operators import Network
 from gpumemnet.named.step_walk import PARTS, StepPeak, step_peak
 from gpumemnet.named.trainer_files import TrainerFile, read_trainer_file
@@ -46,7 +48,7 @@ from gpumemnet.units import GIB, MIB, ceil_mib
 if TYPE_CHECKING:
     from gpumemnet.named.exact import ExactPeak
 
-COVERAGE: Final = 0.975
+COVERAGE: Final = 0.98
 """Share of the published readings that lie below the safe bytes."""
 TABLE_METHODS: Final = ("full", "lora", "qlora")
 TABLE_LENGTHS: Final = (256, 512, 1024, 2048, 4096, 8192)
@@ -54,10 +56,34 @@ TABLE_BATCHES: Final = (16, 64, 128, 256)
 _IMAGE_TYPES: Final = ("layers", "vit", "dinov2")
 _IMAGE_TOKENS: Final = 4096
 """Of an image of 1,024 pixels, in a diffusion transformer."""
-_TOKENS_STEP: Final = 128
 MAX_SEARCHED_BATCH: Final = 2**16
 _TYPES: Final = {"bf16": "bfloat16", "amp_bf16": "bfloat16", "amp_fp16": "float16"}
 _SHOWN_CHANGES: Final = 3
+_SHORT: Final = 512
+"""Tokens of a sample that is not offered in half."""
+_CHANGES: Final[dict[Any, str]] = {
+    "kernels": "Liger kernels (costs nothing)",
+    "checkpointing": "gradient checkpointing (a third slower)",
+    "optimizer": "8-bit AdamW, paged",
+    "batch_size": "batches of {batch_size}, {gradient_accumulation} accumulated (slower)",
+    "lora": "LoRA instead of full fine-tuning",
+    "qlora": "QLoRA: a base of 4 bits (slower)",
+    "sequence_length": "sequences of {sequence_length:,} tokens",
+    "gpus": "{gpus} GPUs, sharded by {parallel}",
+}
+"""What changes, a field or its value → what to do, and what it costs."""
+_OPTIONS: Final = {
+    "kernels": "--kernels {kernels}",
+    "checkpointing": "--checkpointing",
+    "optimizer": "--optimizer {optimizer}",
+    "batch_size": "--batch-size {batch_size}",
+    "gradient_accumulation": "--accumulation {gradient_accumulation}",
+    "method": "--method {method}",
+    "sequence_length": "--sequence-length {sequence_length}",
+    "gpus": "--gpu {gpus}x{gpu}",
+    "parallel": "--parallel {parallel}",
+}
+"""Field of a method → the command's option."""
 _MOST_GPUS: Final = 64
 
 
@@ -214,9 +240,9 @@ class _Asked:
         factors = safety()
         if self.traced is not None and self.traced[0] == method:
             return self.traced[1]
-        if self.reads_tokens and method.gpus == 1:
-            return factors["quantised" if method.is_quantised else "plain"]
-        return max(factors["plain"], factors["quantised"])
+        if self.reads_tokens and method.gpus == 1 and method.quantisation != "gptq":
+            return factors["plain"]
+        return max(factors.values())
 
     def trace(
         self, method: Method, notes: list[str], progress: Callable[[str], None] | None
@@ -336,7 +362,7 @@ def fit(
 
 def _check_targets(built: Network, method: Method) -> None:
     """Adapters on no layer would train nothing."""
-    if method.has_adapters and not _trained(built, method):
+    if method.has_adapters and not _adapter_elements(built, method):
         inner = [section for section in built.sections if section.is_checkpointed]
         names = {
             each.name for section in inner for each in section.operators if each.kind == "linear"
@@ -407,6 +433,9 @@ def _answer(asked: _Asked, method: Method, notes: list[str], traced: ExactPeak |
         parameters = traced.parameters
         scaled = "table, limits and changes are those of the instant depth, scaled to this trace"
         notes = [*notes, *traced.notes, scaled]
+    trained = parameters
+    if method.has_adapters:
+        trained = traced.trained_parameters if traced else _adapter_elements(built, method)
     judged = None
     if available is not None:
         judged = verdict(ceil_mib(expected), ceil_mib(safe), available // MIB)
@@ -415,7 +444,7 @@ def _answer(asked: _Asked, method: Method, notes: list[str], traced: ExactPeak |
         source=asked.model.source,
         checked=asked.model.checked,
         parameters=parameters,
-        trained_parameters=traced.trained_parameters if traced else _trained(built, method),
+        trained_parameters=trained,
         method=method,
         gpu=None if profile is None else profile.name,
         available_bytes=available,
@@ -433,14 +462,12 @@ def _answer(asked: _Asked, method: Method, notes: list[str], traced: ExactPeak |
         smallest_gpu=_smallest_gpu(asked, method),
         fewest_gpus=_fewest_gpus(asked, method),
         changes=() if judged in (None, YES) else tuple(_changes(asked, method)),
-        notes=(*notes, *_notes(asked.model, method)),
+        notes=(*notes, *_notes(asked, built, method)),
         depth="exact" if traced else "instant",
     )
 
 
-def _trained(built: Network, method: Method) -> int:
-    if not method.has_adapters:
-        return built.parameters
+def _adapter_elements(built: Network, method: Method) -> int:
     return sum(
         section.count * sum(method.adapter_elements(operator))
         for section in built.sections
@@ -449,13 +476,24 @@ def _trained(built: Network, method: Method) -> int:
     )
 
 
-def _notes(model: NamedModel, method: Method) -> Iterator[str]:
+def _notes(asked: _Asked, built: Network, method: Method) -> Iterator[str]:
+    model, profile = asked.model, asked.profile
     if model.checked == "recalled":
         yield "the total of parameters was compared with a recalled number only"
+    if "bf16" in method.precision and profile and profile.compute_capability < (8, 0):
+        yield (
+            f"{profile.aliases[0]} has no arithmetic in bf16, which is slow there, and no fast "
+            "attention in it: ask with --precision amp_fp16"
+        )
     if method.casts_frozen:
         yield "embeddings, norms and head are in fp32, by prepare_model_for_kbit_training"
+    is_left = any(each.copies > 1 for section in built.sections for each in section.operators)
+    if is_left and method.is_quantised and method.year >= FUSED_EXPERTS_SINCE:
+        yield "the experts' weights stay in 16 bits: transformers 5 makes one parameter of them, which bitsandbytes leaves"
     if method.optimizer.startswith("paged_"):
         yield "paged optimizer state is counted as lying in host memory"
+    if method.parallel == "zero2":
+        yield "DeepSpeed's buckets are counted as 2 x 200 million elements (reduce_bucket_size)"
     longest = model.config.get("max_position_embeddings")
     if isinstance(longest, int) and 0 < longest < method.sequence_length:
         yield f"{method.sequence_length:,} tokens are more than the {longest:,} that the model was made for"
@@ -510,16 +548,12 @@ def _largest_batch(asked: _Asked, method: Method) -> int | None:
 
 
 def _longest_sequence(asked: _Asked, method: Method) -> int | None:
-    """In steps of 128 tokens, up to what the model can read."""
-    if asked.profile is None or not asked.reads_tokens:
+    """Up to what the model can read."""
+    if asked.profile is None or not asked.reads_tokens or not asked.model.config.get("vocab_size"):
         return None
     longest = asked.model.config.get("max_position_embeddings")
     most = min(longest if isinstance(longest, int) else MAX_SEQUENCE_LENGTH, MAX_SEQUENCE_LENGTH)
-    steps = _largest(
-        lambda steps: asked.is_safe(replace(method, sequence_length=_TOKENS_STEP * steps)),
-        max(most // _TOKENS_STEP, 1),
-    )
-    return _TOKENS_STEP * steps
+    return _largest(lambda tokens: asked.is_safe(replace(method, sequence_length=tokens)), most)
 
 
 def _smallest_gpu(asked: _Asked, method: Method) -> str | None:
@@ -546,74 +580,45 @@ def _fewest_gpus(asked: _Asked, method: Method) -> int | None:
 def _changes(asked: _Asked, method: Method) -> Iterator[Change]:
     """The cheapest changes that make the job fit: single ones, else several together."""
     steps = list(_steps(asked, method))
-    singles = [
-        _change(asked, text, options, changed)
-        for text, options, values in steps
-        if asked.is_safe(changed := replace(method, **values))
-    ]
-    found = singles[:_SHOWN_CHANGES]
-    yield from found
-    if found:
-        return
-    texts: list[str] = []
-    options: list[str] = []
-    together: dict[str, Any] = {}
-    for text, option, values in steps:
-        texts.append(text)
-        options.append(option)
-        together |= values
-        changed = replace(method, **together)
-        if len(texts) > 1 and asked.is_safe(changed):
-            yield _change(asked, " + ".join(texts), " ".join(options), changed)
-            return
-
-
-def _change(asked: _Asked, text: str, options: str, changed: Method) -> Change:
-    expected = asked.expected(changed)
-    return Change(text, options, expected, asked.safe(changed, expected))
-
-
-def _steps(asked: _Asked, method: Method) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Single changes in the order of their costs: text, options, and fields of the method."""
-    if method.kernels == "none" and asked.reads_tokens:
-        yield "Liger kernels (costs nothing)", "--kernels liger", {"kernels": "liger"}
-    if not method.checkpointing and asked.has_blocks:
-        yield "gradient checkpointing (a third slower)", "--checkpointing", {"checkpointing": True}
-    if method.optimizer in ("adam", "adamw"):
-        yield (
-            "8-bit AdamW, paged",
-            "--optimizer paged_adamw_8bit",
-            {"optimizer": "paged_adamw_8bit"},
+    found = [changed for each in steps if asked.is_safe(changed := replace(method, **each))]
+    if not found:
+        together = (replace(method, **each) for each in list(accumulate(steps, or_))[1:])
+        found = [changed for changed in together if asked.is_safe(changed)][:1]
+    for changed in found[:_SHOWN_CHANGES]:
+        before, after = asdict(method), asdict(changed)
+        values = {name: after[name] for name in _OPTIONS if after[name] != before[name]}
+        texts = [_CHANGES.get(value) or _CHANGES.get(name) for name, value in values.items()]
+        named = {**after, "gpu": asked.profile and asked.profile.aliases[0].replace(" ", "-")}
+        expected = asked.expected(changed)
+        yield Change(
+            " + ".join(filter(None, texts)).format(**after),
+            " ".join(_OPTIONS[name] for name in values).format(**named),
+            expected,
+            asked.safe(changed, expected),
         )
+
+
+def _steps(asked: _Asked, method: Method) -> Iterator[dict[str, Any]]:
+    """Single changes, in the order of their costs."""
+    if method.kernels == "none" and asked.reads_tokens:
+        yield {"kernels": "liger"}
+    if not method.checkpointing and asked.has_blocks:
+        yield {"checkpointing": True}
+    if method.optimizer in ("adam", "adamw"):
+        yield {"optimizer": "paged_adamw_8bit"}
     if method.batch_size > 1:
         batch = _smaller_batch(asked, method)
-        accumulated = method.gradient_accumulation * -(-method.batch_size // batch)
-        yield (
-            f"batches of {batch}, {accumulated} accumulated (slower)",
-            f"--batch-size {batch} --accumulation {accumulated}",
-            {"batch_size": batch, "gradient_accumulation": accumulated},
-        )
+        passes = method.gradient_accumulation * -(-method.batch_size // batch)
+        yield {"batch_size": batch, "gradient_accumulation": passes}
     if method.method == "full" and asked.has_blocks:
-        yield "LoRA instead of full fine-tuning", "--method lora", {"method": "lora"}
-    if method.method != "qlora" and asked.has_blocks:
-        yield "QLoRA: a base of 4 bits (slower)", "--method qlora", {"method": "qlora"}
-    if method.sequence_length > 512 and asked.reads_tokens:
-        half = method.sequence_length // 2
-        yield (
-            f"sequences of {half:,} tokens",
-            f"--sequence-length {half}",
-            {"sequence_length": half},
-        )
-    sharded = [replace(method, gpus=count, parallel="fsdp2") for count in (2, 4, 8)]
-    for changed in sharded:
-        if asked.profile is not None and changed.gpus > method.gpus and asked.is_safe(changed):
-            name = f"{changed.gpus}x{asked.profile.aliases[0]}".replace(" ", "-")
-            yield (
-                f"{changed.gpus} GPUs, sharded by FSDP2",
-                f"--gpu {name} --parallel fsdp2",
-                {"gpus": changed.gpus, "parallel": "fsdp2"},
-            )
-            return
+        yield {"method": "lora"}
+    if not method.is_quantised and asked.has_blocks:
+        yield {"method": "qlora"}
+    if method.sequence_length > _SHORT and asked.reads_tokens:
+        yield {"sequence_length": method.sequence_length // 2}
+    parallel = method.parallel if method.parallel in SHARDED else "fsdp2"
+    sharded = ({"gpus": gpus, "parallel": parallel} for gpus in (2, 4, 8) if gpus > method.gpus)
+    yield from [each for each in sharded if asked.is_safe(replace(method, **each))][:1]
 
 
 def _smaller_batch(asked: _Asked, method: Method) -> int:

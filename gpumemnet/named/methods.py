@@ -34,6 +34,8 @@ LORA_RANK: Final = 16
 SEQUENCE_LENGTH: Final = 2048
 MAX_SEQUENCE_LENGTH: Final = 2**24
 MAX_RANK: Final = 2**14
+FUSED_EXPERTS_SINCE: Final = 2026
+"""Year from which ``transformers`` (5.0) keeps the experts of a layer in one parameter."""
 _SMALLEST_QUANTISED_STATE: Final = 4096
 """Elements of the smallest parameter whose optimizer state bitsandbytes keeps in 8 bits
 (``min_8bit_size``)."""
@@ -159,6 +161,14 @@ class Method:
         """Whether the linear layers of the base have 4 bits."""
         return self.method == "qlora" or bool(self.quantisation)
 
+    def quantises(self, operator: Operator, is_inner: bool) -> bool:
+        """Whether the weight of this linear layer has 4 bits.
+
+        ``bitsandbytes`` leaves experts that are one parameter as they are.
+        """
+        is_module = operator.copies == 1 or self.year < FUSED_EXPERTS_SINCE
+        return self.is_quantised and is_inner and is_module
+
     @property
     def shifts_logits(self) -> bool:
         """Whether the loss copies the logits without their last position."""
@@ -196,7 +206,7 @@ class Method:
         bias = operator.parameters - operator.copies * self.matrix_elements(operator)
         matrix = operator.parameters - bias
         tensors = [float(bias * self.outer_bytes)] if bias else []
-        if not self.is_quantised:
+        if not self.quantises(operator, is_inner):
             return (matrix * self.base_bytes, *tensors)
         if self.quantisation == "gptq":
             scales = matrix / _GPTQ_GROUP

@@ -38,6 +38,9 @@ _INPUT_DROPPED: Final = 2024
 needed (``MatMul4Bit``)."""
 _REENTRANT_UNTIL: Final = 2026
 """Year from which ``transformers`` (5.0) checkpoints without re-entering autograd."""
+_BUCKET_ELEMENTS: Final = 2 * 2 * 10**8
+"""Gradients that DeepSpeed's stage 2 reduces at once, in two buffers of the size that its examples
+state (``reduce_bucket_size``)."""
 _GATHERED_UNITS: Final = 2
 """Blocks whose weights FSDP holds at once: the one that runs and the one fetched ahead."""
 
@@ -227,6 +230,8 @@ class _BlockWalk:
 
     def _output_bytes(self, operator: Operator, widest: int) -> int:
         method, kind = self.method, operator.kind
+        if kind == "linear" and self._is_dequantised(operator):
+            return widest  # ``bitsandbytes.nn.Linear4bit`` answers in its input's type
         if kind in ("linear", "attention"):
             return method.compute_bytes
         if kind == "embedding":
@@ -281,6 +286,11 @@ class _BlockWalk:
                     self.own.append(method.compute_bytes * self.elements[sources[0]])
                     self.kept = []
 
+    def _is_dequantised(self, operator: Operator) -> bool:
+        """Whether a linear layer is one of ``bitsandbytes``, which dequantises it while it runs."""
+        quantised = self.method.quantises(operator, self.is_inner)
+        return quantised and self.method.quantisation != "gptq"
+
     def _note_linear(self, operator: Operator, widest: int, has_adapter: bool) -> None:
         method, compute = self.method, self.method.compute_bytes
         inputs = operator.rows * self.batch * operator.width
@@ -289,13 +299,12 @@ class _BlockWalk:
         self.temporary = cast
         if self._trains(operator):
             self._keep_input(operator, cast)
-        is_quantised = method.is_quantised and self.is_inner
         weight_bytes = method.base_bytes if self.is_inner else method.outer_bytes
-        if is_quantised and method.quantisation != "gptq":
+        if self._is_dequantised(operator):
             self.temporary += compute * matrix
             if method.year < _INPUT_DROPPED:
                 self._keep_input(operator, cast)
-        elif weight_bytes > compute and not is_quantised:
+        elif weight_bytes > compute and not method.quantises(operator, self.is_inner):
             self.own.append(compute * matrix)  # autocast's copy of the weight
         if has_adapter:
             self._note_adapter(operator, inputs, widest)
@@ -340,13 +349,18 @@ class _BlockWalk:
     def _note_attention(self, at: int, operator: Operator) -> None:
         method, compute = self.method, self.method.compute_bytes
         self.kept = [*operator.inputs, at]
+        wide = [each for each in operator.inputs if self.element_bytes.get(each, 0) > compute]
+        copies: list[float] = []
+        if wide and method.is_autocast:  # the kernel saves autocast's copies
+            self.kept = [each for each in self.kept if each not in wide]
+            copies = [compute * self.elements[each] for each in wide]
         scores = self._scores(operator)
         if scores:
             raised = sum(self.elements[source] for source in operator.inputs) * FULL_BYTES
             self.own = [FULL_BYTES * scores, raised if compute < FULL_BYTES else 0]
             self.temporary = FULL_BYTES * scores
             return
-        self.own = [FULL_BYTES * (operator.elements // operator.width) * self.batch]
+        self.own = [FULL_BYTES * (operator.elements // operator.width) * self.batch, *copies]
         if method.attention == "memory_efficient":
             self.own += [
                 self.elements[at] * compute
@@ -427,7 +441,7 @@ class _BlockWalk:
             matrix = method.matrix_elements(operator) * operator.copies
             inputs = operator.rows * self.batch * operator.width
             found = 0.0
-            if method.is_quantised and self.is_inner and method.quantisation != "gptq":
+            if self._is_dequantised(operator):
                 found += compute * matrix
             if max(self.element_bytes.get(each, 0) for each in operator.inputs) > compute:
                 found += compute * inputs  # before it is cast to the input's type
@@ -572,6 +586,8 @@ class _Step:
         is_raised = method.is_sharded and method.is_autocast and not method.has_adapters
         self.growth = FULL_BYTES / method.outer_bytes if is_raised else 1.0
         """FSDP keeps trained weights in fp32 (accelerate with mixed precision)."""
+        is_zero2 = method.parallel == "zero2"
+        self.bucket_bytes = _BUCKET_ELEMENTS * method.compute_bytes * is_zero2
         self.keeps_gradients = method.gradient_accumulation > 1 and self.shares == 1
         is_reentrant = method.year < _REENTRANT_UNTIL and method.has_adapters
         self.holds_inputs = is_reentrant and method.is_sharded and method.parallel == "fsdp1"
@@ -594,11 +610,11 @@ class _Step:
         reserved += self._misfit_bytes()
         sizes = {name: amounts[0] for name, amounts in resident.items()}
         sizes["gradients_bytes"] += peak.gradients
-        nccl = communicator_bytes((self.method.gpus,))
+        shared = communicator_bytes((self.method.gpus,)) + self.bucket_bytes
         sizes |= {
             "activations_bytes": peak.held[0] - peak.gradients - peak.logits,
             "logits_bytes": peak.logits,
-            "workspace_bytes": self.workspace_bytes + nccl,
+            "workspace_bytes": self.workspace_bytes + shared,
             "fragmentation_bytes": max(reserved - allocated - self.workspace_bytes, 0.0),
         }
         return StepPeak(**{name: round(size) for name, size in sizes.items()}, moment=peak.name)
@@ -624,8 +640,12 @@ class _Step:
             adapters += block.adapters * (section.count / shares)
             gradients += block.gradients * (section.count * self.keeps_gradients)
             for elements, element_bytes in block.trained:
-                size = method.state_bytes(elements, element_bytes * growth)
-                state += tensors(size, section.count / state_shares)
+                is_copied = method.parallel == "zero2" and element_bytes < FULL_BYTES
+                width = FULL_BYTES if is_copied else element_bytes * growth
+                state += tensors(
+                    method.state_bytes(elements, width) + is_copied * width * elements,
+                    section.count / state_shares,
+                )
         return {
             "base_weights_bytes": weights,
             "adapters_bytes": adapters,
@@ -703,5 +723,8 @@ class _Step:
 
     def _optimizer_step(self) -> _Moment:
         gradients = self._new_gradients()
-        copies = self.method.step_copies() * self.growth / self.shares
+        method = self.method
+        copies = method.step_copies() * self.growth / self.shares
+        if method.parallel == "zero2":  # the gradients in fp32, for the copies of the weights
+            copies += FULL_BYTES / method.outer_bytes / method.gpus
         return _Moment("optimizer step", gradients + self._new_gradients(copies), gradients[0])

@@ -194,7 +194,7 @@ def _read(keys: _Keys, kind: str) -> TrainerFile:
     keys.costing += [changes.pop("costing")] if "costing" in changes else []
     fields: dict[str, Any] = {}
     for each, key in table["fields"].items():
-        if changes["method"] == "full" and each.startswith("lora_"):
+        if each.startswith("lora_") and (each in changes or changes["method"] == "full"):
             keys.read.update(key[0].split())
         else:
             fields |= _value(keys, each, *key)

@@ -162,3 +162,53 @@ def test_what_does_not_go_together_is_said() -> None:
     notes = fit("Qwen/Qwen3-8B", parallel="fsdp2", sequence_length=131_072).notes
     assert any("name them" in note for note in notes)
     assert any("that the model was made for" in note for note in notes)
+
+
+def test_no_change_repeats_an_option() -> None:
+    answer = fit(QWEN, gpu="RTX-4090", sequence_length=4096, batch_size=8)
+    assert answer.changes
+    for change in answer.changes:
+        names = [word for word in change.options.split() if word.startswith("--")]
+        assert len(set(names)) == len(names)
+
+
+def test_the_longest_sample_may_be_shorter_than_128_tokens() -> None:
+    answer = fit(QWEN, method="lora", gpu="RTX-4090", batch_size=8, checkpointing=False)
+    assert answer.longest_sequence is not None
+    assert 0 < answer.longest_sequence < 128
+
+
+@pytest.mark.parametrize("gpu", ["T4", "V100-32GB"])
+def test_a_gpu_without_bf16_is_named(gpu: str) -> None:
+    asked: dict[str, Any] = {"method": "lora", "gpu": gpu}
+    model = "meta-llama/Llama-2-7b-hf"
+    in_bf16, in_fp16 = (fit(model, precision=each, **asked) for each in ("bf16", "amp_fp16"))
+    assert any("no arithmetic in bf16" in note for note in in_bf16.notes)
+    assert in_bf16.attention.startswith("math")
+    assert in_fp16.attention.startswith("memory_efficient")
+    assert not any("bf16" in note for note in in_fp16.notes)
+
+
+def test_bitsandbytes_leaves_experts_that_are_one_parameter() -> None:
+    mixtral = "mistralai/Mixtral-8x7B-v0.1"
+    old, new = (fit(mixtral, method="qlora", year=year) for year in (2025, 2026))
+    assert old.parts["base_weights_bytes"] < 30e9 < 85e9 < new.parts["base_weights_bytes"]
+    assert any("experts' weights stay" in note for note in new.notes)
+
+
+def test_full_fine_tuning_trains_every_parameter() -> None:
+    answer = fit("FacebookAI/roberta-large", sequence_length=512)
+    assert answer.trained_parameters == answer.parameters
+
+
+def test_zero2_keeps_a_copy_of_half_weights_in_fp32() -> None:
+    gpus = 8
+    asked: dict[str, Any] = {"gpu": f"{gpus}xH100", "parallel": "zero2"}
+    half, full = (fit(QWEN, precision=each, **asked) for each in ("bf16", "amp_bf16"))
+    assert half.parts["optimizer_bytes"] == pytest.approx(12 * half.parameters / gpus, rel=0.01)
+    assert full.parts["optimizer_bytes"] == pytest.approx(8 * full.parameters / gpus, rel=0.01)
+
+
+def test_qlora_is_safe_in_less_memory_than_lora() -> None:
+    lora, qlora = (fit(QWEN, method=each, gpu="A100") for each in ("lora", "qlora"))
+    assert qlora.safe_bytes < lora.safe_bytes

@@ -311,3 +311,17 @@ def test_a_field_that_is_no_option_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="is no option") as caught:
         gpumemnet.fit("gpt2", lora_rnak=8)
     assert caught.value.field == "lora_rnak"
+
+
+@pytest.mark.parametrize(
+    ("stated", "target"),
+    [
+        ("", "q_proj,v_proj"),
+        ("lora_target_linear: true", "all-linear"),
+        ("lora_target_linear: false\nlora_target_modules: [q_proj, o_proj]", "q_proj,o_proj"),
+    ],
+)
+def test_axolotl_reads_its_targets_from_two_keys(tmp_path: Path, stated: str, target: str) -> None:
+    found = read(tmp_path, f"base_model: Qwen/Qwen3-8B\nadapter: lora\n{stated}\n")
+    assert Method(**found.method).lora_target == target
+    assert ("lora_target_modules" in found.defaults) == (not stated)
