@@ -228,7 +228,9 @@ def compare(folder: Path, *, write: bool = False, exact: bool = False) -> str:
         own = [each for each in found if source in ("", each.source)]
         below = sum(each.ratio <= factors[_kind(each)] for each in own)
         apart = sum(
-            each.ratio <= known[_kind(each)] for each, known in others if source in ("", each.source)
+            each.ratio <= known[_kind(each)]
+            for each, known in others
+            if source in ("", each.source)
         )
         text = f"safe above {below}/{len(own)}, without the margin by other sources {apart}"
         lines.append(f"{source or 'all'}: {_summary(own)}, {text}")
