@@ -314,9 +314,11 @@ def prepare_child() -> None:
         LOAD,
         SET_CUDA_DEVICE,
         SET_DEFAULT_DEVICE,
+        declare_torchvision_operators,
         replace_for_good,
     )
 
+    declare_torchvision_operators()
     load: Callable[..., Any] = LOAD.value()
 
     @wraps(load)

@@ -70,9 +70,10 @@ _NO_SHAPE: Final = "has an output whose shape depends on values, and here no val
 _NO_KERNEL: Final = (
     "does not say what its output is like: register that with torch.library.register_fake"
 )
-_READS_VALUE_BELOW: Final = frozenset(
-    {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"}
+READS_VALUE_BELOW: Final = frozenset(
+    {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::allclose"}
 )
+"""Operators that return a value of a tensor."""
 
 
 OnGpu = Callable[[torch.Tensor, str], None]
@@ -142,6 +143,11 @@ class MissingValues:
         """
         has_guess = self._guess_of is not None and self._guess_of(operator, args, kwargs)
         raise UnknownValueError(error.operator, f"{error.reason}{HINT if has_guess else ''}")
+
+    def picked(self, operator: Any, args: tuple[Any, ...], result: Any) -> Any:
+        """Return the result of an operator on meta tensors, in which numbers of what it picks may
+        be real."""
+        return result
 
     def copied_to_host(self, function: str) -> None:
         """Note that ``function`` has requested a copy on the CPU, and got the same tensor."""
@@ -281,6 +287,12 @@ class KnownValues(DispatchMode):
             return func(*args, **named)  # views and in-place operators allocate nothing
         if self._limited is not None and not any(map(self._limited, tensors)):
             return func(*args, **named)
+        return self._run_small(func, args, named)
+
+    def _run_small(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Run an operator on real tensors, unless its result is large, or the host lacks the kernel
+        that the GPU has."""
+        assert self._largest_real is not None
         try:
             trial = call_on_meta(func, args, named)
         except (NotImplementedError, RuntimeError):  # the operator needs values, which are known
@@ -290,14 +302,15 @@ class KnownValues(DispatchMode):
             leaf.numel() for leaf in made if not (leaf.is_floating_point() or leaf.is_complex())
         )
         others = sum(leaf.numel() for leaf in made) - whole
-        return (
-            trial
-            if others > self._largest_real[0] or whole > self._largest_real[1]
-            else func(*args, **named)
-        )
+        if others > self._largest_real[0] or whole > self._largest_real[1]:
+            return trial
+        try:
+            return func(*args, **named)
+        except NotImplementedError:
+            return trial
 
     def _run_on_meta(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if schema(func).name in _READS_VALUE_BELOW:
+        if schema(func).name in READS_VALUE_BELOW:
             return self._missing_values.result(
                 func, args, kwargs, UnknownValueError(_dotted_name(func), NEEDS_VALUES)
             )
@@ -328,7 +341,9 @@ class KnownValues(DispatchMode):
         if writes is None:
             writes = self._writes[func] = _written_arguments(func)
         written = self._written(writes, args, kwargs) if writes else []
-        return written[0] if written and isinstance(result, torch.Tensor) else result
+        if written and isinstance(result, torch.Tensor):
+            return written[0]
+        return self._missing_values.picked(func, args, result)
 
     def _packed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Pack a sequence by the lengths of its samples, which PyTorch keeps on the host."""

@@ -8,9 +8,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Final
 
 import torch
@@ -30,6 +28,7 @@ from gpumemnet.named.real_losses import (
 )
 from gpumemnet.named.real_quantised import optimizer_of, quantise
 from gpumemnet.physics.element_types import HALF_BYTES
+from gpumemnet.torch_private.names import declare_torchvision_operators
 
 _LOG: Final = logging.getLogger("gpumemnet.named.exact")
 _TASKS: Final = {
@@ -151,24 +150,6 @@ def built(
     check_total(real.parameters, parameters)
     real.optimizer = optimizer_of(method)
     return real
-
-
-@cache
-def declare_torchvision_operators() -> object:
-    """Declare the operators that ``import torchvision`` expects, once in a process.
-
-    Its builds for CUDA do not load theirs beside a CPU build of PyTorch.
-
-    Returns:
-        what keeps them declared.
-    """
-    if torch.version.cuda is not None:
-        return None
-    library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
-    for operator in ("nms", "qnms"):
-        with suppress(RuntimeError):  # somebody else has declared it
-            library.define(f"{operator}(Tensor a, Tensor b, float c) -> Tensor")  # type: ignore[no-untyped-call]
-    return library
 
 
 def check_total(found: int, expected: int | None) -> None:

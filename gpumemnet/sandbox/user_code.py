@@ -69,13 +69,21 @@ def _described(error: BaseException) -> str:
 def _library_location(error: BaseException) -> str:
     """Return ``transformers/cache_utils.py line 12, in update`` where only installed packages but
     PyTorch ran; else nothing."""
-    installed = [Path(sysconfig.get_paths()[kind]) for kind in ("purelib", "platlib")]
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        file = Path(frame.f_code.co_filename)
-        folder = next((folder for folder in installed if file.is_relative_to(folder)), None)
-        if folder is not None and file.relative_to(folder).parts[0] not in ("torch", "gpumemnet"):
-            return f"{file.relative_to(folder)} line {line}, in {frame.f_code.co_name}"
+        package = _in_package(frame.f_code.co_filename)
+        if package is not None and package.parts[0] not in ("torch", "gpumemnet"):
+            return f"{package} line {line}, in {frame.f_code.co_name}"
     return ""
+
+
+def _in_package(filename: str) -> Path | None:
+    """Return the path of an installed package's file from where packages are installed."""
+    file = Path(filename)
+    for kind in ("purelib", "platlib"):
+        folder = Path(sysconfig.get_paths()[kind])
+        if file.is_relative_to(folder):
+            return file.relative_to(folder)
+    return None
 
 
 def user_location(error: BaseException) -> str:
@@ -99,11 +107,16 @@ def definition(function: object) -> str:
 
 def _innermost(frames: Iterable[tuple[FrameType, int]]) -> str:
     for frame, line in frames:
-        code = frame.f_code
-        if not _is_library(code.co_filename):
-            function = "" if code.co_name == "<module>" else f", in {code.co_name}"
-            return f"{_short_path(code.co_filename)} line {line}{function}"
+        if not _is_library(frame.f_code.co_filename):
+            return place_text(frame.f_code, line)
     return ""
+
+
+def place_text(code: CodeType, line: int) -> str:
+    """Return ``file.py line 12, in forward``; the file of an installed package begins with the
+    package's name."""
+    function = "" if code.co_name == "<module>" else f", in {code.co_name}"
+    return f"{_short_path(code.co_filename)} line {line}{function}"
 
 
 def is_user_code(filename: str) -> bool:
@@ -136,6 +149,9 @@ def _lies_in(filename: str, folders: frozenset[str]) -> bool:
 
 def _short_path(filename: str) -> str:
     path = Path(filename)
+    package = _in_package(filename)
+    if package is not None:
+        return str(package)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
 
 

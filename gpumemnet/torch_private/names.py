@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial, reduce, wraps
+from functools import cache, partial, reduce, wraps
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeGuard
 from unittest.mock import patch
@@ -141,6 +143,28 @@ def check_torch() -> tuple[str, ...]:
     return (
         f"Traced with PyTorch {torch.__version__}, which this version of gpumemnet was not tested with (tested: {tested}).",
     )
+
+
+@cache
+def declare_torchvision_operators() -> object:
+    """Declare the operators that ``import torchvision`` expects, once in a process.
+
+    Its builds for CUDA do not load theirs beside a CPU build of PyTorch.
+
+    Returns:
+        what keeps them declared.
+    """
+    found = find_spec("torchvision")
+    if torch.version.cuda is not None or found is None or found.origin is None:
+        return None
+    version = Path(found.origin).with_name("version.py")
+    if not version.exists() or "+cu" not in version.read_text():
+        return None  # it brings its own operators
+    library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+    for operator in ("nms", "qnms"):
+        with suppress(RuntimeError):  # somebody else has declared it
+            library.define(f"{operator}(Tensor a, Tensor b, float c) -> Tensor")  # type: ignore[no-untyped-call]
+    return library
 
 
 def storage_id(tensor: Tensor) -> int:

@@ -25,6 +25,10 @@ WRAPPER_FILES: Final = frozenset(
 )
 """Files of PyTorch that stand between a caller and a function mode; the last is ``with
 torch.device(…)``."""
+METHOD_FILES: Final = tuple(
+    f"{TORCH_FOLDER}/{name}.py" for name in ("_tensor", "_ops", "functional", "_jit_internal")
+)
+"""Files of PyTorch with functions of tensors that are written in Python."""
 
 
 RAW_STREAM: Final = TorchName(

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpumemnet.extract.placement import NEEDS_VALUES, MissingValues, one
+from gpumemnet.extract.placement import NEEDS_VALUES, READS_VALUE_BELOW, MissingValues, one
 from gpumemnet.sandbox.user_code import UnknownValueError
 from gpumemnet.torch_private.names import aten, schema, tree_leaves
 
@@ -226,11 +226,11 @@ def _packed(sequence: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Any, 
     ), f"was taken to get samples of {steps:,} steps"
 
 
-_READS: Final = frozenset({"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"})
 _GUESSES: Final[Mapping[str, _Guess]] = {
     "aten::_local_scalar_dense": _scalar,
     "aten::is_nonzero": _true,
     "aten::equal": _true,
+    "aten::allclose": _true,
     "aten::nonzero": _nonzero,
     "aten::masked_select": _masked_select,
     "aten::index": _indexed,
@@ -259,7 +259,7 @@ def selection_of(operator: Any, share: float = 1) -> Callable[..., tuple[Any, st
 
     ``None`` for other operators.  It is called with the operator's arguments.
     """
-    if schema(operator).name in _READS:
+    if schema(operator).name in READS_VALUE_BELOW:
         return None
     guess = _GUESSES.get(schema(operator).name)
     return partial(guess, share=share) if guess and selects(operator) else guess

@@ -10,7 +10,7 @@ from gpumemnet.errors import InvalidRequestError, JobDoesNotFitError
 from gpumemnet.units import GIB, MIB
 
 torch = pytest.importorskip("torch")
-from gpumemnet.named.real_model import declare_torchvision_operators  # noqa: E402
+from gpumemnet.torch_private.names import declare_torchvision_operators  # noqa: E402
 
 declare_torchvision_operators()  # without them transformers cannot be imported
 transformers = pytest.importorskip("transformers")

@@ -140,15 +140,20 @@ class GpuRequests(TorchFunctionMode):
                 given.is_meta or self._observer.device_of(given) == GPU
             ):
                 return self._attribute(func, args, named)
-            if self._unknown(given):
+            is_unknown = self._unknown(given)
+            if is_unknown or self._values.is_assumed(given):
                 if func is Tensor.__bool__:
                     return self._values.condition(given)
                 if func is Tensor.item:
                     return self._values.item(given)
+            if func in _HOST_ARRAYS and (
+                is_unknown or self._values.is_assumed(given, is_picked=False)
+            ):
+                copy = self._values.on_host(_name_of(func), given, is_lost=True)
+                return func(copy, *args[1:], **named)
+            if is_unknown:
                 if func is Tensor.__format__:
                     return self._format(given, args[1])
-                if func in _HOST_ARRAYS:
-                    return func(self._values.on_host(_name_of(func), given), *args[1:], **named)
                 if func is Tensor.__repr__:
                     return f"tensor(..., device='{self._observer.device_of(given)}', size={tuple(given.shape)}, dtype={given.dtype})"
         if func in _SPARSE_CONSTRUCTORS and any(
@@ -267,7 +272,7 @@ class GpuRequests(TorchFunctionMode):
             return torch.empty_strided(
                 tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"
             )
-        return self._values.on_host(function, tensor)
+        return self._values.on_host(function, tensor, is_lost=False)
 
     def _meta_on_gpu(self, tensor: Tensor) -> Tensor:
         """A part of a sparse tensor, whose parts are all on one device."""

@@ -2,8 +2,7 @@
 as people type it (``torchrun --nproc-per-node 4 train.py --lr 1e-4`` and the like), and
 :func:`trace_script` runs the script in a child process.
 
-A script that branches on values of the GPU is traced both ways, because nothing computes them; the
-larger result counts.  This module loads no torch, so the command line uses it.
+This module loads no torch, so the command line uses it.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ from gpumemnet.tracing.api import (
     request_from_dict,
 )
 from gpumemnet.tracing.result import TraceAnswer, answer_from_dict, answer_to_dict
+from gpumemnet.tracing.script.branches import Assumptions, largest_answer
 from gpumemnet.tracing.script.programs import Programs, inheriting
-from gpumemnet.units import MIB
 
 _FIELD: Final = "source"
 _PYTHON: Final = re.compile(r"python(3(\.\d+)?)?")
@@ -253,8 +252,8 @@ def trace_script(
 ) -> TraceAnswer:
     """Predict the memory of an unmodified training script.
 
-    The script really runs, on a simulated GPU, up to its second optimizer step; twice if it
-    branches on values of the GPU.
+    The script really runs, on a simulated GPU, up to its second optimizer step; several times if it
+    branches on values of the GPU, see :mod:`gpumemnet.tracing.script.branches`.
 
     Args:
         script: the file, or the dotted name of a module.
@@ -291,8 +290,13 @@ def trace_script(
         **asdict(checked_request(options, gpu, allocator, extras, cudnn=cudnn)),
     }
 
-    def trace(conditions_hold: bool, selected_share: float) -> TraceAnswer:
-        asked = {**request, "conditions_hold": conditions_hold, "selected_share": selected_share}
+    def trace(assumptions: Assumptions, selected_share: float) -> TraceAnswer:
+        asked = {
+            **request,
+            "opposite": assumptions.opposite,
+            "exceptions": assumptions.exceptions,
+            "selected_share": selected_share,
+        }
         answer = ask(
             _trace_in_child,
             str(script),
@@ -305,7 +309,7 @@ def trace_script(
         )
         return answer_from_dict(answer)
 
-    return larger_of_both_branches(trace)
+    return largest_answer(trace)
 
 
 def _trace_in_child(document: dict[str, Any]) -> dict[str, Any]:
@@ -354,7 +358,7 @@ def trace_in_process(document: dict[str, Any], programs: Programs) -> TraceAnswe
         settings=request.allocator,
         is_module=document["is_module"],
         ranks=document["ranks"],
-        conditions_hold=document["conditions_hold"],
+        assumptions=Assumptions(document["opposite"], tuple(document["exceptions"])),
         selected_share=document["selected_share"],
         best_effort=request.options.best_effort,
         report=programs.report,
@@ -365,59 +369,3 @@ def trace_in_process(document: dict[str, Any], programs: Programs) -> TraceAnswe
     else:
         answer = run.trace_script(call, with_curve=extras.curve)
     return replace(answer, notes=(*answer.notes, *notes))
-
-
-TraceScript = Callable[[bool, float], TraceAnswer]
-"""Traces the script: whether conditions are true and numbers 1 (else false and 0), and the share of
-elements that is selected."""
-
-
-def larger_of_both_branches(trace: TraceScript) -> TraceAnswer:
-    """Return the answer for a script, the larger of two where it branches on values of the GPU.
-
-    Where it selects elements by values of the GPU, the expectation is that of half of them, and the
-    bound that of all.
-
-    Args:
-        trace: traces the script.
-
-    Raises:
-        ExtractError: as ``trace`` does with conditions that are false and all elements selected.
-    """
-    answer, conditions_hold = _with_and_without_conditions(trace)
-    if not answer.selections:
-        return answer
-    where = "; ".join(answer.selections)
-    try:
-        half = trace(conditions_hold, 0.5)
-    except ExtractError as error:
-        note = f"{where}: selects elements by values of the GPU; all count, because half of them end without a step: {error}."
-        return replace(answer, notes=(*answer.notes, note))
-    note = f"{where}: selects elements by values of the GPU; half of them are expected, and the safe bytes hold all."
-    return replace(
-        half,
-        safe_bytes=max(half.safe_bytes, answer.safe_bytes),
-        batches=answer.batches,
-        max_batch_size=answer.max_batch_size,
-        notes=(*answer.notes, note),
-        branches=answer.branches,
-        selections=answer.selections,
-    )
-
-
-def _with_and_without_conditions(trace: TraceScript) -> tuple[TraceAnswer, bool]:
-    answer = trace(False, 1)
-    if not answer.branches:
-        return answer, False
-    where = "; ".join(answer.branches)
-    try:
-        other = trace(True, 1)
-    except ExtractError as error:
-        note = f"{where}: branches on values of the GPU; the other way (conditions true, numbers 1) ends without a step: {error}."
-        return replace(answer, notes=(*answer.notes, note)), False
-    smaller, larger = sorted((answer, other), key=lambda each: each.safe_bytes)
-    note = (
-        f"{where}: branches on values of the GPU; both ways were traced, and this is the larger one "
-        f"(the other: {smaller.expected_bytes / MIB:,.0f} MiB expected)."
-    )
-    return replace(larger, notes=(*larger.notes, note), branches=answer.branches), larger is other

@@ -1,30 +1,46 @@
 """Values that a script reads from the simulated GPU, where nothing is computed.
 
-Numbers that are read are 0, because scripts print and log them.  Checks for infinite numbers find
-none.  Any other condition on values is false; a script that branches in its own code can be traced
-a second time the other way (conditions true, numbers 1). An operator that selects elements by their
-values selects all of them, which is the most that it can take, or a stated share.
+Each read comes here.  A number is 0, because scripts print and log them; one that counts elements is
+as large as it can be, because it may be a size.  Checks for infinite numbers find none.  Any other
+condition is decided by the code around it, see :mod:`gpumemnet.tracing.script.branches`, and so is
+each comparison of a number that was read, or was computed from one.  An operator that selects
+elements by their values selects all of them, which is the most that it can take, or a stated share.
+One that picks among a few candidates, as a router picks experts, picks all of them equally often:
+what follows from its choice is computed.
 """
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, MutableMapping
+from types import FrameType
 from typing import Any, Final, Self
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from gpumemnet.extract.placement import HINT, MissingValues
-from gpumemnet.sandbox.user_code import UnknownValueError, is_user_code, running_line
+import gpumemnet
+from gpumemnet.extract.placement import (
+    HINT,
+    READS_VALUE_BELOW,
+    REAL_WHOLE_ELEMENTS,
+    MissingValues,
+)
+from gpumemnet.sandbox.user_code import UnknownValueError, running_line
 from gpumemnet.torch_private import script as names
-from gpumemnet.torch_private.names import operator_name, schema
+from gpumemnet.torch_private.names import (
+    aten,
+    operator_name,
+    schema,
+    without_function_modes,
+)
 from gpumemnet.tracing.missing_values import guess_of, selection_of, selects
+from gpumemnet.tracing.script.branches import USUAL, Assumptions, Decisions, Place, place_of
 
 MAX_VALUES: Final = 2**26
 """Largest number of elements of a copy to the host, where copies are real tensors."""
-_READS: Final = ("aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal")
 
 
 def _functions(*names_of: str) -> frozenset[Any]:
@@ -41,7 +57,7 @@ _NEVER: Final = _functions("isnan", "isinf", "isposinf", "isneginf")
 _ALWAYS: Final = _functions("isfinite")
 _ALL: Final = _functions("all") | {names.ALL_TRUE.value()}
 _SAME: Final = _ALL | _functions(
-    "any", "clone", "detach", "reshape", "view", "squeeze", "flatten", "bool"
+    "any", "clone", "detach", "reshape", "view", "squeeze", "flatten", "bool", "max", "min"
 )
 _NOT: Final = _functions("logical_not", "bitwise_not", "__invert__")
 _OR: Final = _functions("logical_or", "bitwise_or", "__or__", "__ror__")
@@ -49,36 +65,56 @@ _AND: Final = _functions("logical_and", "bitwise_and", "__and__", "__rand__")
 _EQUAL: Final = _functions("eq", "__eq__")
 _UNEQUAL: Final = _functions("ne", "__ne__")
 _GREATER: Final = _functions("gt", "__gt__")
+_COUNTS: Final = _functions("sum", "count_nonzero")
+_KEEPS_COUNT: Final = _functions("clone", "detach", "long", "int", "to", "max", "view", "reshape")
+_MOST_CANDIDATES: Final = 1024
+"""Above, a choice is not a router's: it may be a word of a vocabulary."""
+_PICKS: Final = {
+    aten.topk.default,
+    aten.argmax.default,
+    aten.max.dim,
+    aten.sort.default,
+    aten.sort.stable,
+    aten.multinomial.default,
+}
+"""Operators that pick by values; the numbers of what they pick are their last output."""
+_PICKING: Final = _functions("topk", "argmax", "max", "sort", "argsort", "multinomial")
+_LARGE_NUMBER: Final = 100
+"""What a floating-point number is where conditions are the opposite: more than most thresholds."""
 
 
 class ReadValues(MissingValues):
     """Gives values to a script that reads them from the GPU; each such line is noted.
 
     Args:
-        conditions_hold: whether conditions that nothing tells are true and numbers 1, instead of false
-            and 0.
+        assumptions: which conditions are not as usual.
         selected_share: share of the elements that operators select which select by values.
         best_effort: whether to guess what operators of other libraries return that do not describe
             it.
     """
 
     def __init__(
-        self, *, conditions_hold: bool = False, selected_share: float = 1, best_effort: bool = False
+        self,
+        *,
+        assumptions: Assumptions = USUAL,
+        selected_share: float = 1,
+        best_effort: bool = False,
     ) -> None:
-        self._conditions_hold = conditions_hold
+        self._decisions = Decisions(assumptions)
+        self._is_opposite = assumptions.opposite
         self._selected_share = selected_share
         self._best_effort = best_effort
         self._sentences: dict[str, str] = {}
         self._truths: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
+        self._counts: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
+        self._assumed: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
         self.selections: dict[str, None] = {}
         """Lines that select elements by values of the GPU, in order."""
-        self.branches: dict[str, None] = {}
-        """Lines of the script itself that branch on such a value, in order."""
 
     @property
-    def number(self) -> int:
-        """What numbers that are read are taken to be."""
-        return int(self._conditions_hold)
+    def branches(self) -> tuple[str, ...]:
+        """Places that branch on such a value, in order."""
+        return tuple(self._decisions.places)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -97,7 +133,7 @@ class ReadValues(MissingValues):
 
     def value(self, function: str, tensor: Tensor) -> Any:
         """Return a copy on the host."""
-        return self.on_host(function, tensor)
+        return self.on_host(function, tensor, is_lost=True)
 
     def result(
         self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: UnknownValueError
@@ -108,7 +144,7 @@ class ReadValues(MissingValues):
         Raises:
             UnknownValueError: as ``error``, for another shape that depends on values.
         """
-        if schema(operator).name not in _READS:
+        if schema(operator).name not in READS_VALUE_BELOW:
             selection = selection_of(operator, self._selected_share)
             guess = selection or guess_of(operator, args, kwargs)
             if guess is None or not (selection or self._best_effort):
@@ -118,34 +154,85 @@ class ReadValues(MissingValues):
             result, what = guess(*args, **kwargs)
             self.note(f"{error.operator} {what}")
             return result
-        dtype = args[0].dtype
-        if operator_name(operator) != "_local_scalar_dense" or dtype == torch.bool:
-            return self.condition(args[0])
-        self.note(f"a value read from the GPU was taken to be {self.number}")
-        return float(self.number) if dtype.is_floating_point else self.number
+        tensor = args[0]
+        if operator_name(operator) != "_local_scalar_dense" or tensor.dtype == torch.bool:
+            return self.condition(tensor)
+        return self._read(tensor)
 
     def condition(self, tensor: Tensor) -> bool:
         """Return whether ``tensor`` is taken to be true."""
         known = self._truths.get(tensor)
         if known is not None:
             return bool(known)
-        self.note(
-            f"a condition on values of the GPU was taken to be {'true' if self._conditions_hold else 'false'}"
-        )
-        self.branched(sys._getframe(1))
-        return self._conditions_hold
+        if not self.is_assumed(tensor):
+            return self.decide(False)
+        is_likely = self.is_assumed(tensor, is_picked=True)
+        return self.decide(bool(self._value_of(tensor)), is_likely=is_likely)
+
+    def decide(self, usual: bool, *, is_likely: bool = False) -> bool:
+        """Return what a condition of the running code is, see :class:`Decisions`."""
+        place = _running_place()
+        if place is None:  # PyTorch's own code
+            return usual
+        taken = self._decisions.decide(place, usual, is_likely=is_likely)
+        self.note(f"a condition on values of the GPU was taken to be {str(taken).lower()}")
+        return taken
+
+    def branch_at(self, place: Place) -> None:
+        """Keep a place that chooses by a number that was read."""
+        self._decisions.places.setdefault(place.name)
 
     def item(self, tensor: Tensor) -> Any:
         """Return the value of a tensor of one element: a number that notices what compares it."""
         if tensor.dtype == torch.bool:
             return self.condition(tensor)
-        self.note(f"a value read from the GPU was taken to be {self.number}")
-        if tensor.dtype.is_complex:
-            return complex(self.number)
-        return _ReadFloat.of(self) if tensor.dtype.is_floating_point else _ReadInt.of(self)
+        if self.is_assumed(tensor):
+            number = usual = self._value_of(tensor)
+        else:
+            number = self._read(tensor, False)
+            usual = number if tensor in self._counts else type(number)()
+        kind = _READ_NUMBERS.get(type(number))
+        return number if kind is None else kind.of(self, number, usual)
 
-    def on_host(self, function: str, tensor: Tensor) -> Tensor:
-        """Return a copy of ``tensor`` on the host, all zeros."""
+    def _read(self, tensor: Tensor, is_lost: bool = True) -> int | float | complex:
+        """Return the number that a tensor is taken to hold.
+
+        Args:
+            tensor: of one element.
+            is_lost: whether nothing follows how the number is used.
+        """
+        count = self._counts.get(tensor)
+        number = self._number(tensor.dtype, is_lost) if count is None else count
+        self.note(f"a value read from the GPU was taken to be {number:,}")
+        if tensor.dtype.is_complex:
+            return complex(number)
+        return float(number) if tensor.dtype.is_floating_point else int(number)
+
+    def _number(self, dtype: torch.dtype, is_lost: bool) -> float:
+        place = _running_place() if is_lost else None
+        turned = self._is_opposite and not is_lost
+        if place is not None and place.is_chosen_by:
+            turned = self._decisions.decide(Place(place.name), False)
+            if turned and place.compared_with is not None:
+                return place.compared_with
+        return (_LARGE_NUMBER if dtype.is_floating_point else 1) if turned else 0
+
+    def is_assumed(self, tensor: Tensor, *, is_picked: bool | None = None) -> bool:
+        """Whether the values of a real tensor follow from assumptions; or from what was picked, or
+        was not."""
+        if not self._assumed:
+            return False
+        known = self._assumed.get(tensor)
+        return known is not None and is_picked in (None, known)
+
+    def on_host(self, function: str, tensor: Tensor, *, is_lost: bool) -> Tensor:
+        """Return a copy of ``tensor`` on the host, all the same number.
+
+        Args:
+            function: what makes the copy.
+            tensor: on the GPU, or a copy of such a tensor.
+            is_lost: whether nothing follows how the copy is used.
+        """
         if tensor.numel() > MAX_VALUES:
             raise UnknownValueError(
                 function,
@@ -153,8 +240,40 @@ class ReadValues(MissingValues):
             )
         if self._truths.get(tensor):
             return torch.ones(tensor.shape, dtype=tensor.dtype)
-        self.note(f"{function}: values read from the GPU were taken to be {self.number}")
-        return torch.full(tensor.shape, self.number, dtype=tensor.dtype)
+        number = self._number(tensor.dtype, True) if is_lost else 0
+        if not number and not tensor.is_meta:
+            return tensor
+        self.note(f"{function}: values read from the GPU were taken to be {number}")
+        copy = torch.full(tensor.shape, number, dtype=tensor.dtype)
+        self._assumed[copy] = False
+        return copy
+
+    def picked(self, operator: Any, args: tuple[Any, ...], result: Any) -> Any:
+        """Return the result of an operator on meta tensors; where it picks among a few candidates,
+        with real numbers."""
+        if operator not in _PICKS:
+            return result
+        picks = result if isinstance(result, Tensor) else result[-1]
+        dim = args[1] if len(args) > 1 and type(args[1]) is int else -1
+        if operator is aten.topk.default:
+            dim = args[2] if len(args) > 2 else -1
+        elif operator is aten.multinomial.default:
+            dim = -1
+        source = args[0]
+        is_one = isinstance(result, Tensor) and not picks.ndim
+        candidates = source.numel() if is_one or not source.ndim else source.shape[dim]
+        if not 0 < candidates <= _MOST_CANDIDATES or not 0 < picks.numel() <= REAL_WHOLE_ELEMENTS:
+            return result
+        with names.WITHOUT_MODES.value()(), without_function_modes():
+            numbers = torch.arange(picks.numel()) % candidates
+            is_removed = picks.ndim < source.ndim or is_one
+            if not is_removed and picks.ndim:
+                moved = torch.empty(picks.shape, device="meta").movedim(dim, -1)
+                numbers = numbers.view(moved.shape).movedim(-1, dim)
+            real = torch.empty_strided(picks.size(), picks.stride(), dtype=picks.dtype)
+            real.copy_(numbers.view(picks.shape) if is_removed else numbers)
+        self.note(f"{operator_name(operator)} was taken to pick all {candidates:,} equally often")
+        return real if isinstance(result, Tensor) else type(result)((*result[:-1], real))
 
     def learn(
         self,
@@ -164,40 +283,73 @@ class ReadValues(MissingValues):
         is_called_by_lbfgs: bool,
     ) -> None:
         """Learn from a call what the truth of its result is, if that is known whatever the values
-        are."""
-        if isinstance(result, Tensor) and result.is_meta:
-            truth = (
-                True
-                if is_called_by_lbfgs and _is_curvature_condition(func, args)
-                else self._truth(func, args)
-            )
-            if truth is not None:
-                self._truths[result] = truth
-
-    def branched(self, frame: Any) -> None:
-        """A value decides how the code goes on: keep the line if it is the script's own."""
-        while frame is not None and frame.f_code.co_filename in _BETWEEN:
-            frame = frame.f_back
-        if frame is not None and is_user_code(frame.f_code.co_filename):
-            self.branches.setdefault(running_line())
+        are, how much it counts, and whether it follows from assumptions."""
+        last = result[-1] if isinstance(result, tuple) and result else result
+        if not isinstance(last, Tensor):
+            return
+        if not last.is_meta:
+            if func in _PICKING and isinstance(args[0], Tensor) and args[0].is_meta:
+                self._assumed[last] = True
+            elif self._assumed:
+                known = [self._assumed.get(arg) for arg in args if isinstance(arg, Tensor)]
+                if True in known or False in known:
+                    self._assumed[last] = False not in known
+            return
+        given = args[0] if isinstance(args[0], Tensor) else None
+        if given is not None and func in _COUNTS and last.numel():
+            each = 1 if given.dtype == torch.bool else self._counts.get(given)
+            if each is not None:
+                self._counts[last] = each * given.numel() // last.numel()
+        elif given is not None and self._counts and func in _KEEPS_COUNT and given in self._counts:
+            self._counts[last] = self._counts[given]
+        truth = (
+            True
+            if is_called_by_lbfgs and _is_curvature_condition(func, args)
+            else self._truth(func, args)
+        )
+        if truth is not None:
+            self._truths[last] = truth
 
     def _truth(self, func: Callable[..., Any], args: tuple[Any, ...]) -> bool | None:
         if func in _NEVER or func in _ALWAYS:
             return func in _ALWAYS
         if (func in _EQUAL or func in _UNEQUAL) and args[0] is args[1]:
             return func in _EQUAL  # not a number is the one value that is unlike itself
-        known = [self._truths.get(arg) if isinstance(arg, Tensor) else arg for arg in args[:2]]
-        if func in _ALL and known[0] is None:
-            self.note("all() of values on the GPU was taken to be true")
-            return True
+        known = [self._known(arg, func) if isinstance(arg, Tensor) else arg for arg in args[:2]]
+        if func in _ALL and known[0] is None and _running_place() is None:
+            return True  # PyTorch's own check of arguments
         if func in _SAME:
             return known[0]
+        if func in _EQUAL and known[0] is False and known[1] == 0 and known[1] is not None:
+            return True
         if func in _NOT:
             return None if known[0] is None else not known[0]
         for functions, decides in ((_OR, True), (_AND, False)):
             if func in functions and (decides in known or None not in known):
                 return decides if decides in known else not decides
         return None
+
+    def _known(self, tensor: Tensor, func: Callable[..., Any]) -> bool | None:
+        """Return what all elements of ``tensor`` are, if that is known."""
+        if tensor.is_meta or func not in _OR | _AND or tensor.dtype != torch.bool:
+            return self._truths.get(tensor)
+        with names.WITHOUT_MODES.value()(), without_function_modes():
+            return True if bool(tensor.all()) else None if bool(tensor.any()) else False
+
+    def _value_of(self, tensor: Tensor) -> Any:
+        with names.WITHOUT_MODES.value()(), without_function_modes():
+            return tensor.item()
+
+
+def _running_place() -> Place | None:
+    """Return the place in the script or in a library of models that reads a value; ``None`` in
+    PyTorch itself."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
+        frame = frame.f_back
+    if frame is None or frame.f_code.co_filename.startswith(names.TORCH_FOLDER):
+        return None
+    return place_of(frame)
 
 
 def _is_curvature_condition(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
@@ -207,55 +359,96 @@ def _is_curvature_condition(func: Callable[..., Any], args: tuple[Any, ...]) -> 
 
 
 class _ReadNumber:
-    """What numbers that were read from the GPU share: comparing one is a branch."""
+    """What numbers that were read from the GPU share: comparing one, or what is computed from it, is
+    a condition."""
 
     values: ReadValues
+    usual: float
+    """What the number is where each condition is as usual."""
 
     @classmethod
-    def of(cls, values: ReadValues) -> Self:
-        number = cls(values.number)  # type: ignore[call-arg]  # a class that follows takes it
-        number.values = values
-        return number
-
-    def __lt__(self, other: Any) -> bool:
-        return self._compared(super().__lt__(other))  # type: ignore[misc]
-
-    def __le__(self, other: Any) -> bool:
-        return self._compared(super().__le__(other))  # type: ignore[misc]
-
-    def __gt__(self, other: Any) -> bool:
-        return self._compared(super().__gt__(other))  # type: ignore[misc]
-
-    def __ge__(self, other: Any) -> bool:
-        return self._compared(super().__ge__(other))  # type: ignore[misc]
-
-    def __eq__(self, other: object) -> bool:
-        return self._compared(super().__eq__(other))
+    def of(cls, values: ReadValues, number: float, usual: float) -> Self:
+        """A number of this value."""
+        made = cls(number)  # type: ignore[call-arg]  # a class that follows takes it
+        made.values, made.usual = values, usual
+        return made
 
     def __bool__(self) -> bool:
-        return self._compared(self != 0)
+        return self.values.decide(bool(self.usual))
 
     def __hash__(self) -> int:
         return super().__hash__()
 
-    def _compared(self, outcome: bool) -> bool:
-        self.values.branched(sys._getframe(2))
-        return outcome
+    def __reduce__(self) -> tuple[Any, ...]:
+        number = _plain(self)
+        return type(number), (number,)
 
 
 class _ReadFloat(_ReadNumber, float):
     """A floating-point number that was read from the GPU."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return float, (float.__add__(self, 0.0),)
-
 
 class _ReadInt(_ReadNumber, int):
     """A whole number that was read from the GPU."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return int, (int.__add__(self, 0),)
+
+_READ_NUMBERS: Final[dict[type, type[Any]]] = {float: _ReadFloat, int: _ReadInt}
 
 
-_BETWEEN: Final = frozenset({__file__, *names.WRAPPER_FILES})
+def _plain(number: Any) -> Any:
+    if not isinstance(number, _ReadNumber):
+        return number
+    kind: Any = type(number).__mro__[2]
+    return kind.__pos__(number)
+
+
+def _usual(number: Any) -> Any:
+    return number.usual if isinstance(number, _ReadNumber) else number
+
+
+def _comparing(compare: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    def compared(self: Any, other: Any) -> Any:
+        if not isinstance(other, int | float):
+            return NotImplemented
+        place = _running_place()
+        if place is not None and not place.compares and compare in (operator.eq, operator.ne):
+            self.values.branch_at(place)
+            return compare(_plain(self), other)  # a key of a dictionary
+        return self.values.decide(compare(self.usual, _usual(other)))
+
+    return compared
+
+
+def _computing(compute: Callable[..., Any]) -> Callable[..., Any]:
+    def result(*numbers: Any) -> Any:
+        try:
+            return compute(*numbers)
+        except ZeroDivisionError:
+            return 0.0
+
+    def computed(self: Any, *others: Any) -> Any:
+        if not all(isinstance(other, int | float | None) for other in others):
+            return NotImplemented
+        plain = [_plain(each) for each in (self, *others)]
+        number, usual = result(*plain), result(self.usual, *map(_usual, others))
+        kind = _READ_NUMBERS.get(type(number))
+        return number if kind is None else kind.of(self.values, number, usual)
+
+    return computed
+
+
+def _reflected(compute: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda right, left: compute(left, right)
+
+
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(_ReadNumber, f"__{_name}__", _comparing(getattr(operator, _name)))
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    setattr(_ReadNumber, f"__{_name}__", _computing(getattr(operator, _name)))
+    setattr(_ReadNumber, f"__r{_name}__", _computing(_reflected(getattr(operator, _name))))
+for _name, _function in (("neg", operator.neg), ("abs", abs), ("round", round)):
+    setattr(_ReadNumber, f"__{_name}__", _computing(_function))
+
+
+_BETWEEN: Final = (*gpumemnet.__path__, *names.WRAPPER_FILES, *names.METHOD_FILES)
 """Files that stand between the code that reads a value and :class:`ReadValues`."""

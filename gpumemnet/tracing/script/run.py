@@ -34,13 +34,19 @@ from gpumemnet.extract.factory import compile_file
 from gpumemnet.extract.placement import KnownValues, launches_do_nothing
 from gpumemnet.sandbox.process import DeadlineReached, stop_alarm
 from gpumemnet.sandbox.user_code import fault_sentence, is_user_code, user_location
-from gpumemnet.torch_private.names import check_torch, replaced, seen_within_operators
+from gpumemnet.torch_private.names import (
+    check_torch,
+    declare_torchvision_operators,
+    replaced,
+    seen_within_operators,
+)
 from gpumemnet.torch_private.script import ALLOCATOR_SETTINGS, MEMORY_FRACTION
 from gpumemnet.torch_private.training import without_dynamo
 from gpumemnet.tracing.model_tracer import result_of_run
 from gpumemnet.tracing.operators.autocast import cuda_kernels
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.result import TraceAnswer
+from gpumemnet.tracing.script.branches import USUAL, Assumptions
 from gpumemnet.tracing.script.gpu import GpuRequests, present_gpu
 from gpumemnet.tracing.script.observer import EnoughSteps, ScriptObserver
 from gpumemnet.tracing.script.processes import (
@@ -182,8 +188,7 @@ class ScriptCall:
         is_module: whether it is a module, to be run as by ``python -m``.
         ranks: number of GPUs that the script is started on by ``torchrun``; ``None`` if it is
             started alone.
-        conditions_hold: whether conditions on values of the GPU are true and numbers 1, see
-            :class:`ReadValues`.
+        assumptions: which conditions on values of the GPU are not as usual.
         selected_share: share of the elements that is selected where that depends on values of the
             GPU.
         best_effort: whether to guess what operators of other libraries return that do not describe
@@ -198,7 +203,7 @@ class ScriptCall:
     settings: AllocatorSettings
     is_module: bool = False
     ranks: int | None = None
-    conditions_hold: bool = False
+    assumptions: Assumptions = USUAL
     selected_share: float = 1
     best_effort: bool = False
     compiled: Callable[[Path], CodeType] = compile_file
@@ -272,8 +277,9 @@ def run_script(call: ScriptCall) -> ScriptRun:
         ExtractError: names what cannot be traced and the line of the script.
     """
     torch_notes = check_torch()
+    declare_torchvision_operators()
     values = ReadValues(
-        conditions_hold=call.conditions_hold,
+        assumptions=call.assumptions,
         selected_share=call.selected_share,
         best_effort=call.best_effort,
     )
@@ -365,7 +371,7 @@ def _shown(
         later_bytes=later_bytes,
         loss=observer.loss,
         notes=(*torch_notes, *values.notes),
-        branches=tuple(values.branches),
+        branches=values.branches,
         selections=tuple(values.selections),
     )
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpumemnet.named.real_model import declare_torchvision_operators
+from gpumemnet.torch_private.names import declare_torchvision_operators
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -38,7 +38,7 @@ def test_layers_are_those_of_extract(name: str, sizes: dict[str, Any]) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     from gpumemnet.extract import ExtractOptions, extract_job
-    from gpumemnet.named.real_model import declare_torchvision_operators
+    from gpumemnet.torch_private.names import declare_torchvision_operators
 
     declare_torchvision_operators()
     kind = getattr(transformers, name)

@@ -41,7 +41,7 @@ def _trace(
 ) -> None:
     from gpumemnet.errors import ExtractError
     from gpumemnet.tracing.result import answer_to_dict
-    from gpumemnet.tracing.script.launch import larger_of_both_branches
+    from gpumemnet.tracing.script.branches import largest_answer
 
     multiprocessing.set_start_method(
         "fork", force=True
@@ -50,7 +50,7 @@ def _trace(
     for script in scripts:
         try:
             with patch.dict(os.environ):
-                answer = larger_of_both_branches(partial(_one_way, script, arguments, ranks))
+                answer = largest_answer(partial(_one_way, script, arguments, ranks))
             found[script.stem] = answer_to_dict(answer)
         except ExtractError as error:
             found[script.stem] = str(error)
@@ -61,7 +61,7 @@ def _one_way(
     script: Path,
     arguments: tuple[str, ...],
     ranks: int | None,
-    conditions_hold: bool,
+    assumptions: Any,
     selected_share: float,
 ) -> Any:
     from gpumemnet.allocator import AllocatorSettings
@@ -78,7 +78,7 @@ def _one_way(
             platform=platform,
             settings=settings,
             ranks=ranks,
-            conditions_hold=conditions_hold,
+            assumptions=assumptions,
             selected_share=selected_share,
         )
     )

@@ -1,0 +1,301 @@
+"""Code that branches on values that a trace does not compute: where it does, which way it usually
+goes, and the traces of the other ways.
+
+A place is read from the source around it.  An ``assert`` holds, and a branch that only raises is not
+taken.  A loop that waits for a value runs a few times and ends.  A branch that leaves a loop or a
+function is not taken at first.  Each other condition is false at first.  Then the script is traced
+once more with every condition the other way, and with single ones the other way; the largest counts.
+
+This module loads no torch, so the command line uses it.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import islice
+from types import CodeType, FrameType
+from typing import Final
+
+from gpumemnet.errors import ExtractError
+from gpumemnet.sandbox.user_code import place_text
+from gpumemnet.tracing.result import TraceAnswer
+from gpumemnet.units import MIB
+
+ROUNDS: Final = 4
+"""How often a loop runs that waits for a value."""
+MOST_TRACES: Final = 6
+"""Traces with a single condition the other way."""
+_LEAVES: Final = (ast.Continue, ast.Break, ast.Return, ast.Raise)
+_SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
+_TESTS: Final = (ast.Compare, ast.If, ast.IfExp, ast.While, ast.BoolOp, ast.Match, ast.Subscript)
+_CHOOSES: Final = (ast.Return, *_TESTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """What a run takes for conditions on values that nothing computes.
+
+    Attributes:
+        opposite: whether each is the opposite of what it usually is.
+        exceptions: places where it is as ``opposite`` does not say.
+    """
+
+    opposite: bool = False
+    exceptions: tuple[str, ...] = ()
+
+    def reverse(self, place: str) -> bool:
+        """Whether the condition at ``place`` is the opposite of what it usually is."""
+        return self.opposite != (place in self.exceptions)
+
+
+USUAL: Final = Assumptions()
+"""Every condition is what it usually is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in the code that reads an unknown value.
+
+    Attributes:
+        name: file, line and function.
+        usual: what the condition usually is, if the code around it tells.
+        is_settled: whether it is always that.
+        repeats: whether it decides how often a loop runs.
+        is_chosen_by: whether the value that is read decides how the code goes on.
+        compares: whether it is a comparison.
+        compared_with: a number that turns the comparison, if the code tells what it is compared
+            with.
+    """
+
+    name: str
+    usual: bool | None = None
+    is_settled: bool = False
+    repeats: bool = False
+    is_chosen_by: bool = False
+    compares: bool = False
+    compared_with: float | None = None
+
+
+def place_of(frame: FrameType) -> Place:
+    """Return the place that ``frame`` runs."""
+    return _place(frame.f_code, frame.f_lasti, frame.f_lineno)
+
+
+@cache
+def _place(code: CodeType, instruction: int, line: int) -> Place:
+    name = place_text(code, line)
+    parents = _parents(code.co_filename)
+    position = next(islice(code.co_positions(), instruction // 2, None), None)
+    if parents is None or position is None or None in position:
+        return Place(name)
+    found = [node for node in parents if _span(node) == position]
+    node = found[0] if found else None
+    if node is None:
+        return Place(name)
+    place = Place(
+        name,
+        is_chosen_by=_is_chosen(node, parents),
+        compares=isinstance(node, ast.Compare | ast.MatchValue),
+        compared_with=_turning_number(node, parents),
+    )
+    is_negated = False
+    while (parent := parents[node]) is not None and not isinstance(parent, ast.stmt):
+        is_negated ^= isinstance(parent, ast.UnaryOp) and isinstance(parent.op, ast.Not)
+        node = parent
+    if node is not getattr(parent, "test", None):
+        return place
+    if isinstance(parent, ast.Assert | ast.While):
+        repeats = isinstance(parent, ast.While)
+        return replace(place, usual=not is_negated, is_settled=True, repeats=repeats)
+    if isinstance(parent, ast.If):
+        ends = [body[-1] if body else None for body in (parent.body, parent.orelse)]
+        leaves = [isinstance(end, _LEAVES) for end in ends]
+        if leaves[0] != leaves[1]:
+            raises = isinstance(ends[leaves[1]], ast.Raise)
+            waits = not raises and _waits(parent, parents)
+            usual = leaves[1] != is_negated
+            return replace(place, usual=usual, is_settled=raises or waits, repeats=waits)
+    return place
+
+
+def _turning_number(node: ast.AST, parents: dict[ast.AST, ast.AST | None]) -> float | None:
+    """Return a number that is not on the side of 0 of what the value at ``node`` is compared
+    with."""
+    for parent in _ancestors(node, parents):
+        if isinstance(parent, ast.Compare):
+            for operand in (parent.left, *parent.comparators):
+                number = getattr(operand, "value", None)
+                if isinstance(number, int | float):
+                    is_exact = isinstance(parent.ops[0], ast.Eq | ast.NotEq) and number
+                    return float(number if is_exact else 2 * abs(number) + 100)
+            return None
+    return None
+
+
+@cache
+def _parents(filename: str) -> dict[ast.AST, ast.AST | None] | None:
+    """Return the parent of each node of a file's code."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(filename)))
+    except SyntaxError:
+        return None
+    parents: dict[ast.AST, ast.AST | None] = {tree: None}
+    for node in ast.walk(tree):
+        parents.update(dict.fromkeys(ast.iter_child_nodes(node), node))
+    return parents
+
+
+def _span(node: ast.AST) -> tuple[int | None, ...]:
+    names = ("lineno", "end_lineno", "col_offset", "end_col_offset")
+    return tuple(getattr(node, name, None) for name in names)
+
+
+def _ancestors(node: ast.AST, parents: dict[ast.AST, ast.AST | None]) -> Iterator[ast.AST]:
+    while (parent := parents[node]) is not None:
+        yield parent
+        node = parent
+
+
+def _waits(node: ast.AST, parents: dict[ast.AST, ast.AST | None]) -> bool:
+    """Whether ``node`` ends a ``while`` loop."""
+    for parent in _ancestors(node, parents):
+        if isinstance(parent, (ast.While, ast.For, *_SCOPES)):
+            return isinstance(parent, ast.While)
+    return False
+
+
+def _is_chosen(node: ast.AST, parents: dict[ast.AST, ast.AST | None]) -> bool:
+    """Whether a value that is read at ``node`` decides how the code goes on: in a test, or by the
+    name that it gets."""
+    names: set[str] = set()
+    for parent in _ancestors(node, parents):
+        if isinstance(parent, _CHOOSES):
+            return True
+        if isinstance(parent, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.NamedExpr):
+            targets = parent.targets if isinstance(parent, ast.Assign) else [parent.target]
+            names |= {
+                each.id
+                for target in targets
+                for each in ast.walk(target)
+                if isinstance(each, ast.Name)
+            }
+        if isinstance(parent, _SCOPES):
+            tests = [each for each in ast.walk(parent) if isinstance(each, _TESTS)]
+            return any(
+                isinstance(each, ast.Name) and each.id in names
+                for test in tests
+                for each in ast.walk(getattr(test, "test", getattr(test, "subject", test)))
+            )
+    return False
+
+
+class Decisions:
+    """Decides each condition of a run.
+
+    Args:
+        assumptions: which conditions are not as usual.
+    """
+
+    def __init__(self, assumptions: Assumptions) -> None:
+        self._assumptions = assumptions
+        self._rounds: Counter[str] = Counter()
+        self.places: dict[str, None] = {}
+        """Places that decide how the code goes on, in order."""
+
+    def decide(self, place: Place, usual: bool, *, is_likely: bool = False) -> bool:
+        """Return what the condition at ``place`` is; it is ``usual`` where the code does not tell,
+        or where that is likely."""
+        if is_likely and (usual or place.usual is not None):
+            return usual
+        usual = usual if place.usual is None else place.usual
+        if place.repeats:
+            self._rounds[place.name] += 1
+            return usual != (self._rounds[place.name] % (ROUNDS + 1) == 0)
+        if place.is_settled:
+            return usual
+        self.places.setdefault(place.name)
+        return usual != self._assumptions.reverse(place.name)
+
+
+TraceScript = Callable[[Assumptions, float], TraceAnswer]
+"""Traces the script with assumptions, and a share of elements that is selected."""
+
+
+def largest_answer(trace: TraceScript) -> TraceAnswer:
+    """Return the answer for a script, the largest of several where it branches on values of the GPU.
+
+    Where it selects elements by values of the GPU, the expectation is that of half of them, and the
+    bound that of all.
+
+    Args:
+        trace: traces the script.
+
+    Raises:
+        ExtractError: as ``trace`` does with the usual conditions and all elements selected.
+    """
+    answer, assumptions = _over_branches(trace)
+    if not answer.selections:
+        return answer
+    where = "; ".join(answer.selections)
+    try:
+        half = trace(assumptions, 0.5)
+    except ExtractError as error:
+        note = f"{where}: selects elements by values of the GPU; all count, because half of them end without a step: {error}."
+        return replace(answer, notes=(*answer.notes, note))
+    note = f"{where}: selects elements by values of the GPU; half of them are expected, and the safe bytes hold all."
+    return replace(
+        half,
+        safe_bytes=max(half.safe_bytes, answer.safe_bytes),
+        batches=answer.batches,
+        max_batch_size=answer.max_batch_size,
+        notes=(*answer.notes, note),
+        branches=answer.branches,
+        selections=answer.selections,
+    )
+
+
+def _over_branches(trace: TraceScript) -> tuple[TraceAnswer, Assumptions]:
+    """Return the largest answer over the ways that the script can go, and its assumptions."""
+    opposite = Assumptions(opposite=True)
+    first = trace(USUAL, 1)
+    if not first.branches:
+        return first, USUAL
+    where = "; ".join(first.branches)
+    found = {USUAL: first}
+    try:
+        found[opposite] = trace(opposite, 1)
+    except ExtractError as error:
+        note = f"{where}: branches on values of the GPU; the other way (the opposite of each) ends without a step: {error}."
+    else:
+        note = ""
+    places = list(dict.fromkeys(place for each in found.values() for place in each.branches))
+    best = max(found, key=lambda each: found[each].safe_bytes)
+    left = places if len(places) > 1 else []
+    for place in left[:MOST_TRACES]:
+        turned = replace(best, exceptions=(*best.exceptions, place))
+        try:
+            found[turned] = trace(turned, 1)
+        except ExtractError:
+            continue
+        if found[turned].safe_bytes > found[best].safe_bytes:
+            best = turned
+    answer = found[best]
+    if not note:
+        others = [each.expected_bytes for way, each in found.items() if way != best]
+        smaller = min(others) if others else answer.expected_bytes
+        note = (
+            f"{where}: branches on values of the GPU; both ways were traced, and this is the larger one "
+            f"(the other: {smaller / MIB:,.0f} MiB expected)."
+        )
+    unseen = left[MOST_TRACES:]
+    notes = [note]
+    if unseen:
+        notes.append(
+            f"{'; '.join(unseen)}: not traced the other way alone, only together with all other branches."
+        )
+    return replace(answer, notes=(*answer.notes, *notes), branches=tuple(places)), best

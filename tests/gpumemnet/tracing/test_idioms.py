@@ -1,0 +1,124 @@
+"""Idioms of scripts that read values which a trace does not compute; each holds 256 MiB more on one
+of its ways."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpumemnet.units import MIB
+from tests.gpumemnet.tracing import script_child
+
+STEP = """import torch
+from torch import nn
+model = nn.Linear(256, 256).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def block(mib): return torch.zeros(mib * 2**18, device="cuda")
+total, best = 0.0, 1e9
+for i in range(4):
+    keep = other = None
+    x = torch.randn(64, 256).cuda()
+    loss = model(x).pow(2).mean()
+    {lines}
+    loss.backward(); optimizer.step(); optimizer.zero_grad()
+"""
+CONDITIONS = {
+    "truth": "if loss: keep = block(256)",
+    "comparison": "if x.sum() > 0: keep = block(256)",
+    "any": "if (x > 3).any(): keep = block(256)",
+    "all": "if (x > 0).all(): keep = block(256)",
+    "not_all": "if not (x > 0).all(): keep = block(256)",
+    "item": "if loss.item() > 5: keep = block(256)",
+    "int": "if int(loss) == 3: keep = block(256)",
+    "float": "if float(loss) > 300: keep = block(256)",
+    "otherwise": "if x.sum() > 0: pass\nelse: keep = block(256)",
+    "two_ways": "if x.sum() > 0: keep = block(128)\nif x.max() > 5: pass\nelse: other = block(128)",
+    "equal": "if torch.equal(x, x + 1): keep = block(256)",
+    "allclose": "if torch.allclose(x, x + 1): keep = block(256)",
+    "running_total": "total += loss.item()\nif total / (i + 1) > 0.5: keep = block(256)",
+    "best": "value = loss.item() * 2\nif value < best - 1e-3:\n    best = value; keep = block(256)",
+    "smallest": "if min(loss.item(), 3) > 1: keep = block(256)",
+    "expression": "keep = block(256) if loss > 0.5 else None",
+    "on_host": "if x.cpu().sum() > 0: keep = block(256)",
+    "array": "if x.cpu().numpy().mean() > 0.5: keep = block(256)",
+    "list": "if x[0].tolist()[3] > 0.5: keep = block(256)",
+    "key": "k = loss.gt(1).long().item()\nkeep = block({0: 1, 1: 256}[k])",
+    "match": "match int(loss):\n    case 0: keep = block(1)\n    case _: keep = block(256)",
+    "size": "n = int((x > 0).sum())\nkeep = torch.zeros(n, 4096, device='cuda')",
+    "rounds": "n = int((x[:, 0] > 0).sum())\nkeep = [block(4) for _ in range(n)]",
+    "waiting": "while x.norm() > 1: keep = None; keep = block(256)",
+    "ended_early": "n = 0\nwhile True:\n    n += 1\n    if x.norm() < 1: break\nkeep = block(256)",
+    "check": "assert loss < 100 and x.abs().max() < 1e4\nif loss > 100: raise ValueError\nkeep = block(256)",
+    "skipped_step": "if loss < 1e6: keep = block(256)\nelse: continue",
+}
+MIXTURE = """import torch
+from torch import nn
+E, K, D, H, T = 8, 2, 256, 1024, 4096
+class Mixture(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(D, E, bias=False)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(D, H), nn.ReLU(), nn.Linear(H, D)) for _ in range(E)
+        )
+    def forward(self, x):
+        weight, chosen = self.gate(x).softmax(-1).topk(K, dim=-1)
+        flat, y = chosen.view(-1), torch.zeros_like(x)
+        order = flat.argsort()
+        {lines}
+        return y
+model = Mixture().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.randn(T, D).cuda()).pow(2).mean().backward()
+    optimizer.step(); optimizer.zero_grad()
+"""
+EXPERTS = {
+    "mask": """for e, expert in enumerate(self.experts):
+    mask = (chosen == e).any(-1)
+    if mask.any():
+        y[mask] = y[mask] + expert(x[mask])""",
+    "one_hot": """mask = nn.functional.one_hot(chosen, E).permute(2, 1, 0)
+for e in torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero():
+    slot, rows = torch.where(mask[e].squeeze(0))
+    y.index_add_(0, rows, self.experts[int(e)](x[rows]) * weight[rows, slot, None])""",
+    "counts": """ends = flat.bincount(minlength=E).cpu().numpy().cumsum(0)
+for e, end in enumerate(ends):
+    start = 0 if e == 0 else ends[e - 1]
+    if start == end: continue
+    rows = order[start:end] // K
+    y.index_add_(0, rows, self.experts[e](x[rows]))""",
+    "parts": """parts = x[order // K].split(flat.bincount(minlength=E).tolist())
+found = [expert(part) for expert, part in zip(self.experts, parts)]
+y.index_add_(0, order // K, torch.cat(found))""",
+}
+KEPT_MIB = 4 * (2 * 4096 * (256 + 1024) + 4096 * 256) / MIB
+"""Inputs of the two layers of each expert, of two experts for each token, and the output."""
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder, scripts = tmp_path_factory.mktemp("idioms"), []
+    for text, idioms in ((STEP, CONDITIONS), (MIXTURE, EXPERTS)):
+        indent = " " * (4 if text is STEP else 8)
+        for name, lines in idioms.items():
+            scripts.append(folder / f"{name}.py")
+            scripts[-1].write_text(text.format(lines=lines.replace("\n", f"\n{indent}")))
+    return script_child.traced_all(scripts)
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_the_larger_way_is_found(name: str, answers: dict[str, Any]) -> None:
+    answer = answers[name]
+    assert isinstance(answer, dict), answer
+    assert 256 <= answer["requested_bytes"] / MIB < 280
+    assert any(f"{name}.py line" in note for note in answer["notes"])
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_each_expert_gets_its_share(name: str, answers: dict[str, Any]) -> None:
+    answer = answers[name]
+    assert isinstance(answer, dict), answer
+    assert KEPT_MIB <= answer["parts"]["saved_activation"] / MIB < 1.5 * KEPT_MIB
+    assert any("topk was taken to pick all 8 equally often" in note for note in answer["notes"])
