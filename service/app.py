@@ -30,7 +30,7 @@ from .api.handlers import JsonHandler
 from .api.monitoring import Vitals, log_other_failures
 from .api.openapi import openapi_document
 from .api.operations import other_operations, prediction_operations
-from .api.predictions import PredictionApi, Recorder
+from .api.predictions import Recorder
 from .observations.database import DatabaseAwayError
 from .observations.routes import observation_operations
 from .observations.store import ObservationStore
@@ -44,7 +44,7 @@ KEYS_SECONDS: Final = 1.0
 VITALS_SECONDS: Final = 1.0
 STOP_SECONDS: Final = 1.0
 """How long the service waits for a thread when it ends: a folder in the network may hang."""
-SWITCH_SECONDS: Final = 0.001
+SWITCH_SECONDS: Final = 0.0001
 """How long a prediction waits for Python's lock while a thread computes; Python's own 5 ms add up
 over each of its steps."""
 
@@ -100,7 +100,7 @@ def create_app(settings: Settings) -> FastAPI:
         registry = Registry(settings.registry)
         recorder = shadow = Shadow(store)
     serving = ServedRelease(
-        lambda predictor, release: PredictionApi(predictor, recorder, release),
+        recorder=recorder,
         registry=registry,
         bundles=settings.bundles,
         shadow=shadow,

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from prometheus_client import Counter, Gauge
@@ -29,7 +29,7 @@ from gpumemnet.site.releases import SHIPPED, Aliases, Registry, release_digest
 from gpumemnet.units import MIB
 
 from .api.examples import EXAMPLE_JOBS, as_totals
-from .api.predictions import PredictionApi
+from .api.predictions import PredictionApi, Recorder
 from .shadow import Shadow
 
 FOLLOW_SECONDS: Final = 1.0
@@ -67,20 +67,11 @@ logger = logging.getLogger("gpumemnet.service")
 T = TypeVar("T")
 
 
-class Loaded(NamedTuple):
-    """A loaded release, ready to serve; ``sha256`` is a hash over its bundles."""
-
-    release: str
-    sha256: str
-    bundles: Sequence[Bundle]
-    api: PredictionApi
-
-
 class ServedRelease:
     """The release that this process serves, and how it is replaced.
 
     Args:
-        build: makes an api from a predictor and the name of its release.
+        recorder: receives every prediction; ``None`` records nothing.
         registry: names the champion; without one, ``bundles`` or else the shipped bundles are
             served.
         bundles: folders of bundles to serve instead of a registry.
@@ -90,7 +81,6 @@ class ServedRelease:
 
     Attributes:
         api: the current api; read it once for each request.
-        release, sha256: the name of its release, and a hash over its bundles.
         failure: a sentence that says why the registry's champion is not served; ``None`` when it is
             served.
         fallback: the release that answers in place of the registry's champion; ``None`` while the
@@ -102,13 +92,11 @@ class ServedRelease:
     """
 
     api: PredictionApi
-    release: str
-    sha256: str
 
     def __init__(
         self,
-        build: Callable[[Predictor, str], PredictionApi],
         *,
+        recorder: Recorder | None = None,
         registry: Registry | None = None,
         bundles: Sequence[Path] = (),
         shadow: Shadow | None = None,
@@ -124,7 +112,7 @@ class ServedRelease:
         self.fallback: str | None = None
         self._aliases = Aliases()
         self._looks = 0
-        self._build = build
+        self._recorder = recorder
         self._predictor_settings = dict(predictor_settings or {})
         self._shadow = shadow
         self._tested_sha256s: set[str] = set()
@@ -134,9 +122,14 @@ class ServedRelease:
             self._begin(registry)
         elif bundles:
             named = [bundle for folder in bundles for bundle in load_bundles(folder)]
-            self._put(self._ready(CONFIGURED, self._tested(named)))
+            self._put(CONFIGURED, self._tested(named))
         else:
-            self._put(self._ready(SHIPPED, self._tested(shipped_bundles())))
+            self._put(SHIPPED, self._tested(shipped_bundles()))
+
+    @property
+    def release(self) -> str:
+        """The name of the served release."""
+        return self.api.release
 
     @property
     def challenger(self) -> str | None:
@@ -161,7 +154,7 @@ class ServedRelease:
                     self._report(None)
                 return
             if not is_served:
-                self._swap(self._load_champion(aliases.champion))
+                self._swap(aliases.champion)
             self._report(None)
         except BundleError as error:
             self._report(str(error))
@@ -191,9 +184,10 @@ class ServedRelease:
         for release in dict.fromkeys(candidates):
             try:
                 self._put(
-                    self._ready(SHIPPED, self._tested(shipped_bundles()))
+                    release,
+                    self._tested(shipped_bundles())
                     if release == SHIPPED
-                    else self._load_champion(release)
+                    else self._load(release, "champion"),
                 )
                 break
             except BundleError as error:
@@ -233,18 +227,18 @@ class ServedRelease:
             raise found
         return found
 
-    def _swap(self, loaded: Loaded) -> None:
-        before = self.release
-        MODEL_INFO.labels(before, self.sha256[:12]).set(0)
-        self._put(loaded)
+    def _swap(self, release: str) -> None:
+        predictor, before = self._load(release, "champion"), self.api
+        self._put(release, predictor)
+        _info(before).set(0)
         SWAPS.inc()
-        logger.info("release %s is served now, after %s", loaded.release, before)
+        logger.info("release %s is served now, after %s", release, before.release)
 
-    def _put(self, loaded: Loaded) -> None:
+    def _put(self, release: str, predictor: Predictor) -> None:
         if self._shadow is not None:
-            self._shadow.champion_is(loaded.bundles)
-        self.api, self.release, self.sha256 = loaded.api, loaded.release, loaded.sha256
-        MODEL_INFO.labels(self.release, self.sha256[:12]).set(1)
+            self._shadow.champion_is(predictor.bundles)
+        self.api = PredictionApi(predictor, self._recorder, release)
+        _info(self.api).set(1)
 
     def _follow_challenger(self) -> None:
         challenger = self._aliases.challenger
@@ -257,9 +251,6 @@ class ServedRelease:
         except BundleError as error:
             logger.error("the registry's challenger cannot be used: %s", error)
 
-    def _load_champion(self, release: str) -> Loaded:
-        return self._ready(release, self._load(release, "champion"))
-
     def _load(self, release: str, alias: str) -> Predictor:
         assert self.registry is not None
         try:
@@ -267,10 +258,6 @@ class ServedRelease:
         except BundleError:
             FAILED_LOADS.labels(alias).inc()
             raise
-
-    def _ready(self, release: str, predictor: Predictor) -> Loaded:
-        api = self._build(predictor, release)
-        return Loaded(release, release_digest(predictor.bundles), predictor.bundles, api)
 
     def _report(self, failure: str | None) -> None:
         """Note why the champion is not served; logs what is new."""
@@ -294,6 +281,10 @@ class ServedRelease:
         check_golden(predictor, self._tested_sha256s)
         self._tested_sha256s.update(bundle.sha256 for bundle in predictor.bundles)
         return predictor
+
+
+def _info(api: PredictionApi) -> Gauge:
+    return MODEL_INFO.labels(api.release, release_digest(api.predictor.bundles)[:12])
 
 
 # The self-test.  A graph may load and run, and still be useless: trained on other units, exported with

@@ -8,12 +8,10 @@ body: no name reads a file of the service or asks the hub.
 from __future__ import annotations
 
 from typing import Annotated, Any, Final, get_type_hints
-from urllib.parse import parse_qs
 
 from pydantic import Field, create_model
 
 from gpumemnet.errors import FieldError, InvalidRequestError
-from gpumemnet.job.layers import describe
 from gpumemnet.named import fit as named
 from gpumemnet.named.catalogue import (
     NamedModel,
@@ -24,7 +22,7 @@ from gpumemnet.named.catalogue import (
 )
 from gpumemnet.named.methods import CHOICES, COUNTS, Method
 
-from .handlers import read_request
+from .handlers import read_query, read_request
 from .openapi import attribute_descriptions
 from .predictions import Document
 from .schemas import OneOf, Schema
@@ -172,11 +170,7 @@ def names_document(query: bytes) -> Document:
     Raises:
         InvalidRequestError: the query has another parameter, or a text that is too long.
     """
-    given = parse_qs(query.decode("latin-1"), keep_blank_values=True)
-    for parameter in given.keys() - {"search"}:
-        reason = "is not a parameter: known is search"
-        raise InvalidRequestError(reason, describe(parameter[:MAX_TEXT]))
-    text = given.get("search", [""])[-1]
+    text = (read_query(query, "search") or [""])[-1]
     if len(text) > MAX_TEXT:
         raise InvalidRequestError(f"must have at most {MAX_TEXT} characters", "search")
     found = search_names(text, MAX_NAMES)

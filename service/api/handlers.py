@@ -6,8 +6,10 @@ between a tenth and a half to the cost of a response (benchmarks/http_latency.py
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar, TypeVarTuple
+from urllib.parse import parse_qs
 
 import orjson
 from anyio import CapacityLimiter, to_thread
@@ -98,6 +100,9 @@ class SearchHandler(JsonHandler):
         finally:
             self._searches -= 1
 
+    def _bytes(self, body: bytes) -> bytes:
+        return json.dumps(self._respond(body)).encode()  # an amount may have more than 64 bits
+
 
 async def handle_body(handle: Callable[[bytes], Result], body: bytes) -> Result:
     """Handle a short body at once, and a long one by :func:`run_in_turn`."""
@@ -158,6 +163,30 @@ def _too_large(max_bytes: int) -> Refusal:
     return Refusal(TOO_LARGE, detail, {"Connection": "close"})
 
 
+def read_query(query: bytes, name: str) -> list[str]:
+    """The values of the only parameter that a query may have.
+
+    Raises:
+        InvalidRequestError: when it has another one.
+    """
+    given = parse_qs(query.decode("latin-1"), keep_blank_values=True)
+    for other in given.keys() - {name}:
+        raise InvalidRequestError(f"is not a parameter: known is {name}", describe(other[:64]))
+    return given.get(name, [])
+
+
+def read_json(body: bytes) -> Any:
+    """The JSON in a body.
+
+    Raises:
+        InvalidRequestError: when it is not JSON.
+    """
+    try:
+        return parse_json(body)
+    except InvalidJobError as error:
+        raise InvalidRequestError(error.reason, error.field or "body") from None
+
+
 def read_request(body: bytes, schema: type[S]) -> S:
     """The request in a body.
 
@@ -169,11 +198,7 @@ def read_request(body: bytes, schema: type[S]) -> S:
         InvalidRequestError: when the body is not JSON, or does not match the schema.
     """
     try:
-        document = parse_json(body)
-    except InvalidJobError as error:
-        raise InvalidRequestError(error.reason, error.field or "body") from None
-    try:
-        return schema.model_validate(document)
+        return schema.model_validate(read_json(body))
     except ValidationError as error:
         raise _explained(error.errors(include_url=False), schema) from None
 

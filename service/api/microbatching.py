@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
-from urllib.parse import parse_qsl
 
 import orjson
 from starlette.types import Receive, Scope, Send
@@ -15,7 +14,15 @@ from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
 from gpumemnet.units import ceil_mib
 
-from .handlers import INLINE_BODY_BYTES, JSON, TEXT, read_json_body, run_in_turn, send_response
+from .handlers import (
+    INLINE_BODY_BYTES,
+    JSON,
+    TEXT,
+    read_json_body,
+    read_query,
+    run_in_turn,
+    send_response,
+)
 from .predictions import JobRequest, read_job_request
 from .problems import OUTSIDE_SUPPORT, Refusal
 
@@ -152,13 +159,7 @@ def text_fields(query: bytes) -> tuple[str, ...]:
     Raises:
         InvalidRequestError: when it names another parameter or an unknown field.
     """
-    names: list[str] = []
-    for parameter, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
-        if parameter != "field":
-            raise InvalidRequestError(
-                "is not a parameter: known is field", describe(parameter[:64])
-            )
-        names += value.split(",")
+    names = [name for value in read_query(query, "field") for name in value.split(",")]
     for name in names:
         if name not in TEXT_FIELDS:
             raise InvalidRequestError(

@@ -73,13 +73,13 @@ class Stored:
     Attributes:
         observation_id: its id.
         created: whether this request stored it; false when the same was stored before.
-        prediction_id, job_hash, gpu: its prediction, its job and its GPU.
+        prediction_id, job_sha256, gpu: its prediction, its job and its GPU.
     """
 
     observation_id: str
     created: bool
     prediction_id: str | None
-    job_hash: str
+    job_sha256: str
     gpu: str
 
 

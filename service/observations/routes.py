@@ -5,14 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, Final
-from urllib.parse import parse_qs
 
 import orjson
 from pydantic import ConfigDict, Field
 from starlette.types import Receive, Scope, Send
 
-from gpumemnet.errors import FieldError, InvalidJobError, InvalidRequestError
-from gpumemnet.job.json_codec import parse_json
+from gpumemnet.errors import FieldError, InvalidRequestError
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.site.observations import (
@@ -27,7 +25,7 @@ from gpumemnet.site.observations import Observation as ReadObservation
 from gpumemnet.units import MIB
 
 from ..api.examples import EXAMPLE_JOBS
-from ..api.handlers import JSON, handle_body, read_json_body, send_response
+from ..api.handlers import JSON, handle_body, read_json, read_json_body, read_query, send_response
 from ..api.openapi import BODY_REFUSALS, Answer, Operation
 from ..api.problems import OVERLOADED, UNKNOWN, Refusal, located, problem_document
 from ..api.schemas import Job, OneOf, Problem, Schema, StoredPrediction
@@ -333,7 +331,7 @@ async def _observe(
     key_name = str(scope.get("state", {}).get(KEY_NAME) or "")[:MAX_TEXT_LENGTH]
     if isinstance(read, ReadObservation):
         stored = await store.add(read, key_name)
-        return 201 if stored.created else 200, _document(stored)
+        return 201 if stored.created else 200, stored
     valid = [one for one in read if isinstance(one, ReadObservation)]
     answers = iter(await store.add_many(valid, key_name))
     return 200, _batch([next(answers) if isinstance(one, ReadObservation) else one for one in read])
@@ -351,10 +349,7 @@ def read_observations(body: bytes) -> ReadObservation | list[ReadObservation | F
             invalid.
         FieldError: when the only observation is invalid.
     """
-    try:
-        document = parse_json(body)
-    except InvalidJobError as error:
-        raise InvalidRequestError(error.reason, error.field or "body") from None
+    document = read_json(body)
     if not isinstance(document, dict):
         raise InvalidRequestError(
             f"must be an observation or an object with 'observations', a list of them, not {describe(document)}",
@@ -387,16 +382,6 @@ def _read_one(entry: Any, path: str) -> ReadObservation | FieldError:
         return located(error, path)
 
 
-def _document(stored: Stored) -> dict[str, Any]:
-    return {
-        "observation_id": stored.observation_id,
-        "created": stored.created,
-        "prediction_id": stored.prediction_id,
-        "job_sha256": stored.job_hash,
-        "gpu": stored.gpu,
-    }
-
-
 def _batch(results: Sequence[Reply]) -> dict[str, Any]:
     stored = [result for result in results if isinstance(result, Stored)]
     if results and all(
@@ -405,7 +390,7 @@ def _batch(results: Sequence[Reply]) -> dict[str, Any]:
         assert isinstance(results[0], Refusal)
         raise results[0]
     documents = [
-        {"observation": _document(result)}
+        {"observation": result}
         if isinstance(result, Stored)
         else {"problem": problem_document(result)}
         for result in results
@@ -414,11 +399,7 @@ def _batch(results: Sequence[Reply]) -> dict[str, Any]:
 
 
 def _days(query: bytes) -> int:
-    given = parse_qs(query.decode("latin-1"), keep_blank_values=True)
-    for name in given:
-        if name != "days":
-            raise InvalidRequestError("is not a parameter: the summary takes days", name[:64])
-    text = given.get("days", [str(DEFAULT_DAYS)])[-1]
+    text = (read_query(query, "days") or [str(DEFAULT_DAYS)])[-1]
     if not (text.isascii() and text.isdigit() and len(text) <= 9 and 1 <= int(text) <= MAX_DAYS):
         raise InvalidRequestError(
             f"must be a whole number between 1 and {MAX_DAYS}, not {describe(text)}", "days"

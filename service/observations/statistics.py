@@ -160,7 +160,16 @@ def read_prediction(connection: Connection, *, identity: str) -> dict[str, Any] 
     """The response to ``GET /v1/predictions/{prediction_id}``; ``None`` without such a prediction."""
     predicted, observed = PREDICTIONS.c, OBSERVATIONS.c
     question = (
-        select(PREDICTIONS, JOBS.c.document, observed.peak_bytes, observed.oom)
+        select(
+            predicted.id.label("prediction_id"),
+            predicted.made_at,
+            JOBS.c.document.label("job"),
+            *(predicted.gpu, predicted.release, predicted.model_name.label("model")),
+            *(predicted.model_sha256, predicted.coverage, predicted.expected_bytes),
+            *(predicted.safe_bytes, predicted.in_support, predicted.reason_codes),
+            observed.peak_bytes.label("observed_bytes"),
+            observed.oom,
+        )
         .join(JOBS, JOBS.c.hash == predicted.job_hash)
         .outerjoin(OBSERVATIONS, observed.prediction_id == predicted.id)
         .where(predicted.id == identity)
@@ -170,20 +179,9 @@ def read_prediction(connection: Connection, *, identity: str) -> dict[str, Any] 
     if row is None:
         return None
     return {
-        "prediction_id": row.id,
+        **row._mapping,
         "made_at": datetime.fromtimestamp(row.made_at, UTC).isoformat(),
-        "job": row.document,
-        "gpu": row.gpu,
-        "release": row.release,
-        "model": row.model_name,
-        "model_sha256": row.model_sha256,
-        "coverage": row.coverage,
-        "expected_bytes": row.expected_bytes,
-        "safe_bytes": row.safe_bytes,
-        "in_support": row.in_support,
         "reason_codes": row.reason_codes.split(",") if row.reason_codes else [],
-        "observed_bytes": row.peak_bytes,
-        "oom": row.oom,
     }
 
 

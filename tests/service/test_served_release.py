@@ -13,7 +13,7 @@ import pytest
 from gpumemnet.errors import BundleError
 from gpumemnet.predict.bundle import MODEL_FILE
 from gpumemnet.site.releases import SHIPPED, Registry
-from service.api.predictions import Document, PredictionApi
+from service.api.predictions import Document
 from service.served_release import STALE, ServedRelease
 from tests.conftest import StartService
 from tests.registries import add_release
@@ -30,11 +30,7 @@ def registry(tmp_path: Path) -> Registry:
 
 
 def serve(registry: Registry, **options: Any) -> ServedRelease:
-    return ServedRelease(
-        lambda predictor, release: PredictionApi(predictor, None, release),
-        registry=registry,
-        **options,
-    )
+    return ServedRelease(registry=registry, **options)
 
 
 def promote(registry: Registry, release: str) -> None:
