@@ -3,12 +3,14 @@ asks one."""
 
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,9 @@ seconds."""
 # A busy machine is no reason to fail, so examples have no deadline and may be slow to make.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
+
+# Every httpx.get reads all certificates of the system anew, which takes longer than an answer.
+ssl.create_default_context = cache(ssl.create_default_context)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # started in the background of a shell: children would ignore Ctrl-C too, and some tests send it

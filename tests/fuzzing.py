@@ -1,7 +1,7 @@
 """What the fuzz tests share: how many cases they run, and how a valid document or a valid file is
 spoilt.
 
-``GPUMEMNET_FUZZ_CASES`` says how many cases each test runs; a few hundred unless set, so that an
+``GPUMEMNET_FUZZ_CASES`` says how many cases each test runs; a hundred unless set, so that an
 ordinary run stays short.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-CASES = int(os.environ.get("GPUMEMNET_FUZZ_CASES", "300"))
+CASES = int(os.environ.get("GPUMEMNET_FUZZ_CASES", "100"))
 
 fuzzed = settings(
     max_examples=CASES,

@@ -15,6 +15,7 @@ from dataset_builder.planned_job import Options, PlannedJob
 from gpumemnet.gpu import context, device_profile
 from gpumemnet.job.dataset import read_dataset, write_dataset
 from gpumemnet.job.measurement import measurement_from_dict, measurement_to_dict
+from research.cli import main
 from research.traces.labels import traced_measurement
 
 ROOT = Path(__file__).parents[3]
@@ -106,10 +107,8 @@ def test_measured_rows_are_given_their_traced_peak(tmp_path: Path) -> None:
     traced = traced_measurement(planned(), "tiny", 0, H200)
     measured = replace(traced, provenance="measured", label_source="nvml_process")
     write_dataset(tmp_path / "in.parquet", [measured])
-    done = run(
-        "add-traces", tmp_path / "in.parquet", "--out", tmp_path / "out.parquet", "--workers", 1
-    )
-    assert done.returncode == 0, done.stderr
+    files = (str(tmp_path / "in.parquet"), "--out", str(tmp_path / "out.parquet"))
+    assert main(["add-traces", *files, "--workers", "1"]) == 0
     [row] = read_dataset(tmp_path / "out.parquet")
     assert row.job.traced_peak_bytes == traced.peak_reserved_bytes
     assert row.label_bytes == measured.label_bytes

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import gpumemnet
@@ -141,7 +142,8 @@ def test_a_row_is_what_trace_and_extract_say(document: dict[str, Any], each: Pla
 
 
 def test_the_dataset_keeps_families_whole() -> None:
-    rows = read_dataset(DATASET)
+    every = read_dataset(DATASET)
+    rows = every.take(np.arange(0, len(every), 10))
     assert {finding.rule for finding in implausible_rows(rows)} <= {
         "not-monotone"
     }  # cuDNN may choose a smaller workspace

@@ -177,3 +177,8 @@ def test_the_log_names_keys_and_never_holds_one(locked: Locked, job: Document) -
     text = locked.log.read_text()
     assert not [key for key in (*KEYS.values(), "a-key-that-is-wrong") if key in text]
     assert sha256(KEYS["predict"].encode()).hexdigest() not in text
+
+
+def test_with_keys_any_host_is_answered(locked: Locked) -> None:
+    headers = {**bearer(KEYS["predict"]), "Host": "gpumemnet.svc:8000"}
+    assert locked.client.get("/v1/models", headers=headers).status_code == 200

@@ -76,15 +76,9 @@ def test_the_process_is_described(service: RunningService) -> None:
     assert labels.keys() == {"version", "python", "onnxruntime"}
 
 
-def test_refusals_are_counted_by_problem(start_service: StartService) -> None:
-    with start_service(GPUMEMNET_MAX_BODY_BYTES="1024") as running:
-        assert httpx.post(f"{running.url}/v1/predict", json={"job": "x" * 2000}).status_code == 413
-        assert value(scrape(running.url), "gpumemnet_refusals_total", problem="body-too-large") == 1
-
-
-def test_why_there_is_no_limit_is_counted(start_service: StartService) -> None:
-    """By the option or feature that the model does not know, so that an operator sees what to
-    measure next."""
+def test_refusals_and_why_there_is_no_limit_are_counted(start_service: StartService) -> None:
+    """Refusals by problem; jobs without a limit by the option or feature that the model does not
+    know, so that an operator sees what to measure next."""
     jobs = [
         {**EXAMPLE_JOBS["mlp"], "gradient_accumulation": 64},
         {
@@ -95,7 +89,11 @@ def test_why_there_is_no_limit_is_counted(start_service: StartService) -> None:
         },
         dict(EXAMPLE_JOBS["mlp"]),
     ]
-    with start_service() as running:
+    with start_service(GPUMEMNET_MAX_BODY_BYTES="10240") as running:
+        assert (
+            httpx.post(f"{running.url}/v1/predict", json={"job": "x" * 20_000}).status_code == 413
+        )
+        assert value(scrape(running.url), "gpumemnet_refusals_total", problem="body-too-large") == 1
         answers = httpx.post(f"{running.url}/v1/predict/batch", json={"jobs": jobs}).json()[
             "results"
         ]
