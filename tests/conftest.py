@@ -24,7 +24,9 @@ START_SECONDS = 300
 seconds."""
 
 # A busy machine is no reason to fail, so examples have no deadline and may be slow to make.
-settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "tests", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("tests")
 
 # Every httpx.get reads all certificates of the system anew, which takes longer than an answer.

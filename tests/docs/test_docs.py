@@ -177,6 +177,12 @@ def test_the_files_that_a_page_names_exist(page: str) -> None:
         assert (ROOT / path).exists(), f"{page} names {path}"
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_the_links_of_a_page_lead_somewhere_in_a_clone(page: str) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text_of(page)):
+        assert ":" in target or (ROOT / page).parent.joinpath(target).exists(), target
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("shown", marked("files"), ids=lambda shown: shown.argument)
 def test_the_files_of_a_journey_are_those_of_the_profiler(shown: Marked) -> None:

@@ -243,9 +243,9 @@ def test_a_full_disk_is_one_sentence_and_loses_no_row(tmp_path: Path) -> None:
 
 
 def test_kill_nine_at_random_moments_then_resume_finishes_every_job_once(tmp_path: Path) -> None:
-    rehearsal = Rehearsal(tmp_path / "c", 30, ["slow"] * 30)
+    rehearsal = Rehearsal(tmp_path / "c", 16, ["slow"] * 16)
     generator = random.Random(1)
-    for _ in range(4):
+    for _ in range(3):
         process = rehearsal.start()
         before = len(rehearsal.finished())
         _wait(lambda before=before: len(rehearsal.finished()) > before)

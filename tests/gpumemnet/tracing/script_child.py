@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["torch", "torch.utils.data", "gpumemnet.tracing.script.run"])
+from tests.torch_forks import FORKS
 
 
 def traced(script: Path, arguments: tuple[str, ...], ranks: int | None) -> Any:
@@ -26,8 +25,8 @@ def traced_all(scripts: list[Path]) -> dict[str, Any]:
 
 
 def _ask(scripts: list[Path], arguments: tuple[str, ...], ranks: int | None) -> dict[str, Any]:
-    here, there = _FORKS.Pipe(duplex=False)
-    child = _FORKS.Process(target=_trace, args=(there, scripts, arguments, ranks))
+    here, there = FORKS.Pipe(duplex=False)
+    child = FORKS.Process(target=_trace, args=(there, scripts, arguments, ranks))
     child.start()
     there.close()
     try:

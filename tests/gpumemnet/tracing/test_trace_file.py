@@ -97,7 +97,6 @@ def test_everything_that_can_be_asked_comes_back() -> None:
     assert answer.job is not None
     assert answer.job["gradient_accumulation"] == 2
     assert steps[-1].startswith("tracing ")
-    assert steps[0] in ("importing torch", "building the model")
 
 
 def test_a_factory_may_bring_its_loss() -> None:

@@ -60,7 +60,7 @@ def test_it_learns_a_sum_over_layers_and_answers_for_jobs_it_has_not_seen() -> N
     ]
     memory = 64.0 * MIB + np.array(needed)
     learned = np.append(memory[:60], np.nan)  # a job that ran out of memory is left out
-    estimator = train_dnnperf([*jobs[:60], jobs[0]], learned, steps=80)
+    estimator = train_dnnperf([*jobs[:60], jobs[0]], learned, steps=50)
     gpu = device_profile("A100-40GB")
     estimates = [estimator.estimate(Subject(job, gpu, CONTEXT, {})) for job in jobs[60:]]
     errors = [
