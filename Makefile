@@ -33,7 +33,7 @@ format: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-nightly: $(VENV)/.installed-dev  ## what takes hours: long property tests, thirty minutes of chaos, the full report, the benchmarks
+nightly: $(VENV)/.installed-dev  ## what takes hours: long property tests, thirty minutes of chaos, the evaluation, the benchmarks
 	$(VENV)/bin/python benchmarks/nightly.py
 
 benchmark: $(VENV)/.installed-dev  ## measured costs of a prediction, in process and over HTTP

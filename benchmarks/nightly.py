@@ -2,9 +2,9 @@
 
     python benchmarks/nightly.py [--only NAME ...] [--list]
 
-Each step is a command of its own whose output goes to ``nightly/STEP.log``; the report goes to
-``nightly/report``.  Steps run one after the other, as most of them measure time, and all of them
-run even if one fails.  Prints a table and ends with 1 when a step failed.
+Each step is a command of its own whose output goes to ``nightly/STEP.log``.  Steps run one after the
+other, as most of them measure time, and all of them run even if one fails.  Prints a table and ends
+with 1 when a step failed.
 """
 
 from __future__ import annotations
@@ -41,13 +41,6 @@ class Step:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-KSERVE = OUT / "kserve"
-MAKE_KSERVE = f"""
-import subprocess, venv
-venv.create({str(KSERVE)!r}, with_pip=True)
-subprocess.run([{str(KSERVE / "bin" / "python")!r}, "-m", "pip", "install", "kserve==0.21.0"], check=True)
-"""
-
 MEASURED_MODELS = OUT / "measured_models"
 MEASURED_VERSIONS = ("timm==1.0.9", "transformers==4.51.3", "tokenizers<0.22", "huggingface_hub<1")
 MAKE_MEASURED_MODELS = f"""
@@ -58,18 +51,10 @@ subprocess.run([*pip, *{MEASURED_VERSIONS!r}], check=True)
 
 STEPS = (
     Step(
-        "kserve",
-        ("-c", MAKE_KSERVE),
-        "KServe's client in an environment of its own, for the next step",
-    ),
-    Step(
         "properties",
         ("-m", "pytest", "-m", "", "-n", "2", "--dist", "loadfile", "--examples", "10"),
         "all tests, those that only this run takes too, with ten times the examples of each property",
-        {
-            "GPUMEMNET_FUZZ_CASES": "500",
-            "KSERVE_PYTHON": str(KSERVE / "bin" / "python"),
-        },
+        {"GPUMEMNET_FUZZ_CASES": "500"},
     ),
     Step(
         "schemathesis",
@@ -88,9 +73,9 @@ STEPS = (
         "half an hour of load while models and workers change",
     ),
     Step(
-        "report",
-        ("-m", "research", "report", "--out", "nightly/report"),
-        "every classifier on every dataset (12 minutes)",
+        "evaluate",
+        ("-m", "gpumemnet", "evaluate"),
+        "both encoders, the line and boosted trees on held-out families",
     ),
     Step(
         "learning_loop",
@@ -135,7 +120,7 @@ STEPS = (
         "scoreboard",
         (
             "-m",
-            "models",
+            "research",
             "scoreboard",
             "--out",
             "docs/evaluation/scoreboard",

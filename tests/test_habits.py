@@ -6,8 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 
+from benchmarks.nightly import STEPS
+from gpumemnet.cli.commands import ENTRIES
+from research.cli import app as research
 from tests.changed import changed_files, pick_tests
 
 ROOT = Path(__file__).parents[1]
@@ -76,11 +80,17 @@ def test_a_change_is_what_is_not_on_main_or_else_the_last_commit(tmp_path: Path)
 
 
 def test_every_nightly_step_is_a_command_that_exists() -> None:
-    command = [sys.executable, "benchmarks/nightly.py", "--list"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    commands = {"gpumemnet": ENTRIES, "research": typer.main.get_command(research).commands}
+    for step in STEPS:
+        first, *others = step.arguments
+        if others and others[0] in commands:
+            assert others[1] in commands[others[0]]
+        else:
+            assert first in ("-c", "-m") or (ROOT / first).is_file()
+    scripts = {Path(step.arguments[0]).stem for step in STEPS}
     for script in sorted((ROOT / "benchmarks").glob("*.py")):
-        if "argparse" in script.read_text() and script.stem not in NEEDS_MORE:
-            assert script.stem in listed
+        if "argparse" in script.read_text():
+            assert script.stem in {*scripts, *NEEDS_MORE}
 
 
 def test_pre_commit_runs_the_projects_own_tools() -> None:
