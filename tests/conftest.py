@@ -30,7 +30,7 @@ settings.register_profile(
 settings.load_profile("tests")
 
 # Every httpx.get reads all certificates of the system anew, which takes longer than an answer.
-ssl.create_default_context = cache(ssl.create_default_context)
+ssl.create_default_context = cache(ssl.create_default_context)  # type: ignore[assignment]
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # started in the background of a shell: children would ignore Ctrl-C too, and some tests send it

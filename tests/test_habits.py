@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -80,7 +81,8 @@ def test_a_change_is_what_is_not_on_main_or_else_the_last_commit(tmp_path: Path)
 
 
 def test_every_nightly_step_is_a_command_that_exists() -> None:
-    commands = {"gpumemnet": ENTRIES, "research": typer.main.get_command(research).commands}
+    of_research: Any = typer.main.get_command(research)
+    commands = {"gpumemnet": ENTRIES, "research": of_research.commands}
     for step in STEPS:
         first, *others = step.arguments
         if others and others[0] in commands:
