@@ -30,9 +30,9 @@ from gpumemnet.errors import PlanError
 from gpumemnet.extract.module_calls import ModelInputs, inputs_from_example
 from gpumemnet.gpu import available_mib, find_profile, with_available
 from gpumemnet.planner.costs import StepCosts, find_machine
-from gpumemnet.planner.fitting import choose_plan, expected_budget
+from gpumemnet.planner.plan_choice import choose_plan, expected_budget
 from gpumemnet.planner.plans import Plan
-from gpumemnet.planner.splitting import split_step
+from gpumemnet.planner.step_units import split_step
 from gpumemnet.tracing.api import ExtraResults, TraceOptions, checked_request, trace_request
 from gpumemnet.tracing.timeline import steady_memory
 from gpumemnet.units import MIB

@@ -49,9 +49,9 @@ from gpumemnet.physics.element_types import AUTOCAST_TYPES  # noqa: E402
 from gpumemnet.physics.optimizers import torch_call  # noqa: E402
 from gpumemnet.planner import Decision, applied  # noqa: E402
 from gpumemnet.planner.costs import find_machine  # noqa: E402
-from gpumemnet.planner.fitting import choose_plan  # noqa: E402
+from gpumemnet.planner.plan_choice import choose_plan  # noqa: E402
 from gpumemnet.planner.planned_step import simulate  # noqa: E402
-from gpumemnet.planner.splitting import split_step  # noqa: E402
+from gpumemnet.planner.step_units import split_step  # noqa: E402
 from gpumemnet.tracing.api import TraceOptions, checked_request  # noqa: E402
 from gpumemnet.tracing.losses_and_optimizers import loss_function  # noqa: E402
 from gpumemnet.tracing.operators.rules import Platform  # noqa: E402

@@ -30,10 +30,10 @@ from gpumemnet.extract.placement import large_tensors_on_meta
 from gpumemnet.planner.api import PLANNERS
 from gpumemnet.planner.chain import Chain, chain_of
 from gpumemnet.planner.costs import Machine, StepCosts, find_machine
-from gpumemnet.planner.fitting import choose_plan
+from gpumemnet.planner.plan_choice import choose_plan
 from gpumemnet.planner.planned_step import decisions_of, simulate
 from gpumemnet.planner.searches import exact, greedy
-from gpumemnet.planner.splitting import split_step
+from gpumemnet.planner.step_units import split_step
 from gpumemnet.tracing.api import TraceOptions, checked_request
 from gpumemnet.units import GIB
 from research.planner_references import FIXED, REFERENCES, swarm

@@ -14,7 +14,7 @@ from typing import IO, Any, Final
 
 FORKS: Final = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["torch", "torch.utils.data", "gpumemnet.tracing.script.run", "gpumemnet.planner.fitting"]
+    ["torch", "torch.utils.data", "gpumemnet.tracing.script.run", "gpumemnet.planner.plan_choice"]
 )
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import gpumemnet
-from gpumemnet.batch.answers import Answers, BatchOptions, PartPredictor, encode
-from gpumemnet.batch.part_files import PartFiles, Tally
+from gpumemnet.batch.finished_parts import PartFiles, Tally
+from gpumemnet.batch.part_predictions import Answers, BatchOptions, PartPredictor, encode
 from gpumemnet.batch.parts import Part
 from gpumemnet.errors import DatasetError, GpumemnetError, MissingExtraError
 

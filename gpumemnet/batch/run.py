@@ -21,8 +21,7 @@ from typing import Final
 from rich.console import Console
 from rich.progress import Progress
 
-from gpumemnet.batch.answers import BatchOptions, PartPredictor
-from gpumemnet.batch.part_files import (
+from gpumemnet.batch.finished_parts import (
     Output,
     PartFiles,
     Tally,
@@ -31,6 +30,7 @@ from gpumemnet.batch.part_files import (
     part_files,
     rejected_file,
 )
+from gpumemnet.batch.part_predictions import BatchOptions, PartPredictor
 from gpumemnet.batch.parts import Part, divide
 from gpumemnet.errors import DatasetError, InvalidRequestError
 from gpumemnet.job.job_files import find_files, format_of, import_pyarrow

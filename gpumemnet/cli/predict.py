@@ -168,7 +168,7 @@ def _predict_into_file(
     jobs: Sequence[str], out: str, engine: str, workers: int | None, **options: Any
 ) -> None:
     """Predicts files of jobs into a file, and prints a summary on standard error."""
-    from gpumemnet.batch.answers import BatchOptions
+    from gpumemnet.batch.part_predictions import BatchOptions
     from gpumemnet.batch.run import predict_files
 
     outcome = predict_files(jobs, out, BatchOptions(**options), engine=engine, workers=workers)

@@ -31,9 +31,9 @@ from gpumemnet.sandbox.user_code import fault_sentence
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from gpumemnet.extract.executed_layers import Call, Walk
     from gpumemnet.extract.module_calls import ModelInputs
     from gpumemnet.extract.placement import MissingValues
-    from gpumemnet.extract.walk import Call, Walk
     from gpumemnet.gpu import DeviceProfile
 
 DEFAULT_GPU: Final = "A100"
@@ -168,7 +168,7 @@ def extract_from(
         UnsupportedTorchError: the installed PyTorch lacks what an extraction needs.
     """
     from gpumemnet.extract.attention import KernelChoice
-    from gpumemnet.extract.walk import ForwardError, walk
+    from gpumemnet.extract.executed_layers import ForwardError, walk
     from gpumemnet.torch_private.names import check_torch
 
     torch_notes = check_torch()

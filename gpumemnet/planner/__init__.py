@@ -3,14 +3,14 @@ pass needs.
 
 The parts, in the order of use:
 
-* ``gpumemnet.planner.splitting.split_step(model, inputs, request) -> StepCosts`` traces one model
+* ``gpumemnet.planner.step_units.split_step(model, inputs, request) -> StepCosts`` traces one model
   without a GPU and splits its training step into units, with the memory and the modelled time of
   each;
 * ``gpumemnet.planner.costs.find_machine(name_or_path, host_memory_bytes) -> Machine`` gives the
   rates of a GPU and its host;
 * ``gpumemnet.planner.planned_step.simulate(step, machine, decisions) -> Simulation`` gives peak memory
   and step time of a plan;
-* ``gpumemnet.planner.fitting.choose_plan(step, machine, budget_bytes, optimizer="greedy") -> Plan``
+* ``gpumemnet.planner.plan_choice.choose_plan(step, machine, budget_bytes, optimizer="greedy") -> Plan``
   finds a plan that fits;
 * ``gpumemnet.planner.applied(model, plan)`` applies a plan to a model.
 

@@ -186,7 +186,7 @@ def plan(
     )
     notes = checked_torch()
     from gpumemnet.extract.module_calls import as_model_inputs
-    from gpumemnet.planner.fitting import plan_request
+    from gpumemnet.planner.plan_choice import plan_request
 
     return plan_request(model, as_model_inputs(inputs, batch_size), request, notes)
 
@@ -243,7 +243,7 @@ def _plan(document: dict[str, Any]) -> dict[str, Any]:
     _LOG.info("importing torch")
     torch_notes = checked_torch()
     from gpumemnet.extract.placement import MissingValues
-    from gpumemnet.planner.fitting import plan_request
+    from gpumemnet.planner.plan_choice import plan_request
     from gpumemnet.torch_private.training import without_dynamo
     from gpumemnet.tracing.missing_values import GuessedValues, guess_of
 

@@ -35,7 +35,7 @@ from gpumemnet.tracing.timeline import Timeline
 from gpumemnet.units import GIB
 
 if TYPE_CHECKING:
-    from gpumemnet.planner.recording import OperatorCost
+    from gpumemnet.planner.step_recorder import OperatorCost
 
 ELEMENT_TYPES = ("fp64", "fp32", "tf32", "fp16", "bf16")
 EFFICIENCY: Final = 0.7

@@ -218,7 +218,7 @@ def simulate(
     """Simulate a training step with ``decisions``.
 
     Args:
-        step: the traced step, from :func:`~gpumemnet.planner.splitting.split_step`.
+        step: the traced step, from :func:`~gpumemnet.planner.step_units.split_step`.
         machine: the rates for modelled times.
         decisions: decision for each unit that does not keep, by name.
         chain: the chain of ``step`` on ``machine``, if it is at hand.

@@ -13,7 +13,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from gpumemnet.batch.answers import BatchOptions
+from gpumemnet.batch.part_predictions import BatchOptions
 from gpumemnet.batch.run import predict_files
 from gpumemnet.cli import main
 from gpumemnet.errors import DatasetError, InvalidRequestError

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpumemnet.batch.answers import BatchOptions
+from gpumemnet.batch.part_predictions import BatchOptions
 from gpumemnet.batch.ray_engine import connect
 from gpumemnet.batch.run import predict_files
 from gpumemnet.errors import DatasetError

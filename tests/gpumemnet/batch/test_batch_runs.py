@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gpumemnet.batch.answers import BatchOptions
+from gpumemnet.batch.part_predictions import BatchOptions
 from gpumemnet.batch.run import predict_files
 from gpumemnet.job.table_reader import CHUNK_ROWS
 from tests.gpumemnet.batch.batch_files import COMMAND, refused, run, totals, write

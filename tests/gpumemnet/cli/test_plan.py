@@ -13,7 +13,7 @@ from gpumemnet.cli.plan import show_plan
 from gpumemnet.extract.module_calls import inputs_from_example
 from gpumemnet.planner import applied, load_plan
 from gpumemnet.planner.api import PlanRequest
-from gpumemnet.planner.fitting import plan_request
+from gpumemnet.planner.plan_choice import plan_request
 from gpumemnet.planner.plans import PlanAnswer, plan_answer_from_dict
 from tests.gpumemnet.planner.examples import blocks
 

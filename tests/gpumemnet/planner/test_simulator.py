@@ -17,10 +17,10 @@ from gpumemnet.planner.api import PLANNERS
 from gpumemnet.planner.chain import chain_of
 from gpumemnet.planner.costs import Machine, StepCosts, find_machine
 from gpumemnet.planner.executor import applied
-from gpumemnet.planner.fitting import choose_plan
+from gpumemnet.planner.plan_choice import choose_plan
 from gpumemnet.planner.planned_step import choices_of, peak_memory, simulate
 from gpumemnet.planner.plans import Decision, pinned_bytes, plan_from_dict, plan_to_dict
-from gpumemnet.planner.splitting import split_step
+from gpumemnet.planner.step_units import split_step
 from gpumemnet.tracing.api import TraceOptions, checked_request
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.training_loop import record

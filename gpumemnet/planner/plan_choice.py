@@ -36,7 +36,7 @@ from gpumemnet.planner.planned_step import (
 )
 from gpumemnet.planner.plans import Plan, PlanAnswer
 from gpumemnet.planner.searches import TIME_LIMIT_SECONDS, Found, exact, greedy, single_changes
-from gpumemnet.planner.splitting import split_step
+from gpumemnet.planner.step_units import split_step
 from gpumemnet.tracing.model_tracer import ModelTracer
 from gpumemnet.tracing.result import TraceAnswer
 from gpumemnet.tracing.timeline import MARGIN
@@ -73,7 +73,7 @@ def choose_plan(
     """Return the fastest plan found whose process stays within ``budget_bytes``.
 
     Args:
-        step: the traced step, from :func:`~gpumemnet.planner.splitting.split_step`.
+        step: the traced step, from :func:`~gpumemnet.planner.step_units.split_step`.
         machine: the rates for modelled times, and the host memory that may be taken.
         budget_bytes: memory of the process, CUDA context included.
         optimizer: name of the search, one of :data:`~gpumemnet.planner.api.PLANNERS`.

@@ -22,7 +22,7 @@ from gpumemnet.extract.module_calls import as_model_inputs
 from gpumemnet.planner.costs import Pass, StepCosts, UnitPass
 from gpumemnet.planner.plans import Decision
 from gpumemnet.planner.recomputing import check_plan
-from gpumemnet.planner.recording import ModuleCall, OperatorCost, SavedTensor, StepRecorder
+from gpumemnet.planner.step_recorder import ModuleCall, OperatorCost, SavedTensor, StepRecorder
 from gpumemnet.tracing.operators.rules import Platform, with_cudnn
 from gpumemnet.tracing.timeline import Timeline
 from gpumemnet.tracing.training_loop import record

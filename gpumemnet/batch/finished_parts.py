@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.atomic_files import STAGING_PREFIX, locked, replace_file, sync_folder
-from gpumemnet.batch.answers import Answers, BatchOptions, answer_schema, encode
+from gpumemnet.batch.part_predictions import Answers, BatchOptions, answer_schema, encode
 from gpumemnet.batch.parts import PART_ROWS, Part
 from gpumemnet.errors import DatasetError, InvalidRequestError, first_line
 from gpumemnet.job.job_files import JobFile, is_url, local_path
@@ -103,7 +103,7 @@ class PartFiles:
         return tally
 
     def answers(self, part: Part) -> Path:
-        """File of a part's answers, as :func:`~gpumemnet.batch.answers.encode` gives them."""
+        """File of a part's answers, as :func:`~gpumemnet.batch.part_predictions.encode` gives them."""
         return self.folder / f"{part.name}.{self.output_format}"
 
     def rejected(self, part: Part) -> Path:

@@ -31,7 +31,7 @@ from gpumemnet.extract.attention import (
     module_call,
 )
 from gpumemnet.extract.checkpointing import blocks
-from gpumemnet.extract.kinds import (
+from gpumemnet.extract.layer_kinds import (
     LOSS,
     NOT_A_LAYER,
     kind_of_activation,
