@@ -1,10 +1,11 @@
-"""Which ordinary networks get a limit through ``extract`` as documented, and whether it covers what
-the trace says.
+"""Which ordinary networks get a limit through ``extract`` as documented, from which encoder, and
+whether it covers what the trace says.
 
     python benchmarks/limits.py --work /tmp/limits [--trace] [--only resnet50] [--gpu A100-40GB]
 
 Every network of ``ordinary_networks.py`` is extracted, written as a job's JSON, read again and
-predicted.  With ``--trace`` it is traced too.  Jobs and traces are kept in the work folder, one
+predicted.  With ``--trace`` it is traced too.  The last table asks for each encoder by name, and
+with totals only, and adds MLPs of totals.  Jobs and traces are kept in the work folder, one
 line each, so that a second run continues where the first stopped; predictions are made anew.  Needs
 torchvision, timm and transformers in addition to torch.
 """
@@ -16,7 +17,8 @@ import json
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +28,27 @@ import gpumemnet
 from gpumemnet.extract import ExtractOptions, extract_job
 from gpumemnet.extract.placement import placement
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
+from gpumemnet.job.training_job import TrainingJob, totals_only
 from gpumemnet.predict.prediction import Prediction
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB, ceil_mib
 
 _REASON_WIDTH = 90
+MLPS = [
+    TrainingJob(
+        family="mlp",
+        batch_size=batch_size,
+        input_elements=width,
+        optimizer=optimizer,
+        precision="fp32",
+        total_activations=depth * width + 10,
+        total_parameters=depth * width * (width + 1) + 10 * (width + 1),
+    )
+    for width in (256, 1_024, 4_096, 8_192, 16_384)
+    for depth, batch_size, optimizer in ((2, 32, "sgd"), (4, 256, "adam"), (8, 2_048, "adamw"))
+    for batch_size in (batch_size, 4 * batch_size)
+]
+"""30 MLPs of which totals are known alone."""
 
 
 def main() -> None:
@@ -69,6 +87,9 @@ def main() -> None:
                 if answer.safe_bytes < reserved:
                     uncovered.append(network.name)
         print(_row(network, answer, reserved, extracted["seconds"]))
+    _print_by_encoder(
+        [job_from_dict(one["job"]) for one in jobs.values() if "job" in one], predictor, chosen.gpu
+    )
     print(f"\n{limits} of {len(networks)} networks get a limit ({limits / len(networks):.0%}).")
     if ratios:
         print(
@@ -78,6 +99,39 @@ def main() -> None:
         print(
             f"The request differs from the trace's answer by {statistics.median(errors):.1%} in the median."
         )
+
+
+def _print_by_encoder(jobs: Sequence[TrainingJob], predictor: Predictor, gpu: str) -> None:
+    """Print which encoder answers, by default and by name, how many jobs have a limit, and the
+    limit over the request in the median of each family."""
+    totals = [totals_only(job) for job in jobs]
+    print(
+        "\n| asked | jobs | answered by | with a limit | limit / request, CNNs | transformers | MLPs |",
+        "|---|--:|---|--:|--:|--:|--:|",
+        sep="\n",
+    )
+    for asked, asked_jobs, encoder in (
+        ("by default", [*jobs, *MLPS], None),
+        ("`mlp`", [*jobs, *MLPS], "mlp"),
+        ("`transformer`", jobs, "transformer"),
+        ("totals only", [*totals, *MLPS], None),
+    ):
+        answers = predictor.predict_many(asked_jobs, gpu=gpu, encoder=encoder)
+        models = Counter(answer.estimator for answer in answers)
+        named = ", ".join(f"{name} {count}" for name, count in models.items())
+        limited = [
+            (job.family, answer.safe_bytes / answer.expected_bytes)
+            for job, answer in zip(asked_jobs, answers, strict=True)
+            if answer.safe_bytes is not None
+        ]
+        medians = [
+            f"{statistics.median(own):.2f}"
+            if (own := [ratio for family, ratio in limited if family == one])
+            else ""
+            for one in ("cnn", "transformer", "mlp")
+        ]
+        share = f"{len(limited)} ({len(limited) / len(asked_jobs):.0%})"
+        print(f"| {asked} | {len(asked_jobs)} | {named} | {share} | {' | '.join(medians)} |")
 
 
 def _row(network: Network, answer: Prediction, traced: int | None, seconds: float) -> str:

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from gpumemnet.errors import InvalidRequestError, did_you_mean
 from gpumemnet.job.layers import describe
-from gpumemnet.units import MIB
+from gpumemnet.units import GIB, MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,15 +256,16 @@ def context(profile: DeviceProfile) -> ContextEstimate:
 def _advice(profile: DeviceProfile, expected_bytes: int, bound_bytes: int) -> str:
     """What an answer with an assumed context has to say; a limit must not promise in silence what a
     driver that loads all kernels at once breaks by a gigabyte."""
-    most = max((reading.context_bytes for reading in profile.context_readings), default=0)
+    most = max((reading.context_bytes for reading in profile.context_readings), default=GIB)
     uncovered = (
-        f", not the {most // MIB:,} MiB of drivers that load all kernels at once"
+        f", not the {most // MIB:,} MiB or more of drivers that load all kernels at once"
         if most > bound_bytes
         else ""
     )
     return (
         f"assumes a CUDA context of {expected_bytes // MIB:,} MiB{uncovered}; state yours with GPUMEMNET_CONTEXT_MIB "
-        "or --context-mib (what nvidia-smi shows for a process with one small CUDA tensor)"
+        "or --context-mib (what nvidia-smi shows for a process after one small training step, less "
+        "torch.cuda.memory_reserved())"
     )
 
 

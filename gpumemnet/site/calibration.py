@@ -47,6 +47,8 @@ MAX_FIT_JOBS: Final = 50
 FOLDS: Final = 10
 MOST_IMPOSSIBLE: Final = 0.1
 """Share of rows that cannot be true above which the others are not trusted either."""
+MOST_NAMED: Final = 100
+"""Rows that an error names one by one."""
 MAX_WIDENING: Final = 1.5
 """Most by which a bound over the expectation may grow, in the median.  A choice: jobs that scatter
 more call for another model, and a few wrong rows widen the bounds of all jobs."""
@@ -293,7 +295,7 @@ def _possible(rows: SiteRows, left_out: dict[str, list[str]], device: DeviceProf
     is_wrong = np.any([*impossible.values()], axis=0)
     if is_wrong.sum() > MOST_IMPOSSIBLE * len(rows):
         why = "; ".join(
-            f"{listed(left_out[reason])}: {reason}"
+            f"{listed(left_out[reason], MOST_NAMED)}: {reason}"
             for reason, which in impossible.items()
             if which.any()
         )
@@ -474,9 +476,10 @@ def _check_plausible(part: _Part, fit: Fit) -> None:
         before = part.bounds[:, level] + fit.site.shift_bytes
         excess = np.nan_to_num(part.rows.label_bytes / before)
         worst = np.argsort(-excess, kind="stable")[: max(1, int((excess > 1.0).sum()))]
+        named = listed(part.rows.location[worst].tolist(), MOST_NAMED)
         raise DatasetError(
             f"{card.name}: the bound at coverage {card.coverages[level]:g} would become {widening[level]:.3g} times as wide, "
-            f"and no more than {MAX_WIDENING:g} is plausible: {listed(part.rows.location[worst].tolist())} took up to {excess.max():.3g} "
+            f"and no more than {MAX_WIDENING:g} is plausible: {named} took up to {excess.max():.3g} "
             "times their old bound; correct or remove these rows, or retrain if they are right"
         )
 

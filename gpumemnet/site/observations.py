@@ -319,7 +319,6 @@ def _text(given: Mapping[str, Any], name: str, longest: int) -> str | None:
 
 
 _LINES: Final = (".jsonl", ".ndjson")
-_LISTED: Final = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -425,10 +424,10 @@ def read_site_rows(paths: Sequence[Path]) -> SiteRows:
     return replace(SiteRows.concatenate(parts), left_out=dict(left_out), files=files)
 
 
-def listed(locations: Sequence[str]) -> str:
+def listed(locations: Sequence[str], most: int = 5) -> str:
     """The first locations of rows, and how many more there are."""
-    more = f" and {len(locations) - _LISTED:,} more" if len(locations) > _LISTED else ""
-    return ", ".join(locations[:_LISTED]) + more
+    more = f" and {len(locations) - most:,} more" if len(locations) > most else ""
+    return ", ".join(locations[:most]) + more
 
 
 def _parquet_rows(path: Path, left_out: dict[str, list[str]]) -> SiteRows:

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from importlib import metadata
 from math import ceil
@@ -194,8 +194,11 @@ class _Retraining:
         found = []
         for bundle in self._champion:
             if bundle.card.encoder in self._request.encoders and may_know_held_out(bundle):
-                is_own = np.isin(rows.data.sources, known_files([bundle], rows.data))
+                known = known_files([bundle], rows.data)
+                is_own = np.isin(rows.data.sources, known)
                 data = rows.data.take(np.flatnonzero(is_own & rows.is_training))
+                # files that the champion does not know are no part of the stand-in's key
+                data = replace(data, files={name: rows.data.files[name] for name in known})
                 plan = bundle.card.document["training"]
                 settings = (bundle.card.encoder, plan["seed"], plan["epochs"])
                 bundle = self._trained("stand-ins", data, *settings, {"held_out": HELD_OUT_RULE})

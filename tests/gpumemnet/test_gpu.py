@@ -148,13 +148,14 @@ def test_then_what_others_have_read_where_it_is_typical() -> None:
     estimate = context(replace(MEASURED, context_bytes=None, context_readings=(odd, typical)))
     assert estimate.expected_bytes == 700 * MIB < estimate.bound_bytes < 1500 * MIB
     assert estimate.source == "published for drivers since CUDA 12.2, not measured here: somebody"
-    assert "700 MiB, not the 1,500 MiB of drivers that load all kernels" in estimate.advice
+    assert "700 MiB, not the 1,500 MiB or more of drivers that load all kernels" in estimate.advice
 
 
 def test_then_what_gpus_take_in_general() -> None:
     estimate = context(replace(MEASURED, context_bytes=None))
     assert 300 * MIB < estimate.expected_bytes < estimate.bound_bytes == 600 * MIB
     assert estimate.source.startswith("not measured on NVIDIA Example")
+    assert "not the 1,024 MiB or more of drivers that load all kernels" in estimate.advice
 
 
 # Profiles of one's own.

@@ -320,9 +320,9 @@ def poisoned(factor: float, count: int = 60) -> list[Measurement]:
 @pytest.mark.parametrize(
     ("factor", "sentence"),
     [
-        (3.0, r"would become .* times as wide.*: rows\.parquet row \d+, .* more took"),
-        (100.0, r"of 485 rows cannot be true.*rows\.parquet row 1, .*took more than NVIDIA A100"),
-        (0.01, r"of 485 rows cannot be true.*rows\.parquet row \d+, .* more: took less"),
+        (3.0, r"would become .* times as wide.*: (rows\.parquet row \d+, ){59}.*took up to"),
+        (100.0, r"of 485 rows cannot be true.*(rows\.parquet row \d+, ){59}.*took more than NVIDIA A100"),
+        (0.01, r"of 485 rows cannot be true.*(rows\.parquet row \d+, ){59}.*: took less"),
     ],
 )
 def test_poisoned_rows_are_named_and_refused(tmp_path: Path, factor: float, sentence: str) -> None:
