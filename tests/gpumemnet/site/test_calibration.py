@@ -321,7 +321,10 @@ def poisoned(factor: float, count: int = 60) -> list[Measurement]:
     ("factor", "sentence"),
     [
         (3.0, r"would become .* times as wide.*: (rows\.parquet row \d+, ){59}.*took up to"),
-        (100.0, r"of 485 rows cannot be true.*(rows\.parquet row \d+, ){59}.*took more than NVIDIA A100"),
+        (
+            100.0,
+            r"of 485 rows cannot be true.*(rows\.parquet row \d+, ){59}.*took more than NVIDIA A100",
+        ),
         (0.01, r"of 485 rows cannot be true.*(rows\.parquet row \d+, ){59}.*: took less"),
     ],
 )
