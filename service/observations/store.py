@@ -146,14 +146,10 @@ class _Queued(NamedTuple):
 
 
 class PredictionQueue:
-    """The predictions that wait to be written, and those of the challenger; any thread may use it.
-
-    Attributes:
-        dropped: predictions that were not queued since this was last set to 0.
-    """
+    """The predictions that wait to be written, and those of the challenger; any thread may use
+    it."""
 
     def __init__(self) -> None:
-        self.dropped = 0
         self._lock = threading.Lock()
         self._queued: dict[str, _Queued] = {}
         self._layers = 0
@@ -166,7 +162,7 @@ class PredictionQueue:
             for row, identity in enumerate(records.prediction_ids):
                 layers = self._layers + counts[row]
                 if len(self._queued) >= MAX_PENDING_PREDICTIONS or layers > MAX_PENDING_LAYERS:
-                    self.dropped += len(records) - row
+                    PREDICTIONS.labels("dropped").inc(len(records) - row)
                     break
                 self._layers = layers
                 self._queued[identity] = _Queued(records, row)
@@ -488,9 +484,6 @@ class ObservationStore:
     def _flush_predictions(self, *, hurried: bool) -> bool:
         """Write the oldest predictions; returns whether there were any."""
         queued, challenges = self._predictions.take(ROWS_PER_TRANSACTION)
-        if dropped := self._predictions.dropped:
-            self._predictions.dropped -= dropped
-            PREDICTIONS.labels("dropped").inc(dropped)
         if not queued and not challenges:
             return False
         self._write_predictions(queued, challenges, hurried=hurried)

@@ -1,5 +1,6 @@
 """The log: one line an event, as JSON or as text, without keys, bodies and control characters."""
 
+import io
 import json
 import logging
 import re
@@ -14,15 +15,18 @@ from hypothesis import strategies as st
 
 from service.api.monitoring import LineFormatter
 from service.api.predictions import Document
-from tests.conftest import StartService
+from tests.conftest import RunningService, StartService
 from tests.waiting import wait_until
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 
-def test_each_request_is_a_line_of_json(start_service: StartService, job: Document) -> None:
-    with start_service() as running, httpx.Client(base_url=running.url) as client:
+def test_each_request_is_a_line_of_json(service: RunningService, job: Document) -> None:
+    start = service.log.read_text().splitlines()[0]
+    assert json.loads(start)["message"].startswith(f"listening on {service.url} ")
+    with httpx.Client(base_url=service.url) as client, service.log.open() as log:
+        log.seek(0, io.SEEK_END)
         client.post(
             "/v1/predict",
             json={"job": job},
@@ -30,17 +34,23 @@ def test_each_request_is_a_line_of_json(start_service: StartService, job: Docume
         )
         client.get("/page/anything-at-all", headers={"traceparent": "nonsense"})
         client.get("/some/other/path")
-        wait_until(lambda: "{other}" in running.log.read_text())
-        lines = [json.loads(line) for line in running.log.read_text().splitlines()]
-    assert lines[0]["message"].startswith(f"listening on {running.url} ")
-    assert [line["message"] for line in lines[1:]] == ["request"] * 3
-    assert all(re.fullmatch(TIME, line["time"]) for line in lines)
-    first = lines[1]
+        lines: list[str] = []
+
+        def has_read() -> bool:
+            lines.extend(log)
+            return len(lines) >= 3
+
+        wait_until(has_read)
+    text = "".join(lines)
+    events = [json.loads(line) for line in lines]
+    assert [event["message"] for event in events] == ["request"] * 3
+    assert all(re.fullmatch(TIME, event["time"]) for event in events)
+    first = events[0]
     assert first["seconds"] > 0
     assert first["bytes"] > 100
     expected = {
         "level": "info",
-        "process": running.process.pid,
+        "process": service.process.pid,
         "request_id": "one",
         "trace_id": TRACE,
         "method": "POST",
@@ -48,9 +58,9 @@ def test_each_request_is_a_line_of_json(start_service: StartService, job: Docume
         "status": 200,
     }
     assert expected.items() <= first.items()
-    assert [line["path"] for line in lines[2:]] == ["/page/{file}", "{other}"]
-    assert not [line for line in lines[2:] if "trace_id" in line]
-    assert "anything-at-all" not in running.log.read_text()
+    assert [event["path"] for event in events[1:]] == ["/page/{file}", "{other}"]
+    assert not [event for event in events[1:] if "trace_id" in event]
+    assert "anything-at-all" not in text
 
 
 def test_text_and_level_are_settings(start_service: StartService) -> None:

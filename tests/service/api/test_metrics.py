@@ -11,7 +11,7 @@ from gpumemnet.job.training_job import OPTION_FIELDS
 from gpumemnet.predict.features import FEATURE_NAMES
 from service.api.examples import EXAMPLE_JOBS
 from service.api.predictions import Document
-from tests.conftest import RunningService, StartService
+from tests.conftest import RunningService
 
 DOCUMENTATION = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 
@@ -31,6 +31,12 @@ def scrape(url: str) -> Samples:
     return {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in samples}
 
 
+def counted(url: str, before: Samples) -> Samples:
+    """What has been counted since ``before``."""
+    now = scrape(url)
+    return {key: now[key] - before.get(key, 0.0) for key in now if now[key] != before.get(key)}
+
+
 def value(samples: Samples, name: str, **labels: str) -> float:
     return samples[name, tuple(sorted(labels.items()))]
 
@@ -43,10 +49,9 @@ def test_every_metric_is_documented_and_nothing_else_is(service: RunningService)
     assert exposed == documented
 
 
-def test_requests_are_counted_by_path_and_status(
-    start_service: StartService, job: Document
-) -> None:
-    with start_service() as running, httpx.Client(base_url=running.url) as client:
+def test_requests_are_counted_by_path_and_status(service: RunningService, job: Document) -> None:
+    before = scrape(service.url)
+    with httpx.Client(base_url=service.url) as client:
         for _ in range(3):
             client.post("/v1/predict", json={"job": job})
         client.post("/v1/predict", json={"job": 1})
@@ -54,7 +59,7 @@ def test_requests_are_counted_by_path_and_status(
         for number in range(30):
             client.get(f"/made/up/{number}")
             client.get(f"/page/{number}")
-        samples = scrape(running.url)
+    samples = counted(service.url, before)
     assert value(samples, "gpumemnet_requests_total", path="/v1/predict", status="200") == 3
     assert value(samples, "gpumemnet_requests_total", path="/v1/predict", status="422") == 1
     assert value(samples, "gpumemnet_request_seconds_count", path="/v1/predict") == 4
@@ -64,7 +69,7 @@ def test_requests_are_counted_by_path_and_status(
         value(samples, "gpumemnet_predictions_total", family=job["family"], in_support="true") == 8
     )
     paths = {dict(labels)["path"] for name, labels in samples if name == "gpumemnet_requests_total"}
-    assert len(paths) == 4
+    assert paths == {"/v1/predict", "/v1/predict/batch", "{other}", "/page/{file}", "/metrics"}
 
 
 def test_the_process_is_described(service: RunningService) -> None:
@@ -76,9 +81,16 @@ def test_the_process_is_described(service: RunningService) -> None:
     assert labels.keys() == {"version", "python", "onnxruntime"}
 
 
-def test_refusals_and_why_there_is_no_limit_are_counted(start_service: StartService) -> None:
-    """Refusals by problem; jobs without a limit by the option or feature that the model does not
-    know, so that an operator sees what to measure next."""
+def test_refusals_are_counted_by_problem(service: RunningService) -> None:
+    before = scrape(service.url)
+    assert httpx.post(f"{service.url}/v1/predict", content="x").status_code == 415
+    refused = counted(service.url, before)
+    assert value(refused, "gpumemnet_refusals_total", problem="unsupported-media-type") == 1
+
+
+def test_why_there_is_no_limit_is_counted(service: RunningService) -> None:
+    """By the option or feature that the model does not know, so that an operator sees what to
+    measure next."""
     jobs = [
         {**EXAMPLE_JOBS["mlp"], "gradient_accumulation": 64},
         {
@@ -89,21 +101,15 @@ def test_refusals_and_why_there_is_no_limit_are_counted(start_service: StartServ
         },
         dict(EXAMPLE_JOBS["mlp"]),
     ]
-    with start_service(GPUMEMNET_MAX_BODY_BYTES="10240") as running:
-        assert (
-            httpx.post(f"{running.url}/v1/predict", json={"job": "x" * 20_000}).status_code == 413
-        )
-        assert value(scrape(running.url), "gpumemnet_refusals_total", problem="body-too-large") == 1
-        answers = httpx.post(f"{running.url}/v1/predict/batch", json={"jobs": jobs}).json()[
-            "results"
-        ]
-        reasons = [answer["prediction"]["reasons"] for answer in answers]
-        assert [bool(each) for each in reasons] == [True, True, False]
-        counts = {
-            dict(labels)["reason"]: count
-            for (name, labels), count in scrape(running.url).items()
-            if name == "gpumemnet_predictions_without_limit_total"
-        }
+    before = scrape(service.url)
+    answers = httpx.post(f"{service.url}/v1/predict/batch", json={"jobs": jobs}).json()["results"]
+    reasons = [answer["prediction"]["reasons"] for answer in answers]
+    assert [bool(each) for each in reasons] == [True, True, False]
+    counts = {
+        dict(labels)["reason"]: count
+        for (name, labels), count in counted(service.url, before).items()
+        if name == "gpumemnet_predictions_without_limit_total"
+    }
     expected = Counter(
         name for each in reasons for name in {sentence.split()[0] for sentence in each}
     )
