@@ -16,40 +16,13 @@ from gpumemnet.cudnn.execution_plans import BACKWARD_DATA, BACKWARD_FILTER, FORW
 from gpumemnet.gpu import device_profile
 from gpumemnet.tracing.operators.elementwise import result_layout
 from gpumemnet.tracing.operators.library_workspaces import (
-    Convolution,
     workspace_by_rules,
 )
 from gpumemnet.tracing.operators.rules import Platform, Scratch, scratch
 from gpumemnet.units import GIB, MIB
+from tests.convolutions import square
 
 OPERATIONS = (FORWARD, BACKWARD_DATA, BACKWARD_FILTER)
-
-
-def square(
-    width: int,
-    channels: int,
-    outputs: int,
-    filter_width: int,
-    padding: int = 0,
-    stride: int = 1,
-    **more: Any,
-) -> Convolution:
-    result = (width + 2 * padding - filter_width) // stride + 1
-    shape: dict[str, Any] = {
-        "batch": 32,
-        "channels": channels,
-        "outputs": outputs,
-        "image": (width, width),
-        "result": (result, result),
-        "filter": (filter_width, filter_width),
-        "stride": (stride, stride),
-        "padding": (padding, padding),
-        "dilation": (1, 1),
-        "groups": 1,
-        "dtype": torch.float32,
-        "channels_last": False,
-    }
-    return Convolution(**(shape | more))
 
 
 # Answers of cuDNN 9.28 for 32 images, the first plan that PyTorch takes: GPU, operation, type,

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-import torch
 
 from gpumemnet.cudnn.execution_plans import FORWARD
-from gpumemnet.tracing.operators.library_workspaces import Convolution
 from gpumemnet.units import GIB
 from research.published_tables.cudnn_transforms import largest_transform_bytes
+from tests.convolutions import square
 
 TRANSFORMS = [
     ((3, 256, 324, 3, 1), 441_769_984, 441_769_984),
@@ -20,33 +17,6 @@ TRANSFORMS = [
     ((38, 256, 256, 1, 0), 2_491_678_720, 2_491_678_720),
     ((75, 64, 64, 3, 1), 818_282_496, 818_282_496),
 ]
-
-
-def square(
-    width: int,
-    channels: int,
-    outputs: int,
-    filter_width: int,
-    padding: int = 0,
-    stride: int = 1,
-    **more: Any,
-) -> Convolution:
-    result = (width + 2 * padding - filter_width) // stride + 1
-    shape: dict[str, Any] = {
-        "batch": 32,
-        "channels": channels,
-        "outputs": outputs,
-        "image": (width, width),
-        "result": (result, result),
-        "filter": (filter_width, filter_width),
-        "stride": (stride, stride),
-        "padding": (padding, padding),
-        "dilation": (1, 1),
-        "groups": 1,
-        "dtype": torch.float32,
-        "channels_last": False,
-    }
-    return Convolution(**(shape | more))
 
 
 @pytest.mark.parametrize(("shape", "forward", "data"), TRANSFORMS)
