@@ -133,10 +133,16 @@ GENERIC_BLAS_WORKSPACE_BYTES: Final = _SMALL_BLAS_WORKSPACE[0]
 def blas_workspace_bytes(name: str) -> int:
     """The cuBLAS workspace per handle of the GPU ``name``; :data:`GENERIC_BLAS_WORKSPACE_BYTES` if
     it has no profile."""
+    profile = known_profile(name)
+    return GENERIC_BLAS_WORKSPACE_BYTES if profile is None else profile.blas_workspace_bytes
+
+
+def known_profile(name: str) -> DeviceProfile | None:
+    """The profile of the GPU called ``name``; ``None`` where the catalogue has none."""
     try:
-        return device_profile(name).blas_workspace_bytes
+        return device_profile(name)
     except InvalidRequestError:
-        return GENERIC_BLAS_WORKSPACE_BYTES
+        return None
 
 
 def device_profile(name: str) -> DeviceProfile:

@@ -22,7 +22,7 @@ from scipy import stats
 
 from gpumemnet.atomic_files import replace_file
 from gpumemnet.errors import InvalidRequestError, MissingExtraError, UnsupportedJobError
-from gpumemnet.gpu import GENERIC_BLAS_WORKSPACE_BYTES, device_profile
+from gpumemnet.gpu import GENERIC_BLAS_WORKSPACE_BYTES, known_profile
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.training_job import FAMILIES, OPTION_FIELDS
 from gpumemnet.physics.replicas import WITH_OTHERS
@@ -185,7 +185,7 @@ def _group_findings(
     predictor: Predictor,
     coverage: float,
 ) -> tuple[list[Finding], str | None]:
-    is_known = gpu is None or _is_known(gpu)
+    is_known = gpu is None or known_profile(gpu) is not None
     predicted = predictor.predict_table(rows.jobs, coverage=coverage, gpu=gpu if is_known else None)
     findings = [_support(predicted)]
     notes = []
@@ -201,14 +201,6 @@ def _group_findings(
     else:
         findings += _features(rows.jobs, reference)
     return [replace(one, family=family, gpu=gpu) for one in findings], "; ".join(notes) or None
-
-
-def _is_known(gpu: str) -> bool:
-    try:
-        device_profile(gpu)
-    except InvalidRequestError:
-        return False
-    return True
 
 
 def _error(rows: SiteRows, predicted: PredictionTable) -> Iterator[Finding]:

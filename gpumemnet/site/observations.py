@@ -30,16 +30,13 @@ from gpumemnet.errors import (
     InvalidRequestError,
     did_you_mean,
 )
-from gpumemnet.gpu import device_profile
+from gpumemnet.gpu import known_profile
 from gpumemnet.job.job_table import Array, Indices, JobTable
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
 from gpumemnet.job.layers import describe
 from gpumemnet.job.measurement import (
-    DEVICE_SOURCES,
-    LABEL_SOURCES,
     OBSERVED,
     PROCESS_SOURCES,
-    SITE_DEVICE_SOURCES,
     SITE_PROCESS_SOURCES,
     TRACED,
 )
@@ -79,9 +76,6 @@ CLOCK_SKEW: Final = timedelta(days=1)
 
 _SOFTWARE: Final = ("driver", "cuda", "torch")
 _PREDICTION_ID: Final = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\Z")
-
-assert set(SOURCES) == set(LABEL_SOURCES) - {TRACED}
-assert set(PROCESS_OBSERVATIONS) == set(SOURCES) - set(DEVICE_SOURCES) - set(SITE_DEVICE_SOURCES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,13 +206,10 @@ def check_capacity(observation: Observation, gpu: str) -> None:
     Raises:
         InvalidRequestError: says both amounts.
     """
-    try:
-        capacity_bytes = device_profile(gpu).capacity_bytes
-    except InvalidRequestError:
-        return
-    if observation.peak_bytes is not None and observation.peak_bytes > capacity_bytes:
+    profile, peak_bytes = known_profile(gpu), observation.peak_bytes
+    if profile is not None and peak_bytes is not None and peak_bytes > profile.capacity_bytes:
         raise InvalidRequestError(
-            f"is {observation.peak_bytes} bytes, more than the {capacity_bytes} of one {gpu}: "
+            f"is {peak_bytes} bytes, more than the {profile.capacity_bytes} of one {gpu}: "
             "are the unit and the GPU right, and is it the peak on one GPU?",
             "peak_bytes",
         )
@@ -257,10 +248,8 @@ def _job(value: object) -> TrainingJob:
 
 def _gpu(name: str) -> str:
     """NVML's name of the GPU where the catalogue has it."""
-    try:
-        return device_profile(name).name
-    except InvalidRequestError:
-        return name
+    profile = known_profile(name)
+    return name if profile is None else profile.name
 
 
 def _amount(given: Mapping[str, Any], name: str) -> int | None:
@@ -502,10 +491,6 @@ def _run(one: Observation) -> dict[str, Any]:
 
 def _observed_at(options: str) -> float:
     """When an exported observation ended, from the options of its row; NaN where they do not say."""
-    with contextlib.suppress(ValueError, TypeError, AttributeError, OverflowError):
-        value: Any = json.loads(options).get("observed_at")
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-        time = datetime.fromisoformat(value)
-        return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+    with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):
+        return float(json.loads(options)["observed_at"])
     return math.nan

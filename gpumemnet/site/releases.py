@@ -263,19 +263,17 @@ class Registry:
                 raise RegistryError(
                     f"there is a release {name!r} already, and releases do not change: choose another name"
                 )
-            chosen = (
-                {} if parent is None else {_slot(bundle): bundle for bundle in self.load(parent)}
-            )
+            kept = () if parent is None else self.load(parent)
             added = [load_bundle(folder) for folder in folders]
             if not added:
                 raise RegistryError(
                     f"the release {name!r} would be the same as {parent!r}: name at least one bundle"
                 )
-            if parent is None and len({_slot(bundle) for bundle in added}) < len(added):
+            if len({bundle.card.encoder for bundle in added}) < len(added):
                 raise RegistryError(
-                    f"two bundles of the release {name!r} answer for the same: name one of them"
+                    f"two bundles of the release {name!r} have the same encoder: name one of them"
                 )
-            chosen |= {_slot(bundle): bundle for bundle in added}
+            chosen = {bundle.card.encoder: bundle for bundle in (*kept, *added)}
             Predictor(chosen.values())
             release = Release(
                 name=name,
@@ -488,12 +486,6 @@ def release_digest(bundles: Collection[Bundle]) -> str:
     return hashlib.sha256(
         "\n".join(sorted(bundle.sha256 for bundle in bundles)).encode()
     ).hexdigest()
-
-
-def _slot(bundle: Bundle) -> str:
-    """What a release holds one bundle for, as :class:`gpumemnet.predict.predictor.Predictor`
-    does."""
-    return bundle.card.encoder
 
 
 def _entries(folder: Path) -> list[Path]:

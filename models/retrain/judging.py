@@ -19,8 +19,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.errors import InvalidRequestError
-from gpumemnet.gpu import MAX_CONTEXT_MIB, device_profile
+from gpumemnet.gpu import MAX_CONTEXT_MIB, known_profile
 from gpumemnet.job.job_table import Array
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.prediction import OF_THE_SITE
@@ -153,10 +152,8 @@ def answers(release: Release, encoder: str, data: LabelledJobs) -> tuple[Array, 
 
 def _profiled_gpu(gpu: str) -> str | None:
     """The GPU if there is a profile of it, else ``None``, the release's own."""
-    try:
-        return device_profile(gpu).name
-    except InvalidRequestError:
-        return None
+    profile = known_profile(gpu)
+    return None if profile is None else profile.name
 
 
 def dataset_hashes(bundle: Bundle) -> tuple[str, ...]:

@@ -16,8 +16,8 @@ from typing import Any, Final
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from gpumemnet.errors import InvalidRequestError, first_line
-from gpumemnet.gpu import device_profile
+from gpumemnet.errors import first_line
+from gpumemnet.gpu import known_profile
 from gpumemnet.job.dataset import write_dataset
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.measurement import OBSERVED, Measurement
@@ -131,7 +131,5 @@ def _measurement(row: Any) -> Measurement | None:
 
 
 def _capacity_bytes(gpu: str) -> int | None:
-    try:
-        return device_profile(gpu).capacity_bytes
-    except InvalidRequestError:
-        return None
+    profile = known_profile(gpu)
+    return None if profile is None else profile.capacity_bytes

@@ -5,10 +5,17 @@ import pytest
 
 from gpumemnet.errors import DatasetError, InvalidJobError, InvalidRequestError
 from gpumemnet.job.json_codec import job_to_dict
-from gpumemnet.job.measurement import LABEL_SOURCES, Measurement
+from gpumemnet.job.measurement import (
+    DEVICE_SOURCES,
+    LABEL_SOURCES,
+    SITE_DEVICE_SOURCES,
+    TRACED,
+    Measurement,
+)
 from gpumemnet.site.observations import (
     MAX_BYTES,
     MIN_BYTES,
+    PROCESS_OBSERVATIONS,
     SOURCES,
     Observation,
     content_hash,
@@ -25,6 +32,12 @@ BY_JOB: dict[str, Any] = {
     "peak_mib": 1800,
     "source": "nvml_process",
 }
+
+
+def test_every_source_of_a_label_but_a_trace_is_known() -> None:
+    assert set(SOURCES) == set(LABEL_SOURCES) - {TRACED}
+    of_device = {*DEVICE_SOURCES, *SITE_DEVICE_SOURCES}
+    assert set(PROCESS_OBSERVATIONS) == set(SOURCES) - of_device
 
 
 def test_by_prediction() -> None:

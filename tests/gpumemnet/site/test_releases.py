@@ -134,6 +134,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(registry: Registry, tmp_path: P
         (lambda: registry.create_release("r1", mine), "already"),
         (lambda: registry.create_release(SHIPPED, mine), "belongs to the bundles of the package"),
         (lambda: registry.create_release("r2", []), "at least one bundle"),
+        (lambda: registry.create_release("r2", mine * 2), "the same encoder"),
         (lambda: registry.create_release("r2", [tmp_path / "no"]), "no such bundle folder"),
         (lambda: registry.create_release("r2", mine, parent="none"), "no release 'none'"),
         (lambda: registry.create_release("r2", mine, lineage={"a": float("nan")}), "JSON object"),
