@@ -9,7 +9,6 @@ from gpumemnet.job.measurement import (
     DEVICE_SOURCES,
     LABEL_SOURCES,
     SITE_DEVICE_SOURCES,
-    TRACED,
     Measurement,
 )
 from gpumemnet.site.observations import (
@@ -34,8 +33,7 @@ BY_JOB: dict[str, Any] = {
 }
 
 
-def test_every_source_of_a_label_but_a_trace_is_known() -> None:
-    assert set(SOURCES) == set(LABEL_SOURCES) - {TRACED}
+def test_what_is_read_of_the_process_is_not_read_of_the_device() -> None:
     of_device = {*DEVICE_SOURCES, *SITE_DEVICE_SOURCES}
     assert set(PROCESS_OBSERVATIONS) == set(SOURCES) - of_device
 
