@@ -27,11 +27,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.planner_networks import MANY_UNITS, PLANNER_NETWORKS
 from gpumemnet.errors import PlanError
 from gpumemnet.extract.placement import large_tensors_on_meta
-from gpumemnet.planner.api import PLANNERS
 from gpumemnet.planner.chain import Chain, chain_of
 from gpumemnet.planner.costs import Machine, StepCosts, find_machine
 from gpumemnet.planner.plan_choice import choose_plan
 from gpumemnet.planner.planned_step import decisions_of, simulate
+from gpumemnet.planner.plans import PLANNERS
 from gpumemnet.planner.searches import exact, greedy
 from gpumemnet.planner.step_units import split_step
 from gpumemnet.tracing.api import TraceOptions, checked_request

@@ -39,14 +39,17 @@ from gpumemnet.cli.trace import COLOURS, Loss, amount_cells, amount_text, verdic
 from gpumemnet.cudnn.session import OFF
 from gpumemnet.extract.extraction import DEFAULT_GPU
 from gpumemnet.gpu import YES
-from gpumemnet.planner.api import DEFAULT_PLANNER, PLANNERS, PlanRequest, plan_file, within_budget
+from gpumemnet.planner.api import plan_file, within_budget
 from gpumemnet.planner.plans import (
     DECISION_TEXTS,
+    DEFAULT_PLANNER,
     FITS,
     NO_PLAN,
+    PLANNERS,
     Alternative,
     Plan,
     PlanAnswer,
+    PlanRequest,
     plan_answer_to_dict,
     plan_to_dict,
     units_by_decision,

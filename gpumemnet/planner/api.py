@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.cudnn.session import OFF
@@ -17,9 +17,14 @@ from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.extraction import DEFAULT_GPU
 from gpumemnet.extract.factory import build, factory_request, source_code
 from gpumemnet.gpu import asked_profile, available_mib, with_available
-from gpumemnet.job.layers import describe
-from gpumemnet.planner.costs import Machine, find_machine
-from gpumemnet.planner.plans import PlanAnswer, plan_answer_from_dict, plan_answer_to_dict
+from gpumemnet.planner.costs import machine_of
+from gpumemnet.planner.plans import (
+    DEFAULT_PLANNER,
+    PlanAnswer,
+    PlanRequest,
+    plan_answer_from_dict,
+    plan_answer_to_dict,
+)
 from gpumemnet.sandbox.process import Progress, ask
 from gpumemnet.tracing.api import (
     DEADLINE_SECONDS,
@@ -40,58 +45,6 @@ if TYPE_CHECKING:
 
     from gpumemnet.allocator import AllocatorSettings
     from gpumemnet.gpu import DeviceProfile
-
-DEFAULT_PLANNER: Final = "greedy"
-PLANNERS: Final = (DEFAULT_PLANNER, "exact")
-"""Names of the searches, see :mod:`gpumemnet.planner.searches`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRequest:
-    """What a plan is asked with besides the model.
-
-    Attributes:
-        trace: how the model is trained, and the GPU; the memory that is available on it is the
-            budget.
-        planner: name of the search.
-        machine: GPU of the catalogue, or path of a device profile, whose rates give the times;
-            ``None`` for those of the GPU.
-        host_bytes: pinned host memory that may be used; ``None`` for what the machine has.
-        with_alternatives: whether to trace other settings of the job too.
-
-    Raises:
-        InvalidRequestError: there is no such search, or the job uses several GPUs, or checkpoints
-            already.
-    """
-
-    trace: TraceRequest
-    planner: str = DEFAULT_PLANNER
-    machine: str | None = None
-    host_bytes: int | None = None
-    with_alternatives: bool = True
-
-    def __post_init__(self) -> None:
-        if self.planner not in PLANNERS:
-            raise InvalidRequestError(
-                f"must be one of {', '.join(PLANNERS)}, not {describe(self.planner)}", "planner"
-            )
-        options = self.trace.options
-        if options.parallel != "none":
-            raise InvalidRequestError(
-                "a plan is for one GPU; use 'none', and give each rank the same plan", "parallel"
-            )
-        if options.checkpointing != "none":
-            raise InvalidRequestError(
-                "the plan decides what is recomputed; use 'none'", "checkpointing"
-            )
-
-    def find_machine(self) -> Machine:
-        """Return the machine whose rates give the times.
-
-        Raises:
-            InvalidRequestError: as :func:`~gpumemnet.planner.costs.find_machine`.
-        """
-        return find_machine(self.machine or self.trace.gpu, self.host_bytes)
 
 
 def within_budget(request: TraceRequest, budget_bytes: int | None) -> TraceRequest:
@@ -146,7 +99,7 @@ def plan(
         model, inputs, optimizer, batch_size, gpu, context_mib, allocator, cudnn: as in
             :func:`gpumemnet.trace`.
         budget_bytes: memory that the process may use; all that is available on the GPU by default.
-        planner: the search, one of :data:`PLANNERS`.
+        planner: the search, one of :data:`~gpumemnet.planner.plans.PLANNERS`.
         machine: GPU of the catalogue, or path of a device profile, whose rates give the times;
             those of ``gpu`` by default.
         host_bytes: pinned host memory that swapped tensors may use; what the machine has by
@@ -220,7 +173,7 @@ def plan_file(
             or the GPU has no rates.
         MissingExtraError: torch is not installed.
     """
-    request.find_machine()  # a machine without rates is refused before the child starts
+    machine_of(request)  # one without rates is refused before the child starts
     document = {
         **factory_request(source, inputs, arguments, batch_size),
         "request": asdict(request),

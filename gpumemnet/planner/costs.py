@@ -30,6 +30,7 @@ from gpumemnet.planner.plans import (
     FETCHED_AHEAD,
     MIN_SWAPPED_BYTES,
     Decision,
+    PlanRequest,
 )
 from gpumemnet.tracing.timeline import Timeline
 from gpumemnet.units import GIB
@@ -270,3 +271,12 @@ def find_machine(gpu: DeviceProfile | str, host_memory_bytes: int | None = None)
         host_memory_bytes=host_memory_bytes or HOST_MEMORY_BYTES,
         source=f"modelled at {EFFICIENCY:.0%} of the peak rates of {profile.name}",
     )
+
+
+def machine_of(request: PlanRequest) -> Machine:
+    """Return the machine whose rates give the times of a request.
+
+    Raises:
+        InvalidRequestError: as :func:`find_machine`.
+    """
+    return find_machine(request.machine or request.trace.gpu, request.host_bytes)

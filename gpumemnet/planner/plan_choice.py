@@ -24,9 +24,8 @@ from torch import nn
 from gpumemnet.errors import BudgetError, InvalidRequestError, PlanError
 from gpumemnet.extract.module_calls import ModelInputs
 from gpumemnet.planner.alternatives import alternatives
-from gpumemnet.planner.api import DEFAULT_PLANNER, PlanRequest
 from gpumemnet.planner.chain import KEEP, OPTIONS, Chain, chain_of
-from gpumemnet.planner.costs import Machine, StepCosts
+from gpumemnet.planner.costs import Machine, StepCosts, machine_of
 from gpumemnet.planner.executor import applied
 from gpumemnet.planner.planned_step import (
     Simulation,
@@ -34,7 +33,7 @@ from gpumemnet.planner.planned_step import (
     outside_bytes,
     simulate,
 )
-from gpumemnet.planner.plans import Plan, PlanAnswer
+from gpumemnet.planner.plans import DEFAULT_PLANNER, Plan, PlanAnswer, PlanRequest
 from gpumemnet.planner.searches import TIME_LIMIT_SECONDS, Found, exact, greedy, single_changes
 from gpumemnet.planner.step_units import split_step
 from gpumemnet.tracing.model_tracer import ModelTracer
@@ -76,7 +75,7 @@ def choose_plan(
         step: the traced step, from :func:`~gpumemnet.planner.step_units.split_step`.
         machine: the rates for modelled times, and the host memory that may be taken.
         budget_bytes: memory of the process, CUDA context included.
-        optimizer: name of the search, one of :data:`~gpumemnet.planner.api.PLANNERS`.
+        optimizer: name of the search, one of :data:`~gpumemnet.planner.plans.PLANNERS`.
         chain: the chain of ``step`` on ``machine``, if it is at hand.
         search: a search of another name.
         is_refined: whether single decisions of the plans found are changed, too.
@@ -301,7 +300,7 @@ def plan_request(
     Raises:
         ExtractError, InvalidRequestError, PlanError: as :func:`gpumemnet.plan`.
     """
-    machine = request.find_machine()
+    machine = machine_of(request)
     before = ModelTracer(model, inputs, request.trace, torch_notes).answer()
     if before.fits:
         return PlanAnswer(before=before)

@@ -30,6 +30,7 @@ from typing import Any, Final
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
+from gpumemnet.tracing.api import TraceRequest
 from gpumemnet.tracing.result import TraceAnswer, answer_from_dict, answer_to_dict
 from gpumemnet.units import GIB
 
@@ -154,6 +155,51 @@ class Plan:
     def decision(self, unit: str) -> Decision:
         """Return the decision for the module called ``unit``."""
         return self.decisions.get(unit, Decision.KEEP)
+
+
+DEFAULT_PLANNER: Final = "greedy"
+PLANNERS: Final = (DEFAULT_PLANNER, "exact")
+"""Names of the searches, see :mod:`gpumemnet.planner.searches`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """What a plan is asked with besides the model.
+
+    Attributes:
+        trace: how the model is trained, and the GPU; the memory that is available on it is the
+            budget.
+        planner: name of the search.
+        machine: GPU of the catalogue, or path of a device profile, whose rates give the times;
+            ``None`` for those of the GPU.
+        host_bytes: pinned host memory that may be used; ``None`` for what the machine has.
+        with_alternatives: whether to trace other settings of the job too.
+
+    Raises:
+        InvalidRequestError: there is no such search, or the job uses several GPUs, or checkpoints
+            already.
+    """
+
+    trace: TraceRequest
+    planner: str = DEFAULT_PLANNER
+    machine: str | None = None
+    host_bytes: int | None = None
+    with_alternatives: bool = True
+
+    def __post_init__(self) -> None:
+        if self.planner not in PLANNERS:
+            raise InvalidRequestError(
+                f"must be one of {', '.join(PLANNERS)}, not {describe(self.planner)}", "planner"
+            )
+        options = self.trace.options
+        if options.parallel != "none":
+            raise InvalidRequestError(
+                "a plan is for one GPU; use 'none', and give each rank the same plan", "parallel"
+            )
+        if options.checkpointing != "none":
+            raise InvalidRequestError(
+                "the plan decides what is recomputed; use 'none'", "checkpointing"
+            )
 
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:

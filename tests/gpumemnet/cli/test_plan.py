@@ -12,9 +12,8 @@ from gpumemnet.cli import main
 from gpumemnet.cli.plan import show_plan
 from gpumemnet.extract.module_calls import inputs_from_example
 from gpumemnet.planner import applied, load_plan
-from gpumemnet.planner.api import PlanRequest
 from gpumemnet.planner.plan_choice import plan_request
-from gpumemnet.planner.plans import PlanAnswer, plan_answer_from_dict
+from gpumemnet.planner.plans import PlanAnswer, PlanRequest, plan_answer_from_dict
 from tests.gpumemnet.planner.examples import blocks
 
 BLOCKS = [

@@ -12,11 +12,12 @@ import gpumemnet
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu import find_profile, with_available
 from gpumemnet.planner import applied, load_plan, plan_to_dict
-from gpumemnet.planner.api import PlanRequest, plan_file
+from gpumemnet.planner.api import plan_file
 from gpumemnet.planner.plans import (
     Alternative,
     Decision,
     PlanAnswer,
+    PlanRequest,
     plan_answer_from_dict,
     plan_answer_to_dict,
     units_by_decision,

@@ -13,13 +13,12 @@ from torch import Tensor, nn
 
 from gpumemnet.errors import BudgetError, ExtractError, InvalidRequestError
 from gpumemnet.extract.module_calls import inputs_from_example
-from gpumemnet.planner.api import PLANNERS
 from gpumemnet.planner.chain import chain_of
 from gpumemnet.planner.costs import Machine, StepCosts, find_machine
 from gpumemnet.planner.executor import applied
 from gpumemnet.planner.plan_choice import choose_plan
 from gpumemnet.planner.planned_step import choices_of, peak_memory, simulate
-from gpumemnet.planner.plans import Decision, pinned_bytes, plan_from_dict, plan_to_dict
+from gpumemnet.planner.plans import PLANNERS, Decision, pinned_bytes, plan_from_dict, plan_to_dict
 from gpumemnet.planner.step_units import split_step
 from gpumemnet.tracing.api import TraceOptions, checked_request
 from gpumemnet.tracing.operators.rules import Platform
