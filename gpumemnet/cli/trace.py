@@ -130,6 +130,10 @@ def trace(
             help="The script's argument that sets its batch size, such as --batch-size, where it is not found.",
         ),
     ] = None,
+    phases: Annotated[
+        bool,
+        result_option("--phases", help="The memory of each phase: forward, evaluation and others."),
+    ] = False,
     fits: Annotated[
         bool, result_option("--fits", help="On which GPUs of the catalogue it fits.")
     ] = False,
@@ -219,6 +223,8 @@ def trace(
         return
     console = Console()
     show_trace(answer, spread, console)
+    if phases:
+        _show_phases(answer, console)
     if launch is None and not answer.fits and not largest_batch:
         console.print(Text("use --largest-batch to find the batch size that fits"), style="dim")
 
@@ -331,6 +337,21 @@ def show_trace(answer: TraceAnswer, training: Sequence[str], console: Console) -
         for item in answer.not_included:
             bullets.add_row(Text(" ·", style="dim"), Text(item, style="dim"))
         console.print(bullets)
+
+
+def _show_phases(answer: TraceAnswer, console: Console) -> None:
+    largest = max(phase.requested_bytes for phase in answer.phases)
+    rows = [
+        (
+            phase.name,
+            f"{phase.step:,}",
+            f"{phase.requested_bytes / MIB:,.1f}",
+            *_share(phase.requested_bytes, largest),
+        )
+        for phase in answer.phases
+    ]
+    columns = ("step", "MiB of tensors", "of the peak", "")
+    print_columns(console, "phase", columns, rows)
 
 
 def _verdict(answer: TraceAnswer) -> Text:

@@ -36,6 +36,7 @@ from gpumemnet.tracing.timeline import (
     curve_of,
     memory_of,
     non_allocator_memory,
+    phases_of,
     repeated,
     replayed,
     safe_basis,
@@ -193,6 +194,7 @@ def result_of_run(
         if with_curve
         else None,
         ranks=timeline.ranks,
+        phases=phases_of(timeline, 0, {}),
         convolution_workspaces=_workspace_source(platform) if timeline.convolves else None,
     )
 

@@ -151,6 +151,11 @@ class Recorder(DispatchMode):
         self._backward = phase == "backward"
         self._phases.append(Phase(phase, self._steps, len(self._events)))
 
+    @property
+    def phase(self) -> str:
+        """Name of the running phase."""
+        return self._phases[-1].name if self._phases else ""
+
     def begin_pass(self) -> None:
         """Begin a pass through a model, which the code may repeat."""
         self._passes.append(len(self._events))
@@ -203,6 +208,18 @@ class Recorder(DispatchMode):
             ):
                 self._classes[index] = memory_class
                 self._storages[index] = self._storages[index]._replace(module=module)
+
+    def classify_kept(self) -> None:
+        """Take what the code has kept for a whole step, and refers to no more closely, for a buffer:
+        a copy of the weights, a table."""
+        if self._step_starts:
+            before = self._events[: self._step_starts[-1]]
+            first_of_step = max((event for event in before if event >= 0), default=-1) + 1
+            for index in self._live.values():
+                is_copy = self._storages[index].operator == "aten.clone"
+                known = self._classes[index]
+                if index < first_of_step and (known == _UNKNOWN or (is_copy and known in _GUESSED)):
+                    self._classes[index] = "buffer"
 
     def use_platform(self, platform: Platform) -> None:
         """Assume another platform from here on."""

@@ -96,6 +96,21 @@ class Peak:
     modules: tuple[tuple[str, int], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class PhasePeak:
+    """The most that tensors take in a kind of phase.
+
+    Attributes:
+        name: ``build``, ``forward``, ``backward``, ``optimizer`` or ``evaluation``, of which step.
+        step: the optimizer step of the peak.
+        requested_bytes: bytes of all tensors on the GPU.
+    """
+
+    name: str
+    step: int
+    requested_bytes: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPoint:
     """The memory at one batch size.
@@ -190,6 +205,7 @@ class TraceAnswer:
             this is the larger answer.
         selections: lines of a script that select elements by values of the GPU; half of them are
             expected, and all are safe.
+        phases: the most that tensors take in each kind of phase of the run.
     """
 
     model: str
@@ -220,6 +236,7 @@ class TraceAnswer:
     convolution_workspaces: str | None = None
     branches: tuple[str, ...] = ()
     selections: tuple[str, ...] = ()
+    phases: tuple[PhasePeak, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -286,6 +303,7 @@ def answer_from_dict(document: Mapping[str, Any]) -> TraceAnswer:
             "not_included": tuple(values["not_included"]),
             "branches": tuple(values["branches"]),
             "selections": tuple(values["selections"]),
+            "phases": tuple(PhasePeak(**phase) for phase in values["phases"]),
             "batches": tuple(BatchPoint(**point) for point in values["batches"]),
             "gpus": tuple(GpuFit(**fit) for fit in values["gpus"]),
             "curve": None

@@ -19,7 +19,7 @@ come from measurements.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -28,7 +28,7 @@ from gpumemnet.allocator import EMPTY_CACHE, AllocatorSettings, OutOfMemory, rep
 from gpumemnet.allocator.replay import Loop, find_loops
 from gpumemnet.gpu import ContextEstimate, DeviceProfile, available_mib, context
 from gpumemnet.physics.replicas import NCCL_SOURCE, communicator_bound_bytes, communicator_bytes
-from gpumemnet.tracing.result import Curve, Peak
+from gpumemnet.tracing.result import Curve, Peak, PhasePeak
 from gpumemnet.units import MIB
 
 MEMORY_CLASSES: Final = (
@@ -265,6 +265,35 @@ def peak_of(timeline: Timeline, sizes: Sequence[int]) -> tuple[int, int]:
         elif event != EMPTY_CACHE:
             live -= sizes[~event]
     return peak, at
+
+
+def phases_of(
+    timeline: Timeline, first_steps: int, step_names: Mapping[int, str]
+) -> tuple[PhasePeak, ...]:
+    """Return the largest sum of live bytes in each kind of phase, in order.
+
+    Args:
+        timeline: the run.
+        first_steps: number of steps that are not called later ones; 0 for all.
+        step_names: step → the batch that it trains on, where that was chosen.
+    """
+    found: dict[str, PhasePeak] = {}
+    starts = [phase.start for phase in timeline.phases] + [len(timeline.events)]
+    live = 0
+    for phase, begin, end in zip(timeline.phases, starts, starts[1:], strict=False):
+        peak = live
+        for event in timeline.events[begin:end]:
+            if event >= 0:
+                live += timeline.storages[event].size_bytes
+                peak = max(peak, live)
+            elif event != EMPTY_CACHE:
+                live -= timeline.storages[~event].size_bytes
+        later = "a later step" if 0 < first_steps < phase.step else ""
+        what = step_names.get(phase.step, later)
+        name = f"{phase.name} of {what}" if what and phase.name != "evaluation" else phase.name
+        if name not in found or peak > found[name].requested_bytes:
+            found[name] = PhasePeak(name, phase.step, peak)
+    return tuple(found.values())
 
 
 MARGIN: Final = 0.056

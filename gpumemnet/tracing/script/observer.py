@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from time import monotonic
 from typing import Any, Final
 
 import torch
@@ -41,6 +42,15 @@ from gpumemnet.torch_private.training import fill_history
 from gpumemnet.tracing.operators.rules import Platform
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.script.simulated_cuda import Streams
+from gpumemnet.tracing.script.whole_run import (
+    MORE_EVENTS,
+    MORE_STEPS,
+    Loaders,
+    WholeRun,
+    state_bytes,
+)
+from gpumemnet.tracing.timeline import Timeline
+from gpumemnet.units import MIB
 
 
 def take_from_gpu(optimizer: Optimizer, note: Callable[[str], object]) -> None:
@@ -76,6 +86,8 @@ _SEQUENCE_DIMENSIONS: Final = 3
 _GPU: Final = torch.device("cuda", 0)
 _HOST: Final = torch.device("cpu")
 _META: Final = torch.device("meta")
+_MORE_SECONDS: Final = 20.0
+"""Longest time for the whole run after its first steps."""
 
 
 class EnoughSteps(BaseException):
@@ -137,6 +149,8 @@ class ScriptObserver:
         self.recorder = Recorder(self.modules, platform, run=run)
         self.streams = Streams(self.recorder.use_stream)
         self.batch_size: int | None = None
+        self._inner_batch_size: int | None = None
+        """Samples that the first module with parameters got inside a model."""
         self._second_dimension: int | None = None
         self.loss = "the script's own"
         self.notes: dict[str, str] = {}
@@ -152,11 +166,23 @@ class ScriptObserver:
         self._has_optimizer = False
         self._is_lower_bound = False
         self._passing = False
+        self.first: Timeline | None = None
+        """The record of the first steps, once they are over."""
+        self.loaders = Loaders(lambda: self.first is not None, self._gives)
+        self.step_names: dict[int, str] = {}
+        """Step → the batch that it trains on, where that was chosen."""
+        self.shapes: dict[int, str] = {}
+        """Step → shapes of what the first model was called with in training."""
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._whole: WholeRun | None = None
+        self._is_counting = False
+        self._end = 0
+        self._last_second = 0.0
 
     @property
     def has_enough_steps(self) -> bool:
         """Whether the script has trained for as many steps as a trace takes."""
-        return self._boundaries >= self._steps_wanted
+        return self.first is not None or self._boundaries >= self._steps_wanted
 
     @property
     def has_stepped(self) -> bool:
@@ -315,6 +341,8 @@ class ScriptObserver:
             if not self._has_optimizer:
                 self._has_optimizer, self._boundaries = True, 0
                 self.notes.pop("optimizer", None)
+            if not self._is_counting:
+                self._optimizers.append(weakref.ref(optimizer))
             make_optimizer(optimizer, *args, **kwargs)
 
         handles = [
@@ -331,6 +359,7 @@ class ScriptObserver:
                     ]
                 ),
                 self.modules,
+                self.loaders.observing(),
             ):
                 yield
         finally:
@@ -362,16 +391,73 @@ class ScriptObserver:
         self._begin("optimizer" if self._stepping else "forward")
 
     def _end_step(self) -> None:
-        """End a step, and the script after enough of them."""
+        """End a step, and the script after the steps of its whole run."""
         self._boundaries += 1
-        if self.has_enough_steps:
-            self.recorder.close()
-            raise EnoughSteps
+        self.recorder.classify_kept()
+        if self.has_enough_steps and self.first is None:
+            self.first = self.recorder.timeline()
+            self._end = self._boundaries + MORE_STEPS
+            self._last_second = monotonic() + _MORE_SECONDS
+        self._end_whole_run(self._boundaries >= self._end)
         self.recorder.begin_step()
 
+    def _end_whole_run(self, is_over: bool = False) -> None:
+        """End the script if enough of its whole run was seen."""
+        if self.first is None:
+            return
+        events = self.recorder.now() - len(self.first.events)
+        if is_over or events > MORE_EVENTS or monotonic() > self._last_second:
+            self._whole = self.whole_run()
+            self.recorder.close()
+            raise EnoughSteps
+
+    def _gives(self, what: str) -> None:
+        """A data loader gives a batch that was chosen: the next step trains on it."""
+        if torch.is_grad_enabled():
+            self.step_names[self._boundaries + 1] = what
+
+    def whole_run(self) -> WholeRun | None:
+        """Return what the run has shown after its first steps; ``None`` if it had none."""
+        if self.first is None or self._whole is not None:
+            return self._whole
+        optimizers = [each for each in (one() for one in self._optimizers) if each is not None]
+        left, frozen = 0, 0
+        sentences = []
+        for optimizer in optimizers:
+            parameters = [each for group in optimizer.param_groups for each in group["params"]]
+            held = [each for each in parameters if self.device_of(each) == _GPU]
+            still = [each for each in held if not each.requires_grad]
+            frozen += self._state_bytes(optimizer, still)
+            trained = [each for each in held if each.requires_grad]
+            if trained and not self._stepped[id(optimizer)]:
+                left += self._state_bytes(optimizer, trained)
+                sentences.append(
+                    f"{type(optimizer).__name__} never stepped in the {self._boundaries:,} steps that were traced: "
+                    f"the safe bytes hold its gradients and state ({left / MIB:,.0f} MiB)"
+                )
+        if frozen >= MIB:
+            sentences.append(
+                f"an optimizer holds parameters that do not train (requires_grad is off): if they are unfrozen later, "
+                f"their gradients and state take {frozen / MIB:,.0f} MiB more"
+            )
+        shapes = [each for step, each in self.shapes.items() if step not in self.step_names]
+        if len(set(shapes)) > 1 and "the longest batch" not in self.step_names.values():
+            sentences.append(
+                f"batches have different shapes ({'; '.join(list(dict.fromkeys(shapes))[:3])}): "
+                "the largest that was seen counts, and a larger one takes more"
+            )
+        return WholeRun(
+            self.recorder.timeline(), self._boundaries, self.step_names, left, tuple(sentences)
+        )
+
     def _model_starts(self) -> None:
+        self._end_whole_run()
         self.recorder.begin_pass()
-        if not self._started and torch.is_grad_enabled() and self.recorder.has_live_storages:
+        if self.first is not None and not self._stepping:
+            phase = "forward" if torch.is_grad_enabled() else "evaluation"
+            if not self._passing and phase != self.recorder.phase:
+                self._begin(phase)
+        elif not self._started and torch.is_grad_enabled() and self.recorder.has_live_storages:
             self._started = True
             self.recorder.begin_step()
             self._begin("forward")
@@ -383,6 +469,12 @@ class ScriptObserver:
 
     def _left(self, module: nn.Module, arguments: object, output: object) -> None:
         self.recorder.left_module(module, arguments, output)
+        step = self._boundaries + 1
+        if not self.modules.depth and torch.is_grad_enabled() and self._started:
+            given = [each for each in tensors_in(arguments) if each.ndim]
+            shape = ", ".join("x".join(map(str, each.shape)) for each in given)
+            if given and next(module.parameters(), None) is not None:
+                self.shapes.setdefault(step, shape)
         if self.batch_size is None and self._started:
             self._learn_batch_size(
                 module, [tensor for tensor in tensors_in(arguments) if tensor.ndim]
@@ -391,12 +483,17 @@ class ScriptObserver:
     def _learn_batch_size(self, module: nn.Module, given: list[Tensor]) -> None:
         """Learn the number of samples from what a module was called with: the second dimension of
         ``[time, batch, …]``."""
+        has_parameters = next(module.parameters(), None) is not None
         if not given:
+            if not self.modules.depth and has_parameters:
+                self.batch_size = self._inner_batch_size
             return
         shape = given[0].shape
+        if self._inner_batch_size is None and has_parameters:
+            self._inner_batch_size = shape[0]
         if getattr(module, "batch_first", None) is False and len(shape) == _SEQUENCE_DIMENSIONS:
             self._second_dimension = shape[1]
-        if not self.modules.depth and next(module.parameters(), None) is not None:
+        if not self.modules.depth and has_parameters:
             is_time_first = len(shape) > 1 and shape[1] == self._second_dimension != shape[0]
             self.batch_size = shape[1] if is_time_first else shape[0]
 
@@ -408,12 +505,23 @@ class ScriptObserver:
         if self._started:
             self.recorder.begin(phase)
 
+    def _state_bytes(self, optimizer: Optimizer, parameters: list[Tensor]) -> int:
+        self._is_counting = True
+        try:
+            return state_bytes(optimizer, parameters)
+        finally:
+            self._is_counting = False
+
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._is_counting:
+            return
         self._stepping = True
         take_from_gpu(optimizer, partial(self.notes.setdefault, "paged"))
         self._begin("optimizer")
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._is_counting:
+            return
         self._stepping = False
         if isinstance(optimizer, LBFGS):
             fill_history(optimizer)

@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Final
+from typing import Any, Final
 from unittest.mock import patch
 
 from torch import nn
@@ -58,7 +58,8 @@ from gpumemnet.tracing.script.processes import (
 from gpumemnet.tracing.script.programs import stopped_by_answer
 from gpumemnet.tracing.script.read_values import ReadValues
 from gpumemnet.tracing.script.simulated_cuda import GPU
-from gpumemnet.tracing.timeline import Timeline, repeated
+from gpumemnet.tracing.script.whole_run import WholeRun, grown_bytes, later_lines
+from gpumemnet.tracing.timeline import LongRun, Timeline, phases_of, repeated
 from gpumemnet.units import MIB
 
 _VARIABLES: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -216,7 +217,8 @@ class ScriptRun:
 
     Attributes:
         file: the script's file.
-        timeline: the record of the run.
+        timeline: the record of its first steps.
+        whole: its first steps and what follows; ``None`` if it ended within them.
         settings: settings of the caching allocator, of which the script may have chosen some.
         model: names of script and models.
         batch_size: samples that the model got.
@@ -226,6 +228,7 @@ class ScriptRun:
 
     file: Path
     timeline: Timeline
+    whole: WholeRun | None
     settings: AllocatorSettings
     model: str
     batch_size: int
@@ -251,19 +254,39 @@ def trace_script(call: ScriptCall, *, with_curve: bool = False) -> TraceAnswer:
 
 def result_of_script(run: ScriptRun, call: ScriptCall, with_curve: bool) -> TraceAnswer:
     """Return the answer for a run of ``call``; ``with_curve`` includes the memory over one step."""
-    answer = result_of_run(
-        repeated(run.timeline),
-        run.timeline,
-        call.platform,
-        run.settings,
-        model=run.model,
-        batch_size=run.batch_size,
-        loss=run.loss,
-        notes=run.notes,
-        with_curve=with_curve,
+    arguments: dict[str, Any] = {
+        "platform": call.platform,
+        "settings": run.settings,
+        "model": run.model,
+        "batch_size": run.batch_size,
+        "loss": run.loss,
+        "with_curve": with_curve,
+    }
+    answer = result_of_run(repeated(run.timeline), run.timeline, notes=run.notes, **arguments)
+    phases = phases_of(run.timeline, 0, {})
+    whole = run.whole
+    if whole is not None:
+        phases = phases_of(whole.timeline, len(run.timeline.step_starts) - 1, whole.step_names)
+        more = max(each.requested_bytes for each in phases) - answer.requested_bytes
+        if more >= MIB and not whole.keeps_growing():
+            largest = max(phases, key=lambda each: each.requested_bytes)
+            note = (
+                f"the peak is not in the first steps: {largest.name}, step {largest.step}, takes {more / MIB:,.0f} MiB more "
+                "than they do."
+            )
+            answer = result_of_run(
+                LongRun(whole.timeline, tuple(range(len(whole.timeline.storages)))),
+                whole.timeline,
+                notes=(*run.notes, note),
+                **arguments,
+            )
+    return replace(
+        answer,
+        safe_bytes=answer.safe_bytes + run.later_bytes,
+        branches=run.branches,
+        selections=run.selections,
+        phases=phases,
     )
-    safe_bytes = answer.safe_bytes + run.later_bytes
-    return replace(answer, safe_bytes=safe_bytes, branches=run.branches, selections=run.selections)
 
 
 def run_script(call: ScriptCall) -> ScriptRun:
@@ -311,8 +334,10 @@ def run_script(call: ScriptCall) -> ScriptRun:
             _run(module, call, observer, GpuRequests(observer, values, known.unknown), report)
     except EnoughSteps:
         pass
-    except GpumemnetError:
-        raise
+    except GpumemnetError as error:
+        if observer.first is None:
+            raise
+        ended = str(error)
     except DeadlineReached:
         stop_alarm()
         if not observer.reach_deadline():
@@ -320,7 +345,9 @@ def run_script(call: ScriptCall) -> ScriptRun:
     except SystemExit as error:
         ended = f"{user_location(error)}: sys.exit({error.code!r})"
     except Exception as error:
-        raise ExtractError(f"the script cannot be traced: {fault_sentence(error)}") from error
+        if observer.first is None:
+            raise ExtractError(f"the script cannot be traced: {fault_sentence(error)}") from error
+        ended = fault_sentence(error)
     return finish()
 
 
@@ -344,18 +371,28 @@ def _shown(
     """
     for sentence in observer.notes.values():
         values.note_once(sentence)
-    timeline = observer.recorder.timeline()
+    whole = observer.whole_run()
+    timeline = observer.first or observer.recorder.timeline()
     growth = grown_bytes(timeline)
-    if growth >= MIB and observer.has_enough_steps:
+    has_more = whole is not None and len(whole.timeline.step_starts) > len(timeline.step_starts) + 1
+    if growth >= MIB and whole is not None and (not has_more or whole.keeps_growing()):
         values.note_once(
             f"the memory on the GPU grows by {growth / MIB:,.1f} MiB with every step: the script keeps tensors of earlier steps"
         )
-    later_bytes, validation = 0, unguarded_validation(user_files(file))
+    files = list(user_files(file))
+    later_bytes, validation = 0 if whole is None else whole.left_bytes, unguarded_validation(files)
     if validation:
-        later_bytes = largest_graph_bytes(timeline)
+        later_bytes += largest_graph_bytes(timeline)
         values.note_once(
             f"{validation}: .eval() does not stop autograd, and nothing here does (torch.no_grad, inference_mode): a later "
-            f"validation pass can keep a second graph; the safe bytes hold it ({later_bytes / MIB:,.0f} MiB)"
+            f"validation pass can keep a second graph; the safe bytes hold it ({largest_graph_bytes(timeline) / MIB:,.0f} MiB)"
+        )
+    for sentence in () if whole is None else whole.sentences:
+        values.note_once(sentence)
+    lines = [] if whole is None else later_lines(files, whole.steps)
+    if lines:
+        values.note_once(
+            f"{', '.join(lines[:5])}: runs at a later step than the {whole.steps:,} that were traced, and is not in the answer"
         )
     if observer.batch_size is None:
         values.note_once(
@@ -365,6 +402,7 @@ def _shown(
     return ScriptRun(
         file=file,
         timeline=timeline,
+        whole=whole,
         settings=settings,
         model=f"{script.name} ({names})" if names else script.name,
         batch_size=observer.batch_size or 1,
@@ -380,19 +418,6 @@ def _name(model: nn.Module) -> str:
     """Return the class name of a model without its wrapper for several GPUs."""
     alone = model.module if isinstance(model, DistributedDataParallel) else model
     return type(alone).__name__.removeprefix("FSDP")
-
-
-def grown_bytes(timeline: Timeline) -> int:
-    """Return by how many bytes the last step ends with more on the GPU than it began with."""
-    grown = 0
-    for event in timeline.events[timeline.step_starts[-2] :]:
-        if event != EMPTY_CACHE:
-            grown += (
-                timeline.storages[event].size_bytes
-                if event >= 0
-                else -timeline.storages[~event].size_bytes
-            )
-    return grown
 
 
 def _main_module(script: Path, is_module: bool) -> ModuleType:

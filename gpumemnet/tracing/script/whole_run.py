@@ -1,0 +1,256 @@
+"""The run after the first steps: the longest and the last batch of a data loader, evaluation, what
+begins in a later epoch or step.
+
+A script goes on after the steps that are traced for its steady state, for a while.  Its data loaders
+then give the longest batch and the last one, and end, so that it comes to the end of its epoch.  What
+it takes there beyond its first steps is part of the answer.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from gpumemnet.allocator import EMPTY_CACHE
+from gpumemnet.torch_private.names import TorchName, replaced, without_function_modes
+from gpumemnet.torch_private.script import WITHOUT_MODES
+from gpumemnet.tracing.timeline import Timeline
+from gpumemnet.units import MIB
+
+MORE_STEPS: Final = 64
+"""Optimizer steps after the first ones."""
+MORE_EVENTS: Final = 20_000
+"""Allocations and releases after the first steps."""
+_KERNELS: Final = ("fused", "foreach", "capturable")
+"""Settings of an optimizer that do not change its state."""
+_SAMPLED: Final = 32
+"""Samples that tell whether all are of one size."""
+_READ: Final = 4096
+_SECONDS: Final = 3.0
+"""Time to read samples of one data set."""
+_ITERATE: Final = TorchName("torch.utils.data:DataLoader.__iter__", "come to the end of an epoch")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WholeRun:
+    """What a run has shown, its first steps and what follows.
+
+    Attributes:
+        timeline: its record.
+        steps: optimizer steps.
+        step_names: step → the batch that it trains on, where that was chosen.
+        left_bytes: gradients and state of optimizers that never stepped.
+        sentences: what it did not see.
+    """
+
+    timeline: Timeline
+    steps: int
+    step_names: Mapping[int, str]
+    left_bytes: int
+    sentences: tuple[str, ...]
+
+    def keeps_growing(self) -> bool:
+        """Whether two of the last three steps have left more on the GPU than was there before; the
+        last one may not have begun."""
+        steps = range(-2, -min(5, len(self.timeline.step_starts) + 1), -1)
+        return sum(grown_bytes(self.timeline, step) >= MIB for step in steps) >= 2
+
+
+def grown_bytes(timeline: Timeline, step: int = -2) -> int:
+    """Return by how many bytes a step ends with more on the GPU than it began with; the last one by
+    default."""
+    begin, end = timeline.step_starts[step], timeline.step_starts[step + 1]
+    grown = 0
+    for event in timeline.events[begin:end]:
+        if event != EMPTY_CACHE:
+            grown += (
+                timeline.storages[event].size_bytes
+                if event >= 0
+                else -timeline.storages[~event].size_bytes
+            )
+    return grown
+
+
+class Loaders:
+    """The data loaders of a script.
+
+    Args:
+        goes_on: whether the first steps are over.
+        gives: called with what a batch is, before the script gets it.
+    """
+
+    def __init__(self, goes_on: Callable[[], bool], gives: Callable[[str], None]) -> None:
+        self.goes_on = goes_on
+        self.gives = gives
+        self.batch_sizes: dict[int, None] = {}
+        """Batch sizes of the loaders, in order."""
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        """Context in which loaders end early, once the first steps are over."""
+        iterate = _ITERATE.value()
+
+        def iterate_shortened(loader: DataLoader[Any]) -> _Batches:
+            if loader.batch_size:
+                self.batch_sizes.setdefault(loader.batch_size)
+            return _Batches(loader, iterate(loader), self)
+
+        with replaced([(_ITERATE, iterate_shortened)]):
+            yield
+
+
+class _Batches:
+    """The batches of a loader: all of them while the first steps run, then the longest and the
+    last."""
+
+    def __init__(self, loader: DataLoader[Any], batches: Iterator[Any], loaders: Loaders) -> None:
+        self._loader, self._batches, self._loaders = loader, batches, loaders
+        self._left: list[tuple[str, Any]] | None = None
+
+    def __iter__(self) -> _Batches:
+        return self
+
+    def __next__(self) -> Any:
+        if not self._loaders.goes_on():
+            return next(self._batches)
+        if self._left is None:
+            self._left = [("the last batch", None), ("the longest batch", None)]
+            with suppress(Exception), WITHOUT_MODES.value()(), without_function_modes():
+                longest, last = _longest_and_last(self._loader)
+                self._left = [("the last batch", last), ("the longest batch", longest)]
+        if not self._left:
+            raise StopIteration
+        what, numbers = self._left.pop()
+        if numbers is None:
+            return next(self._batches)
+        self._loaders.gives(what)
+        return _collated(self._loader, numbers)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batches, name)
+
+
+def _longest_and_last(loader: DataLoader[Any]) -> tuple[Sequence[int] | None, Sequence[int] | None]:
+    """Return the numbers of the samples in the longest batch, if samples differ in size, and in the
+    last one, if it is smaller."""
+    data, sampler = loader.dataset, loader.batch_sampler
+    if sampler is None or not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+        return None, None
+    count = len(data)
+    batches = [list(batch) for batch in islice(iter(sampler), count)]
+    last = batches[-1] if len(batches[-1]) < len(batches[0]) else None
+    end, sizes = monotonic() + _SECONDS, {}
+    for numbers in (_spread(count, _SAMPLED), _spread(count, _READ)):
+        for number in numbers:
+            if number not in sizes and monotonic() < end:
+                sizes[number] = _size(data[number])
+        if len(set(sizes.values())) == 1:
+            return None, last
+    longest = max(
+        batches, key=lambda batch: max((sizes.get(number, 0) for number in batch), default=0)
+    )
+    return longest, last
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """Return at most ``most`` numbers below ``count``, evenly spread, with the first and the
+    last."""
+    taken = min(count, most)
+    return [number * (count - 1) // max(taken - 1, 1) for number in range(taken)]
+
+
+def _size(sample: Any) -> int:
+    if isinstance(sample, Tensor) or hasattr(sample, "shape"):
+        size = 1
+        for length in sample.shape:
+            size *= length
+        return size
+    if isinstance(sample, Mapping):
+        return sum(map(_size, sample.values()))
+    if isinstance(sample, str | bytes):
+        return len(sample)
+    if isinstance(sample, list | tuple):
+        return sum(map(_size, sample)) if sample and not isinstance(sample[0], int) else len(sample)
+    return 1
+
+
+def _collated(loader: DataLoader[Any], numbers: Sequence[int]) -> Any:
+    data: Any = loader.dataset
+    samples = (
+        data.__getitems__(numbers)
+        if hasattr(data, "__getitems__")
+        else [data[number] for number in numbers]
+    )
+    return loader.collate_fn(samples)
+
+
+def state_bytes(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
+    """Return the bytes of gradients and state of ``parameters`` once the optimizer has stepped."""
+    kind: Any = type(optimizer)
+    settings = {name: value for name, value in optimizer.defaults.items() if name not in _KERNELS}
+    with WITHOUT_MODES.value()(), without_function_modes():
+        alone = [nn.Parameter(torch.empty_like(each, device="meta")) for each in parameters]
+        for parameter in alone:
+            parameter.grad = torch.empty_like(parameter)
+        gradients = sum(each.numel() * each.element_size() for each in alone)
+        try:
+            twin = kind(alone, **settings)
+            twin.step()
+        except Exception:  # an optimizer of the user's own
+            return gradients
+    held = [each for state in twin.state.values() for each in state.values()]
+    tensors = [each for each in held if isinstance(each, Tensor) and each.numel() > 1]
+    return gradients + sum(each.numel() * each.element_size() for each in tensors)
+
+
+def later_lines(files: Iterable[Path], steps: int) -> list[str]:
+    """Return the lines of code that run at a later step than the ``steps`` that were traced: those
+    of a training loop with ``step == 1000`` or ``step % 1000 == 0`` and the like."""
+    found = []
+    for file in files:
+        try:
+            tree = ast.parse(file.read_bytes())
+        except (OSError, SyntaxError, ValueError):
+            continue
+        for loop in ast.walk(tree):
+            if isinstance(loop, ast.For | ast.While) and _steps(loop):
+                lines = [
+                    node.lineno
+                    for node in ast.walk(loop)
+                    if isinstance(node, ast.If) and _waits_for(node.test) > steps
+                ]
+                found += [f"{file.name} line {line}" for line in lines]
+    return list(dict.fromkeys(found))
+
+
+def _steps(loop: ast.AST) -> bool:
+    return any(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("backward", "step")
+        for node in ast.walk(loop)
+    )
+
+
+def _waits_for(test: ast.expr) -> int:
+    """Return the largest step that a test compares with; 0 if it compares no counter."""
+    largest = 0
+    for node in ast.walk(test):
+        if isinstance(node, ast.Compare) and len(node.comparators) == 1:
+            left, right = node.left, node.comparators[0]
+            counter = left.left if isinstance(left, ast.BinOp) else left
+            limit = left.right if isinstance(left, ast.BinOp) else right
+            if isinstance(counter, ast.Name) and isinstance(limit, ast.Constant):
+                largest = max(largest, limit.value if type(limit.value) is int else 0)
+    return largest
