@@ -212,7 +212,7 @@ class Recorder(DispatchMode):
     def classify_kept(self) -> None:
         """Take what the code has kept for a whole step, and refers to no more closely, for a buffer:
         a copy of the weights, a table."""
-        if self._step_starts:
+        if self._steps > 1:  # the first step begins with the model, after its batch
             before = self._events[: self._step_starts[-1]]
             first_of_step = max((event for event in before if event >= 0), default=-1) + 1
             for index in self._live.values():

@@ -173,6 +173,8 @@ class ScriptObserver:
         """Step → the batch that it trains on, where that was chosen."""
         self.shapes: dict[int, str] = {}
         """Step → shapes of what the first model was called with in training."""
+        self.has_evaluated = False
+        """Whether a module ran in its evaluation mode after the first steps."""
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._whole: WholeRun | None = None
         self._is_counting = False
@@ -470,6 +472,7 @@ class ScriptObserver:
     def _left(self, module: nn.Module, arguments: object, output: object) -> None:
         self.recorder.left_module(module, arguments, output)
         step = self._boundaries + 1
+        self.has_evaluated |= self.first is not None and not module.training
         if not self.modules.depth and torch.is_grad_enabled() and self._started:
             given = [each for each in tensors_in(arguments) if each.ndim]
             shape = ", ".join("x".join(map(str, each.shape)) for each in given)

@@ -381,7 +381,7 @@ def _shown(
         )
     files = list(user_files(file))
     later_bytes, validation = 0 if whole is None else whole.left_bytes, unguarded_validation(files)
-    if validation:
+    if validation and not observer.has_evaluated:
         later_bytes += largest_graph_bytes(timeline)
         values.note_once(
             f"{validation}: .eval() does not stop autograd, and nothing here does (torch.no_grad, inference_mode): a later "
@@ -390,7 +390,7 @@ def _shown(
     for sentence in () if whole is None else whole.sentences:
         values.note_once(sentence)
     lines = [] if whole is None else later_lines(files, whole.steps)
-    if lines:
+    if whole is not None and lines:
         values.note_once(
             f"{', '.join(lines[:5])}: runs at a later step than the {whole.steps:,} that were traced, and is not in the answer"
         )

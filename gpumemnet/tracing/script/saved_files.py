@@ -259,6 +259,8 @@ class SavedFiles:
             return
         if path in self._temporary:
             path.unlink(missing_ok=True)
+        elif path in self._opened:
+            return  # it is the script's own
         elif path.is_file() and path not in self._backups and os.access(path.parent, os.W_OK):
             backup = path.with_name(f".{path.name}.before-trace-{self._process}")
             self._rename(path, backup)

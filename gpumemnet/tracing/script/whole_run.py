@@ -12,6 +12,7 @@ import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from inspect import signature
 from itertools import islice
 from pathlib import Path
 from time import monotonic
@@ -198,7 +199,11 @@ def _collated(loader: DataLoader[Any], numbers: Sequence[int]) -> Any:
 def state_bytes(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
     """Return the bytes of gradients and state of ``parameters`` once the optimizer has stepped."""
     kind: Any = type(optimizer)
-    settings = {name: value for name, value in optimizer.defaults.items() if name not in _KERNELS}
+    settings = {
+        name: value
+        for name, value in optimizer.defaults.items()
+        if name not in _KERNELS and name in signature(kind).parameters
+    }
     with WITHOUT_MODES.value()(), without_function_modes():
         alone = [nn.Parameter(torch.empty_like(each, device="meta")) for each in parameters]
         for parameter in alone:
@@ -235,12 +240,9 @@ def later_lines(files: Iterable[Path], steps: int) -> list[str]:
 
 
 def _steps(loop: ast.AST) -> bool:
-    return any(
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in ("backward", "step")
-        for node in ast.walk(loop)
-    )
+    called = [node.func for node in ast.walk(loop) if isinstance(node, ast.Call)]
+    names = [getattr(function, "attr", getattr(function, "id", "")) for function in called]
+    return any("step" in name or "backward" in name for name in names)
 
 
 def _waits_for(test: ast.expr) -> int:

@@ -1,0 +1,183 @@
+"""Scripts whose memory is not that of their first steps, with hand counts in MiB: of weights of
+4096 x 4096 in fp32, each has 64."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+
+from gpumemnet.units import MIB
+from tests.gpumemnet.tracing import script_child
+
+HEAD = """import copy, random, torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+def wide(layers): return nn.Sequential(*[nn.Linear(4096, 4096) for _ in range(layers)]).cuda()
+def step(optimizer, loss):
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+
+class Case(NamedTuple):
+    """A script, and what its answer must say.
+
+    Attributes:
+        lines: the script after :data:`HEAD`.
+        least, most: MiB of tensors at the peak.
+        note: a part of a note.
+    """
+
+    lines: str
+    least: float
+    most: float
+    note: str = ""
+
+
+WORKSPACE = 17
+"""MiB of cuBLAS in both directions, and small tensors."""
+TOKENS = 64 * 500
+CASES = {
+    "generator": Case(  # weights, gradients, two moments, temporaries of the step
+        """
+G, D = wide(8), nn.Linear(4096, 1).cuda()
+g, d = torch.optim.Adam(G.parameters()), torch.optim.Adam(D.parameters())
+for i in range(1000):
+    x = torch.randn(64, 4096).cuda()
+    step(d, D(x).mean() - D(G(x).detach()).mean())
+    if i % 5 == 4: step(g, -D(G(x)).mean())
+""",
+        5 * 512,
+        5 * 512 + WORKSPACE + 4,
+        "optimizer of a later step",
+    ),
+    "unfrozen": Case(
+        """
+body, head = wide(8), nn.Linear(4096, 10).cuda()
+for p in body.parameters(): p.requires_grad = False
+optimizer = torch.optim.AdamW([*body.parameters(), *head.parameters()])
+data = TensorDataset(torch.randn(1000, 4096), torch.randint(0, 10, (1000,)))
+for epoch in range(3):
+    if epoch == 1:
+        for p in body.parameters(): p.requires_grad = True
+    for x, y in DataLoader(data, batch_size=16):
+        step(optimizer, cross_entropy(head(body(x.cuda())), y.cuda()))
+""",
+        5 * 512,
+        5 * 512 + WORKSPACE + 4,
+        "optimizer of a later step",
+    ),
+    "average": Case(  # weights, copy, gradients
+        """
+model = wide(4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(1000):
+    step(optimizer, model(torch.randn(8, 4096).cuda()).mean())
+    if i == 50: average = copy.deepcopy(model)
+""",
+        3 * 256,
+        3 * 256 + WORKSPACE + 1,
+        "of a later step",
+    ),
+    "sorted": Case(  # inputs of the layers and of the activation, logits with two copies in the loss
+        """
+class Text(Dataset):
+    lengths = [20] * 900 + [500] * 100
+    def __len__(self): return 1000
+    def __getitem__(self, i): return torch.randint(0, 1000, (self.lengths[i],))
+model = nn.Sequential(nn.Embedding(1000, 256), nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 1000)).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+pad = lambda samples: nn.utils.rnn.pad_sequence(samples, batch_first=True)
+for x in DataLoader(Text(), batch_size=64, collate_fn=pad):
+    x = x.cuda()
+    step(optimizer, cross_entropy(model(x).flatten(0, 1), x.flatten()))
+""",
+        TOKENS * 4 * (256 + 2 * 1024 + 3 * 1000) / MIB,
+        TOKENS * 4 * (256 + 2 * 1024 + 3 * 1000) / MIB + 18 + 2 * WORKSPACE,
+        "backward of the longest batch",
+    ),
+    "resized": Case(  # the largest of six sizes: input and output of the activation
+        """
+random.seed(1)
+model = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 3, 3, padding=1)).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(1000):
+    side = random.choice([64, 96, 128, 160, 192, 256])
+    step(optimizer, model(torch.randn(4, 3, side, side).cuda()).mean())
+""",
+        4 * 256 * 256 * 4 * 64 / MIB,
+        4 * 256 * 256 * 4 * 64 / MIB + 45,
+        "batches have different shapes",
+    ),
+    "gathered": Case(  # logits of all samples, in one tensor too, and those of the epoch before
+        """
+model = nn.Sequential(nn.Embedding(1000, 64), nn.Linear(64, 1000)).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+data = TensorDataset(torch.randint(0, 1000, (512, 128)))
+for epoch in range(2):
+    for (x,) in DataLoader(data, batch_size=8):
+        step(optimizer, cross_entropy(model(x.cuda()).flatten(0, 1), x.cuda().flatten()))
+    with torch.no_grad():
+        kept = torch.cat([model(x.cuda()) for (x,) in DataLoader(data, batch_size=256)])
+""",
+        3 * 512 * 128 * 1000 * 4 / MIB,
+        3 * 512 * 128 * 1000 * 4 / MIB + 4 * WORKSPACE,
+        "the peak is not in the first steps: evaluation",
+    ),
+    "delayed": Case(
+        """
+actor, critic = wide(4), nn.Linear(4096, 1).cuda()
+a, c = torch.optim.Adam(actor.parameters()), torch.optim.Adam(critic.parameters())
+for i in range(10000):
+    x = torch.randn(16, 4096).cuda()
+    step(c, critic(x).mean())
+    if i >= 500: step(a, critic(actor(x)).mean())
+""",
+        256,
+        256 + WORKSPACE + 1,
+        "Adam never stepped in the 66 steps that were traced: the safe bytes hold its gradients and state (768 MiB)",
+    ),
+    "frozen": Case(
+        """
+body, head = wide(4), nn.Linear(4096, 10).cuda()
+for p in body.parameters(): p.requires_grad = False
+optimizer = torch.optim.AdamW([*body.parameters(), *head.parameters()])
+for i in range(10000):
+    if i == 5000: body.requires_grad_(True)
+    step(optimizer, head(body(torch.randn(16, 4096).cuda())).mean())
+""",
+        256,
+        256 + WORKSPACE + 4,
+        "their gradients and state take 768 MiB more",
+    ),
+    "late": Case(
+        """
+model = nn.Linear(256, 256).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(10000):
+    step(optimizer, model(torch.randn(16, 256).cuda()).mean())
+    if i == 5000: kept = torch.zeros(2**28, device="cuda")
+""",
+        0,
+        WORKSPACE,
+        "late.py line 13: runs at a later step than the 66 that were traced",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("runs")
+    for name, case in CASES.items():
+        (folder / f"{name}.py").write_text(HEAD + case.lines)
+    return script_child.traced_all([folder / f"{name}.py" for name in CASES])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_whole_run_counts(name: str, answers: dict[str, Any]) -> None:
+    answer, case = answers[name], CASES[name]
+    assert isinstance(answer, dict), answer
+    assert case.least <= answer["requested_bytes"] / MIB <= case.most
+    assert case.note in " ".join(answer["notes"])
+    assert max(phase["requested_bytes"] for phase in answer["phases"]) == answer["requested_bytes"]
