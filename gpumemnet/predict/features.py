@@ -362,9 +362,11 @@ def layer_sequence(table: JobTable) -> tuple[NDArray[np.float32], NDArray[np.boo
             "layers",
         )
     owners = table.layer_owners
-    options = [option_numbers(options) for options in table.option_sets]
-    activation_bytes = np.array([each.activation_bytes for each in options])[table.option_codes]
-    parameter_bytes = np.array([each.weight_bytes for each in options])[table.option_codes]
+    # a slice of a large table has all of its option sets
+    used, codes = np.unique(table.option_codes, return_inverse=True)
+    options = [option_numbers(table.option_sets[code]) for code in used.tolist()]
+    activation_bytes = np.array([each.activation_bytes for each in options])[codes]
+    parameter_bytes = np.array([each.weight_bytes for each in options])[codes]
     output_bytes = table.layer_activations * activation_bytes[owners]
     weight_bytes = table.layer_parameters * parameter_bytes[owners]
     groups = _GROUP_OF_CODE[table.known_kinds]
