@@ -28,9 +28,9 @@ GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 
 @pytest.fixture(scope="module")
 def strict(start_service: StartService) -> Iterator[RunningService]:
-    """A service that waits two seconds for a head, and holds six connections."""
+    """A service that waits a second for a head, and holds six connections."""
     with start_service(
-        GPUMEMNET_HEAD_SECONDS="2",
+        GPUMEMNET_HEAD_SECONDS="1",
         GPUMEMNET_MAX_CONNECTIONS="6",
         GPUMEMNET_MAX_BODY_BYTES="100000",
     ) as running:
@@ -66,7 +66,7 @@ def problem(answer: bytes) -> Problem:
 
 
 def test_a_head_that_trickles_in_is_cut_off(strict: RunningService) -> None:
-    answer = exchange(strict.url, GET, *[b"X: 1\r\n"] * 15, pause_seconds=0.2)
+    answer = exchange(strict.url, GET, *[b"X: 1\r\n"] * 15, pause_seconds=0.1)
     assert statuses(answer) == [408]
     assert problem(answer).type == "urn:gpumemnet:problem:request-timeout"
 
